@@ -71,7 +71,7 @@ class ProgramMaker:
         memory = BatchMemory(laid, 1)
         example = dict(zip(slots, _of_padding(store, memory, laid), strict=True))
         example = {name: example[name].to(self.device) for name in call.inputs}
-        run = self._compiled(fixed)
+        run = compiled_by(self.backend, fixed)
         given = self.results if isinstance(self.results, Mapping) else {}
         axes = axes_of_results(run(*example.values()), laid, given)
 
@@ -81,10 +81,10 @@ class ProgramMaker:
         inputs = {name: tensor.to("meta") for name, tensor in example.items()}
         return FixedProgram(run=run_named, inputs=inputs, sizes=sizes, axes=axes, layout=self.layout, model=fixed)
 
-    def _compiled(self, model: nn.Module) -> Callable[..., dict[str, Tensor]]:
-        if self.backend is None:
-            return torch.no_grad()(model)
-        return compile_forward(model, backend=self.backend)
+
+def compiled_by(backend: Backend | str | None, model: Any) -> Callable[..., Any]:
+    """What runs a model that takes tensors alone; the model itself where nothing is to compile it."""
+    return torch.no_grad()(model) if backend in (None, "none") else compile_forward(model, backend=backend)
 
 
 def _of_padding(store: FlatStore, memory: BatchMemory, laid: Any) -> Sequence[Tensor]:

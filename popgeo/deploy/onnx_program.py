@@ -1,6 +1,7 @@
 """Programs as files of ONNX, and what runs them: onnxruntime, without torch's operations and without this library."""
 
 import importlib
+import json
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -16,13 +17,12 @@ _NOTES = "popgeo"
 _CHECKSUM = b"\x0a\x0dpopgeo.sha256\x12\x40"  # an entry of `metadata_props`, but for its 64 digits
 
 
-def write_onnx(module: fx.GraphModule, examples: Tensors, results: Sequence[str], notes: str) -> bytes:
+def write_onnx(modules: Sequence[fx.GraphModule], examples: Sequence[Tensors], notes: str) -> bytes:
     """A program as a file of ONNX, whose inputs and outputs have names.
 
     Args:
-        module: Takes the tensors in their order, in operations of torch alone, and returns several.
+        modules: The one program, which takes tensors in their order, in operations of torch alone, and returns several.
         examples: Tensors like its inputs, by name.
-        results: Names of what it returns.
         notes: What is to be known of it besides.
 
     Returns:
@@ -30,15 +30,19 @@ def write_onnx(module: fx.GraphModule, examples: Tensors, results: Sequence[str]
 
     Raises:
         ImportError: a package that ONNX needs is not installed.
-        ValueError: the model has what ONNX does not have.
+        ValueError: the model has what ONNX does not have, or there are several programs.
     """
+    if len(modules) > 1:
+        raise ValueError(f"A file of ONNX has one program, and there are {len(modules)} shapes: pass one.")
     needed("onnx")
+    (module,), (example,) = modules, examples
+    results = list(json.loads(notes)["programs"][0]["results"])
     optimizer = needed("onnxscript.optimizer")
 
     def own_results(*given: Tensor) -> list[Tensor]:  # ONNX knows no result that is an input, or another result
         return [one.clone() for one in module(*given)]
 
-    given = tuple(examples.values())
+    given = tuple(example.values())
     with torch.no_grad():
         lowered = make_fx(torch.func.functionalize(own_results), decomposition_table=decompositions())(*given)
     _refuse_random(lowered)
@@ -50,8 +54,8 @@ def write_onnx(module: fx.GraphModule, examples: Tensors, results: Sequence[str]
             optimize=False,
             opset_version=_OPSET,
             verbose=False,
-            input_names=list(examples),
-            output_names=list(results),
+            input_names=list(example),
+            output_names=results,
             custom_translation_table=translations(),
         )
     except torch.onnx.errors.OnnxExporterError as error:
@@ -65,27 +69,41 @@ def write_onnx(module: fx.GraphModule, examples: Tensors, results: Sequence[str]
     return model.SerializeToString() + b"\x72" + bytes([len(_CHECKSUM) + 64]) + _CHECKSUM
 
 
-def open_onnx(data: bytes, name: str) -> tuple[Callable[[Tensors], Tensors], str]:
-    """What runs a file of ONNX, from tensors by name to tensors by name, and its notes.
+def read_notes_of_onnx(data: bytes) -> str:
+    """What stands beside the program of a file; nothing where there is none.
 
     Raises:
         ImportError: onnxruntime is not installed.
-        ValueError: onnxruntime cannot run the file.
+        ValueError: onnxruntime cannot read the file.
     """
+    try:
+        return _session(data, optimizes=False).get_modelmeta().custom_metadata_map.get(_NOTES, "")
+    except ImportError:
+        raise
+    except Exception as error:  # of a class of its own for each kind
+        raise ValueError(f"onnxruntime cannot read the file: {error}") from error
+
+
+def open_onnx(data: bytes, count: int) -> list[Callable[..., list[Tensor]]]:
+    """What runs a file of ONNX: from tensors in the order of its notes to several."""
+    session = _session(data, optimizes=True)
+    names = list(json.loads(read_notes_of_onnx(data))["programs"][0]["inputs"])
+    inputs, outputs = ([one.name for one in part] for part in (session.get_inputs(), session.get_outputs()))
+
+    def run(*tensors: Tensor) -> list[Tensor]:
+        given = dict(zip(names, tensors, strict=True))
+        return list(map(torch.from_numpy, session.run(outputs, {name: given[name].numpy() for name in inputs})))
+
+    return [run]
+
+
+def _session(data: bytes, optimizes: bool) -> Any:
     runtime = needed("onnxruntime")
     options = runtime.SessionOptions()
     options.intra_op_num_threads = torch.get_num_threads()
-    try:
-        session = runtime.InferenceSession(data, options, providers=["CPUExecutionProvider"])
-    except Exception as error:  # of a class of its own for each kind
-        raise ValueError(f"onnxruntime cannot run {name}: {error}") from error
-    inputs, outputs = ([one.name for one in part] for part in (session.get_inputs(), session.get_outputs()))
-
-    def run(tensors: Tensors) -> Tensors:
-        made = session.run(outputs, {name: tensors[name].numpy() for name in inputs})
-        return {name: torch.from_numpy(array) for name, array in zip(outputs, made, strict=True)}
-
-    return run, session.get_modelmeta().custom_metadata_map.get(_NOTES, "")
+    if not optimizes:
+        options.graph_optimization_level = runtime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    return runtime.InferenceSession(data, options, providers=["CPUExecutionProvider"])
 
 
 def needed(package: str) -> Any:

@@ -14,6 +14,7 @@ from popgeo.data.flat_store import FlatStore
 from popgeo.deploy.force_field import ForceField
 from popgeo.deploy.predictions import check_ending
 from popgeo.deploy.predictor import Predictor
+from popgeo.deploy.program_file import load
 from popgeo.progress import progress
 
 
@@ -23,7 +24,7 @@ def predict(arguments: Sequence[str]) -> int:
     try:
         check_ending(asked.out)
         predictor, graphs = (
-            _with_neighbours(asked) if Path(asked.model).is_file() else (_predictor(asked), _graphs(asked))
+            _with_neighbours(asked) if Path(asked.model).suffix == ".pt" else (_predictor(asked), _graphs(asked))
         )
         found = predictor(graphs, errors="keep" if asked.keep else "raise")
         written = found.save(asked.out)
@@ -64,10 +65,12 @@ def _predictor(asked: argparse.Namespace) -> Predictor:
     Raises:
         ValueError: it cannot be had.
     """
+    if Path(asked.model).is_file():
+        return load(asked.model, asked.backend or "cpu")
     module, colon, name = asked.model.partition(":")
     if not colon:
         raise ValueError(
-            f"MODEL is {asked.model!r}, which is no file; name what popgeo train wrote, or write "
+            f"MODEL is {asked.model!r}, which is no file; name what popgeo train or popgeo.export wrote, or write "
             "package.module:name of a model, or of what makes one."
         )
     sys.path.insert(0, "")  # as `python -m` looks for modules
@@ -91,7 +94,7 @@ def _parser() -> argparse.ArgumentParser:
         prog="popgeo predict", description="Writes a model's results for graphs of any sizes, in the graphs' order."
     )
     add = parser.add_argument
-    add("model", help="model.pt of popgeo train, or package.module:name of a model, a class or a function making one")
+    add("model", help="a file of popgeo train or popgeo.export, or package.module:name of a model or what makes one")
     add("source", help="the graphs: a store, or anything that `popgeo convert` reads")
     add("--out", type=Path, required=True, help="the file to write: .csv, .parquet or .npz")
     add("--weights", type=Path, help="a checkpoint of Lightning, or a state_dict, for the model")

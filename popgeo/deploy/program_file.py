@@ -1,8 +1,7 @@
-"""Models as files that run without their source: exported at a fixed shape, loaded as a predictor."""
+"""Models as files that run without their source: exported at one or a few fixed shapes, loaded as a predictor."""
 
 import hashlib
 import io
-import tempfile
 import warnings
 import zipfile
 from collections.abc import Callable, Mapping, Sequence
@@ -11,24 +10,33 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, fx, nn
+from torch import Tensor, nn
 
 from popgeo.atomic_write import write_atomically
 from popgeo.data.fixed_size_options import FixedSizeOptions
-from popgeo.deploy.fixed_program import Tensors
-from popgeo.deploy.onnx_program import open_onnx, write_onnx
+from popgeo.deploy.compile_program import compiled_by
+from popgeo.deploy.fixed_program import FixedProgram, Tensors
+from popgeo.deploy.onnx_program import open_onnx, read_notes_of_onnx, write_onnx
 from popgeo.deploy.plain_operations import plain_module
+from popgeo.deploy.predictions import Predictions
 from popgeo.deploy.predictor import Predictor
 from popgeo.deploy.program_notes import read_notes, write_notes
+from popgeo.deploy.torch_program import (
+    CHECKSUM_DIGITS,
+    open_compiled,
+    open_torch,
+    read_notes_of_archive,
+    write_compiled,
+    write_torch,
+)
+from popgeo.engine.backend import Backend
 
-_DIGITS = 64  # of a checksum, at the end of a file
-_NOTES = "popgeo.json"
 _TOLERANCE = 1e-4  # of results, whose rounding may be another
 
 
 def export(
     model: nn.Module,
-    sizes: FixedSizeOptions,
+    sizes: FixedSizeOptions | Sequence[FixedSizeOptions] | None,
     path: str | Path,
     format: str = "torch",
     *,
@@ -37,16 +45,16 @@ def export(
     units: Mapping[str, str] | None = None,
     **choices: Any,
 ) -> Path:
-    """Writes a file with a model as a program for batches of one size, which runs without the model's source.
+    """Writes a file with a model as a program for batches of fixed size, which runs without the model's source.
 
     What the file computes for `graphs` is compared with what the model does before anything is written.
 
     Args:
         model: The model; it predicts as in `model.eval()`.
-        sizes: The shape of a batch.
+        sizes: The shape of a batch, or several, each a program of its own in the file; None chooses them from `graphs`.
         path: The file.
         format: `"torch"`, which `torch.export.load` reads; `"aotinductor"`, compiled, which runs from C++, too; or
-            `"onnx"`, which onnxruntime runs.
+            `"onnx"`, which onnxruntime runs, and which has one shape.
         graphs: A few graphs like those to come: their attributes, widths and types are those that the file takes.
         forces: Whether a model of energies is to give `energy` and `forces`; the backward pass is part of the file.
         units: Units of inputs and results, by name, which the file keeps for its readers.
@@ -61,6 +69,7 @@ def export(
             else.
 
     Example:
+        >>> import tempfile
         >>> from torch_geometric.data import Data
         >>> from popgeo.nn import GIN
         >>> graphs = [Data(x=torch.ones(n, 4), edge_index=torch.tensor([[0], [1]])) for n in (2, 9, 5)]
@@ -72,24 +81,28 @@ def export(
     """
     if format not in _WRITERS:
         raise ValueError(f"format is {format!r}; it is one of {', '.join(map(repr, _WRITERS))}.")
-    if not isinstance(sizes, FixedSizeOptions):
-        raise ValueError(f"sizes is a {type(sizes).__name__}; a file has one shape: pass one FixedSizeOptions.")
-    predictor = Predictor(model, sizes, "none", device="cpu", forces=forces, **choices)
-    wanted = predictor(graphs)
-    (program,) = predictor.programs.values()
-    assert program.model is not None  # it has not come from a file
-    examples = {name: torch.zeros_like(tensor, device="cpu") for name, tensor in program.inputs.items()}
-    results = program.run(examples)
-    plain = plain_module(program.model, examples)
-    notes = write_notes(program, results, format, units or {})
+    if not len(graphs):
+        raise ValueError("graphs is empty; pass a few graphs like those that the file is for.")
+    choices |= {"device": "cpu", "forces": forces}
+    predictor = Predictor(model, sizes, "none", **choices)
+    wanted = _at_these_sizes(predictor, graphs)
+    programs = [_program(model, shape, graphs, choices) for shape in predictor.shapes]
+    examples = [
+        {name: torch.zeros_like(tensor, device="cpu") for name, tensor in program.inputs.items()}
+        for program in programs
+    ]
+    results = [program.run(example) for program, example in zip(programs, examples, strict=True)]
+    plain = [
+        plain_module(program.model, example)
+        for program, example in zip(programs, examples, strict=True)
+        if program.model is not None
+    ]
+    notes = write_notes(list(zip(programs, results, strict=True)), format, units or {})
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # of torch's exporters about torch
-        data = _WRITERS[format](plain, examples, list(results), notes)
+        data = _WRITERS[format](plain, examples, notes)
     data += hashlib.sha256(data).hexdigest().encode()
-    with tempfile.TemporaryDirectory() as folder:
-        first = Path(folder) / Path(path).name
-        first.write_bytes(data)
-        found = load(first)(graphs)
+    found = _loaded(data, str(path), "none")(graphs)
     for name, tensor in wanted.items():
         tolerance = _TOLERANCE * max(1.0, _largest(tensor))
         if not torch.allclose(found[name], tensor, rtol=0, atol=tolerance, equal_nan=True):
@@ -101,27 +114,67 @@ def export(
     return Path(path)
 
 
-def load(path: str | Path) -> Predictor:
+def load(path: str | Path, backend: Backend | str | None = "cpu") -> Predictor:
     """A predictor of a file that `export` wrote.
+
+    Files of formats torch and ONNX may come from strangers: nothing in them is executed, and their operations do no
+    more than compute. What AOTInductor has compiled is machine code: load only what you would run.
+
+    Args:
+        path: The file.
+        backend: What compiles programs of format torch: `"cpu"`, `"inductor"`, or `"none"`.
 
     Raises:
         ImportError: a package that the format needs is not installed.
-        ValueError: it is no such file, of another version, truncated or changed.
+        ValueError: it is no such file, of another version, truncated or changed, or holds what could be executed.
         OSError: it cannot be read.
     """
-    data = Path(path).read_bytes()
-    if hashlib.sha256(data[:-_DIGITS]).hexdigest().encode() != data[-_DIGITS:]:
+    return _loaded(Path(path).read_bytes(), str(path), backend)
+
+
+def _loaded(data: bytes, path: str, backend: Backend | str | None) -> Predictor:
+    if hashlib.sha256(data[:-CHECKSUM_DIGITS]).hexdigest().encode() != data[-CHECKSUM_DIGITS:]:
         raise ValueError(
             f"{path} is truncated or changed, or popgeo.export has not written it: its checksum is wrong. Copy it "
             "again, or export the model again."
         )
-    if zipfile.is_zipfile(io.BytesIO(data)):
-        format, program, results = read_notes(_notes_of_archive(data), str(path))
-        run = _by_name(_OPENED[format](path), results)
-    else:
-        run, notes = open_onnx(data, str(path))
-        _, program, _ = read_notes(notes, str(path))
-    return Predictor.of_programs([replace(program, run=run)])
+    is_archive = zipfile.is_zipfile(io.BytesIO(data))
+    format, programs, results = read_notes((read_notes_of_archive if is_archive else read_notes_of_onnx)(data), path)
+    try:
+        opened = _OPENED[format](data, len(programs))
+    except ImportError:
+        raise
+    except Exception as error:  # of as many kinds as the readers of others have
+        raise ValueError(f"{path} cannot be loaded: {str(error).partition(chr(10))[0]}") from error
+    made = [
+        replace(program, run=_by_name(compiled_by(backend if format == "torch" else None, run), program, names))
+        for program, run, names in zip(programs, opened, results, strict=True)
+    ]
+    return Predictor.of_programs(made)
+
+
+def _program(
+    model: nn.Module, shape: FixedSizeOptions, graphs: Sequence[Any], choices: Mapping[str, Any]
+) -> FixedProgram:
+    """The model as a program of one shape, of the smallest of some graphs."""
+    predictor = Predictor(model, shape, "none", **choices)
+    _at_these_sizes(predictor, [min(graphs, key=lambda graph: graph.num_nodes)])
+    (program,) = predictor.programs.values()
+    return program
+
+
+def _at_these_sizes(predictor: Predictor, graphs: Sequence[Any]) -> Predictions:
+    """What a predictor gives without growing.
+
+    Raises:
+        ValueError: it would have to grow.
+    """
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message="Graph .* which grows")
+        try:
+            return predictor(graphs, progress_bar=False)
+        except UserWarning as error:
+            raise ValueError(f"{str(error).partition(', which')[0]}. Pass larger sizes.") from None
 
 
 def _largest(tensor: Tensor) -> float:
@@ -129,56 +182,17 @@ def _largest(tensor: Tensor) -> float:
     return float(tensor.abs().double().nan_to_num(0.0, 0.0, 0.0).max()) if tensor.numel() else 0.0
 
 
-def _program_of(plain: fx.GraphModule, examples: Tensors) -> torch.export.ExportedProgram:
-    with torch.no_grad():
-        return torch.export.export(plain, tuple(examples.values()), strict=True)
-
-
-def _write_torch(plain: fx.GraphModule, examples: Tensors, results: Sequence[str], notes: str) -> bytes:
-    file = io.BytesIO()
-    torch.export.save(_program_of(plain, examples), file)
-    return _with_notes(file.getvalue(), notes)
-
-
-def _write_compiled(plain: fx.GraphModule, examples: Tensors, results: Sequence[str], notes: str) -> bytes:
-    with tempfile.TemporaryDirectory() as folder, torch.no_grad():
-        made = torch._inductor.aoti_compile_and_package(
-            _program_of(plain, examples), package_path=str(Path(folder) / "program.pt2")
-        )
-        return _with_notes(Path(made).read_bytes(), notes)
-
-
-def _by_name(function: Callable[..., Any], results: Sequence[str]) -> Callable[[Tensors], Tensors]:
+def _by_name(
+    function: Callable[..., Sequence[Tensor]], program: FixedProgram, results: Sequence[str]
+) -> Callable[[Tensors], Tensors]:
     """A function of tensors in order as one of tensors by name."""
 
     def run(tensors: Tensors) -> Tensors:
         with torch.no_grad():
-            return dict(zip(results, function(*tensors.values()), strict=True))
+            return dict(zip(results, function(*(tensors[name] for name in program.inputs)), strict=True))
 
     return run
 
 
-def _with_notes(data: bytes, notes: str) -> bytes:
-    """An archive with notes, which ends where its checksum is to stand."""
-    file = io.BytesIO(data)
-    with zipfile.ZipFile(file, "a") as archive:
-        archive.writestr(f"{archive.namelist()[0].partition('/')[0]}/extra/{_NOTES}", notes)
-        archive.comment = b"-" * _DIGITS
-    return file.getvalue()[:-_DIGITS]
-
-
-def _notes_of_archive(data: bytes) -> str:
-    with zipfile.ZipFile(io.BytesIO(data)) as archive:
-        names = [name for name in archive.namelist() if name.endswith(_NOTES)]
-        return archive.read(names[0]).decode() if names else ""
-
-
-_WRITERS: dict[str, Callable[[fx.GraphModule, Tensors, Sequence[str], str], bytes]] = {
-    "torch": _write_torch,
-    "aotinductor": _write_compiled,
-    "onnx": write_onnx,
-}
-_OPENED: dict[str, Callable[[Any], Callable[..., Any]]] = {
-    "torch": lambda path: torch.export.load(io.BytesIO(path.read_bytes())).module(),
-    "aotinductor": lambda path: torch._inductor.aoti_load_package(str(path)),
-}
+_WRITERS = {"torch": write_torch, "aotinductor": write_compiled, "onnx": write_onnx}
+_OPENED = {"torch": open_torch, "aotinductor": open_compiled, "onnx": open_onnx}

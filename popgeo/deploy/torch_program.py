@@ -1,9 +1,9 @@
-"""Programs as files of torch: what `torch.export` saves, or what its compiler makes of that, with a description."""
+"""Programs as files of torch: what `torch.export` saves, or what its compiler makes of that, with notes beside them."""
 
-import hashlib
 import io
 import json
 import re
+import tempfile
 import zipfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -13,39 +13,43 @@ import torch
 from torch import Tensor, fx
 
 from popgeo.capture.check_read import allowed_operation
+from popgeo.deploy.fixed_program import Tensors
 
-_DESCRIPTION = "extra/popgeo.json"
+CHECKSUM_DIGITS = 64
+_NOTES = "extra/popgeo.json"
 # What torch.export writes, and reads without executing any of it once `_require_harmless` has looked.
 _HARMLESS = re.compile(
     r"data/(weights|constants)/(weight_\d+|tensor_\d+|\w+_config\.json)|models/\w+\.json|data/sample_inputs/\w+\.pt|"
-    r"archive_format|archive_version|byteorder|\.data/\w+|" + re.escape(_DESCRIPTION)
+    r"archive_format|archive_version|byteorder|\.data/\w+|" + re.escape(_NOTES)
 )
 _OF_PYTHON = {"_operator.getitem", "_operator.add", "_operator.mul", "_operator.sub"}
 
+Modules = Sequence[fx.GraphModule]
+Examples = Sequence[Tensors]
+Opened = Sequence[Callable[..., Sequence[Tensor]]]
 
-def write_torch(path: Path, modules: Sequence[fx.GraphModule], examples: Sequence[Sequence[Tensor]]) -> None:
-    """Writes programs that `torch.export.load` reads; the first is the one that it returns.
+
+def write_torch(modules: Modules, examples: Examples, notes: str) -> bytes:
+    """A file of programs that `torch.export.load` reads; the first is the one that it returns.
 
     Args:
-        path: A file whose name ends in .pt2.
         modules: Take tensors in order, and return several.
-        examples: Tensors like the inputs of each.
+        examples: Tensors like the inputs of each, in order.
+        notes: What is to be known of them besides.
+
+    Returns:
+        The file, which ends where its checksum is to stand.
     """
-    from torch.export.pt2_archive._package import package_pt2  # a second to import, and needed here alone
+    from torch.export.pt2_archive._package import package_pt2  # a second to import, and needed by few
 
-    programs = {
-        _name(i): torch.export.export(module, tuple(given), strict=True)
-        for i, (module, given) in enumerate(zip(modules, examples, strict=True))
-    }
-    for program in programs.values():
-        for node in program.graph.nodes:  # the paths of somebody's computer
-            node.meta.pop("stack_trace", None)
-            node.meta.pop("nn_module_stack", None)
-    package_pt2(path, exported_programs=programs)
+    programs = {_name(i): _exported(*both) for i, both in enumerate(zip(modules, examples, strict=True))}
+    file = io.BytesIO()
+    package_pt2(file, exported_programs=programs)
+    return _with_notes(file, notes)
 
 
-def write_compiled(path: Path, modules: Sequence[fx.GraphModule], examples: Sequence[Sequence[Tensor]]) -> None:
-    """Writes programs as torch's compiler makes them, machine code for this kind of processor, weights included.
+def write_compiled(modules: Modules, examples: Examples, notes: str) -> bytes:
+    """The same, as torch's compiler makes them: machine code for this kind of processor, weights included.
 
     Raises:
         ValueError: there is no C++ compiler.
@@ -55,63 +59,65 @@ def write_compiled(path: Path, modules: Sequence[fx.GraphModule], examples: Sequ
 
     files: dict[str, Any] = {}
     for i, (module, given) in enumerate(zip(modules, examples, strict=True)):
-        program = torch.export.export(module, tuple(given), strict=True)
+        program = _exported(module, given).module()
         try:
-            files[_name(i)] = aot_compile(program.module(), tuple(given), options={"aot_inductor.package": True})
+            with torch.no_grad():
+                files[_name(i)] = aot_compile(program, tuple(given.values()), options={"aot_inductor.package": True})
         except Exception as error:
             if "InvalidCxxCompiler" not in f"{type(error).__name__} {error}":
                 raise
             raise ValueError(
                 "AOTInductor finds no C++ compiler. Install g++ or clang, or use format='torch'."
             ) from error
-    package_pt2(path, aoti_files=files)
+    file = io.BytesIO()
+    package_pt2(file, aoti_files=files)
+    return _with_notes(file, notes)
 
 
-def add_description(path: Path, text: str) -> None:
-    """Writes what the file says of its programs beside them, where `torch.export.load` finds it as an extra file."""
-    with zipfile.ZipFile(path, "a") as archive:
-        root = archive.namelist()[0].partition("/")[0]
-        archive.writestr(f"{root}/{_DESCRIPTION}", text)
+def read_notes_of_archive(data: bytes) -> str:
+    """What stands beside the programs of a file; nothing where there is none."""
+    with zipfile.ZipFile(io.BytesIO(data)) as archive:
+        names = [name for name in archive.namelist() if name.endswith(_NOTES)]
+        return archive.read(names[0]).decode() if names else ""
 
 
-def read_parts(path: Path) -> tuple[str, str]:
-    """What a file says of its programs, and the checksum of all the rest.
-
-    Raises:
-        ValueError: it is no file of this kind, or damaged.
-    """
-    try:
-        with zipfile.ZipFile(path) as archive:
-            parts = {name.partition("/")[2]: archive.read(name) for name in sorted(archive.namelist())}
-    except (zipfile.BadZipFile, EOFError, NotImplementedError) as error:
-        raise ValueError(f"it is cut off, damaged or no archive ({error})") from error
-    text = parts.pop(_DESCRIPTION, None)
-    if text is None:
-        raise ValueError("popgeo.export did not write it")
-    digest = hashlib.sha256()
-    for name, data in parts.items():
-        digest.update(f"{name} {len(data)} ".encode() + data)
-    return text.decode(errors="replace"), digest.hexdigest()
-
-
-def open_torch(path: Path, count: int) -> list[Callable[..., Sequence[Tensor]]]:
+def open_torch(data: bytes, count: int) -> Opened:
     """The programs of a file that `write_torch` made; nothing in it is executed.
 
     Raises:
-        ValueError: it holds what could be executed, or an operation that only computes in no case.
+        ValueError: it holds what could be executed, or an operation that does more than compute.
     """
     from torch.export.pt2_archive._package import load_pt2
 
-    _require_harmless(path)
-    programs = load_pt2(str(path)).exported_programs
+    _require_harmless(data)
+    programs = load_pt2(io.BytesIO(data)).exported_programs
     return [programs[_name(i)].module() for i in range(count)]
 
 
-def open_compiled(path: Path, count: int) -> list[Callable[..., Sequence[Tensor]]]:
+def open_compiled(data: bytes, count: int) -> Opened:
     """The programs of a file that `write_compiled` made, which are machine code."""
-    from torch._inductor import aoti_load_package
+    from torch._inductor.package import load_package
 
-    return [aoti_load_package(str(path), model_name=_name(i)) for i in range(count)]
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "programs.pt2"
+        path.write_bytes(data)
+        return [load_package(str(path), model_name=_name(i)) for i in range(count)]
+
+
+def _exported(module: fx.GraphModule, given: Tensors) -> torch.export.ExportedProgram:
+    with torch.no_grad():
+        program = torch.export.export(module, tuple(given.values()), strict=True)
+    for node in program.graph.nodes:
+        node.meta.pop("stack_trace", None)  # names the folders of whoever exports
+    return program
+
+
+def _with_notes(file: io.BytesIO, notes: str) -> bytes:
+    """An archive with notes, where `torch.export.load` finds them as an extra file; its comment is the checksum."""
+    with zipfile.ZipFile(file, "a") as archive:
+        archive.writestr(f"{archive.namelist()[0].partition('/')[0]}/{_NOTES}", notes)
+        archive.comment = b"-" * CHECKSUM_DIGITS
+    return file.getvalue()[:-CHECKSUM_DIGITS]
 
 
 def _name(i: int) -> str:
@@ -119,21 +125,27 @@ def _name(i: int) -> str:
     return f"model_{i}" if i else "model"
 
 
-def _require_harmless(path: Path) -> None:
+def _require_harmless(data: bytes) -> None:
     """Torch unpickles what a file asks it to, and calls what a program names; here neither may do more than compute."""
-    with zipfile.ZipFile(path) as archive:
+    with zipfile.ZipFile(io.BytesIO(data)) as archive:
         for entry in archive.namelist():
-            name = entry.partition("/")[2]
+            name, part = entry.partition("/")[2], archive.read(entry)
             if not _HARMLESS.fullmatch(name):
                 raise ValueError(f"it holds {name!r}, which no export writes")
-            if name.endswith("_config.json") and _asks_for_pickle(json.loads(archive.read(entry))):
+            if name.endswith("_config.json") and _asks_for_pickle(json.loads(part)):
                 raise ValueError(f"{name} asks for what would be executed")
             if name.endswith(".pt"):
-                torch.load(io.BytesIO(archive.read(entry)), weights_only=True)
+                _require_weights_only(name, part)
             if name.startswith("models/"):
-                for target in _targets(json.loads(archive.read(entry))):
-                    if target not in _OF_PYTHON:
-                        allowed_operation(target.removeprefix("torch.ops."))
+                for target in set(_targets(json.loads(part))) - _OF_PYTHON:
+                    allowed_operation(target.removeprefix("torch.ops."))
+
+
+def _require_weights_only(name: str, data: bytes) -> None:
+    try:
+        torch.load(io.BytesIO(data), weights_only=True)
+    except Exception as error:  # whose words advise to run what the file holds
+        raise ValueError(f"{name} holds more than tensors, which would be executed") from error
 
 
 def _asks_for_pickle(content: Any) -> bool:
