@@ -45,6 +45,9 @@ def plain_module(model: nn.Module, examples: Mapping[str, Tensor]) -> fx.GraphMo
         if str(node.target) == STATE and not node.users:  # told apart before what follows it turned out not to draw
             made.graph.erase_node(node)
     made.recompile()
+    for node in made.graph.nodes:
+        if torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()):
+            raise ValueError(f"The model draws random numbers by {node.target}, which a file would not repeat.")
     left = {str(node.target) for node in made.graph.nodes if str(node.target).startswith("popgeo.")}
     if left:
         raise ValueError(f"The model needs {', '.join(sorted(left))}, which plain torch does not have.")

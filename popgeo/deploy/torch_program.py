@@ -96,7 +96,7 @@ def open_torch(data: bytes, count: int) -> Opened:
 
 def open_compiled(data: bytes, count: int) -> Opened:
     """The programs of a file that `write_compiled` made, which are machine code."""
-    from torch._inductor.package import load_package
+    from torch._inductor.package.package import load_package
 
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "programs.pt2"

@@ -1,5 +1,6 @@
 """What torch's converter to ONNX gets wrong without an error is right in a file of ours."""
 
+import json
 import sys
 from collections.abc import Callable
 
@@ -8,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.testing import assert_close
 
-from popgeo.deploy.onnx_program import open_onnx, write_onnx
+from popgeo.deploy.onnx_program import open_onnx, read_notes_of_onnx, write_onnx
 from popgeo.deploy.plain_operations import plain_module
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*treespec:FutureWarning")
@@ -56,10 +57,11 @@ def made() -> tuple[dict[str, Tensor], dict[str, Tensor], bytes]:
         "angle": torch.tensor([-1.0, 2.0, -3.0, 0.5]),
     }
     cases = Cases(CASES)
-    data = write_onnx(plain_module(cases, given), given, list(CASES), "{}")
-    run, notes = open_onnx(data + b"0" * 64, "the file")
-    assert notes == "{}"
-    return cases(**given), dict(run(given)), data
+    notes = json.dumps({"programs": [{"inputs": dict.fromkeys(given), "results": dict.fromkeys(CASES)}]})
+    data = write_onnx([plain_module(cases, given)], [given], notes)
+    assert read_notes_of_onnx(data + b"0" * 64) == notes
+    (run,) = open_onnx(data + b"0" * 64, 1)
+    return cases(**given), dict(zip(CASES, run(*given.values()), strict=True)), data
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -77,8 +79,8 @@ def test_no_sum_is_one_that_onnxruntime_spreads_over_threads(made):
 
 def test_a_missing_package_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
-    with pytest.raises(ImportError, match=r"onnxruntime is missing.*popgeo\[onnx\]"):
-        open_onnx(b"", "the file")
+    with pytest.raises(ImportError, match="onnxruntime is missing.*pip install onnx"):
+        open_onnx(b"", 1)
 
 
 def test_a_model_that_draws_random_numbers_is_refused():
@@ -88,4 +90,4 @@ def test_a_model_that_draws_random_numbers_is_refused():
 
     given = {"x": torch.ones(3)}
     with pytest.raises(ValueError, match="random"):
-        write_onnx(plain_module(Noisy(), given), given, ["out"], "{}")
+        plain_module(Noisy(), given)
