@@ -23,9 +23,11 @@ from tests.support import quick_python
 
 
 def graph_of(num_nodes: int, seed: int = 0) -> Data:
-    """A random graph of atoms with twice as many edges as nodes."""
+    """A random graph of atoms with twice as many edges as nodes, none of them from an atom to itself."""
     generator = torch.Generator().manual_seed(1000 * num_nodes + seed)
     edges = torch.randint(0, num_nodes, (2, 2 * num_nodes), generator=generator)
+    edges[1] += (edges[0] == edges[1]).long()
+    edges[1] %= num_nodes
     z = torch.randint(1, 9, (num_nodes,), generator=generator)
     pos = 2 * torch.randn(num_nodes, 3, generator=generator)
     return Data(x=torch.randn(num_nodes, 4, generator=generator), z=z, pos=pos, edge_index=edges)

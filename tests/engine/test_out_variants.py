@@ -77,7 +77,6 @@ def test_what_also_changes_an_operand_has_no_fixed_place():
         return torch.nn.functional.batch_norm(x, mean, variance, training=True)
 
     graph, ops = operations(norm, X, torch.zeros(2), torch.ones(2))
-    assert out_variants.into(ops["native_batch_norm"].target) is not None
     assert not out_variants.has_fixed_place(graph, ops["native_batch_norm"])
 
 
