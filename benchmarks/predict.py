@@ -6,8 +6,8 @@ Both predict for the same molecules (those of QM9 where POPGEO_SHARED_DATA names
 same weights and batches of the same number of molecules, at one thread, denormal numbers flushed. Ours begins with a
 list of graphs, too: making them flat, choosing the shape, compiling, packing and putting results in order are counted.
 SchNet has the pairs within 5 angstrom listed beforehand, PyG's in both directions. GIN is the same module of PyG's
-layers on both sides. The last lines are the time of a new process from its start to its first result, of a model and,
-where there is an exporter, of an exported file.
+layers on both sides. The last lines are the time of a new process from its start to its first result, of a model and of
+exported files.
 """
 
 import argparse
@@ -171,13 +171,14 @@ def first_results(molecules: list[tuple[Tensor, Tensor]]) -> None:
     z, pos = molecules[0]
     with tempfile.TemporaryDirectory() as folder:
         graph = Path(folder) / "graph.pt"
-        torch.save(Data(z=z, pos=pos, edge_index=both(near(pos, CUTOFF))), graph)
+        molecule = Data(z=z, pos=pos, edge_index=both(near(pos, CUTOFF)))
+        torch.save(molecule, graph)
         ways = {"a model that is compiled": OF_MODEL}
-        if hasattr(popgeo, "export"):
-            exported = Path(folder) / "schnet.pt2"
-            sizes = popgeo.FixedSizeOptions(40, 800, 2)
-            popgeo.export(SchNet(CHANNELS, CHANNELS, BLOCKS, GAUSSIANS, CUTOFF), sizes, exported)
-            ways["an exported file"] = f"popgeo.load({str(exported)!r})"
+        for format in ("torch", "aotinductor"):
+            file = Path(folder) / format
+            model = SchNet(CHANNELS, CHANNELS, BLOCKS, GAUSSIANS, CUTOFF)
+            popgeo.export(model, popgeo.FixedSizeOptions(40, 800, 2), file, format, graphs=[molecule])
+            ways[f"a file of {format}"] = f"popgeo.load({str(file)!r})"
         for name, predictor in ways.items():
             start = time.perf_counter()
             subprocess.run([sys.executable, "-c", FIRST.format(predictor=predictor), graph], check=True, stdout=-3)
