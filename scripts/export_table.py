@@ -38,11 +38,10 @@ GAT(8, 8, 2, 4, heads=2) | x, ei
 GAT(8, 8, 2, 4, v2=True, edge_dim=3) | x, ei, None, ea
 PNA(8, 8, 2, 4, aggregators=['mean', 'max', 'std'], scalers=['amplification'], deg=torch.arange(1, 6)) | x, ei
 EdgeCNN(8, 8, 2, 4) | x, ei
-GCN2Conv(8, 0.1) | x, ei, x
 TransformerConv(8, 4, heads=2, edge_dim=3) | x, ei, ea
 NNConv(8, 4, nn.Linear(3, 32)) | x, ei, ea
 RGCNConv(8, 4, 3) | x, ei, et
-GPSConv(8, GCNConv(8, 8), heads=2) | x, ei, b, batch_size=G
+GPSConv(8, GCNConv(8, 8), heads=2) | x, ei, b
 Set2Set(8, 2) | x, b, dim_size=G
 GraphMultisetTransformer(8, 2, heads=2) | x, b, dim_size=G, max_num_elements=8
 AttentiveFP(8, 4, 4, 3, 2, 2) | x, ei, ea, b
