@@ -200,9 +200,9 @@ has several, the last: the others are gone without a word, and the result depend
 import torch
 from torch_geometric.nn.conv.gcn_conv import gcn_norm
 
-loops, weights = torch.zeros(2, 2, dtype=torch.int64), torch.tensor([1.0, 3.0])
-print(gcn_norm(torch.cat([loops, torch.tensor([[0], [1]])], 1), torch.cat([weights, torch.ones(1)]), 2))
-print(gcn_norm(torch.cat([loops, torch.tensor([[0], [1]])], 1), torch.cat([weights.flip(0), torch.ones(1)]), 2))
+edge_index = torch.tensor([[0, 0, 0], [0, 0, 1]])  # two loops of node 0, and an edge
+print(gcn_norm(edge_index, torch.tensor([1.0, 3.0, 1.0]), 2))
+print(gcn_norm(edge_index, torch.tensor([3.0, 1.0, 1.0]), 2))
 ```
 
 """
