@@ -200,7 +200,8 @@ has several, the last: the others are gone without a word, and the result depend
 import torch
 from torch_geometric.nn.conv.gcn_conv import gcn_norm
 
-edge_index = torch.tensor([[0, 0, 0], [0, 0, 1]])  # two loops of node 0, and an edge
+# Two loops of node 0, and an edge.
+edge_index = torch.tensor([[0, 0, 0], [0, 0, 1]])
 print(gcn_norm(edge_index, torch.tensor([1.0, 3.0, 1.0]), 2))
 print(gcn_norm(edge_index, torch.tensor([3.0, 1.0, 1.0]), 2))
 ```
