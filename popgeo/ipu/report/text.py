@@ -1,4 +1,4 @@
-"""A report on one screen, at most 40 lines of at most 100 characters, and how far its figures can be trusted."""
+"""A report on one screen, at most 50 lines of at most 100 characters, and how far its figures can be trusted."""
 
 import textwrap
 from collections.abc import Iterable, Sequence
@@ -22,9 +22,14 @@ def text(report: Account) -> str:
         lines += _most_expensive(report)
         lines += _insights(report.insights)
         lines += footer(report)
-    return "\n".join(
-        line if len(line) <= WIDTH else line[: WIDTH - 1] + "…" for line in (*lines, *this_computer(report))
-    )
+    return "\n".join(part for line in (*lines, *this_computer(report)) for part in _wrapped(line))
+
+
+def _wrapped(line: str) -> list[str]:
+    """A line as it is, or what is too long for one in several."""
+    if len(line) <= WIDTH:
+        return [line]
+    return textwrap.wrap(line, WIDTH, subsequent_indent=" " * (len(line) - len(line.lstrip()) + 4))
 
 
 def _head(report: Figures) -> Iterable[str]:

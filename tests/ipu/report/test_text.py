@@ -9,8 +9,9 @@ from tests.support.small_models import compile_training
 
 def test_it_prints_on_one_screen(report):
     lines = str(report).splitlines()
-    assert len(lines) <= 40
+    assert len(lines) <= 50
     assert max(map(len, lines)) <= 100
+    assert not any(line.endswith("…") for line in lines)  # what is too long goes on in the next line
     assert f"{report.total_cycles:,} cycles" in lines[1]
     assert "graphs/s" in lines[1]
     assert any("this computer (not IPU time)" in line for line in lines)
@@ -18,8 +19,7 @@ def test_it_prints_on_one_screen(report):
 
 def test_families_in_words_are_those_of_the_report():
     report = compile_training(gradient_accumulation=3).report
-    last = str(report).splitlines()[-1]
-    assert "; a step runs " in last
+    last = " ".join(str(report)[str(report).index("; a step runs ") :].split())
     most_moved = max(report.families, key=lambda name: report.families[name].bytes)
     assert f"a step runs {report.families[most_moved].ops} {most_moved}" in last
     assert f"{quantity(report.total.flops)}FLOP" in str(report)
