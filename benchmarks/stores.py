@@ -164,7 +164,7 @@ def database(quick: bool) -> None:
     from torch_geometric.data import HeteroData
     from torch_geometric.nn import GraphSAGE
 
-    num_nodes, num_edges, batches = (2_000, 20_000, 2) if quick else (1_000_000, 10_000_000, 8)
+    num_nodes, num_edges, batches = (2_000, 20_000, 2) if quick else (1_000_000, 10_000_000, 32)
     x, y, edge_index = made_up(num_nodes, num_edges, 32)
     data = HeteroData()
     data["paper"].x, data["paper"].y, data["paper", "cites", "paper"].edge_index = x, y, edge_index

@@ -86,7 +86,7 @@ class BatchMaker:
             yield [batch]
 
     def _chunks(self, packs: Packs, group: int, key: tuple[int, int]) -> Iterator[list[Batch]]:
-        at_once = math.ceil(self.source.items_at_once * len(packs) / max(1, packs.num_graphs) / group) * group
+        at_once = math.ceil(self.source.batches_at_once(packs) / group) * group
         ring: list[BatchMemory | None] = [None]
         if self.num_buffers:
             at_once = max(1, self.num_buffers // 2) * group

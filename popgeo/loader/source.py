@@ -1,5 +1,6 @@
 """Turns packs of graphs into batches: from a flat dataset, or graph by graph where it cannot be flattened."""
 
+import math
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -24,14 +25,13 @@ from popgeo.loader.chunk_order import ChunkOrder, ReadAhead
 from popgeo.packing import Packs, totals_of_packs
 from popgeo.random_numbers import generator_of
 
+_GRAPHS_AT_ONCE = 512
 _LOOKED_AT = 16  # graphs that tell what the attributes of a dataset belong to
 
 
 class BatchSource(ABC):
     """Makes batches from packs of graphs, or of what else a batch is made from."""
 
-    # Making so many graphs at once spreads the cost of a call over several batches, while they still fit the cache.
-    items_at_once = 512
     collater: Any = None
     """What makes a batch of a list of graphs, where batches are made of such."""
     layout: Layout | None = None
@@ -51,6 +51,10 @@ class BatchSource(ABC):
     def expect(self, packs: Packs, start: int) -> None:
         """Says that the batches from number `start` on come next, to a source that can prepare for it."""
         return
+
+    def batches_at_once(self, packs: Packs) -> int:
+        """How many batches are best made in one call: it costs them less each, while their graphs fit the cache."""
+        return math.ceil(_GRAPHS_AT_ONCE * len(packs) / max(1, packs.num_graphs))
 
 
 class FlatSource(BatchSource):

@@ -21,7 +21,11 @@ from popgeo.data.slots import Slot, SlotKind
 from popgeo.loader.large.feature_rows import FeatureRows, stays_in_store
 from popgeo.loader.large.subgraph import Subgraph
 
+# Batches whose rows a feature store is asked for in one request: so many, and not more bytes, at most.
+_MOST_AT_ONCE, _BYTES_AT_ONCE = 16, 1 << 26
 _NUMBERS = {Level.NODE: "n_id", Level.EDGE: "e_id"}
+Values = dict[int, tuple[Tensor, Tensor]]
+"""For each slot that is gathered the values, and which of them."""
 
 
 class SubgraphCutter:
@@ -49,6 +53,8 @@ class SubgraphCutter:
         self.sorts, self.has_trees, self.label_store = collater.layout.sort_edges, has_trees, label_store
         self.names = {(attribute.store, attribute.name) for attribute in store.attributes}
         self.axes, self.rows = store.size_axes, rows
+        # Processes that answer one another have sizes measured for the rows of one batch.
+        self.asks_batch_by_batch = rows is None or rows.is_collective
         none = torch.empty(0, dtype=torch.int64)
         like = Subgraph(
             rows=dict.fromkeys(self.axes, none),
@@ -82,33 +88,49 @@ class SubgraphCutter:
         memory = memory or BatchMemory(self.layout, len(parts), group=group)
         # A batch holds one graph, or none where it is of padding alone.
         packs = [np.arange(int(any(map(len, part.rows.values())))) for part in parts]
-        slicers = [self._fill(i, part, pack, memory.tensors) for i, (part, pack) in enumerate(zip(parts, packs))]  # noqa: B905
+        parts = [part.sorted_by_destination() for part in parts] if self.sorts else parts
+        requests = [[part] for part in parts] if self.asks_batch_by_batch else [parts]
+        values = [of_part for together in requests for of_part in self._values(together)]
+        slicers = [self._fill(i, part, packs[i], values[i], memory.tensors) for i, part in enumerate(parts)]
         items = []
         for i in range(len(parts) // group):
             here = slice(i * group, (i + 1) * group)
             items.append(self.builder.build(memory.items[i], packs[here], slicers[here]))
         return items
 
-    def _fill(self, i: int, part: Subgraph, pack: np.ndarray, tensors: Sequence[Tensor]) -> Slicer:
+    @property
+    def batches_at_once(self) -> int:
+        """How many batches ask a feature store for their rows together; 1 where there is none.
+
+        What a request costs a database may depend little on how many rows it is for.
+        """
+        if self.asks_batch_by_batch:
+            return 1
+        slots = [slot for slot in self.layout.slots if slot.attribute is not None and stays_in_store(slot.attribute)]
+        nbytes = sum(slot.num_slots * slot.inner * slot.dtype.itemsize for slot in slots)
+        return max(1, min(_MOST_AT_ONCE, _BYTES_AT_ONCE // max(1, nbytes)))
+
+    def _fill(self, i: int, part: Subgraph, pack: np.ndarray, values: Values, tensors: Sequence[Tensor]) -> Slicer:
         """Writes batch `i`; what takes it apart again."""
-        if self.sorts:
-            part = part.sorted_by_destination()
         store = self._store_of(part)
         layout = dataclasses.replace(self.rest, slots=tuple(_with_values_of(store, slot) for slot in self.rest.slots))
         Filler(store, layout)(pack, np.array([0, len(pack)]), [tensors[j][i : i + 1] for j in self.from_sample])
-        values = self._values(part)
         for j in self.from_graph:
             slot = self.layout.slots[j]
             _gather(slot, *values[j], tensors[j][i])
         return Slicer(store, self.layout)
 
-    def _values(self, part: Subgraph) -> dict[int, tuple[Tensor, Tensor]]:
-        """For each slot that is gathered the values, and which of them; those of a store are asked for together."""
+    def _values(self, parts: Sequence[Subgraph]) -> list[Values]:
+        """For each part what its slots are gathered from; the rows of a store are asked for together."""
         attributes = {j: a for j in self.from_graph if (a := self.layout.slots[j].attribute) is not None}
-        values = {j: (a.tensor, part.rows[a.axis]) for j, a in attributes.items()}
-        if self.rows is not None:
-            asked = [j for j, attribute in attributes.items() if stays_in_store(attribute)]
-            values |= zip(asked, self.rows.of([attributes[j] for j in asked], part.rows), strict=True)
+        values: list[Values] = [{j: (a.tensor, part.rows[a.axis]) for j, a in attributes.items()} for part in parts]
+        if self.rows is not None and parts:
+            asked = {j: attribute for j, attribute in attributes.items() if stays_in_store(attribute)}
+            wanted = {a.axis: torch.cat([part.rows[a.axis] for part in parts]) for a in asked.values()}
+            for j, (found, places) in zip(asked, self.rows.of([*asked.values()], wanted), strict=True):
+                counts = [len(part.rows[asked[j].axis]) for part in parts]
+                for own, of_part in zip(values, places.split(counts), strict=True):
+                    own[j] = found, of_part
         return values
 
     def _store_of(self, subgraph: Subgraph) -> FlatStore:

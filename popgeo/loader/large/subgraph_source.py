@@ -40,8 +40,6 @@ class PartSampler(ABC):
 class SubgraphSource(BatchSource):
     """Makes batches from packs of seeds or of clusters."""
 
-    items_at_once = 1  # one batch at a time: its nodes fill the cache alone
-
     def __init__(
         self, sampler: PartSampler, store: FlatStore, collater: FixedSizeCollater, rows: FeatureRows | None
     ) -> None:
@@ -56,6 +54,10 @@ class SubgraphSource(BatchSource):
             rows=rows,
         )
         self.layout = self.cutter.layout
+
+    def batches_at_once(self, packs: Packs) -> int:
+        """One, whose nodes fill the cache alone; of a feature store's rows what shares a request."""
+        return self.cutter.batches_at_once
 
     def cut(self, packs: Packs, key: tuple[int, int], group: int, memory: BatchMemory | None = None) -> list[Batch]:
         """One item for each `group` packs.

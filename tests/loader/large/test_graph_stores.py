@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch_geometric.data import Data
 
+import popgeo.loader.large.cut_subgraphs as cut_subgraphs
 import popgeo.loader.large.feature_rows as feature_rows
 from popgeo import FixedSizeClusterLoader, FixedSizeLinkLoader, FixedSizeNeighborLoader, FixedSizeOptions
 from tests.support.large_graphs import library, random_graph
@@ -70,6 +71,27 @@ def test_a_batch_asks_once_for_each_attribute_and_only_for_its_rows():
     for _, name, numbers in features.requests:
         rows = batch.e_id[batch.edges_mask] if name == "edge_attr" else batch.n_id[batch.nodes_mask]
         assert torch.equal(numbers, rows.unique())
+
+
+def test_coming_batches_ask_together_for_rows_that_are_not_too_many(monkeypatch):
+    data, features, graph = in_stores(DATA)
+    how = {**SEVEN, "shuffle": True, "background": False}
+    loader, whole = (
+        FixedSizeNeighborLoader((features, graph), [3, 2], **how),
+        FixedSizeNeighborLoader(data, [3, 2], **how),
+    )
+    features.requests.clear()
+    features.calls = 0
+    batches = check_equal(loader, whole)
+    assert len(batches) == 9
+    assert features.calls == 2  # for the first, and for the others
+    numbers = {name: rows for _, name, rows in features.requests}  # those of the last request
+    assert torch.equal(numbers["x"], torch.cat([batch.n_id[batch.nodes_mask] for batch in batches[1:]]).unique())
+    of_batch = 4 * (200 * (batches[0].x[0].numel() + 2) + 600)  # y is int64
+    monkeypatch.setattr(cut_subgraphs, "_BYTES_AT_ONCE", 3 * of_batch)
+    features.calls = 0
+    list(loader)
+    assert features.calls == 4
 
 
 def test_the_next_batch_is_asked_for_while_a_step_runs():
@@ -198,13 +220,13 @@ def test_a_store_that_lacks_an_attribute_is_named():
 
 def test_a_store_that_goes_away_is_asked_again_and_no_batch_is_lost_or_doubled():
     _, features, graph = in_stores(DATA)
-    loader = FixedSizeNeighborLoader((features, graph), [3, 2], **SEVEN, shuffle=True)
-    seen = []
+    loader = FixedSizeNeighborLoader((features, graph), [3, 2], **SEVEN, shuffle=True, background=False)
+    seen, features.failures = [], 2
 
     def take(batches):
         for batch in batches:
             seen.append(batch)
-            features.failures = 2 if len(seen) < 4 else 99
+            features.failures = 99
 
     with pytest.raises(ConnectionError, match=r"asked 3 times for 'x' of None.*go on with this batch"):
         take(loader)
