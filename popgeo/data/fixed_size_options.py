@@ -13,8 +13,10 @@ from popgeo.data.attribute_names import NEVER_PADDED, PADDED_WITH
 from popgeo.data.axes import GRAPHS, Axis, Level, StoreKey
 from popgeo.data.flat_store import FlatStore
 from popgeo.data.found_sizes import FoundSizes
+from popgeo.did_you_mean import names_arguments
 
 
+@names_arguments
 @dataclass(frozen=True)
 class FixedSizeOptions(FoundSizes):
     """The fixed sizes of a batch, padding included, and what padding is filled with.

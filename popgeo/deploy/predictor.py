@@ -24,6 +24,7 @@ from popgeo.deploy.load_weights import load_weights
 from popgeo.deploy.predictions import Predictions, to_records
 from popgeo.deploy.read_graphs import GraphReader, named, pieces, reader_of
 from popgeo.deploy.run_batches import run_batches, slots_used
+from popgeo.did_you_mean import names_arguments
 from popgeo.engine.backend import Backend
 from popgeo.loader.source import levels_of
 from popgeo.progress import bar
@@ -38,6 +39,7 @@ def _keeps(errors: str) -> bool:
     return errors == "keep"
 
 
+@names_arguments
 class Predictor:
     """Predicts for graphs of any sizes, packed into batches of one or a few fixed shapes; compiles once a shape.
 

@@ -10,12 +10,14 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from popgeo.did_you_mean import names_arguments
 from popgeo.engine.backend import Backend, backend_of
 from popgeo.engine.compiled_step import CompiledStep
 from popgeo.engine.step_options import StepOptions
 from popgeo.engine.step_recipe import Recipe
 
 
+@names_arguments
 def compile_step(
     model: nn.Module,
     optimizer: Optimizer,

@@ -35,7 +35,7 @@ class DenormalsFlushed:
         alone = self._num_threads == 1
         self._set = None if alone else library.function("popgeo_set_denormals", (_INT, _INT), _INT)
         if self._set is None:
-            self._before = _flushes()
+            self._before = sys.float_info.min / 2 == 0.0  # whether half the smallest normal number is taken for zero
             torch.set_flush_denormal(True)
         else:
             self._before = self._set(-1, self._num_threads)
@@ -53,8 +53,3 @@ class DenormalsFlushed:
             torch.set_flush_denormal(bool(self._before))
         else:
             self._set(self._before, self._num_threads)
-
-
-def _flushes() -> bool:
-    """Whether the calling thread takes denormal numbers for zeros: halving the smallest normal one tells."""
-    return sys.float_info.min / 2 == 0.0

@@ -7,6 +7,7 @@ from typing import NoReturn, cast
 
 import torch
 
+from popgeo.did_you_mean import names_arguments
 from popgeo.engine.loss_scaling import LossScaling, loss_scaling_of
 
 _PRECISIONS = (torch.float32, torch.float16, torch.bfloat16)
@@ -28,6 +29,7 @@ class Reduction(Enum):
     SUM = "sum"
 
 
+@names_arguments
 @dataclass(frozen=True, kw_only=True)
 class StepOptions:
     """How a compiled step runs; change one option with `dataclasses.replace`.

@@ -6,11 +6,13 @@ from enum import Enum
 
 import pandas as pd
 
+from popgeo.did_you_mean import names_arguments
 from popgeo.engine.step_options import StepOptions
 from popgeo.ipu.stage_choices import Stages, checked_recompute, checked_schedule, checked_stages
 from popgeo.ipu.target import IpuTarget
 
 
+@names_arguments
 @dataclass(frozen=True, kw_only=True)
 class Options(StepOptions):
     """How a compiled model runs, and on which machine; change one option with `dataclasses.replace`.

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from popgeo.did_you_mean import names_arguments
 from popgeo.engine.compile_step import require_module
 from popgeo.engine.compiled_step import CompiledStep
 from popgeo.engine.replicas import Replicas
@@ -16,6 +17,7 @@ from popgeo.ipu.options import Options
 from popgeo.ipu.target import IpuTarget
 
 
+@names_arguments
 def training_model(
     model: nn.Module,
     options: Options | None = None,

@@ -13,6 +13,7 @@ from torch.utils.data import Sampler
 
 from popgeo.data.fixed_size_options import FixedSizeOptions
 from popgeo.data.trim import OverSizeStrategy
+from popgeo.did_you_mean import names_arguments
 from popgeo.loader.balance import Work
 from popgeo.loader.epoch_choices import EpochChoices
 from popgeo.loader.given_sizes import Sizes, SizesPacker, columns_of, side_by_side
@@ -23,6 +24,7 @@ from popgeo.loader.strategy import FixedSizeStrategy, Packing, member, strategy_
 from popgeo.loader.trainers import AskedForAgain, MostGraphs
 
 
+@names_arguments
 class FixedSizeBatchSampler(EpochSampler, Sampler[list[int]], metaclass=AskedForAgain):
     """Says which graphs go together, so that every batch stays within a budget of nodes and one of edges, and fills it.
 

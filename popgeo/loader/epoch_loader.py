@@ -6,7 +6,6 @@ Order, rank and going on in the middle of an epoch are those of `sampler.py`.
 from abc import abstractmethod
 from collections.abc import Iterator
 from dataclasses import fields
-from difflib import get_close_matches
 from html import escape
 from inspect import signature
 from typing import Any
@@ -16,6 +15,7 @@ from torch.utils.data import DataLoader
 
 from popgeo.data.arrays import as_arrays
 from popgeo.data.batch_layout import LayoutChoices
+from popgeo.did_you_mean import meant
 from popgeo.loader.device_feed import DeviceFeed
 from popgeo.loader.epoch_choices import EpochChoices
 from popgeo.loader.fill_table import as_html
@@ -33,13 +33,7 @@ _DECIDED = {
 }
 
 _OF_TORCH = signature(DataLoader.__init__).parameters.keys()
-
-
-def _meant(name: str, loader: type) -> str:
-    """The question which argument a misspelt one was meant to be; none where nothing is like it."""
-    own = signature(loader.__init__).parameters.keys()  # type: ignore[misc]  # what the caller sees
-    choices = {field.name for noun in (EpochChoices, LayoutChoices) for field in fields(noun)}
-    return "".join(f" Did you mean {near!r}?" for near in get_close_matches(name, own | choices | _OF_TORCH, 1))
+_OF_NOUNS = {field.name for noun in (EpochChoices, LayoutChoices) for field in fields(noun)}
 
 
 class EpochLoader(DataLoader, metaclass=AskedForAgain):
@@ -76,7 +70,8 @@ class EpochLoader(DataLoader, metaclass=AskedForAgain):
             if name in kwargs:
                 raise ValueError(why)
         for name in kwargs.keys() - _OF_TORCH:
-            raise TypeError(f"{type(self).__name__} has no argument {name!r}.{_meant(name, type(self))}")
+            known = signature(type(self).__init__).parameters.keys() | _OF_NOUNS | _OF_TORCH  # what the caller sees
+            raise TypeError(f"{type(self).__name__} has no argument {name!r}.{meant(name, known)}")
         self.source, self.shuffle, self.waiting = source, choices.shuffle, Waiting()
         self._feed = None
         if choices.device is not None:

@@ -19,6 +19,7 @@ GROUND = {
     "atomic_write",
     "byte_block",
     "random_numbers",
+    "did_you_mean",
 }
 MAY_IMPORT = {
     **{name: set() for name in GROUND},
@@ -28,14 +29,26 @@ MAY_IMPORT = {
     "packing": {"native", "progress", "random_numbers"},
     "sampling": {"native", "progress", "random_numbers"},
     "ops": {"native", "random_numbers"},
-    "data": {"native", "packing", "progress", "atomic_write"},
-    "nn": {"ops"},
-    "engine": {"capture", "ops", "native", "atomic_write", "byte_block"},
+    "data": {"native", "packing", "progress", "atomic_write", "did_you_mean"},
+    "nn": {"ops", "did_you_mean"},
+    "engine": {"capture", "ops", "native", "atomic_write", "byte_block", "did_you_mean"},
     "convert": {"data"},
-    "loader": {"data", "packing", "sampling", "byte_block", "random_numbers"},
-    "ipu": {"capture", "engine", "plots"},
+    "loader": {"data", "packing", "sampling", "byte_block", "random_numbers", "did_you_mean"},
+    "ipu": {"capture", "engine", "plots", "did_you_mean"},
     "potentials": {"convert", "data", "deploy", "engine", "loader", "native", "nn", "ops", "packing"},
-    "deploy": {"atomic_write", "convert", "data", "loader", "nn", "ops", "engine", "capture", "packing", "progress"},
+    "deploy": {
+        "atomic_write",
+        "convert",
+        "data",
+        "loader",
+        "nn",
+        "ops",
+        "engine",
+        "capture",
+        "packing",
+        "progress",
+        "did_you_mean",
+    },
 }
 MAY_IMPORT_EVERYTHING = {"__init__", "__main__", "inspect_command", "testing", "train", "compat"}
 # Inside `ipu` a room imports from rooms of lower rank only; all doors have one rank, and no circle among them.

@@ -5,6 +5,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
+from popgeo.did_you_mean import names_arguments
 from popgeo.nn.atom_edges import Edges, directions
 from popgeo.nn.atom_targets import MAX_Z
 from popgeo.nn.interaction_graph import KNNInteractionGraph
@@ -67,6 +68,7 @@ class VectorUpdate(nn.Module):
         return a_ss + a_sv * (u_v * v_v).sum(1), a_vv.unsqueeze(1) * u_v
 
 
+@names_arguments
 class PaiNN(AtomModel):
     """Predicts a property of each molecule from its atoms' numbers and positions (arXiv:2102.03150).
 

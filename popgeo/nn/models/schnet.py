@@ -5,6 +5,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
+from popgeo.did_you_mean import names_arguments
 from popgeo.nn.atom_edges import Edges
 from popgeo.nn.atom_targets import MAX_Z
 from popgeo.nn.interaction_graph import KNNInteractionGraph
@@ -74,6 +75,7 @@ class InteractionBlock(nn.Module):
         return self.lin(self.act(self.conv(x, w, edges)))
 
 
+@names_arguments
 class SchNet(AtomModel):
     """Predicts a property of each molecule from its atoms' numbers and positions (arXiv:1706.08566).
 
