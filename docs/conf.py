@@ -14,7 +14,7 @@ author = "The popgeo developers"
 copyright = "The popgeo developers"
 version = release = popgeo.__version__
 
-extensions = ["sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx.ext.mathjax", "myst_nb"]
+extensions = ["sphinx.ext.autodoc", "sphinx.ext.autosummary", "sphinx.ext.napoleon", "sphinx.ext.mathjax", "myst_nb"]
 html_theme = "furo"
 html_title = "popgeo"
 html_show_sourcelink = False
@@ -28,7 +28,10 @@ python_use_unqualified_type_names = True
 maximum_signature_line_length = 100
 autodoc_member_order = "bysource"
 autodoc_typehints_format = "short"
-autodoc_default_options = {"members": True, "imported-members": True}
+# What users call is shown where they look for it, also if a class of ours has it from another; what torch gives is not.
+OF_OTHERS = "DataLoader,Dataset,Module,Sampler,FeatureStore,Enum,int,Exception,dict,list,tuple,object"
+autodoc_default_options = {"members": True, "imported-members": True, "inherited-members": OF_OTHERS}
+autosummary_generate = False
 napoleon_google_docstring = True
 napoleon_numpy_docstring = False
 napoleon_use_ivar = True
@@ -62,6 +65,15 @@ def shorten(app: Any, what: str, name: str, obj: Any, options: Any, signature: s
     return re.sub(r"~?\b(?:[a-z_]\w*\.)+(?=[A-Z])", "", signature).replace("<factory>", "..."), returns
 
 
+def open_with_a_table(app: Any, what: str, name: str, obj: Any, options: Any, lines: list[str]) -> None:
+    """Each module's page begins with all its names, and what each is in a sentence."""
+    if what == "module":
+        own = {one: value for one, value in vars(obj).items() if getattr(value, "__module__", "").startswith("popgeo")}
+        names = [f"   {one}" for one in own if not one.startswith("_")]
+        lines += ["", ".. autosummary::", "   :nosignatures:", "", *names, ""]
+
+
 def setup(app: Any) -> None:
     """Called by sphinx."""
     app.connect("autodoc-process-signature", shorten)
+    app.connect("autodoc-process-docstring", open_with_a_table)
