@@ -2,6 +2,7 @@
 
 import gc
 import os
+import random
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -67,9 +68,13 @@ def _every_program_is_checked(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(autouse=True)
-def _the_same_random_numbers() -> None:
-    """Weights and data that a test does not seed itself are those of its last run."""
+def _the_same_random_numbers(request: pytest.FixtureRequest) -> None:
+    """Weights and data that a test does not seed itself are those of its last run.
+
+    Python's own differ between tests: PyG's `Sequential` draws the name of its class, and two of one name are one.
+    """
     torch.manual_seed(0)
+    random.seed(request.node.nodeid)
 
 
 @pytest.fixture(autouse=True)

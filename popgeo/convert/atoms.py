@@ -38,7 +38,7 @@ def read_atoms(
         double: Whether positions and the like are float64 rather than float32.
         keys: What the file calls an attribute, as `{"energy": "dft_energy"}`, or None to leave it out; any other
             is taken too, as `{"charge": "charge"}`. Energy, forces and stress are found by themselves where they are
-            called so, or with REF_ before it; so are weight, config_weight and head. Of virials the stress is made.
+            called so, or with `REF_` before it; so are weight, config_weight and head. Of virials the stress is made.
 
     Raises:
         ValueError: the file cannot be read, or a package for it is absent. With its index, when it is read: a structure

@@ -47,9 +47,10 @@ def test_shards_are_disjoint_complete_and_of_equal_length(world_size, items_of, 
         loader_of(GRAPHS[:num_graphs], shuffle=shuffle, rank=rank, world_size=world_size, options=items_of)
         for rank in range(world_size)
     ]
-    assert len({len(loader) for loader in shards}) == 1
+    lengths = {len(loader) for loader in shards}  # afterwards that of the next epoch
+    assert len(lengths) == 1
     loaded = [list(loader) for loader in shards]
-    assert {len(batches) for batches in loaded} == {len(shards[0])}
+    assert {len(batches) for batches in loaded} == lengths
     assert sorted(i for batches in loaded for i in seeds(batches)) == list(range(num_graphs))
 
 
