@@ -7,10 +7,11 @@ same weights and batches of the same number of molecules, at one thread, denorma
 list of graphs, too: making them flat, choosing the shape, compiling, packing and putting results in order are counted.
 SchNet has the pairs within 5 angstrom listed beforehand, PyG's in both directions. GIN is the same module of PyG's
 layers on both sides. The last lines are the time of a new process from its start to its first result, of a model and of
-exported files.
+exported files, in Python and, where there is a g++, in C++ (`examples/cpp_predict`).
 """
 
 import argparse
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -37,6 +38,7 @@ from popgeo.nn import SchNet
 CHANNELS, BLOCKS, GAUSSIANS, CUTOFF = 64, 3, 32, 5.0
 GOALS = {"SchNet": 4.0, "GIN": 3.0}
 FIRST_RESULT = 1.5  # seconds
+CPP = Path(__file__).parents[1] / "examples" / "cpp_predict" / "predict.cpp"
 
 
 class Lengths(nn.Module):
@@ -182,8 +184,36 @@ def first_results(molecules: list[tuple[Tensor, Tensor]]) -> None:
         for name, predictor in ways.items():
             start = time.perf_counter()
             subprocess.run([sys.executable, "-c", FIRST.format(predictor=predictor), graph], check=True, stdout=-3)
-            goal = f" (goal: {FIRST_RESULT:g} s)" if "file" in name else ""
-            print(f"first result of a new process, {name}: {time.perf_counter() - start:.2f} s{goal}")
+            say_first(name, time.perf_counter() - start)
+        from_cpp(Path(folder) / "aotinductor.pt2", Path(folder) / "predict")
+
+
+def from_cpp(file: Path, program: Path) -> None:
+    """The same of a program that needs no Python: the example of C++, which predicts for a molecule of water."""
+    compiler, of_torch = shutil.which("g++"), Path(torch.__file__).parent
+    if compiler is None:
+        print("first result of a new process, a file of aotinductor from C++: there is no g++")
+        return
+    libraries = [f"-L{of_torch}/lib", "-ltorch", "-ltorch_cpu", "-lc10", f"-Wl,-rpath,{of_torch}/lib"]
+    export_forces(file)
+    subprocess.run([compiler, "-std=c++20", f"-I{of_torch}/include", CPP, "-o", program, *libraries], check=True)
+    start = time.perf_counter()
+    subprocess.run([program, file, "40", "800", "2"], check=True, stdout=-3)
+    say_first("a file of aotinductor from C++, energy and forces", time.perf_counter() - start)
+
+
+def export_forces(file: Path) -> None:
+    """A model with its forces, as the example takes it."""
+    z, pos = torch.tensor([8, 1, 1]), torch.randn(3, 3)
+    water = Data(z=z, pos=pos, edge_index=both(near(pos, CUTOFF)))
+    model = SchNet(CHANNELS, CHANNELS, BLOCKS, GAUSSIANS, CUTOFF)
+    popgeo.export(model, popgeo.FixedSizeOptions(40, 800, 2), file, "aotinductor", graphs=[water], forces=True)
+
+
+def say_first(name: str, seconds: float) -> None:
+    """Prints a time, beside the goal where it is that of a file."""
+    goal = f" (goal: {FIRST_RESULT:g} s)" if "file" in name else ""
+    print(f"first result of a new process, {name}: {seconds:.2f} s{goal}")
 
 
 if __name__ == "__main__":

@@ -214,7 +214,10 @@ def _check_kinds(graphs: Sequence[Any]) -> None:
 
 def _check_names(stores: Sequence[BaseStorage], excluded: set[str]) -> None:
     expected = set(stores[0].keys()) - excluded
+    same = stores[0]._mapping.keys()
     for index, store in enumerate(stores):
+        if store._mapping.keys() == same:  # seldom otherwise, and ten times as fast as what follows
+            continue
         odd = (set(store.keys()) - excluded) ^ expected
         if odd:
             raise ValueError(

@@ -2,7 +2,6 @@
 
 import os
 import subprocess
-from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -183,19 +182,17 @@ def test_a_graph_unlike_those_before_is_refused_by_its_number(folder, odd, messa
         write([make(3), hetero_graph(1, 1, 1, 1)], folder.with_name("mixed"), buffer_bytes=1)
 
 
-def test_of_random_streams_the_broken_ones_are_refused_and_only_those(tmp_path_factory):
-    seen: Counter[str] = Counter()
-
-    @settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-    @given(lists_of_graphs(), st.sampled_from(DAMAGE), st.integers(0, 50), st.sampled_from([1, 1 << 26]))
-    def check(graphs, kind, where, buffer_bytes):
-        number = where % len(graphs)
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_of_random_streams_the_broken_ones_are_refused_and_only_those(damage, tmp_path_factory):
+    @settings(max_examples=5, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+    @given(lists_of_graphs(), st.integers(0, 50), st.sampled_from([1, 1 << 26]))
+    def check(graphs, where, buffer_bytes):
+        number, kind = where % len(graphs), damage
         if kind in ("negative", "too large") and not graphs[number].num_edges:
             kind = "none"
         if kind in ("another width", "fewer positions") and number == 0:
             kind = "none"  # the first graph is what the others are compared with
         broken = [damaged(one, kind, where) if i == number else one for i, one in enumerate(graphs)]
-        seen[kind] += 1
         folder = tmp_path_factory.mktemp("stores") / "store"
         if kind == "none":
             assert_same_graphs(write(broken, folder, validate=True, buffer_bytes=buffer_bytes)[:], graphs)
@@ -205,8 +202,6 @@ def test_of_random_streams_the_broken_ones_are_refused_and_only_those(tmp_path_f
         assert not folder.exists()
 
     check()
-    print(f"on disk: {dict(seen)}")
-    assert len(seen) >= 4
 
 
 def test_a_dataset_in_memory_is_written_with_its_transform(folder):
