@@ -51,8 +51,17 @@ class Columns(ByReference):
         return ids if self.indices is None else self.indices[ids]
 
     def view(self: Self, ids: Sequence[int] | np.ndarray) -> Self:
-        """The same arrays, showing only some graphs in a given order; nothing is copied."""
-        return dataclasses.replace(self, indices=self.rows(np.asarray(ids, dtype=np.int64)), _cache={})
+        """The same arrays, showing only some graphs in a given order; nothing is copied.
+
+        Negative numbers count from the end, as a list's do.
+
+        Raises:
+            IndexError: there is no graph of such a number.
+        """
+        ids, count = np.asarray(ids, dtype=np.int64), len(self)
+        if len(ids) and not -count <= ids.min() <= ids.max() < count:
+            raise IndexError(f"Graph {ids[(ids < -count) | (ids >= count)][0]} was asked for; there are {count}.")
+        return dataclasses.replace(self, indices=self.rows(np.where(ids < 0, ids + count, ids)), _cache={})
 
     def counts(self, axis: Axis) -> np.ndarray:
         """How many rows each graph of this view has along an axis. int64 [num_graphs]"""

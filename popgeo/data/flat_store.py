@@ -114,12 +114,9 @@ class FlatStore(Columns):
 
     def __getitem__(self, index: Any) -> Any:
         """One graph, a copy, as PyG's object; or a view of those of a slice, of a list of numbers, or of a mask."""
-        if isinstance(index, (int, np.integer)):
-            if not -len(self) <= index < len(self):
-                raise IndexError(f"Graph {index} was asked for; there are {len(self)}.")
-            return _graph_at(self, int(self.rows(np.array([index % len(self)]))[0]))
-        ids = np.arange(len(self))[index.numpy() if isinstance(index, torch.Tensor) else index]
-        return self.view(ids)
+        if isinstance(index, int) or getattr(index, "ndim", 1) == 0:
+            return _graph_at(self, int(self.view([int(index)]).indices[0]))
+        return self.view(np.arange(len(self))[index.numpy() if isinstance(index, torch.Tensor) else index])
 
     def __iter__(self) -> Iterator[Data | HeteroData]:
         """The graphs of this view, one after the other, each a copy."""

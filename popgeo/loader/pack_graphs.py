@@ -9,6 +9,7 @@ import torch
 
 from popgeo.data.cut import check_fits
 from popgeo.data.fixed_size_options import FixedSizeOptions
+from popgeo.data.flat_store import why_not_flat
 from popgeo.data.trim import OverSizeStrategy
 from popgeo.loader.chunk_order import ChunkOrder
 from popgeo.loader.sampler import Packer
@@ -70,7 +71,11 @@ class GraphPacker(Packer):
         )
 
     def check(self, packs: Packs) -> None:
-        """Refuses a batch, perhaps a sampler's, that is too large and may not be trimmed."""
+        """Refuses a batch, perhaps a sampler's, that is too large and may not be trimmed, and a changed dataset."""
+        dataset, count = self.opened.dataset, len(self.opened.store)
+        now = why_not_flat(dataset) if len(dataset) == count else f"it had {count} graphs and has {len(dataset)}"
+        if self.opened.holds_all and now is not None:
+            raise ValueError(f"The dataset has changed since the loader read it: {now}. Make a new loader.")
         if self.opened.holds_all and not (self.over_size_strategy.trims_nodes or self.over_size_strategy.trims_edges):
             try:
                 check_fits(self.opened.store, self.options, packs)

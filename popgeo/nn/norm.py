@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from popgeo.ops import gather, global_add_pool, global_max_pool, global_mean_pool
+from popgeo.ops import gather, global_add_pool, global_mean_pool
 
 
 class Norm(nn.Module):
@@ -30,7 +30,12 @@ class Norm(nn.Module):
 
         Returns:
             [num_nodes, in_channels]
+
+        Raises:
+            ValueError: a mask was passed as `batch`, or `batch` without `num_graphs` to a norm of graphs.
         """
+        if batch is not None and batch.dtype == torch.bool:
+            raise ValueError("batch is boolean, as masks are; it numbers the graph of each node. Pass nodes_mask=.")
         return self.normalize(x, batch, num_graphs, nodes_mask)
 
     @abstractmethod
@@ -202,9 +207,7 @@ class InstanceNorm(Norm, nn.InstanceNorm1d):
         real = torch.ones_like(batch) if nodes_mask is None else nodes_mask
         real = real.to(mean.dtype).unsqueeze(1)
         num_nodes = global_add_pool(real, batch, mean.size(0))  # [num_graphs, 1]
-        graphs_mask = global_max_pool(real, batch, mean.size(0)) > 0
-        if nodes_mask is None:
-            graphs_mask = torch.ones_like(graphs_mask)
+        graphs_mask = (num_nodes > 0) | (nodes_mask is None)
         for running, values in ((self.running_mean, mean), (self.running_var, _unbiased(var, num_nodes))):
             new = torch.where(graphs_mask, values, 0.0).sum(0) / graphs_mask.sum().clamp(min=1)
             running.add_(self.momentum * (new - running))

@@ -33,3 +33,14 @@ def test_a_graph_attribute_of_varying_length_needs_room_of_its_own(native):
     assert batch.rings_batch.tolist() == [0, 1, 1, 1, 2, 2, 2]
     assert batch.rings_ptr.tolist() == [0, 1, 4, 7]
     assert_same_graphs(unpad(batch), graphs)
+
+
+def test_a_name_that_batches_use_themselves_is_refused_as_an_attribute():
+    graphs = [graph(n, n) for n in (1, 2)]
+    for one in graphs:
+        one.nodes_mask = torch.zeros(one.num_nodes, dtype=torch.bool)
+    options = FixedSizeOptions(9, 8, 5)
+    with pytest.raises(ValueError, match=r"have \['nodes_mask'\].* exclude_keys"):
+        FixedSizeCollater(options, True)(graphs)
+    assert not FixedSizeCollater(options)(graphs).nodes_mask.any()
+    assert FixedSizeCollater(options, True, exclude_keys=["nodes_mask"])(graphs).nodes_mask.sum() == 3

@@ -1,7 +1,10 @@
 """Flat datasets, and smaller ones that share their arrays."""
 
+import pytest
+import torch
 from torch.utils.data import Subset
 
+from popgeo import FixedSizeDataLoader
 from popgeo.data import FixedSizeOptions, FlatStore
 from tests.support.graphs import graph
 
@@ -22,3 +25,17 @@ def test_attributes_of_a_flat_dataset_can_be_left_out():
     left = FlatStore.from_dataset(store, exclude_keys=["edge_index", "edge_attr"])
     assert left.sizes.tolist() == [[3, 0]]
     assert store.sizes.tolist() == [[3, 4]]
+
+
+def test_numbers_of_graphs_count_from_the_end_and_others_are_refused():
+    graphs = [graph(n, n, n) for n in (1, 2, 3)]
+    for dataset in (graphs, FlatStore.from_dataset(graphs), FlatStore.from_dataset(graphs)[[0, 1, 2]]):
+        batch = next(iter(FixedSizeDataLoader(Subset(dataset, [-1, 0]), fixed_size_options=OPTIONS)))
+        assert batch.ptr[:3].tolist() == [0, 3, 4]
+        for number in (3, -4):
+            with pytest.raises(IndexError, match=f"Graph {number} .* there are 3"):
+                FlatStore.from_dataset(Subset(dataset, [0, number]))
+    store = FlatStore.from_dataset(graphs)
+    assert store[torch.tensor(1)].num_nodes == store[-2].num_nodes == 2
+    with pytest.raises(IndexError, match="Graph -4"):
+        store[-4]

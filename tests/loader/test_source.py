@@ -72,3 +72,15 @@ def test_no_warning_is_raised_for_a_flat_dataset():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         list(loader_of(InMemory(GRAPHS)))
+
+
+def test_a_dataset_that_has_changed_since_it_was_read_is_refused():
+    graphs, transformed = list(GRAPHS), InMemory(GRAPHS)
+    longer, later = loader_of(graphs), loader_of(transformed)
+    next(iter(longer)), next(iter(later))
+    graphs.append(GRAPHS[0])
+    with pytest.raises(ValueError, match="it had 40 graphs and has 41"):
+        next(iter(longer))
+    transformed.transform = lambda graph: graph
+    with pytest.raises(ValueError, match="InMemory has a transform"):
+        next(iter(later))

@@ -50,3 +50,9 @@ def test_a_norm_of_graphs_needs_their_number():
 def test_an_unknown_norm_is_refused():
     with pytest.raises(ValueError, match="norm is 'batchnorm'"):
         make_norm("batchnorm", 4)
+
+
+@pytest.mark.parametrize("norm", [BatchNorm(4), LayerNorm(4), GraphNorm(4)], ids=lambda norm: type(norm).__name__)
+def test_a_mask_in_the_place_of_batch_is_refused(norm):
+    with pytest.raises(ValueError, match="nodes_mask="):
+        norm(X.float(), BATCH < 2)

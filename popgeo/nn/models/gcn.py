@@ -14,8 +14,8 @@ class GCN(GNN):
     """D^-1/2 (A + I) D^-1/2 X Theta + b in each layer, eq. 2 of arXiv:1609.02907.
 
     Self-loops are added by arithmetic instead of edges, so the number of edges does not depend on the graph: a
-    node without a self-loop gets one of weight 1, and one it has keeps its weight. Checkpoints of
-    `torch_geometric.nn.GCN` load as they are. Arguments as in `GNN`, and:
+    node without a self-loop gets one of weight 1, and one it has keeps its weight; several are one of their mean
+    weight. Checkpoints of `torch_geometric.nn.GCN` load as they are. Arguments as in `GNN`, and:
 
     Args:
         add_self_loops: Let each node see itself.
@@ -67,9 +67,9 @@ def normalized(batched: Batched, add_self_loops: bool, dtype: torch.dtype) -> Ba
     loops = weight.new_zeros(num_nodes)
     if add_self_loops:
         is_loop = src == dst
-        has_loop = scatter(is_loop.to(weight.dtype), dst, dim=0, dim_size=num_nodes) > 0
+        count = scatter(is_loop.to(weight.dtype), dst, dim=0, dim_size=num_nodes)
         loops = scatter(torch.where(is_loop, weight, 0.0), dst, dim=0, dim_size=num_nodes)
-        loops = torch.where(has_loop, loops, 1.0)
+        loops = torch.where(count > 0, loops / count.clamp(min=1), 1.0)
         weight = torch.where(is_loop, 0.0, weight)
     degree = scatter(weight, dst, dim=0, dim_size=num_nodes) + loops
     d = torch.where(degree > 0, degree, 1.0).rsqrt()

@@ -93,6 +93,7 @@ class GNN(nn.Module):
         act: Activation, by PyG's name for it or as a function.
         act_first: Activate before the norm.
         norm: `"batch_norm"`, `"layer_norm"`, `"graph_norm"`, `"instance_norm"` or None. None of them sees padding.
+            `"layer_norm"` is PyG's with `norm_kwargs={"mode": "node"}`; PyG's default averages all nodes of a graph.
         jk: Jumping knowledge (arXiv:1806.03536): a final linear map of the last layer (`"last"`), of all layers side by
             side (`"cat"`) or of their maximum (`"max"`); None ends with the last convolution.
         readout: What graphs are of their nodes, `"add"`, `"mean"` or `"max"`; None leaves one row for each node.
