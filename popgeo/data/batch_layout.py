@@ -84,9 +84,7 @@ def lay_out(store: FlatStore, options: FixedSizeOptions, choices: LayoutChoices 
         slots.append(mask_slot(GRAPHS, options.num_graphs))
     made = {(slot.store, slot.name) for slot in slots if slot.attribute is None}
     if both := [attribute.name for attribute in store.attributes if (attribute.store, attribute.name) in made]:
-        raise ValueError(
-            f"The graphs have {both}, which batches call tensors of their own. Rename or pass exclude_keys={both}."
-        )
+        raise ValueError(f"The graphs have {both}, which batches make themselves. Rename or pass exclude_keys={both}.")
     return Layout(slots=tuple(slots), lists=tuple(lists), options=options)
 
 

@@ -7,14 +7,14 @@ from typing import Any
 
 import numpy as np
 
-from popgeo.data.axes import Axis
 from popgeo.data.flat_store import FlatStore, why_not_flat
 from popgeo.progress import progress
 
 _MEASURED_AT_ONCE = 256
 
 _Kept = dict[frozenset[str], tuple[Any, np.ndarray]]
-# By the number of the dataset object, until that object goes: the sizes, and the transform that they were read with.
+# By the number of the dataset object, until that object goes: the sizes, and the transform that they were read with,
+# which changes the graphs of a dataset of PyG when they are fetched, perhaps their sizes too.
 _KEPT: dict[int, tuple[weakref.ref[Any], _Kept]] = {}
 
 
@@ -58,7 +58,8 @@ class GraphSizes:
         """Whether `values` reads nothing."""
         if self._known is None:
             transform, sizes = _kept(self._dataset).get(self._excluded, (None, None))
-            if sizes is not None and len(sizes) == len(self._dataset) and transform is _transform_of(self._dataset):
+            as_read = transform is getattr(self._dataset, "transform", None)
+            if as_read and sizes is not None and len(sizes) == len(self._dataset):
                 self._known = sizes
         return self._known is not None
 
@@ -67,7 +68,7 @@ class GraphSizes:
         """Nodes and edges (of each type) of every graph. int64 [num_graphs, num_dimensions]"""
         if not self.are_known:
             self._known = self._read()
-            _kept(self._dataset)[self._excluded] = (_transform_of(self._dataset), self._known)
+            _kept(self._dataset)[self._excluded] = (getattr(self._dataset, "transform", None), self._known)
         assert self._known is not None  # the line above
         return self._known
 
@@ -99,23 +100,6 @@ def first_graphs(dataset: Any, count: int, exclude_keys: Sequence[str] | None) -
         FlatStore(2 graphs, 5 nodes, 0 edges; x: node)
     """
     return FlatStore.from_dataset([dataset[i] for i in range(min(count, len(dataset)))], exclude_keys=exclude_keys)
-
-
-def axes_of(dataset: Any, exclude_keys: Sequence[str] | None = None) -> tuple[Axis, ...]:
-    """What each dimension of the sizes counts: each node type, then each edge type.
-
-    Example:
-        >>> import torch
-        >>> from torch_geometric.data import Data
-        >>> [axis.label for axis in axes_of([Data(x=torch.ones(2, 1))])]
-        ['nodes', 'edges']
-    """
-    return first_graphs(dataset, 1, exclude_keys).size_axes
-
-
-def _transform_of(dataset: Any) -> Any:
-    """What changes the graphs of a dataset of PyG when they are fetched, perhaps their sizes too."""
-    return getattr(dataset, "transform", None)
 
 
 def _kept(dataset: Any) -> _Kept:

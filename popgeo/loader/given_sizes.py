@@ -9,7 +9,7 @@ import torch
 
 from popgeo.data.axes import Axis, Level
 from popgeo.data.fixed_size_options import FixedSizeOptions
-from popgeo.data.graph_sizes import GraphSizes, axes_of
+from popgeo.data.graph_sizes import GraphSizes, first_graphs
 from popgeo.data.trim import OverSizeStrategy
 from popgeo.loader.pack_graphs import pack_epoch
 from popgeo.loader.sampler import Packer
@@ -104,7 +104,7 @@ def columns_of(
     if dataset is not None and num_nodes is None:
         num_nodes = _atoms_of(dataset)
         if num_nodes is None and options is not None:
-            values, axes = GraphSizes(dataset).values, axes_of(dataset)
+            values, axes = GraphSizes(dataset).values, first_graphs(dataset, 1, None).size_axes
             columns = {
                 axis.label: (column, int(limit))
                 for axis, column, limit in zip(axes, values.T, options.limits(axes), strict=True)

@@ -9,7 +9,7 @@ from torch_geometric.data import Batch, Data
 
 from popgeo.data import FixedSizeCollater, FixedSizeOptions, FlatStore, unpad
 from popgeo.data.cut import check_fits, fills_exactly
-from popgeo.data.graph_sizes import _KEPT, GraphSizes, axes_of, first_graphs
+from popgeo.data.graph_sizes import _KEPT, GraphSizes, first_graphs
 from popgeo.data.sort_edges import sort_edges
 from popgeo.packing import Packs
 from tests.support import loaders
@@ -194,6 +194,6 @@ def test_sizes_that_are_given_are_not_read():
 def test_the_first_graphs_are_as_many_as_are_asked_for_or_there():
     assert len(first_graphs(GRAPHS, 1, None)) == 1
     assert len(first_graphs(GRAPHS, 5, ["x"])) == 2
-    assert [axis.label for axis in axes_of([hetero_graph(1, 1, 1, 1)])] == [
+    assert [axis.label for axis in first_graphs([hetero_graph(1, 1, 1, 1)], 1, None).size_axes] == [
         "a nodes", "b nodes", "a-writes-b edges", "b-cites-b edges",
     ]  # fmt: skip

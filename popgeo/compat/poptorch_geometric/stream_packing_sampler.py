@@ -7,7 +7,7 @@ import numpy as np
 from torch.utils.data import RandomSampler, Sampler, SequentialSampler
 
 from popgeo.data.axes import Level
-from popgeo.data.graph_sizes import GraphSizes, axes_of
+from popgeo.data.graph_sizes import GraphSizes, first_graphs
 from popgeo.packing import Budget, stream
 
 
@@ -102,7 +102,7 @@ class StreamPackingSampler(Sampler[list[int]]):
 
     def _counted(self, level: Level, most: Any) -> tuple[np.ndarray, list[int]]:
         """Nodes or edges of each graph, per type or of all, and the most of a batch: a number, by type, or None."""
-        axes = axes_of(self.data_source)
+        axes = first_graphs(self.data_source, 1, None).size_axes
         here = [i for i, axis in enumerate(axes) if axis.level is level]
         sizes = self._sizes.values[:, here]
         if isinstance(most, dict):
