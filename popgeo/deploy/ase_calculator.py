@@ -1,6 +1,7 @@
 """A trained model as a calculator of ASE, whose shapes stay the same for a whole run."""
 
 import copy
+import operator
 import warnings
 from collections.abc import Callable, Sequence
 from functools import cache
@@ -51,7 +52,7 @@ class CalculatorOfAtoms:
     def __reduce__(self) -> tuple[Any, ...]:
         """Copies and pickles hold all but what was compiled, which is bound to memory here."""
         own = type(self).__mro__[1]  # without the manners of ASE
-        return own.__new__, (own,), {**vars(self), "_evaluate": {}}
+        return own.__new__, (own,), {**vars(self), "_evaluate": {}, "_given": (), "_places": ()}
 
     def check_state(self, atoms: Any, tol: float = 0.0) -> list[str]:
         """What has changed since the last calculation of all that a model is given, for ASE, whose own look at charges
@@ -66,7 +67,9 @@ class CalculatorOfAtoms:
             "cell": (last.cell.array, atoms.cell.array),
             "pbc": (last.pbc, atoms.pbc),
         }
-        return [name for name, (one, other) in pairs.items() if not (abs(one * 1.0 - other) <= tol).all()]
+        if tol:
+            return [name for name, (one, other) in pairs.items() if not (abs(one * 1.0 - other) <= tol).all()]
+        return [name for name, (one, other) in pairs.items() if (one != other).any()]
 
     def calculate(
         self, atoms: Any = None, properties: Sequence[str] = ("energy",), system_changes: Sequence[str] = ()
@@ -74,14 +77,11 @@ class CalculatorOfAtoms:
         """What ASE calls where atoms have changed; fills `results`."""
         super().calculate(atoms, properties, system_changes)  # type: ignore[misc]  # of ASE's class
         atoms = self.atoms  # type: ignore[attr-defined]
-        energy, forces, *stress = self._values(atoms)
-        self.results = {
-            "energy": float(energy[0].detach()),
-            "free_energy": float(energy[0].detach()),
-            "forces": forces[: len(atoms)].detach().cpu().numpy().astype(np.float64),
-        }
+        energy, forces, *stress = (tensor.detach().cpu() for tensor in self._values(atoms))
+        total = energy[0].item()
+        self.results = {"energy": total, "free_energy": total, "forces": forces[: len(atoms)].double().numpy()}
         if stress:
-            self.results["stress"] = matrix_to_voigt(stress[0][0]).detach().cpu().numpy().astype(np.float64)
+            self.results["stress"] = matrix_to_voigt(stress[0][0]).double().numpy()
 
     def _values(self, atoms: Any) -> tuple[Tensor, ...]:
         """Energy, forces and, where space is filled, stress, each with the rows of these atoms first."""
@@ -147,6 +147,7 @@ class Calculator(CalculatorOfAtoms):
         self._compile = compile
         self._evaluate: dict[bool, Evaluation] = {}  # with stress, and without
         self._given: tuple[Tensor, ...] = ()
+        self._places: tuple[np.ndarray, ...] = ()
         like = next(model.parameters(), torch.empty(0))
         self._dtype, self._device = like.dtype, like.device
 
@@ -181,25 +182,28 @@ class Calculator(CalculatorOfAtoms):
         self.num_atoms, self.num_edges = atoms, slots
         self._evaluate.clear()
         # One atom of padding, which every absent edge joins to itself, is of a graph of its own.
-        integers: dict[str, Any] = {"dtype": torch.int64, "device": self._device}
-        numbers: dict[str, Any] = {"dtype": self._dtype, "device": self._device}
-        z, batch, edges = (torch.zeros(shape, **integers) for shape in ((atoms + 1,), (atoms + 1,), (2, slots)))
-        pos, shift, cell = (torch.zeros(shape, **numbers) for shape in ((atoms + 1, 3), (slots, 3), (2, 3, 3)))
-        self._given = z, pos, batch, edges, shift, cell
+        numbers = torch.float32 if self._dtype is torch.bfloat16 else self._dtype  # NumPy does not know it
+        z, batch, edges = (torch.zeros(shape, dtype=torch.int64) for shape in ((atoms + 1,), (atoms + 1,), (2, slots)))
+        pos, shift, cell = (torch.zeros(shape, dtype=numbers) for shape in ((atoms + 1, 3), (slots, 3), (2, 3, 3)))
+        places = z, pos, batch, edges, shift, cell
+        types = [self._dtype if tensor.is_floating_point() else torch.int64 for tensor in places]
+        self._given = tuple(map(lambda tensor, kind: tensor.to(self._device, kind), places, types))
+        self._places = tuple(tensor.numpy() for tensor in places)
+        self._is_shared = all(map(operator.is_, self._given, places))
 
     def _fill(self, atoms: Any, edge_index: np.ndarray, edge_shift: np.ndarray) -> None:
         """Writes the structure to its places, and padding to the others."""
-        z, pos, batch, edges, shift, cell = self._given
+        z, pos, batch, edges, shift, cell = self._places
         count, num_edges = len(atoms), edge_index.shape[1]
-        for places, values in ((z, atoms.numbers), (pos, atoms.positions)):
-            places[:count] = torch.from_numpy(values)
-            places[count:] = 0
+        z[:count], z[count:] = atoms.numbers, 0
+        pos[:count], pos[count:] = atoms.positions, 0
         batch[:count], batch[count:] = 0, 1
-        edges[:, :num_edges] = torch.from_numpy(edge_index)
-        edges[:, num_edges:] = count
-        shift[:num_edges] = torch.from_numpy(edge_shift)
-        shift[num_edges:] = 0
-        cell[0] = torch.from_numpy(atoms.cell.array)
+        edges[:, :num_edges], edges[:, num_edges:] = edge_index, count
+        shift[:num_edges], shift[num_edges:] = edge_shift, 0
+        cell[0] = atoms.cell.array
+        if not self._is_shared:
+            for given, place in zip(self._given, self._places, strict=True):
+                given.copy_(torch.from_numpy(place))
 
 
 @cache

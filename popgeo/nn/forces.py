@@ -34,7 +34,7 @@ def energy_and_forces(model: nn.Module, z: Tensor, pos: Tensor, *args: Any, **kw
         if not pos.requires_grad:
             pos = pos.detach().requires_grad_()
         energy = model(z, pos, *args, **kwargs)
-        (gradient,) = torch.autograd.grad(energy.sum(), pos, create_graph=model.training)
+        (gradient,) = torch.autograd.grad(energy, pos, torch.ones_like(energy), create_graph=model.training)
     return energy, -gradient
 
 
@@ -96,7 +96,8 @@ def energy_forces_and_stress(
         moved = pos + _strained(pos, symmetric, batch)
         shift = edge_shift + _strained(edge_shift, symmetric, batch.index_select(0, edge_index[1]))
         energy = model(z, moved, batch, edge_index, edge_shift=shift, num_graphs=num_graphs, **kwargs)
-        slope, virial = torch.autograd.grad(energy.sum(), (pos, strain), create_graph=model.training)
+        ones = torch.ones_like(energy)
+        slope, virial = torch.autograd.grad(energy, (pos, strain), ones, create_graph=model.training)
     a, b, c = cell.unbind(1)
     volume = (torch.linalg.cross(a, b) * c).sum(1).abs().view(-1, 1, 1)
     stress = torch.where(volume > 0, virial / torch.where(volume > 0, volume, 1.0), 0.0)

@@ -34,6 +34,8 @@ class Rows:
             )
         dim %= src.dim()
         if out is not None:
+            if not isinstance(out, Tensor):  # which stands where PyG's own scatter has dim_size
+                raise ValueError(f"out is {out!r}; it is a tensor to add to. For a number of rows pass dim_size=.")
             dim_size = out.shape[dim]
         if dim_size is None:
             dim_size = _measure(index)

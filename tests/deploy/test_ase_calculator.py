@@ -204,3 +204,15 @@ def test_a_calculator_is_copied_and_pickled_as_other_calculators_are(compiles):
         other = water.copy()
         other.calc = again
         assert other.get_potential_energy() == energy
+        other.positions[1, 0] += 0.3
+        fresh = water.copy()
+        fresh.positions[1, 0] += 0.3
+        fresh.calc = Calculator(water.calc._model)
+        np.testing.assert_allclose(other.get_forces(), fresh.get_forces(), atol=1e-5)
+
+
+def test_a_model_in_bfloat16_has_forces():
+    water = ase.Atoms("OH2", [[0.0, 0, 0.12], [0, 0.76, -0.48], [0, -0.76, -0.48]])
+    water.calc = Calculator(SchNet(8, 8, num_interactions=1, cutoff=5.0).bfloat16())
+    assert np.isfinite(water.get_forces()).all()
+    assert np.abs(water.get_forces()).max() > 0

@@ -195,6 +195,11 @@ def test_out_is_reduced_into_in_place(native):
     assert arg.tolist() == [[4, 4], [3, 3], [4, 4], [4, 2]]
 
 
+def test_a_number_of_rows_where_pyg_has_it_is_told_apart_from_out():
+    with pytest.raises(ValueError, match="out is 4; it is a tensor"):
+        scatter_sum(SRC, INDEX, 0, 4)
+
+
 def test_integer_means_round_down(native):
     src = torch.tensor([-3, -4, 5])
     assert scatter_mean(src, torch.tensor([0, 0, 1]), 0).tolist() == [-4, 5]

@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -20,6 +21,8 @@ _MOVES = {
     "aten.index_select.default": "take", "aten.gather.default": "take",
     "aten.index_add.default": "sum_at", "aten.scatter_add.default": "sum_at",
 }  # fmt: skip
+_MOST_SUMMED = 4096  # elements: our own sum needs no order of edges, and its call costs less than that from here on
+_OUR_MOVES = {"popgeo.gather.default": "take", "popgeo.scatter_sum.default": "sum_at"}
 _REDUCED = {"sum": "sum_at", "amax": "max_at", "amin": "min_at"}
 
 
@@ -61,6 +64,8 @@ def _moves(graph: OpGraph) -> dict[int, RowMove]:
 
 def _move_of(uses: DefUse, op: Op) -> RowMove | None:
     values, code = uses.graph.values, _MOVES.get(op.target)
+    if op.target in _OUR_MOVES:
+        return _our_move(uses, op)
     if op.target == "aten.scatter_reduce.two" and op.kwargs.get("include_self") is False:
         code = _REDUCED.get(op.args[4])
     if code is None or op.kwargs.get("alpha", 1) != 1:
@@ -77,6 +82,20 @@ def _move_of(uses: DefUse, op: Op) -> RowMove | None:
     index = rows_of(uses, op, shape) if op.args[1] in (0, -len(shape)) else None
     moved, num_rows = table if code == "take" else edges, values[table].shape[0]
     return None if index is None else RowMove(code=code, moved=moved, index=index, num_rows=num_rows)
+
+
+def _our_move(uses: DefUse, op: Op) -> RowMove | None:
+    """Of an operation of ours, to which no plan was given."""
+    values, code, (made,) = uses.graph.values, _OUR_MOVES[op.target], op.makes()
+    moved, index = ref(op.args[0]), ref(op.args[1])
+    edges = made if code == "take" else moved
+    shape, most = values[edges].shape, math.inf if code == "take" else _MOST_SUMMED
+    if len(op.reads()) > 2 or shape[0] < 2 or not 0 < values[edges].numel <= most:
+        return None
+    if not (uses.is_plain(made) and uses.is_plain(moved) and uses.is_plain(index, shape[:1], torch.int64)):
+        return None
+    num_rows = values[moved if code == "take" else made].shape[0]
+    return RowMove(code=code, moved=moved, index=index, num_rows=num_rows)
 
 
 class EdgeOrders:

@@ -81,7 +81,7 @@ class AtomModel(nn.Module):
             # A padding edge joins padding nodes to themselves; so no mask is needed to know it. In a small cell an atom
             # also meets images of its own, which are shifted.
             real = edge_index[0] != edge_index[1]
-            real = real if edge_shift is None else real | (edge_shift != 0).any(1)
+            real = real if edge_shift is None else real | (edge_shift.abs().sum(1) != 0)
             real = real if edges_mask is None else real & edges_mask
             r = distance(pos, edge_index, real, self.cutoff, edge_shift)
             if edge_shift is None and is_direct():
