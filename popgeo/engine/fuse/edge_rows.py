@@ -2,7 +2,6 @@
 
 import dataclasses
 import itertools
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -20,9 +19,9 @@ EDGE_ORDER = "popgeo.edge_order.default"
 _MOVES = {
     "aten.index_select.default": "take", "aten.gather.default": "take",
     "aten.index_add.default": "sum_at", "aten.scatter_add.default": "sum_at",
+    "popgeo.gather.default": "take", "popgeo.scatter_sum.default": "sum_at",
 }  # fmt: skip
 _MOST_SUMMED = 4096  # elements: our own sum needs no order of edges, and its call costs less than that from here on
-_OUR_MOVES = {"popgeo.gather.default": "take", "popgeo.scatter_sum.default": "sum_at"}
 _REDUCED = {"sum": "sum_at", "amax": "max_at", "amin": "min_at"}
 
 
@@ -63,39 +62,30 @@ def _moves(graph: OpGraph) -> dict[int, RowMove]:
 
 
 def _move_of(uses: DefUse, op: Op) -> RowMove | None:
-    values, code = uses.graph.values, _MOVES.get(op.target)
-    if op.target in _OUR_MOVES:
-        return _our_move(uses, op)
+    values, code, ours = uses.graph.values, _MOVES.get(op.target), op.target.startswith("popgeo.")
     if op.target == "aten.scatter_reduce.two" and op.kwargs.get("include_self") is False:
         code = _REDUCED.get(op.args[4])
-    if code is None or op.kwargs.get("alpha", 1) != 1:
+    if (
+        code is None or op.kwargs.get("alpha", 1) != 1 or (ours and len(op.reads()) > 2)
+    ):  # with a plan of the user's own
         return None
-    table, (made,) = ref(op.args[0]), op.makes()
-    edges = made if code == "take" else ref(op.args[3])
+    first, (made,), takes = ref(op.args[0]), op.makes(), code == "take"
+    edges = made if takes else first if ours else ref(op.args[3])
+    table = first if takes else made
     shape = values[edges].shape
     # One edge would be no dimension of a chain.
     is_served = len(shape) > 0 and shape[0] > 1 and values[edges].numel > 0 and values[table].dtype is torch.float32
     if not is_served or values[table].shape[1:] != shape[1:] or not (uses.is_plain(made) and uses.is_plain(edges)):
         return None
-    if not (uses.is_stable(table) if code == "take" else is_zero(uses, table)):
+    if not takes and not (values[edges].numel <= _MOST_SUMMED if ours else is_zero(uses, first)):
         return None
-    index = rows_of(uses, op, shape) if op.args[1] in (0, -len(shape)) else None
-    moved, num_rows = table if code == "take" else edges, values[table].shape[0]
-    return None if index is None else RowMove(code=code, moved=moved, index=index, num_rows=num_rows)
-
-
-def _our_move(uses: DefUse, op: Op) -> RowMove | None:
-    """Of an operation of ours, to which no plan was given."""
-    values, code, (made,) = uses.graph.values, _OUR_MOVES[op.target], op.makes()
-    moved, index = ref(op.args[0]), ref(op.args[1])
-    edges = made if code == "take" else moved
-    shape, most = values[edges].shape, math.inf if code == "take" else _MOST_SUMMED
-    if len(op.reads()) > 2 or shape[0] < 2 or not 0 < values[edges].numel <= most:
+    if ours:
+        index = ref(op.args[1]) if uses.is_plain(ref(op.args[1]), shape[:1], torch.int64) else None
+    else:
+        index = rows_of(uses, op, shape) if op.args[1] in (0, -len(shape)) else None
+    if index is None or not uses.is_stable(first):
         return None
-    if not (uses.is_plain(made) and uses.is_plain(moved) and uses.is_plain(index, shape[:1], torch.int64)):
-        return None
-    num_rows = values[moved if code == "take" else made].shape[0]
-    return RowMove(code=code, moved=moved, index=index, num_rows=num_rows)
+    return RowMove(code=code, moved=first if takes else edges, index=index, num_rows=values[table].shape[0])
 
 
 class EdgeOrders:
