@@ -49,10 +49,7 @@ class CallTimes:
     def latency(self) -> Latency:
         """Shortest, longest and mean time from a step's inputs to its results, where these are returned."""
         (_, begun), (_, returned) = self._inputs, self._results
-        span = (
-            (self._end - self._start) / returned if begun and returned else 0.0
-        )  # the same for all, as time is divided
-        return span, span, span
+        return ((self._end - self._start) / returned if begun and returned else 0.0,) * 3  # as time is divided evenly
 
     def _ticks(self, num_tensors: int, num_steps: int, after: int) -> list[list[float]]:
         share = (self._end - self._start) / max(1, num_steps)

@@ -2,10 +2,11 @@
 
 import inspect
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from datetime import timedelta
+from functools import partial
 from operator import attrgetter
 from typing import Any
 
@@ -24,9 +25,11 @@ from popgeo.compat.poptorch.call_times import CallTimes, HasCallTimes
 from popgeo.compat.poptorch.compiling import compiling
 from popgeo.compat.poptorch.errors import Error, as_poptorch_errors, check
 from popgeo.compat.poptorch.log import log_options
+from popgeo.compat.poptorch.optim.poptorch_optimizer import PoptorchOptimizer
 from popgeo.compat.poptorch.options import Options
 from popgeo.compat.poptorch.popgeo_options import options_in_use, popgeo_options
 from popgeo.compat.poptorch.poptorch_machine import PoptorchMachine
+from popgeo.compat.poptorch.replica_groups import as_replicas_see
 from popgeo.compat.poptorch.wrapped_module import unwrap, unwrapped, wrap
 from popgeo.engine.compiled_step import CompiledStep
 from popgeo.engine.step_recipe import Recipe
@@ -61,6 +64,7 @@ class CompiledModule(HasCallTimes):
         self._form: Structure | None = None  # how the arguments nest that it was compiled for
         self._is_attached = self._has_run = False
         self._times = CallTimes()
+        self._numbers: Tensor | None = None  # of the replicas, where parameters differ between them
         if training:
             wrap(self._user_model, self)
 
@@ -156,11 +160,18 @@ class CompiledModule(HasCallTimes):
 
     compiled = property(_require_compiled, doc="popgeo's compiled step; an Error until there is one.")
 
-    def _tensors(self, given: Arguments) -> Sequence[Tensor]:
-        """The tensors of a call, with a micro-batch for each replica."""
-        if self._options.input_group_size == 1:
-            return given.tensors
-        return [call_arguments.for_each_replica(tensor, self._options) for tensor in given.tensors]
+    def _pass(self, given: Arguments, call: Callable[..., Any]) -> Any:
+        """Calls a step with a micro-batch for each replica, and with the replicas' numbers where it asks for them."""
+        tensors: Sequence[Tensor] = given.tensors
+        if self._options.input_group_size > 1:
+            tensors = [call_arguments.for_each_replica(tensor, self._options) for tensor in tensors]
+        return given.pass_to(call if self._numbers is None else partial(call, replica_number=self._numbers), tensors)
+
+    def _name_optimizer(self) -> None:
+        """Tells PopTorch's own optimizers what the parameters are called, so that they load and show their state."""
+        is_there = self._options.connection_type != enums.ConnectionType.Never
+        if is_there and isinstance(self._optimizer, PoptorchOptimizer):
+            self._optimizer.use_names({p: f"model.{name}" for name, p in self._user_model.named_parameters()})
 
     def _compile(self, given: Arguments) -> CompiledStep:
         """Compiles the model for such arguments; where anything is refused, nothing has changed."""
@@ -181,6 +192,7 @@ class CompiledModule(HasCallTimes):
         finally:
             self._model.training = before
         self._compiled, self._form = step, given.structure
+        self._name_optimizer()
         self._is_attached = self._options.connection_type != enums.ConnectionType.Never
         self._has_run = False
         return step
@@ -189,9 +201,10 @@ class CompiledModule(HasCallTimes):
         """A compiled step; of a model to train whose loss no parameter has a part in, the forward pass alone."""
         upcasts = self._options.Precision.half_float_casting is enums.HalfFloatCastingBehavior.HalfUpcastToFloat
         machine = PoptorchMachine(options, upcasts)
-        step = CompiledStep(Recipe(function=self._model, options=options, optimizer=optimizer, machine=machine))
+        seen, self._numbers = as_replicas_see(self._model, options)
+        step = CompiledStep(Recipe(function=seen, options=options, optimizer=optimizer, machine=machine))
         try:
-            given.pass_to(step.compile, self._tensors(given))
+            self._pass(given, step.compile)
         except NothingToTrainError:
             steps = options.device_iterations * options.gradient_accumulation
             return self._captured(given, replace(options, device_iterations=steps, gradient_accumulation=1), None)

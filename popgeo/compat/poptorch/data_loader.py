@@ -2,7 +2,6 @@
 
 import weakref
 from collections.abc import Iterable, Iterator
-from itertools import islice
 from operator import attrgetter
 from typing import Any
 
@@ -152,18 +151,8 @@ def generator_for_a_thread() -> torch.Generator:
     return torch.Generator().manual_seed(int(torch.empty((), dtype=torch.int64).random_()))
 
 
-class _Combined(Sampler[list[int]]):
-    """The elements of several micro-batches as one batch."""
-
-    def __init__(self, batches: Iterable[list[int]], factor: int, drop_last: bool) -> None:
-        self._batches, self._factor, self._drop_last = batches, factor, drop_last
+class _Combined(BatchSampler):
+    """The elements of several micro-batches as one batch: torch's batches, of batches."""
 
     def __iter__(self) -> Iterator[list[int]]:
-        batches = iter(self._batches)
-        while joined := list(islice(batches, self._factor)):
-            if len(joined) == self._factor or not self._drop_last:
-                yield [element for part in joined for element in part]
-
-    def __len__(self) -> int:
-        count = len(self._batches)  # type: ignore[arg-type]  # a TypeError says so where it has none
-        return count // self._factor if self._drop_last else -(-count // self._factor)
+        return ([element for part in joined for element in part] for joined in super().__iter__())  # type: ignore[attr-defined]

@@ -51,10 +51,10 @@ class PoplarExecutor(CompiledModule):
         compiled = self._compiled or self._compile(given)
         if not self._is_attached:
             self.attachToDevice()
-        tensors, factor = self._tensors(given), compiled.options.batch_factor
-        times = self._times.of_a_call(num_inputs=len(tensors), num_steps=self._ticks(factor))
+        steps = self._ticks(compiled.options.batch_factor)
+        times = self._times.of_a_call(num_inputs=len(given.tensors), num_steps=steps)
         with as_poptorch_errors(), self._buffers_apart(), times:
-            returned = given.pass_to(compiled, tensors)
+            returned = self._pass(given, compiled)
         self._has_run = True
         write_back(own, given, compiled.captured.written)
         results, tensors = as_results(returned)
@@ -148,6 +148,7 @@ class PoplarExecutor(CompiledModule):
         self._optimizer = optimizer
         if self._compiled is None:
             return
+        self._name_optimizer()
         if popgeo_options(self._options, optimizer) != self._compiled.options:
             self._compile_anew()
             return

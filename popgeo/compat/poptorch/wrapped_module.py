@@ -8,8 +8,6 @@ from typing import Any
 
 from torch import nn
 
-from popgeo.compat.poptorch.errors import Error
-
 
 class _Wrapped:
     """Marks the classes that `wrap` makes."""
@@ -51,20 +49,6 @@ def is_wrapped(module: nn.Module) -> bool:
         False
     """
     return isinstance(module, _Wrapped)
-
-
-def replicaGrouping(self: nn.Parameter, comm_group_type: Any, *how: Any) -> None:
-    """Which replicas share a parameter: all of them, whose gradients become one.
-
-    Raises:
-        Error: groups of them, or each for itself, which a single copy of the weights cannot be.
-    """
-    why = "replicas share all weights here; give the parameter a dimension of groups, and pass each replica its number"
-    if comm_group_type != 0:  # that of CommGroupType.All
-        raise Error(f"Parameter.replicaGrouping({comm_group_type!r}) cannot be had: {why}.")
-
-
-nn.Parameter.replicaGrouping = replicaGrouping  # type: ignore[attr-defined]  # programs ask each parameter for it
 
 
 def unwrap(module: nn.Module) -> None:

@@ -42,6 +42,14 @@ class NoMasker(Masker):
     node_masker = edge_masker = graph_masker = _as_they_are  # type: ignore[assignment]  # their words differ
 
 
+def _masked_first(name: str) -> Callable[["PreLayerMasker", Layer], Layer]:
+    def of_layer(self: "PreLayerMasker", layer: Layer) -> Layer:
+        """The layer, whose arguments are masked first; it takes `mask=`."""
+        return lambda *args, mask=None: layer(*getattr(self.masker, name)(args, mask=mask))
+
+    return of_layer
+
+
 class LayerMasker:
     """What turns a layer into one whose arguments are masked first, by methods named as the masker's.
 
@@ -61,21 +69,4 @@ class PreLayerMasker(LayerMasker):
         2
     """
 
-    def node_masker(self, layer: Layer) -> Layer:
-        """The layer, its arguments masked as nodes; it takes `mask=`."""
-        return _masked_first(layer, self.masker.node_masker)
-
-    def edge_masker(self, layer: Layer) -> Layer:
-        """The layer, its arguments masked as edges; it takes `mask=`."""
-        return _masked_first(layer, self.masker.edge_masker)
-
-    def graph_masker(self, layer: Layer) -> Layer:
-        """The layer, its arguments masked as graphs; it takes `mask=`."""
-        return _masked_first(layer, self.masker.graph_masker)
-
-
-def _masked_first(layer: Layer, mask_entries: Callable[..., Any]) -> Layer:
-    def masked(*args: Any, mask: Mask = None) -> Any:
-        return layer(*mask_entries(args, mask=mask))
-
-    return masked
+    node_masker, edge_masker, graph_masker = map(_masked_first, ("node_masker", "edge_masker", "graph_masker"))

@@ -168,11 +168,3 @@ def test_programs_find_what_they_ask_for_by_poptorchs_names():
     step(torch.ones(1))
     with pytest.raises(poptorch.Error, match=r"name those that change in Options\.updatableNamedBuffers"):
         step.copyNamedBuffersToDevice()
-
-
-def test_a_parameter_is_shared_by_all_replicas_and_groups_are_refused_with_the_reason():
-    step = poptorch.trainingModel(nn.Linear(2, 2), poptorch.Options().replicationFactor(2))
-    mode = poptorch.VariableRetrievalMode.OnePerGroup
-    step.weight.replicaGrouping(poptorch.CommGroupType.All, 0, mode)
-    with pytest.raises(poptorch.Error, match=r"NoGrouping.* replicas share all weights here"):
-        step.weight.replicaGrouping(poptorch.CommGroupType.NoGrouping, 0, mode)

@@ -1,18 +1,22 @@
 """What PopTorch's optimizers have in common: arguments, types of their state, and what they tell the engine."""
 
+import copy
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from popgeo.compat.account import ACCOUNT, Treatment
+from popgeo.compat.poptorch.optim.ipu_state import named_settings, named_state, take_state
 from popgeo.engine.optimizer.mixed_worker import MixedWorker, needs_mixed
 from popgeo.engine.optimizer.precision import restore_types
 from popgeo.engine.step_options import StepOptions
 
 _TYPES = (torch.float16, torch.float32)
+_OWN = ("loss_scaling", "max_grad_norm", "accum_type", "state_types", "variable_attrs", "_names", "_loaded")
+_NOTHING: Mapping[str, Any] = {"ipu_state": None, "ipu_param": None}
 _WITHOUT_MEANING = ("amsgrad", "foreach", "capturable", "differentiable", "fused")  # how torch would go about it
 
 
@@ -69,6 +73,8 @@ class PoptorchOptimizer(torch.optim.Optimizer):
     choices: tuple[str, ...] = ()
     types: Mapping[str, tuple[str, ...]] = {}
     of_groups: Mapping[str, float | None] = {}
+    _names: Mapping[nn.Parameter, str] | None = None  # of its parameters, once a model has been compiled with it
+    _loaded = _NOTHING  # until then
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
@@ -115,13 +121,36 @@ class PoptorchOptimizer(torch.optim.Optimizer):
             ACCOUNT.add("optim.accum_type=float16", Treatment.IGNORED, "gradients of float32 weights stay float32")
 
     def __getstate__(self) -> dict[str, Any]:
-        own = ("loss_scaling", "max_grad_norm", "accum_type", "state_types", "variable_attrs", *self.choices)
-        return {**super().__getstate__(), **{name: vars(self)[name] for name in own if name in vars(self)}}
+        own = (name for name in (*_OWN, *self.choices) if name in vars(self))
+        return {**super().__getstate__(), **{name: vars(self)[name] for name in own}}
+
+    def state_dict(self) -> dict[str, Any]:
+        """A copy of torch's own, and what of it PopTorch's checkpoints hold, which is None until a model is compiled.
+
+        `ipu_state` has the state by PopART's names, such as `Accl1___model.lin.weight`, and `ipu_param` the numbers of
+        the next update.
+        """
+        held = copy.deepcopy(super().state_dict())
+        if self._names is None:
+            return {**self._loaded, **held}
+        state = named_state(self, self._names, held["state"])
+        return {"ipu_state": state, "ipu_param": named_settings(self, self._names), **held}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """As torch's own, but state keeps the types in which it was saved; torch gives it those of the weights."""
+        """As torch's own, but state keeps the types in which it was saved; torch gives it those of the weights.
+
+        `ipu_state` counts where there is one. Settings are those of `param_groups`, and not of `ipu_param`.
+        """
         super().load_state_dict(state_dict)
         restore_types(self, state_dict)
+        self._loaded = {key: state_dict.get(key) for key in _NOTHING}
+        if self._names is not None:
+            self.use_names(self._names)
+
+    def use_names(self, names: Mapping[nn.Parameter, str]) -> None:
+        """Takes the names that a compiled model has for the parameters, and the state that was loaded by them."""
+        loaded, self._names, self._loaded = self._loaded["ipu_state"], names, _NOTHING
+        take_state(self, names, loaded or {})
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:

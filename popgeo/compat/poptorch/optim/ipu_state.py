@@ -1,0 +1,59 @@
+"""An optimizer's state and settings by the names that PopART gives them, as PopTorch's checkpoints hold them."""
+
+import logging
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+_LOG = logging.getLogger("poptorch")
+_PREFIXES = {"exp_avg": "Accl1", "exp_avg_sq": "Accl2", "square_avg": "Accl1", "grad_avg": "Accl2"}
+_PREFIXES |= {"momentum_buffer": "Accl3"}  # SGD's aside, which has no other
+_NEEDED = {"grad_avg": "centered", "momentum_buffer": "momentum"}  # settings without which there is no such state
+Names = Mapping[nn.Parameter, str]
+
+
+def named_state(optimizer: Any, names: Names, state: Mapping[int, Mapping[str, Any]]) -> dict[str, Tensor]:
+    """The state of each parameter, of which there is that of `state_dict`; zeros where there has been no update."""
+    numbers = {p: number for number, p in enumerate(p for group in optimizer.param_groups for p in group["params"])}
+    places = _places(optimizer, names)
+    return {name: state.get(numbers[p], {}).get(key, torch.zeros(shape)) for name, p, key, shape in places}
+
+
+def named_settings(optimizer: Any, names: Names) -> dict[str, Tensor]:
+    """Numbers of the next update: rates and decays of each parameter, and the scale of the loss."""
+    scale = float(optimizer.loss_scaling)
+    found = {"lossScaling_FLOAT": torch.tensor(scale)}
+    for group in optimizer.param_groups:
+        numbers = {"learningRate": group["lr"], "weightDecay": group["weight_decay"]}
+        if isinstance(optimizer, torch.optim.SGD):
+            rate = group["lr"] * (1 - group["dampening"])
+            numbers = {"scaledLearningRate0": rate / scale, "weightDecayScaleFactor0": 1 - rate * group["weight_decay"]}
+        for own in (names[parameter] for parameter in group["params"] if parameter in names):
+            found |= {f"{name}___specific___{own}": torch.tensor(float(number)) for name, number in numbers.items()}
+    return found
+
+
+def take_state(optimizer: Any, names: Names, loaded: Mapping[str, Tensor]) -> None:
+    """Gives an optimizer the state that a checkpoint holds; the rest of a parameter's starts at zero, or stays."""
+    places = list(_places(optimizer, names))
+    met = {parameter for name, parameter, _, _ in places if name in loaded}
+    for name, parameter, key, shape in places:
+        if parameter in met:
+            own = optimizer.state[parameter]
+            part = loaded.get(name, own.get(key, torch.zeros(shape)))
+            own[key] = part.detach().clone().reshape(shape)
+    if strange := sorted(loaded.keys() - {name for name, *_ in places}):
+        _LOG.warning("State that this optimizer does not keep is left out: %s", ", ".join(strange))
+
+
+def _places(optimizer: Any, names: Names) -> Iterator[tuple[str, nn.Parameter, str, torch.Size]]:
+    """PopART's name of each part of the state: whose it is, torch's name of it, and its shape."""
+    own = {"momentum_buffer": "Accl1"} if isinstance(optimizer, torch.optim.SGD) else {"step": "Step"}
+    prefixes = {key: _PREFIXES[key] for keys in optimizer.types.values() for key in keys} | own
+    for group in optimizer.param_groups:
+        for key, prefix in prefixes.items():
+            for p in group["params"] if group.get(_NEEDED.get(key), True) else ():
+                if p in names:
+                    yield f"{prefix}___{names[p]}", p, key, torch.Size() if key == "step" else p.shape
