@@ -195,7 +195,8 @@ def scatter_std(
 ) -> Tensor:
     """The standard deviation of the entries that share an index; 0 where fewer than two arrive.
 
-    As in torch_scatter, 1e-6 is added to the count (less one if `unbiased`) that the sum of squares is divided by.
+    As in torch_scatter, 1e-6 is added to the count (less one if `unbiased`) that the sum of squares is divided by. Where
+    the result is 0, as that of one entry or of padding, so is its derivative: torch_scatter's is NaN there.
 
     Example:
         >>> scatter_std(torch.tensor([1.0, 3.0, 7.0]), torch.tensor([0, 0, 1]))
@@ -204,15 +205,17 @@ def scatter_std(
     refuse_integers(src)
     rows = Rows.of(src, index, dim, out, dim_size)
     arguments = rows.plan(plan)
+    total = scatter_sum_rows(rows.src, rows.index, rows.num_rows, *arguments)  # checks the index
     count = rows.count(plan).to(src.dtype).clamp(min=1)
-    mean = scatter_sum_rows(rows.src, rows.index, rows.num_rows, *arguments) / count
+    mean = total / count
     deviation = rows.src - gather_rows(mean, rows.index, *arguments)
     squares = rows.restore(scatter_sum_rows(deviation * deviation, rows.index, rows.num_rows, *arguments))
     if out is not None:
         squares = out.add_(squares)
     if unbiased:
         count = (count - 1).clamp(min=1)
-    return (squares / rows.restore(count.expand(-1, rows.src.shape[1]) + 1e-6)).sqrt()
+    variance = squares / rows.restore(count.expand(-1, rows.src.shape[1]) + 1e-6)
+    return torch.where(variance == 0, 0.0, torch.where(variance == 0, 1.0, variance).sqrt())
 
 
 def gather(x: Tensor, index: Tensor, dim: int = 0, plan: ScatterPlan | None = None) -> Tensor:

@@ -52,8 +52,18 @@ def test_composites(native, plan, name):
 
 
 def test_scatter_std(native):
-    index = torch.tensor([0, 0, 1, 1, 1, 0, 0])  # at least two per row: at 0 a square root has no slope
-    twice(lambda src: ops.scatter_std(src, index, 0), entries(NUM_EDGES, CHANNELS))
+    twice(lambda src: ops.scatter_std(src, INDEX, 0), entries(NUM_EDGES, CHANNELS))  # row 3 has one entry
+
+
+def test_equal_entries_such_as_those_of_padding_have_no_spread_and_no_slope(native):
+    src = torch.tensor([1.0, 3.0, 0.0, 0.0, 0.0], requires_grad=True)
+    ops.scatter_std(src, torch.tensor([0, 0, 1, 1, 1])).sum().backward()
+    assert src.grad.abs().gt(0).tolist() == [True, True, False, False, False]
+
+
+def test_an_index_out_of_range_has_no_spread_either(native):
+    with pytest.raises(ValueError, match=r"index\[1\] is 5; allowed are 0 to 1"):
+        ops.scatter_std(torch.ones(2), torch.tensor([0, 5]), dim_size=2)
 
 
 @pytest.mark.parametrize("reduce", ["sum", "mean", "min", "max"])
