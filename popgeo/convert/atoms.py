@@ -17,6 +17,7 @@ from popgeo.convert.atom_files import SUFFIXES, reach
 # The most that a label can be; above that it is in another unit, or the calculation failed.
 _LIMITS = {"energy": (1e6, "eV an atom"), "forces": (1e5, "eV/angstrom"), "stress": (1e3, "eV/angstrom^3")}
 _TAKEN = {name: (name, f"REF_{name}") for name in _LIMITS} | {"weight": ("weight", "config_weight"), "head": ("head",)}
+_INSTEAD = {"stress": ("virial", "virials", "REF_virial", "REF_virials")}
 _CLOSEST, _FARTHEST = 0.1, 1e6  # angstrom
 Keys: TypeAlias = Mapping[str, str | None]
 
@@ -35,10 +36,12 @@ def read_atoms(
         path: Extended XYZ, the HDF5 of MACE, the aselmdb of fairchem, a database or trajectory of ASE, or a folder of
             such. Of other formats, which `ase.io` reads, the file must fit into memory.
         cutoff: Lists pairs of atoms up to so far from each other, in angstrom.
-        double: Whether positions and the like are float64 rather than float32.
+        double: Whether positions, energies and the like are float64 rather than float32, in which a total energy of
+            -17,660 eV is right to 1 meV.
         keys: What the file calls an attribute, as `{"energy": "dft_energy"}`, or None to leave it out; any other
             is taken too, as `{"charge": "charge"}`. Energy, forces and stress are found by themselves where they are
-            called so, or with `REF_` before it; so are weight, config_weight and head. Of virials the stress is made.
+            called so, or with `REF_` before it; so are weight, config_weight and head. Where there is no stress it is
+            made of virials, which are `virial` or `virials`, also with `REF_`.
 
     Raises:
         ValueError: the file cannot be read, or a package for it is absent. With its index, when it is read: a structure
@@ -95,6 +98,7 @@ def names_in(atoms: Any, asked: Keys, first: Mapping[str, str] | None = None) ->
         raise ValueError(f"it has no {missing}, but {sorted(there)}. Correct the keys.")
     for name in _TAKEN.keys() - asked.keys():
         found = [called for called in _TAKEN[name] if called in there]
+        found = found or [called for called in _INSTEAD.get(name, ()) if called in there]
         ending = [called for called in there if called.endswith(f"_{name}") and called != "free_energy"]
         if len(found) == 1:
             names[name] = found[0]

@@ -168,6 +168,11 @@ def test_virials_become_the_stress_and_a_tensor_voigts_order(tmp_path):
     assert read_atoms(path)[0].stress.tolist() == [[1, 2, 3, 4, 5, 6]]
     of_virials = read_atoms(path, keys={"stress": "REF_virials"})[0].stress
     assert of_virials[0].tolist() == pytest.approx([1, 2, 3, 4, 5, 6])
+    for atoms in structures:
+        atoms.info["virial"] = atoms.info.pop("REF_virials")
+        del atoms.info["REF_stress"]
+    by_itself = read_atoms(save(tmp_path / "virial.xyz", structures))[0].stress
+    assert by_itself[0].tolist() == pytest.approx([1, 2, 3, 4, 5, 6])
 
 
 @pytest.mark.parametrize(
