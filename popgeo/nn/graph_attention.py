@@ -122,7 +122,7 @@ class SameGraph:
             )
         size = sizes.index_select(0, batch)  # [num_nodes]
         lost = size > max_num_nodes if nodes_mask is None else nodes_mask & (size > max_num_nodes)
-        check_sizes(size, max_num_nodes, nodes_mask)
+        check_sizes(batch, size, max_num_nodes, nodes_mask)
         slots = torch.arange(max_num_nodes, device=batch.device)
         return cls(
             form=form,

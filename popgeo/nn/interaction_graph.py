@@ -167,7 +167,7 @@ class PrecomputeInteractionGraph(BaseTransform):
     """Finds a molecule's edges once, so that a loader packs them: only real edges take slots in the batch.
 
     Works where positions are fixed. Give the model the batch's `edge_index` and the same `half_list`; lengths are
-    computed in the model, so forces stay right.
+    computed in the model, so forces stay right. What repeats, `popgeo.convert.read_atoms` lists the pairs of.
 
     Args:
         cutoff: Longest edge, in the unit of the positions.
@@ -193,7 +193,14 @@ class PrecomputeInteractionGraph(BaseTransform):
         self.half_list = half_list
 
     def forward(self, data: Data) -> Data:
-        """Sets `edge_index` to the atoms within the cutoff, sorted by centre; PyG copies the molecule beforehand."""
+        """Sets `edge_index` to the atoms within the cutoff, sorted by centre; PyG copies the molecule beforehand.
+
+        Raises:
+            ValueError: the structure repeats.
+        """
+        repeats = next((data[name] for name in ("pbc", "cell") if name in data), torch.zeros(1))
+        if bool(repeats.any()):
+            raise ValueError("The structure repeats; popgeo.convert.read_atoms(cutoff=) lists pairs with images.")
         r2 = (data.pos.unsqueeze(0) - data.pos.unsqueeze(1)).square().sum(2)
         near = (r2 <= self.cutoff * self.cutoff).triu(1)
         if not self.half_list:

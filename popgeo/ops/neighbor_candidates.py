@@ -35,7 +35,7 @@ def first_and_size(
     num_nodes = torch.zeros(num_graphs, dtype=torch.long, device=batch.device)
     num_nodes = num_nodes.index_add(0, batch, torch.ones_like(batch))
     size = num_nodes.index_select(0, batch)
-    check_sizes(size, max_num_nodes, nodes_mask)
+    check_sizes(batch, size, max_num_nodes, nodes_mask)
     return (num_nodes.cumsum(0) - num_nodes).index_select(0, batch), size
 
 
@@ -53,16 +53,18 @@ def squared_distances(pos: Tensor, candidates: Tensor) -> Tensor:
     return (others - pos.unsqueeze(1)).square().sum(2)
 
 
-def check_sizes(size: Tensor, max_num_nodes: int | None, nodes_mask: Tensor | None) -> None:
+def check_sizes(batch: Tensor, size: Tensor, max_num_nodes: int | None, nodes_mask: Tensor | None) -> None:
     """Refuses a real graph that its window cannot hold; under capture nothing is known, so nothing is checked.
 
     Raises:
-        ValueError: there is one.
+        ValueError: there is one, or nodes of a graph do not stand together.
     """
-    if max_num_nodes is None or not is_direct() or size.numel() == 0:
+    if not is_direct() or size.numel() == 0:
         return
+    if bool((batch.diff() < 0).any()):
+        raise ValueError("batch does not ascend: nodes of one graph must stand together. Sort the nodes by it.")
     largest = int(size.max() if nodes_mask is None else size.where(nodes_mask, 0).max())
-    if largest > max_num_nodes:
+    if max_num_nodes is not None and largest > max_num_nodes:
         raise ValueError(
             f"A graph has {largest} nodes, max_num_nodes is {max_num_nodes}. "
             "Raise max_num_nodes, or pass nodes_mask if the graph is padding."

@@ -50,7 +50,8 @@ def knn(
         The edges, `k` for the first node, then `k` for the second, and so on. [num_nodes * k]
 
     Raises:
-        ValueError: `k` or the cutoff is not positive, or (outside capture) a real graph exceeds `max_num_nodes`.
+        ValueError: `k` or the cutoff is not positive, or (outside capture) a real graph exceeds `max_num_nodes` or
+            `batch` does not ascend.
 
     Example:
         >>> pos, batch = torch.tensor([[0.0, 0, 0], [1, 0, 0], [3, 0, 0]]), torch.zeros(3, dtype=torch.long)
@@ -101,7 +102,8 @@ def pairs(
         The pairs. [num_nodes * (max_num_nodes // 2)]
 
     Raises:
-        ValueError: the cutoff is not positive, or (outside capture) a real graph exceeds `max_num_nodes`.
+        ValueError: the cutoff is not positive, or (outside capture) a real graph exceeds `max_num_nodes` or
+            `batch` does not ascend.
 
     Example:
         >>> pos, batch = torch.tensor([[0.0, 0, 0], [1, 0, 0], [3, 0, 0]]), torch.zeros(3, dtype=torch.long)
@@ -153,7 +155,8 @@ def radius(
         The edges, and how many more there are than slots: above 0, the edges are incomplete. Integer []
 
     Raises:
-        ValueError: the cutoff is not positive, or (outside capture) a real graph exceeds `max_num_nodes`.
+        ValueError: the cutoff is not positive, or (outside capture) a real graph exceeds `max_num_nodes` or
+            `batch` does not ascend.
 
     Example:
         >>> pos, batch = torch.tensor([[0.0, 0, 0], [1, 0, 0], [3, 0, 0]]), torch.zeros(3, dtype=torch.long)

@@ -45,6 +45,14 @@ def test_a_precomputed_edge_list_is_sorted_by_centre():
     assert (edge_index[1].diff() >= 0).all()
 
 
+@pytest.mark.parametrize("said", [{"pbc": torch.tensor([[True, False, False]])}, {"cell": torch.eye(3)[None]}])
+def test_a_structure_that_repeats_is_refused_where_images_are_not_seen(said):
+    with pytest.raises(ValueError, match="repeats"):
+        PrecomputeInteractionGraph(4.0)(Data(pos=POS[:5], **said))
+    alone = {"pbc": torch.zeros(1, 3, dtype=torch.bool), "cell": torch.eye(3)[None]}
+    assert PrecomputeInteractionGraph(4.0)(Data(pos=POS[:5], **alone)).num_edges > 0
+
+
 def test_a_cutoff_that_is_not_positive_is_refused():
     with pytest.raises(ValueError, match="cutoff is 0"):
         PrecomputeInteractionGraph(0)

@@ -127,6 +127,7 @@ def test_the_length_of_an_edge_has_the_right_gradients():
         ({"k": 0}, "k is 0"),
         ({"cutoff": 0.0}, "cutoff is 0.0"),
         ({"max_num_nodes": 3}, "A graph has 4 nodes, max_num_nodes is 3"),
+        ({"batch": torch.tensor([1, 0, 1, 0]), "num_graphs": 2}, "batch does not ascend"),
         ({"max_num_nodes": 3, "nodes_mask": torch.ones(4, dtype=torch.bool)}, "A graph has 4 nodes"),
     ],
 )
