@@ -216,34 +216,40 @@ def list_pairs(pos: np.ndarray, cell: np.ndarray, pbc: np.ndarray, cutoff: float
         `pos[source] + edge_shift - pos[destination]`.
 
     Raises:
-        ValueError: a cell repeats and vesin is absent, the cutoff is not positive, a direction repeats without a
-            vector, or atoms are nowhere near each other.
+        ValueError: a cell repeats and neither vesin nor ASE is there, the cutoff is not positive, a direction repeats
+            without a vector of its own, or atoms are nowhere near each other.
     """
     if not cutoff > 0:
         raise ValueError(f"The cutoff is {cutoff}; it must be more than 0 angstrom.")
-    if any(repeats and not vector.any() for repeats, vector in zip(pbc, cell, strict=True)):
-        raise ValueError(f"The cell repeats along {pbc.tolist()} but its vectors are {cell.tolist()}. Set all three.")
     if not (np.abs([*pos, *cell]) < _FARTHEST).all():  # beyond it, or at NaN, vesin ends the process
         raise ValueError(
-            f"Positions or the cell are not finite and below {_FARTHEST:.0e} angstrom. Is it another unit?"
+            f"Positions or the cell are not finite and below {_FARTHEST:.0e} angstrom. Is it another unit? Where this "
+            f"is dynamics, it has blown up: take a shorter step, or look at the forces."
         )
-    try:
-        import vesin
-    except ImportError as error:
-        if any(pbc):
-            raise ValueError("Listing pairs of atoms in a cell that repeats needs vesin: pip install vesin.") from error
-        apart = np.linalg.norm(pos[:, None] - pos, axis=2)
-        edges = np.stack(np.nonzero((apart < cutoff) & ~np.eye(len(pos), dtype=bool))[::-1])
-        return torch.from_numpy(edges), torch.zeros(edges.shape[1], 3, dtype=torch.float64)
-    neighbors = vesin.NeighborList(cutoff=cutoff, full_list=True)
-    first, second, steps = neighbors.compute(
-        points=np.ascontiguousarray(pos, dtype=np.float64),
-        box=np.ascontiguousarray(cell, dtype=np.float64),
-        periodic=np.asarray(pbc, dtype=bool),
-        quantities="ijS",
-    )
-    # vesin's pair runs from `first` to the image of `second`, which is moved by the cell's steps.
+    if any(pbc) and np.linalg.matrix_rank(cell[pbc]) < np.count_nonzero(pbc):
+        raise ValueError(f"The cell repeats along {pbc.tolist()} but its vectors are {cell.tolist()}. Set all three.")
+    first, second, steps = _pairs(pos, cell, pbc, cutoff)
+    # A pair runs from `first` to the image of `second`, which is moved by the cell's steps.
     order = np.lexsort((second, first))
     shift = steps[order].astype(np.float64) @ np.asarray(cell, dtype=np.float64)
     edges = np.stack([second[order], first[order]]).astype(np.int64)
     return torch.from_numpy(edges), torch.from_numpy(shift)
+
+
+def _pairs(pos: np.ndarray, cell: np.ndarray, pbc: np.ndarray, cutoff: float) -> tuple[np.ndarray, ...]:
+    """By vesin, ASE or, where nothing repeats, by the distances themselves: what there is, in this order."""
+    try:
+        import vesin
+    except ImportError:
+        if any(pbc):
+            try:
+                from ase.neighborlist import primitive_neighbor_list
+            except ImportError as error:
+                raise ValueError("Listing pairs in a cell that repeats needs vesin: pip install vesin.") from error
+            return primitive_neighbor_list("ijS", pbc, cell, pos, cutoff)
+        apart = np.linalg.norm(pos[:, None] - pos, axis=2)
+        first, second = np.nonzero((apart < cutoff) & ~np.eye(len(pos), dtype=bool))
+        return first, second, np.zeros((len(first), 3))
+    points, box = (np.ascontiguousarray(one, dtype=np.float64) for one in (pos, cell))
+    neighbors = vesin.NeighborList(cutoff=cutoff, full_list=True)
+    return neighbors.compute(points=points, box=box, periodic=np.asarray(pbc, dtype=bool), quantities="ijS")

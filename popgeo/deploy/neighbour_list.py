@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-_FARTHEST = 1e6  # angstrom
+from popgeo.convert.atoms import list_pairs
 
 
 class NeighbourList:
@@ -38,9 +38,14 @@ class NeighbourList:
         self._edges, self._shifts = np.empty((2, 0), np.int64), np.empty((0, 3))
 
     def of(self, atoms: Any) -> tuple[np.ndarray, np.ndarray]:
-        """Edges (neighbour, centre) [2, n], sorted by centre, and what is added to the neighbour's position [n, 3]."""
+        """Edges (neighbour, centre) [2, n], sorted by centre, and what is added to the neighbour's position [n, 3].
+
+        Raises:
+            ValueError: as of `list_pairs`.
+        """
         if not self._still_serves(atoms):
-            self._edges, self._shifts = _find(atoms, self.cutoff + self.skin)
+            found = list_pairs(atoms.positions, atoms.cell.array, atoms.pbc, self.cutoff + self.skin)
+            self._edges, self._shifts = (part.numpy() for part in found)
             self._made_for = atoms.positions.copy(), atoms.cell.array.copy(), atoms.pbc.copy()
             self.num_found += 1
         neighbour, centre = self._edges
@@ -57,17 +62,3 @@ class NeighbourList:
         moved = atoms.positions - positions
         # NaN is no move that a kept list serves.
         return bool((np.einsum("ij,ij->i", moved, moved) < (self.skin / 2) ** 2).all())
-
-
-def _find(atoms: Any, cutoff: float) -> tuple[np.ndarray, np.ndarray]:
-    if not (np.abs([*atoms.positions, *atoms.cell.array]) < _FARTHEST).all():  # there vesin ends the process
-        raise ValueError(
-            "An atom or a vector of the cell is at NaN or further away than a million angstrom, so there are no "
-            "neighbours to list. Where this is dynamics, it has blown up: take a shorter step, or look at the forces."
-        )
-    try:
-        from vesin import ase_neighbor_list as neighbor_list
-    except ImportError:
-        from ase.neighborlist import neighbor_list
-    centre, neighbour, steps = neighbor_list("ijS", atoms, cutoff)
-    return np.stack([neighbour, centre]).astype(np.int64), steps @ atoms.cell.array

@@ -45,8 +45,8 @@ class Evaluator:
         energy_unit: The model's, in eV; its lengths are in angstrom.
 
     Raises:
-        ValueError: the cutoff is not positive; or, when systems are evaluated, what `as_graph` raises, with the number
-            of the system.
+        ValueError: the cutoff is not positive; or, when systems are evaluated, with the number of the system, that it
+            has no atoms, or what `NeighbourList` and `as_graph` raise.
     """
 
     def __init__(
@@ -131,20 +131,25 @@ class Evaluator:
         self._neighbours += [NeighbourList(self.cutoff, self.skin) for _ in range(len(systems) - len(self._neighbours))]
         graphs = []
         for number, (atoms, neighbours) in enumerate(zip(systems, self._neighbours, strict=False)):
-            edges, shifts = neighbours.of(atoms)
-            graph = Data(
-                z=torch.from_numpy(atoms.numbers).long(),
-                pos=torch.from_numpy(atoms.positions).to(self.dtype),
-                cell=torch.from_numpy(atoms.cell.array[None]).to(self.dtype),
-                pbc=torch.from_numpy(atoms.pbc[None]),
-                edge_index=torch.from_numpy(edges),
-                edge_shift=torch.from_numpy(shifts).to(self.dtype),
-            ).to(self.device)
             try:
-                graphs.append(self.as_graph(graph))
+                graphs.append(self._graph(atoms, neighbours))
             except ValueError as error:
                 raise ValueError(f"System {number}: {error}") from error
         return graphs
+
+    def _graph(self, atoms: Any, neighbours: NeighbourList) -> Data:
+        if not len(atoms):
+            raise ValueError("it has no atoms. Leave it out.")
+        edges, shifts = neighbours.of(atoms)
+        graph = Data(
+            z=torch.from_numpy(atoms.numbers).long(),
+            pos=torch.from_numpy(atoms.positions).to(self.dtype),
+            cell=torch.from_numpy(atoms.cell.array[None]).to(self.dtype),
+            pbc=torch.from_numpy(atoms.pbc[None]),
+            edge_index=torch.from_numpy(edges),
+            edge_shift=torch.from_numpy(shifts).to(self.dtype),
+        )
+        return self.as_graph(graph.to(self.device))
 
     def _room_for(self, graphs: list[Data], sizes: np.ndarray) -> PotentialLoader:
         """Fixes the shape where it is not, and lets it grow where a system alone is larger."""

@@ -19,9 +19,11 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch_geometric.data import Batch, Data
 
+from popgeo.data.masks import MASKS
 from popgeo.potentials.evaluator import Evaluator, places_in, with_unit_shift
-from popgeo.potentials.padding import PotentialLoader, Structures, check_edges, slots_per_real
+from popgeo.potentials.padding import PotentialLoader, Structures, slots_per_real
 from popgeo.potentials.tensor_product import SumOfProducts
+from popgeo.potentials.wrong_items import check_edges, require_names
 
 try:
     from mace.tools.torch_geometric import Batch as BatchOfMACE
@@ -65,9 +67,7 @@ def fixed_size_loader(items: Any, *, cutoff: float | None = None, **kwargs: Any)
         ValueError: an item is no `AtomicData`, was made with another table of species, or lacks edges within the
             cutoff; see `PotentialLoader`.
     """
-    if not len(items):
-        raise ValueError("There are no structures. Pass at least one.")
-    num_species = _checked(items[0]).node_attrs.shape[1]
+    num_species = Structures(items, _checked)[0].node_attrs.shape[1]
     graphs = Structures(items, partial(as_graph, num_species=num_species)).in_memory()
     if cutoff is None:
         cutoff = max([1.0, *(_longest(graphs[number]) for number in range(min(len(graphs), 100)))])
@@ -111,6 +111,8 @@ def _checked(item: Any) -> Any:
             f"it is a {type(item).__name__}, not an AtomicData of MACE. Make it with mace.data.AtomicData.from_config, "
             f"or use the loader of its own framework in popgeo.potentials."
         )
+    if "ptr" in item:
+        raise ValueError(f"it is a batch of {len(item.ptr) - 1} structures. Pass them one by one.")
     return item
 
 
@@ -234,7 +236,18 @@ class TrainingStep(nn.Module):
         self.asked = {_ARGUMENTS[name]: is_asked for name, is_asked in asked.items()}
 
     def forward(self, **tensors: Tensor) -> Tensor:
-        """The loss of a batch, given by the names of `batch.to_dict()`."""
+        """The loss of a batch, given by the names of `batch.to_dict()`.
+
+        Raises:
+            ValueError: the batch is of another loader, or of another table of species than the model's.
+        """
+        require_names(tensors, ("node_attrs", "positions", *MASKS.values()), "mace")
+        numbers: Any = self.model.atomic_numbers
+        if tensors["node_attrs"].shape[1] != len(numbers):
+            raise ValueError(
+                f"node_attrs has {tensors['node_attrs'].shape[1]} species and the model {len(numbers)}. Make the items "
+                f"with its table of atomic numbers, {numbers.tolist()}."
+            )
         pred = self.model(dict(tensors), training=True, **self.asked)
         with _StructuresByIndex(tensors["batch"]):
             return self.loss_fn(ref=BatchOfMACE(**tensors), pred=pred)

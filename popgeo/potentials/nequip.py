@@ -20,6 +20,7 @@ rather than wrong in silence. The training modules of this page hand losses and 
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from inspect import signature
 from typing import Any
 
 import torch
@@ -29,8 +30,9 @@ from torch_geometric.data import Batch, Data
 
 from popgeo.data.masks import MASKS
 from popgeo.potentials.evaluator import Evaluator, places_in, with_unit_shift
-from popgeo.potentials.padding import PotentialLoader, Structures, check_edges, unpad_outputs
+from popgeo.potentials.padding import PotentialLoader, Structures, unpad_outputs
 from popgeo.potentials.tensor_product import SumOfProducts
+from popgeo.potentials.wrong_items import check_edges
 
 try:
     from ase.data import atomic_numbers, chemical_symbols
@@ -73,8 +75,8 @@ def fixed_size_loader(
         generator: What NequIP's data module passes; the order's seed is taken from it where `seed` is not given.
         collate_fn: What NequIP's data module passes; only its own is taken, as batches are made otherwise.
         in_memory: Reads the dataset once, so that neighbour lists are made once; False reads it in every epoch.
-        padding: False gives NequIP's ragged batches of the same dataset, for its statistics of training data:
-            `stats_manager: {dataloader_kwargs: {padding: false}}`.
+        padding: False gives NequIP's ragged batches of the same dataset, by torch's loader with what it takes of
+            `kwargs`: to compare, and for statistics, `stats_manager: {dataloader_kwargs: {padding: false}}`.
         kwargs: `num_nodes`, `num_edges`, `batch_size`, `shuffle` and the rest of `PotentialLoader`.
 
     Raises:
@@ -84,11 +86,11 @@ def fixed_size_loader(
     """
     if collate_fn not in (None, AtomicDataDict.batched_from_list):
         raise ValueError("The loader collates by itself, so it takes no collate_fn but NequIP's. Use a transform.")
-    if not len(dataset):
-        raise ValueError("There are no structures. Pass at least one.")
     if not padding:
-        return DataLoader(dataset, kwargs.get("batch_size", 16), collate_fn=AtomicDataDict.batched_from_list)
-    names = frozenset(_checked(dataset[0])) - {*_MADE}
+        choices = {"batch_size": 16, **kwargs, "generator": generator, "collate_fn": AtomicDataDict.batched_from_list}
+        taken = choices.keys() & signature(DataLoader).parameters.keys()
+        return DataLoader(dataset, **{name: choices[name] for name in taken})
+    names = frozenset(Structures(dataset, _checked)[0]) - {*_MADE}
     structures: Any = Structures(dataset, partial(as_graph, names=names, type_names=type_names))
     structures = [structures[number] for number in range(len(structures))] if in_memory else structures
     check_edges(structures, cutoff)

@@ -45,7 +45,6 @@ from popgeo.loader.strategy import FixedSizeStrategy, Packing, strategy_of
 LEVELS = {"z": "node", "pos": "node", "unit_shift": "edge", "edge_shift": "edge", "cell": "graph", "pbc": "graph"}
 """What the rows of the common attributes belong to. Sizes do not tell: a cell has three rows, as three atoms have."""
 
-_MOST_COUNTED = 200  # atoms of a structure whose pairs are counted
 _CELLS_WIDE = 2.0  # a padding cell, in cutoffs; its diagonal, which padding edges cross, is sqrt(3) times as long
 
 
@@ -68,9 +67,14 @@ class Structures(Dataset[Data]):
     Args:
         items: The framework's own, in whatever can be indexed.
         as_graph: Makes a graph of an item; its ValueError is told with the number of the item.
+
+    Raises:
+        ValueError: there are none.
     """
 
     def __init__(self, items: Any, as_graph: Callable[[Any], Data]) -> None:
+        if not len(items):
+            raise ValueError("There are no structures. Pass at least one.")
         self.items, self.as_graph = items, as_graph
 
     def __len__(self) -> int:
@@ -107,7 +111,7 @@ class PotentialLoader(FixedSizeDataLoader):
         kwargs: What else `FixedSizeDataLoader` takes.
 
     Raises:
-        ValueError: there is no structure, the cutoff is not positive, or as of `FixedSizeDataLoader`.
+        ValueError: the cutoff is not positive, no structure would be real, or as of `FixedSizeDataLoader`.
     """
 
     def __init__(
@@ -126,8 +130,8 @@ class PotentialLoader(FixedSizeDataLoader):
     ) -> None:
         if not cutoff > 0:
             raise ValueError(f"The cutoff is {cutoff}; it must be more than 0.")
-        if not len(structures):
-            raise ValueError("There are no structures. Pass at least one.")
+        if batch_size < 2:
+            raise ValueError(f"batch_size is {batch_size}, and one structure of a batch is padding. Pass 2 or more.")
         for name in ("options", "output"):
             if name in kwargs:
                 raise ValueError(f"A framework's batch is one batch of torch tensors; leave {name} out.")
@@ -187,41 +191,6 @@ def with_safe_padding(batch: Batch, cell_length: float) -> Batch:
     if "pbc" in batch:
         batch.pbc = batch.pbc | ~graphs[:, None]
     return batch
-
-
-def check_edges(structures: Any, cutoff: float, num_checked: int = 4) -> None:
-    """Looks whether the edges of some structures reach as far as a model does, as one may be made for longer ones.
-
-    Args:
-        structures: Graphs with the names of this page.
-        cutoff: That of the model.
-        num_checked: How many of them; their pairs are counted one by one.
-
-    Raises:
-        ValueError: a structure has fewer edges than pairs of atoms within the cutoff.
-    """
-    for number in range(min(num_checked, len(structures))):
-        graph = structures[number]
-        found = _count_pairs(graph, cutoff * (1 - 1e-4)) if len(graph.pos) <= _MOST_COUNTED else 0
-        if found > graph.edge_index.shape[1]:
-            raise ValueError(
-                f"Structure {number} has {graph.edge_index.shape[1]} edges, but {found} pairs of its atoms lie within "
-                f"the cutoff of {cutoff:g}: its edges were listed with a shorter one. List them with the model's."
-            )
-
-
-def _count_pairs(graph: Data, cutoff: float) -> int:
-    """Ordered pairs of atoms nearer than a cutoff, images across the cell included."""
-    pos, cell = graph.pos.double(), graph.cell[0].double() if "cell" in graph else torch.zeros(3, 3).double()
-    repeats = graph.pbc.flatten() if "pbc" in graph else cell.any(dim=1)
-    cell = torch.where(repeats[:, None], cell, 1e6 * torch.eye(3).double())  # as good as none
-    inverse = torch.linalg.inv(cell)
-    fractional = pos @ inverse
-    reach = cutoff * inverse.norm(dim=0) + fractional.amax(dim=0) - fractional.amin(dim=0)
-    steps = [torch.arange(-float(n), float(n) + 1) for n in torch.where(repeats, reach.ceil(), 0.0)]
-    moved = torch.cartesian_prod(*steps).double() @ cell
-    near = sum(int((torch.cdist(pos, pos + by) < cutoff).sum()) for by in moved)
-    return near - len(pos)  # each atom is near itself
 
 
 def mean_over_real(values: Tensor, mask: Tensor) -> Tensor:

@@ -20,7 +20,8 @@ from torch_geometric.data import Batch, Data
 
 from popgeo.data.masks import MASKS
 from popgeo.potentials.evaluator import Evaluator, with_unit_shift
-from popgeo.potentials.padding import PotentialLoader, Structures, check_edges, slots_per_real, unpad_outputs
+from popgeo.potentials.padding import PotentialLoader, Structures, slots_per_real, unpad_outputs
+from popgeo.potentials.wrong_items import check_edges, require_names
 
 try:
     from schnetpack import properties
@@ -64,9 +65,7 @@ def fixed_size_loader(dataset: Any, *, cutoff: float, inputs: Iterable[str] = ()
         ValueError: an item is not one of SchNetPack, lacks what structure 0 has, has a field whose rows are not of
             atoms, pairs or the structure, or lacks edges within the cutoff; see `PotentialLoader`.
     """
-    if not len(dataset):
-        raise ValueError("There are no structures. Pass at least one.")
-    names = frozenset(_checked(dataset[0])) - {*_MADE}
+    names = frozenset(Structures(dataset, _checked)[0]) - {*_MADE}
     structures = Structures(dataset, partial(as_graph, names=names)).in_memory()
     check_edges(structures, cutoff)
     levels = _levels(structures, names)
@@ -180,7 +179,8 @@ def of_real(values: Mapping[str, Tensor], batch: Mapping[str, Tensor], names: It
     """
     if "nodes_mask" not in batch:
         return dict(values)
-    return {**values, **unpad_outputs({name: values[name] for name in names if name in values}, batch)}
+    masks = {name: batch[name] for name in ("nodes_mask", "graphs_mask")}
+    return {**values, **unpad_outputs({name: values[name] for name in names if name in values}, masks)}
 
 
 class FixedSizeTask(AtomisticTask):
@@ -240,7 +240,12 @@ class TaskStep(nn.Module):
         self.model, self.outputs = model, nn.ModuleList(outputs)
 
     def forward(self, **batch: Tensor) -> Tensor:
-        """The loss of a batch, given by its own names."""
+        """The loss of a batch, given by its own names.
+
+        Raises:
+            ValueError: the batch is of another loader, or an output has rows of neither atoms nor structures.
+        """
+        require_names(batch, (properties.R, properties.idx_m, *MASKS.values()), "schnetpack")
         with _LastStructureKnown(batch[properties.idx_m], len(batch[properties.n_atoms])):
             pred = self.model(dict(batch))
         total: Any = 0.0

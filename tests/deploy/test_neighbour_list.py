@@ -1,5 +1,7 @@
 """Claims about neighbours that are kept while atoms move."""
 
+import sys
+
 import numpy as np
 import pytest
 
@@ -63,6 +65,20 @@ def test_another_cell_other_boundaries_or_other_atoms_make_a_new_list():
             kept.of(atoms)
             assert kept.num_found == found + 1
     assert not kept._still_serves(atoms)
+
+
+def test_a_cell_that_repeats_without_a_vector_is_refused_with_vesin_and_without(monkeypatch):
+    atoms, found = copper(), []
+    atoms.pbc = True, False, True
+    for _ in range(2):
+        found.append(as_set(*NeighbourList(cutoff=3.0, skin=0.6).of(atoms)))
+        for vector in (2 * atoms.cell[0], np.zeros(3)):
+            flat = copper()
+            flat.set_cell([*flat.cell[:2], vector])
+            with pytest.raises(ValueError, match="The cell repeats along"):
+                NeighbourList(cutoff=3.0, skin=0.6).of(flat)
+        monkeypatch.setitem(sys.modules, "vesin", None)
+    assert found[0] == found[1]
 
 
 def test_a_negative_skin_is_refused():

@@ -55,6 +55,16 @@ def test_one_atom_without_neighbours_and_molecules_without_a_cell():
     assert evaluator([molecule("H2O")] * 2)["energy"].unique().numel() == 1
 
 
+def test_a_system_without_atoms_or_a_vector_where_it_repeats_is_refused_by_its_number():
+    for bad, words in (
+        (ase.Atoms("Cu2", [[0, 0, 0], [0, 0, 2]], pbc=True), r"The cell repeats along \[True, True, True\] but its"),
+        (ase.Atoms("Cu", cell=[[2, 0, 0], [4, 0, 0], [0, 0, 9]], pbc=True), "The cell repeats along"),
+        (ase.Atoms(), "it has no atoms"),
+    ):
+        with pytest.raises(ValueError, match=f"System 1: {words}"):
+            evaluator_of()([bulk("Cu"), bad])
+
+
 def test_what_a_model_cannot_take_names_the_system():
     def refuse(graph):
         if 79 in graph.z:

@@ -215,7 +215,7 @@ def test_maces_command_trains_at_fixed_shape_with_its_own_metrics(step: str, tmp
 
 def test_bad_input_is_refused_by_its_number() -> None:
     short = items(cutoff=2.7)
-    with pytest.raises(ValueError, match=r"Structure 1 has \d+ edges, but \d+ pairs .* the cutoff of 4"):
+    with pytest.raises(ValueError, match=r"Structure 1: it has \d+ edges, but \d+ pairs .* the cutoff of 4"):
         fixed_size_loader(short, **SIZES)
     listed = items()
     listed[2].node_attrs = torch.zeros_like(listed[2].node_attrs)
@@ -223,5 +223,11 @@ def test_bad_input_is_refused_by_its_number() -> None:
         fixed_size_loader(listed, **SIZES)
     with pytest.raises(ValueError, match="Structure 1: it is a Data, not an AtomicData"):
         fixed_size_loader([items(number=1)[0], Data()], **SIZES)
+    batch = next(iter(fixed_size_loader(items(number=3), **SIZES)))
+    with pytest.raises(ValueError, match="Structure 1: it is a batch of 6 structures"):
+        fixed_size_loader([items(number=1)[0], batch], **SIZES)
+    batch.node_attrs = batch.node_attrs.repeat(1, 2)
+    with pytest.raises(ValueError, match=r"node_attrs has 4 species and the model 2. .* numbers, \[13, 29\]"):
+        TrainingStep(small_mace(), LOSSES["weighted"])(**batch.to_dict())
     with pytest.raises(ValueError, match="Graph 1 has 3 nodes, a batch holds 2 real ones"):
         fixed_size_loader(items(), num_nodes=7, num_edges=700, batch_size=6, fixed_size_strategy="StreamPack").plan()

@@ -120,6 +120,25 @@ def test_ases_calculator_gives_nequips_own_values_at_one_shape():
     require_the_same(SystemsCalculator(evaluator(model)), own, metals(8))
 
 
+def test_without_padding_the_batches_are_nequips_own_and_an_epoch_says_the_same():
+    listed, model = frames(), small_nequip()
+    sums = {}
+    for padding in (True, False):
+        drawn = torch.Generator().manual_seed(0)
+        loader = fixed_size_loader(listed, **SIZES, shuffle=True, padding=padding, generator=drawn)
+        sums[padding], order = torch.zeros(3), []
+        for batch in loader:
+            real, out = of_real(batch, batch), of_real(model(batch.copy()), batch)
+            errors = [out[name] - real[name] for name in ("total_energy", "forces")]
+            sums[padding] += torch.stack(
+                [*(error.abs().sum() for error in errors), torch.tensor(float(len(errors[0])))]
+            )
+            order += real["total_energy"].flatten().tolist()
+        assert order != [float(frame["total_energy"]) for frame in listed]  # it is shuffled either way
+        assert sorted(order) == sorted(float(frame["total_energy"]) for frame in listed)
+    torch.testing.assert_close(sums[True], sums[False], rtol=1e-12, atol=0)
+
+
 class Step(torch.nn.Module):
     """NequIP's loss of energies by atom and of forces, over real rows, from a batch's tensors."""
 
@@ -153,7 +172,7 @@ def test_the_step_is_captured_and_trains_as_eager_does():
 
 
 def test_bad_input_is_refused_by_its_number():
-    with pytest.raises(ValueError, match=r"Structure 1 has \d+ edges, but \d+ pairs .* the cutoff of 4"):
+    with pytest.raises(ValueError, match=r"Structure 1: it has \d+ edges, but \d+ pairs .* the cutoff of 4"):
         fixed_size_loader(frames(cutoff=2.7), **SIZES)
     listed = frames(number=4)
     without_cell = {name: value for name, value in listed[2].items() if name not in ("cell", "pbc", "edge_cell_shift")}

@@ -4,7 +4,12 @@ import pytest
 import torch
 from torch_geometric.data import Batch, Data
 
-from popgeo.potentials.padding import PotentialLoader, Structures, slots_per_real, unpad_outputs
+from popgeo.potentials.padding import (
+    PotentialLoader,
+    Structures,
+    slots_per_real,
+    unpad_outputs,
+)
 
 CUTOFF, SIZES = 3.0, ((1, 0), (3, 6), (2, 2), (5, 11), (3, 3), (7, 20))
 
@@ -84,7 +89,12 @@ def test_a_fault_of_an_item_is_told_with_its_number() -> None:
     with pytest.raises(ValueError, match="Structure 3: its species 8 is unknown"):
         Structures([0, 0, 0, 1], refuse).in_memory()
     with pytest.raises(ValueError, match="no structures"):
-        loader([])
+        Structures([], refuse)
+
+
+def test_a_batch_that_would_be_padding_alone_is_refused() -> None:
+    with pytest.raises(ValueError, match="batch_size is 1, and one structure of a batch is padding"):
+        loader(num_nodes=None, num_edges=None, batch_size=1)
 
 
 def test_outputs_lose_their_padding_and_doubtful_ones_are_asked_about() -> None:

@@ -83,7 +83,7 @@ def test_ases_calculator_gives_schnetpacks_own_values_at_one_shape(monkeypatch):
 
     model = potential("PaiNN", stress=True).double()
     # What it reads files with refuses them since torch reads weights only.
-    monkeypatch.setattr(SpkCalculator, "_load_model", lambda self, file: model)
+    monkeypatch.setattr(SpkCalculator, "_load_model", lambda self, *file: model)
     own = SpkCalculator(
         "model",
         ASENeighborList(CUTOFF),
@@ -196,7 +196,7 @@ def test_a_trainer_fits_a_data_module_with_the_loader_in_place_and_its_metrics_a
 
 
 def test_bad_input_is_refused_by_its_number():
-    with pytest.raises(ValueError, match=r"Structure 1 has \d+ edges, but \d+ pairs .* the cutoff of 4"):
+    with pytest.raises(ValueError, match=r"Structure 1: it has \d+ edges, but \d+ pairs .* the cutoff of 4"):
         fixed_size_loader(items(cutoff=2.7), **SIZES)
     listed = items(number=4)
     with pytest.raises(ValueError, match="Structure 1: it is a batch of 2 structures"):
