@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch_geometric.data import Data, HeteroData, InMemoryDataset
+from torch_geometric.data import Batch, Data, HeteroData, InMemoryDataset
 from torch_geometric.data.separate import separate
 from torch_geometric.data.storage import BaseStorage
 from torch_geometric.utils import cumsum, is_sparse
@@ -197,6 +197,11 @@ def _check_kinds(graphs: Sequence[Any]) -> None:
             raise ValueError(
                 f"Item {index} of the dataset is a {type(graph).__name__}; Data or HeteroData of PyTorch Geometric is "
                 f"needed. Turn each item into one."
+            )
+        if isinstance(graph, Batch):
+            raise ValueError(
+                f"Item {index} of the dataset is a batch of {graph.num_graphs} graphs, which would count as one. Give "
+                "its graphs: batch.to_data_list(), or the dataset of a loader."
             )
     if len({type(graph) for graph in graphs}) > 1:
         raise ValueError(

@@ -23,7 +23,7 @@ from popgeo.deploy.fixed_program import FixedProgram, WithForces, names_taken
 from popgeo.deploy.load_weights import load_weights
 from popgeo.deploy.predictions import Predictions, to_records
 from popgeo.deploy.read_graphs import GraphReader, named, pieces, reader_of
-from popgeo.deploy.run_batches import run_batches, slots_used
+from popgeo.deploy.run_batches import run_batches, slots_used, warn_of_others
 from popgeo.did_you_mean import names_arguments
 from popgeo.engine.backend import Backend
 from popgeo.loader.source import levels_of
@@ -222,13 +222,14 @@ class Predictor:
             store, right = self._made_to_fit(store, right, start, keep, errors)
             packs = into_shapes(store, self.shapes)
             programs = [self._program(i, store) if len(of) else None for i, of in enumerate(packs)]
+            if not self._used:
+                warn_of_others(store, programs, packs, self.device)
             for label, used in slots_used(store, self.shapes, packs).items():
                 self._used[label] = self._used.get(label, 0) + used
         found = run_batches(store, programs, packs, self.device, right, len(graphs))
         failed = {i: named(start + i, error) for i, error in found.errors.items()}
         if failed and not keep:
-            number = min(failed)
-            raise failed[number] from found.errors[number]
+            raise failed[min(failed)] from found.errors[min(failed)]
         return replace(found, errors=dict(sorted((errors | failed).items())))
 
     def _first_reader(self, graphs: Any) -> GraphReader:

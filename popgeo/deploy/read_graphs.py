@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch_geometric.data import Batch
 from torch_geometric.data.data import BaseData
 
 from popgeo.data.attribute_names import COUNT_NODES
@@ -133,7 +134,12 @@ def pieces(graphs: Any, size: int) -> Iterable[Any]:
     """Graphs by so many at a time; an exception stands for one that a dataset could not give.
 
     A flat store is cut into views, a dataset is asked for its graphs by number, anything else is gone through.
+
+    Raises:
+        ValueError: it is one graph.
     """
+    if isinstance(graphs, BaseData) and not isinstance(graphs, Batch):
+        raise ValueError(f"graphs is one {type(graphs).__name__}; pass a list, even of one: [graph].")
     if isinstance(graphs, FlatStore):
         yield from (graphs[start : start + size] for start in range(0, len(graphs), size))
     elif hasattr(graphs, "__getitem__") and hasattr(graphs, "__len__"):

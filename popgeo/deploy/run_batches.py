@@ -1,5 +1,6 @@
 """Runs programs on flat graphs, batch after batch, and puts the results back into the order of the graphs."""
 
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
@@ -19,6 +20,7 @@ from popgeo.packing import Packs, totals_of_packs
 
 _BYTES = 1 << 22  # of batches that are filled together
 _BATCHES = 64  # at most
+_CLOSE = 1e-2  # of a result, which rounding does not reach in bfloat16 either
 
 
 def run_batches(
@@ -111,6 +113,29 @@ class _Feed:
             errors[int(ids[0])] = error
         else:
             yield from self.run(Packs.from_lists(np.array_split(ids, 2)), errors)
+
+
+def warn_of_others(
+    store: FlatStore, programs: Sequence[FixedProgram | None], packs: Sequence[Packs], device: torch.device
+) -> None:
+    """Warns where the result of a graph is another when it is alone in its batch, as one graph shows."""
+    for program, of_shape in zip(programs, packs, strict=True):
+        together = next((ids for ids in of_shape if len(ids) > 1), None)
+        if program is None or together is None:
+            continue
+        both = [rows for _, rows in _Feed(store, program, device).run(Packs.from_lists([together, together[:1]]), {})]
+        for name, alone in both[1].items() if len(both) == 2 else ():
+            apart = (both[0][name][: len(alone)].double() - alone.double()).abs()
+            if alone.is_floating_point() and (apart > _CLOSE * (1 + alone.abs().max())).any():
+                warnings.warn(
+                    f"A graph's result depends on those that share its batch, or on padding: {name} differs by up to "
+                    f"{apart.max():.2g} where the graph is alone. The model looks at all nodes of a batch at once, or "
+                    "is random: pass batch= and the number of graphs to its norms and poolings. popgeo.testing tells "
+                    "which claim fails.",
+                    stacklevel=5,
+                )
+                return
+        return
 
 
 def slots_used(

@@ -33,7 +33,8 @@ def backend_of(name: Backend | str) -> Backend:
         return Backend(name)
     except ValueError:
         allowed = ", ".join(repr(member.value) for member in Backend)
-        raise ValueError(f"backend is {name!r}; it is one of {allowed}.") from None
+        given = repr(name) if isinstance(name, str) else f"a {type(name).__name__}; several examples are one tuple"
+        raise ValueError(f"backend is {given}; it is one of {allowed}.") from None
 
 
 def require_served(backend: Backend, options: StepOptions) -> None:

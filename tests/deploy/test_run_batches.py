@@ -1,0 +1,71 @@
+"""What shares a batch with a graph has no say in its results, or the user is told."""
+
+import warnings
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch_geometric.data import Data
+from torch_geometric.loader import DataLoader
+
+from popgeo.data import FixedSizeOptions
+from popgeo.deploy.predictor import Predictor
+from popgeo.nn import GIN
+
+SMALL = FixedSizeOptions(num_nodes=32, num_edges=70, num_graphs=6)
+TOLD = "depends on those that share its batch, or on padding: out differs by up to"
+
+
+def graphs_of(count: int) -> list[Data]:
+    generator = torch.Generator().manual_seed(0)
+    edges = torch.tensor([[0, 1, 2], [1, 2, 0]])
+    return [Data(x=torch.randn(3 + i % 4, 4, generator=generator), edge_index=edges) for i in range(count)]
+
+
+class Centred(nn.Module):
+    """Takes the mean of all nodes away, as `LayerNorm(mode="graph")` of PyG does where it gets no batch."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x - x.mean(0)
+
+
+class Drawn(nn.Module):
+    """Is random in use, too."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.dropout(x, training=True)
+
+
+@pytest.mark.parametrize("model", [Centred(), Drawn()], ids=["a mean over the batch", "random numbers"])
+@pytest.mark.parametrize("backend", ["cpu", "none"])
+def test_a_result_that_depends_on_other_graphs_is_told_of(model, backend):
+    with pytest.warns(UserWarning, match=TOLD):
+        Predictor(model, SMALL, backend)(graphs_of(12))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("readout", ["sum", None])
+def test_a_model_that_keeps_graphs_apart_is_not_suspected(dtype, readout):
+    torch.manual_seed(0)
+    model = GIN(4, 8, 2, out_channels=2, readout=readout).to(dtype)
+    graphs = [Data(x=100 * graph.x.to(dtype), edge_index=graph.edge_index) for graph in graphs_of(12)]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        predictor = Predictor(model, SMALL)
+        predictor(graphs)
+        predictor(graphs[:1])
+
+
+def test_numbers_that_are_none_of_one_graph_stay_its_own():
+    graphs = graphs_of(12)
+    graphs[5].x[0] = torch.nan
+    found = Predictor(GIN(4, 8, 2, out_channels=2, readout="sum"), SMALL)(graphs)["out"]
+    assert found.isnan().any(1).nonzero().flatten().tolist() == [5]
+
+
+def test_one_graph_and_batches_of_a_loader_are_not_taken_for_graphs():
+    predictor, graphs = Predictor(GIN(4, 8, 2, out_channels=2, readout="sum"), SMALL, "none"), graphs_of(6)
+    with pytest.raises(ValueError, match=r"graphs is one Data; pass a list, even of one: \[graph\]"):
+        predictor(graphs[0])
+    with pytest.raises(ValueError, match="Item 0 of the dataset is a batch of 3 graphs, which would count as one"):
+        predictor(DataLoader(graphs, 3))
