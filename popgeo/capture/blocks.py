@@ -107,12 +107,19 @@ def BeginBlock(layer: Any, name: str | None = None, *, ipu_id: int | None = None
     if not isinstance(layer, nn.Module):
         if not callable(layer):
             raise ValueError(f"A block begins at a torch.nn.Module or a function, found {layer!r}.")
-        return in_block(layer, lambda: Block(name, ipu_id))
+        return functools.partial(_run_in_block, name, ipu_id, layer)  # which can be pickled, as a closure cannot
     if any(isinstance(hook, BlockHook) for hook in layer._forward_pre_hooks.values()):
-        raise ValueError(f"{type(layer).__name__} begins a block already; each module begins one at most.")
+        raise ValueError(
+            f"This {type(layer).__name__} module has already been assigned to a block; each begins one at most."
+        )
     # Before those that note the module's own name, so that whatever it runs belongs to the block.
     layer.register_forward_pre_hook(BlockHook(name, ipu_id), prepend=True)
     return layer
+
+
+def _run_in_block(name: str | None, ipu: int | None, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    with Block(name, ipu):
+        return function(*args, **kwargs)
 
 
 def in_block(function: Callable[..., Any], block: Callable[[], Any]) -> Callable[..., Any]:

@@ -11,7 +11,8 @@ _FLOATS = (torch.float16, torch.float32)
 # What takes tensors of one type alone; all else promotes by torch's own rules.
 _NAMES = """
     addbmm addmm addmv baddbmm bilinear bmm conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d dot
-    einsum group_norm layer_norm linear matmul mm mv __matmul__ __rmatmul__
+    einsum group_norm gru_cell layer_norm linear lstm_cell matmul mm multi_head_attention_forward mv prelu rnn_relu_cell
+    rnn_tanh_cell scaled_dot_product_attention __matmul__ __rmatmul__
 """
 _HOMES = (torch, torch.nn.functional, Tensor)
 _TAKE_ONE_TYPE = {getattr(home, name) for home in _HOMES for name in _NAMES.split() if hasattr(home, name)}

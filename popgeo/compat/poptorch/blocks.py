@@ -8,6 +8,7 @@ from torch import nn
 
 from popgeo.capture import blocks
 from popgeo.compat.account import honoured
+from popgeo.compat.poptorch.errors import as_poptorch_errors
 
 __all__ = ["BeginBlock", "Block", "BlockFunction", "module_repr", "removeBlocks"]
 
@@ -53,14 +54,15 @@ def BeginBlock(layer_to_call: Any, user_id: str | None = None, ipu_id: int | Non
         The module itself, or a function that does the same.
 
     Raises:
-        ValueError: it is neither, or begins a block already.
+        Error: it is neither, or begins a block already.
 
     Example:
         >>> layer = BeginBlock(nn.Linear(2, 2), "first", ipu_id=0)
         >>> list(layer._forward_pre_hooks.values())
         [BeginBlock(user_id=first, ipu_id=0)]
     """
-    begun = blocks.BeginBlock(layer_to_call, user_id, ipu_id=ipu_id)
+    with as_poptorch_errors():
+        begun = blocks.BeginBlock(layer_to_call, user_id, ipu_id=ipu_id)
     _remember(user_id, ipu_id)
     if begun is not layer_to_call:  # a function's, which PopTorch tells so
         begun._user_id, begun._ipu_id = user_id, ipu_id

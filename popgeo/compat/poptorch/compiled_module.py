@@ -34,7 +34,7 @@ from popgeo.compat.poptorch.wrapped_module import unwrap, unwrapped, wrap
 from popgeo.engine.compiled_step import CompiledStep
 from popgeo.engine.step_recipe import Recipe
 
-_LOG = logging.getLogger("poptorch")
+LOG = logging.getLogger("poptorch")
 
 
 class CompiledModule(HasCallTimes):
@@ -75,7 +75,7 @@ class CompiledModule(HasCallTimes):
             Error: the model cannot be compiled.
         """
         if self._compiled is not None:
-            _LOG.warning("Call to compile() ignored: the executable is already compiled")
+            LOG.warning("Call to compile() ignored: the executable is already compiled")
             return
         self._compile(call_arguments.narrowed(call_arguments.arguments_of(self._signature, args, kwargs)))
 

@@ -1,6 +1,7 @@
 """A model between PopTorch's names and popgeo's compiled model; `trainingModel` and `inferenceModel` make it."""
 
 import copy
+import logging
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -13,7 +14,7 @@ from popgeo import ipu
 from popgeo.compat.poptorch import enums, executable_file
 from popgeo.compat.poptorch.blocks import module_repr
 from popgeo.compat.poptorch.call_arguments import arguments_of, as_results, narrowed, write_back
-from popgeo.compat.poptorch.compiled_module import CompiledModule
+from popgeo.compat.poptorch.compiled_module import LOG, CompiledModule
 from popgeo.compat.poptorch.errors import Error, as_poptorch_errors, check
 from popgeo.compat.poptorch.popgeo_options import popgeo_options
 from popgeo.engine.step_options import StepOptions
@@ -56,6 +57,8 @@ class PoplarExecutor(CompiledModule):
         with as_poptorch_errors(), self._buffers_apart(), times:
             returned = self._pass(given, compiled)
         self._has_run = True
+        if self._options._Popart.options["instrumentWithHardwareCycleCounter"] and LOG.isEnabledFor(logging.INFO):
+            LOG.info("Total number of IPU cycles: %d", self.cycleCount())
         write_back(own, given, compiled.captured.written)
         results, tensors = as_results(returned)
         self._times.set_results(num_results=len(tensors), num_steps=self._ticks(_returned_steps(compiled.options)))

@@ -88,7 +88,6 @@ class TrainingOptions(OptionGroup):
             accumulation_and_replication_reduction_type=ReductionType.Mean,
             meanAccumulationAndReplicationReductionStrategy=MeanReductionStrategy.Post,
         )
-        self._strategy_is_chosen = False
         self._popart = popart
 
     @setter("accumulation_and_replication_reduction_type", HONOURED)
@@ -104,8 +103,7 @@ class TrainingOptions(OptionGroup):
 
     @setter("meanAccumulationAndReplicationReductionStrategy", IGNORED, "sums are divided at the end")
     def setMeanAccumulationAndReplicationReductionStrategy(self, mean_reduction_strategy: MeanReductionStrategy) -> Any:
-        """When gradients are divided by their number."""
-        self._strategy_is_chosen = True
+        """When gradients are divided by their number; `Running` where an optimizer joins them in float16."""
 
 
 class DistributedOptions(OptionGroup):

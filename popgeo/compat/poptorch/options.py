@@ -20,6 +20,7 @@ from popgeo.compat.poptorch.option_group import (
     number_of,
     setter,
 )
+from popgeo.compat.poptorch.option_groups import DistributedOptions as _DistributedOptions  # noqa: F401  # popdist's
 from popgeo.compat.poptorch.options_text import ConfigFileError as ConfigFileError
 from popgeo.compat.poptorch.options_text import apply_file, apply_json
 from popgeo.compat.poptorch.strategies import ExecutionStrategy, PipelinedExecution

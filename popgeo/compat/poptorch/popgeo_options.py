@@ -91,7 +91,7 @@ def options_in_use(options: Options | None, training: bool, optimizer: Optimizer
     if own.defaultOutputMode():
         mode = enums.OutputMode.Final if training else enums.OutputMode.All
         own.set(output_mode=mode.value)
-    if not own.Training._strategy_is_chosen and _joins_in_half(optimizer):
+    if _joins_in_half(optimizer):
         own.Training.set(meanAccumulationAndReplicationReductionStrategy=enums.MeanReductionStrategy.Running)
     own._freeze()
     return own

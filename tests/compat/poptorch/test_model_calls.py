@@ -130,7 +130,7 @@ def test_blocks_change_no_result_and_can_be_taken_off():
     model = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
     plain = copy.deepcopy(model)
     blocks.BeginBlock(model[0], "first", ipu_id=0)
-    with pytest.raises(ValueError, match="begins a block already"):
+    with pytest.raises(ValueError, match="already been assigned to a block"):
         blocks.BeginBlock(model[0])
     torch.testing.assert_close(ipu.inference_model(model)(X), plain(X).detach())
     blocks.removeBlocks(model)

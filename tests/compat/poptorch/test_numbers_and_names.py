@@ -1,8 +1,11 @@
 """Numbers of 64 bits, seeds, losses without parameters, and private names that published programs use."""
 
+import pickle
+
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional
 
 from popgeo.compat import poptorch
 
@@ -168,3 +171,45 @@ def test_programs_find_what_they_ask_for_by_poptorchs_names():
     step(torch.ones(1))
     with pytest.raises(poptorch.Error, match=r"name those that change in Options\.updatableNamedBuffers"):
         step.copyNamedBuffersToDevice()
+
+
+@pytest.mark.parametrize(
+    ("layer", "inputs"),
+    [
+        (nn.GRUCell(4, 3), 1),
+        (nn.MultiheadAttention(4, 2), 3),
+        (nn.PReLU(), 1),
+        (functional.scaled_dot_product_attention, 3),
+    ],
+)
+def test_cells_and_attention_take_float16_beside_weights_of_float32_too(layer, inputs):
+    given = [torch.randn(2, 4).half() for _ in range(inputs)]
+    if not isinstance(layer, nn.Module):
+        layer, given[1] = Runs(layer), given[1].float()
+    result = poptorch.inferenceModel(layer)(*given)
+    assert (result[0] if isinstance(result, tuple) else result).dtype is torch.float16
+
+
+def times_six(x):
+    return x * 6
+
+
+def test_a_function_that_begins_a_block_can_be_saved_and_no_module_begins_two():
+    block = pickle.loads(pickle.dumps(poptorch.BeginBlock(times_six, "times", ipu_id=1)))
+    assert block._user_id == "times"
+    assert poptorch.inferenceModel(Runs(block))(torch.ones(1)) == 6
+    layer = poptorch.BeginBlock(nn.Linear(1, 1), ipu_id=0)
+    with pytest.raises(poptorch.Error, match="module has already been assigned to a block"):
+        poptorch.BeginBlock(layer, ipu_id=1)
+
+
+def test_options_have_the_private_names_that_other_packages_subclass_and_cycles_are_logged(caplog):
+    class OfSomebody(poptorch.options._DistributedOptions): ...
+
+    options = poptorch.Options().logCycleCount(True)
+    options.Distributed.__class__ = OfSomebody
+    poptorch.setLogLevel("INFO")
+    step = poptorch.inferenceModel(Runs(torch.relu), options)
+    step(torch.ones(1))
+    poptorch.setLogLevel("WARN")
+    assert f"Total number of IPU cycles: {step.cycleCount()}" in caplog.text

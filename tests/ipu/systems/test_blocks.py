@@ -118,7 +118,7 @@ def test_a_layer_outside_of_every_block_is_named():
 
 
 def test_what_is_no_block_is_refused():
-    with pytest.raises(ValueError, match="begins a block already"):
+    with pytest.raises(ValueError, match="already been assigned to a block"):
         ipu.BeginBlock(_marked().third)
     with pytest.raises(ValueError, match="function, found 3"):
         ipu.BeginBlock(3)
