@@ -122,17 +122,6 @@ def _run_in_block(name: str | None, ipu: int | None, function: Callable[..., Any
         return function(*args, **kwargs)
 
 
-def in_block(function: Callable[..., Any], block: Callable[[], Any]) -> Callable[..., Any]:
-    """A function that does the same, in a block."""
-
-    @functools.wraps(function)
-    def inside(*args: Any, **kwargs: Any) -> Any:
-        with block():
-            return function(*args, **kwargs)
-
-    return inside
-
-
 def remove_blocks(module: nn.Module) -> None:
     """Takes the marks of `BeginBlock` off a module and those inside it."""
     for part in module.modules():

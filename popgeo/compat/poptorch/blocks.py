@@ -101,4 +101,5 @@ def BlockFunction(user_id: str | None = None, ipu_id: int | None = None) -> Call
         2
     """
 
-    return lambda function: blocks.in_block(function, lambda: Block(user_id, ipu_id))
+    _remember(user_id, ipu_id)
+    return blocks.Block(user_id, ipu_id)  # a context that is a decorator, too

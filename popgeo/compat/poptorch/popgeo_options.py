@@ -91,16 +91,11 @@ def options_in_use(options: Options | None, training: bool, optimizer: Optimizer
     if own.defaultOutputMode():
         mode = enums.OutputMode.Final if training else enums.OutputMode.All
         own.set(output_mode=mode.value)
-    if _joins_in_half(optimizer):
+    in_half = getattr(optimizer, "accum_type", None) == torch.float16
+    if in_half and not getattr(optimizer, "use_combined_accum", False):  # PopTorch divides such sums as they come
         own.Training.set(meanAccumulationAndReplicationReductionStrategy=enums.MeanReductionStrategy.Running)
     own._freeze()
     return own
-
-
-def _joins_in_half(optimizer: Optimizer | None) -> bool:
-    """Whether gradients are joined in float16, which PopTorch then divides as they come."""
-    in_half = getattr(optimizer, "accum_type", None) == torch.float16
-    return in_half and not getattr(optimizer, "use_combined_accum", False)
 
 
 def _of_optimizer(optimizer: Optimizer | None, *, follows_gradients: bool) -> dict[str, Any]:
