@@ -115,7 +115,7 @@ class FlatStore(Columns):
     def __getitem__(self, index: Any) -> Any:
         """One graph, a copy, as PyG's object; or a view of those of a slice, of a list of numbers, or of a mask."""
         if isinstance(index, int) or getattr(index, "ndim", 1) == 0:
-            return _graph_at(self, int(self.view([int(index)]).indices[0]))
+            return _graph_at(self, int(self.view([int(index)]).rows(np.zeros(1, int))[0]))
         return self.view(np.arange(len(self))[index.numpy() if isinstance(index, torch.Tensor) else index])
 
     def __iter__(self) -> Iterator[Data | HeteroData]:

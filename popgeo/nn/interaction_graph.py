@@ -144,14 +144,9 @@ class RadiusInteractionGraph(InteractionGraph):
 
     def find(self, pos: Tensor, batch: Tensor, num_graphs: int, nodes_mask: Tensor | None) -> Neighbors:
         """The edges as they come. [num_edges]"""
+        size = self.max_num_nodes
         neighbors, num_missing = radius(
-            pos,
-            batch,
-            self.cutoff,
-            self.num_edges,
-            num_graphs=num_graphs,
-            max_num_nodes=self.max_num_nodes,
-            nodes_mask=nodes_mask,
+            pos, batch, self.cutoff, self.num_edges, num_graphs=num_graphs, max_num_nodes=size, nodes_mask=nodes_mask
         )
         if is_direct():
             if num_missing > 0:

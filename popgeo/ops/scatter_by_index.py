@@ -207,8 +207,7 @@ def scatter_std(
     arguments = rows.plan(plan)
     total = scatter_sum_rows(rows.src, rows.index, rows.num_rows, *arguments)  # checks the index
     count = rows.count(plan).to(src.dtype).clamp(min=1)
-    mean = total / count
-    deviation = rows.src - gather_rows(mean, rows.index, *arguments)
+    deviation = rows.src - gather_rows(total / count, rows.index, *arguments)
     squares = rows.restore(scatter_sum_rows(deviation * deviation, rows.index, rows.num_rows, *arguments))
     if out is not None:
         squares = out.add_(squares)

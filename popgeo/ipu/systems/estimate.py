@@ -46,8 +46,8 @@ def estimate(
 
     Raises:
         DynamicShapeError: a shape depends on data.
-        ValueError: with an optimizer, there is no loss or several, or none of its parameters is one of the loss's; or
-            the stages do not cover the model.
+        ValueError: with an optimizer, there is no loss or several, or none of its parameters is one of the loss's; the
+            stages do not cover the model; or `example` is a tensor and no list.
 
     Example:
         >>> import torch
@@ -57,6 +57,7 @@ def estimate(
         >>> f"{report.total.flops:,} FLOP, {report.state_bytes:,} bytes of weights"
         '1,073,872,896 FLOP, 67,125,248 bytes of weights'
     """
+    _require_arguments(example, options)
     chosen = options or Options()
     start = time.perf_counter()
     arguments = bind(model.forward if isinstance(model, nn.Module) else model, *example)
@@ -122,7 +123,9 @@ def pipeline(
         (4, ['0', '1', '2', '3'], True)
     """
     start = time.perf_counter()
-    _require_arguments(model, example, options, serialize)
+    if not isinstance(model, nn.Module):
+        raise ValueError(f"A pipeline is planned of a torch.nn.Module, found {model!r}; only layers can be cut apart.")
+    _require_arguments(example, options, serialize)
     choices: dict[str, Any] = {"stages": stages, "schedule": schedule, "recompute": recompute}
     chosen = replace(options or Options(), **{name: one for name, one in choices.items() if one is not None})
     whole = replace(chosen, shard_optimizer_state=False)
@@ -152,12 +155,8 @@ def _planner_of(model: nn.Module, step: CapturedStep, optimizer: Optimizer | Non
     return StagePlanner(step, update)
 
 
-def _require_arguments(model: Any, example: Any, options: Any, serialize: Any) -> None:
-    """Makes sure that a pipeline is planned of a module and the arguments of a call."""
-    if not isinstance(model, nn.Module):
-        raise ValueError(
-            f"A pipeline is planned of a torch.nn.Module, found {model!r}; only its layers can be cut apart."
-        )
+def _require_arguments(example: Any, options: Any, serialize: Any = None) -> None:
+    """Makes sure that a step is planned of the arguments of a call: the rows of a tensor would do for them, too."""
     if isinstance(example, Tensor | Mapping | str) or not isinstance(example, Sequence):
         raise ValueError(
             f"example is a {type(example).__name__}; give the arguments of one micro-batch in a list: [tensor, ...]."

@@ -108,3 +108,9 @@ def test_a_step_in_stages_is_reported_as_stages_from_shapes_alone_and_where_it_r
     for number, layer in enumerate(model):
         ipu.BeginBlock(layer, ipu_id=number)
     assert ipu.estimate(model, [torch.ones(2, 4)]).num_ipus == 2
+
+
+def test_a_tensor_is_no_list_of_arguments():
+    for arguments in ((torch.ones(1, 16),), (torch.ones(1, 16), torch.ones(1, 16))):
+        with pytest.raises(ValueError, match=r"example is a Tensor; give the arguments of one micro-batch in a list"):
+            ipu.estimate(Trained(16), *arguments)
