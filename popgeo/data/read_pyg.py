@@ -167,6 +167,8 @@ def _concatenate(
         )
     if name == "edge_index" and (first.is_floating_point() or first.dtype is torch.bool):
         raise ValueError(f"edge_index is {first.dtype}; numbers of nodes are whole. Pass edge_index.long().")
+    if name == "edge_index" and first.dim() == 2 and first.size(0) != 2:
+        raise ValueError(f"edge_index has shape {tuple(first.shape)}; it is [2, num_edges]. Pass edge_index.t().")
     dim = data.__cat_dim__(name, first, store)
     if dim is None or first.dim() == 0:
         values, dim = [value.unsqueeze(0) for value in values], 0

@@ -159,3 +159,8 @@ def test_what_has_been_checked_when_it_was_made_is_checked_again_only_when_asked
         for validate in (None, True):
             with pytest.raises(ValueError, match="Graph 0 has 5"):
                 FlatStore.from_dataset(dataset, validate=validate)
+
+
+def test_edges_row_by_row_are_refused():
+    with pytest.raises(ValueError, match=r"edge_index has shape \(3, 2\); it is \[2, num_edges\]"):
+        FlatStore.from_dataset([Data(x=torch.ones(3, 1), edge_index=torch.tensor([[0, 1], [1, 2], [2, 0]]))])
