@@ -69,4 +69,4 @@ $(DONE): $(RUNS) requirements.txt
 	@touch $@
 
 clean: ## remove what the targets above made
-	rm -rf $(VENV) build dist docs/notebooks *.egg-info popgeo/native/*.so popgeo-run
+	rm -rf $(VENV) build dist docs/notebooks docs/api/*/ *.egg-info popgeo/native/*.so popgeo-run

@@ -101,8 +101,8 @@ def main() -> None:
                 beside, whole, eager = figures(parameters, trains, backend, rounds=5 if options.quick else 25)
                 goal = f" (goal {GOAL:.0f})" if (parameters, backend) == (PARAMETERS_OF_GOAL, "cpu") else ""
                 print(
-                    f"{'training' if trains else 'forward':8} {parameters:4} parameters, {backend}: {beside:5.1f} us a "
-                    f"call beside its graphs{goal}, {whole:7.1f} us in all, eager {eager:7.1f}"
+                    f"{'training' if trains else 'forward':8} {parameters:4} parameters, {backend}: {beside:5.1f} µs a "
+                    f"call beside its graphs{goal}, {whole:7.1f} µs in all, eager {eager:7.1f}"
                 )
 
 

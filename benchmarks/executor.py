@@ -145,8 +145,8 @@ def compare_overhead(length: int, rounds: int) -> float:
     seconds = measure({"eager": eager, "compiled": lambda: compiled(x)}, rounds)
     overhead = 1e6 * (seconds["compiled"] - seconds["eager"]) / length
     print(
-        f"{length} tiny operations: eager {1e6 * seconds['eager'] / length:.2f} us, compiled "
-        f"{1e6 * seconds['compiled'] / length:.2f} us each; overhead {overhead:+.2f} us an operation"
+        f"{length} tiny operations: eager {1e6 * seconds['eager'] / length:.2f} µs, compiled "
+        f"{1e6 * seconds['compiled'] / length:.2f} µs each; overhead {overhead:+.2f} µs an operation"
     )
     return overhead
 

@@ -202,7 +202,7 @@ def print_table(comparison: Comparison, seconds: dict[str, float], peers: list[s
     for name, value in seconds.items():
         against = "".join(f" {seconds[peer] / value:6.2f}" for peer in flushed)
         peak = comparison.memory.get(name)
-        memory = "" if peak is None else f"{peak() / 2**20:8.1f} MiB"
+        memory = "" if peak is None else f"{peak() / 1e6:8.1f} MB"
         print(f"  {name:30} {1e3 * value:8.1f} ms {memory:12}{against}")
     for ours, peer, goal in GOALS:
         against = f"{peer}, flushed" if f"{peer}, flushed" in seconds else peer

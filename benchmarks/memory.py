@@ -109,8 +109,8 @@ def main() -> None:
     ours = runner.peak_bytes + gradients
     print(
         f"{options.nodes} atoms, {int(real.sum()):,} real edges, F = {options.channels}, {options.blocks} blocks: PyG "
-        f"{theirs / 2**20:.1f} MiB, popgeo {ours / 2**20:.1f} MiB, {ours / theirs:.2f} of it (goal {GOAL:.2f}); of "
-        f"these {(ours - runner.buffer_bytes - gradients) / 2**20:.1f} MiB are allocated anew in each step"
+        f"{theirs / 1e6:.1f} MB, popgeo {ours / 1e6:.1f} MB, {ours / theirs:.2f} of it (goal {GOAL:.2f}); of "
+        f"these {(ours - runner.buffer_bytes - gradients) / 1e6:.1f} MB are allocated anew in each step"
     )
 
 

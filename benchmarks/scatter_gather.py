@@ -118,7 +118,7 @@ def molecular_row(num_nodes: int, channels: int, rounds: int) -> dict[str, float
     two = measure({name: with_backward(convolve, x, w) for name, convolve in variants.items()}, rounds)
     peers = [name for name in variants if name != "popgeo"]
     row: dict[str, float] = {"N": num_nodes, "F": channels}
-    row |= {"fwd us": one["popgeo"] * 1e6, "fwd+bwd us": two["popgeo"] * 1e6}
+    row |= {"fwd µs": one["popgeo"] * 1e6, "fwd+bwd µs": two["popgeo"] * 1e6}
     row |= {f"{peer} fwd": one[peer] / one["popgeo"] for peer in peers}
     row |= {f"{peer} f+b": two[peer] / two["popgeo"] for peer in peers}
     row |= {"roof cfconv": one["read"] / one["popgeo"], "roof sum": one["read"] / one["segment sum"]}
@@ -255,7 +255,7 @@ def bench_overhead(rounds: int) -> pd.DataFrame:
     seconds = measure(calls, rounds)
     table = pd.DataFrame({"call": list(seconds), "us": [second * 1e6 for second in seconds.values()]})
     show("call overhead, in microseconds", table)
-    judge("cfconv forward, us", seconds["cfconv, popgeo"] * 1e6, 10.0, at_most=True)
+    judge("cfconv forward, µs", seconds["cfconv, popgeo"] * 1e6, 10.0, at_most=True)
     return table
 
 

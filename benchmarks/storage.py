@@ -222,7 +222,7 @@ def measure_all(
     share = max(of_read, from_disk) / of_cold
     rows.append(("  of the slower of the two above", f"{share:.2f}", ">= 0.6"))
     trained = f"{done['graphs']:,.0f} of {num_graphs:,} graphs" if not done["fits"] else "the limit does not hold"
-    rows.append((f"trained with {limit >> 20} MiB for {num_bytes >> 20} MiB", trained, "all of them"))
+    rows.append((f"trained with {limit / 1e6:,.0f} MB for {num_bytes / 1e6:,.0f} MB", trained, "all of them"))
     return rows
 
 
@@ -232,7 +232,7 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, help="where to write (default: a temporary folder)")
     parser.add_argument("--quick", action="store_true", help="a few graphs and one turn, to see that it runs")
     parser.add_argument("--job", type=int, help=argparse.SUPPRESS)
-    parser.add_argument("--shuffle-bytes", type=int, default=1 << 26, help="bytes that are shuffled (default: 64 MiB)")
+    parser.add_argument("--shuffle-bytes", type=int, default=1 << 26, help="bytes that are shuffled (default: 67 MB)")
     options = parser.parse_args()
     one_thread()
     if options.job is not None:

@@ -91,8 +91,8 @@ def disk(quick: bool) -> None:
                 found.append(float(done.stdout))
     medians = {way: float(np.median(found)) for way, found in seconds.items()}
     print(
-        f"disk: {num_rows:,} of {count:,} rows of {4 * WIDTH} bytes ({count * WIDTH >> 28} GiB), "
-        f"{limit >> 20} MiB to take"
+        f"disk: {num_rows:,} of {count:,} rows of {4 * WIDTH} bytes ({4 * count * WIDTH / 1e9:.1f} GB), "
+        f"{limit / 1e6:,.0f} MB to take"
     )
     for way, median in medians.items():
         print(f"  {way:<14}{num_rows / median:>12,.0f} rows/s")

@@ -1,11 +1,16 @@
 """How sphinx builds the site: pages in Markdown, the reference from docstrings, the notebooks as they are committed."""
 
+import json
 import re
 import shutil
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+import torch
+
 import popgeo
+import popgeo.plots
 
 HERE = Path(__file__).parent
 
@@ -46,16 +51,110 @@ SECTIONS = {
     "": "As they were last run; the tests run them from top to bottom.",
     "compat": "By the names of PopTorch and PopTorch Geometric, unchanged from how they ran on an IPU:",
 }
+
+
+def in_words(section: str, source: str) -> str:
+    """What the picture of a cell shows, for who cannot see it: its section, what was drawn, its titles and axes."""
+    drawn = (getattr(popgeo.plots, name) for name in re.findall(r"\bplots\.(\w+)\(", source) if name != "panels")
+    drawn = (*drawn, *([popgeo.ipu.Pipeline.plot] if ".plot()" in source else []))
+    sentences = [one.__doc__.partition("\n")[0].removeprefix("Draws ") for one in drawn]
+    written = re.findall(r'(?:\b(?:title|xlabel|ylabel|label)=|set_\w*(?:title|label)\()"([^"]+)"', source)
+    words = [section, *sentences, ", ".join(dict.fromkeys(written))]
+    return "; ".join(dict.fromkeys(part.replace("`", "").rstrip(".") for part in words if part))
+
+
+def with_pictures_in_words(notebook: Path) -> str:
+    """The notebook, each of its pictures with an alternative text; otherwise that would be the picture's file."""
+    content, section = json.loads(notebook.read_text()), ""
+    for cell in content["cells"]:
+        source = "".join(cell["source"])
+        if cell["cell_type"] == "markdown":
+            section = [section, *re.findall(r"^#+ (.+)", source, flags=re.MULTILINE)][-1]
+        elif any("image/png" in output.get("data", ()) for output in cell["outputs"]):
+            cell["metadata"] = {**cell["metadata"], "mystnb": {"image": {"alt": in_words(section, source)}}}
+    return json.dumps(content)
+
+
 shutil.rmtree(HERE / "notebooks", ignore_errors=True)
 page = ["# Notebooks"]
 for folder, words in SECTIONS.items():
     (HERE / "notebooks" / folder).mkdir()
     entries = []
     for notebook in sorted((COMMITTED / folder).glob("*.ipynb")):
-        shutil.copy(notebook, HERE / "notebooks" / folder)
+        (HERE / "notebooks" / folder / notebook.name).write_text(with_pictures_in_words(notebook))
         entries.append(notebook.relative_to(COMMITTED).with_suffix("").as_posix())
     page += ["", words, "", "```{toctree}", ":maxdepth: 1", "", *entries, "```"]
 (HERE / "notebooks" / "index.md").write_text("\n".join([*page, ""]))
+
+# Large classes have a page each, below the page of their part, whose table leads there. All models are such.
+OWN_PAGES = {
+    "data": ("FixedSizeOptions", "FixedSizeCollater", "FlatStore"),
+    "loader": (
+        "FixedSizeDataLoader",
+        "FixedSizeNeighborLoader",
+        "FixedSizeLinkLoader",
+        "FixedSizeClusterLoader",
+        "FixedSizeEventLoader",
+        "FixedSizeBatchSampler",
+        "TripleLoader",
+    ),
+    "nn": tuple(
+        one
+        for one, held in vars(popgeo.nn).items()
+        if ".models." in getattr(held, "__module__", "")
+        and isinstance(held, type)
+        and issubclass(held, torch.nn.Module)
+    ),
+    "ipu": (
+        "Options",
+        "CompiledStep",
+        "Report",
+        "Pipeline",
+        "IpuTarget",
+        "report.figures.Figures",
+        "systems.pipeline_figures.PipelineFigures",
+    ),
+    "engine": ("popgeo.StepOptions", "loss_scaling.LossScale"),
+    "deploy": ("popgeo.Predictor", "Calculator", "ForceField"),
+}
+# What a class of ours has from torch is not listed; that it is there is said.
+ALSO = {
+    torch.nn.Module: "It is a `torch.nn.Module`: `parameters()`, `state_dict()`, `load_state_dict()`, `to()`, `train()`, "
+    "`eval()` and `apply()` are as torch has them.",
+    torch.utils.data.DataLoader: "It is a `torch.utils.data.DataLoader`: trainers that look for one take it as it is.",
+    torch.utils.data.Sampler: "It is a `torch.utils.data.Sampler`.",
+}
+
+
+def page_of_class(path: str) -> str:
+    """A page for one class: its methods in a table, then each of them, those that it has from others of ours included."""
+    module, _, short = path.rpartition(".")
+    held = getattr(import_module(module), short)
+    ours = [base for base in held.__mro__ if base.__module__.startswith("popgeo")]
+    methods = dict.fromkeys(
+        name
+        for base in ours
+        for name, one in vars(base).items()
+        if (name == "__call__" or name[0] != "_") and (callable(one) or isinstance(one, classmethod | property))
+    )
+    documented = [name for name in methods if getattr(getattr(held, name), "__doc__", None)]
+    in_order = sorted(
+        documented, key=lambda name: isinstance(getattr(held, name), property)
+    )  # what is called comes first
+    table = [".. autosummary::", "   :nosignatures:", "", *(f"   ~{path}.{name}" for name in in_order), ""]
+    also = [words for base, words in ALSO.items() if issubclass(held, base)]
+    lines = [f"# {short}", "", *also, "", "```{eval-rst}", *(table if documented else []), f".. autoclass:: {path}"]
+    return "\n".join([*lines, "   :special-members: __call__" if "__call__" in methods else "", "```", ""])
+
+
+LARGE = set()
+for part, classes in OWN_PAGES.items():
+    shutil.rmtree(HERE / "api" / part, ignore_errors=True)
+    (HERE / "api" / part).mkdir()
+    for one in classes:
+        path = one if one.startswith("popgeo.") else f"popgeo.{part}.{one}"
+        LARGE.add(path.rpartition(".")[2])
+        (HERE / "api" / part / f"{path.rpartition('.')[2]}.md").write_text(page_of_class(path))
 
 
 def shorten(app: Any, what: str, name: str, obj: Any, options: Any, signature: str | None, returns: str | None) -> Any:
@@ -73,7 +172,13 @@ def open_with_a_table(app: Any, what: str, name: str, obj: Any, options: Any, li
         lines += ["", ".. autosummary::", "   :nosignatures:", "", *names, ""]
 
 
+def leave_to_its_own_page(app: Any, what: str, name: str, obj: Any, skip: bool, options: Any) -> bool | None:
+    """A part's page does not repeat the classes that have a page of their own."""
+    return True if what == "module" and isinstance(obj, type) and name in LARGE else None
+
+
 def setup(app: Any) -> None:
     """Called by sphinx."""
+    app.connect("autodoc-skip-member", leave_to_its_own_page)
     app.connect("autodoc-process-signature", shorten)
     app.connect("autodoc-process-docstring", open_with_a_table)

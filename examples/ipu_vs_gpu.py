@@ -65,8 +65,8 @@ def summary(rows: pd.DataFrame, op: str) -> str:
         f"{OPS[op]}, {len(rows)} sizes: the IPU is {gmean(rows['speedup']):.1f}x as fast as the A100 (geometric mean; "
         f"published {gmean(rows['published_speedup']):.1f}x); median error of the modelled cycles {error:.1%}.",
         f"  Best {best['speedup']:.1f}x (published {rows['published_speedup'].max():.1f}x) at {_size(best)}, where the "
-        f"IPU takes {best['modelled_us']:.2f} us and the A100 {best['a100_us']:.1f} us.",
-        f"  At {waiting.mean():.0%} of the sizes the A100 takes its least time of about {floor:.1f} us, whatever the "
+        f"IPU takes {best['modelled_us']:.2f} µs and the A100 {best['a100_us']:.1f} µs.",
+        f"  At {waiting.mean():.0%} of the sizes the A100 takes its least time of about {floor:.1f} µs, whatever the "
         "size: it waits for the launch of its kernel, while the IPU loops on the device.",
     ]
     if len(busy):

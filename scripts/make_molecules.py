@@ -178,7 +178,7 @@ def main(arguments: list[str] | None = None) -> None:
     rdBase.DisableLog("rdApp.*")  # embedding complains about stereo centres it is meant to choose itself
     found = tqdm(islice(records(options.seed), options.count), total=options.count, desc="molecules", unit="molecule")
     write(options.out, list(found), options.seed)
-    print(f"{options.count} molecules, {options.out.stat().st_size / 2**20:.2f} MiB: {options.out}", file=sys.stderr)
+    print(f"{options.count} molecules, {options.out.stat().st_size / 1e6:.2f} MB: {options.out}", file=sys.stderr)
 
 
 if __name__ == "__main__":

@@ -87,11 +87,11 @@ SHOWN = [
         "ScatterPlan(2 edges -> 4 rows, permuted, 2 tiles)",
     ),
     (lambda: GraphNorm(4), "GraphNorm(4, eps=1e-05)"),
-    (lambda: ipu.IpuTarget.gc200(), "IpuTarget(GC200: 1,472 tiles of 624 KiB at 1.33 GHz)"),
+    (lambda: ipu.IpuTarget.gc200(), "IpuTarget(GC200: 1,472 tiles of 639.0 kB at 1.33 GHz)"),
     (lambda: ipu.Options(), "Options()"),
     (
         lambda: ipu.Options(output_mode="all", device_iterations=4, target=ipu.IpuTarget.gc2()),
-        "Options(device_iterations=4, output_mode='all', target=IpuTarget(GC2: 1,216 tiles of 256 KiB at 1.6 GHz))",
+        "Options(device_iterations=4, output_mode='all', target=IpuTarget(GC2: 1,216 tiles of 262.1 kB at 1.6 GHz))",
     ),
     (
         lambda: ipu.compile(double, [torch.ones(3)]),
@@ -164,7 +164,7 @@ class Cells(HTMLParser):
         (hetero_loader, {"paper nodes", "9", "55.6%"}),
         (lambda: popgeo.FlatStore.from_dataset(GRAPHS), {"nodes", "2.75", "11"}),
         (lambda: OPTIONS, {"num_nodes", "8"}),
-        (ipu.Options, {"device_iterations", "1", "IpuTarget(Bow: 1,472 tiles of 624 KiB at 1.85 GHz)"}),
+        (ipu.Options, {"device_iterations", "1", "IpuTarget(Bow: 1,472 tiles of 639.0 kB at 1.85 GHz)"}),
         (ipu.IpuTarget.bow, {"num_tiles", "1,472"}),
         (trained, {"Mean", "SGD", "calls", "1"}),
     ],

@@ -20,6 +20,7 @@ from popgeo.engine.optimizer.capturable import CapturableOptimizer
 from popgeo.engine.optimizer.gradient_scaling import GradientScaling
 from popgeo.engine.step_recipe import Recipe
 from popgeo.ops import sum_on_device
+from popgeo.quantity import quantity
 
 # Libraries choose their kernels and take their memory in the first runs, which no capture may hold.
 WARM_UP = 3
@@ -105,7 +106,7 @@ class CudaGraphRunner:
 
     def how_it_runs(self) -> str:
         """In words."""
-        rest = f"{self.inputs.nbytes / 1024:,.0f} KiB of inputs in one copy, {sum_on_device.describe()}"
+        rest = f"{quantity(self.inputs.nbytes, 'B')} of inputs in one copy, {sum_on_device.describe()}"
         if self._graph is None:
             return f"eager so far, {self._left_to_warm_up} more to go, {rest}"
         return f"one CUDA graph, captured {'once' if self._captures == 1 else f'{self._captures} times'}, {rest}"

@@ -4,6 +4,8 @@ from dataclasses import dataclass, replace
 
 import pandas as pd
 
+from popgeo.quantity import quantity
+
 
 @dataclass(frozen=True, kw_only=True)
 class IpuTarget:
@@ -27,7 +29,7 @@ class IpuTarget:
         name: What a report calls the machine.
         num_tiles: Tiles of one IPU; each owns its memory and runs its own program.
         workers_per_tile: Hardware threads of a tile, served in turn, so that one gets every sixth cycle.
-        memory_per_tile: Bytes.
+        memory_per_tile: Bytes: 638,976 are the 624 KiB of the maker's pages.
         clock: Cycles per second.
         vector_bytes: Bytes of one vector register: 2 float32 or 4 float16.
         load_bytes: Bytes that a tile can load per cycle.
@@ -54,7 +56,7 @@ class IpuTarget:
 
     Example:
         >>> IpuTarget.bow()
-        IpuTarget(Bow: 1,472 tiles of 624 KiB at 1.85 GHz)
+        IpuTarget(Bow: 1,472 tiles of 639.0 kB at 1.85 GHz)
     """
 
     name: str
@@ -89,7 +91,7 @@ class IpuTarget:
 
     @classmethod
     def gc2(cls) -> "IpuTarget":
-        """The first generation: 1,216 tiles of 256 KiB at 1.6 GHz."""
+        """The first generation: 1,216 tiles of 262.1 kB at 1.6 GHz."""
         return cls(
             name="GC2",
             num_tiles=1216,
@@ -103,21 +105,21 @@ class IpuTarget:
 
     @classmethod
     def gc200(cls) -> "IpuTarget":
-        """The second generation: 1,472 tiles of 624 KiB at 1.33 GHz."""
+        """The second generation: 1,472 tiles of 639.0 kB at 1.33 GHz."""
         return cls(
             name="GC200", num_tiles=1472, memory_per_tile=624 * 1024, clock=1.33e9, float32_macs=16, float16_macs=64
         )
 
     @classmethod
     def bow(cls) -> "IpuTarget":
-        """The second generation on a faster clock: 1,472 tiles of 624 KiB at 1.85 GHz."""
+        """The second generation on a faster clock: 1,472 tiles of 639.0 kB at 1.85 GHz."""
         return replace(cls.gc200(), name="Bow", clock=1.85e9)
 
     def __repr__(self) -> str:
         ipus = f"{self.num_ipus:,} x " if self.num_ipus > 1 else ""
         return (
-            f"{type(self).__name__}({self.name}: {ipus}{self.num_tiles:,} tiles of {self.memory_per_tile / 1024:g} KiB "
-            f"at {self.clock / 1e9:g} GHz)"
+            f"{type(self).__name__}({self.name}: {ipus}{self.num_tiles:,} tiles of "
+            f"{quantity(self.memory_per_tile, 'B')} at {self.clock / 1e9:g} GHz)"
         )
 
     def _repr_html_(self) -> str:

@@ -41,7 +41,7 @@ def bsp_timeline(
     """
     require(supersteps, "activity", "start", "length")
     lanes = [name for name in ACTIVITIES if name != "host"]
-    scale, unit = (1e6 / clock, "time (us)") if clock else (1.0, "cycles")
+    scale, unit = (1e6 / clock, "time (µs)") if clock else (1.0, "cycles")
     with drawing(ax, size=(9.0, 2.4)) as ax:
         for lane, name in enumerate(lanes):
             rows = supersteps[supersteps["activity"] == name]

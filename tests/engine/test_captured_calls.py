@@ -102,17 +102,17 @@ def test_three_runs_are_eager_and_one_after_each_move_of_the_weights(cuda: FakeC
         return repr(step)
 
     assert (
-        "backend cuda, 0 calls, micro-batches a call: 1, eager so far, 3 more to go, 2,048 KiB of inputs in one copy, "
+        "backend cuda, 0 calls, micro-batches a call: 1, eager so far, 3 more to go, 2.1 MB of inputs in one copy, "
         in repr(step)
     )
     assert (
-        "1 call, micro-batches a call: 1, eager so far, 2 more to go, 2,048 KiB of inputs in one copy"
+        "1 call, micro-batches a call: 1, eager so far, 2 more to go, 2.1 MB of inputs in one copy"
         in told_after_a_call()
     )
     model.weight.data = model.weight.data.clone()  # before anything is captured this changes nothing
     assert "2 calls, micro-batches a call: 1, eager so far, 1 more to go" in told_after_a_call()
     assert "eager so far, 0 more to go" in told_after_a_call()
-    assert "one CUDA graph, captured once, 2,048 KiB of inputs in one copy" in told_after_a_call()
+    assert "one CUDA graph, captured once, 2.1 MB of inputs in one copy" in told_after_a_call()
     assert "one CUDA graph, captured once" in told_after_a_call()
     moved = model.weight.data = model.weight.data.clone()
     assert "eager so far, 0 more to go" in told_after_a_call()

@@ -27,7 +27,7 @@ def test_the_timeline_shows_each_superstep_for_as_long_as_it_lasts(report):
     spans = [path.get_extents() for lane in ax.collections for path in lane.get_paths()]
     assert sum(span.width for span in spans) == pytest.approx(report.microseconds, rel=1e-3)
     assert ax.get_xlim() == pytest.approx((0, report.microseconds), rel=1e-3)
-    assert ax.get_xlabel() == "time (us)"
+    assert ax.get_xlabel() == "time (µs)"
 
 
 @pytest.mark.parametrize("rows", ["families", "blocks"])

@@ -64,8 +64,8 @@ class Comparison:
     def __str__(self) -> str:
         a, b = self.before, self.after
         lines = [
-            f"{a.target.name}: {a.total_cycles:,} cycles, {a.microseconds:,.1f} us  ->  {b.target.name}: "
-            f"{b.total_cycles:,} cycles, {b.microseconds:,.1f} us  ({self.speedup:.2f}x as fast)",
+            f"{a.target.name}: {a.total_cycles:,} cycles, {a.microseconds:,.1f} µs  ->  {b.target.name}: "
+            f"{b.total_cycles:,} cycles, {b.microseconds:,.1f} µs  ({self.speedup:.2f}x as fast)",
             f"{'by family':<40}{'before':>14}{'after':>14}{'difference':>14}",
         ]
         lines += [_line(row["family"], row) for row in self._changed("families")[:10]]

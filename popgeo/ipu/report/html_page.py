@@ -10,7 +10,7 @@ from typing import Any
 from popgeo.ipu.report.cost_rows import Row
 from popgeo.ipu.report.insights import Insight
 from popgeo.ipu.report.tables import TableColumn
-from popgeo.ipu.report.text import quantity
+from popgeo.quantity import quantity
 
 PARTS = Path(__file__).with_name("page")
 
@@ -93,7 +93,7 @@ def _cell(value: Any, unit: str) -> str:
     if unit == "0 to 1":
         return f"{value:.0%}"
     if unit == "B":
-        return f"{quantity(value)}B"
+        return quantity(value, "B")
     return f"{value:,.0f}" if unit else escape(str(value))
 
 

@@ -65,7 +65,7 @@ class Report(Account):
 
     def __repr__(self) -> str:
         return (
-            f"Report({self.target.name}: {self.total_cycles:,} cycles, {self.microseconds:,.1f} us, "
+            f"Report({self.target.name}: {self.total_cycles:,} cycles, {self.microseconds:,.1f} µs, "
             f"{len(self.costs):,} operations, {self.profile.value})"
         )
 

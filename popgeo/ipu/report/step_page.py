@@ -10,8 +10,9 @@ from popgeo.ipu.report.account import Account
 from popgeo.ipu.report.cost_rows import block_names
 from popgeo.ipu.report.html_page import PARTS, insights_section, shell, table, totals
 from popgeo.ipu.report.tables import COLUMNS, TableColumn
-from popgeo.ipu.report.text import footer, quantity
+from popgeo.ipu.report.text import footer
 from popgeo.ipu.step_cost import BESIDE
+from popgeo.quantity import quantity
 
 _RESIDENTS = [
     TableColumn(name="value", unit="", about="what lies there"),
@@ -86,7 +87,7 @@ def _machine(report: Account) -> str:
     micro = "one micro-batch" if report.micro_batches == 1 else f"{report.micro_batches} micro-batches"
     return (
         f'<p class="soft">{escape(report.machines)}: {target.num_tiles:,} tiles of '
-        f"{target.memory_per_tile // 1024} KiB "
+        f"{quantity(target.memory_per_tile, 'B')} "
         f"at {target.clock / 1e9:g} GHz. A step is {micro}. Cycles are {report.profile.value}, a model's and not "
         "measured here.</p>"
     )
@@ -98,8 +99,8 @@ def _totals(report: Account) -> str:
         (f"{report.total_cycles:,}", "cycles of a step"),
         (f"{report.microseconds:,.1f} µs", f"at {report.target.clock / 1e9:g} GHz"),
         *([(f"{report.graphs_per_second:,.0f}", "graphs per second")] if report.graphs_per_second else []),
-        (f"{quantity(report.total.flops)}FLOP", "arithmetic"),
-        (f"{quantity(sum(op['traffic'] for op in report.rows.ops))}B", "between tiles"),
+        (quantity(report.total.flops, "FLOP"), "arithmetic"),
+        (quantity(sum(op["traffic"] for op in report.rows.ops), "B"), "between tiles"),
         (f"{cycles[Activity.HOST]:,.0f}", "cycles of the host"),
     ]
     if (use := report.tile_memory) is not None:
@@ -127,7 +128,7 @@ def _trust(report: Account) -> str:
         f'<section id="trust"><h2>How far to trust this</h2><p>{"<br>".join(map(escape, footer(report)))}</p>'
         f'<p class="soft">{update[report.update_captured]}On this computer, which says nothing about an IPU: compiled '
         f"in {report.compile_seconds:.2f} s, {runs}{report.calls} calls of {1e3 * report.seconds_per_call:.2f} ms, "
-        f"{quantity(report.state_bytes)}B of weights and optimizer state, {quantity(report.buffer_bytes)}B of "
+        f"{quantity(report.state_bytes, 'B')} of weights and optimizer state, {quantity(report.buffer_bytes, 'B')} of "
         "buffers.</p></section>"
     )
 

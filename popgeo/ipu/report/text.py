@@ -8,6 +8,7 @@ from popgeo.ipu.report.account import Account
 from popgeo.ipu.report.cost_rows import Row
 from popgeo.ipu.report.figures import IDLE, Figures
 from popgeo.ipu.report.insights import Insight
+from popgeo.quantity import quantity
 
 WIDTH = 100
 FAMILIES, BLOCKS, OPS, INSIGHTS = 7, 6, 5, 4  # rows that fit
@@ -43,7 +44,7 @@ def _head(report: Figures) -> Iterable[str]:
     other = Profile.IDEAL if report.profile is Profile.CALIBRATED else Profile.CALIBRATED
     by_other = round(sum(c.count * c.plan.cycles(other) for c in report.costs if c.phase != "host"))
     yield (
-        f"  {report.total_cycles:,} cycles = {report.microseconds:,.1f} us{speed} "
+        f"  {report.total_cycles:,} cycles = {report.microseconds:,.1f} µs{speed} "
         f"({report.profile.value}; {other.value} {by_other:,})"
     )
     total = max(report.total_cycles, 1)
@@ -64,8 +65,8 @@ def _head(report: Figures) -> Iterable[str]:
     mean_workers = sum(op["workers"] * op["compute"] for op in working) / weight
     yield (
         f"  tiles in balance {mean_balance:.0%}, {mean_workers:.1f} of {target.workers_per_tile} workers busy, "
-        f"{quantity(sum(op['traffic'] for op in ops))}B between tiles, "
-        f"{quantity(report.total.flops)}FLOP"
+        f"{quantity(sum(op['traffic'] for op in ops), 'B')} between tiles, "
+        f"{quantity(report.total.flops, 'FLOP')}"
         + ("" if use is None else f", memory {use.peak.max(initial=0) / use.limit:.0%}")
     )
 
@@ -130,21 +131,7 @@ def this_computer(report: Figures) -> Iterable[str]:
     yield f"  {ran}{f'; {report.how_it_runs}' if report.how_it_runs else ''}"
     kinds = sorted(report.families.items(), key=lambda item: -item[1].bytes)
     runs = "; a step runs " + ", ".join(f"{family.ops:,} {name}" for name, family in kinds) if kinds else ""
-    yield f"  {quantity(report.state_bytes)}B of state, {quantity(report.buffer_bytes)}B of buffers{runs}"
-
-
-def quantity(number: float) -> str:
-    """A number with three digits and a prefix.
-
-    Example:
-        >>> quantity(1234567), quantity(12)
-        ('1.2 M', '12 ')
-    """
-    for unit in ("", "k", "M", "G"):
-        if number < 1000:
-            return f"{number:.0f} {unit}" if not unit else f"{number:.1f} {unit}"
-        number /= 1000
-    return f"{number:.1f} T"
+    yield f"  {quantity(report.state_bytes, 'B')} of state, {quantity(report.buffer_bytes, 'B')} of buffers{runs}"
 
 
 def cut_start(name: str, width: int) -> str:

@@ -5,12 +5,12 @@ from html import escape
 
 from popgeo.ipu.report.cost_rows import Row
 from popgeo.ipu.report.html_page import insights_section, key, section, shell, table, totals
-from popgeo.ipu.report.text import quantity
 from popgeo.ipu.systems.pipeline_figures import PipelineFigures
 from popgeo.ipu.systems.pipeline_picture import bars, left_out, timeline
 from popgeo.ipu.systems.pipeline_text import headline, pace
 from popgeo.ipu.systems.stage_spans import KINDS
 from popgeo.ipu.systems.stage_tables import COLUMNS, ipus_of, stages_of
+from popgeo.quantity import quantity
 
 HEADINGS = {
     "ipu": "IPU",
@@ -60,7 +60,7 @@ def page(plan: PipelineFigures, title: str = "") -> str:
 def _machine(plan: PipelineFigures) -> str:
     target = plan.target
     return (
-        f"{headline(plan)}: each with {target.num_tiles:,} tiles of {target.memory_per_tile // 1024} KiB at "
+        f"{headline(plan)}: each with {target.num_tiles:,} tiles of {quantity(target.memory_per_tile, 'B')} at "
         f"{target.clock / 1e9:g} GHz. All figures are modelled, none is measured here."
     )
 
@@ -81,8 +81,8 @@ def _totals(plan: PipelineFigures, ipus: Sequence[Row], kinds: Iterable[str]) ->
 def _of_stages(plan: PipelineFigures) -> str:
     shared = f" {', '.join(plan.shared[:3])} stands on several IPUs." if plan.shared else ""
     return (
-        f"Cycles are those of one micro-batch.{shared} {quantity(sum(s.weight_bytes for s in plan.stages))}B of "
-        f"weights, {quantity(sum(plan.extra_bytes))}B of gradients and optimizer state."
+        f"Cycles are those of one micro-batch.{shared} {quantity(sum(s.weight_bytes for s in plan.stages), 'B')} of "
+        f"weights, {quantity(sum(plan.extra_bytes), 'B')} of gradients and optimizer state."
     )
 
 

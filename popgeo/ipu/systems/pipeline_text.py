@@ -3,9 +3,10 @@
 import textwrap
 from collections.abc import Iterable, Mapping
 
-from popgeo.ipu.report.text import cut_start, quantity, this_computer
+from popgeo.ipu.report.text import cut_start, this_computer
 from popgeo.ipu.systems.pipeline_figures import PipelineFigures
 from popgeo.ipu.systems.stage_tables import stages_of
+from popgeo.quantity import quantity
 
 WIDTH = 88  # as wide as a page of the site shows without a fold
 OF_OPERATIONS = 3  # insights about operations that fit
@@ -65,11 +66,9 @@ def _cells(wide: Mapping[str, int], words: Mapping[str, str]) -> str:
 
 
 def _foot(plan: PipelineFigures) -> Iterable[str]:
-    yield (
-        f"  {quantity(sum(s.weight_bytes for s in plan.stages))}B of weights, {quantity(sum(plan.extra_bytes))}B "
-        "of gradients and optimizer state; update and sum over"
-    )
-    yield f"  replicas {max(plan.update):,.0f} cycles; planned in {plan.seconds_to_plan:.1f} s"
+    weights = quantity(sum(stage.weight_bytes for stage in plan.stages), "B")
+    yield f"  {weights} of weights, {quantity(sum(plan.extra_bytes), 'B')} of gradients and optimizer state"
+    yield f"  update and sum over replicas {max(plan.update):,.0f} cycles; planned in {plan.seconds_to_plan:.1f} s"
 
 
 def _insights(plan: PipelineFigures) -> Iterable[str]:

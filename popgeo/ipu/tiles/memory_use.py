@@ -5,6 +5,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from popgeo.quantity import quantity
+
 
 @dataclass(frozen=True, kw_only=True)
 class Resident:
@@ -49,7 +51,7 @@ class MemoryUse:
     def __repr__(self) -> str:
         most = int(self.peak.max(initial=0))
         return (
-            f"{type(self).__name__}({most / 1024:,.0f} of {self.limit / 1024:,.0f} KiB on the fullest tile, number "
+            f"{type(self).__name__}({quantity(most, 'B')} of {quantity(self.limit, 'B')} on the fullest tile, number "
             f"{self.peak_tile:,}, in operation {self.peak_op:,}; {'fits' if self.fits else 'does not fit'})"
         )
 

@@ -3,7 +3,7 @@
 import torch
 
 from popgeo import ipu
-from popgeo.ipu.report.text import quantity
+from popgeo.quantity import quantity
 from tests.support.small_models import compile_training
 
 
@@ -22,7 +22,7 @@ def test_families_in_words_are_those_of_the_report():
     last = " ".join(str(report)[str(report).index("; a step runs ") :].split())
     most_moved = max(report.families, key=lambda name: report.families[name].bytes)
     assert f"a step runs {report.families[most_moved].ops} {most_moved}" in last
-    assert f"{quantity(report.total.flops)}FLOP" in str(report)
+    assert quantity(report.total.flops, "FLOP") in str(report)
 
 
 def test_what_this_computer_runs_is_counted_once_however_many_micro_batches_there_are():
