@@ -10,10 +10,8 @@ def quantity(number: float, unit: str) -> str:
         >>> quantity(999_970, "FLOP")
         '1.0 MFLOP'
     """
-    if number < 999.5:
-        return f"{number:.0f} {unit}"
-    for prefix in "kMG":
+    for prefix, digits in (("", 0), ("k", 1), ("M", 1), ("G", 1)):
+        if round(number, digits) < 1000:
+            return f"{number:.{digits}f} {prefix}{unit}"
         number /= 1000
-        if number < 999.95:
-            return f"{number:.1f} {prefix}{unit}"
-    return f"{number / 1000:,.1f} T{unit}"
+    return f"{number:,.1f} T{unit}"

@@ -87,9 +87,8 @@ def _machine(report: Account) -> str:
     micro = "one micro-batch" if report.micro_batches == 1 else f"{report.micro_batches} micro-batches"
     return (
         f'<p class="soft">{escape(report.machines)}: {target.num_tiles:,} tiles of '
-        f"{quantity(target.memory_per_tile, 'B')} "
-        f"at {target.clock / 1e9:g} GHz. A step is {micro}. Cycles are {report.profile.value}, a model's and not "
-        "measured here.</p>"
+        f"{quantity(target.memory_per_tile, 'B')} at {target.clock / 1e9:g} GHz. A step is {micro}. "
+        f"Cycles are {report.profile.value}, a model's and not measured here.</p>"
     )
 
 

@@ -114,10 +114,7 @@ def _insights(found: Sequence[Insight]) -> Iterable[str]:
     yield f"what stands out{more}"
     for insight in found[:INSIGHTS]:
         share = f" ({insight.share:.0%})" if insight.share else ""
-        lines = textwrap.wrap(f"{insight.title}{share}: {insight.remedy}", WIDTH - 4)
-        yield f"  - {lines[0]}"
-        if len(lines) > 1:
-            yield f"    {lines[1]}{' …' if len(lines) > 2 else ''}"
+        yield f"  - {insight.title}{share}: {insight.remedy}"
 
 
 def this_computer(report: Figures) -> Iterable[str]:
