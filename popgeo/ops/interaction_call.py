@@ -18,7 +18,7 @@ from popgeo.ops.refusals import refuse_index
 
 GROUP = 8  # interaction.h: filters are made for as many edges at once
 _INT = ctypes.c_int64
-_pack_plan = struct.Struct("8q").pack  # InteractionPlanCall of interaction_plan.cpp
+_pack_plan = struct.Struct("9q").pack  # InteractionPlanCall of interaction_plan.cpp
 _pack_call = struct.Struct("26qd24q").pack  # InteractionCall of interaction.h
 
 
@@ -242,14 +242,15 @@ def plan_size(num_edges: int, num_sources: int, num_rows: int) -> int:
 
 
 def make_plan(
-    src: Tensor, dst: Tensor, sizes: tuple[int, int], envelope: Tensor | None, distances: Tensor | None, plan: Tensor
+    src: Tensor, dst: Tensor, sizes: tuple[int, ...], envelope: Tensor | None, distances: Tensor | None, plan: Tensor
 ) -> bool:
     """Fills the plan of the edges; False where an index is out of range.
 
     Args:
         src: Source of each edge. int64 [num_edges]
         dst: Receiver of each edge. int64 [num_edges]
-        sizes: Sources and receivers.
+        sizes: Sources and receivers; and whether two edges in opposite directions over the same distance share a
+            filter, where every edge has such a twin: for calls that ask for no gradient of an edge. Else they do not.
         envelope: Edges at which it is exactly 0 are left out. float32 [num_edges]
         distances: Edges are put into blocks of like ones. float32 [num_edges]
         plan: Where it goes. int32 [plan_size]
@@ -257,11 +258,11 @@ def make_plan(
     native = library.packed("popgeo_interaction_plan")
     assert native is not None
     pointers = map(pointer, (src, dst, envelope, distances, plan))
-    return native(_pack_plan(*pointers, src.shape[0], *sizes)) == 0
+    return native(_pack_plan(*pointers, src.shape[0], *(*sizes, 0)[:3])) == 0
 
 
 def fill_plan(
-    src: Tensor, dst: Tensor, envelope: Tensor | None, distances: Tensor | None, sizes: tuple[int, int], plan: Tensor
+    src: Tensor, dst: Tensor, envelope: Tensor | None, distances: Tensor | None, sizes: tuple[int, ...], plan: Tensor
 ) -> None:
     """`make_plan`, which refuses an index that is out of range.
 

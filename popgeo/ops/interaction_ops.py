@@ -191,17 +191,15 @@ def serves_second(first: Sequence[bool], along: Sequence[Any]) -> bool:
     return all(t is None for t in along[sum(first[:_NUM_EDGE_TENSORS]) :])
 
 
-def _plan(
-    src: Tensor, dst: Tensor, envelope: Tensor | None, distances: Tensor | None, num_sources: int, num_rows: int
-) -> Tensor:
-    plan = _empty_plan(src, dst, envelope, distances, num_sources, num_rows).zero_()
+def _plan(src: Tensor, dst: Tensor, envelope: Tensor | None, distances: Tensor | None, *sizes: int) -> Tensor:
+    plan = _empty_plan(src, dst, envelope, distances, *sizes).zero_()
     if interaction_call.is_served():  # elsewhere nobody reads it
-        interaction_call.fill_plan(src, dst, envelope, distances, (num_sources, num_rows), plan)
+        interaction_call.fill_plan(src, dst, envelope, distances, sizes, plan)
     return plan
 
 
-def _empty_plan(src: Tensor, dst: Tensor, envelope: Any, distances: Any, num_sources: int, num_rows: int) -> Tensor:
-    return src.new_empty(interaction_call.plan_size(src.shape[0], num_sources, num_rows), dtype=torch.int32)
+def _empty_plan(src: Tensor, dst: Tensor, envelope: Any, distances: Any, *sizes: int) -> Tensor:
+    return src.new_empty(interaction_call.plan_size(src.shape[0], *sizes[:2]), dtype=torch.int32)
 
 
 def _empty_forward(*arguments: Any) -> tuple[Tensor, Tensor]:
@@ -236,8 +234,8 @@ def _decomposed_second(*arguments: Any) -> list[Tensor]:
 
 
 make_plan = register(
-    "interaction_plan(Tensor src, Tensor dst, Tensor? envelope, Tensor? distances, int num_sources, int num_rows)"
-    " -> Tensor",
+    "interaction_plan(Tensor src, Tensor dst, Tensor? envelope, Tensor? distances, int num_sources, int num_rows, "
+    "bool joins_twins=False) -> Tensor",
     kernel=_plan,
     fake=_empty_plan,
 )

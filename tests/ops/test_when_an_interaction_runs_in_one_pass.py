@@ -338,3 +338,18 @@ def test_each_activation_is_its_own(activation: Activation):
         Activation.SIGMOID: sigmoid,
     }[activation]  # fmt: skip
     torch.testing.assert_close(network(rows), expected)
+
+
+def test_edges_that_run_both_ways_over_one_distance_share_their_filter_and_others_do_not():
+    src, dst = torch.tensor([0, 1, 1, 2, 3]), torch.tensor([1, 0, 2, 1, 3])
+    distances, envelope = torch.tensor([1.0, 1.0, 2.0, 2.0, 3.0]), torch.tensor([0.5, 0.5, 0.25, 0.25, 0.0])
+
+    def head(sizes, distances=distances, envelope=envelope):
+        plan = torch.zeros(interaction_call.plan_size(5, 4, 4), dtype=torch.int32)
+        assert interaction_call.make_plan(src, dst, sizes, envelope, distances, plan)
+        return plan[:2].tolist()
+
+    assert head((4, 4, True)) == [2, ~5]
+    assert head((4, 4)) == head((4, 4, False)) == [4, 5]
+    assert head((4, 4, True), distances=torch.tensor([1.0, 1.5, 2.0, 2.0, 3.0])) == [4, 5]
+    assert head((4, 4, True), envelope=torch.tensor([0.5, 0.5, 0.25, 0.25, 1.0])) == [5, 5]  # one goes to itself

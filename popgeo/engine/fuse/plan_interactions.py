@@ -115,6 +115,7 @@ class _Planner:
         self._storages = itertools.count(max(value.storage for value in self._values) + 1)
         self._plans: dict[tuple[Any, ...], int] = {}
         backward = [op for op in uses.graph.ops if op.target == BACKWARD]
+        self._has_second = any(op.target == SECOND for op in uses.graph.ops)
         self._wanted = {ref(op.args[NUM_ARGUMENTS]): op.args[-1] for op in backward}  # by the filters that are read
 
     def graph(self) -> OpGraph:
@@ -136,7 +137,8 @@ class _Planner:
             distances, centres, width = gaussians
             call = dataclasses.replace(call, expansion=Ref(distances), centres=Ref(centres), width=width)
         if call.plan is None:
-            call = call.planned(Ref(self._plan(op, call, skips=not to_envelope)))
+            twins = not (call.half_list or to_expansion or to_envelope or self._has_second) and call.direction is None
+            call = call.planned(Ref(self._plan(op, call, skips=not to_envelope, twins=twins)))
         stand_in = Call(*substitute(call.arguments, self._stand_in))
         workspace = self._new(stand_in.workspace(torch.get_num_threads(), is_second=op.target == SECOND))
         self._ops.append(dataclasses.replace(op, args=(*call.arguments, *rest), outputs=(*op.outputs, workspace)))
@@ -149,11 +151,11 @@ class _Planner:
         wanted = [v is not None for v in kept]
         return dataclasses.replace(op, args=(*op.args[:-1], wanted), outputs=tuple(v for v in kept if v is not None))
 
-    def _plan(self, op: Op, call: Any, *, skips: bool) -> int:
+    def _plan(self, op: Op, call: Any, *, skips: bool, twins: bool) -> int:
         """The plan of the call's edges, made where it is needed first."""
         distances = None if call.centres is None else call.expansion
         num_sources = self._values[call.x.value].shape[0]
-        args = call.src, call.dst, call.envelope if skips else None, distances, num_sources, call.num_nodes
+        args = call.src, call.dst, call.envelope if skips else None, distances, num_sources, call.num_nodes, twins
         if args not in self._plans:
             size = interaction_call.plan_size(self._values[call.src.value].shape[0], num_sources, call.num_nodes)
             self._plans[args] = self._new(torch.empty(size, dtype=torch.int32, device="meta"))

@@ -66,6 +66,9 @@ struct InteractionPlan {
   int64_t size() const { return source_pairs() + 2 * num_edges; }
 };
 
+// Whether each edge of a plan stands for its twin, too, which runs in the opposite direction over the same distance.
+inline bool joins_twins(const int32_t* plan) { return plan && plan[1] < 0; }
+
 // Rows start on lines of memory, an odd number of lines apart, so that a column of them does not crowd one part of a cache.
 inline int64_t padded(int64_t channels) {
   const int64_t lines = (channels + 15) / 16;

@@ -20,7 +20,7 @@ inline void gradient_of_filters(const Block& block, const float* x, const float*
     const float *at_receiver = x + receivers[i] * row, *of_source = grad + sources[i] * row;
     for (int64_t c = 0; c < shared.channels; c += LANES) {
       floats product = load(at_source + c) * load(of_receiver + c);
-      if (shared.call.half_list) product = fma(load(at_receiver + c), load(of_source + c), product);
+      if (shared.both_ways) product = fma(load(at_receiver + c), load(of_source + c), product);
       store(to + c, product);
     }
   }

@@ -27,6 +27,7 @@ struct Shared {
   float *partials, *threads;
   Layer layers[MAX_LAYERS];  // as they lie in memory: sections of the last one's results start on lines of it
   int64_t partial_size, thread_size, size;
+  bool both_ways;  // whether an edge stands for both directions
   bool has_bands;  // whether Gaussians that are exactly 0 are left out
   float reach;     // beyond which they are
 
@@ -42,6 +43,7 @@ struct Shared {
 
   Shared(const InteractionCall& given, int64_t active)
       : call(given), plan{given.num_edges, given.num_sources, given.num_rows}, num_active(active) {
+    both_ways = call.half_list || joins_twins(call.plan);
     block_edges = call.is_second ? SECOND_EDGES : BLOCK_EDGES;
     memcpy(layers, call.layers, sizeof(layers));
     int64_t& width = layers[call.num_layers - 1].out;

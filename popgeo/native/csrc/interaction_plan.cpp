@@ -38,7 +38,7 @@ struct InteractionPlanCall {
   const int64_t *src, *dst;
   const float *envelope, *distances;  // or null
   int32_t* plan;
-  int64_t num_edges, num_sources, num_rows;
+  int64_t num_edges, num_sources, num_rows, joins_twins;
 };
 
 inline bool all_below(const int64_t* values, int64_t count, int64_t limit) {
@@ -83,6 +83,39 @@ inline void start_rows(const int32_t* rows, int64_t count, int32_t* rowptr, int6
   for (int64_t row = 0; row < num_rows; ++row) rowptr[row + 1] += rowptr[row];
 }
 
+// Keeps one of each two edges that run in opposite directions over the same distance, in their order, and returns how many
+// there are; 0, and all as they were, unless every edge has such a twin. `starts` and `lists` are memory to work in.
+inline int32_t join_twins(const InteractionPlanCall& call, int32_t* edges, int32_t count, int32_t* starts, int32_t* lists) {
+  const auto source = [&](int32_t e) { return int32_t(number_at(call.src, e)); };
+  const auto receiver = [&](int32_t e) { return int32_t(number_at(call.dst, e)); };
+  const auto same = [](const float* values, int32_t a, int32_t b) {
+    const float first = values ? number_at(values, a) : 0, second = values ? number_at(values, b) : 0;
+    return memcmp(&first, &second, sizeof(float)) == 0;
+  };
+  memset(starts, 0, sizeof(int32_t) * size_t(call.num_rows + 1));
+  for (int32_t i = 0; i < count; ++i) ++starts[receiver(edges[i]) + 1];
+  for (int64_t row = 0; row < call.num_rows; ++row) starts[row + 1] += starts[row];
+  for (int32_t i = 0; i < count; ++i) lists[starts[receiver(edges[i])]++] = edges[i];  // each start becomes the next one
+  int32_t kept = 0;
+  int32_t* const first_ones = lists + count;
+  for (int32_t i = 0; i < count; ++i) {
+    const int32_t edge = edges[i], from = source(edge), to = receiver(edge);
+    if (from == to) return 0;
+    int32_t twin = -1;
+    for (int32_t at = from ? starts[from - 1] : 0; at < starts[from] && twin < 0; ++at) {
+      const int32_t other = lists[at];
+      if (source(other) == to && same(call.distances, edge, other) && same(call.envelope, edge, other)) twin = other;
+    }
+    if (twin < 0) return 0;
+    // Where a pair is listed more than once the same twin is found each time, and they cannot be told apart.
+    for (int32_t at = to ? starts[to - 1] : 0; at < starts[to]; ++at)
+      if (lists[at] != edge && source(lists[at]) == from) return 0;
+    if (edge < twin) first_ones[kept++] = edge;
+  }
+  memcpy(edges, first_ones, sizeof(int32_t) * size_t(kept));
+  return kept;
+}
+
 inline void make_plan(const InteractionPlanCall& call) {
   const InteractionPlan parts{call.num_edges, call.num_sources, call.num_rows};
   int32_t* plan = call.plan;
@@ -94,8 +127,12 @@ inline void make_plan(const InteractionPlanCall& call) {
     edges[count] = int32_t(e);
     count += !call.envelope || !(number_at(call.envelope, e) == 0);
   }
+  int32_t kept = 0;  // of twins; the arrivals that come later leave room for what it takes to find them
+  if (call.joins_twins && call.distances && call.num_sources == call.num_rows)
+    kept = join_twins(call, edges, count, at_receiver, to_receiver);
+  if (kept) count = kept;
   plan[0] = count;
-  plan[1] = int32_t(call.num_edges);
+  plan[1] = kept ? ~int32_t(call.num_edges) : int32_t(call.num_edges);
   plan[2] = int32_t(call.num_sources);
   plan[3] = int32_t(call.num_rows);
   for (int64_t i = 0; i < count; ++i) {
@@ -147,9 +184,9 @@ inline bool pairs_are_below(const int32_t* pairs, int64_t count, int64_t first_l
 inline bool is_safe(const InteractionCall& call) {
   const InteractionPlan parts{call.num_edges, call.num_sources, call.num_rows};
   const int32_t *plan = call.plan, count = plan[0];
-  if (count < 0 || count > call.num_edges || plan[1] != call.num_edges || plan[2] != call.num_sources ||
-      plan[3] != call.num_rows)
-    return false;
+  const bool alone = !(call.half_list || call.direction || call.is_second || call.grad_expansion || call.grad_envelope);
+  if (count < 0 || count > call.num_edges || plan[2] != call.num_sources || plan[3] != call.num_rows) return false;
+  if (plan[1] != call.num_edges && !(joins_twins(plan) && plan[1] == ~int32_t(call.num_edges) && alone)) return false;
   return all_below(plan + parts.edges(), count, call.num_edges) &&
          all_below(plan + parts.sources(), count, call.num_sources) &&
          all_below(plan + parts.receivers(), count, call.num_rows) &&

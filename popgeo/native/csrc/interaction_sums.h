@@ -63,7 +63,7 @@ inline void sum_row(const Shared& shared, int64_t index, const Messages* message
   const Arrivals at_receiver = {shared.part(plan.receiver_rowptr()), shared.part(plan.receiver_pairs())};
   const Arrivals at_source = {shared.part(plan.source_rowptr()), shared.part(plan.source_pairs())};
   const Arrivals both[2] = {at_sources ? at_source : at_receiver, at_sources ? at_receiver : at_source};
-  const int64_t kinds = shared.call.half_list ? 2 : 1;
+  const int64_t kinds = shared.both_ways ? 2 : 1;
   for (int64_t c = 0; c < shared.channels; c += SUM_VECTORS * LANES) {
     const int64_t left = shared.channels - c, width = left < SUM_VECTORS * LANES ? left : SUM_VECTORS * LANES;
     float* out = to + index * shared.channels + c;
