@@ -1,7 +1,8 @@
-"""Tries every claim of `popgeo.testing` on PyG's layers and models and on popgeo's own: the table of the site.
+"""Tries every claim of `popgeo.testing` on PyG's layers, popgeo's own and three frameworks: the table of the site.
 
     python scripts/conformance_table.py --group popgeo pyg --json found.json    # ten minutes
-    python scripts/conformance_table.py --page found.json                       # writes docs/conformance_table.md
+    python scripts/conformance_table.py --group potentials --json mace.json     # where MACE is installed, and so on
+    python scripts/conformance_table.py --page found.json mace.json             # writes docs/conformance_table.md
 
 Each is called as its users call it, on graphs in batches of fixed shape; a row is a class or function, of
 `scripts/pyg_lines.txt` the line that can be tried and says most of sizes. What works on dense tensors, sampled walks or
@@ -12,10 +13,11 @@ import argparse
 import ast
 import json
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import potential_subjects
 import torch
 from pyg_table import LINES, NAMES, search_in_python
 from torch import Tensor, nn
@@ -27,6 +29,7 @@ from popgeo.testing.claims import Status
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "conformance_table.md"
 LETTERS = {"x", "ei", "ew", "ea", "et", "nt", "pos", "normal", "z", "y", "mask", "t", "b", "G", "N", "M", "nm", "em"}
+IN_SPACE = ("translation", "rotation", "reflection", "extensive energy")
 SECTIONS = ("# convolutions", "# aggregations", "# norms", "# pools", "# models")
 OWN = """
 GCN(8, 8, 2, 4, norm='batch_norm') | x, ei, batch=b, num_graphs=G, nodes_mask=nm, edges_mask=em
@@ -129,6 +132,9 @@ def lines(texts: list[str], names: dict[str, Any]) -> Iterator[tuple[str, str, s
 
 def subjects(group: str) -> Iterator[tuple[str, Callable[[], Any]]]:
     """What to try of a group: a name, and what makes it."""
+    if group == "potentials":
+        yield from potential_subjects.subjects()
+        return
     for name, made, called in lines(OWN.splitlines() if group == "popgeo" else LINES, NAMES_OF[group]):
         yield (
             f"popgeo.nn.{name}" if group == "popgeo" else name,
@@ -138,11 +144,11 @@ def subjects(group: str) -> Iterator[tuple[str, Callable[[], Any]]]:
         )
 
 
-def tried(make: Callable[[], Any], slow: bool) -> dict[str, list[str]]:
+def tried(make: Callable[[], Any], slow: bool, also: Sequence[str] = ()) -> dict[str, list[str]]:
     """For each claim what came of it, and what was found; one entry, `runs`, where it cannot be used at all."""
     torch.manual_seed(0)
     try:
-        report = conformance.try_claims(make(), slow=slow)
+        report = conformance.try_claims(make(), slow=slow, also=also)
     except Exception as error:
         return {"runs": ["cannot", f"{type(error).__name__}: {str(error).splitlines()[0]}"]}
     return {finding.claim.name: [finding.status.value, finding.words.partition("\n")[0]] for finding in report.findings}
@@ -192,6 +198,11 @@ be taken; "with finite padding" that only NaN in padding reaches them; "not at f
 or that the number of its rows depends on data. An empty cell says that the claim was not tried there, as that of a
 smooth cutoff without positions. What a claim means stands in [the guide](guides/conformance.md).
 
+Models of MACE, NequIP and SchNetPack, small and with random weights, have two rows each. In the first padding edges are
+loops of length 0: MACE and NequIP train on NaN then, since the length of such an edge has no second derivative, and
+SchNetPack counts its structures by the last atom. In the second, "padded for it", the padding is that of the loaders of
+[`popgeo.potentials`](guides/potentials.md), and every claim holds.
+
 A "no" is no fault of a library that never promised fixed shapes: a norm over all rows is right in a batch of real rows.
 Two are of another kind. `APPNP` and `SGConv`, like all that call `gcn_norm` with weights, keep one loop of a node that
 has several, the last: the others are gone without a word, and the result depends on the order of the edges.
@@ -211,7 +222,7 @@ print(gcn_norm(edge_index, torch.tensor([3.0, 1.0, 1.0]), 2))
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--group", nargs="+", default=[], choices=("popgeo", "pyg"))
+    parser.add_argument("--group", nargs="+", default=[], choices=("popgeo", "pyg", "potentials"))
     parser.add_argument("--only", nargs="+", help="these names alone")
     parser.add_argument("--slow", action="store_true", help="the claims of compilers, too")
     parser.add_argument("--json", type=Path, help="write what was found")
@@ -224,7 +235,7 @@ def main() -> None:
         for name, make in subjects(group):
             if not given.only or name in given.only:
                 with search_in_python():
-                    rows[name] = tried(make, given.slow)
+                    rows[name] = tried(make, given.slow, IN_SPACE if group == "potentials" else ())
                 print(f"{name}: {verdict(rows[name])}", flush=True)
                 if given.json:
                     given.json.write_text(json.dumps(rows, indent=1) + "\n")

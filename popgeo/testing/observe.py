@@ -109,7 +109,7 @@ def _record(module: Any) -> Iterator[list[SubmoduleCall]]:
     parts: list[SubmoduleCall] = []
     hooks = []
     for name, part in module.named_modules() if isinstance(module, nn.Module) else ():
-        if name:
+        if name and not isinstance(part, torch.jit.ScriptModule):  # which takes no hook
 
             def note(
                 part: nn.Module, args: Any, kwargs: Any, result: Any, name: str = f"{name} ({type(part).__name__})"

@@ -3,6 +3,8 @@
 import os
 
 import pytest
+import torch
+from torch_geometric.data import Data
 
 from popgeo.testing import check_conformance
 from tests.testing.planted.right_models import GRAPHS, RIGHT
@@ -28,3 +30,19 @@ def test_a_model_that_is_right_raises_no_alarm(name: str):
     make, how = RIGHT[name]
     report = check_conformance(make(), GRAPHS, shrink_seconds=0, **how)
     assert report.failed == (), report.text()
+
+
+class Scripted(torch.nn.Module):
+    """A part in TorchScript, as e3nn's are by default, which takes no hooks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lin, self.part = torch.nn.Linear(4, 1), torch.jit.script(torch.nn.Tanh())
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.part(self.lin(x))
+
+
+def test_parts_in_torchscript_can_be_tried():
+    graphs = [Data(x=torch.randn(3 + i, 4), edge_index=torch.tensor([[0], [1]])) for i in range(3)]
+    assert check_conformance(Scripted(), graphs, shrink_seconds=0).failed == ()
