@@ -97,7 +97,7 @@ class DataLoader(torch.utils.data.DataLoader):
             check(not shuffle, "batch_sampler option is mutually exclusive with shuffle")
             size = batch_sampler.batch_size if isinstance(batch_sampler, BatchSampler) else None
             self._combined = None if size is None else size * factor
-            kwargs |= {"batch_sampler": _Combined(batch_sampler, factor, drop_last)}
+            kwargs |= {"batch_sampler": _Combined(batch_sampler, factor, drop_last)}  # type: ignore[arg-type]
             check(self._rebatched_to is None, "batch_sampler is not supported with DataLoaderMode.AsyncRebatched")
         else:
             last = drop_last and self._rebatched_to is None and loaded is not None

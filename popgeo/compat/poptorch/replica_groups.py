@@ -36,7 +36,7 @@ def as_replicas_see(model: nn.Module, options: StepOptions) -> tuple[nn.Module, 
         Error: groups do not divide the replicas, or a parameter has not a row for each of them.
     """
     asked = {name: getattr(p, "replica_grouping", (CommGroupType.All, 0)) for name, p in model.named_parameters()}
-    rows = {name: _row(name, *how, model, options) for name, how in asked.items() if how[0] != CommGroupType.All}
+    rows = {name: _row(name, how, model, options) for name, how in asked.items() if how[0] != CommGroupType.All}
     if not rows:
         return model, None
     honoured("Parameter.replicaGrouping")
@@ -51,16 +51,17 @@ def as_replicas_see(model: nn.Module, options: StepOptions) -> tuple[nn.Module, 
     number = inspect.Parameter("replica_number", inspect.Parameter.KEYWORD_ONLY)
     at = len(own) - (own[-1].kind is inspect.Parameter.VAR_KEYWORD)
     forward.__signature__ = inspect.Signature([*own[:at], number, *own[at:]])  # type: ignore[attr-defined]
-    seen = object.__new__(type(kind.__name__, (kind,), {"forward": forward, "__module__": kind.__module__}))
+    seen: Any = object.__new__(type(kind.__name__, (kind,), {"forward": forward, "__module__": kind.__module__}))
     seen.__dict__ = model.__dict__  # the very same: what happens to one of them happens to both
     local = torch.tensor(Replicas.of_this_process(options.replication_factor).local)
     return seen, local.repeat(options.batch_factor // options.replication_factor)
 
 
-def _row(name: str, kind: CommGroupType, size: int, model: nn.Module, options: StepOptions) -> Any:
+def _row(name: str, how: tuple[CommGroupType, int], model: nn.Module, options: StepOptions) -> Any:
     """What gives a replica the row of its group."""
-    size, shape = 1 if kind == CommGroupType.NoGrouping else size, model.get_parameter(name).shape
-    groups = max(1, options.replication_factor // max(1, size))
+    (kind, size), shape = how, model.get_parameter(name).shape
+    size = 1 if kind == CommGroupType.NoGrouping else max(1, size)
+    groups = options.replication_factor // size
     if groups * size != options.replication_factor or shape[:1] != (groups,):
         raise Error(
             f"Parameter {name} of shape {list(shape)} is to have a row for each group of {size} among "
