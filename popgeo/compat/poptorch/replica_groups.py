@@ -60,8 +60,7 @@ def as_replicas_see(model: nn.Module, options: StepOptions) -> tuple[nn.Module, 
 def _row(name: str, how: tuple[CommGroupType, int], model: nn.Module, options: StepOptions) -> Any:
     """What gives a replica the row of its group."""
     (kind, size), shape = how, model.get_parameter(name).shape
-    size = 1 if kind == CommGroupType.NoGrouping else max(1, size)
-    groups = options.replication_factor // size
+    groups = options.replication_factor // (size := 1 if kind == CommGroupType.NoGrouping else max(1, size))
     if groups * size != options.replication_factor or shape[:1] != (groups,):
         raise Error(
             f"Parameter {name} of shape {list(shape)} is to have a row for each group of {size} among "
