@@ -21,9 +21,9 @@ def masked_mean(values: Tensor, mask: Tensor | None = None, weight: Tensor | flo
         >>> masked_mean(torch.tensor([1.0, 3.0, torch.nan]), torch.tensor([True, True, False]))
         tensor(2.)
     """
-    mask = _entries(values, mask)
-    total = torch.where(mask, values, 0.0).sum()
-    return total / (mask.sum().clamp(min=1).to(values.dtype) if weight is None else weight)
+    mask, wide = _entries(values, mask), torch.promote_types(values.dtype, torch.float32)  # half counts to 65,504 only
+    total = torch.where(mask, values, 0.0).to(wide).sum()
+    return (total / (mask.sum().clamp(min=1).to(wide) if weight is None else weight)).to(values.dtype)
 
 
 def known_labels(target: Tensor, mask: Tensor | None = None) -> Tensor:

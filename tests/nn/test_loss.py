@@ -50,3 +50,14 @@ def test_classes_for_other_rows_are_refused():
 def test_a_mask_of_another_length_is_refused():
     with pytest.raises(ValueError, match="one entry for each row"):
         masked_mean(torch.ones(4), torch.ones(3, dtype=torch.bool))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+def test_a_mean_of_more_entries_than_half_precision_counts_is_right(dtype):
+    values = torch.full((100_000,), 3.0, dtype=dtype, requires_grad=True)
+    mean = masked_mean(values, torch.arange(100_000) < 80_000)
+    assert mean.dtype is dtype
+    assert mean.item() == 3
+    mean.backward()
+    assert values.grad[0].item() == pytest.approx(1 / 80_000, rel=0.05)
+    assert values.grad[-1] == 0

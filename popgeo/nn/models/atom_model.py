@@ -1,5 +1,6 @@
 """What models of atoms share: the way from positions to edges, and from the atoms' features to molecules."""
 
+import warnings
 from abc import abstractmethod
 from collections.abc import Callable
 
@@ -85,7 +86,7 @@ class AtomModel(nn.Module):
             real = real if edges_mask is None else real & edges_mask
             r = distance(pos, edge_index, real, self.cutoff, edge_shift)
             if edge_shift is None and is_direct():
-                _look_for_images(edge_index, nodes_mask)
+                _look_over(edge_index, real, nodes_mask, half_list)
         x = self.features(z, pos, edge_index, r, half_list, edge_shift)  # [num_atoms, hidden_channels]
         x = self.lin2(self.act(self.lin1(x)))  # [num_atoms, 1]
         return self.read_out(x, z, pos, batch, num_graphs, nodes_mask)
@@ -133,11 +134,18 @@ class AtomModel(nn.Module):
         return ", ".join(f"{name}={getattr(self, name)}" for name in self.shown)
 
 
-def _look_for_images(edge_index: Tensor, nodes_mask: Tensor) -> None:
-    """Refuses edges that can only be to images in a periodic cell: of a real atom to itself."""
+def _look_over(edge_index: Tensor, real: Tensor, nodes_mask: Tensor, half_list: bool) -> None:
+    """Refuses edges of real atoms to themselves, which can only be images in a periodic cell; warns of lists of pairs.
+
+    Pairs taken for edges in both directions would be half of the interactions. The first edges show it.
+    """
     itself = (edge_index[0] == edge_index[1]) & nodes_mask.index_select(0, edge_index[1])
     if bool(itself.any()):
         raise ValueError(
             f"{int(itself.sum())} edges join an atom to itself, which only images of it in a periodic cell are. Pass "
             "edge_shift=batch.edge_shift, which popgeo.convert makes; or drop them if there is no cell."
         )
+    src, dst = edge_index[:, real]
+    many = 1 << 31
+    if not half_list and len(src) > 1 and not torch.isin(src * many + dst, (dst * many + src)[:64]).any():
+        warnings.warn("No edge runs back. Pass half_list=True where each pair of atoms is listed once.", stacklevel=4)

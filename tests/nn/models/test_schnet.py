@@ -1,6 +1,7 @@
 """Claims about SchNet against PyG's, under rotation, and about its forces."""
 
 import sys
+import warnings
 from types import ModuleType, SimpleNamespace
 
 import numpy as np
@@ -179,3 +180,15 @@ def test_a_hook_on_a_part_of_a_block_is_called():
     model.interactions[0].mlp[0].register_forward_hook(lambda *_: seen.append(1))
     assert_close(model(z, pos, batch, num_graphs=len(SIZES)), expected, rtol=1e-4, atol=1e-5)
     assert seen == [1]
+
+
+def test_pairs_that_are_listed_once_are_told_of_where_both_directions_are_meant():
+    z, pos, pairs = torch.tensor([8, 1, 1]), torch.randn(3, 3), torch.tensor([[0, 0, 1], [1, 2, 2]])
+    model = SchNet(8, 8, 1, num_gaussians=8)
+    batch = torch.zeros(3, dtype=torch.long)
+    with pytest.warns(UserWarning, match="No edge runs back. Pass half_list=True"):
+        model(z, pos, batch, pairs, num_graphs=1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        both = model(z, pos, batch, torch.cat([pairs, pairs.flip(0)], 1), num_graphs=1)
+        assert_close(model(z, pos, batch, pairs, num_graphs=1, half_list=True), both)
