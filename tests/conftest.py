@@ -71,8 +71,8 @@ def _every_program_is_checked(monkeypatch: pytest.MonkeyPatch) -> None:
 def _the_same_random_numbers(request: pytest.FixtureRequest) -> None:
     """Weights and data that a test does not seed itself are those of its last run.
 
-    Python's own differ between tests and processes: PyG's `Sequential` draws the name of its file with them, and where two
-    write the same one, a model runs with the `forward` of another without a word.
+    Python's own differ between tests and processes: PyG's `Sequential` draws the name of its file with them, and where
+    two write the same one, a model runs with the `forward` of another without a word.
     """
     torch.manual_seed(0)
     random.seed(f"{request.node.nodeid} {os.getpid()}")
