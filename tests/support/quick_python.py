@@ -41,6 +41,8 @@ def command() -> tuple[str, ...]:
 
 def ask(path: str, arguments: list[str]) -> NoReturn:
     """The process that a test starts: hands everything of its own to a copy, and ends as that copy ends."""
+    handed_on = (signal.SIGINT, signal.SIGTERM)
+    signal.pthread_sigmask(signal.SIG_BLOCK, handed_on)  # until it is known whom to hand them on to
     connection = socket.socket(socket.AF_UNIX)
     connection.connect(path)
     asked = {"arguments": arguments, "folder": os.getcwd(), "environment": dict(os.environ)}
@@ -49,8 +51,9 @@ def ask(path: str, arguments: list[str]) -> NoReturn:
     connection.sendall(message)
     answers = connection.makefile()
     process = int(answers.readline())
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in handed_on:
         signal.signal(number, lambda number, _: os.kill(process, number))
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, handed_on)
     status = int(answers.readline())
     if status < 0:
         with contextlib.suppress(OSError):  # SIGKILL has no other handler
