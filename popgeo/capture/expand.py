@@ -1,7 +1,7 @@
 """Puts the decomposition of an operation in its place: what a machine without that operation would run."""
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from typing import Any
 
 import torch
@@ -11,7 +11,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from popgeo.capture.marks import empty_like
 from popgeo.capture.op_graph import Input, Op, OpGraph, Ref, Role, Value, overload, substitute
-from popgeo.capture.passes import drop_unused, merge_equal_values, replace_values, with_ops
+from popgeo.capture.passes import at_storage, drop_unused, merge_equal_values, replace_values, with_ops
 from popgeo.capture.recorder import Recorder
 
 
@@ -28,10 +28,14 @@ def expand(graph: OpGraph) -> OpGraph:
     """
     if not any(map(_is_expanded, graph.ops)):
         return graph
-    writer = _Writer(graph)
+    writer = GraphWriter(graph)
     for op in graph.ops:
-        writer.add(op)
-    return drop_unused(merge_equal_values(writer.graph()))
+        decomposition = _decomposition(op)
+        if decomposition is None:
+            writer.add(dataclasses.replace(op, bodies=tuple(map(expand, op.bodies))) if op.bodies else op)
+        else:
+            writer.put(op, *_called(decomposition, op))
+    return writer.graph()
 
 
 def _is_expanded(op: Op) -> bool:
@@ -44,8 +48,23 @@ def _decomposition(op: Op) -> Callable[..., Any] | None:
     return decomposition_table.get(overload(op.target))  # type: ignore[call-overload]
 
 
-class _Writer:
-    """A graph that is being written again, with new values after the old ones."""
+def _called(decomposition: Callable[..., Any], op: Op) -> tuple[Callable[..., Any], Sequence[int], Any]:
+    """The decomposition as a function of the tensors that the operation reads, these, and what its text depends on."""
+    assert not op.kwargs  # of ours, which take all arguments by position
+    given = list(dict.fromkeys(op.reads()))
+
+    def called(*tensors: Tensor) -> Any:
+        return decomposition(*substitute(tuple(op.args), dict(zip(given, tensors, strict=True)).__getitem__))
+
+    return called, given, (op.target, repr(substitute(tuple(op.args), lambda v: f"%{given.index(v)}")))
+
+
+class GraphWriter:
+    """A graph that is being written again, with functions in the place of some operations.
+
+    Args:
+        graph: Whose operations are given to `add` or `put`, in order.
+    """
 
     def __init__(self, graph: OpGraph) -> None:
         self._graph, self._ops = graph, list[Op]()
@@ -55,44 +74,51 @@ class _Writer:
         self._owners = {v: given.name.rpartition(".")[0] for given, v in parameters.items()}
         self._stands_for: dict[int, int] = {}
         self._bodies: dict[Any, OpGraph] = {}
+        self._moved: dict[int, int] = {}
 
     def add(self, op: Op) -> None:
-        """Writes an operation, or what it stands for."""
-        decomposition = _decomposition(op)
-        op = replace_values(op, self._stands_for)
-        if decomposition is None:
-            self._ops.append(dataclasses.replace(op, bodies=tuple(map(expand, op.bodies))) if op.bodies else op)
-        else:
-            made = self._put(self._body(op, decomposition), op)
-            self._stands_for |= {v: w for v, w in zip(op.outputs, made, strict=True) if v is not None and w is not None}
+        """Writes an operation as it is."""
+        self._ops.append(replace_values(op, self._stands_for))
+
+    def put(self, op: Op, function: Callable[..., Any], given: Sequence[int], key: Any) -> None:
+        """Writes what a function does in the place of an operation.
+
+        Args:
+            op: What it stands for; its results are those of the function, in order.
+            function: Takes the given tensors; traced once for all of the same shapes and the same key.
+            given: Values of the graph that are there before the operation.
+            key: What else the function depends on.
+        """
+        given = [self._stands_for.get(v, v) for v in given]
+        values = [self._values[v] for v in given]
+        key = key, *((one.shape, one.stride, one.dtype, one.marks) for one in values)
+        if key not in self._bodies:
+            self._bodies[key] = trace(function, values)
+        made = self._put(self._bodies[key], op, given)
+        self._stands_for |= {v: w for v, w in zip(op.outputs, made, strict=True) if v is not None and w is not None}
+        for v, w in zip(op.outputs, made, strict=True):
+            # What a function only shows in another way, the views of a result show in the same memory.
+            if v is not None and w is not None and self._values[w].storage in {one.storage for one in values}:
+                same = [(one.shape, one.stride, one.offset) for one in (self._values[v], self._values[w])]
+                self._moved |= {self._values[v].storage: self._values[w].storage} if same[0] == same[1] else {}
 
     def graph(self) -> OpGraph:
-        """What was written."""
+        """What was written, without what nothing needs any more; what is computed twice is computed once."""
         outputs = [None if v is None else self._stands_for.get(v, v) for v in self._graph.outputs]
-        return with_ops(self._graph, self._ops, outputs, self._constants, self._values)
+        values = [at_storage(value, self._moved) for value in self._values]
+        written = with_ops(self._graph, self._ops, outputs, self._constants, values)
+        return drop_unused(merge_equal_values(written))
 
-    def _body(self, op: Op, decomposition: Callable[..., Any]) -> OpGraph:
-        """What an operation stands for, traced once for all of the same shapes."""
-        assert not op.kwargs  # of ours, which take all arguments by position
-        given = list(dict.fromkeys(op.reads()))
-        values = [self._values[v] for v in given]
-        args = substitute(tuple(op.args), lambda v: f"%{given.index(v)}")
-        key = op.target, repr(args), *((one.shape, one.stride, one.dtype, one.marks) for one in values)
-        if key not in self._bodies:
-
-            def called(*tensors: Tensor) -> Any:
-                return decomposition(*substitute(tuple(op.args), dict(zip(given, tensors, strict=True)).__getitem__))
-
-            self._bodies[key] = trace(called, values)
-        return self._bodies[key]
-
-    def _put(self, body: OpGraph, op: Op) -> list[int | None]:
+    def _put(self, body: OpGraph, op: Op, given: Sequence[int]) -> list[int | None]:
         """Writes a body in the place of an operation; the numbers of what it makes.
 
         What works with a parameter stands in the module of that parameter, all else in that of the operation.
         """
-        number = dict(zip(body.inputs.values(), dict.fromkeys(op.reads()), strict=True))
+        number = dict(zip(body.inputs.values(), given, strict=True))
         storage = {body.values[v].storage: self._values[w] for v, w in number.items()}
+        for v, result in zip(body.outputs, op.outputs, strict=True):
+            if v is not None and result is not None and self._is_alike(body.values[v], result, storage):
+                number[v], storage[body.values[v].storage] = result, self._values[result]
         for v, value in enumerate(body.values):
             if v in number:
                 continue
@@ -119,6 +145,12 @@ class _Writer:
                 )
             )
         return [None if v is None else number[v] for v in body.outputs]
+
+    def _is_alike(self, value: Value, result: int, taken: Container[int]) -> bool:
+        """Whether a value in memory of its own can be the result, so that views of the result stay what they are."""
+        old = self._values[result]
+        layouts = [(one.shape, one.stride, one.offset, one.dtype, one.marks) for one in (value, old)]
+        return layouts[0] == layouts[1] and old.offset == 0 and value.storage not in taken
 
 
 def trace(function: Callable[..., Any], values: Sequence[Value]) -> OpGraph:

@@ -49,7 +49,7 @@ def merge_equal_values(graph: OpGraph) -> OpGraph:
         if op.writes or any(v == w for v, w in views.items()) or not views:
             kept.append(op)
     outputs = [stands_for.get(v, v) if v is not None else None for v in graph.outputs]
-    values = [_at_storage(value, moved) for value in graph.values]
+    values = [at_storage(value, moved) for value in graph.values]
     return with_ops(graph, kept, outputs, values=values)
 
 
@@ -148,7 +148,8 @@ def with_ops(
     )
 
 
-def _at_storage(value: Value, moved: Mapping[int, int]) -> Value:
+def at_storage(value: Value, moved: Mapping[int, int]) -> Value:
+    """The same value in the memory that its own was moved to."""
     storage = _moved_to(value.storage, moved)
     return value if storage == value.storage else dataclasses.replace(value, storage=storage)
 

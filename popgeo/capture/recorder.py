@@ -147,8 +147,8 @@ class Recorder(TorchDispatchMode):
             return func(*args, **kwargs)
         except (DynamicOutputShapeException, DataDependentOutputException):  # torch's table does not say so
             return self._known(func, args, kwargs)
-        except RuntimeError as error:
-            if type(error) is not RuntimeError:
+        except (RuntimeError, ZeroDivisionError) as error:  # by zero: the mean of no rows
+            if type(error) not in (RuntimeError, ZeroDivisionError):
                 raise
             return known_values.compute(self.page, func, args, kwargs, makes_up=True)
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from popgeo.capture import step_cache
 from popgeo.capture.arguments import Arguments
@@ -25,7 +25,7 @@ from popgeo.engine.micro_batches import check_batch_dimension, micro_batch
 from popgeo.engine.model_watch import ModelWatch, autocast_around
 from popgeo.engine.optimizer.flat_parameters import refuse_whole_tensors
 from popgeo.engine.optimizer.update import Update
-from popgeo.engine.replicas import Replicas, is_sharded
+from popgeo.engine.replicas import Replicas, is_sharded, refuse_shared_statistics
 from popgeo.engine.shards import require_all
 from popgeo.engine.step_recipe import Recipe, RunFigures, StepPlan
 from popgeo.engine.step_runner import StepRunner
@@ -263,13 +263,7 @@ def _require_trainable(recipe: Recipe, trained: Sequence[str], replicas: Replica
     """Refuses to train a model of whose shards others are elsewhere, where this cannot be done."""
     if recipe.optimizer is None:
         return
-    synced = [name for name, one in recipe.module.named_modules() if isinstance(one, nn.SyncBatchNorm)]
-    if synced and recipe.options.replication_factor > 1:
-        raise ValueError(
-            f"{', '.join(synced)} would share its statistics among {recipe.options.replication_factor} replicas, each "
-            "of which runs alone between two updates. Use BatchNorm1d, whose statistics are a replica's own, a norm "
-            "within each graph, or replication_factor=1 and larger micro-batches."
-        )
+    refuse_shared_statistics(recipe.module, recipe.options.replication_factor)
     require_all(recipe.module)
     own = [name for name, p in recipe.module.named_parameters() if name in trained and is_sharded(p)]
     if not own or replicas.world_size == 1:

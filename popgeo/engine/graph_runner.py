@@ -21,12 +21,13 @@ from popgeo.engine.fuse.join_chains import describe_joined, join_chains
 from popgeo.engine.fuse.plain_interaction import join_plain_interactions
 from popgeo.engine.fuse.plan_interactions import describe_interactions, plan_interactions
 from popgeo.engine.fuse.prepared import PreparedOp, register_prepared
+from popgeo.engine.fuse.reassociate import reassociate
 from popgeo.engine.memory_plan import place_values, unplaced_bytes
 from popgeo.engine.run_bodies import prepare_cond, prepare_for_loop
 from popgeo.native import library
 
 # From the largest pattern to the smallest: what one has joined the next leaves alone.
-_JOINS = (join_plain_interactions, plan_interactions, join_chains)
+_JOINS = (join_plain_interactions, plan_interactions, reassociate, join_chains)
 
 
 class GraphRunner:

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 
 
 @dataclass(frozen=True)
@@ -93,6 +93,22 @@ def is_sharded(parameter: Tensor) -> bool:
         (True, False)
     """
     return bool(getattr(parameter, "is_sharded", False))
+
+
+def refuse_shared_statistics(model: object, replicas: int) -> None:
+    """Refuses norms whose statistics are of all replicas, where each runs alone.
+
+    Raises:
+        ValueError: the model has one, and there are several replicas.
+    """
+    modules = model.named_modules() if isinstance(model, nn.Module) else ()
+    synced = [name for name, one in modules if isinstance(one, nn.SyncBatchNorm)]
+    if synced and replicas > 1:
+        raise ValueError(
+            f"{', '.join(synced)} would share its statistics among {replicas} replicas, each of which runs alone "
+            "between two updates. Use BatchNorm1d, whose statistics are a replica's own, a norm within each graph, or "
+            "replication_factor=1 and larger micro-batches. A plan (ipu.estimate, ipu.pipeline) has its exchange."
+        )
 
 
 def part_of(numel: int, number: int, parts: int) -> slice:

@@ -109,9 +109,6 @@ class StepOptions:
         for name in ("accumulation_dtype", "optimizer_state_dtype"):
             if getattr(self, name) not in (None, *_PRECISIONS):
                 self._refuse(name, f"it must be {', '.join(map(str, _PRECISIONS))} or None")
-        for name in ("master_weights", "stochastic_rounding", "shard_optimizer_state"):
-            if not isinstance(getattr(self, name), bool):
-                self._refuse(name, "it must be True or False")
         self._refuse_contradictions()
 
     def _refuse_contradictions(self) -> None:

@@ -24,7 +24,8 @@ from popgeo.engine.step_options import StepOptions
 _HALVES = (None, torch.bfloat16, torch.float16)
 
 
-def _require_optimizer(optimizer: Any) -> None:
+def require_optimizer(optimizer: Any) -> None:
+    """Raises ValueError, with what was given, where that is no optimizer."""
     if isinstance(optimizer, Optimizer) and hasattr(optimizer, "param_groups"):
         return
     given = f"the class {optimizer.__name__}" if isinstance(optimizer, type) else f"a {type(optimizer).__name__}"
@@ -74,7 +75,7 @@ class Recipe:
                 f"{self.options.gradient_accumulation}."
             )
         if self.optimizer is not None:
-            _require_optimizer(self.optimizer)
+            require_optimizer(self.optimizer)
         device_of(self.module, self.backend)  # which refuses a module that lies elsewhere
         require_served(self.backend, self.options)
         if self.backend is Backend.CUDA and self.optimizer is not None:

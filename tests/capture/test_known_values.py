@@ -176,3 +176,15 @@ class PacksSequences(nn.Module):
 def test_packed_sequences_are_refused_with_their_line_and_what_to_do():
     with pytest.raises(DynamicShapeError, match=r"packed = .*_pack_padded_sequence depends on the data.*torch.gather"):
         inference_model(PacksSequences())(torch.ones(2, 3, 2), torch.tensor([3, 1]))
+
+
+class LossOfNoRows(nn.Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.mse_loss(super().forward(x)[:0], x[:0, :2])
+
+
+def test_the_loss_of_no_rows_is_captured_and_moves_no_weight():
+    model = LossOfNoRows(6, 2)
+    before = model.weight.detach().clone()
+    assert compile_step(model, torch.optim.SGD(model.parameters(), 0.1))(ROWS).isnan()
+    assert_close(model.weight.detach(), before, rtol=0, atol=0)

@@ -7,6 +7,12 @@ import torch
 
 from popgeo.capture.op_graph import Op, OpGraph, Ref
 
+# Another shape of the same elements, where they leave the number of these as it is.
+SHOWS = (
+    "aten.view.default", "aten._unsafe_view.default", "aten.unsqueeze.default", "aten.squeeze.dim",
+    "aten.expand.default", "aten.select.int", "aten.select_backward.default",
+)  # fmt: skip
+
 
 class DefUse:
     """A graph with its def-use chains.
@@ -64,6 +70,13 @@ class DefUse:
         mirrored = whole.shape[::-1], whole.stride[::-1], whole.offset
         is_transposed = len(whole.shape) == 2 and (turned.shape, turned.stride, turned.offset) == mirrored
         return base if is_transposed else None
+
+    def shown(self, v: int) -> int:
+        """The value whose elements this shows in another shape, all of them and in the same order."""
+        values = self.graph.values
+        while (op := self.maker(v, *SHOWS)) is not None and values[ref(op.args[0])].numel == values[v].numel:
+            v = ref(op.args[0])
+        return v
 
     def flat(self, v: int | None) -> int | None:
         """The value of one dimension that this is a view of, with dimensions of size 1 added."""

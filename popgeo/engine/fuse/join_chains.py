@@ -12,7 +12,7 @@ from popgeo.engine.fuse.block_program import fits_registers
 from popgeo.engine.fuse.chain import AT_ROWS, CHAIN, EDGE_CHAIN
 from popgeo.engine.fuse.chain_steps import fits, writer_of
 from popgeo.engine.fuse.edge_rows import EdgeOrders, row_moves
-from popgeo.engine.fuse.open_chain import OpenChain, shape_of, summed_dimensions
+from popgeo.engine.fuse.open_chain import OpenChain, elements_of, shape_of, summed_dimensions
 from popgeo.native import library
 
 # A chain waits for operations that continue it, and keeps its operands alive meanwhile.
@@ -131,7 +131,7 @@ class _Search:
                 self._emit(chain)
         if sums:
             return None
-        chain = OpenChain(shape, graph.values[op.makes()[0]])
+        chain = OpenChain(shape, elements_of(op, graph.values, move))
         if not chain.add(op, graph, move):
             return None
         self._open.append(chain)

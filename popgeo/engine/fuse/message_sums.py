@@ -15,12 +15,12 @@ from popgeo.engine.fuse.plan_interactions import CFCONV, CFCONV_BACKWARD
 
 _PRODUCT = "aten.mul.Tensor"
 # All of these refuse an index that is negative or too large, as an interaction does.
-_GATHERS = "aten.index_select.default", "aten.gather.default"
-_SCATTERS = "aten.index_add.default", "aten.scatter_add.default"
+GATHERS = "aten.index_select.default", "aten.gather.default"
+SCATTERS = "aten.index_add.default", "aten.scatter_add.default"
 _REDUCE = "aten.scatter_reduce_.two"
 _IN_PLACE = {
-    "aten.index_add_.default": _SCATTERS[0],
-    "aten.scatter_add_.default": _SCATTERS[1],
+    "aten.index_add_.default": SCATTERS[0],
+    "aten.scatter_add_.default": SCATTERS[1],
     _REDUCE: "aten.scatter_reduce.two",
 }
 _FILLED = {"aten.new_zeros.default": "aten.zeros.default", "aten.new_ones.default": "aten.ones.default"}
@@ -53,7 +53,7 @@ def sums_by_filters(uses: DefUse) -> dict[int, list[MessageSum]]:
             x, w, src, dst = map(ref, op.args[:4])
             ends = {"src": src, "dst": dst, "num_rows": op.args[4], "result": op.makes()[0]}
             found.setdefault(w, []).append(MessageSum(x=x, w=w, ops=frozenset([index]), **ends))
-        elif op.target in _SCATTERS and (one := _written_out(uses, index)) is not None:
+        elif op.target in SCATTERS and (one := _written_out(uses, index)) is not None:
             found.setdefault(one.w, []).append(one)
     return found
 
@@ -123,7 +123,7 @@ def _written_out(uses: DefUse, index: int) -> MessageSum | None:
     if not uses.is_plain(result, (values[base].shape[0], shape[1])):
         return None
     for gathered, w in (map(ref, product.args), map(ref, product.args[::-1])):
-        gather = uses.maker(gathered, *_GATHERS)
+        gather = uses.maker(gathered, *GATHERS)
         if gather is None or gather.args[1] not in (0, -2) or not uses.is_plain(w, shape):
             continue
         x, src = ref(gather.args[0]), rows_of(uses, gather, shape)

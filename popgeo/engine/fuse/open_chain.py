@@ -16,11 +16,15 @@ SUMS = ("aten.sum.dim_IntList", "aten.sum.default")
 _Key = tuple[int, int, tuple[int, ...]]  # storage, offset and strides: the same elements in the same order
 
 
-def shape_of(op: Op, values: Sequence[Value], move: RowMove | None = None) -> tuple[int, ...]:
-    """The elements that an operation goes through, without dimensions of size 1."""
+def elements_of(op: Op, values: Sequence[Value], move: RowMove | None = None) -> Value:
+    """A value of the elements that an operation goes through."""
     joined = move.moved if move is not None and move.code in AT_ROWS else None
-    value = values[joined if joined is not None else op.reads()[0] if op.target in SUMS else op.makes()[0]]
-    return tuple(size for size in value.shape if size != 1)
+    return values[joined if joined is not None else op.reads()[0] if op.target in SUMS else op.makes()[0]]
+
+
+def shape_of(op: Op, values: Sequence[Value], move: RowMove | None = None) -> tuple[int, ...]:
+    """The sizes of these elements without dimensions of size 1."""
+    return tuple(size for size in elements_of(op, values, move).shape if size != 1)
 
 
 def summed_dimensions(op: Op, values: Sequence[Value]) -> list[int] | None:
@@ -39,7 +43,7 @@ class OpenChain:
 
     Args:
         sizes: The shape of the elements without dimensions of size 1.
-        first: A result, whose order of dimensions in memory the chain follows.
+        first: A value of these elements, whose order of dimensions in memory the chain follows.
 
     Attributes:
         sizes: As given.

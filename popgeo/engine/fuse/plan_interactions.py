@@ -117,11 +117,17 @@ class _Planner:
         backward = [op for op in uses.graph.ops if op.target == BACKWARD]
         self._has_second = any(op.target == SECOND for op in uses.graph.ops)
         self._wanted = {ref(op.args[NUM_ARGUMENTS]): op.args[-1] for op in backward}  # by the filters that are read
+        self._keeps_slopes = False
 
     def graph(self) -> OpGraph:
-        for op in self._uses.graph.ops:
+        ops = [self._narrowed(op) if op.target in (BACKWARD, SECOND) else op for op in self._uses.graph.ops]
+        self._keeps_slopes = self._can_keep_slopes([op for op in ops if op.target in (FORWARD, BACKWARD, SECOND)])
+        has_pairs = any(op.target == FORWARD and Call(*op.args).half_list for op in ops)
+        for op in ops:
             if op.target in (FORWARD, BACKWARD, SECOND):
-                self._add(self._narrowed(op) if op.target != FORWARD else op)
+                self._add(op)
+            elif op.target == PLAN and self._keeps_slopes and not has_pairs:
+                self._ops.append(dataclasses.replace(op, args=(*op.args[:6], True)))
             else:
                 self._ops.append(op)
         graph = dataclasses.replace(self._uses.graph, values=tuple(self._values))
@@ -137,11 +143,31 @@ class _Planner:
             distances, centres, width = gaussians
             call = dataclasses.replace(call, expansion=Ref(distances), centres=Ref(centres), width=width)
         if call.plan is None:
-            twins = not (call.half_list or to_expansion or to_envelope or self._has_second) and call.direction is None
+            by_edge = (to_expansion or to_envelope or self._has_second) and not self._keeps_slopes
+            twins = not (call.half_list or by_edge) and call.direction is None
             call = call.planned(Ref(self._plan(op, call, skips=not to_envelope, twins=twins)))
         stand_in = Call(*substitute(call.arguments, self._stand_in))
-        workspace = self._new(stand_in.workspace(torch.get_num_threads(), is_second=op.target == SECOND))
+        kind = {"is_second": op.target == SECOND, "keeps_slopes": self._keeps_slopes}
+        workspace = self._new(stand_in.workspace(torch.get_num_threads(), **kind))
+        if op.target == FORWARD and self._keeps_slopes:
+            rows, columns = stand_in.filters_shape
+            shape, stride = (rows, 2 * columns), (2 * columns, 1)
+            self._values[filters] = dataclasses.replace(self._values[filters], shape=shape, stride=stride)
         self._ops.append(dataclasses.replace(op, args=(*call.arguments, *rest), outputs=(*op.outputs, workspace)))
+
+    def _can_keep_slopes(self, ops: Sequence[Op]) -> bool:
+        """Whether filters may be kept beside their slopes: then forces need no layer, and edges share with their twins.
+
+        They are of Gaussians of distances, which something is differentiated by, but nothing twice.
+        """
+        calls: list[Any] = [Call(*op.args[:NUM_ARGUMENTS]) for op in ops]
+        kept = {op.makes()[1] for op in ops if op.target == FORWARD}
+        return (
+            any(op.target == BACKWARD and any(op.args[-1][1:3]) for op in ops)
+            and not any(op.target == SECOND and any(op.args[-1][2:4]) for op in ops)
+            and all(call.centres is not None and call.direction is None for call in calls)
+            and kept.isdisjoint(self._uses.returned)
+        )
 
     def _narrowed(self, op: Op) -> Op:
         """A backward pass that makes only what is read: derivatives by positions go no further in training."""

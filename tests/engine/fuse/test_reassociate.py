@@ -1,0 +1,151 @@
+"""Products are put in the order that costs less, and training goes on as in eager PyTorch."""
+
+import copy
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch_geometric import nn as pyg
+
+from popgeo import compile_forward, compile_step
+from popgeo.capture.capture import bind, capture
+from popgeo.engine.graph_runner import fuse
+
+NODES, EDGES, WIDTH = 60, 300, 32
+
+
+class OfEdges(nn.Module):
+    """A convolution with features of the edges; `layer(x, edge_index, e)`."""
+
+    def __init__(self, layer: nn.Module, width: int = 4) -> None:
+        super().__init__()
+        self.features, self.layer = nn.Linear(3, width), layer
+
+    def forward(self, x: Tensor, edge_index: Tensor, e: Tensor) -> Tensor:
+        return self.layer(x, edge_index, self.features(e)).tanh()
+
+
+class Messages(nn.Module):
+    """Messages of both ends and the edge, as MetaLayer's models have them."""
+
+    def __init__(self, bias: bool = True) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(2 * WIDTH + 3, WIDTH, bias), nn.Linear(2 * WIDTH, WIDTH, bias)
+
+    def forward(self, x: Tensor, edge_index: Tensor, e: Tensor) -> Tensor:
+        source, target = edge_index
+        x = x * 1.5  # what has a gradient
+        messages = self.first(torch.cat([x[target], x[source], e], 1)).relu()
+        messages = (
+            messages
+            + self.second(torch.cat([x[source], x[target] * 1.0], -1))
+            + x[source] @ self.second.weight[:, :WIDTH]
+        )
+        return torch.zeros_like(x).index_add(0, target, messages)
+
+
+class KeepsItsMatrices(nn.Module):
+    """What makes the matrices needed by something else than products."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.matrices = nn.Linear(3, WIDTH * WIDTH)
+
+    def forward(self, x: Tensor, edge_index: Tensor, e: Tensor) -> Tensor:
+        made = self.matrices(e).view(-1, WIDTH, WIDTH)
+        return torch.bmm(x[edge_index[0]].unsqueeze(1), made).squeeze(1) + made.abs().sum(1)
+
+
+def edge_network(hidden: int) -> nn.Module:
+    return nn.Sequential(nn.Linear(4, hidden), nn.ReLU(), nn.Linear(hidden, WIDTH * WIDTH))
+
+
+MODELS = {
+    "NNConv": lambda: OfEdges(pyg.NNConv(WIDTH, WIDTH, nn.Linear(4, WIDTH * WIDTH))),
+    "NNConv without bias": lambda: OfEdges(pyg.NNConv(WIDTH, WIDTH, nn.Linear(4, WIDTH * WIDTH, bias=False))),
+    "NNConv with a network": lambda: OfEdges(pyg.NNConv(WIDTH, WIDTH, edge_network(8))),
+    "NNConv with a wide network": lambda: OfEdges(pyg.NNConv(WIDTH, WIDTH, edge_network(64))),
+    "NNConv to fewer channels": lambda: OfEdges(pyg.NNConv(WIDTH, 16, nn.Linear(4, WIDTH * 16))),
+    "CGConv": lambda: OfEdges(pyg.CGConv(WIDTH, 4)),
+    "messages": Messages,
+    "messages without bias": lambda: Messages(bias=False),
+    "matrices that are needed": KeepsItsMatrices,
+}
+
+
+def example(dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor, Tensor]:
+    return torch.randn(NODES, WIDTH, dtype=dtype), torch.randint(NODES, (2, EDGES)), torch.rand(EDGES, 3, dtype=dtype)
+
+
+class Squared(nn.Module):
+    """A loss of a model's results."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, *tensors: Tensor) -> Tensor:
+        return self.model(*tensors).square().mean()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("make", MODELS.values(), ids=MODELS.keys())
+def test_training_follows_eager(make, dtype):
+    model = Squared(make()).to(dtype)
+    other = copy.deepcopy(model)
+    inputs = example(dtype)
+    step = compile_step(model, torch.optim.SGD(model.parameters(), lr=0.1), inputs)
+    optimizer = torch.optim.SGD(other.parameters(), lr=0.1)
+    close = {"rtol": 2e-4, "atol": 2e-6} if dtype is torch.float32 else {"rtol": 1e-10, "atol": 1e-12}
+    for _ in range(3):
+        optimizer.zero_grad()
+        expected = other(*inputs)
+        expected.backward()
+        optimizer.step()
+        torch.testing.assert_close(step(*inputs), expected.detach(), **close)
+    for ours, theirs in zip(model.parameters(), other.parameters(), strict=True):
+        torch.testing.assert_close(ours, theirs, **close)
+
+
+def largest(model: nn.Module) -> int:
+    """Elements of the largest value that a forward pass makes as it runs."""
+    inputs = example()
+    runs = fuse(capture(model, bind(model, *inputs)).graph)
+    return max(runs.values[v].numel for op in runs.ops if not runs.is_view(op) for v in op.makes())
+
+
+@pytest.mark.parametrize("name", ["NNConv", "NNConv without bias", "NNConv with a network", "NNConv to fewer channels"])
+def test_no_matrix_is_made_for_each_edge(name):
+    assert largest(MODELS[name]()) <= EDGES * WIDTH * 9
+
+
+def test_matrices_that_something_else_needs_are_made():
+    assert largest(KeepsItsMatrices()) == EDGES * WIDTH * WIDTH
+
+
+def test_rows_are_multiplied_before_edges_take_them():
+    class Sum(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(2 * WIDTH, 2 * WIDTH)
+
+        def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+            return self.layer(torch.cat([x.index_select(0, ends) for ends in edge_index], -1)).relu()
+
+    x, edge_index = torch.randn(NODES, WIDTH), torch.randint(NODES, (2, 2000))
+    model = Sum()
+    runs = fuse(capture(model, bind(model, x, edge_index)).graph)
+    products = [runs.values[op.makes()[0]].shape for op in runs.ops if op.target == "aten.mm.default"]
+    assert products == [(NODES, 2 * WIDTH)] * 2
+    torch.testing.assert_close(compile_forward(model, (x, edge_index))(x, edge_index), model(x, edge_index))
+
+
+def test_rows_of_a_table_larger_than_its_use_are_taken_first():
+    layer = nn.Linear(WIDTH, WIDTH)
+
+    def first_rows(x: Tensor, index: Tensor) -> Tensor:
+        return layer(x.index_select(0, index))
+
+    x, index = torch.randn(10_000, WIDTH), torch.arange(3000)
+    runs = fuse(capture(first_rows, bind(first_rows, x, index)).graph)
+    assert [runs.values[op.makes()[0]].shape for op in runs.ops if "mm" in op.target] == [(3000, WIDTH)]
