@@ -2,6 +2,7 @@
 
     python examples/forces_ethanol.py --data ../shared/data/md
     python examples/forces_ethanol.py --data ../shared/data/md --model painn
+    python examples/forces_ethanol.py --data ../shared/data/md --beside pyg
     python examples/forces_ethanol.py --data ../shared/data/md --dynamics 2000
 
 `--data` is a folder with `rmd17_ethanol.npz` of rMD17 (https://doi.org/10.6084/m9.figshare.12672038, in kcal/mol), of
@@ -9,18 +10,22 @@ which a thousand frames each are drawn to train and to test; or with `ethanol_tr
 [atoms], `pos` [frames, atoms, 3] in angstrom, `energy` [frames] in eV and `forces` [frames, atoms, 3] in eV/angstrom.
 `popgeo train` does the like in one command, from a file that ASE reads. Prints the errors on the test frames (MAE)
 beside those of predicting the mean energy and no force: 0.14 eV and 0.88 eV/angstrom fall to about 0.013 and 0.04 in
-the 60 epochs, a minute on one core. Then it shows that padding touches no force. `--dynamics` needs ase, and prints
-how well a run at 300 K keeps its energy.
+the 60 epochs, a minute on one core. `--beside pyg` trains PyG's own SchNet from the same weights beside it, as its
+users do, and prints error and processor minutes of both. Then it shows that padding touches no force. `--dynamics`
+needs ase, and prints how well a run at 300 K keeps its energy.
 """
 
 import argparse
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch_geometric import nn as pyg
 from torch_geometric.data import Data
+from torch_geometric.loader import DataLoader
 
 from popgeo import ipu
 from popgeo.command_line import run
@@ -48,6 +53,67 @@ class ForceModel(nn.Module):
         of_energy = mse_loss(out.flatten(), energy, graphs_mask)
         of_forces = mse_loss(found, forces, z > 0)
         return out.flatten(), found, of_forces + self.energy_weight * of_energy
+
+
+class KnownEdges(nn.Module):
+    """An interaction graph for PyG's SchNet: the edges that its batch lists, with their lengths."""
+
+    edge_index: Tensor
+
+    def forward(self, pos: Tensor, batch: Tensor) -> tuple[Tensor, Tensor]:
+        source, target = self.edge_index
+        return self.edge_index, (pos[source] - pos[target]).norm(dim=1)
+
+
+class PlainPyG:
+    """PyG's own SchNet, trained as its users do: batches without padding, forces by autograd, an eager step of Adam.
+
+    It starts from the weights of `potential` and knows its edges beforehand too, so that only the step differs.
+    """
+
+    def __init__(
+        self, potential: SchNet, learning_rate: Callable[[int], float], batch_size: int, energy_weight: float
+    ) -> None:
+        channels = potential.hidden_channels
+        self.model = pyg.SchNet(channels, channels, 3, 25, CUTOFF, interaction_graph=KnownEdges())
+        self.model.load_state_dict(potential.state_dict())
+        self.optimizer = torch.optim.Adam(self.model.parameters(), lr=1.0)
+        self.schedule = torch.optim.lr_scheduler.LambdaLR(self.optimizer, learning_rate)
+        self.batch_size, self.energy_weight = batch_size, energy_weight
+
+    def loader(self, frames: list[Data], shuffle: bool = False) -> DataLoader:
+        """PyG's own loader, of the same frames with each pair listed in both directions."""
+        both = [frame.clone() for frame in frames]
+        for frame in both:
+            frame.edge_index = torch.cat([frame.edge_index, frame.edge_index.flip(0)], 1)
+        return DataLoader(both, self.batch_size, shuffle=shuffle, drop_last=shuffle)
+
+    def predict(self, batch: Data, training: bool) -> tuple[Tensor, Tensor]:
+        """Energies [num_graphs], forces [num_nodes, 3]"""
+        pos = batch.pos.clone().requires_grad_()
+        self.model.interaction_graph.edge_index = batch.edge_index
+        energy = self.model(batch.z, pos, batch.batch).flatten()
+        (slope,) = torch.autograd.grad(energy.sum(), pos, create_graph=training)
+        return energy, -slope
+
+    def train_epoch(self, frames: DataLoader) -> None:
+        """An update for each batch."""
+        for batch in frames:
+            self.optimizer.zero_grad()
+            energy, forces = self.predict(batch, training=True)
+            of_energy = nn.functional.mse_loss(energy, batch.energy)
+            (nn.functional.mse_loss(forces, batch.forces) + self.energy_weight * of_energy).backward()
+            self.optimizer.step()
+            self.schedule.step()
+
+    def errors(self, frames: DataLoader) -> tuple[float, float]:
+        """Mean absolute errors of energies (eV) and forces (eV/angstrom)."""
+        of_energy, of_forces = [], []
+        for batch in frames:
+            energy, forces = self.predict(batch, training=False)
+            of_energy.append((energy.detach() - batch.energy).abs())
+            of_forces.append((forces - batch.forces).abs())
+        return float(torch.cat(of_energy).mean()), float(torch.cat(of_forces).mean())
 
 
 def potential_of(name: str, channels: int) -> nn.Module:
@@ -110,6 +176,12 @@ def errors(model: ipu.CompiledStep, frames: FixedSizeDataLoader) -> tuple[float,
     return float(torch.cat(of_energy).mean()), float(torch.cat(of_forces).mean())
 
 
+def told(found: tuple[float, float], seconds: float) -> str:
+    """Errors beside the processor's time that they took."""
+    of_energy, of_forces = found
+    return f"test error of energy {of_energy:.3f} eV, forces {of_forces:.3f} eV/A after {seconds / 60:.2f} minutes"
+
+
 def arguments_of(batch: Data) -> tuple[Tensor, ...]:
     """What the model takes of a batch."""
     return batch.z, batch.pos, batch.batch, batch.edge_index, batch.energy, batch.forces, batch.graphs_mask
@@ -155,8 +227,11 @@ def main() -> None:
     parser.add_argument("--lr", type=float, default=2e-3, help="first learning rate; falls as a cosine")
     parser.add_argument("--batch-size", type=int, default=10, help="frames of a batch")
     parser.add_argument("--energy-weight", type=float, default=0.1, help="of the energy's squared error in the loss")
+    parser.add_argument("--beside", choices=("pyg",), help="train PyG's own SchNet on the same frames, too")
     parser.add_argument("--dynamics", type=int, default=0, help="steps of molecular dynamics afterwards")
     arguments = parser.parse_args()
+    if arguments.beside and arguments.model != "schnet":
+        parser.error("--beside pyg needs --model schnet: PyG has no PaiNN")
     torch.manual_seed(0)
     torch.set_num_threads(1)
     training, mean = read(arguments.data, "train")
@@ -172,26 +247,37 @@ def main() -> None:
     loader = loader_of(training, arguments.batch_size, shuffle=True)
     held_out = loader_of(testing, arguments.batch_size)
     num_steps = arguments.epochs * len(loader)
+
+    def learning_rate(step: int) -> float:
+        return arguments.lr * 0.5 * (1 + np.cos(np.pi * step / num_steps))
+
+    peer = None
+    if arguments.beside == "pyg":
+        peer = PlainPyG(potential, learning_rate, arguments.batch_size, arguments.energy_weight)
+        its_loader, its_held_out = peer.loader(training, shuffle=True), peer.loader(testing)
     train = ipu.training_model(
-        model.train(),
-        optimizer=torch.optim.Adam(model.parameters()),
-        learning_rate=lambda step: arguments.lr * 0.5 * (1 + np.cos(np.pi * step / num_steps)),
+        model.train(), optimizer=torch.optim.Adam(model.parameters()), learning_rate=learning_rate
     )
     evaluate = ipu.inference_model(model)
-    seconds, least = 0.0, float("inf")
+    seconds, its_seconds, least = 0.0, 0.0, float("inf")
     for epoch in range(1, arguments.epochs + 1):
-        start = time.perf_counter()
+        start = time.process_time()
         for batch in loader:
             began = time.process_time()
             train(*arguments_of(batch))
             least = min(least, time.process_time() - began)
-        seconds += time.perf_counter() - start
+        seconds += time.process_time() - start
+        if peer:
+            start = time.process_time()
+            peer.train_epoch(its_loader)
+            its_seconds += time.process_time() - start
         if epoch % max(1, arguments.epochs // 6) == 0:
             model.eval()
-            of_energy, of_forces = errors(evaluate, held_out)
+            print(f"epoch {epoch}: {told(errors(evaluate, held_out), seconds)}", flush=True)
             model.train()
-            found = f"test error of energy {of_energy:.3f} eV, forces {of_forces:.3f} eV/A"
-            print(f"epoch {epoch}: {found} after {epoch * len(loader):,} updates, {seconds:.0f} s", flush=True)
+            if peer:
+                beside = told(peer.errors(its_held_out), its_seconds)
+                print(f"{'PyG':>{len(f'epoch {epoch}')}}: {beside}, {its_seconds / seconds:.1f} times ours", flush=True)
     print(
         f"an update: {1000 * least:.1f} ms of processor time at least, and on a modelled Bow IPU "
         f"{train.report.total_cycles:,.0f} cycles"

@@ -47,7 +47,7 @@ def fresh_compiler() -> Iterator[None]:
 
 NEEDS = {  # the package, and the extra that brings it
     "copper_stress.py": ("vesin", "atoms"),
-    "graph_in_database.py": ("real_ladybug", "stores"),
+    "graph_in_database.py": ("ladybug", "stores"),
     "lightning_schnet.py": ("lightning", "trainers"),
     "accelerate_gin.py": ("accelerate", "trainers"),
     "serve_schnet.py": ("ray", "serve"),
@@ -288,10 +288,12 @@ def test_under_a_trainer_the_gap_is_learned(path: str, choices: tuple[str, ...],
 
 def test_forces_of_ethanol_are_learned_and_padding_touches_none(run: Run, shared_data: Path):
     small = ("--epochs", "2", "--frames", "200", "--channels", "24", "--data", str(shared_data / "md"))
-    printed = run("forces_ethanol.py", *small)
+    printed = run("forces_ethanol.py", *small, "--beside", "pyg")
     of_mean = numbers(r"predicting the mean: energy [\d.]+ eV, forces ([\d.]+) eV/A", printed)
     learned = numbers(r"epoch 2: test error of energy [\d.]+ eV, forces ([\d.]+) eV/A", printed)
     assert learned[0] < 0.7 * of_mean[0]
+    by_pyg = numbers(r"PyG: test error of energy [\d.]+ eV, forces ([\d.]+) eV/A after [\d.]+ minutes", printed)
+    assert by_pyg[-1] == pytest.approx(learned[0], rel=0.1)
     assert numbers(r"padding atoms: ([\d.]+) eV/A", printed) == [0, 0]
     assert numbers(r"by that padding: (\S+) eV/A", printed)[0] < 1e-5
     assert re.search(r"an update: [\d.]+ ms .* modelled Bow IPU [\d,]{7,} cycles", printed)

@@ -19,7 +19,7 @@ from popgeo.ops.refusals import refuse_index
 GROUP = 8  # interaction.h: filters are made for as many edges at once
 _INT = ctypes.c_int64
 _pack_plan = struct.Struct("9q").pack  # InteractionPlanCall of interaction_plan.cpp
-_pack_call = struct.Struct("26qd24q").pack  # InteractionCall of interaction.h
+_pack_call = struct.Struct("27qd24q").pack  # InteractionCall of interaction.h
 
 
 @dataclass(frozen=True)
@@ -169,20 +169,24 @@ class Call:
         along: Sequence[Tensor | None] | None = None,
         to_grad: Tensor | None = None,
         num_threads: int = 1,
+        keeps_slopes: bool = False,
     ) -> bytes:
         """The structure for the kernels.
 
         Args:
             out: Where the sums go, or the gradient of `x`; None where nobody asks for that.
-            filters: What the forward pass leaves for the backward one. `filters_shape`
+            filters: What the forward pass leaves for the backward one; with slopes beside them, rows twice as long.
+                `filters_shape`
             grad: Of the sums, for the backward pass. [num_rows, channels]
             grads: Where the gradients of the expansion, the envelope, the direction, and each layer's weight and bias
                 go.
-            workspace: At least `workspace_size` numbers.
+            workspace: As `workspace` makes it.
             along: In the second backward pass, the gradients of those of `x`, expansion, envelope and direction.
             to_grad: Where the gradient of `grad` goes.
             num_threads: How many threads may work on it; the bits are the same for any number.
+            keeps_slopes: That the filters are, where there are none yet.
         """
+        keeps_slopes |= filters is not None and filters.shape[1] > self.filters_shape[1]
         missing: list[Tensor | None] = [None] * (3 + 2 * len(self.weights) - len(grads))
         to_edges, to_layers = [*grads, *missing][:3], [*grads, *missing][3:]
         data = self.plan, self.x, grad, out, filters, self.expansion, self.centres, self.envelope, self.direction
@@ -196,25 +200,27 @@ class Call:
         ways = (None,) * 4 if along is None else along
         pointers = map(pointer, (*data, *to_edges, workspace, *ways, to_grad))
         sizes = self.src.shape[0], self.x.shape[0], self.num_nodes
-        choices = int(self.half_list), int(self.activation), len(self.weights), num_threads, int(along is not None)
-        return _pack_call(*pointers, *sizes, *choices, self.width, *layers)
+        choices = int(self.half_list), int(self.activation), len(self.weights), num_threads
+        return _pack_call(*pointers, *sizes, *choices, along is not None, keeps_slopes, self.width, *layers)
 
-    def workspace_size(self, num_threads: int, *, is_second: bool = False) -> int:
-        """Numbers that a call needs to work in, forward or backward, or in the second backward pass."""
+    def workspace(self, num_threads: int, *, is_second: bool = False, keeps_slopes: bool = False) -> Tensor:
+        """Memory that a call needs to work in, forward or backward, or in the second backward pass."""
         native = library.packed("popgeo_interaction_workspace")
         assert native is not None
-        return native(self.pack(num_threads=num_threads, along=(None,) * 4 if is_second else None))
+        along = (None,) * 4 if is_second else None
+        return torch.empty(native(self.pack(num_threads=num_threads, along=along, keeps_slopes=keeps_slopes)))
 
-    def workspace(self, num_threads: int, *, is_second: bool = False) -> Tensor:
-        """Memory to work in."""
-        return torch.empty(self.workspace_size(num_threads, is_second=is_second))
-
-    def empty_filters(self) -> Tensor:
-        """Memory for the filters that the forward pass keeps."""
+    @property
+    def filters_shape(self) -> tuple[int, int]:
+        """Of the filters that the forward pass keeps; where it keeps slopes, too, rows are twice as long."""
         channels = self.x.shape[1]
         if self.direction is not None:  # three sections, each on lines of its own
             channels = 3 * 16 * -(-channels // 80)
-        return self.x.new_empty(filters_shape(self.src.shape[0], channels))
+        return filters_shape(self.src.shape[0], channels)
+
+    def empty_filters(self) -> Tensor:
+        """Memory for the filters alone."""
+        return self.x.new_empty(self.filters_shape)
 
 
 def _autograd_again() -> AbstractContextManager[Any]:

@@ -219,18 +219,13 @@ def _empty_second(*arguments: Any) -> list[Tensor]:
     return [t.new_empty(t.shape) for t, is_wanted in given if is_wanted and t is not None]
 
 
-def _decomposed(*arguments: Any) -> tuple[Tensor, Tensor]:
-    call = Call(*arguments)
+def _decomposed(call: Call) -> tuple[Tensor, Tensor]:
     return call.sums(), call.empty_filters()
 
 
-def _decomposed_backward(*arguments: Any) -> list[Tensor]:
-    _, grad, wanted = arguments[NUM_ARGUMENTS:]
-    return Call(*arguments[:NUM_ARGUMENTS]).gradients(grad, wanted)
-
-
-def _decomposed_second(*arguments: Any) -> list[Tensor]:
-    return Call(*arguments[:NUM_ARGUMENTS]).second_gradients(*arguments[NUM_ARGUMENTS + 1 :])
+def _of_arguments(of_call: Callable[..., Any], first: int = NUM_ARGUMENTS) -> Callable[..., Any]:
+    """What takes a call and more, as torch calls an operation: with arguments in turn, more of them from `first` on."""
+    return lambda *arguments: of_call(Call(*arguments[:NUM_ARGUMENTS]), *arguments[first:])
 
 
 make_plan = register(
@@ -251,17 +246,11 @@ register(
     kernel=_second,
     fake=_empty_second,
 )
-LIBRARY.impl("interaction", lambda *arguments: interact(Call(*arguments)), "Autograd")
-LIBRARY.impl(
-    "interaction_backward",
-    lambda *arguments: interact_backward(Call(*arguments[:NUM_ARGUMENTS]), *arguments[NUM_ARGUMENTS:]),
-    "Autograd",
-)
-LIBRARY.impl(
-    "interaction_second",
-    lambda *arguments: interact_second(Call(*arguments[:NUM_ARGUMENTS]), *arguments[NUM_ARGUMENTS:]),
-    "Autograd",
-)
-register_decomposition(torch.ops.popgeo.interaction.default)(_decomposed)
-register_decomposition(torch.ops.popgeo.interaction_second.default)(_decomposed_second)
-register_decomposition(torch.ops.popgeo.interaction_backward.default)(_decomposed_backward)
+for _name, _run, _definition in (
+    ("interaction", interact, _decomposed),
+    ("interaction_backward", interact_backward, Call.gradients),
+    ("interaction_second", interact_second, Call.second_gradients),
+):
+    LIBRARY.impl(_name, _of_arguments(_run), "Autograd")
+    # The definition reads no filters.
+    register_decomposition(getattr(torch.ops.popgeo, _name).default)(_of_arguments(_definition, NUM_ARGUMENTS + 1))

@@ -133,6 +133,14 @@ int64_t interaction() {
   Array& envelope = values(FLOAT32, e.num_edges, 1);
   for (int64_t i = 0; i < e.num_edges; ++i)
     if (chance(30)) envelope.data<float>()[i] = 0;
+  if (chance(30)) {  // the second half of the edges runs the other way
+    e.num_sources = e.num_rows = e.num_sources > e.num_rows ? e.num_sources : e.num_rows;
+    int64_t *src = e.src.data<int64_t>(), *dst = e.dst.data<int64_t>();
+    for (int64_t i = 0, half = e.num_edges / 2; i < half; ++i) {
+      src[half + i] = dst[i], dst[half + i] = src[i];
+      distances.data<float>()[half + i] = distances.data<float>()[i];
+    }
+  }
   const bool has_envelope = chance(70);
   const InteractionPlan parts{e.num_edges, e.num_sources, e.num_rows};
   Array& plan = make(INT32, parts.size());
@@ -141,11 +149,12 @@ int64_t interaction() {
   const int64_t of_envelope = has_envelope ? address(envelope.data()) : 0;
   const int64_t of_distances = gaussians ? address(distances.data()) : 0;
   const Packed to_plan = {address(e.src.data()), address(e.dst.data()), of_envelope, of_distances, address(plan.data()),
-                          e.num_edges, e.num_sources, e.num_rows};
+                          e.num_edges, e.num_sources, e.num_rows, gaussians};
+  given.keeps_slopes = gaussians && chance(50);
   if (const int64_t status = call<int64_t>("popgeo_interaction_plan", to_plan.data())) return status;
   given.plan = plan.data<int32_t>();
   given.x = values(FLOAT32, e.num_sources * e.channels, 2).data<float>();
-  given.filters = make(FLOAT32, (e.num_edges + GROUP) * padded(e.channels)).data<float>();
+  given.filters = make(FLOAT32, (1 + given.keeps_slopes) * (e.num_edges + GROUP) * padded(e.channels)).data<float>();
   given.expansion = gaussians ? distances.data<float>() : values(FLOAT32, e.num_edges * num_inputs, 1).data<float>();
   if (gaussians) {
     Array& centres = make(FLOAT32, num_inputs);
@@ -176,7 +185,15 @@ int64_t interaction() {
     layer.grad_weight = out(FLOAT32, layer.in * layer.out).data<float>();
     if (layer.bias) layer.grad_bias = out(FLOAT32, layer.out).data<float>();
   }
-  return call<int64_t>("popgeo_interaction_backward", &given);
+  if (const int64_t status = call<int64_t>("popgeo_interaction_backward", &given)) return status;
+  if (!given.keeps_slopes) return 0;
+  given.is_second = 1, given.grad_expansion = given.grad_envelope = nullptr;
+  given.along_x = chance(70) ? values(FLOAT32, e.num_sources * e.channels, 2).data<float>() : nullptr;
+  given.along_expansion = chance(70) ? values(FLOAT32, e.num_edges, 2).data<float>() : nullptr;
+  given.along_envelope = chance(70) ? values(FLOAT32, e.num_edges, 2).data<float>() : nullptr;
+  given.grad_grad = chance(70) ? out(FLOAT32, e.num_rows * e.channels).data<float>() : nullptr;
+  given.workspace = make(FLOAT32, call<int64_t>("popgeo_interaction_workspace", &given)).data<float>();
+  return call<int64_t>("popgeo_interaction_second", &given);
 }
 
 // Each instruction of a chain reads what was given or what an earlier one made, and writes to an array of its own.

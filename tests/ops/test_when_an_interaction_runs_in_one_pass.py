@@ -192,7 +192,7 @@ def test_numbers_that_the_kernels_have_too():
 
 
 def test_what_the_kernels_are_told_is_the_structure_of_their_header():
-    """InteractionCall of interaction.h: eighteen addresses, eight numbers, the width, six numbers for each layer."""
+    """InteractionCall of interaction.h: eighteen addresses, nine numbers, the width, six numbers for each layer."""
     numbers = itertools.count(1)
 
     def tensor(*shape: int) -> Tensor:
@@ -203,7 +203,8 @@ def test_what_the_kernels_are_told_is_the_structure_of_their_header():
         envelope=tensor(4), weights=[tensor(6, 2), tensor(3, 6)], biases=[tensor(6), None],
         src=SRC, dst=DST, num_nodes=3, activation=Activation.TANH, half_list=True, direction=tensor(4, 3),
     )  # fmt: skip
-    out, filters, grad, workspace = (tensor(n) for n in (15, 64, 9, 1))
+    out, grad, workspace = (tensor(n) for n in (15, 9, 1))
+    filters = tensor(8, 96)  # with slopes beside them
     grads = [tensor(4), None, tensor(4, 3), tensor(6, 2), tensor(6), None, None]
     given = {"out": out, "filters": filters, "grad": grad, "grads": grads, "workspace": workspace, "num_threads": 9}
     along, to_grad = [tensor(5, 3), None, tensor(4), tensor(4, 3)], tensor(9)
@@ -228,12 +229,12 @@ def test_what_the_kernels_are_told_is_the_structure_of_their_header():
         *map(at, (call.weights[0], call.biases[0], grads[3], grads[4])), 2, 6,
         *map(at, (call.weights[1], None, None, None)), 6, 3, *[0] * 12,
     ]  # fmt: skip
-    assert struct.unpack("26qd24q", packed) == (*map(at, addresses), 4, 5, 3, 1, 4, 2, 9, 1, -0.5, *layers)
-    alone = struct.unpack("26qd24q", call.pack())
+    assert struct.unpack("27qd24q", packed) == (*map(at, addresses), 4, 5, 3, 1, 4, 2, 9, 1, 1, -0.5, *layers)
+    alone = struct.unpack("27qd24q", call.pack())
     expected = [0 if number in (2, 3, 4, *range(9, 18)) else at(t) for number, t in enumerate(addresses)]
     assert alone[:18] == tuple(expected)
-    assert alone[18:26] == (4, 5, 3, 1, 4, 2, 1, 0)
-    assert [alone[27 + 6 * layer + 2] for layer in range(4)] == [0, 0, 0, 0]
+    assert alone[18:27] == (4, 5, 3, 1, 4, 2, 1, 0, 0)
+    assert [alone[28 + 6 * layer + 2] for layer in range(4)] == [0, 0, 0, 0]
 
 
 @served
@@ -245,7 +246,7 @@ def test_a_plan_of_other_edges_is_refused_by_the_kernels():
     )  # fmt: skip
     call.plan[0] = 99
     with pytest.raises(ValueError, match="The plan of the interaction is of other edges or was changed"):
-        interaction_call.run("forward", call.pack(out=torch.ones(1, 1), workspace=torch.ones(call.workspace_size(1))))
+        interaction_call.run("forward", call.pack(out=torch.ones(1, 1), workspace=call.workspace(1)))
 
 
 @served

@@ -10,6 +10,7 @@
 #include "denormals.h"
 #include "interaction.h"
 #include "interaction_second.h"
+#include "interaction_slopes.h"
 #include "interaction_sums.h"
 
 #ifdef _OPENMP
@@ -56,15 +57,23 @@ void forward(const InteractionCall& call) {
     for (int64_t node = 0; node < call.num_sources; ++node)
       copy_sections(shared, shared.x, call.x, node, shared.x_row);
 #ifdef _OPENMP
+#pragma omp for schedule(static) nowait
+#endif
+    for (int64_t position = 0; position < (call.keeps_slopes ? shared.num_active : 0); ++position)
+      fill_factors(shared, position);
+#ifdef _OPENMP
 #pragma omp for schedule(dynamic, 1)
 #endif
-    for (int64_t block = 0; block < blocks; ++block) make_filters(shared, block, thread_index());
+    for (int64_t block = 0; block < blocks; ++block)
+      (call.keeps_slopes ? make_filters_and_slopes : make_filters)(shared, block, thread_index());
 #ifdef _OPENMP
 #pragma omp for schedule(dynamic, 16)
 #endif
     for (int64_t node = 0; node < call.num_rows; ++node) {
       if (shared.has_vectors())
         sum_vector_row<false, false>(shared, node, call.out);
+      else if (call.keeps_slopes)
+        sum_slope_row<VALUES>(shared, node, shared.x, nullptr, false, call.out);
       else
         sum_row(shared, node, &messages, 1, false, call.out);
     }
@@ -101,6 +110,11 @@ inline void go_through_blocks(const Shared& shared, BlockPass pass, bool is_aske
 #ifdef _OPENMP
 #pragma omp for schedule(static)
 #endif
+    for (int64_t position = 0; position < (call.keeps_slopes ? shared.num_active : 0); ++position)
+      fill_factors(shared, position);
+#ifdef _OPENMP
+#pragma omp for schedule(static)
+#endif
     for (int64_t node = 0; node < call.num_rows; ++node)
       copy_sections(shared, shared.grad, call.grad, node, shared.grad_row);
 #ifdef _OPENMP
@@ -124,13 +138,15 @@ void backward(const InteractionCall& call) {
   Shared shared(call, call.plan[0]);
   pack(shared, true);
   const Messages back = {shared.grad, call.filters};
-  go_through_blocks(shared, go_back_block, wants_layers(call), [&] {
+  go_through_blocks(shared, call.keeps_slopes ? go_back_kept_block : go_back_block, wants_layers(call), [&] {
 #ifdef _OPENMP
 #pragma omp for schedule(dynamic, 16)
 #endif
     for (int64_t node = 0; node < (call.out ? call.num_sources : 0); ++node) {
       if (shared.has_vectors())
         sum_vector_row<true, false>(shared, node, call.out);
+      else if (call.keeps_slopes)
+        sum_slope_row<VALUES>(shared, node, shared.grad, nullptr, true, call.out);
       else
         sum_row(shared, node, &back, 1, true, call.out);
     }
@@ -144,13 +160,18 @@ void second(const InteractionCall& call) {
   pack(shared, true);
   const Messages back = {shared.grad, shared.tangents};
   const Messages there[2] = {{shared.x, shared.tangents}, {shared.along_x, call.filters}};
-  go_through_blocks(shared, go_back_second_block, true, [&] {
+  const bool kept = call.keeps_slopes;
+  go_through_blocks(shared, kept ? go_back_slopes_block : go_back_second_block, !kept || wants_weights(call), [&] {
 #ifdef _OPENMP
 #pragma omp for schedule(dynamic, 16) nowait
 #endif
     for (int64_t node = 0; node < (call.grad_grad ? call.num_rows : 0); ++node) {
       if (shared.has_vectors())
         sum_vector_row<false, true>(shared, node, call.grad_grad);
+      else if (kept && call.along_x)
+        sum_slope_row<VALUES_AND_CHANGES>(shared, node, shared.x, shared.along_x, false, call.grad_grad);
+      else if (kept)
+        sum_slope_row<CHANGES>(shared, node, shared.x, nullptr, false, call.grad_grad);
       else
         sum_row(shared, node, there, call.along_x ? 2 : 1, false, call.grad_grad);
     }
@@ -160,6 +181,8 @@ void second(const InteractionCall& call) {
     for (int64_t node = 0; node < (call.out ? call.num_sources : 0); ++node) {
       if (shared.has_vectors())
         sum_vector_row<true, true>(shared, node, call.out);
+      else if (kept)
+        sum_slope_row<CHANGES>(shared, node, shared.grad, nullptr, true, call.out);
       else
         sum_row(shared, node, &back, 1, true, call.out);
     }

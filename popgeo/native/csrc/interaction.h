@@ -12,9 +12,10 @@
 namespace popgeo {
 
 constexpr int64_t BLOCK_EDGES = 128;  // whose filters are made at once: what they need stays in the second cache
-constexpr int64_t SECOND_EDGES = 64;  // of a block in the second backward pass, which needs twice as much for each
+constexpr int64_t SECOND_EDGES = 64;  // of a block where everything also changes, which needs twice as much for each
 constexpr int64_t GROUP = 8;          // rows of a result that share one span of what is summed
 constexpr int64_t MAX_LAYERS = 4;
+constexpr int64_t FACTORS = 4;        // what an edge of its own has for each way, and one for the alignment
 constexpr int64_t MAX_PARTIALS = 16;  // sums of weights' gradients that are made apart, for any number of threads
 
 enum Activation : int64_t { SHIFTED_SOFTPLUS = 0, SOFTPLUS = 1, SILU = 2, RELU = 3, TANH = 4, SIGMOID = 5 };
@@ -36,7 +37,7 @@ struct InteractionCall {
   const float* x;          // [num_sources, channels]
   const float* grad;       // of the sums, in the backward pass [num_rows, channels]
   float* out;              // the sums, or the gradient of x
-  float* filters;          // envelope included, in the plan's order [num_edges, padded(channels)]
+  float* filters;          // envelope included, in the plan's order, or as `keeps_slopes` says [num_edges, padded(channels)]
   const float* expansion;  // distances [num_edges] where there are centres of Gaussians, else rows [num_edges, in]
   const float* centres;    // [in] or null
   const float* envelope;   // [num_edges] or null
@@ -47,6 +48,7 @@ struct InteractionCall {
   const float *along_x, *along_expansion, *along_envelope, *along_direction;  // of the shapes of what they go along
   float* grad_grad;                                         // the gradient of `grad`, or null [num_rows, channels]
   int64_t num_edges, num_sources, num_rows, half_list, activation, num_layers, num_threads, is_second;
+  int64_t keeps_slopes;  // whether filters stand beside their slopes, without envelopes: rows of both, side by side
   double width;  // what the square of the distance from a centre is multiplied with
   Layer layers[MAX_LAYERS];
 };
@@ -66,7 +68,8 @@ struct InteractionPlan {
   int64_t size() const { return source_pairs() + 2 * num_edges; }
 };
 
-// Whether each edge of a plan stands for its twin, too, which runs in the opposite direction over the same distance.
+// Whether each edge of a plan stands for its twin, too, which runs in the opposite direction over the same distance: then
+// the twins stand after the edges.
 inline bool joins_twins(const int32_t* plan) { return plan && plan[1] < 0; }
 
 // Rows start on lines of memory, an odd number of lines apart, so that a column of them does not crowd one part of a cache.

@@ -21,6 +21,7 @@ struct Shared {
   int64_t num_active, channels, section, row, x_row, grad_row, widest, block_edges;
   float *x, *grad, *along_x;           // with padded rows
   float* tangents;                     // of the filters, in the second backward pass
+  float* factors[2];                   // of each position for either way: see interaction_slopes.h
   float *down[MAX_LAYERS];             // weights as [in, padded(out)]
   float *up[MAX_LAYERS];               // weights as [out, padded(in)]
   float *bias[MAX_LAYERS], *centres;
@@ -28,6 +29,7 @@ struct Shared {
   Layer layers[MAX_LAYERS];  // as they lie in memory: sections of the last one's results start on lines of it
   int64_t partial_size, thread_size, size;
   bool both_ways;  // whether an edge stands for both directions
+  bool keeps_slopes;
   bool has_bands;  // whether Gaussians that are exactly 0 are left out
   float reach;     // beyond which they are
 
@@ -44,7 +46,9 @@ struct Shared {
   Shared(const InteractionCall& given, int64_t active)
       : call(given), plan{given.num_edges, given.num_sources, given.num_rows}, num_active(active) {
     both_ways = call.half_list || joins_twins(call.plan);
-    block_edges = call.is_second ? SECOND_EDGES : BLOCK_EDGES;
+    keeps_slopes = call.keeps_slopes;
+    const bool changes = call.is_second || (keeps_slopes && !call.grad);
+    block_edges = changes ? SECOND_EDGES : BLOCK_EDGES;
     memcpy(layers, call.layers, sizeof(layers));
     int64_t& width = layers[call.num_layers - 1].out;
     channels = has_vectors() ? width / FILTER_SECTIONS : width;
@@ -65,7 +69,8 @@ struct Shared {
     x = take(call.num_sources * x_row);
     grad = take(call.num_rows * grad_row);
     along_x = take(call.is_second ? call.num_sources * x_row : 0);
-    tangents = take(call.is_second ? up_to_group(call.num_edges) * row : 0);
+    tangents = take(call.is_second && !keeps_slopes ? up_to_group(call.num_edges) * row : 0);
+    for (float*& of_way : factors) of_way = take(keeps_slopes ? FACTORS * call.num_edges : 0);
     centres = take(input_row());
     partial_size = 0;
     for (int64_t l = 0; l < call.num_layers; ++l) {
@@ -75,10 +80,10 @@ struct Shared {
       partial_size += (up_to_group(layer(l).in) + 1) * padded(layer(l).out);
     }
     partials = take(partial_size * num_partials(num_active));
-    // The expansion; values and slopes of each hidden layer; two gradients. In the second backward pass everything
-    // changes along something, too, and there is one row more for what makes the filters' change.
-    thread_size = block_edges * (call.is_second + 1) * (input_row() + 2 * (call.num_layers - 1) * widest + 2 * widest);
-    if (call.is_second) thread_size += block_edges * widest;
+    // The expansion; values and slopes of each hidden layer; two gradients. In the second backward pass, and
+    // where slopes are made, everything changes along something, too, and there is one row more for what makes the filters' change.
+    thread_size = block_edges * (changes + 1) * (input_row() + 2 * (call.num_layers - 1) * widest + 2 * widest);
+    if (changes) thread_size += block_edges * widest;
     threads = take(thread_size * call.num_threads);
     size = free - call.workspace;
   }

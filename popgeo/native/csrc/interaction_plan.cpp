@@ -97,7 +97,7 @@ inline int32_t join_twins(const InteractionPlanCall& call, int32_t* edges, int32
   for (int64_t row = 0; row < call.num_rows; ++row) starts[row + 1] += starts[row];
   for (int32_t i = 0; i < count; ++i) lists[starts[receiver(edges[i])]++] = edges[i];  // each start becomes the next one
   int32_t kept = 0;
-  int32_t* const first_ones = lists + count;
+  int32_t *const first_ones = lists + count, *const second_ones = first_ones + count / 2;
   for (int32_t i = 0; i < count; ++i) {
     const int32_t edge = edges[i], from = source(edge), to = receiver(edge);
     if (from == to) return 0;
@@ -110,9 +110,10 @@ inline int32_t join_twins(const InteractionPlanCall& call, int32_t* edges, int32
     // Where a pair is listed more than once the same twin is found each time, and they cannot be told apart.
     for (int32_t at = to ? starts[to - 1] : 0; at < starts[to]; ++at)
       if (lists[at] != edge && source(lists[at]) == from) return 0;
-    if (edge < twin) first_ones[kept++] = edge;
+    if (edge < twin) first_ones[kept] = edge, second_ones[kept++] = twin;
   }
   memcpy(edges, first_ones, sizeof(int32_t) * size_t(kept));
+  memcpy(edges + kept, second_ones, sizeof(int32_t) * size_t(kept));
   return kept;
 }
 
@@ -153,8 +154,9 @@ inline void make_plan(const InteractionPlanCall& call) {
       pair = to_source + 2 * at_source[source]++;
       pair[0] = position, pair[1] = receiver;
     }
-    int32_t* const parts_of_block[] = {edges, sources, receivers};
-    for (int32_t* part : parts_of_block) {
+    int32_t* const parts_of_block[] = {edges, sources, receivers, edges + count};
+    for (int64_t which = 0; which < (kept ? 4 : 3); ++which) {
+      int32_t* const part = parts_of_block[which];
       for (int64_t i = 0; i < width; ++i) moved[order[i]] = part[first + i];
       memcpy(part + first, moved, sizeof(int32_t) * size_t(width));
     }
@@ -184,10 +186,13 @@ inline bool pairs_are_below(const int32_t* pairs, int64_t count, int64_t first_l
 inline bool is_safe(const InteractionCall& call) {
   const InteractionPlan parts{call.num_edges, call.num_sources, call.num_rows};
   const int32_t *plan = call.plan, count = plan[0];
-  const bool alone = !(call.half_list || call.direction || call.is_second || call.grad_expansion || call.grad_envelope);
+  const bool by_edge = call.is_second || call.grad_expansion || call.grad_envelope;
+  const bool alone = !(call.half_list || call.direction || (by_edge && !call.keeps_slopes));
   if (count < 0 || count > call.num_edges || plan[2] != call.num_sources || plan[3] != call.num_rows) return false;
-  if (plan[1] != call.num_edges && !(joins_twins(plan) && plan[1] == ~int32_t(call.num_edges) && alone)) return false;
-  return all_below(plan + parts.edges(), count, call.num_edges) &&
+  const bool twins = plan[1] == ~int32_t(call.num_edges) && alone && count <= call.num_edges / 2;
+  if (plan[1] != call.num_edges && !twins) return false;
+  if (call.keeps_slopes && (call.direction || !call.centres)) return false;
+  return all_below(plan + parts.edges(), twins ? 2 * count : count, call.num_edges) &&
          all_below(plan + parts.sources(), count, call.num_sources) &&
          all_below(plan + parts.receivers(), count, call.num_rows) &&
          rows_climb(plan + parts.receiver_rowptr(), call.num_rows, count) &&

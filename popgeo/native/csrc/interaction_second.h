@@ -31,14 +31,15 @@ inline void expand_slant(SecondBlock& block) {
   const InteractionCall& call = shared.call;
   const int64_t row = shared.input_row(), num_inputs = shared.layer(0).in;
   memset(block.slant, 0, sizeof(float) * size_t(block.rows() * row));
-  if (!call.along_expansion) return;
+  if (!call.along_expansion && !shared.keeps_slopes) return;
   for (int64_t i = 0; i < block.count; ++i) {
     const int64_t e = block.edges[i];
     if (!call.centres) {
       memcpy(block.slant + i * row, call.along_expansion + e * num_inputs, sizeof(float) * size_t(num_inputs));
       continue;
     }
-    const floats r = splat(call.expansion[e]), factor = splat(2.0f * float(call.width) * call.along_expansion[e]);
+    const float change = shared.keeps_slopes ? 1.0f : call.along_expansion[e];
+    const floats r = splat(call.expansion[e]), factor = splat(2.0f * float(call.width) * change);
     const Span lines = lines_of_inputs(block, i);
     for (int64_t k = lines.begin; k < lines.end; k += LANES)
       store(block.slant + i * row + k, load(block.expansion + i * row + k) * ((r - load(shared.centres + k)) * factor));
