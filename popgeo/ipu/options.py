@@ -66,7 +66,8 @@ class Options(StepOptions):
             self._refuse("target", "pass an IpuTarget, for example IpuTarget.bow()")
         parts = self.matmul_proportion
         self._settle("matmul_proportion", parts if isinstance(parts, int | float) else tuple(parts))
-        if not all(0 <= part <= 1 for part in ((parts,) if isinstance(parts, int | float) else parts)):
+        shares = (parts,) if isinstance(parts, int | float) else parts
+        if not all(isinstance(share, int | float) and 0 <= share <= 1 for share in shares):
             self._refuse("matmul_proportion", "it is a share of a tile's memory, 0 to 1, or one for each IPU")
         self._settle("stages", checked_stages(self.stages))
         self._settle("recompute", checked_recompute(self.recompute))

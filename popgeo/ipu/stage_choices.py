@@ -97,8 +97,10 @@ that the model names.
     match stages:
         case None:
             return None
-        case int():  # True is none, although it is an int
-            if _is_count(stages) and stages >= 1:
+        case bool():  # an int to Python
+            pass
+        case int():
+            if stages >= 1:
                 return stages
             raise ValueError(f"Options.stages is {stages!r}; ask for at least one.")
         case str():

@@ -49,20 +49,16 @@ def _moves(plan: PipelineFigures, slowest: int) -> Iterator[tuple[str, list[list
     if len(plan.layers[slowest]) < 2:
         return
     work = [stage.forward_pass + stage.backward_pass for stage in plan.stages]
-    sizes = [len(names) for names in plan.layers]
     every = [name for names in plan.layers for name in names]
-    before = list(range(slowest))
-    after = list(range(slowest + 1, len(work)))
-    for side in (before, after):
+    for beside, side in ((slowest - 1, range(slowest)), (slowest + 1, range(slowest + 1, len(work)))):
         if not side:
             continue
-        beside = slowest - 1 if side is before else slowest + 1
         lightest = min(side, key=work.__getitem__)
         for to in dict.fromkeys((beside, lightest)):
-            changed = list(sizes)
+            changed = [len(names) for names in plan.layers]
             changed[slowest] -= 1
             changed[to] += 1
-            layer = plan.layers[slowest][0 if side is before else -1]
+            layer = plan.layers[slowest][0 if beside < slowest else -1]
             words = f"{layer} to stage {beside}"
             if to != beside:
                 words += f", and one layer of each on to stage {to}"
@@ -78,10 +74,8 @@ def with_room(plan: PipelineFigures) -> tuple[str, dict[str, Any], PipelineFigur
     """What makes it fit, in words and as arguments of `replan`, and the plan then: on as many IPUs if that can be."""
     if plan.again is None:
         return None
-    fitting = []
-    for words, change in _less_memory(plan):
-        if (other := _fitting(plan, change)) is not None:
-            fitting.append((words, change, other))
+    tried = ((words, change, _fitting(plan, change)) for words, change in _less_memory(plan))
+    fitting = [(words, change, other) for words, change, other in tried if other is not None]
     if fitting:
         return min(fitting, key=lambda one: one[2].cycles)
     layers, least = sum(map(len, plan.layers)), max(len(plan.stages) + 1, math.ceil(sum(plan.memory)))

@@ -155,16 +155,19 @@ class CutStep:
         )
 
     def _received(self, stage: int) -> tuple[dict[int, int], dict[int, int], dict[int, int]]:
-        """Storages from other stages and their bytes: for forward, for backward, and parts of gradients to add."""
-        forward: dict[int, int] = {}
-        backward: dict[int, int] = {}
-        shared: dict[int, int] = {}
+        """Storages from other stages and their bytes: for forward, for backward, and parts of gradients to add.
+
+        Parts of a gradient that another stage of the same IPU works out are there already.
+        """
+        forward, backward, shared = dict[int, int](), dict[int, int](), dict[int, int]()
+        on_ipu = {other for other, ipu in enumerate(self.cut.ipus) if ipu == self.cut.ipus[stage]}
         for index in self.own[stage]:
             op = self.graph.ops[index]
             into = shared if index in self.sums else backward if op.phase == "backward" else forward
             for v in op.reads():
                 value = self.graph.values[v]
-                if self.made_in.get(v, stage) != stage and value.storage not in forward:
+                here = on_ipu if into is shared else {stage}
+                if self.made_in.get(v, stage) not in here and value.storage not in forward:
                     into[value.storage] = value.nbytes
         return forward, backward, shared
 

@@ -11,6 +11,7 @@ from torch.optim import Optimizer
 from popgeo.capture.capture import bind
 from popgeo.capture.captured_step import CapturedStep
 from popgeo.capture.op_graph import OpGraph
+from popgeo.did_you_mean import names_arguments
 from popgeo.ipu.options import Options
 from popgeo.ipu.report.report import Report
 from popgeo.ipu.stage_choices import Schedule, Stages
@@ -21,6 +22,7 @@ from popgeo.ipu.systems.stage_costs import outputs_of
 from popgeo.ipu.systems.stage_planner import Placement, StagePlanner
 
 
+@names_arguments
 def estimate(
     model: Callable[..., Any],
     example: Sequence[Any],
@@ -77,6 +79,7 @@ def estimate(
     )
 
 
+@names_arguments
 def pipeline(
     model: nn.Module,
     example: Sequence[Any],

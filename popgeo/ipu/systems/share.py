@@ -13,6 +13,8 @@ from popgeo.capture.capture_step import capture_step, trained_names
 from popgeo.capture.captured_step import CapturedStep
 from popgeo.engine.optimizer.update import Update
 from popgeo.engine.shards import num_shards, only_first
+from popgeo.engine.step_recipe import require_optimizer
+from popgeo.ipu.cost.shared_statistics import with_shared_statistics
 from popgeo.ipu.options import Options
 from popgeo.ipu.report.report import Report
 from popgeo.ipu.step_cost import Assessment, assess
@@ -95,7 +97,12 @@ def share_of(
         arguments: Those of one micro-batch.
         options: The machine, and what becomes of gradients.
         optimizer: Over parameters of the model; None where nothing is trained.
+
+    Raises:
+        ValueError: a norm that is trained cannot share its statistics among the replicas as it asks for.
     """
+    if optimizer is not None:
+        require_optimizer(optimizer)
     target, shards, num_local = options.target.of_shards(num_shards(model))
     with only_first(model, num_local):
         trained = trained_names(model, optimizer)
@@ -106,6 +113,7 @@ def share_of(
             loss_scaling=options.constant_loss_scaling,
             show_progress=options.show_progress,
         )
+        step = with_shared_statistics(step, model, options.replication_factor if optimizer else 1)
         update = update_of(model, step, optimizer, options) if optimizer and isinstance(model, nn.Module) else None
     return Share(step=step, update=update, target=target, shards=shards)
 

@@ -114,3 +114,62 @@ def test_a_tensor_is_no_list_of_arguments():
     for arguments in ((torch.ones(1, 16),), (torch.ones(1, 16), torch.ones(1, 16))):
         with pytest.raises(ValueError, match=r"example is a Tensor; give the arguments of one micro-batch in a list"):
             ipu.estimate(Trained(16), *arguments)
+
+
+def planned_with_norm(norm, replicas, door="estimate", **choices):
+    """The cycles of a training step whose second layer is this norm."""
+    model = Trained(16)
+    model.layers[1] = norm
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    options = ipu.Options(replication_factor=replicas, show_progress=False)
+    return getattr(ipu, door)(model, [torch.ones(8, 16)], options, optimizer, **choices).total.cycles
+
+
+@pytest.mark.parametrize("choices", [{}, {"door": "pipeline", "stages": 2}], ids=["estimate", "pipeline"])
+def test_statistics_over_replicas_are_charged_their_exchange(choices):
+    alone, two, all_of_them = (
+        planned_with_norm(norm, 8, **choices)
+        for norm in (nn.BatchNorm1d(16), nn.SyncBatchNorm(16, process_group=2), nn.SyncBatchNorm(16))
+    )
+    assert alone < two < all_of_them
+    assert planned_with_norm(nn.SyncBatchNorm(16), 1, **choices) == planned_with_norm(nn.BatchNorm1d(16), 1, **choices)
+
+
+@pytest.mark.parametrize(
+    ("norm", "problem"),
+    [
+        (nn.SyncBatchNorm(16, process_group=3), r"layers\.1 has process_group=3; .* a divisor of replication_factor=8"),
+        (nn.SyncBatchNorm(16, process_group="two"), r"process_group='two'"),
+        (nn.SyncBatchNorm(16, affine=False), r"layers\.1 has no weight"),
+    ],
+)
+def test_statistics_that_replicas_cannot_share_are_refused(norm, problem):
+    with pytest.raises(ValueError, match=problem):
+        planned_with_norm(norm, 8)
+
+
+def test_inference_shares_no_statistics():
+    model = nn.Sequential(nn.Linear(16, 16), nn.SyncBatchNorm(16)).eval()
+    report = ipu.estimate(model, [torch.ones(8, 16)], ipu.Options(replication_factor=2))
+    assert not any("all_reduce" in cost.target for cost in report.costs)
+
+
+@pytest.mark.parametrize(
+    ("choices", "problem"),
+    [
+        ({"optimizer_off_chip": "no"}, r"pipeline\.optimizer_off_chip is 'no'; it must be True or False"),
+        ({"overlap_host": 1.5}, r"pipeline\.overlap_host is 1\.5; it must be True or False"),
+        ({"stages": True}, r"Options\.stages is True; give a number of stages"),
+        ({"optimizer": torch.optim.SGD}, r"optimizer is the class SGD; pass one over the model's parameters"),
+    ],
+)
+def test_a_pipeline_refuses_what_it_would_take_for_something_else(choices, problem):
+    model = Trained(16)
+    given = {"stages": 2, "optimizer": torch.optim.SGD(model.parameters(), lr=0.1), **choices}
+    with pytest.raises(ValueError, match=problem):
+        ipu.pipeline(model, [torch.ones(8, 16)], **given)
+
+
+def test_shares_of_memory_by_name_are_refused():
+    with pytest.raises(ValueError, match="it is a share of a tile's memory, 0 to 1, or one for each IPU"):
+        ipu.Options(matmul_proportion={"IPU0": 0.2})

@@ -115,6 +115,12 @@ def test_tied_weights_are_named_and_their_gradient_is_sent_once_an_update():
     assert together.shared == ()
 
 
+def test_the_gradient_of_weights_tied_on_one_ipu_takes_no_link():
+    together, untied = (plan(Chain(4, tied=tied), stages={"layers.0": 1, "head": 0}) for tied in (True, False))
+    assert [stage.shared_bytes for stage in together.stages] == [0, 0, 0]
+    assert together.update_parts["shared weights"] == untied.update_parts["shared weights"] == (0.0, 0.0)
+
+
 def test_replicas_add_the_time_of_summing_gradients():
     model = Chain(4)
     optimizer = torch.optim.Adam(model.parameters())

@@ -264,7 +264,7 @@ def test_draws_that_depend_on_data_need_one_micro_batch_at_a_time():
     [
         ({"stages": 0}, "at least one"),
         ({"stages": "layers"}, "blocks"),
-        ({"stages": True}, "at least one"),
+        ({"stages": True}, "a number of stages"),
         ({"recompute": "layers.1"}, "list of layers"),
     ],
 )
