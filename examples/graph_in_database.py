@@ -3,9 +3,10 @@
     pip install '.[stores]'
     python examples/graph_in_database.py --nodes 20000 --edges 200000
 
-The database is LadybugDB (`real_ladybug`), the successor of Kuzu. Two small classes say in its query language what
+The database is LadybugDB (`ladybug`), the successor of Kuzu. Two small classes say in its query language what
 PyG's `FeatureStore` and `GraphStore` ask for; the loader does the rest: a batch asks for its own rows, ahead of the
-step. At the end stands which share of an epoch was spent waiting for the store.
+step. Features are put as bytes: the database hands those out twice as fast as lists of numbers, and takes them ten
+times as fast. At the end stands which share of an epoch was spent waiting for the store.
 """
 
 import argparse
@@ -13,8 +14,9 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import ladybug
+import numpy as np
 import pyarrow as pa
-import real_ladybug
 import torch
 from torch import Tensor, nn
 from torch_geometric.data import EdgeAttr, FeatureStore, GraphStore, TensorAttr
@@ -36,11 +38,11 @@ def made_up(num_nodes: int, num_edges: int, width: int) -> tuple[Tensor, Tensor,
 
 def put(path: Path, x: Tensor, y: Tensor, edge_index: Tensor) -> Any:
     """Writes a graph into a new database; a connection to it."""
-    connection = real_ladybug.Connection(real_ladybug.Database(str(path)), num_threads=1)
-    width = x.shape[1]
-    connection.execute(f"CREATE NODE TABLE paper(id INT64, x FLOAT[{width}], y INT64, PRIMARY KEY(id))")
+    connection = ladybug.Connection(ladybug.Database(str(path)), num_threads=1)
+    connection.execute("CREATE NODE TABLE paper(id INT64, x BLOB, y INT64, PRIMARY KEY(id))")
     connection.execute("CREATE REL TABLE cites(FROM paper TO paper)")
-    rows = pa.FixedSizeListArray.from_arrays(pa.array(x.flatten().numpy()), width)
+    starts = torch.arange(len(x) + 1) * x[0].nbytes
+    rows = pa.Array.from_buffers(pa.large_binary(), len(x), [None, *map(pa.py_buffer, (starts.numpy(), x.numpy()))])
     papers = pa.table({"id": torch.arange(len(x)).numpy(), "x": rows, "y": y.numpy()})  # named in the query
     connection.execute("COPY paper FROM papers")
     del papers
@@ -58,16 +60,26 @@ class DatabaseFeatures(FeatureStore):
         self.connection, self.shapes = connection, {"x": (width,), "y": ()}
 
     def _multi_get_tensor(self, attrs: list[TensorAttr]) -> list[Tensor]:
+        numbers = attrs[0].index.numpy()  # all of them ask for the same rows
         names = ", ".join(f"paper.{attr.attr_name} AS {attr.attr_name}" for attr in attrs)
-        wanted = pa.table({"number": attrs[0].index.numpy()})  # all of them ask for the same rows
+        first, last = numbers.min(), numbers.max()
+        wanted = pa.table({"number": numbers})  # named in the query
         query = f"LOAD FROM wanted MATCH (paper:paper) WHERE paper.id = number RETURN number, {names}"
-        found = self.connection.execute(query).get_as_arrow(len(wanted)).sort_by("number")
-        return [self._tensor(found[attr.attr_name].combine_chunks(), self.shapes[attr.attr_name]) for attr in attrs]
+        if 4 * len(wanted) > last - first:  # to read all between them costs less than to look up so many
+            between = f"paper.id >= {first} AND paper.id <= {last}"
+            query = f"MATCH (paper:paper) WHERE {between} RETURN paper.id AS number, {names}"
+        found = self.connection.execute(query).get_as_arrow(1 << 20).combine_chunks()
+        ids = found["number"].to_numpy()
+        order = ids.argsort()
+        order = order[np.searchsorted(ids, numbers, sorter=order)]
+        if (ids[order] != numbers).any():
+            raise LookupError(f"There are no papers {numbers[ids[order] != numbers][:5]}.")
+        return [torch.from_numpy(self._rows(found[attr.attr_name], attr.attr_name)[order]) for attr in attrs]
 
-    @staticmethod
-    def _tensor(column: Any, shape: tuple[int, ...]) -> Tensor:
-        values = column.flatten() if shape else column
-        return torch.tensor(values.to_numpy(zero_copy_only=False)).view(-1, *shape)
+    def _rows(self, column: Any, name: str) -> np.ndarray:
+        if pa.types.is_binary(column.type):
+            return np.frombuffer(column.chunk(0).buffers()[-1], np.float32).reshape(-1, *self.shapes[name])
+        return np.asarray(column.to_numpy())
 
     def _get_tensor(self, attr: TensorAttr) -> Tensor:
         return self._multi_get_tensor([attr])[0]

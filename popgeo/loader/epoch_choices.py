@@ -44,7 +44,7 @@ class EpochChoices:
         >>> EpochChoices(shuffle=True, sampler=[0, 1])
         Traceback (most recent call last):
             ...
-        ValueError: A sampler decides the order, so it excludes shuffle and batch_sampler. Pass only one.
+        ValueError: A sampler or batch_sampler decides the order: it excludes shuffle and the other.
     """
 
     shuffle: bool = False
@@ -63,10 +63,11 @@ class EpochChoices:
     output: str = "pyg"
 
     def __post_init__(self) -> None:
-        if self.sampler is not None and (self.shuffle or self.batch_sampler is not None):
-            raise ValueError("A sampler decides the order, so it excludes shuffle and batch_sampler. Pass only one.")
-        if self.batch_sampler is not None and self.shuffle:
-            raise ValueError("A batch_sampler decides the batches, so it excludes shuffle. Pass only one.")
+        for name in ("shuffle", "drop_last", "background"):
+            if isinstance(getattr(self, name), str):
+                raise ValueError(f"{name} is {getattr(self, name)!r}; it must be True or False.")
+        if sum((bool(self.shuffle), self.sampler is not None, self.batch_sampler is not None)) > 1:
+            raise ValueError("A sampler or batch_sampler decides the order: it excludes shuffle and the other.")
         rank, world_size = self.rank, self.world_size
         if (rank is None) != (world_size is None):
             raise ValueError(f"rank is {rank} and world_size {world_size}; pass both, or neither.")
@@ -75,9 +76,7 @@ class EpochChoices:
         if self.output not in ("pyg", "numpy"):
             raise ValueError(f"output is {self.output!r}; it is 'pyg' or 'numpy'.")
         if self.output == "numpy" and self.device is not None and str(self.device) != "cpu":
-            raise ValueError(
-                f"output is 'numpy' and device {self.device!r}; NumPy arrays lie in memory of the processor."
-            )
+            raise ValueError(f"output is 'numpy' and device {self.device!r}; NumPy knows the processor's memory only.")
         if self.feature_dtype is not None and self.device is None:
             raise ValueError("feature_dtype converts batches on their way to a device. Pass device=, 'cpu' if need be.")
 

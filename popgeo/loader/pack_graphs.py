@@ -140,8 +140,9 @@ def _refuse(sizes: np.ndarray, limits: np.ndarray, order: np.ndarray, fits: np.n
     dimension = int(np.argmax(sizes[worst] > limits))
     known = names or (("nodes", "edges") if len(limits) <= 2 else ("nodes",))
     what = known[dimension] if dimension < len(known) else f"units of size {dimension}"
+    limit = f"num_{what} of FixedSizeOptions" if what in ("nodes", "edges") else "the budget"
     raise ValueError(
         f"Graph {order[worst]} has {sizes[worst, dimension]} {what}, a batch holds {limits[dimension]} real ones: "
         f"{sizes[worst, dimension] - limits[dimension]} too many. {int((~fits).sum())} graphs do not fit. Raise "
-        f"FixedSizeOptions, or pass OverSizeStrategy.Skip or one that trims."
+        f"{limit}, or pass OverSizeStrategy.Skip or one that trims."
     )

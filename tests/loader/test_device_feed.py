@@ -144,7 +144,7 @@ def test_waiting_is_what_the_loader_takes_and_not_what_the_step_does():
         ({"feature_dtype": torch.float16}, r"Pass device="),
         ({"device": "cpu", "feature_dtype": torch.int8}, r"feature_dtype of x is torch.int8"),
         ({"output": "jax"}, r"output is 'jax'; it is 'pyg' or 'numpy'"),
-        ({"output": "numpy", "device": "cuda"}, r"NumPy arrays lie in memory of the processor"),
+        ({"output": "numpy", "device": "cuda"}, r"NumPy knows the processor's memory only"),
     ],
     ids=str,
 )

@@ -66,10 +66,13 @@ def open_stores(
         if said is not None:
             sizes[axes[name]][f"the feature store, of {name[1]!r},"] = said
     counts = {axis: _agreed(axis, said) for axis, said in sizes.items()}
+    for key, edge_index in edges.items():
+        (
+            data if key is None else data[key]
+        ).edge_index = edge_index  # in the order of the graph store, which decides what is drawn
     for name in names:
-        axis = axes[name]
-        key, count = axis.store, counts.get(axis, 0)
-        place = data if key is None else data[key]
+        axis, count = axes[name], counts.get(axes[name], 0)
+        place = data if axis.store is None else data[axis.store]
         if name[1] in whole:
             place[name[1]] = rows.ask({name: None}, {})[name]
             _agreed(axis, {"the graph": count, f"all of {name[1]!r}": len(place[name[1]])})
@@ -77,8 +80,6 @@ def open_stores(
             first = rows.first_row(name, count)
             shown[name] = first.expand(count, *first.shape[1:])
             place[name[1]] = first.new_empty(count, 0)
-    for key, edge_index in edges.items():
-        (data if key is None else data[key]).edge_index = edge_index
     for axis in [axis for axis in counts if axis.level is Level.NODE and axis not in axes.values()]:
         (data if axis.store is None else data[axis.store]).num_nodes = counts[axis]
     return data, {name: axis.level for name, axis in axes.items()}, shown

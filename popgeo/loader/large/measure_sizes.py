@@ -93,6 +93,10 @@ def tolerance_bound(sizes: np.ndarray, share: float) -> np.ndarray:
 
 
 def _excess_kurtosis(sizes: np.ndarray) -> float:
-    """How much heavier the tails are than those of a normal distribution, of the dimension where they are heaviest."""
+    """How much heavier the tails are than those of a normal distribution, of the dimension where they are heaviest.
+
+    One whose long tail is that of small sizes, as where nearly every batch has all nodes there are, does not count.
+    """
     centred, variance = sizes - sizes.mean(axis=0), sizes.var(axis=0)
-    return float(((centred**4).mean(axis=0) / np.where(variance > 0, variance, 1) ** 2).max()) - 3
+    kurtosis = (centred**4).mean(axis=0) / np.where(variance > 0, variance, 1) ** 2
+    return float(np.where((centred**3).mean(axis=0) > 0, kurtosis, 0).max()) - 3

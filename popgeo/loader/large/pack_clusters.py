@@ -73,8 +73,8 @@ def pack_clusters(
         worst = order[large.argmax()]
         raise ValueError(
             f"Cluster {worst} has {sizes.num_nodes[worst]} nodes and {sizes.num_edges[worst]} edges, a batch holds "
-            f"{limits[0]} and {limits[1]} real ones; {large.sum()} clusters do not fit. Raise FixedSizeOptions, make "
-            f"more clusters, or pass OverSizeStrategy.Skip or one that trims."
+            f"{limits[0]} and {limits[1]} real ones; {large.sum()} clusters do not fit. Raise num_nodes or "
+            f"num_edges of FixedSizeOptions, make more clusters, or pass OverSizeStrategy.Skip or one that trims."
         )
     packs = [[cluster] for cluster in order[large]] if trims else []
     pending = order[~large].tolist()

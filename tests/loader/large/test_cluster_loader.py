@@ -80,7 +80,7 @@ def test_clusters_are_shuffled_in_every_epoch_and_repeated_by_their_seed():
 def test_a_cluster_that_fits_no_batch_is_refused_skipped_or_trimmed():
     parts = (torch.arange(90) >= 50).long() + (torch.arange(90) >= 60)  # 50, 10 and 30 nodes
     sizes = FixedSizeOptions(41, 400)
-    with pytest.raises(ValueError, match=r"Cluster 0 has 50 nodes .* 1 clusters do not fit"):
+    with pytest.raises(ValueError, match=r"Cluster 0 has 50 nodes .* 1 clusters do not fit. Raise num_nodes or num_e"):
         len(loader_of(parts=parts, fixed_size_options=sizes, over_size_strategy="Error"))
     skipping = loader_of(parts=parts, fixed_size_options=sizes, over_size_strategy="Skip")
     assert (skipping.num_skipped, sum(int(b.nodes_mask.sum()) for b in skipping)) == (1, 40)

@@ -57,6 +57,15 @@ def test_batches_of_many_types_are_those_from_memory(layout):
     check_equal(*(FixedSizeLinkLoader(graph, [2], key, **SEVEN) for graph in (data, tuple(stores))))
 
 
+def test_edge_types_without_attributes_keep_their_place_in_the_order_of_draws():
+    data = LIBRARY.clone()
+    data["paper", "cites", "author"].edge_index = LIBRARY["author", "writes", "paper"].edge_index.flip(0)
+    del data["author", "writes", "paper"].edge_attr
+    data["paper", "cites", "author"].edge_attr = torch.arange(80.0)[:, None]
+    data, *stores = in_stores(data)
+    check_equal(*(FixedSizeNeighborLoader(graph, [3, 2], "paper", batch_size=7) for graph in (data, tuple(stores))))
+
+
 def test_a_batch_asks_once_for_each_attribute_and_only_for_its_rows():
     _, features, graph = in_stores(DATA)
     loader = FixedSizeNeighborLoader((features, graph), [3, 2], **SEVEN, background=False)

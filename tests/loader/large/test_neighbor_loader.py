@@ -137,6 +137,13 @@ def test_measured_sizes_hold_999_of_1000_further_batches():
     assert loader.filling()["full"].min() > 0.6
 
 
+def test_few_batches_are_measured_where_nearly_all_have_every_node():
+    data = random_graph(num_nodes=80, num_edges=900, seed=3)
+    loader = FixedSizeNeighborLoader(data, [8, 8], batch_size=16, shuffle=True, seed=1)
+    assert loader.size_estimate.num_batches <= 512
+    assert loader.fixed_size_options.num_nodes == 81
+
+
 def test_an_epoch_is_repeated_by_its_seed_and_differs_from_the_next():
     def ids(loader):
         return [batch.n_id.tolist() for batch in loader]
