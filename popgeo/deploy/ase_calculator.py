@@ -160,7 +160,11 @@ class Calculator(CalculatorOfAtoms):
             potential = Potential(self._model, with_stress).eval()
             self._evaluate[with_stress] = potential if self._compile is None else self._compile(potential)
             self.num_compilations += 1
-        return self._evaluate[with_stress](*self._given)
+        try:
+            return self._evaluate[with_stress](*self._given)
+        except IndexError as error:
+            what = f"{atoms.symbols}, of atomic numbers up to {max(atoms.numbers)}"
+            raise ValueError(f"The model knows too few elements for {what}. Take one that was made for all.") from error
 
     def _fix_shapes(self, num_atoms: int, num_found: int) -> None:
         """Makes places where there are none, and more of them where a structure has outgrown them."""

@@ -32,7 +32,7 @@ from popgeo.data.masks import MASKS
 from popgeo.potentials.evaluator import Evaluator, places_in, with_unit_shift
 from popgeo.potentials.padding import PotentialLoader, Structures, unpad_outputs
 from popgeo.potentials.tensor_product import SumOfProducts
-from popgeo.potentials.wrong_items import check_edges
+from popgeo.potentials.wrong_items import call_model, check_edges, require_same_fields, three_vectors
 
 try:
     from ase.data import atomic_numbers, chemical_symbols
@@ -109,13 +109,9 @@ def as_graph(frame: Mapping[str, Tensor], *, names: frozenset[str], type_names: 
     """
     if type_names is not None:
         _check_types(_checked(frame), type_names)
-    found = frozenset(_checked(frame)) - {*_MADE}
-    if found != names:
-        raise ValueError(
-            f"it has the fields {sorted(found - names)} that structure 0 lacks, and lacks {sorted(names - found)}. "
-            f"Give all structures the same, with NaN where there is no value, and a cell to all."
-        )
-    return Data(**{_RENAMED.get(name, name): frame[name].contiguous() for name in names})
+    require_same_fields(frozenset(_checked(frame)) - {*_MADE}, names)
+    graph = Data(**{_RENAMED.get(name, name): frame[name].contiguous() for name in names})
+    return graph.update({"cell": three_vectors(graph.cell)}) if "cell" in graph else graph
 
 
 def _checked(frame: Any) -> Any:
@@ -217,7 +213,10 @@ class RealRows:
 
     def forward(self, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
         """What the model says of real rows."""
-        return of_real(super().forward(inputs), inputs)  # type: ignore[misc]  # the training module has it
+        ours: Any = self  # the training module has its model and forward
+        own: Any = super()
+        found = call_model(own.forward, inputs, model=ours.model, species="atom_types", owner="batch")
+        return of_real(found, inputs)
 
     def process_target(self, batch: dict[str, Tensor], *args: Any, **kwargs: Any) -> dict[str, Tensor]:
         """The targets of real rows."""

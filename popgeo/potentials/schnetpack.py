@@ -21,7 +21,7 @@ from torch_geometric.data import Batch, Data
 from popgeo.data.masks import MASKS
 from popgeo.potentials.evaluator import Evaluator, with_unit_shift
 from popgeo.potentials.padding import PotentialLoader, Structures, slots_per_real, unpad_outputs
-from popgeo.potentials.wrong_items import check_edges, require_names
+from popgeo.potentials.wrong_items import call_model, check_edges, require_names, require_same_fields, three_vectors
 
 try:
     from schnetpack import properties
@@ -47,9 +47,12 @@ _INPUTS = (
     "nuclear_magnetic_moments",
 )
 _NUM_LOOKED_AT = 200
+_call = partial(call_model, species=properties.Z, owner=properties.idx_m)
 
 
-def fixed_size_loader(dataset: Any, *, cutoff: float, inputs: Iterable[str] = (), **kwargs: Any) -> PotentialLoader:
+def fixed_size_loader(
+    dataset: Any, *, cutoff: float, max_z: int = 100, inputs: Iterable[str] = (), **kwargs: Any
+) -> PotentialLoader:
     """Loads SchNetPack's structures in the batches of its `AtomsLoader`, all of one shape.
 
     They have `nodes_mask`, `edges_mask` and `graphs_mask` beside; `_idx` is -1 in padding.
@@ -58,15 +61,17 @@ def fixed_size_loader(dataset: Any, *, cutoff: float, inputs: Iterable[str] = ()
         dataset: A dataset of SchNetPack, or a list of its items, with a neighbour list; a list is kept in memory.
         cutoff: The model's: padding edges are longer, and the edges of some items are counted, as they may have been
             listed with a shorter one.
+        max_z: The model's, as its representation takes it: atomic numbers are less.
         inputs: Fields that the model reads, of your own: they are 0 in padding. SchNetPack's own are known.
         kwargs: `num_nodes`, `num_edges`, `batch_size`, `shuffle` and the rest of `PotentialLoader`.
 
     Raises:
-        ValueError: an item is not one of SchNetPack, lacks what structure 0 has, has a field whose rows are not of
-            atoms, pairs or the structure, or lacks edges within the cutoff; see `PotentialLoader`.
+        ValueError: an item is not one of SchNetPack, lacks what structure 0 has, has an atomic number beyond `max_z`
+            or a field whose rows are not of atoms, pairs or the structure, or lacks edges within the cutoff; see
+            `PotentialLoader`.
     """
     names = frozenset(Structures(dataset, _checked)[0]) - {*_MADE}
-    structures = Structures(dataset, partial(as_graph, names=names)).in_memory()
+    structures = Structures(dataset, partial(as_graph, names=names, max_z=max_z)).in_memory()
     check_edges(structures, cutoff)
     levels = _levels(structures, names)
     return PotentialLoader(
@@ -79,22 +84,21 @@ def fixed_size_loader(dataset: Any, *, cutoff: float, inputs: Iterable[str] = ()
     )
 
 
-def as_graph(item: Mapping[str, Tensor], *, names: frozenset[str]) -> Data:
+def as_graph(item: Mapping[str, Tensor], *, names: frozenset[str], max_z: int) -> Data:
     """An item of SchNetPack as a graph with the names of `popgeo.potentials.padding`.
 
     Raises:
-        ValueError: it is no item, or other fields are in it than in the first one.
+        ValueError: it is no item, other fields are in it than in the first one, or an atomic number is too large.
     """
-    found = frozenset(_checked(item)) - {*_MADE}
-    if found != names:
+    require_same_fields(frozenset(_checked(item)) - {*_MADE}, names)
+    if (largest := int(item[properties.Z].max())) >= max_z:
         raise ValueError(
-            f"it has the fields {sorted(found - names)} that structure 0 lacks, and lacks {sorted(names - found)}. "
-            f"Give all structures the same."
+            f"it has the atomic number {largest}; max_z is {max_z}. Leave it out, or pass the model's max_z."
         )
     graph = Data(edge_index=torch.stack([item[properties.idx_i], item[properties.idx_j]]))
     for name in names:
         graph[_RENAMED.get(name, name)] = item[name]
-    graph.cell, graph.pbc = graph.cell.reshape(1, 3, 3), graph.pbc.reshape(1, 3)
+    graph.cell, graph.pbc = three_vectors(graph.cell), graph.pbc.reshape(1, 3)
     return graph
 
 
@@ -160,7 +164,7 @@ def evaluator(model: Any, **kwargs: Any) -> Evaluator:
     """
     like = next(model.parameters())
     return Evaluator(
-        model,
+        partial(_call, model, model=model),
         as_graph=with_unit_shift,
         as_batch=partial(as_batch, levels={}, inputs=frozenset(_INPUTS)),
         cutoff=float(model.representation.cutoff),
@@ -188,7 +192,8 @@ class FixedSizeTask(AtomisticTask):
 
     def forward(self, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
         """What the model says of real rows."""
-        return of_real(super().forward(inputs), inputs, [output.name for output in self.outputs])
+        found = _call(super().forward, inputs, model=self.model)
+        return of_real(found, inputs, [output.name for output in self.outputs])
 
     def _with_real_targets(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
         names = {output.target_property for output in self.outputs if not isinstance(output, UnsupervisedModelOutput)}
@@ -247,7 +252,7 @@ class TaskStep(nn.Module):
         """
         require_names(batch, (properties.R, properties.idx_m, *MASKS.values()), "schnetpack")
         with _LastStructureKnown(batch[properties.idx_m], len(batch[properties.n_atoms])):
-            pred = self.model(dict(batch))
+            pred = _call(self.model, dict(batch), model=self.model)
         total: Any = 0.0
         every: Any = self.outputs
         for output in every:

@@ -1,9 +1,10 @@
-"""What is refused before a model sees it: edges listed with a shorter cutoff, and the batches of another loader."""
+"""What is refused: edges listed with a shorter cutoff, the batches of another loader, species that no model knows."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Set
 from typing import Any
 
 import torch
+from torch import Tensor, nn
 from torch_geometric.data import Data
 
 from popgeo.convert.atoms import list_pairs
@@ -56,3 +57,56 @@ def require_names(batch: Mapping[str, Any], names: Iterable[str], framework: str
             f"The batch has {sorted(batch)[:8]} and lacks {absent}, so it is of another loader. Take it from "
             f"popgeo.potentials.{framework}.fixed_size_loader."
         )
+
+
+def require_same_fields(found: Set[str], names: Set[str]) -> None:
+    """Refuses a structure with other fields than the first one, as a batch has a value of each for all.
+
+    Raises:
+        ValueError: it has more, or fewer.
+    """
+    if found != names:
+        raise ValueError(
+            f"it has the fields {sorted(found - names)} that structure 0 lacks, and lacks {sorted(names - found)}. "
+            f"Give all structures the same, with NaN where there is no value, and a cell to all."
+        )
+
+
+def three_vectors(cell: Tensor) -> Tensor:
+    """A cell as [1, 3, 3].
+
+    Raises:
+        ValueError: it is of another size, as an isotropic one of a single length.
+    """
+    if cell.numel() != 9:
+        raise ValueError(f"its cell has the shape {[*cell.shape]}, not [1, 3, 3]. Give three vectors: torch.diag(...).")
+    return cell.reshape(1, 3, 3)
+
+
+def call_model(
+    function: Callable[[Any], Any], batch: Mapping[str, Tensor], *, model: nn.Module, species: str, owner: str
+) -> Any:
+    """Calls a model, and says which structure has a species beyond its table, where it only says index out of range.
+
+    Args:
+        function: Calls the model with a batch.
+        batch: What it is called with.
+        model: The model itself.
+        species: Which field has those of atoms, as the model counts them.
+        owner: Which field has the structure of each atom.
+
+    Raises:
+        ValueError: the model raised an IndexError, and a species has no row in one of its tables.
+    """
+    try:
+        return function(batch)
+    except IndexError as error:
+        given = batch[species].flatten()
+        known = min((len(one.weight) for one in model.modules() if isinstance(one, nn.Embedding)), default=1 << 30)
+        beyond = ((given < 0) | (given >= known)).nonzero().flatten().tolist()
+        if not beyond:
+            raise
+        raise ValueError(
+            f"Structure {int(batch[owner][beyond[0]])} of the batch has the species {int(given[beyond[0]])}; the "
+            f"model knows 0 to {known - 1}. Leave the structure out, or make the model with more species."
+        ) from error

@@ -216,3 +216,11 @@ def test_a_model_in_bfloat16_has_forces():
     water.calc = Calculator(SchNet(8, 8, num_interactions=1, cutoff=5.0).bfloat16())
     assert np.isfinite(water.get_forces()).all()
     assert np.abs(water.get_forces()).max() > 0
+
+
+@pytest.mark.parametrize("compile", [None, inference_model])
+def test_an_element_that_the_model_does_not_know_is_named(model: SchNet, compile):
+    atoms = ethanol()
+    atoms.numbers[0], atoms.calc = 110, Calculator(model, compile=compile)
+    with pytest.raises(ValueError, match="too few elements for DsCOH6, of atomic numbers up to 110"):
+        atoms.get_potential_energy()

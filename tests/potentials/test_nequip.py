@@ -21,7 +21,7 @@ with warnings.catch_warnings():
     from nequip.train import EnergyForceStressLoss, EnergyForceStressMetrics
     from nequip.utils.global_state import set_global_state
 
-    from popgeo.potentials.nequip import evaluator, fixed_size_loader, in_one_pass, of_real
+    from popgeo.potentials.nequip import FixedSizeLightningModule, evaluator, fixed_size_loader, in_one_pass, of_real
     from popgeo.potentials.padding import mean_over_real
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -182,6 +182,16 @@ def test_bad_input_is_refused_by_its_number():
         fixed_size_loader([listed[0], AtomicDataDict.batched_from_list(listed[:2])], **SIZES)
     with pytest.raises(ValueError, match="Structure 1: it is a Atoms, not an AtomicDataDict"):
         fixed_size_loader([listed[0], ase.Atoms("Cu")], **SIZES)
+    with pytest.raises(ValueError, match=r"Structure 2: its cell has the shape \[1\], not"):
+        fixed_size_loader([*listed[:2], {**listed[2], "cell": torch.tensor([3.0])}], **SIZES)
+    beyond = next(
+        iter(fixed_size_loader([listed[3], {**listed[2], "atom_types": 2 + listed[2]["atom_types"]}], **SIZES))
+    )
+    module = FixedSizeLightningModule.__new__(FixedSizeLightningModule)
+    torch.nn.Module.__init__(module)
+    module.model = torch.nn.ModuleDict({"sole_model": small_nequip()})
+    with pytest.raises(ValueError, match=r"Structure \d of the batch has the species [23]; the model knows 0 to 1"):
+        module(beyond)
     with pytest.raises(ValueError, match="takes no collate_fn"):
         fixed_size_loader(listed, **SIZES, collate_fn=list)
     with pytest.raises(ValueError, match="Structure 0: it has the type 1; the model knows 0 to 0"):

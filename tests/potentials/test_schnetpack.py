@@ -206,6 +206,21 @@ def test_bad_input_is_refused_by_its_number():
     without = {name: value for name, value in listed[2].items() if name != "energy"}
     with pytest.raises(ValueError, match=r"Structure 2: .* lacks \['energy'\]"):
         fixed_size_loader([*listed[:2], without], **SIZES)
+    heavy = [*listed[:2], {**listed[2], "_atomic_numbers": listed[2]["_atomic_numbers"] + 90}]
+    with pytest.raises(ValueError, match="Structure 2: it has the atomic number 119; max_z is 100"):
+        fixed_size_loader(heavy, **SIZES)
+    batch, model = next(iter(fixed_size_loader(heavy, **SIZES, max_z=200))), potential().double()
+    alone = ase.Atoms("Cu", cell=[30, 30, 30])
+    alone.numbers += 90
+    for call in (
+        lambda: task(model, names=["energy"])(dict(batch)),
+        lambda: TaskStep(model, outputs("energy"))(**batch),
+        lambda: evaluator(model)([alone]),
+    ):
+        with pytest.raises(ValueError, match=r"Structure \d of the batch has the species 119; the model knows 0 to 99"):
+            call()
+    with pytest.raises(ValueError, match=r"Structure 2: its cell has the shape \[1\], not"):
+        fixed_size_loader([*listed[:2], {**listed[2], "_cell": torch.tensor([3.0])}], **SIZES)
     triples = [{**item, "_idx_i_triples": torch.arange(5 + 7 * place)} for place, item in enumerate(listed)]
     with pytest.raises(ValueError, match=r"'_idx_i_triples' has .* rows in the first structures"):
         fixed_size_loader(triples, **SIZES)
