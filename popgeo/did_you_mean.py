@@ -22,6 +22,12 @@ def meant(name: str, known: Iterable[str]) -> str:
 def names_arguments(made: Callable_) -> Callable_:
     """Decorates a function or a class: a call with an unknown keyword says which was meant, beside the name called.
 
+    A switch, whose annotation is `bool`, is refused whatever is neither True nor False: `"no"` would mean yes.
+
+    Raises:
+        TypeError: the keyword is unknown.
+        ValueError: a switch is neither True nor False.
+
     Example:
         >>> @names_arguments
         ... def pack(num_nodes): ...
@@ -31,12 +37,15 @@ def names_arguments(made: Callable_) -> Callable_:
         TypeError: pack has no argument 'num_node'. Did you mean 'num_nodes'?
     """
     inner: Any = vars(made)["__init__"] if isinstance(made, type) else made
-    known = signature(inner).parameters.keys() - {"self"}
+    known = {name: one.annotation for name, one in signature(inner).parameters.items() if name != "self"}
 
     @functools.wraps(inner)
     def call(*args: Any, **kwargs: Any) -> Any:
-        for name in kwargs.keys() - known:
-            raise TypeError(f"{made.__name__} has no argument {name!r}.{meant(name, known)}")
+        for name, given in kwargs.items():
+            if name not in known:
+                raise TypeError(f"{made.__name__} has no argument {name!r}.{meant(name, known)}")
+            if known[name] is bool and not isinstance(given, bool):
+                raise ValueError(f"{made.__name__}.{name} is {given!r}; it must be True or False.")
         return inner(*args, **kwargs)
 
     if inner is made:

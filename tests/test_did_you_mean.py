@@ -5,6 +5,7 @@ import inspect
 import pytest
 import torch
 from torch import nn
+from torch_geometric.data import Data
 
 import popgeo
 from popgeo import ipu
@@ -31,6 +32,22 @@ LINEAR = nn.Linear(2, 2)
 def test_what_was_meant_is_named(call, wrong: str, right: str):
     with pytest.raises(TypeError, match=rf"^\w+ has no argument '{wrong}'\. Did you mean '{right}'\?$"):
         call(**{wrong: 3})
+
+
+@pytest.mark.parametrize(
+    ("call", "switch"),
+    [
+        (ipu.Options, "strict"),
+        (ipu.Options, "show_progress"),
+        (popgeo.StepOptions, "floating_point_exceptions"),
+        (SchNet, "dipole"),
+        (lambda **kwargs: popgeo.FixedSizeBatchSampler([3], **kwargs), "drop_last"),
+        (lambda **kwargs: popgeo.FixedSizeDataLoader([Data(x=torch.ones(1, 1))], **kwargs), "shuffle"),
+    ],
+)
+def test_a_switch_that_is_a_word_is_refused(call, switch: str):
+    with pytest.raises(ValueError, match=rf"{switch} is 'no'; it must be True or False"):
+        call(**{switch: "no"})
 
 
 def test_help_shows_the_arguments_and_what_is_called_is_as_before():
