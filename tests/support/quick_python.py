@@ -116,6 +116,7 @@ def become(request: dict[str, Any]) -> None:
     import matplotlib
     import torch
 
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # tests that run in the background ignore Ctrl-C
     os.chdir(request["folder"])
     environment, arguments = request["environment"], request["arguments"]
     os.environ.clear()
