@@ -75,10 +75,13 @@ def part_of(path: Path) -> str:
     return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
 
 
+parsed = functools.cache(ast.parse)  # several tests read the same file
+
+
 @functools.cache
 def imports(source: str) -> tuple[ast.Import | ast.ImportFrom, ...]:
-    """The import statements of a source text, in whatever block; kept, since several tests read the same file."""
-    return tuple(node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Import | ast.ImportFrom))
+    """The import statements of a source text, in whatever block."""
+    return tuple(node for node in ast.walk(parsed(source)) if isinstance(node, ast.Import | ast.ImportFrom))
 
 
 def imported_modules(path: Path, source: str) -> Iterator[str]:
