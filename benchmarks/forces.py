@@ -1,4 +1,4 @@
-"""A training step of energies and forces, and a step of dynamics: popgeo's potentials beside PyG's and SchNetPack's.
+"""A training step of energies and forces: popgeo's potentials beside PyG's and SchNetPack's.
 
     python benchmarks/forces.py
     python benchmarks/forces.py --inductor
@@ -25,9 +25,8 @@ from timing import both_ways, measure, one_thread
 from torch import Tensor, nn
 from torch.utils.data import dataloader
 
-from popgeo import compile_forward, compile_step
+from popgeo import compile_step
 from popgeo.command_line import run
-from popgeo.deploy import Calculator
 from popgeo.engine.graph_runner import GraphRunner
 from popgeo.nn import PaiNN, SchNet, energy_and_forces, mse_loss
 from popgeo.ops import distance
@@ -41,8 +40,7 @@ GOALS = (
     ("PaiNN, compiled", "PaiNN", 3.0),
     ("PaiNN, compiled", "PaiNN, inductor", 1.5),
 )
-NUM_RADIAL, GOAL_OF_MEMORY, GOAL_OF_DYNAMICS = 20, 1 / 3, 0.8
-ETHANOL = "CH3CH2OH"
+NUM_RADIAL, GOAL_OF_MEMORY = 20, 1 / 3
 
 
 class Lengths(nn.Module):
@@ -59,7 +57,7 @@ class Lengths(nn.Module):
 class SchNetPack(nn.Module):
     """SchNetPack's PaiNN with sums of its atoms' outputs, called as ours are."""
 
-    def __init__(self, channels: int, blocks: int, num_radial: int, edges: Tensor, num_graphs: int) -> None:
+    def __init__(self, channels: int, blocks: int, num_radial: int) -> None:
         super().__init__()
         # SchNetPack 2.2 imports a name of torch's that newer releases have no more; nothing that runs here needs it.
         dataloader.T_co = TypeVar("T_co", covariant=True)  # type: ignore[attr-defined]
@@ -69,13 +67,22 @@ class SchNetPack(nn.Module):
         radial = BesselRBF(num_radial, CUTOFF)
         self.representation = Representation(channels, blocks, radial, CosineCutoff(CUTOFF))
         self.readout = nn.Sequential(nn.Linear(channels, channels // 2), nn.SiLU(), nn.Linear(channels // 2, 1))
-        self.edges, self.num_graphs = edges, num_graphs
 
-    def forward(self, z: Tensor, pos: Tensor, batch: Tensor) -> Tensor:
-        neighbour, centre = self.edges
-        given = {"_atomic_numbers": z, "_Rij": pos[neighbour] - pos[centre], "_idx_i": centre, "_idx_j": neighbour}
+    def forward(
+        self,
+        z: Tensor,
+        pos: Tensor,
+        batch: Tensor,
+        edge_index: Tensor,
+        *,
+        num_graphs: int,
+        edge_shift: Tensor | float = 0.0,
+    ) -> Tensor:
+        neighbour, centre = edge_index
+        vectors = pos[neighbour] - pos[centre] + edge_shift
+        given = {"_atomic_numbers": z, "_Rij": vectors, "_idx_i": centre, "_idx_j": neighbour}
         out = self.readout(self.representation(given)["scalar_representation"])
-        return out.new_zeros(self.num_graphs, 1).index_add(0, batch, out)
+        return out.new_zeros(num_graphs, 1).index_add(0, batch, out)
 
 
 class Training(nn.Module):
@@ -125,7 +132,7 @@ class Comparison:
         peers, shape = {}, (self.channels, self.blocks, NUM_RADIAL)
         if importlib.util.find_spec("schnetpack") is not None:
             name = "SchNetPack's PaiNN"
-            peers[name] = self.eager(name, SchNetPack(*shape, self.edges, self.batch.num_graphs))
+            peers[name] = self.eager(name, SchNetPack(*shape), self.edges, num_graphs=self.batch.num_graphs)
 
         def ours() -> nn.Module:
             torch.manual_seed(0)
@@ -218,24 +225,6 @@ def print_table(comparison: Comparison, seconds: dict[str, float], peers: list[s
             print_roofline(comparison.flops(name), seconds[name])
 
 
-def print_dynamics(rounds: int) -> None:
-    """A step of ethanol with our calculator, and what of it is the model's."""
-    import ase.build
-    from ase.md.verlet import VelocityVerlet
-
-    atoms = ase.build.molecule(ETHANOL)
-    torch.manual_seed(0)
-    atoms.calc = calculator = Calculator(SchNet(64, 64, 3, 25, cutoff=5.0), compile=compile_forward)
-    dynamics = VelocityVerlet(atoms, 0.02)  # so short that nothing breaks: the weights are random
-    dynamics.run(20)
-    ways = {"a step": lambda: dynamics.run(10), "of the model": lambda: calculator.calculate(atoms)}
-    spent = measure(ways, rounds=rounds)
-    whole, model = 1e2 * spent["a step"], 1e3 * spent["of the model"]
-    verdict = "met" if whole <= GOAL_OF_DYNAMICS else "missed"
-    goal = f"goal {GOAL_OF_DYNAMICS}: {verdict}"
-    print(f"  a step of ethanol: {whole:.2f} ms ({goal}), of which ours {model:.2f}, the rest ASE's")
-
-
 def processor() -> str:
     """Its name, and the vectors that it has."""
     told = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
@@ -249,7 +238,7 @@ def main() -> None:
     parser.add_argument("--channels", type=int, default=64)
     parser.add_argument("--blocks", type=int, default=4)
     parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--only", choices=("schnet", "painn", "dynamics"), help="leave out the rest")
+    parser.add_argument("--only", choices=("schnet", "painn"), help="leave out the other")
     parser.add_argument("--inductor", action="store_true", help="beside torch's own compiler (it compiles a minute)")
     parser.add_argument("--quick", action="store_true", help="a small batch, two rounds")
     options = parser.parse_args()
@@ -268,8 +257,6 @@ def main() -> None:
             assert max(first.values()) - min(first.values()) < 1e-3 * max(first.values()), first
             peers = both_ways(peers)
             print_table(comparison, measure(peers | ours, rounds=options.rounds), list(peers))
-    if options.only in (None, "dynamics") and importlib.util.find_spec("ase") is not None:
-        print_dynamics(options.rounds)
 
 
 if __name__ == "__main__":

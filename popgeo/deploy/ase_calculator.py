@@ -101,7 +101,8 @@ class Calculator(CalculatorOfAtoms):
             in eV from positions in angstrom.
         cutoff: Longest edge in angstrom; that of the model when left out.
         num_atoms: Atom slots, without padding; as many as the first structure has when left out.
-        num_edges: Edge slots; a quarter more than the first structure has when left out.
+        num_edges: Edge slots; a quarter more than the first structure has when left out. With an even number, opposite
+            edges share a filter in a compiled `SchNet`.
         compile: Makes a module of tensors fast, such as `popgeo.ipu.inference_model`, or `torch.compile`'s like; called
             once for each shape. The module is run as it is when left out.
         skin: Neighbours so much farther than the cutoff are kept, in angstrom, and looked for anew only where an atom
@@ -168,12 +169,12 @@ class Calculator(CalculatorOfAtoms):
 
     def _fix_shapes(self, num_atoms: int, num_found: int) -> None:
         """Makes places where there are none, and more of them where a structure has outgrown them."""
-        atoms, slots = self.num_atoms or num_atoms, self.num_edges or int(num_found * 1.25) + 1
+        atoms, slots = self.num_atoms or num_atoms, self.num_edges or 2 * (num_found * 5 // 8 + 1)
         found, held = (num_atoms, num_found), (atoms, slots)
         if num_atoms > atoms:
             atoms = num_atoms * 3 // 2
         if num_found > slots:
-            slots = num_found * 3 // 2
+            slots = 2 * (num_found * 3 // 4 + 1)
         if (atoms, slots) != held:
             warnings.warn(
                 f"The structure has {found[0]} atoms and {found[1]} edges within {self.cutoff} angstrom; num_atoms is "

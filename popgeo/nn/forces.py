@@ -106,4 +106,5 @@ def energy_forces_and_stress(
 
 def _strained(vectors: Tensor, strain: Tensor, graph: Tensor) -> Tensor:
     """How far each vector moves under the strain of its graph. [n, 3], [num_graphs, 3, 3], [n] -> [n, 3]"""
-    return (vectors.unsqueeze(1) @ strain.index_select(0, graph)).squeeze(1)
+    moves = [vectors[:, k : k + 1] * strain[:, k].index_select(0, graph) for k in range(3)]
+    return moves[0] + moves[1] + moves[2]

@@ -84,7 +84,8 @@ inline void start_rows(const int32_t* rows, int64_t count, int32_t* rowptr, int6
 }
 
 // Keeps one of each two edges that run in opposite directions over the same distance, in their order, and returns how many
-// there are; 0, and all as they were, unless every edge has such a twin. `starts` and `lists` are memory to work in.
+// there are; 0, and all as they were, unless every edge has such a twin. Loops, as padding is made of, are twins of each
+// other, in the order in which they come. `starts` and `lists` are memory to work in.
 inline int32_t join_twins(const InteractionPlanCall& call, int32_t* edges, int32_t count, int32_t* starts, int32_t* lists) {
   const auto source = [&](int32_t e) { return int32_t(number_at(call.src, e)); };
   const auto receiver = [&](int32_t e) { return int32_t(number_at(call.dst, e)); };
@@ -92,25 +93,35 @@ inline int32_t join_twins(const InteractionPlanCall& call, int32_t* edges, int32
     const float first = values ? number_at(values, a) : 0, second = values ? number_at(values, b) : 0;
     return memcmp(&first, &second, sizeof(float)) == 0;
   };
+  const auto are_alike = [&](int32_t a, int32_t b) { return same(call.distances, a, b) && same(call.envelope, a, b); };
+  if (count % 2) return 0;
   memset(starts, 0, sizeof(int32_t) * size_t(call.num_rows + 1));
   for (int32_t i = 0; i < count; ++i) ++starts[receiver(edges[i]) + 1];
   for (int64_t row = 0; row < call.num_rows; ++row) starts[row + 1] += starts[row];
   for (int32_t i = 0; i < count; ++i) lists[starts[receiver(edges[i])]++] = edges[i];  // each start becomes the next one
-  int32_t kept = 0;
+  // The only edge from one node to another; -1 where there are several, which nobody can tell apart, or none.
+  const auto only_edge = [&](int32_t from, int32_t to) {
+    int32_t found = -1;
+    for (int32_t at = to ? starts[to - 1] : 0; at < starts[to]; ++at) {
+      if (source(lists[at]) != from) continue;
+      if (found >= 0) return -1;
+      found = lists[at];
+    }
+    return found;
+  };
+  int32_t kept = 0, loop = -1;
   int32_t *const first_ones = lists + count, *const second_ones = first_ones + count / 2;
   for (int32_t i = 0; i < count; ++i) {
     const int32_t edge = edges[i], from = source(edge), to = receiver(edge);
-    if (from == to) return 0;
-    int32_t twin = -1;
-    for (int32_t at = from ? starts[from - 1] : 0; at < starts[from] && twin < 0; ++at) {
-      const int32_t other = lists[at];
-      if (source(other) == to && same(call.distances, edge, other) && same(call.envelope, edge, other)) twin = other;
+    if (from == to && loop < 0) {
+      loop = edge;
+      continue;
     }
-    if (twin < 0) return 0;
-    // Where a pair is listed more than once the same twin is found each time, and they cannot be told apart.
-    for (int32_t at = to ? starts[to - 1] : 0; at < starts[to]; ++at)
-      if (lists[at] != edge && source(lists[at]) == from) return 0;
-    if (edge < twin) first_ones[kept] = edge, second_ones[kept++] = twin;
+    const bool is_loop = from == to;
+    const int32_t twin = !is_loop ? only_edge(to, from) : source(loop) == to ? loop : -1;
+    if (twin < 0 || !are_alike(edge, twin)) return 0;
+    if (is_loop) first_ones[kept] = twin, second_ones[kept++] = edge, loop = -1;
+    if (!is_loop && edge < twin) first_ones[kept] = edge, second_ones[kept++] = twin;
   }
   memcpy(edges, first_ones, sizeof(int32_t) * size_t(kept));
   memcpy(edges + kept, second_ones, sizeof(int32_t) * size_t(kept));

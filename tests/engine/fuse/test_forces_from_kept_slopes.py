@@ -59,11 +59,10 @@ def edges_of(kind: str) -> tuple[Tensor, Tensor]:
     edges, r = both_ways(pairs, r)
     if kind == "nearly twins":
         r[3] = r[3].nextafter(torch.tensor(9.0))
-    if kind == "images":  # two edges between the same atoms, over the same distance
-        edges, r = torch.cat([edges, edges[:, :1]], 1), torch.cat([r, r[:1]])
-    if kind == "itself":
-        edges, r = torch.cat([edges, torch.tensor([[4], [4]])], 1), torch.cat([r, r[:1]])
-    return edges, r
+    if kind == "images":  # two edges between the same atoms, over the same distance, and both ways
+        edges, r = torch.cat([edges, edges[:, :1], edges[:, :1].flip(0)], 1), torch.cat([r, r[:1], r[:1]])
+    loops = {"itself": [4], "padding": [4, 4, 4, 4], "loops of two": [4, 4, 5, 4]}.get(kind, [])
+    return torch.cat([edges, torch.tensor([loops, loops]).long()], 1), torch.cat([r, r[:1].expand(len(loops))])
 
 
 def gradients(model: nn.Module, given: tuple[Tensor, ...]) -> tuple[list[Tensor], list[Tensor]]:
@@ -112,9 +111,19 @@ def kept(step: ipu.CompiledStep) -> tuple[bool, bool]:
     return doubled, len(plan.args) == 7 and plan.args[6]
 
 
-@pytest.mark.parametrize("kind", ["twins", "pairs", "nearly twins", "images", "itself"])
+@pytest.mark.parametrize("kind", ["twins", "pairs", "nearly twins", "images", "itself", "padding", "loops of two"])
 def test_each_edge_has_its_own_gradient_though_it_shares_a_filter_with_its_twin(kind):
     assert kept(assert_as_defined(*case(kind))) == (True, kind != "pairs")
+
+
+@pytest.mark.parametrize(
+    ("kind", "shares"),
+    [("twins", True), ("padding", True), ("nearly twins", False), ("images", False), ("itself", False)],
+)
+def test_filters_are_made_for_half_of_the_edges_where_each_has_a_twin_and_loops_come_in_twos(kind, shares):
+    (src, dst), r = edges_of(kind)
+    plan = torch.ops.popgeo.interaction_plan(src, dst, None, r, NUM_NODES, NUM_NODES, True)
+    assert plan[0] == (len(r) // 2 if shares else len(r))
 
 
 @pytest.mark.parametrize("by", [(True, False), (False, True)])

@@ -1,0 +1,129 @@
+"""A step of dynamics under ASE with compiled models, beside eager ones: a molecule, and a periodic crystal.
+
+    pip install ase vesin schnetpack     # without SchNetPack compiled PaiNN stands beside our eager one alone
+    python benchmarks/dynamics.py
+
+One thread, random weights, time steps so short that nothing breaks, denormal numbers flushed. The eager models of the
+crystal stand in the same calculator, so all find neighbours alike.
+"""
+
+import argparse
+import functools
+import importlib.util
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+import torch_geometric.nn as pyg
+from forces import SchNetPack, processor
+from timing import measure, one_thread
+from torch import Tensor, nn
+
+from popgeo import compile_forward
+from popgeo.command_line import run
+from popgeo.deploy import Calculator
+from popgeo.nn import PaiNN, SchNet
+from popgeo.ops import distance
+
+GOAL_OF_ETHANOL, GOAL_OF_COPPER = 0.8, 4.0  # milliseconds; times as fast as eager
+SCHNET, CUTOFF, TIME_STEP = (64, 64, 3, 25), 5.0, 0.02
+
+
+class Lengths(nn.Module):
+    """An interaction graph for PyG's model: the edges of a calculator."""
+
+    def __init__(self, edge_index: Tensor, edge_shift: Tensor) -> None:
+        super().__init__()
+        self.edge_index, self.edge_shift = edge_index, edge_shift
+
+    def forward(self, pos: Tensor, batch: Tensor) -> tuple[Tensor, Tensor]:
+        return self.edge_index, distance(pos, self.edge_index, None, CUTOFF, self.edge_shift)
+
+
+class PyGsSchNet(nn.Module):
+    """The model of PyG, called as the calculator calls one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.schnet = pyg.SchNet(*SCHNET, CUTOFF)
+
+    def forward(
+        self, z: Tensor, pos: Tensor, batch: Tensor, edge_index: Tensor, *, edge_shift: Tensor, num_graphs: int
+    ) -> Tensor:
+        self.schnet.interaction_graph = Lengths(edge_index, edge_shift)
+        return self.schnet(z, pos, batch)
+
+
+def steps(atoms: Any, calculator: Calculator, count: int, settle: int) -> Callable[[], object]:
+    """A call that takes so many steps, after a few have been taken."""
+    from ase.md.verlet import VelocityVerlet
+
+    atoms.calc = calculator
+    dynamics = VelocityVerlet(atoms, TIME_STEP)
+    dynamics.run(settle)
+    return functools.partial(dynamics.run, count)
+
+
+def print_ethanol(rounds: int) -> None:
+    """A step of ethanol with SchNet, and what of it is the model's."""
+    import ase.build
+
+    atoms, calculator = ase.build.molecule("CH3CH2OH"), Calculator(SchNet(*SCHNET, CUTOFF), compile=compile_forward)
+    ways = {"steps": steps(atoms, calculator, 10, settle=20), "model": lambda: calculator.calculate(atoms)}
+    spent = measure(ways, rounds=rounds)
+    whole, model = 1e2 * spent["steps"], 1e3 * spent["model"]
+    goal = f"goal {GOAL_OF_ETHANOL}: {'met' if whole <= GOAL_OF_ETHANOL else 'missed'}"
+    print(f"  a step of ethanol: {whole:.2f} ms ({goal}), of which ours {model:.2f}, the rest ASE's")
+
+
+def print_copper(repeats: Sequence[int], rounds: int) -> None:
+    """A step of a crystal of copper at 300 K, compiled against eager."""
+    import ase.build
+
+    peer, schnet, painn = PyGsSchNet(), SchNet(*SCHNET, CUTOFF), PaiNN(64, 3, cutoff=CUTOFF)
+    schnet.load_state_dict(peer.schnet.state_dict())
+    calculators = {
+        "PyG's SchNet": Calculator(peer, CUTOFF),
+        "SchNet": Calculator(schnet, compile=compile_forward),
+        "our eager PaiNN": Calculator(painn),
+        "PaiNN": Calculator(painn, compile=compile_forward),
+    }
+    if importlib.util.find_spec("schnetpack") is not None:
+        calculators["SchNetPack's PaiNN"] = Calculator(SchNetPack(64, 3, 20), CUTOFF)
+    ways, energies, crystal = {}, {}, ase.build.bulk("Cu", cubic=True).repeat(repeats)
+    crystal.positions += np.random.default_rng(0).normal(0, 0.05, crystal.positions.shape)
+    for name, calculator in calculators.items():
+        atoms = crystal.copy()
+        ways[name] = steps(atoms, calculator, 3, settle=3)
+        energies[name] = atoms.get_potential_energy() / len(atoms)
+    spent = measure(ways, rounds=rounds)
+    for ours, peers in (("SchNet", "PyG's SchNet"), ("PaiNN", "our eager PaiNN"), ("PaiNN", "SchNetPack's PaiNN")):
+        if peers not in spent:
+            continue
+        of_others = peers.startswith("SchNetPack")  # with weights of its own
+        assert of_others or abs(energies[ours] - energies[peers]) < 1e-4 * abs(energies[peers]), energies
+        ratio = spent[peers] / spent[ours]
+        verdict = f" (goal {GOAL_OF_COPPER:.0f}: {'met' if ratio >= GOAL_OF_COPPER else 'missed'})"
+        print(
+            f"  a step of {len(crystal)} atoms of copper, {ours} compiled: {1e3 * spent[ours] / 3:.2f} ms, "
+            f"{ratio:.2f}x {peers}{'' if peers.startswith('our') else verdict}"
+        )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--quick", action="store_true", help="a small crystal, two rounds")
+    options = parser.parse_args()
+    one_thread()
+    torch.manual_seed(0)
+    torch.set_flush_denormal(True)
+    print(processor())
+    rounds = 2 if options.quick else options.rounds
+    print_ethanol(rounds)
+    print_copper((2, 2, 2) if options.quick else (3, 3, 3), rounds)
+
+
+if __name__ == "__main__":
+    run(main)
