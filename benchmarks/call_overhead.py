@@ -48,7 +48,7 @@ def eager_step(model: nn.Module, optimizer: torch.optim.Optimizer, x: Tensor) ->
 def idle_graphs(call: Callable[[], object]) -> Iterator[None]:
     """Lets the graphs that a call runs do nothing but hand back what they return now."""
     made: dict[Any, tuple[Any, Any]] = {}
-    kinds = [(kind, kind.run) for kind in (GraphRunner, InductorRunner)]
+    kinds: list[tuple[Any, Any]] = [(kind, kind.run) for kind in (GraphRunner, InductorRunner)]
     for kind, runs in kinds:
 
         def note(runner: Any, inputs: Any, runs: Any = runs) -> Any:

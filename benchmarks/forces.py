@@ -91,8 +91,7 @@ class Training(nn.Module):
     def __init__(self, model: nn.Module, targets: tuple[Tensor, Tensor], **known: Any) -> None:
         super().__init__()
         self.model, self.known = model, known
-        self.register_buffer("energies", targets[0])
-        self.register_buffer("forces", targets[1])
+        self.energies, self.forces = (nn.Buffer(target) for target in targets)
 
     def forward(self, z: Tensor, pos: Tensor, batch: Tensor, *edges: Tensor) -> Tensor:
         energy, forces = energy_and_forces(self.model, z, pos, batch, *edges, **self.known)

@@ -38,7 +38,7 @@ def structures(number: int) -> list[Any]:
     from ase.calculators.emt import EMT
     from ase.calculators.singlepoint import SinglePointCalculator
 
-    rng, made = np.random.default_rng(0), []
+    rng, made = np.random.default_rng(0), list[Any]()
     while len(made) < number:
         size = int(rng.integers(2, 61))
         atoms = bulk("Cu", cubic=True).repeat((max(1, size // 16), 2, 2) if size >= 16 else 1)

@@ -82,7 +82,7 @@ class NequIPEpochs(OtherEpochs):
         mapper, neighbours = ChemicalSpeciesToAtomTypeMapper(SYMBOLS), NeighborListTransform(cutoff)
         frames = [neighbours(mapper(from_ase(one))) for one in atoms]
         make = AtomicDataDict.batched_from_list
-        self.ragged = torch.utils.data.DataLoader(frames, batch_size, shuffle=True, collate_fn=make)
+        self.ragged = torch.utils.data.DataLoader(frames, batch_size, shuffle=True, collate_fn=make)  # type: ignore[arg-type]
         self.fixed = fixed_size_loader(frames, cutoff=cutoff, batch_size=batch_size + 1, shuffle=True)
         self.loss_fn, self.first = EnergyForceLoss(), self.model()
 

@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable, Iterator
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import real_data
@@ -121,7 +122,7 @@ def eagerly(graphs: list[Data], batch_size: int, predict: Callable[[Batch], Tens
     return run_all
 
 
-def compiled(graphs: list[Data], batch_size: int, model: nn.Module, **choices: object) -> Callable[[], Tensor]:
+def compiled(graphs: list[Data], batch_size: int, model: nn.Module, **choices: Any) -> Callable[[], Tensor]:
     """All predictions by a new predictor."""
     return lambda: popgeo.Predictor(model, batch_size=batch_size, **choices)(graphs)["out"]
 

@@ -14,7 +14,7 @@ class Lamb(torch.optim.Optimizer):
         super().__init__(params, {"lr": lr})
 
     @torch.no_grad()
-    def step(self, closure: Any = None) -> None:
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
         for group in self.param_groups:
             for weight in group["params"]:
                 if weight.grad is None:
@@ -171,7 +171,7 @@ class ImageLoss(nn.Module):
         return (image.to(torch.float16) - 0.5) * (1 / 255)
 
     def loss(self, x: Tensor, labels: Tensor) -> Tensor:
-        return nn.functional.cross_entropy(self.fc(x.mean((2, 3))), labels)
+        return nn.functional.cross_entropy(self.get_submodule("fc")(x.mean((2, 3))), labels)
 
 
 class ResNet50(ImageLoss):
@@ -186,12 +186,14 @@ class ResNet50(ImageLoss):
             for block in range(blocks):
                 layer.append(Bottleneck(inputs, width, 2 if number > 1 and block == 0 else 1))
                 inputs = 4 * width
-            setattr(self, f"layer{number}", nn.Sequential(*layer))
+            self.add_module(f"layer{number}", nn.Sequential(*layer))
         self.fc = nn.Linear(inputs, 1000)
 
     def forward(self, image: Tensor, labels: Tensor) -> Tensor:
         x = self.stem(self.normalised(image))
-        return self.loss(self.layer4(self.layer3(self.layer2(self.layer1(x)))), labels)
+        for number in range(1, 5):
+            x = self.get_submodule(f"layer{number}")(x)
+        return self.loss(x, labels)
 
     def example(self, batch: int) -> list[Tensor]:
         return [torch.zeros(batch, 3, 224, 224, dtype=torch.uint8), torch.zeros(batch, dtype=torch.long)]

@@ -108,8 +108,9 @@ def plan_of(row: Row) -> Pipeline:
         matmul_proportion=row.proportion, shard_optimizer_state=row.shard, strict=False,
     )  # fmt: skip
     optimizer = row.optimizer(model.parameters())
+    example: Any = model.example
     return ipu.pipeline(
-        model, model.example(row.batch), options, optimizer, stages=row.stages, recompute=row.recompute,
+        model, example(row.batch), options, optimizer, stages=row.stages, recompute=row.recompute,
         serialize=row.serialize, optimizer_off_chip=row.off_chip, overlap_host=row.overlap_host, schedule=row.schedule,
     )  # fmt: skip
 

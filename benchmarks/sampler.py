@@ -16,6 +16,7 @@ import resource
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -49,10 +50,10 @@ class Sizes:
         edges = max(int(in_proportion), int(self.edges.max()))
         return Budget(sizes=(max(self.atoms_of_batch, int(self.atoms.max())), edges), num_graphs=10**9)
 
-    def sampler(self, **choices: object) -> FixedSizeBatchSampler:
+    def sampler(self, **choices: Any) -> FixedSizeBatchSampler:
         nodes, edges = self.budget.sizes
         options = FixedSizeOptions(num_nodes=nodes + 1, num_edges=edges, num_graphs=self.budget.num_graphs)
-        return FixedSizeBatchSampler(self.atoms, self.edges, fixed_size_options=options, **choices)  # type: ignore[arg-type]
+        return FixedSizeBatchSampler(self.atoms, self.edges, fixed_size_options=options, **choices)
 
     def first(self, number: int) -> "Sizes":
         return Sizes(self.atoms[:number], self.edges[:number], self.atoms_of_batch)
@@ -103,7 +104,7 @@ def in_one_order(sizes: Sizes) -> Packs:
 def by_pyg(sizes: Sizes) -> Packs:
     """PyG's own sampler, of nodes."""
     dataset = [Data(num_nodes=atoms) for atoms in sizes.atoms.tolist()]
-    return Packs.from_lists(DynamicBatchSampler(dataset, sizes.budget.sizes[0], shuffle=True))  # type: ignore[arg-type]
+    return Packs.from_lists(DynamicBatchSampler(dataset, sizes.budget.sizes[0], shuffle=True))
 
 
 def largest_first(sizes: Sizes) -> Packs:

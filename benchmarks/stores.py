@@ -61,10 +61,8 @@ def read_rows(path: Path, way: str, seed: int, num_rows: int, limit: int) -> flo
         for i, number in enumerate(numbers.tolist()):
             rows[i] = np.frombuffer(os.pread(handle, 4 * width, header + 4 * width * number), np.float32)
     else:
-        index = torch.from_numpy(numbers)
-        rows = torch.cat(
-            [features.get_tensor(group_name=None, attr_name="x", index=part) for part in index.split(5000)]
-        )
+        parts = torch.from_numpy(numbers).split(5000)
+        rows = torch.cat([features.get_tensor(group_name=None, attr_name="x", index=part) for part in parts]).numpy()
     seconds = time.perf_counter() - start
     assert (np.asarray(rows[:, 0], np.int64) == numbers % 1024).all()
     return seconds
@@ -147,7 +145,6 @@ def epoch(model: torch.nn.Module, batches: Any, seeds: int) -> tuple[float, floa
         waited += time.perf_counter() - asked
         if batch is None:
             break
-        batch = batch["paper"] if isinstance(batch, tuple) else batch
         x, edges = batch["paper"].x, batch["paper", "cites", "paper"].edge_index
         loss = torch.nn.functional.cross_entropy(model(x, edges)[:seeds], batch["paper"].y[:seeds])
         optimizer.zero_grad()

@@ -19,6 +19,7 @@ import argparse
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -72,7 +73,7 @@ class PlainPyG:
     """
 
     def __init__(
-        self, potential: SchNet, learning_rate: Callable[[int], float], batch_size: int, energy_weight: float
+        self, potential: Any, learning_rate: Callable[[int], float], batch_size: int, energy_weight: float
     ) -> None:
         channels = potential.hidden_channels
         self.model = pyg.SchNet(channels, channels, 3, 25, CUTOFF, interaction_graph=KnownEdges())

@@ -159,11 +159,13 @@ def serve_and_ask(options: argparse.Namespace) -> None:
     molecules = [some[i % len(some)] for i in range(options.requests)]
     serve.start(http_options={"host": "127.0.0.1", "port": 8765})
     gathered, alone = (f"http://127.0.0.1:8765/{name}" for name in ("gathered", "alone"))
-    serve.run(Potential.options(num_replicas=options.replicas).bind(1), name="alone", route_prefix="/alone")
+    deployment: Any = Potential
+    replicated = deployment.options(num_replicas=options.replicas)
+    serve.run(replicated.bind(1), name="alone", route_prefix="/alone")
     throughput(alone, molecules[:64], options.clients)
     few, _, _ = throughput(alone, molecules[: max(100, options.requests // 5)], options.clients)
     serve.delete("alone")
-    serve.run(Potential.options(num_replicas=options.replicas).bind(64), name="gathered", route_prefix="/gathered")
+    serve.run(replicated.bind(64), name="gathered", route_prefix="/gathered")
     throughput(gathered, molecules[:64], options.clients)
     many, late, _ = throughput(gathered, molecules, options.clients)
     print(f"{options.clients} clients: {many:,.0f} requests/s gathered, {few:,.0f} one by one: {many / few:.1f}x")

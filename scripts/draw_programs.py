@@ -223,9 +223,9 @@ def draw(seed: int, situations: bool = True) -> Program:
     for _ in range(60):
         if len(statements) == chance.randint(5, 14):
             break
-        line = _statement(chance, scope, len(scope))
-        if line is not None and _runs(line, env, scope):
-            statements.append(line)
+        drawn = _statement(chance, scope, len(scope))
+        if drawn is not None and _runs(drawn, env, scope):
+            statements.append(drawn)
     made = [name for name in scope if name.startswith("v")]
     results = tuple(sorted(chance.sample(made, min(len(made), chance.randint(1, 4)))))
     program = Program(tuple(statements), results)

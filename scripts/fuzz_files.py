@@ -50,7 +50,7 @@ def work(args: argparse.Namespace) -> None:
     def watch(event: str, given: tuple[Any, ...]) -> None:
         if not watched[0]:
             return
-        writes = event == "open" and isinstance(given[1], str) and set(given[1]) & set("wax+")
+        writes = event == "open" and isinstance(given[1], str) and not set("wax+").isdisjoint(given[1])
         if event == "open" and given[1] is None:
             writes = bool(given[2] & (os.O_WRONLY | os.O_RDWR))
         if event in STARTS or (writes and not str(given[0]).startswith(allowed) and not isinstance(given[0], int)):

@@ -115,7 +115,8 @@ def alarms(draw: random.Random, longest: float) -> Iterator[Callable[[], None]]:
 def forward(draw: random.Random, folder: Path) -> None:
     """Threads share a compiled forward pass."""
     model = Net()
-    step: Any = draw.choice([compile_forward, inference_model])(model)
+    compiles: Any = draw.choice([compile_forward, inference_model])
+    step = compiles(model)
     num_rows = draw.choice([1, 8, 64])
     given = [torch.full((num_rows, 24), float(index)) for index in range(4)]
     expected = [model(x).detach() for x in given]
@@ -293,7 +294,7 @@ def fuzz(args: argparse.Namespace) -> Counter[tuple[str, str]]:
             if not args.cases and args.only is None and time.monotonic() > end:
                 break
             kind = kinds[number % len(kinds)]
-            faulthandler.dump_traceback_later(SECONDS, exit=True, file=sys.__stderr__)
+            faulthandler.dump_traceback_later(SECONDS, exit=True, file=2)
             outcome, why = run(kind, random.Random(f"{args.seed} {number}"), folder)
             counts[kind, outcome] += 1
             if outcome not in ("right", "clear") or args.only is not None:

@@ -90,7 +90,8 @@ class Loss(nn.Module):
     def forward(self, **batch: Any) -> Tensor:
         made = [part for part in tree_leaves(self.line(**batch)) if isinstance(part, Tensor)]
         parts = [part for part in made if part.is_floating_point() and part.requires_grad]
-        return sum(((p * torch.linspace(-1, 1, p.numel()).view(p.shape)).sum() + p.square().mean()) for p in parts)
+        uneven = [(p * torch.linspace(-1, 1, p.numel()).view(p.shape)).sum() + p.square().mean() for p in parts]
+        return torch.stack(uneven).sum()
 
 
 @contextlib.contextmanager
@@ -180,7 +181,8 @@ def lines(only: list[str] | None = None) -> Iterator[tuple[str, str, str]]:
     for text in LINES:
         if text.strip() and not text.startswith("#"):
             made, _, called = (part.strip() for part in text.partition("|"))
-            name = re.match(r"(?:lambda[^:]*: *)?(\w+)", made).group(1)
+            name = re.sub(r"^lambda[^:]*: *", "", made)
+            name = re.split(r"\W", name)[0]
             if not only or name in only:
                 yield name, made, called
 
