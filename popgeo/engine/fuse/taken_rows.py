@@ -59,9 +59,10 @@ def _parts(uses: DefUse, v: int) -> list[_Part]:
     beside = uses.maker(v, "aten.cat.default")
     is_beside = beside is not None and (*beside.args, 0)[1] in (-1, len(values[v].shape) - 1)
     parts = [_part(uses, part) for part in (map(ref, beside.args[0]) if beside is not None and is_beside else (v,))]
-    is_whole = sum(part.width for part in parts) == shape[-1] and math.prod(shape) >= LEAST_PRODUCT
+    if sum(part.width for part in parts) != shape[-1] or math.prod(shape) < LEAST_PRODUCT:
+        return []
     cost = sum(part.width * values[part.rows].shape[0] for part in parts)
-    return parts if is_whole and 5 * cost < 4 * math.prod(shape) else []
+    return parts if 5 * cost < 4 * math.prod(shape) else []
 
 
 def _part(uses: DefUse, v: int) -> _Part:
@@ -79,9 +80,11 @@ def _part(uses: DefUse, v: int) -> _Part:
 def _product_of_sums(uses: DefUse, op: Op) -> Instead | None:
     values, (base, summed), (made,) = uses.graph.values, map(ref, op.args[::3]), op.makes()
     shape, sizes = values[summed].shape, values[made].shape
-    by_rows = op.args[1] in (0, -len(shape)) and op.kwargs.get("alpha", 1) == 1 and 5 * sizes[0] <= 4 * shape[0]
+    if values[summed].numel < LEAST_PRODUCT or not sizes or 5 * sizes[0] > 4 * shape[0] or not is_zero(uses, base):
+        return None
+    by_rows = op.args[1] in (0, -len(shape)) and op.kwargs.get("alpha", 1) == 1
     index = rows_of(uses, op, shape) if by_rows else None
-    if index is None or not is_zero(uses, base) or values[summed].numel < LEAST_PRODUCT:
+    if index is None:
         return None
     cut = uses.maker(uses.shown(summed), "aten.slice.Tensor")
     v = uses.shown(summed if cut is None else ref(cut.args[0]))
@@ -94,6 +97,8 @@ def _product_of_sums(uses: DefUse, op: Op) -> Instead | None:
     if not is_columns or last - first != math.prod(shape[1:]):
         return None
     grad, weight = map(ref, product.args)
+    if _parts(uses, grad):  # it is of few rows already; and many equal rows, summed first, would lose digits
+        return None
     return partial(product_of_sums, columns=(first, last), sizes=sizes), (grad, weight, index), (first, last, sizes)
 
 

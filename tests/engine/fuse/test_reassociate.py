@@ -149,3 +149,63 @@ def test_rows_of_a_table_larger_than_its_use_are_taken_first():
     x, index = torch.randn(10_000, WIDTH), torch.arange(3000)
     runs = fuse(capture(first_rows, bind(first_rows, x, index)).graph)
     assert [runs.values[op.makes()[0]].shape for op in runs.ops if "mm" in op.target] == [(3000, WIDTH)]
+
+
+def gradients(model: nn.Module, inputs: tuple[Tensor, ...], is_compiled: bool) -> Tensor:
+    """Of all weights, as one update writes them."""
+    model = copy.deepcopy(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    before = [parameter.detach().clone() for parameter in model.parameters()]
+    if is_compiled:
+        compile_step(model, optimizer, inputs)(*inputs)
+    else:
+        model(*inputs).backward()
+        optimizer.step()
+    pairs = zip(before, model.parameters(), strict=True)
+    return torch.cat([(old - new.detach()).double().flatten() for old, new in pairs])
+
+
+class LinearMessages(nn.Module):
+    """Messages whose gradients are those of the nodes that take them, all of one row where there is one node."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.before, self.layer = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+        for parameter in self.parameters():  # updates of a weight of 0 show all digits of its gradient
+            nn.init.zeros_(parameter) if parameter.dim() == 1 else None
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        (source, target), made = edge_index, self.before(x)
+        return torch.zeros_like(made).index_add(0, target, self.layer(made[source])).square().mean()
+
+
+@pytest.mark.parametrize("num_nodes", [1, 2, 7])
+def test_many_edges_of_few_nodes_lose_no_digits(num_nodes):
+    model, inputs = LinearMessages(), (torch.randn(num_nodes, WIDTH), torch.randint(num_nodes, (2, 4000)))
+    right = gradients(copy.deepcopy(model).double(), (inputs[0].double(), inputs[1]), is_compiled=False)
+    eager, ours = ((gradients(model, inputs, is_compiled) - right).norm() for is_compiled in (False, True))
+    assert ours <= 2 * eager
+
+
+def test_gradients_of_one_number_are_left_alone():
+    layers = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, 1))
+
+    class Total(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = layers
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.layers(x).sum()
+
+    model, inputs = Total(), (torch.randn(1, WIDTH),)
+    torch.testing.assert_close(gradients(model, inputs, True), gradients(model, inputs, False), rtol=1e-4, atol=1e-6)
+
+
+def test_a_sum_of_one_number_is_left_alone():
+    class Total(nn.Module):
+        def forward(self, x: Tensor, index: Tensor) -> Tensor:
+            return x.new_zeros(()).index_add(0, index, x.sum())
+
+    inputs = torch.randn(NODES, WIDTH), torch.zeros(1, dtype=torch.long)
+    torch.testing.assert_close(compile_forward(Total(), inputs)(*inputs), inputs[0].sum())
