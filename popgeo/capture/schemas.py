@@ -20,6 +20,9 @@ VIEWS_IN_PLACE = {
     "aten.detach_.default": "aten.detach.default",
 }
 
+# Zeros that torch keeps without memory, such as the gradient of a sign; a graph's values lie in memory.
+_IN_MEMORY = {"aten._efficientzerotensor.default": "aten.zeros.default"}
+
 # These change running statistics without saying so in their schema: positions of the arguments, and of the flag.
 _HIDDEN_WRITES = {"aten.native_batch_norm.default": ((3, 4), 5), "aten.cudnn_batch_norm.default": ((3, 4), 5)}
 
@@ -28,7 +31,8 @@ _HIDDEN_WRITES = {"aten.native_batch_norm.default": ((3, 4), 5), "aten.cudnn_bat
 def target(func: Any) -> str:
     """The name of an operation in an `OpGraph`."""
     namespace, name = func._schema.name.split("::")
-    return f"{namespace}.{name}.{func._overloadname}"
+    name = f"{namespace}.{name}.{func._overloadname}"
+    return _IN_MEMORY.get(name, name)
 
 
 @functools.cache

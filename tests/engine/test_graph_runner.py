@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from popgeo import compile_step
 from popgeo.capture.capture import bind, capture
 from popgeo.capture.held_state import module_state
 from popgeo.capture.op_graph import Input, Number, Op, OpGraph, Ref, Role, Value
@@ -156,3 +157,20 @@ def test_numbers_that_are_given_anew_count_from_the_next_run_on():
     assert runner.run([x])[0].tolist() == [3, 7]
     runner.set_numbers([10.0, 5.0])
     assert runner.run([x])[0].tolist() == [15, 25]
+
+
+def test_gradients_that_torch_keeps_without_memory_are_zeros():
+    class Signs(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(4, 6))
+
+        def forward(self, x: Tensor) -> Tensor:
+            scaled = x * self.weight
+            signs = scaled.movedim(0, -1).sgn()  # whose gradient is zero; seen after a view like its own
+            return torch.ones(6, 4).movedim(0, -1).sum() + scaled.tanh().sum() + signs.square().mean()
+
+    model, x = Signs(), torch.linspace(-1, 1, 24).view(4, 6)
+    expected = model.weight.detach() - 0.1 * x * (1 - x.tanh().square())
+    compile_step(model, torch.optim.SGD(model.parameters(), lr=0.1))(x)
+    torch.testing.assert_close(model.weight.detach(), expected)
