@@ -21,7 +21,7 @@ from popgeo.capture import dynamic_shapes, known_values, model_lines
 from popgeo.capture.dynamic_shapes import Problem
 from popgeo.capture.op_graph import BlockMark, Op, OpGraph
 from popgeo.capture.page import Page
-from popgeo.capture.schemas import VIEWS_IN_PLACE, makes_tensors, target, written_by
+from popgeo.capture.schemas import IN_MEMORY, VIEWS_IN_PLACE, makes_tensors, target, written_by
 
 
 class Recorder(TorchDispatchMode):
@@ -121,6 +121,7 @@ class Recorder(TorchDispatchMode):
         keywords = dict(kwargs or {})
         if self._paused:
             return func(*args, **keywords)
+        func = IN_MEMORY.get(func, func)
         if dynamic_shapes.is_dynamic(func, args, keywords):
             result = self._known(func, args, keywords)
         elif not makes_tensors(func) and not any(isinstance(arg, FakeTensor) for arg in args):

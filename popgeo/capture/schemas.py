@@ -4,6 +4,7 @@ import functools
 from collections.abc import Mapping
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from popgeo.capture.op_graph import Op, overload
@@ -20,8 +21,9 @@ VIEWS_IN_PLACE = {
     "aten.detach_.default": "aten.detach.default",
 }
 
-# Zeros that torch keeps without memory, such as the gradient of a sign; a graph's values lie in memory.
-_IN_MEMORY = {"aten._efficientzerotensor.default": "aten.zeros.default"}
+# Zeros that torch keeps without memory, such as the gradient of `sgn`. A graph's values lie in memory, and views of a
+# stand-in for such zeros come out on another device.
+IN_MEMORY = {torch.ops.aten._efficientzerotensor.default: torch.ops.aten.zeros.default}
 
 # These change running statistics without saying so in their schema: positions of the arguments, and of the flag.
 _HIDDEN_WRITES = {"aten.native_batch_norm.default": ((3, 4), 5), "aten.cudnn_batch_norm.default": ((3, 4), 5)}
@@ -31,8 +33,7 @@ _HIDDEN_WRITES = {"aten.native_batch_norm.default": ((3, 4), 5), "aten.cudnn_bat
 def target(func: Any) -> str:
     """The name of an operation in an `OpGraph`."""
     namespace, name = func._schema.name.split("::")
-    name = f"{namespace}.{name}.{func._overloadname}"
-    return _IN_MEMORY.get(name, name)
+    return f"{namespace}.{name}.{func._overloadname}"
 
 
 @functools.cache

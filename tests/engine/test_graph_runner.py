@@ -174,3 +174,18 @@ def test_gradients_that_torch_keeps_without_memory_are_zeros():
     expected = model.weight.detach() - 0.1 * x * (1 - x.tanh().square())
     compile_step(model, torch.optim.SGD(model.parameters(), lr=0.1))(x)
     torch.testing.assert_close(model.weight.detach(), expected)
+
+
+def test_gradients_without_memory_go_through_products():
+    class Signs(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(4, 6))
+
+        def forward(self, x: Tensor) -> Tensor:
+            signs = torch.einsum("ij,kj->ik", x * self.weight, x).sgn()
+            return self.weight.sum() + signs.sum()
+
+    model, x = Signs(), torch.rand(4, 6)
+    compile_step(model, torch.optim.SGD(model.parameters(), lr=0.1))(x)
+    torch.testing.assert_close(model.weight.detach(), torch.full((4, 6), 0.9))
