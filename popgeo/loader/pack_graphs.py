@@ -1,5 +1,6 @@
 """Which graphs share a batch: the graphs of an epoch, put together by a strategy."""
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -7,6 +8,7 @@ from functools import partial
 import numpy as np
 import torch
 
+from popgeo.data.axes import Level
 from popgeo.data.cut import check_fits
 from popgeo.data.fixed_size_options import FixedSizeOptions
 from popgeo.data.flat_store import why_not_flat
@@ -69,6 +71,23 @@ class GraphPacker(Packer):
             over_size_strategy=self.over_size_strategy,
             drop_last=self.drop_last,
         )
+
+    def warn_of_sizes(self) -> None:
+        """Tells of sizes that batches of equally many graphs will not fit, before an epoch is under way."""
+        refuses = self.strategy is FixedSizeStrategy.PadToMax and self.over_size_strategy is OverSizeStrategy.Error
+        if not refuses or not self.opened.sizes.are_known:
+            return
+        sizes, count = self.opened.sizes.values, self.options.num_graphs - 1
+        needed, limits = sizes.sum(0) / max(len(sizes), 1) * count, self.options.limits(self.opened.store.size_axes)
+        if len(sizes) >= count and (needed > limits).any():
+            axis = int((needed > limits).argmax())
+            rows = "nodes" if self.opened.store.size_axes[axis].level is Level.NODE else "edges"
+            warnings.warn(
+                f"{count} graphs of the mean size have {needed[axis]:.0f} {rows}, and batches of these sizes have room "
+                f"for {limits[axis]}: PadToMax, which counts graphs alone, will be refused. Sizes of tune go with "
+                f"fixed_size_strategy='Window'.",
+                stacklevel=4,
+            )
 
     def check(self, packs: Packs) -> None:
         """Refuses a batch, perhaps a sampler's, that is too large and may not be trimmed, and a changed dataset."""

@@ -23,8 +23,10 @@ def test_skipping_leaves_out_what_cannot_fit_and_counts_it():
 
 def test_skipping_works_for_pad_to_max_too():
     settings = {"strategy": FixedSizeStrategy.PadToMax, "fixed_size_options": FixedSizeOptions(15, 40, 6)}
+    with pytest.warns(UserWarning, match="room for 14"):
+        refused = loader_of(**settings)
     with pytest.raises(ValueError, match=r"Batch has 20 nodes, FixedSizeOptions.num_nodes is 15 with one kept"):
-        len(loader_of(**settings))
+        len(refused)
     loader = loader_of(**settings, over_size_strategy="Skip")
     num_skipped = loader.num_skipped
     kept = seeds(loader)
@@ -56,12 +58,15 @@ def test_heterogeneous_budgets_hold_for_each_type():
 
 
 def test_a_loader_that_cannot_load_still_says_what_it_is():
-    loader = FixedSizeDataLoader(GRAPHS, num_nodes=2, num_edges=0, batch_size=3)
+    with pytest.warns(UserWarning, match="2 graphs of the mean size"):
+        loader = FixedSizeDataLoader(GRAPHS, num_nodes=2, num_edges=0, batch_size=3)
     assert repr(loader).startswith("FixedSizeDataLoader(40 graphs; no batches: Graph ")
 
 
 def test_sizes_for_full_batches_in_batches_of_equal_number_are_told_the_strategy_that_fills_them():
     sizes = FixedSizeOptions.tune(GRAPHS, target_graphs=5)
+    with pytest.warns(UserWarning, match="of the mean size have .* have room for .*fixed_size_strategy='Window'"):
+        loader = loader_of(fixed_size_options=sizes, strategy=FixedSizeStrategy.PadToMax)
     with pytest.raises(ValueError, match=r"too many.* Sizes of tune go with fixed_size_strategy='Window'"):
-        len(loader_of(fixed_size_options=sizes, strategy=FixedSizeStrategy.PadToMax))
+        len(loader)
     assert len(loader_of(fixed_size_options=sizes, strategy=FixedSizeStrategy.Window)) > 0
