@@ -18,7 +18,7 @@ demo: $(RUNS) ## train SchNet on the bundled molecules and show how it went
 	$(RUN) -m popgeo
 
 test: $(DONE) ## run every test
-	@echo "popgeo: running the tests (about 10 minutes on 2 cores)"
+	@echo "popgeo: running the tests (5 to 10 minutes on 2 cores)"
 	$(RUN) -m pytest -q -n 2 --dist worksteal
 
 check: $(DONE) ## formatting, lint, types, tests

@@ -20,6 +20,7 @@ from torch.overrides import TorchFunctionMode
 from torch_geometric.data import Batch, Data
 
 from popgeo.data.masks import MASKS
+from popgeo.potentials.edge_pairs import OnceForEachPair, note_opposite_edges, pairs_of_batch
 from popgeo.potentials.evaluator import Evaluator, places_in, with_unit_shift
 from popgeo.potentials.padding import PotentialLoader, Structures, slots_per_real
 from popgeo.potentials.tensor_product import SumOfProducts
@@ -37,7 +38,7 @@ _OF_STRUCTURES = (
     *("total_spin", "rcell", "volume", "fermi_level", "external_field"),
     *(f"{name}_weight" for name in ("energy", "forces", "stress", "virials", "dipole", "charges", "polarizability")),
 )
-_LEVELS = {**dict.fromkeys(_OF_ATOMS, "node"), **dict.fromkeys(_OF_STRUCTURES, "graph")}
+_LEVELS = {"opposite": "edge", **dict.fromkeys(_OF_ATOMS, "node"), **dict.fromkeys(_OF_STRUCTURES, "graph")}
 _CELLS = ("cell", "rcell")
 _ARGUMENTS = {"forces": "compute_force", "virials": "compute_virials", "stress": "compute_stress"}
 _MEANS = {
@@ -52,8 +53,9 @@ _MEANS = {
 def fixed_size_loader(items: Any, *, cutoff: float | None = None, **kwargs: Any) -> PotentialLoader:
     """Loads MACE's `AtomicData` in MACE's own batches, all of one shape; see `PotentialLoader` for what it takes.
 
-    The batches are those of MACE's `DataLoader`, with `nodes_mask`, `edges_mask` and `graphs_mask`. In padding `weight`
-    and every other weight is 0; `energy_weight`, `stress_weight`, `virials_weight` and `forces_weight` of real
+    The batches are those of MACE's `DataLoader`, with `nodes_mask`, `edges_mask` and `graphs_mask`. Those of a list
+    also say which edges are opposite (`edge_pairs.py`): `in_one_pass` makes their weights once. In padding `weight` and
+    every other weight is 0; `energy_weight`, `stress_weight`, `virials_weight` and `forces_weight` of real
     structures are multiplied by slots per real row, so that MACE's weighted losses, unchanged, are means over what is
     real. Losses that are not proportional to these weights (Huber, L1L2, dipoles) need `OverReal`, which takes all.
 
@@ -69,6 +71,7 @@ def fixed_size_loader(items: Any, *, cutoff: float | None = None, **kwargs: Any)
     """
     num_species = Structures(items, _checked)[0].node_attrs.shape[1]
     graphs = Structures(items, partial(as_graph, num_species=num_species)).in_memory()
+    note_opposite_edges(graphs)
     if cutoff is None:
         cutoff = max([1.0, *(_longest(graphs[number]) for number in range(min(len(graphs), 100)))])
     else:
@@ -127,6 +130,8 @@ def as_batch(batch: Batch, *, num_species: int) -> Any:
     fields = dict(batch.to_dict())
     for name, ours in _RENAMED.items():
         fields[name] = fields.pop(ours)
+    if (opposite := fields.pop("opposite", None)) is not None:
+        fields |= pairs_of_batch(opposite, batch)
     fields["node_attrs"] = torch.eye(num_species, dtype=batch.pos.dtype, device=batch.pos.device)[fields.pop("z")]
     padding = ~batch.graphs_mask
     if "volume" in fields:
@@ -270,13 +275,19 @@ def in_one_pass(model: nn.Module) -> nn.Module:
     """A model of MACE whose convolutions gather, multiply and sum in one pass, with the weights and results it had.
 
     The model itself is changed, and returned; its `state_dict` has the names it had. It trains, in eager mode, too.
+    Where a batch says which edges are opposite, the network that gives edges their weights runs on one of each two.
 
     Raises:
         ValueError: a convolution is no weighted product by channels, as with cuEquivariance or OpenEquivariance.
     """
-    for block in model.interactions:  # type: ignore[union-attr]  # every model of MACE has them
-        if not isinstance(block.conv_tp, _Convolution):
-            block.conv_tp, block.conv_fusion = _Convolution(block.conv_tp), True
+    blocks: Any = model.interactions  # every model of MACE has them
+    new = [block for block in blocks if not isinstance(block.conv_tp, _Convolution)]
+    once = OnceForEachPair(model) if new else None
+    for block in new:
+        block.conv_tp, block.conv_fusion = _Convolution(block.conv_tp), True
+        radial = getattr(block.conv_tp_weights, "hs", [0])[0]  # others take what their ends are, too
+        if once is not None and radial == block.edge_feats_irreps.num_irreps:
+            once.add(block.conv_tp_weights)
     return model
 
 
