@@ -1,12 +1,8 @@
 """Opposite edges have one length, so what a model makes of lengths alone is made once for both.
 
 In a list of neighbours that holds each pair in both directions, half of the work on distances, the radial network that
-gives an edge its weights above all, is done twice. A batch says which edges are a pair:
-
-    edge_of_pair  [ceil(E / 2)]  the first of the two, by its row
-    pair_of_edge  [E]            the pair that an edge belongs to
-
-Padding edges, which are all as long, are pairs of neighbours in their order.
+gives an edge its weights above all, is done twice. A batch says in `opposite_edge` [E] which edge joins the same atoms
+the other way; padding edges, which are all as long, stand for one another two by two.
 """
 
 from collections.abc import Mapping
@@ -18,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch_geometric.data import Batch, Data
 
-NAMES = ("edge_of_pair", "pair_of_edge")
+OPPOSITE = "opposite_edge"
 
 
 def opposite_edges(graph: Data) -> Tensor | None:
@@ -36,7 +32,7 @@ def opposite_edges(graph: Data) -> Tensor | None:
         [1, 0, 3, 2]
     """
     ends = graph.edge_index.cpu().numpy()
-    cells = graph.unit_shift.round().long().cpu().numpy().T
+    cells = graph.unit_shift.round().long().cpu().numpy().T if "unit_shift" in graph else np.zeros_like(ends[:1])
     there, back = np.lexsort((*cells, *ends)), np.lexsort((*-cells, *ends[::-1]))
     same = (ends[:, there] == ends[::-1, back]).all() and (cells[:, there] == -cells[:, back]).all()
     if not same or (there == back).any():
@@ -47,41 +43,40 @@ def opposite_edges(graph: Data) -> Tensor | None:
 
 
 def note_opposite_edges(graphs: Any) -> None:
-    """Gives each structure of a list its `opposite` edges, if every edge of all of them has one."""
+    """Gives each structure of a list its `opposite_edge`, if every edge of all of them has one."""
     found = [opposite_edges(graph) for graph in graphs] if isinstance(graphs, list) else [None]
     if all(opposite is not None for opposite in found):
         for graph, opposite in zip(graphs, found, strict=True):
-            graph.opposite = opposite
+            graph[OPPOSITE] = opposite
 
 
-def pairs_of_batch(opposite: Tensor, batch: Batch) -> dict[str, Tensor]:
-    """What a batch says of its pairs, by the names above.
+def opposite_in_batch(batch: Batch) -> dict[str, Tensor]:
+    """The `opposite_edge` of a batch by its name, counted from the first edge of the batch; nothing where it has none.
 
     Args:
-        opposite: Of each edge, counted from the first edge of its structure; anything for padding. int64 [E]
-        batch: With `edge_index`, `batch`, `edges_mask`; the edges of a structure lie beside one another, padding last.
+        batch: With `opposite_edge` counted from the first edge of each structure, and anything for padding; the edges
+            of a structure lie beside one another, padding last.
     """
-    owner, edge = batch.batch[batch.edge_index[0]], torch.arange(len(opposite), device=opposite.device)
-    counts = torch.zeros_like(batch.ptr).index_add(0, owner, torch.ones_like(batch.ptr[:1]).expand(len(owner)))
-    place = edge - batch.edges_mask.sum()  # of padding
-    beside = (edge + 1 - 2 * (place % 2)).clamp(max=len(edge) - 1)
-    other = torch.where(batch.edges_mask, opposite + (counts.cumsum(0) - counts)[owner], beside)
-    is_first = edge <= other
-    rank = is_first.cumsum(0) - 1
-    return {"edge_of_pair": edge[is_first], "pair_of_edge": rank[torch.minimum(edge, other)]}
+    if OPPOSITE not in batch:
+        return {}
+    owner, edge = batch.batch[batch.edge_index[0]], torch.arange(len(batch[OPPOSITE]), device=batch.ptr.device)
+    counts = torch.zeros_like(batch.ptr).index_add(0, owner, torch.ones_like(owner))
+    is_odd = (edge - batch.edges_mask.sum()) % 2  # of padding
+    beside = (edge + 1 - 2 * is_odd).clamp(max=len(edge) - 1)
+    return {OPPOSITE: torch.where(batch.edges_mask, batch[OPPOSITE] + (counts.cumsum(0) - counts)[owner], beside)}
 
 
 class OnceForEachPair:
     """Lets parts of a model, which make rows of edges out of such rows, run on one edge of each pair.
 
-    Their parameters and the names of these stay. A batch that does not say its pairs is taken edge by edge.
+    Their parameters and the names of these stay. A batch without `opposite_edge` is taken edge by edge.
 
     Args:
-        model: Called with a mapping that has what a batch says of its pairs.
+        model: Called with a mapping that has the batch's fields.
     """
 
     def __init__(self, model: nn.Module) -> None:
-        self._pairs: list[Any] = [None, None]
+        self._pairs: list[Any] = [None, None]  # the first edge of each pair, and the pair of each edge
         model.register_forward_pre_hook(partial(_note, self._pairs))
 
     def add(self, part: nn.Module) -> None:
@@ -91,7 +86,16 @@ class OnceForEachPair:
 
 
 def _note(pairs: list[Any], _model: nn.Module, args: tuple[Mapping[str, Any], ...]) -> None:
-    pairs[:] = (args[0].get(name) if args else None for name in NAMES)
+    opposite = args[0].get(OPPOSITE) if args else None
+    if opposite is None:
+        pairs[:] = None, None
+        return
+    edge, num_pairs = torch.arange(len(opposite), device=opposite.device), (len(opposite) + 1) // 2
+    is_first = edge <= opposite
+    rank = is_first.cumsum(0) - 1
+    place = torch.where(is_first, rank, num_pairs)  # behind the last pair for those that are no first ones
+    pairs[0] = edge.new_zeros(num_pairs + 1).scatter(0, place, edge)[:num_pairs]
+    pairs[1] = rank[torch.minimum(edge, opposite)]
 
 
 def _take(pairs: list[Any], _part: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:

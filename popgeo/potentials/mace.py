@@ -20,7 +20,7 @@ from torch.overrides import TorchFunctionMode
 from torch_geometric.data import Batch, Data
 
 from popgeo.data.masks import MASKS
-from popgeo.potentials.edge_pairs import OnceForEachPair, note_opposite_edges, pairs_of_batch
+from popgeo.potentials.edge_pairs import OPPOSITE, OnceForEachPair, note_opposite_edges, opposite_in_batch
 from popgeo.potentials.evaluator import Evaluator, places_in, with_unit_shift
 from popgeo.potentials.padding import PotentialLoader, Structures, slots_per_real
 from popgeo.potentials.tensor_product import SumOfProducts
@@ -38,7 +38,7 @@ _OF_STRUCTURES = (
     *("total_spin", "rcell", "volume", "fermi_level", "external_field"),
     *(f"{name}_weight" for name in ("energy", "forces", "stress", "virials", "dipole", "charges", "polarizability")),
 )
-_LEVELS = {"opposite": "edge", **dict.fromkeys(_OF_ATOMS, "node"), **dict.fromkeys(_OF_STRUCTURES, "graph")}
+_LEVELS = {OPPOSITE: "edge", **dict.fromkeys(_OF_ATOMS, "node"), **dict.fromkeys(_OF_STRUCTURES, "graph")}
 _CELLS = ("cell", "rcell")
 _ARGUMENTS = {"forces": "compute_force", "virials": "compute_virials", "stress": "compute_stress"}
 _MEANS = {
@@ -130,8 +130,7 @@ def as_batch(batch: Batch, *, num_species: int) -> Any:
     fields = dict(batch.to_dict())
     for name, ours in _RENAMED.items():
         fields[name] = fields.pop(ours)
-    if (opposite := fields.pop("opposite", None)) is not None:
-        fields |= pairs_of_batch(opposite, batch)
+    fields |= opposite_in_batch(batch)
     fields["node_attrs"] = torch.eye(num_species, dtype=batch.pos.dtype, device=batch.pos.device)[fields.pop("z")]
     padding = ~batch.graphs_mask
     if "volume" in fields:
@@ -282,12 +281,13 @@ def in_one_pass(model: nn.Module) -> nn.Module:
     """
     blocks: Any = model.interactions  # every model of MACE has them
     new = [block for block in blocks if not isinstance(block.conv_tp, _Convolution)]
-    once = OnceForEachPair(model) if new else None
     for block in new:
         block.conv_tp, block.conv_fusion = _Convolution(block.conv_tp), True
-        radial = getattr(block.conv_tp_weights, "hs", [0])[0]  # others take what their ends are, too
-        if once is not None and radial == block.edge_feats_irreps.num_irreps:
-            once.add(block.conv_tp_weights)
+    if new:
+        once = OnceForEachPair(model)
+        for block in new:  # in some the weights depend on what the ends of an edge are, too
+            if getattr(block.conv_tp_weights, "hs", [0])[0] == block.edge_feats_irreps.num_irreps:
+                once.add(block.conv_tp_weights)
     return model
 
 

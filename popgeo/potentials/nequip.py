@@ -29,6 +29,7 @@ from torch.utils.data import DataLoader
 from torch_geometric.data import Batch, Data
 
 from popgeo.data.masks import MASKS
+from popgeo.potentials.edge_pairs import OPPOSITE, OnceForEachPair, note_opposite_edges, opposite_in_batch
 from popgeo.potentials.evaluator import Evaluator, places_in, with_unit_shift
 from popgeo.potentials.padding import PotentialLoader, Structures, unpad_outputs
 from popgeo.potentials.tensor_product import SumOfProducts
@@ -45,6 +46,7 @@ except ImportError as error:
 
 # NequIP takes apart, and moves, batches whose every field it knows the level of.
 register_fields(**{f"{level.name.lower()}_fields": [name] for level, name in MASKS.items()})
+register_fields(edge_fields=[OPPOSITE], long_fields=[OPPOSITE])
 
 _RENAMED = {"atom_types": "z", "edge_cell_shift": "unit_shift"}
 _MADE = (AtomicDataDict.BATCH_KEY, AtomicDataDict.NUM_NODES_KEY)
@@ -65,7 +67,8 @@ def fixed_size_loader(
 ) -> Any:
     """Loads NequIP's frames in its own batches, all of one shape; see `PotentialLoader` for what it takes.
 
-    The batches are those of `AtomicDataDict.batched_from_list`, with `nodes_mask`, `edges_mask` and `graphs_mask`.
+    The batches are those of `AtomicDataDict.batched_from_list`, with `nodes_mask`, `edges_mask` and `graphs_mask`, and
+    with `opposite_edge` (`edge_pairs.py`) where the dataset is read once.
 
     Args:
         dataset: A dataset of NequIP, or a list of frames (`AtomicDataDict`), with neighbour lists and types.
@@ -96,7 +99,8 @@ def fixed_size_loader(
     check_edges(structures, cutoff)
     if generator is not None:
         kwargs.setdefault("seed", generator.initial_seed())
-    levels = {_RENAMED.get(name, name): get_field_type(name) for name in names if name != "edge_index"}
+    note_opposite_edges(structures)
+    levels = {_RENAMED.get(name, name): get_field_type(name) for name in {*names, OPPOSITE} if name != "edge_index"}
     return PotentialLoader(structures, as_batch, cutoff=cutoff, species=0, levels=levels, **kwargs)
 
 
@@ -148,7 +152,7 @@ def _check_types(frame: Mapping[str, Tensor], type_names: Sequence[str]) -> None
 
 def as_batch(batch: Batch) -> dict[str, Tensor]:
     """NequIP's batch of one that keeps the contract of `popgeo.potentials.padding`."""
-    fields = dict(batch.to_dict())
+    fields = {**batch.to_dict(), **opposite_in_batch(batch)}
     for name, ours in _RENAMED.items():
         if ours in fields:
             fields[name] = fields.pop(ours)
@@ -235,14 +239,21 @@ def in_one_pass(model: nn.Module) -> nn.Module:
     """A model of NequIP whose convolutions gather, multiply and sum in one pass, with the weights and results it had.
 
     The model itself is changed, and returned; its `state_dict` has the names it had. It trains, in eager mode, too.
+    Where a batch says which edges are opposite, the network that gives edges their weights runs on one of each two,
+    unless cutoffs depend on which species an edge begins and ends at.
 
     Raises:
         ValueError: a convolution is no weighted product by channels.
     """
-    for block in list(model.modules()):
-        plain: Any = getattr(block, "tp_scatter", None)
-        if type(plain) is TensorProductScatter:
-            block.tp_scatter = _Convolution(plain.tp)
+    parts = list(model.modules())
+    blocks: list[Any] = [one for one in parts if type(getattr(one, "tp_scatter", None)) is TensorProductScatter]
+    once = (
+        OnceForEachPair(model) if blocks and not any(getattr(one, "_per_edge_type", False) for one in parts) else None
+    )
+    for block in blocks:
+        block.tp_scatter = _Convolution(block.tp_scatter.tp)
+        if once is not None:
+            once.add(block.edge_mlp)
     return model
 
 

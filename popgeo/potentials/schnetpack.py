@@ -26,6 +26,8 @@ from popgeo.potentials.wrong_items import call_model, check_edges, require_names
 try:
     from schnetpack import properties
     from schnetpack.task import AtomisticTask, ModelOutput, UnsupervisedModelOutput
+
+    from popgeo.potentials.schnetpack_in_one_pass import in_one_pass as in_one_pass
 except ImportError as error:
     raise ImportError(
         f"popgeo.potentials.schnetpack needs SchNetPack, which says: {error}. pip install schnetpack; versions up to "

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch_geometric.data import Data
 
 from popgeo.convert.atoms import list_pairs
-from popgeo.potentials.edge_pairs import NAMES, OnceForEachPair, note_opposite_edges, opposite_edges, pairs_of_batch
+from popgeo.potentials.edge_pairs import OnceForEachPair, note_opposite_edges, opposite_edges, opposite_in_batch
 from popgeo.potentials.padding import PotentialLoader
 
 CUTOFF = 3.0
@@ -37,9 +37,9 @@ def lengths(batch: object) -> Tensor:
 
 def loader(graphs: list, num_edges: int) -> PotentialLoader:
     def as_batch(batch: object) -> object:
-        return batch.update(pairs_of_batch(batch.opposite, batch)) if "opposite" in batch else batch
+        return batch.update(opposite_in_batch(batch))
 
-    levels = {"opposite": "edge", "energy": "graph"}
+    levels = {"opposite_edge": "edge", "energy": "graph"}
     sizes = {"num_nodes": 24, "num_edges": num_edges, "batch_size": 5}
     return PotentialLoader(graphs, as_batch, cutoff=CUTOFF, species=0, levels=levels, **sizes)
 
@@ -56,7 +56,7 @@ def test_edges_without_an_opposite_one_are_told(edges: list) -> None:
     assert opposite_edges(graph) is None
     graphs = [*copy.deepcopy(STRUCTURES[:2]), graph]
     note_opposite_edges(graphs)
-    assert not any("opposite" in graph for graph in graphs)
+    assert not any("opposite_edge" in graph for graph in graphs)
 
 
 @pytest.mark.parametrize("num_edges", [120, 121])
@@ -64,14 +64,12 @@ def test_every_edge_of_a_batch_is_in_one_pair_of_its_length(num_edges: int) -> N
     graphs = copy.deepcopy(STRUCTURES)
     note_opposite_edges(graphs)
     for batch in loader(graphs, num_edges):
-        first, pair = (batch[name] for name in NAMES)
-        assert first.shape == ((num_edges + 1) // 2,)
-        assert torch.equal(torch.bincount(pair), torch.tensor([2] * (num_edges // 2) + [1] * (num_edges % 2)))
-        other = first[pair]
-        assert torch.equal(pair[first], torch.arange(len(first)))
+        other, own = batch.opposite_edge, torch.arange(num_edges)
+        assert torch.equal(other[other], own)
+        assert int((other == own).sum()) == num_edges % 2
         assert torch.equal(lengths(batch)[other], lengths(batch))
-        back = (other != torch.arange(num_edges)) & batch.edges_mask
-        assert torch.equal(batch.edge_index[:, back], batch.edge_index.flip(0)[:, other[back]])
+        real = batch.edges_mask
+        assert torch.equal(batch.edge_index[:, real], batch.edge_index.flip(0)[:, other[real]])
 
 
 class Model(nn.Module):
@@ -103,5 +101,5 @@ def test_a_network_of_lengths_runs_on_half_of_the_edges_with_the_same_gradients(
         for ours, theirs in zip(*found, strict=True):
             torch.testing.assert_close(ours, theirs)
     assert set(seen) == {60}
-    copy.deepcopy(model)({name: value for name, value in fields.items() if name not in NAMES})
+    copy.deepcopy(model)({name: value for name, value in fields.items() if name != "opposite_edge"})
     assert seen[-1] == 120  # a batch that does not say its pairs

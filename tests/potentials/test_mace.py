@@ -114,7 +114,7 @@ def test_a_batch_is_maces_own_with_masks() -> None:
     loader = fixed_size_loader(listed, **SIZES)
     batch, own = next(iter(loader)), next(iter(DataLoader(listed, batch_size=5)))
     assert type(batch) is type(own)
-    added = {"nodes_mask", "edges_mask", "graphs_mask", "edge_of_pair", "pair_of_edge"}
+    added = {"nodes_mask", "edges_mask", "graphs_mask", "opposite_edge"}
     assert set(batch.keys) - set(own.keys) == added
     assert set(own.keys) <= set(batch.keys)
     assert all(own[name].dtype == batch[name].dtype for name in own.keys)

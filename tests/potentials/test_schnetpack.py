@@ -31,6 +31,7 @@ with warnings.catch_warnings():
         TaskStep,
         evaluator,
         fixed_size_loader,
+        in_one_pass,
         of_real,
         use_fixed_sizes,
     )
@@ -62,11 +63,11 @@ def items(cutoff=CUTOFF, number=12, dtype=torch.float64):
     return made
 
 
-def potential(kind="SchNet", stress=False):
+def potential(kind="SchNet", stress=False, **choices):
     torch.manual_seed(0)
-    cutoff_fn = spk.nn.CosineCutoff(CUTOFF)
+    choices = {"cutoff_fn": spk.nn.CosineCutoff(CUTOFF), **choices}
     radial = spk.nn.GaussianRBF(n_rbf=6, cutoff=CUTOFF)
-    representation = getattr(spk.representation, kind)(8, 2, radial_basis=radial, cutoff_fn=cutoff_fn)
+    representation = getattr(spk.representation, kind)(8, 2, radial_basis=radial, **choices)
     strain = [spk.atomistic.Strain()] if stress else []
     return spk.model.NeuralNetworkPotential(
         representation,
@@ -131,6 +132,57 @@ def test_padding_changes_no_energy_force_stress_loss_or_gradient(kind, dtype, to
             scale = max(1.0, float(one.abs().max())) if one is not None else 1.0
             torch.testing.assert_close(one, other, rtol=tolerance, atol=tolerance * scale)
     assert len(shapes) == 1
+
+
+@pytest.mark.parametrize(
+    ("kind", "choices"),
+    [
+        ("SchNet", {}),
+        ("SchNet", {"activation": torch.nn.functional.silu, "shared_interactions": True}),
+        ("PaiNN", {}),
+        ("PaiNN", {"shared_filters": True, "cutoff_fn": spk.nn.MollifierCutoff(CUTOFF)}),
+    ],
+)
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-10), (torch.float32, 2e-5)])
+def test_interactions_in_one_pass_change_no_result_gradient_or_name(kind, choices, dtype, tolerance):
+    listed = items(dtype=dtype)
+    batch = next(iter(fixed_size_loader(listed, **SIZES)))
+    models = [task(potential(kind, stress=True, **choices)).to(dtype) for _ in "ab"]
+    names = list(models[0].state_dict())
+    assert in_one_pass(in_one_pass(models[1])) is models[1]
+    assert list(models[1].state_dict()) == names
+    for given in (_atoms_collate_fn(listed[:3]), batch):
+        found = []
+        for model in models:
+            pred = model(dict(given))
+            loss = model.loss_fn(pred, model._with_real_targets(given))
+            weights = [weight for weight in model.parameters() if weight.requires_grad]
+            gradients = torch.autograd.grad(loss, weights, allow_unused=True, retain_graph=True)
+            found.append([loss, *(pred[name] for name in NAMES), *(one for one in gradients if one is not None)])
+        for one, other in zip(*found, strict=True):
+            torch.testing.assert_close(other, one, rtol=tolerance, atol=tolerance * max(1.0, float(one.abs().max())))
+
+
+@pytest.mark.parametrize("kind", ["SchNet", "PaiNN"])
+def test_a_captured_step_has_all_interactions_in_one_pass(kind):
+    loader = fixed_size_loader(items(dtype=torch.float32), **SIZES)
+    steps = [TaskStep(potential(kind), outputs("energy", "forces")) for _ in "ab"]
+    in_one_pass(steps[1])
+    compiled = [popgeo.compile_step(one, torch.optim.Adam(one.parameters(), lr=1e-3)) for one in steps]
+    losses = [[float(step(**batch)) for batch in loader] for step in compiled]
+    torch.testing.assert_close(*map(torch.tensor, losses), rtol=1e-4, atol=0.0)
+    assert "2 of 2 interactions in one pass" in repr(compiled[1])
+
+
+def test_what_cannot_be_one_pass_is_told():
+    with pytest.raises(ValueError, match="no SchNet or PaiNN of SchNetPack in this Linear"):
+        in_one_pass(torch.nn.Linear(2, 2))
+    with pytest.raises(ValueError, match="The cutoff is SwitchFunction"):
+        unknown = potential()
+        unknown.representation.cutoff_fn = spk.nn.SwitchFunction(1.0, CUTOFF)
+        in_one_pass(unknown)
+    with pytest.raises(ValueError, match="activation of the filters is"):
+        in_one_pass(potential(activation=torch.nn.functional.gelu))
 
 
 def test_a_batch_is_schnetpacks_own_with_masks_and_without_targets_in_padding():
