@@ -229,24 +229,22 @@ def main() -> None:
     made = structures(arguments.structures)
     epochs = kinds[arguments.framework](made, arguments.channels, arguments.batch_size, CUTOFF)
     print(f"{processor()}; one thread; torch {torch.__version__}; {arguments.framework}; {epochs.fixed}")
-    name, joins = "eager, its loader", arguments.framework != "schnetpack"
+    name = "eager, its loader"
     variants = {
         name: epochs.own(epochs.ragged),
         "eager, popgeo's loader": epochs.own(epochs.fixed),
         "compile_step": epochs.compiled("cpu"),
         "popgeo's loader alone": lambda: [None for _ in epochs.fixed],
+        "eager, popgeo's loader, one pass": epochs.own(epochs.fixed, one_pass=True),
+        "compile_step, one pass": epochs.compiled("cpu", one_pass=True),
     }
-    if joins:
-        variants["eager, popgeo's loader, one pass"] = epochs.own(epochs.fixed, one_pass=True)
-        variants["compile_step, one pass"] = epochs.compiled("cpu", one_pass=True)
     if arguments.inductor:
         if arguments.framework == "mace":  # the models of the others are compiled by switches of their own
             variants["torch.compile, its loader"] = epochs.own(epochs.ragged, torch.compile)
             fixed_shape: Any = lambda model: torch.compile(model, dynamic=False)  # noqa: E731
             variants["torch.compile, popgeo's loader"] = epochs.own(epochs.fixed, fixed_shape)
         variants["compile_step, inductor"] = epochs.compiled("inductor")
-        if joins:
-            variants["compile_step, inductor, one pass"] = epochs.compiled("inductor", one_pass=True)
+        variants["compile_step, inductor, one pass"] = epochs.compiled("inductor", one_pass=True)
     seconds = measure(variants, rounds=arguments.rounds, min_seconds=0.0)
     for variant, took in seconds.items():
         goal = f"   goal {GOALS[variant]:.1f}x" if variant in GOALS else ""

@@ -187,9 +187,11 @@ class SchNetPackEpochs(OtherEpochs):
         return FixedSizeTask(model, outputs, optimizer_args={"lr": 1e-3})
 
     def another(self, one_pass: bool) -> nn.Module:
+        from popgeo.potentials.schnetpack import in_one_pass
+
         task = self.model()
         task.load_state_dict(self.first.state_dict())
-        return task
+        return in_one_pass(task) if one_pass else task
 
     def loss(self, called: Any, batch: dict[str, torch.Tensor]) -> torch.Tensor:
         return called.loss_fn(called(dict(batch)), called._with_real_targets(batch))
