@@ -78,13 +78,15 @@ class GraphPacker(Packer):
         if not refuses or not self.opened.sizes.are_known:
             return
         sizes, count = self.opened.sizes.values, self.options.num_graphs - 1
-        needed, limits = sizes.sum(0) / max(len(sizes), 1) * count, self.options.limits(self.opened.store.size_axes)
-        if len(sizes) >= count and (needed > limits).any():
+        num_full, limits = len(sizes) // count, self.options.limits(self.opened.store.size_axes)
+        # At best the largest graphs are in the last batch, which is not full.
+        needed = np.sort(sizes, axis=0)[: num_full * count].sum(0) / max(num_full, 1)
+        if (needed > limits).any():
             axis = int((needed > limits).argmax())
             rows = "nodes" if self.opened.store.size_axes[axis].level is Level.NODE else "edges"
             warnings.warn(
-                f"{count} graphs of the mean size have {needed[axis]:.0f} {rows}, and batches of these sizes have room "
-                f"for {limits[axis]}: PadToMax, which counts graphs alone, will be refused. Sizes of tune go with "
+                f"{count} graphs have {needed[axis]:.0f} {rows} in the mean, and batches of these sizes have room for "
+                f"{limits[axis]}: PadToMax, which counts graphs alone, will be refused. Sizes of tune go with "
                 f"fixed_size_strategy='Window'.",
                 stacklevel=4,
             )

@@ -58,14 +58,14 @@ def test_heterogeneous_budgets_hold_for_each_type():
 
 
 def test_a_loader_that_cannot_load_still_says_what_it_is():
-    with pytest.warns(UserWarning, match="2 graphs of the mean size"):
+    with pytest.warns(UserWarning, match="2 graphs have"):
         loader = FixedSizeDataLoader(GRAPHS, num_nodes=2, num_edges=0, batch_size=3)
     assert repr(loader).startswith("FixedSizeDataLoader(40 graphs; no batches: Graph ")
 
 
 def test_sizes_for_full_batches_in_batches_of_equal_number_are_told_the_strategy_that_fills_them():
     sizes = FixedSizeOptions.tune(GRAPHS, target_graphs=5)
-    with pytest.warns(UserWarning, match="of the mean size have .* have room for .*fixed_size_strategy='Window'"):
+    with pytest.warns(UserWarning, match="graphs have .* in the mean.* have room for .*fixed_size_strategy='Window'"):
         loader = loader_of(fixed_size_options=sizes, strategy=FixedSizeStrategy.PadToMax)
     with pytest.raises(ValueError, match=r"too many.* Sizes of tune go with fixed_size_strategy='Window'"):
         len(loader)
