@@ -26,8 +26,8 @@ PLACES = {
 # lines), by edges in chains and selections by masks, by the sampler for other loaders, by files of other people's
 # structures, by PaiNN's messages in one pass, by where a value lies on tiles, by graphs in stores, on disk and on
 # several machines, by slopes kept beside filters, by products in the order that costs less and by sizes that are told
-# when a loader is made; 27,000 is still the aim. The kit that tries other people's models, loaders and neighbour lists is
-# a tool of its own: it stands on all the rest, and only tests may import it. The reach holds six frameworks, tensor
+# when a loader is made; 27,000 is still the aim. The kit that tries other people's models, loaders and neighbour lists
+# is a tool of its own: it stands on all the rest, and only tests may import it. The reach holds six frameworks, tensor
 # products and SchNetPack's interactions in one pass, weights made once for opposite edges, the predictor and files in
 # three formats, where three frameworks and a calculator were planned. What `popgeo train` is stands on all of them as
 # the kit does, and nothing but the command imports it.

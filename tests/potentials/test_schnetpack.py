@@ -177,9 +177,9 @@ def test_a_captured_step_has_all_interactions_in_one_pass(kind):
 def test_what_cannot_be_one_pass_is_told():
     with pytest.raises(ValueError, match="no SchNet or PaiNN of SchNetPack in this Linear"):
         in_one_pass(torch.nn.Linear(2, 2))
+    unknown = potential()
+    unknown.representation.cutoff_fn = spk.nn.SwitchFunction(1.0, CUTOFF)
     with pytest.raises(ValueError, match="The cutoff is SwitchFunction"):
-        unknown = potential()
-        unknown.representation.cutoff_fn = spk.nn.SwitchFunction(1.0, CUTOFF)
         in_one_pass(unknown)
     with pytest.raises(ValueError, match="activation of the filters is"):
         in_one_pass(potential(activation=torch.nn.functional.gelu))
