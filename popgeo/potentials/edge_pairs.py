@@ -76,8 +76,10 @@ class OnceForEachPair:
     """
 
     def __init__(self, model: nn.Module) -> None:
-        self._pairs: list[Any] = [None, None]  # the first edge of each pair, and the pair of each edge
+        # The opposite edges of a call, and what parts share: the first edge of each pair, and the pair of each edge.
+        self._pairs: list[Any] = [None] * 3
         model.register_forward_pre_hook(partial(_note, self._pairs))
+        model.register_forward_hook(partial(_forget, self._pairs))
 
     def add(self, part: nn.Module) -> None:
         """Adds a part whose result depends on an edge's length alone, and is the same for both directions."""
@@ -86,21 +88,31 @@ class OnceForEachPair:
 
 
 def _note(pairs: list[Any], _model: nn.Module, args: tuple[Mapping[str, Any], ...]) -> None:
-    opposite = args[0].get(OPPOSITE) if args else None
-    if opposite is None:
-        pairs[:] = None, None
-        return
+    # No tensor is made here: torch.compile runs what is around a model apart from it.
+    pairs[:] = args[0].get(OPPOSITE) if args else None, None, None
+
+
+def _forget(pairs: list[Any], *_call: Any) -> None:
+    pairs[:] = None, None, None
+
+
+def _take(pairs: list[Any], _part: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    if pairs[0] is None:
+        return args
+    if pairs[1] is None:
+        pairs[1:] = _pairs_of(pairs[0])
+    return args[0].index_select(0, pairs[1]), *args[1:]
+
+
+def _give(pairs: list[Any], _part: nn.Module, _args: tuple[Tensor, ...], made: Tensor) -> Tensor:
+    return made if pairs[0] is None else made.index_select(0, pairs[2])
+
+
+def _pairs_of(opposite: Tensor) -> tuple[Tensor, Tensor]:
+    """The first edge of each pair, and the pair of each edge. [ceil(E / 2)] and [E]"""
     edge, num_pairs = torch.arange(len(opposite), device=opposite.device), (len(opposite) + 1) // 2
     is_first = edge <= opposite
     rank = is_first.cumsum(0) - 1
     place = torch.where(is_first, rank, num_pairs)  # behind the last pair for those that are no first ones
-    pairs[0] = edge.new_zeros(num_pairs + 1).scatter(0, place, edge)[:num_pairs]
-    pairs[1] = rank[torch.minimum(edge, opposite)]
-
-
-def _take(pairs: list[Any], _part: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    return args if pairs[0] is None else (args[0].index_select(0, pairs[0]), *args[1:])
-
-
-def _give(pairs: list[Any], _part: nn.Module, _args: tuple[Tensor, ...], made: Tensor) -> Tensor:
-    return made if pairs[1] is None else made.index_select(0, pairs[1])
+    first = edge.new_zeros(num_pairs + 1).scatter(0, place, edge)[:num_pairs]
+    return first, rank[torch.minimum(edge, opposite)]
