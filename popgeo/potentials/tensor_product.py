@@ -201,6 +201,8 @@ def _dtype_of(product: nn.Module) -> torch.dtype:
 def _read(product: Any) -> tuple[list[int], list[float]]:
     """The paths of a product and the coefficients of each, from its values for components that are 1 one at a time."""
     starts = [[0, *torch.tensor([block.dim for block in irreps]).cumsum(0).tolist()] for irreps in _irreps(product)]
+    if starts[1][-1] > _MOST_COMPONENTS**2:
+        raise ValueError(f"Edges have {starts[1][-1]} components; {_MOST_COMPONENTS**2} is the most.")
     paths: list[int] = []
     terms: list[float] = []
     weight, dtype = 0, _dtype_of(product)

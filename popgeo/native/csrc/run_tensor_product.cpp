@@ -1,5 +1,6 @@
 // The C function of tensor products over edges: it checks indices, sorts edges by the row that they add to, and calls the
 // kernels of the newest instruction set that the processor has. A row is the work of one thread, in the edges' order.
+#include <algorithm>
 #include <cstring>
 #include <new>
 #include <vector>
@@ -95,26 +96,53 @@ static void sum_rows(const Product& product, const ProductCall& call, const T* x
   }
 }
 
+// What a call multiplies, with the entries of its paths; for gradients of x, x and g have changed places.
+struct Paths {
+  std::vector<Path> paths;
+  std::vector<Term> terms;
+  std::vector<Entry> entries;
+  std::vector<int64_t> starts;
+
+  Paths(const ProductCall& call, bool turned) : paths(call.paths, call.paths + call.num_paths) {
+    terms.assign(call.terms, call.terms + (call.num_paths ? paths.back().last : 0));
+    if (turned) {
+      for (Path& path : paths)
+        path = {path.channels, path.g, path.num_g, path.y, path.num_y, path.w, path.x, path.num_x, path.first, path.last};
+      for (Term& term : terms) term = {term.k, term.j, term.i, term.factor};
+    }
+    for (const Path& path : paths) {
+      starts.push_back(int64_t(entries.size()));
+      std::stable_sort(terms.begin() + path.first, terms.begin() + path.last, [](const Term& one, const Term& other) {
+        return one.k != other.k ? one.k < other.k : one.i < other.i;
+      });
+      for (int64_t at = path.first; at < path.last; ++at) {
+        const Term& term = terms[size_t(at)];
+        const bool goes_on = at > path.first && entries.back().i == term.i && entries.back().k == term.k;
+        if (!goes_on) entries.push_back({term.i, term.k, at, at});
+        entries.back().last = at + 1;
+      }
+    }
+    starts.push_back(int64_t(entries.size()));
+  }
+};
+
 template <class T>
 static void run(const ProductCall& call) {
-  Product product{call.num_paths, call.paths,   call.terms,   call.num_edges,
-                  call.width_x,   call.width_y, call.width_w, call.width_g};
+  const bool turned = call.role == 0;
+  const Paths made(call, turned);
+  const Product product{call.num_paths,       made.paths.data(), made.terms.data(),
+                        made.entries.data(),  made.starts.data(), call.num_edges,
+                        turned ? call.width_g : call.width_x, call.width_y, call.width_w,
+                        turned ? call.width_x : call.width_g};
   const T *y = static_cast<const T*>(call.y), *w = static_cast<const T*>(call.w);
   T* out = static_cast<T*>(call.out);
-  std::vector<T> x, g;
-  if (call.role != 0) x = components_first<T>(call.x, call.num_nodes, call.width_x, blocks_of(product, true));
-  if (call.role != 3) g = components_first<T>(call.g, call.num_nodes, call.width_g, blocks_of(product, false));
-  if (call.role == 3) return sum_rows<T>(product, call, x.data(), y, w, call.src, call.dst, out);
-  if (call.role == 0) {  // x and g change places
-    std::vector<Path> paths(call.paths, call.paths + call.num_paths);
-    std::vector<Term> terms(call.terms, call.terms + (call.num_paths ? paths.back().last : 0));
-    for (Path& path : paths)
-      path = {path.channels, path.g, path.num_g, path.y, path.num_y, path.w, path.x, path.num_x, path.first, path.last};
-    for (Term& term : terms) term = {term.k, term.j, term.i, term.factor};
-    const Product turned{call.num_paths, paths.data(),  terms.data(),  call.num_edges,
-                         call.width_g,   call.width_y, call.width_w, call.width_x};
-    return sum_rows<T>(turned, call, g.data(), y, w, call.dst, call.src, out);
+  if (turned) {
+    const std::vector<T> g = components_first<T>(call.g, call.num_nodes, call.width_g, blocks_of(product, true));
+    return sum_rows<T>(product, call, g.data(), y, w, call.dst, call.src, out);
   }
+  const std::vector<T> x = components_first<T>(call.x, call.num_nodes, call.width_x, blocks_of(product, true));
+  if (call.role == 3) return sum_rows<T>(product, call, x.data(), y, w, call.src, call.dst, out);
+  const std::vector<T> g = components_first<T>(call.g, call.num_nodes, call.width_g, blocks_of(product, false));
   auto* by_weight = &baseline::to_weights<T>;
   auto* by_edge = &baseline::to_edge<T>;
 #ifdef POPGEO_HAS_V3

@@ -18,15 +18,16 @@ POPGEO_PRODUCT(POPGEO_ISA)
 namespace POPGEO_ISA {
 
 constexpr int BLOCK = 16;
-constexpr int MOST = 11 * 11;  // components of x times those of g, up to degree 5
+constexpr int MOST = 11 * 11;  // components of x times those of g, up to degree 5; and components of y, up to degree 10
 
-// What a path's coefficients make of y: a matrix from the components of x to those of g.
+// What a path's coefficients make of y: a factor for each of its entries.
 template <class T>
-static inline void mix(const Path& path, const Term* terms, const T* y, T* matrix) {
-  for (int64_t at = 0; at < path.num_x * path.num_g; ++at) matrix[at] = 0;
-  for (int64_t at = path.first; at < path.last; ++at) {
-    const Term& term = terms[at];
-    matrix[term.i * path.num_g + term.k] += T(term.factor) * y[path.y + term.j];
+static inline void mix(const Product& product, int64_t p, const T* y, T* factors) {
+  for (int64_t at = product.starts[p]; at < product.starts[p + 1]; ++at) {
+    T factor = 0;
+    for (int64_t term = product.entries[at].first; term < product.entries[at].last; ++term)
+      factor += T(product.terms[term].factor) * y[product.paths[p].y + product.terms[term].j];
+    *factors++ = factor;
   }
 }
 
@@ -85,29 +86,38 @@ static INLINE void by_blocks(int64_t channels, Body body) {
   if (at < channels) body(at, int(channels - at));
 }
 
+// Calls body with each component of g that a path has, and what x brings to it.
+template <class T, class Body>
+static INLINE void by_components(const Product& product, int64_t p, const T* factors, const T* x, int64_t from, int lanes,
+                                 Body body) {
+  const Path& path = product.paths[p];
+  for (int64_t at = product.starts[p]; at < product.starts[p + 1];) {
+    const int64_t k = product.entries[at].k;
+    Lanes<T> sum = {};
+    for (; at < product.starts[p + 1] && product.entries[at].k == k; ++at)
+      sum.add_scaled(loaded(x + path.x + product.entries[at].i * path.channels + from, lanes), *factors++);
+    body(path.g + k * path.channels + from, sum);
+  }
+}
+
 template <class T>
 void to_rows(const Product& product, const T* x, const T* y, const T* w, const int64_t* src, const int64_t* edges,
              int64_t num_edges, T* sums) {
   for (int64_t at = 0; at < product.width_g; ++at) sums[at] = 0;
-  T matrix[MOST];
+  T factors[MOST];
   for (int64_t nth = 0; nth < num_edges; ++nth) {
     const int64_t edge = edges[nth];
     const T *row = x + src[edge] * product.width_x, *weight = w + edge * product.width_w;
     for (int64_t p = 0; p < product.num_paths; ++p) {
-      const Path& path = product.paths[p];
-      mix(path, product.terms, y + edge * product.width_y, matrix);
-      by_blocks(path.channels, [&](int64_t from, int lanes) __attribute__((always_inline)) {
-        for (int64_t k = 0; k < path.num_g; ++k) {
-          Lanes<T> sum = {};
-          for (int64_t i = 0; i < path.num_x; ++i) {
-            const T factor = matrix[i * path.num_g + k];
-            if (factor != 0) sum.add_scaled(loaded(row + path.x + i * path.channels + from, lanes), factor);
-          }
-          T* out = sums + path.g + k * path.channels + from;
-          Lanes<T> made = loaded(out, lanes);
-          made.add_product(loaded(weight + path.w + from, lanes), sum);
-          made.store(out, lanes);
-        }
+      mix(product, p, y + edge * product.width_y, factors);
+      by_blocks(product.paths[p].channels, [&](int64_t from, int lanes) __attribute__((always_inline)) {
+        const Lanes<T> weights = loaded(weight + product.paths[p].w + from, lanes);
+        by_components(product, p, factors, row, from, lanes, [&](int64_t at, const Lanes<T>& sum)
+                      __attribute__((always_inline)) {
+          Lanes<T> made = loaded(sums + at, lanes);
+          made.add_product(weights, sum);
+          made.store(sums + at, lanes);
+        });
       });
     }
   }
@@ -115,50 +125,46 @@ void to_rows(const Product& product, const T* x, const T* y, const T* w, const i
 
 template <class T>
 void to_weights(const Product& product, const T* x, const T* y, const T* g, T* out) {
-  T matrix[MOST];
+  T factors[MOST];
   for (int64_t p = 0; p < product.num_paths; ++p) {
-    const Path& path = product.paths[p];
-    mix(path, product.terms, y, matrix);
-    by_blocks(path.channels, [&](int64_t from, int lanes) __attribute__((always_inline)) {
-      Lanes<T> sum = {};
-      for (int64_t k = 0; k < path.num_g; ++k) {
-        Lanes<T> mixed = {};
-        for (int64_t i = 0; i < path.num_x; ++i) {
-          const T factor = matrix[i * path.num_g + k];
-          if (factor != 0) mixed.add_scaled(loaded(x + path.x + i * path.channels + from, lanes), factor);
-        }
-        sum.add_product(loaded(g + path.g + k * path.channels + from, lanes), mixed);
-      }
-      sum.store(out + path.w + from, lanes);
+    mix(product, p, y, factors);
+    by_blocks(product.paths[p].channels, [&](int64_t from, int lanes) __attribute__((always_inline)) {
+      Lanes<T> total = {};
+      by_components(product, p, factors, x, from, lanes, [&](int64_t at, const Lanes<T>& sum)
+                    __attribute__((always_inline)) { total.add_product(loaded(g + at, lanes), sum); });
+      total.store(out + product.paths[p].w + from, lanes);
     });
   }
 }
 
 template <class T>
 void to_edge(const Product& product, const T* x, const T* w, const T* g, T* out) {
-  T matrix[MOST];
-  for (int64_t j = 0; j < product.width_y; ++j) out[j] = 0;
+  Lanes<T> totals[MOST];
+  for (int64_t j = 0; j < product.width_y; ++j) totals[j] = {};
   for (int64_t p = 0; p < product.num_paths; ++p) {
     const Path& path = product.paths[p];
-    for (int64_t i = 0; i < path.num_x; ++i)
-      for (int64_t k = 0; k < path.num_g; ++k) {
-        Lanes<T> total = {};
-        by_blocks(path.channels, [&](int64_t from, int lanes) __attribute__((always_inline)) {
-          const T *left = x + path.x + i * path.channels + from, *right = g + path.g + k * path.channels + from;
-          Lanes<T> weighted = loaded(w + path.w + from, lanes);
-          weighted.multiply(loaded(left, lanes));
-          total.add_product(weighted, loaded(right, lanes));
-        });
-        T sum[BLOCK];
-        total.store(sum, BLOCK);
-        for (int half = BLOCK / 2; half; half /= 2)
-          for (int lane = 0; lane < half; ++lane) sum[lane] += sum[lane + half];
-        matrix[i * path.num_g + k] = sum[0];
+    by_blocks(path.channels, [&](int64_t from, int lanes) __attribute__((always_inline)) {
+      const Lanes<T> weights = loaded(w + path.w + from, lanes);
+      Lanes<T> weighted = {};
+      for (int64_t at = product.starts[p], k = -1; at < product.starts[p + 1]; ++at) {
+        const Entry& entry = product.entries[at];
+        if (entry.k != k) {
+          k = entry.k, weighted = weights;
+          weighted.multiply(loaded(g + path.g + k * path.channels + from, lanes));
+        }
+        Lanes<T> joined = weighted;
+        joined.multiply(loaded(x + path.x + entry.i * path.channels + from, lanes));
+        for (int64_t term = entry.first; term < entry.last; ++term)
+          totals[path.y + product.terms[term].j].add_scaled(joined, T(product.terms[term].factor));
       }
-    for (int64_t at = path.first; at < path.last; ++at) {
-      const Term& term = product.terms[at];
-      out[path.y + term.j] += T(term.factor) * matrix[term.i * path.num_g + term.k];
-    }
+    });
+  }
+  for (int64_t j = 0; j < product.width_y; ++j) {
+    T sum[BLOCK];
+    totals[j].store(sum, BLOCK);
+    for (int half = BLOCK / 2; half; half /= 2)
+      for (int lane = 0; lane < half; ++lane) sum[lane] += sum[lane + half];
+    out[j] = sum[0];
   }
 }
 

@@ -16,10 +16,18 @@ struct Term {
   double factor;
 };
 
+// A component of x and one of g that a path joins, and the terms that say by what.
+struct Entry {
+  int64_t i, k, first, last;
+};
+
+// The entries of path p are from starts[p] to starts[p + 1], by k and then by i.
 struct Product {
   int64_t num_paths;
   const Path* paths;
   const Term* terms;
+  const Entry* entries;
+  const int64_t* starts;
   int64_t num_edges, width_x, width_y, width_w, width_g;
 };
 
