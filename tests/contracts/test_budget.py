@@ -36,7 +36,7 @@ BUDGETS = {
     "compat": 3_495,
     "systems": 3_300,
     "models": 1_500,
-    "reach": 3_160,
+    "reach": 3_165,
     "kit": 2_500,
     "train": 550,
 }
