@@ -1,6 +1,6 @@
 """Runs tests with the compiled library built under the address and undefined-behaviour sanitizers.
 
-    python tests/native/sanitize.py [pytest arguments; by default those of ops, data, loader, sampling, packing, products]
+    python tests/native/sanitize.py [pytest arguments; by default the folders below]
 
 A read or write out of bounds, a null pointer, an overflow or a number at an address that its type does not allow ends
 the run with the sanitizer's report. Leaks of Python's own are not looked for. It takes about six minutes of one core.
@@ -16,7 +16,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from tests.native.fuzz import ROOT, build, preloaded
 
-FOLDERS = ["tests/ops", "tests/data", "tests/loader", "tests/sampling", "tests/packing", "tests/potentials/test_tensor_product.py"]
+FOLDERS = ["tests/ops", "tests/data", "tests/loader", "tests/sampling", "tests/packing"]
+FOLDERS += ["tests/potentials/test_tensor_product.py"]
 
 
 def main(arguments: list[str]) -> int:
