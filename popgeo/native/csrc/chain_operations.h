@@ -62,12 +62,12 @@ void trigonometric(float* out, const float* a, const float*, const float*, int64
   if (num_large) {
     for (int64_t i = 0; i < size; ++i) {
       const float x = a[i], exact = QUARTERS ? __builtin_cosf(x) : __builtin_sinf(x);
-      out[i] = absolute(x) > LARGEST_ANGLE ? exact : sine(x, QUARTERS);
+      out[i] = absolute(x) > LARGEST_ANGLE || x == 0.0f ? exact : sine(x, QUARTERS);
     }
     return;
   }
   POPGEO_VECTORISE
-  for (int64_t i = 0; i < size; ++i) out[i] = sine(a[i], QUARTERS);
+  for (int64_t i = 0; i < size; ++i) out[i] = !QUARTERS && a[i] == 0.0f ? a[i] : sine(a[i], QUARTERS);
 }
 
 struct Row {
@@ -99,13 +99,13 @@ POPGEO_ONE(Abs, absolute(x));
 POPGEO_ONE(Sign, float(x > 0.0f) - float(x < 0.0f));
 POPGEO_ONE(Not, x == 0.0f ? 1.0f : 0.0f);
 POPGEO_ONE(Exp, exp(x));
-POPGEO_ONE(Expm1, expm1(x));
+POPGEO_ONE(Expm1, x == 0.0f ? x : expm1(x));  // a zero keeps its sign
 POPGEO_ONE(Log, log(x));
 POPGEO_ONE(Log1p, log1p(x));
 POPGEO_ONE(Sqrt, sqrt(x));
 POPGEO_ONE(Rsqrt, 1.0f / sqrt(x));
 POPGEO_ONE(Reciprocal, 1.0f / x);
-POPGEO_ONE(Tanh, tanh(x));
+POPGEO_ONE(Tanh, x == 0.0f ? x : tanh(x));
 POPGEO_ONE(Sigmoid, sigmoid(x));
 POPGEO_ONE(Silu, x / (1.0f + exp(-x)));
 POPGEO_ONE(ShiftedSoftplus, shifted_softplus(x));

@@ -9,9 +9,10 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor
+from torch import Tensor, nn
 from torch.testing import assert_close
 
+from popgeo import compile_forward
 from popgeo.capture.capture import bind, capture
 from popgeo.engine.fuse.chain import CHAIN
 from popgeo.engine.graph_runner import GraphRunner, fuse
@@ -302,3 +303,13 @@ def test_what_a_chain_makes_is_no_operand_of_it_where_it_is_read_in_another_orde
     for function in (turned, lambda x: (x + 1) * (x + 1).t() - x):
         (result,), _ = run_joined(function, x)
         assert_close(result, function(x), rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["tanh", "sin", "expm1", "neg", "sqrt", "silu"])
+def test_a_zero_keeps_its_sign(name):
+    class Chain(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return 1 / getattr(F if name == "silu" else torch, name)(x * 0.5)
+
+    x = torch.tensor([0.0, -0.0, 1e6] * 8 + [0.0, -0.0, 0.25] * 8)
+    torch.testing.assert_close(compile_forward(Chain(), (x,))(x), Chain()(x))
