@@ -117,7 +117,7 @@ class FixedSizeDataLoader(EpochLoader):
             drop_last=epoch.drop_last,
             chunk_order=None if epoch.has_own_order else chunk_order,
         )
-        if epoch.batch_sampler is None:
+        if not epoch.has_own_order:
             packer.warn_of_sizes()
         source = opened.source(self.collater, chunk_order)
         super().__init__(dataset, source, packer, epoch, batch_size=self.fixed_size_options.num_graphs, **kwargs)

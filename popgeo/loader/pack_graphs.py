@@ -79,6 +79,8 @@ class GraphPacker(Packer):
             return
         sizes, count = self.opened.sizes.values, self.options.num_graphs - 1
         num_full, limits = len(sizes) // count, self.options.limits(self.opened.store.size_axes)
+        if not (sizes.sum(0) * count > limits * len(sizes)).any():  # so that nothing is sorted where all is well
+            return
         # At best the largest graphs are in the last batch, which is not full.
         needed = np.sort(sizes, axis=0)[: num_full * count].sum(0) / max(num_full, 1)
         if (needed > limits).any():

@@ -274,19 +274,21 @@ def in_one_pass(model: nn.Module) -> nn.Module:
     """A model of MACE whose convolutions gather, multiply and sum in one pass, with the weights and results it had.
 
     The model itself is changed, and returned; its `state_dict` has the names it had. It trains, in eager mode, too.
-    Where a batch says which edges are opposite, the network that gives edges their weights runs on one of each two.
+    Where a batch says which edges are opposite, the network that gives edges their weights runs on one of each two, and
+    one thread at a time may call the model.
 
     Raises:
-        ValueError: a convolution is no weighted product by channels, as with cuEquivariance or OpenEquivariance.
+        ValueError: it is no model of MACE, or a convolution no weighted product by channels, as with cuEquivariance.
     """
-    blocks: Any = model.interactions  # every model of MACE has them
+    blocks: Any = getattr(model, "interactions", None)
+    if blocks is None:
+        raise ValueError(f"There are no interactions of MACE in this {type(model).__name__}.")
     new = [block for block in blocks if not isinstance(block.conv_tp, _Convolution)]
-    for block in new:
-        block.conv_tp, block.conv_fusion = _Convolution(block.conv_tp), True
     if new:
         once = OnceForEachPair(model)
-        for block in new:  # in some the weights depend on what the ends of an edge are, too
-            if getattr(block.conv_tp_weights, "hs", [0])[0] == block.edge_feats_irreps.num_irreps:
+        for block in new:
+            block.conv_tp, block.conv_fusion = _Convolution(block.conv_tp), True
+            if getattr(block.conv_tp_weights, "hs", [0])[0] == block.edge_feats_irreps.num_irreps:  # of lengths alone
                 once.add(block.conv_tp_weights)
     return model
 

@@ -241,18 +241,20 @@ def in_one_pass(model: nn.Module) -> nn.Module:
     The model itself is changed, and returned; its `state_dict` has the names it had. It trains, in eager mode, too.
     Where a batch says which edges are opposite, the network that gives edges their weights runs on one of each two,
     unless cutoffs depend on which species an edge begins and ends at.
+    One thread at a time may call it with such batches; give another a copy.
 
     Raises:
-        ValueError: a convolution is no weighted product by channels.
+        ValueError: there is no convolution in it, or one is no weighted product by channels.
     """
     parts = list(model.modules())
+    if not any(isinstance(getattr(one, "tp_scatter", None), TensorProductScatter | _Convolution) for one in parts):
+        raise ValueError(f"There is no convolution of NequIP in this {type(model).__name__}.")
     blocks: list[Any] = [one for one in parts if type(getattr(one, "tp_scatter", None)) is TensorProductScatter]
-    once = (
-        OnceForEachPair(model) if blocks and not any(getattr(one, "_per_edge_type", False) for one in parts) else None
-    )
     for block in blocks:
         block.tp_scatter = _Convolution(block.tp_scatter.tp)
-        if once is not None:
+    if blocks and not any(getattr(one, "_per_edge_type", False) for one in parts):
+        once = OnceForEachPair(model)
+        for block in blocks:
             once.add(block.edge_mlp)
     return model
 

@@ -8,12 +8,14 @@ from schnetpack.nn.activations import shifted_softplus
 from schnetpack.nn.cutoff import CosineCutoff, MollifierCutoff
 from schnetpack.representation import PaiNN, SchNet
 from torch import Tensor, nn
+from torch.nn import functional
 
 from popgeo.ops.filter_network import Activation, FilterNetwork
 from popgeo.ops.interaction import InteractionPlan, interaction
 
 _ACTIVATIONS: dict[Any, Activation] = {
     shifted_softplus: Activation.SHIFTED_SOFTPLUS,
+    **{getattr(functional, one.name.lower()): one for one in Activation if one is not Activation.SHIFTED_SOFTPLUS},
     **{one.function: one for one in Activation if one is not Activation.SHIFTED_SOFTPLUS},
 }
 
@@ -22,7 +24,8 @@ def in_one_pass(model: nn.Module) -> nn.Module:
     """A model of SchNetPack whose SchNet or PaiNN makes filters, messages and sums in one pass, with what it had.
 
     The model itself is changed, and returned: its weights, its `state_dict` and its results stay. It trains on forces,
-    in eager mode, too.
+    in eager mode, too. Hooks on the parts that make filters or messages are no longer called, and a file of the whole
+    model, unlike one of its `state_dict`, is read only where popgeo is.
 
     Args:
         model: A `NeuralNetworkPotential`, a task, or a representation itself.
@@ -61,13 +64,13 @@ class _Edges:
         self.envelope = representation.cutoff_fn(distances).clone()  # which SchNetPack writes to, and kernels read
         apart = distances.detach()
         within = torch.where(apart < representation.cutoff_fn.cutoff, 1.0, self.envelope.detach())
-        ends, sizes = (self.sources, self.receivers), (self.num_atoms, self.num_atoms)
-        self.plan = InteractionPlan.of(*ends, sizes, self.envelope, apart, within)
+        sizes = self.num_atoms, self.num_atoms
+        self.plan = InteractionPlan.of(self.sources, self.receivers, sizes, self.envelope, apart, within)
 
     def sums(self, x: Tensor, network: FilterNetwork, direction: Tensor | None = None) -> Tensor:
         """What the edges bring to each atom."""
-        edges = x, self.sources, self.receivers, self.num_atoms, network, self.expansion
-        return interaction(*edges, envelope=self.envelope, direction=direction, plan=self.plan)
+        edges = self.sources, self.receivers, self.num_atoms, network, self.expansion
+        return interaction(x, *edges, envelope=self.envelope, direction=direction, plan=self.plan)
 
 
 class OnePassSchNet(SchNet):

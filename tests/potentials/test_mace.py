@@ -134,6 +134,11 @@ def test_convolutions_in_one_pass_change_no_result_or_gradient_and_no_name_of_a_
         torch.testing.assert_close(found[name], value, rtol=1e-9, atol=1e-9)
 
 
+def test_what_is_no_model_of_mace_is_told() -> None:
+    with pytest.raises(ValueError, match="no interactions of MACE in this Linear"):
+        in_one_pass(torch.nn.Linear(2, 2))
+
+
 def test_the_step_is_captured_and_trains_as_eager_does() -> None:
     loader = fixed_size_loader(items(), **SIZES, shuffle=True)
     steps, losses = (

@@ -201,6 +201,11 @@ def test_bad_input_is_refused_by_its_number():
     assert len(fixed_size_loader(listed, **SIZES, type_names=TYPES))
 
 
+def test_what_is_no_model_of_nequip_is_told():
+    with pytest.raises(ValueError, match="no convolution of NequIP in this Linear"):
+        in_one_pass(torch.nn.Linear(2, 2))
+
+
 def test_convolutions_in_one_pass_change_no_energy_force_stress_or_gradient_and_no_name_of_a_weight():
     batch = next(iter(fixed_size_loader(frames(), **SIZES)))
     plain, fused = small_nequip(), in_one_pass(small_nequip())

@@ -141,6 +141,7 @@ def test_padding_changes_no_energy_force_stress_loss_or_gradient(kind, dtype, to
         ("SchNet", {"activation": torch.nn.functional.silu, "shared_interactions": True}),
         ("PaiNN", {}),
         ("PaiNN", {"shared_filters": True, "cutoff_fn": spk.nn.MollifierCutoff(CUTOFF)}),
+        ("SchNet", {"activation": torch.nn.functional.relu}),
     ],
 )
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-10), (torch.float32, 2e-5)])
