@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch_geometric.nn import Sequential
 
 from popgeo.capture.check_graph import check_graph
 from popgeo.capture.op_graph import OpGraph
@@ -76,6 +77,15 @@ def _the_same_random_numbers(request: pytest.FixtureRequest) -> None:
     """
     torch.manual_seed(0)
     random.seed(f"{request.node.nodeid} {os.getpid()}")
+
+
+@pytest.fixture(autouse=True)
+def _no_model_of_another_test(monkeypatch: pytest.MonkeyPatch) -> None:
+    """PyG's `Sequential` leaves the last one's `forward` in its class, where those find it that could not write theirs.
+
+    A test's module cannot be imported by its file's name, so no model that a test makes has a `forward` of its own.
+    """
+    monkeypatch.setattr(Sequential, "forward", Sequential.forward)
 
 
 @pytest.fixture(autouse=True)

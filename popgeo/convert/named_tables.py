@@ -44,9 +44,11 @@ def read_triples(path: str | Path, like: NamedTriples | None = None, separator: 
         ValueError: a line has other than three columns, or names what `like` has not.
 
     Example:
-        >>> from pathlib import Path
-        >>> _ = Path("family.tsv").write_text("Ada\\tknows\\tBen\\nBen\\tknows\\tAda\\n")
-        >>> known = read_triples("family.tsv")
+        >>> import pathlib, tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     path = pathlib.Path(folder, "family.tsv")
+        ...     _ = path.write_text("Ada\\tknows\\tBen\\nBen\\tknows\\tAda\\n")
+        ...     known = read_triples(path)
         >>> known, known.triples.tolist(), list(known.entities)
         (NamedTriples(2 of 2 entities, 1 relations), [[0, 0, 1], [1, 0, 0]], ['Ada', 'Ben'])
     """
@@ -111,9 +113,11 @@ def read_events(
         ValueError: a column lacks or has gaps, times are not sorted or no whole numbers, or `like` lacks a name.
 
     Example:
-        >>> from pathlib import Path
-        >>> _ = Path("visits.csv").write_text("who,page,at\\nAda,home,3\\nBen,news,5\\n")
-        >>> visits = read_events("visits.csv", "who", "page", "at")
+        >>> import pathlib, tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     path = pathlib.Path(folder, "visits.csv")
+        ...     _ = path.write_text("who,page,at\\nAda,home,3\\nBen,news,5\\n")
+        ...     visits = read_events(path, "who", "page", "at")
         >>> visits, visits.data.dst.tolist()
         (NamedEvents(2 of 2 sources, 2 destinations), [2, 3])
     """
