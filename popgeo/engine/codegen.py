@@ -71,7 +71,7 @@ class _Writer:
         simple = out_variants.copy_or_fill(op) if placed else None
         if simple is not None:
             return self._copy_or_fill(op, *simple)
-        into = out_variants.into(op.target) if placed else None
+        into = out_variants.into_place(self._graph, op) if placed else None
         if into is None:
             return self._call(index, op)
         function, names = into

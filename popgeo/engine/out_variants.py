@@ -8,6 +8,7 @@ import torch
 
 from popgeo.capture.op_graph import Op, OpGraph, overload
 from popgeo.capture.operations import Out, operation_of
+from popgeo.engine.fuse.def_use import is_contiguous
 from popgeo.engine.fuse.prepared import prepared_op
 
 # What torch's functions take, though the schemas of the forms with `out` do not.
@@ -25,7 +26,7 @@ def has_fixed_place(graph: OpGraph, op: Op) -> bool:
         return True
     if op.writes or graph.is_view(op):
         return False
-    return copy_or_fill(op) is not None or into(op.target) is not None
+    return copy_or_fill(op) is not None or into_place(graph, op) is not None
 
 
 def is_elementwise(op: Op) -> bool:
@@ -85,6 +86,17 @@ def into(target: str) -> tuple[Callable[..., Any], tuple[str, ...]] | None:
         is_bound = out is Out.BINDING and names == ("out",)
         return _bound(name) if is_bound else getattr(packet, other)._op, names
     return None
+
+
+def into_place(graph: OpGraph, op: Op) -> tuple[Callable[..., Any], tuple[str, ...]] | None:
+    """What `into` tells, where the kernel can be relied upon to write as the results lie.
+
+    Some of torch's kernels write row after row whatever they are given, such as those of softmax and of pooling.
+    """
+    found = into(op.target)
+    if found is None or op.target in _SCALAR_AS_TENSOR or _is_pointwise(op.target):
+        return found
+    return found if all(is_contiguous(graph.values[v]) for v in op.makes()) else None
 
 
 def copy_or_fill(op: Op) -> tuple[str, Any] | None:

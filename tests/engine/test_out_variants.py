@@ -7,6 +7,7 @@ from popgeo.capture.capture import bind, capture
 from popgeo.capture.control_flow import COND, FOR_LOOP
 from popgeo.capture.op_graph import Input, Op, OpGraph, Ref, Role, Value
 from popgeo.engine import out_variants
+from popgeo.engine.compile_step import compile_step
 from popgeo.engine.graph_runner import GraphRunner
 
 X, Y = torch.tensor([[1.0, -2.0], [3.0, 4.0]]), torch.tensor([[2.0, 2.0], [0.5, -1.0]])
@@ -155,3 +156,22 @@ def test_what_torch_cannot_write_into_given_memory_overwrites_nothing():
     targets = "aten.roll.default", "aten.relu_.default", "aten.mul.Scalar", "aten.add.Tensor", "aten.mm.default"
     found = [out_variants.is_elementwise(Op(target=target, args=(), outputs=(0,))) for target in targets]
     assert found == [False, False, True, True, False]
+
+
+@pytest.mark.parametrize("dim", [0, 1])
+def test_a_kernel_that_writes_row_after_row_does_so_only_where_its_result_lies_so(dim):
+    class Scores(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = torch.nn.Parameter(torch.linspace(-2, 2, 24).view(4, 6).cos())
+
+        def forward(self, x):
+            likely = (x * self.weight).log_softmax(dim)  # its gradient comes transposed out of a batched product
+            return torch.einsum("ij,kj->ik", x, likely).sin().sum()
+
+    x = torch.linspace(-1, 1, 24).view(4, 6).exp()
+    eager, compiled = Scores(), Scores()
+    eager(x).backward()
+    torch.optim.SGD(eager.parameters(), lr=1.0).step()
+    compile_step(compiled, torch.optim.SGD(compiled.parameters(), lr=1.0))(x)
+    torch.testing.assert_close(compiled.weight, eager.weight)

@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from popgeo.capture.op_graph import Op, OpGraph, Ref
+from popgeo.capture.op_graph import Op, OpGraph, Ref, Value
 
 # Another shape of the same elements, where they leave the number of these as it is.
 SHOWS = (
@@ -58,7 +58,7 @@ class DefUse:
             return False
         value = self.graph.values[v]
         fits = value.dtype is dtype and (shape is None or value.shape == tuple(shape))
-        return fits and _is_contiguous(value.shape, value.stride)
+        return fits and is_contiguous(value)
 
     def untransposed(self, v: int | None) -> int | None:
         """What a value is the transposed of."""
@@ -93,9 +93,10 @@ def ref(argument: Any) -> int:
     return argument.value if isinstance(argument, Ref) else -1
 
 
-def _is_contiguous(shape: Sequence[int], stride: Sequence[int]) -> bool:
+def is_contiguous(value: Value) -> bool:
+    """Whether a value's elements lie row after row, with nothing between them."""
     expected = 1
-    for size, step in zip(reversed(shape), reversed(stride), strict=True):
+    for size, step in zip(reversed(value.shape), reversed(value.stride), strict=True):
         if size != 1 and step != expected:
             return False
         expected *= size
