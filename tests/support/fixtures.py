@@ -1,0 +1,103 @@
+"""What surrounds every test: fixtures that several folders use, and the rules that hold while any test runs."""
+
+import gc
+import os
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch_geometric.nn import Sequential
+
+from popgeo.capture.check_graph import check_graph
+from popgeo.capture.op_graph import OpGraph
+from popgeo.ipu.tiles import graph_program
+from popgeo.ipu.tiles.program import Program
+from popgeo.native import library
+from tests.support.check_program import check
+
+# Imported modules and collected tests live to the end, so the garbage collector need not search them.
+gc.disable()
+
+
+def pytest_collection_finish() -> None:
+    """From here on the garbage collector searches only what tests make, and rarely."""
+    gc.freeze()
+    gc.set_threshold(50_000)
+    gc.enable()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _every_graph_and_program_is_checked() -> Iterator[None]:
+    """Every graph that a test captures, rewrites or reads can run; every lowered program has its data on its tiles.
+
+    A program that a test writes by hand may break these rules.
+    """
+    make_graph = OpGraph.__init__
+
+    def make_and_check_graph(self: OpGraph, *args: Any, **kwargs: Any) -> None:
+        make_graph(self, *args, **kwargs)
+        check_graph(self)
+
+    def make_and_check_program(**parts: Any) -> Program:
+        program = Program(**parts)
+        check(program)
+        return program
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(OpGraph, "__init__", make_and_check_graph)
+        patch.setattr(graph_program, "Program", make_and_check_program)
+        yield
+
+
+@pytest.fixture(autouse=True)
+def _each_test_starts_alike(request: pytest.FixtureRequest) -> Iterator[None]:
+    """The same random numbers, one thread, and no model of another test.
+
+    Weights and data that a test does not seed are those of its last run. On a busy machine two threads wait for each
+    other longer than a small step takes; a test may ask for more.
+
+    PyG's `Sequential` writes its `forward` to a file that Python's random numbers name, and leaves the last one in its
+    class. If two models draw the same name, one silently runs the `forward` of the other. So Python's random numbers
+    differ between tests and between processes, and the class gets its own `forward` back.
+    """
+    torch.default_generator.manual_seed(0)  # `torch.manual_seed` formats the stack for each kind of device: 0.8 ms
+    if torch.cuda.is_initialized():
+        torch.cuda.manual_seed_all(0)
+    random.seed(f"{request.node.nodeid} {os.getpid()}")
+    threads, forward = torch.get_num_threads(), Sequential.forward
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+    Sequential.forward = forward
+
+
+@pytest.fixture(params=["compiled", "fallback"])
+def native(request: pytest.FixtureRequest) -> Iterator[str]:
+    """Runs a test twice: with the compiled library, and as on a machine without a compiler."""
+    if request.param == "fallback":
+        with library.without_native():
+            yield request.param
+        return
+    if not library.is_available():
+        pytest.skip(library.reason())
+    yield request.param
+
+
+@pytest.fixture(scope="session")
+def shared_data() -> Path:
+    """The folder of real data that is not part of the package; tests that need it skip if it is absent."""
+    folder = os.environ.get("POPGEO_SHARED_DATA")
+    if folder is None or not Path(folder).is_dir():
+        pytest.skip(
+            f"POPGEO_SHARED_DATA is {folder or 'not set'}; it names a folder that holds qm9.npz, tu/ and planetoid/"
+        )
+    return Path(folder)
+
+
+@pytest.fixture
+def generator() -> torch.Generator:
+    """A seeded source of randomness, new for each test."""
+    return torch.Generator().manual_seed(0)
