@@ -236,7 +236,7 @@ class ModelSubject(Subject):
         return self._is_random_in(None)
 
     def _is_random_in(self, mode: Any) -> bool:
-        one, other = (self.see(self.graphs, model=mode, seed=seed).run.tensors for seed in (0, 1))
+        one, other = (self.see(self.graphs, model=mode, **seed).run.tensors for seed in ({}, {"seed": 1}))
         return any(
             one[name].shape != other[name].shape or difference(other[name], one[name]) is not None for name in one
         )

@@ -83,7 +83,9 @@ def observe(model: Callable[..., Any], run: Callable[[Any], Any], seed: int = 0,
         nullcontext() if dropout else _WithoutDropout(),
         _record(module) as parts,
     ):
-        torch.manual_seed(seed)
+        # `torch.manual_seed` formats the stack for each kind of device that is not there, which takes longer than a run
+        seed_all = torch.manual_seed if torch.accelerator.is_available() else torch.default_generator.manual_seed
+        seed_all(seed)
         result = run(module)
     tensors = returned_tensors(result, ", or pass call=lambda model, batch: ... that takes them from it")
     owner = module if isinstance(module, nn.Module) else nn.Module().eval()
@@ -126,5 +128,4 @@ def _record(module: Any) -> Iterator[list[SubmoduleCall]]:
 
 def _first(values: Any) -> Tensor | None:
     """A copy of the first tensor with entries to compare."""
-    tensors = (tensor.detach().clone() for _, tensor in named_tensors(values) if tensor.is_floating_point())
-    return next(tensors, None)
+    return next((tensor.detach().clone() for _, tensor in named_tensors(values) if tensor.is_floating_point()), None)

@@ -38,7 +38,7 @@ from popgeo.nn import (
     l1_loss,
     mse_loss,
 )
-from popgeo.testing import check_conformance, check_static_capture
+from popgeo.testing import check_conformance
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,7 +110,7 @@ class Pooled(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.gnn = GIN(6, 8, 2)
+        self.gnn = GIN(6, 8, 2, norm="layer_norm")
         self.pool = AttentionalAggregation(nn.Linear(8, 1))
 
     def forward(self, x: Tensor, edge_index: Tensor, batch: Tensor, num_graphs: int, **masks: Tensor) -> Tensor:
@@ -130,26 +130,29 @@ def gps(**kwargs: object) -> GPS:
     return GPS(6, 8, num_layers=1, out_channels=4, heads=2, readout="add", max_num_nodes=8, **kwargs)
 
 
+# Each part of the library is in one of them at least; parts that do not hide each other's faults share a model.
 MODELS: dict[str, Callable[[], nn.Module]] = {
     "SchNet, knn": lambda: schnet(num_interactions=2, interaction_graph=KNNInteractionGraph(4, 5.0, max_num_nodes=8)),
-    "SchNet, knn of the whole batch": lambda: schnet(interaction_graph=KNNInteractionGraph(9, 5.0)),
-    "SchNet, pairs": lambda: schnet(interaction_graph=PairInteractionGraph(5.0, max_num_nodes=8)),
-    "SchNet, radius": lambda: schnet(interaction_graph=RadiusInteractionGraph(5.0, 80, max_num_nodes=8)),
-    "SchNet, polynomial, mean, references": lambda: schnet(
-        readout="mean", mean=1.0, std=2.0, atomref=torch.linspace(0, 1, 100), envelope=PolynomialEnvelope(5.0)
+    "SchNet, knn of the whole batch, polynomial, mean, references": lambda: schnet(
+        interaction_graph=KNNInteractionGraph(9, 5.0),
+        readout="mean",
+        mean=1.0,
+        std=2.0,
+        atomref=torch.linspace(0, 1, 100),
+        envelope=PolynomialEnvelope(5.0),
     ),
-    "SchNet, dipole": lambda: schnet(dipole=True),
+    "SchNet, pairs": lambda: schnet(interaction_graph=PairInteractionGraph(5.0, max_num_nodes=8)),
+    "SchNet, radius, dipole": lambda: schnet(
+        interaction_graph=RadiusInteractionGraph(5.0, 80, max_num_nodes=8), dipole=True
+    ),
     "PaiNN, knn": lambda: PaiNN(8, 2, 6, 5.0, KNNInteractionGraph(9, 5.0, max_num_nodes=8)),
     "PaiNN, pairs, mean": lambda: PaiNN(8, 1, 6, 5.0, PairInteractionGraph(5.0, max_num_nodes=8), readout="mean"),
     "GCN": lambda: gnn(GCN),
-    "GIN, batch norm": lambda: gnn(GIN, norm="batch_norm"),
-    "GIN, layer norm": lambda: gnn(GIN, norm="layer_norm"),
     "GIN, graph norm, jump": lambda: gnn(GIN, norm="graph_norm", jk="cat"),
-    "GIN, instance norm": lambda: gnn(GIN, norm="instance_norm"),
+    "GIN, layer norm, attention": Pooled,
     "GINE": lambda: gnn(GINE, edge_dim=3),
-    "GraphSAGE": lambda: gnn(GraphSAGE),
-    "GraphSAGE, max": lambda: gnn(GraphSAGE, aggr="max"),
-    "attention": Pooled,
+    "GraphSAGE, batch norm": lambda: gnn(GraphSAGE, norm="batch_norm"),
+    "GraphSAGE, max, instance norm": lambda: gnn(GraphSAGE, aggr="max", norm="instance_norm"),
     "GPS, padded": lambda: gps(attention="padded", conv="gcn"),
     "GPS, pack, biased": lambda: gps(attention="pack", edge_dim=3, norm="layer_norm", pair_bias=PairBias(2, 3)),
     "GPS++": lambda: GPSPlusPlus(
@@ -165,7 +168,7 @@ EACH_MODEL = pytest.mark.parametrize("name", MODELS)
 
 
 def make_model(name: str, dtype: torch.dtype = torch.float64) -> nn.Module:
-    torch.manual_seed(0)
+    torch.default_generator.manual_seed(0)
     return MODELS[name]().to(dtype)
 
 
@@ -213,17 +216,18 @@ def test_a_model_holds_what_the_kit_claims_of_any_model(name: str):
     ).require()
 
 
-@EACH_MODEL
-def test_float32_is_close_to_float64(name: str):
+def test_float32_is_close_to_float64():
     batch = pad(make_batch(), 7, 7, 2)
-    single = predict(make_model(name, torch.float32), batch)[:3]
-    assert_close(single.double(), predict(make_model(name), batch)[:3], rtol=1e-4, atol=1e-4)
+    for name in MODELS:
+        single = predict(make_model(name, torch.float32), batch)[:3]
+        double = predict(make_model(name), batch)[:3]
+        assert_close(single.double(), double, rtol=1e-4, atol=1e-4, msg=lambda words, name=name: f"{name}: {words}")
 
 
-@EACH_MODEL
-def test_pygs_check_of_dynamic_shapes_finds_none(name: str):
+def test_pygs_check_of_dynamic_shapes_finds_none():
     with set_experimental_mode(True, "disable_dynamic_shapes"):
-        assert predict(make_model(name), pad(make_batch(), 7, 7, 2)).size(0) == 5
+        sizes = {name: predict(make_model(name), pad(make_batch(), 7, 7, 2)).size(0) for name in MODELS}
+    assert set(sizes.values()) == {5}, sizes
 
 
 class Training(nn.Module):
@@ -237,13 +241,6 @@ class Training(nn.Module):
         molecules = Molecules(**tensors, num_graphs=self.num_graphs)
         out = predict(self.model, molecules)
         return mse_loss(out, torch.ones_like(out), molecules.graphs_mask)
-
-
-@EACH_MODEL
-def test_a_compiled_training_step_is_static_and_equals_eager(name: str):
-    batch = vars(pad(make_batch(), 7, 7, 2))
-    tensors = {key: value for key, value in batch.items() if isinstance(value, Tensor)}
-    check_static_capture(Training(make_model(name), batch["num_graphs"]), tensors)
 
 
 def test_torch_compile_takes_a_whole_model_as_one_graph():
