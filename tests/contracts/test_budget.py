@@ -10,7 +10,7 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping
 from pathlib import Path
 
-from tests.contracts.test_imports import FILES, PACKAGE, SOURCES, arrows, name_of, parsed
+from tests.contracts.test_imports import FILES, PACKAGE, SOURCES, arrows, name_of, parsed, text_of
 
 # What stands on the core is counted apart; the core is all the rest.
 PLACES = {
@@ -54,7 +54,9 @@ def code_lines(source: str) -> int:
     """The lines of a source text that hold code: no blank line, no comment, no docstring."""
     lines = {number for number, line in enumerate(source.splitlines(), 1) if line.strip() and line.strip()[0] != "#"}
     documents: set[int] = set()
-    for node in ast.walk(parsed(source)):
+    nodes = [parsed(source)]
+    for node in nodes:  # which grows by what stands on several lines, or has no line of its own
+        nodes += [n for n in ast.iter_child_nodes(node) if getattr(n, "lineno", 0) != getattr(n, "end_lineno", 1)]
         if isinstance(node, ast.Constant | ast.JoinedStr):  # a text of several lines may have empty ones
             lines.update(range(node.lineno, (node.end_lineno or 0) + 1))
         documented = isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
@@ -130,7 +132,7 @@ def _has_its_name(path: Path) -> bool:
 
 def texts(paths: list[Path]) -> dict[str, str]:
     """The sources of files, by their path inside the package."""
-    return {path.relative_to(PACKAGE).as_posix(): path.read_text() for path in paths}
+    return {path.relative_to(PACKAGE).as_posix(): text_of(path) for path in paths}
 
 
 def test_no_part_of_the_house_is_over_its_budget():
@@ -164,7 +166,7 @@ def test_only_code_is_counted():
 
 def test_the_check_says_which_part_is_over_and_by_how_much():
     line = "x = 1\n"
-    within = {"nn/models/schnet.py": line * 1_500, "data/batch.py": line * 27_000}
+    within = {"nn/models/schnet.py": line * 1_500, "data/batch.py": line * 1_501}
     assert over_budget(within) == []
     (over,) = over_budget(within | {"nn/models/gcn.py": line * 12})
     assert over.startswith("models has 1,512 code lines, 12 over its budget of 1,500. A new mechanism names")

@@ -1,16 +1,14 @@
 """A name is public where a guide, an example, a notebook or a benchmark uses it; the reference does not count."""
 
 import ast
-import importlib
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from importlib.util import find_spec
 from pathlib import Path
 
-import pytest
-
 from tests.conftest import REPOSITORY
-from tests.contracts.test_imports import imports
+from tests.contracts.test_imports import imports, parsed
 
 FACES = ("data", "loader", "nn", "ops", "ipu", "packing", "plots", "sampling", "testing", "datasets", "convert")
 MODULES = ["popgeo", *(f"popgeo.{face}" for face in FACES)]
@@ -26,7 +24,7 @@ def code_in_page(text: str) -> str:
 
 def code_in_script(text: str) -> str:
     """The names that a script uses, without its words."""
-    named = (getattr(node, "id", None) or getattr(node, "attr", None) for node in ast.walk(ast.parse(text)))
+    named = (getattr(node, "id", None) or getattr(node, "attr", None) for node in ast.walk(parsed(text)))
     imported = (alias.name for node in imports(text) for alias in node.names)
     return " ".join([*(name for name in named if isinstance(name, str)), *imported])
 
@@ -52,20 +50,19 @@ def public_names(source: str) -> list[str]:
     return sorted(name for name in names if not name.startswith("_"))
 
 
-@pytest.fixture(scope="module")
-def used() -> set[str]:
-    """What readers of the documents meet."""
+def pages() -> Iterator[Path]:
+    """What readers meet of the documents; the reference and what is made of notebooks aside."""
     made = (REPOSITORY / "docs" / "api", REPOSITORY / "docs" / "notebooks", REPOSITORY / "docs" / "conf.py")
     files = (path for folder in FOLDERS for path in (REPOSITORY / folder).rglob("*") if path.suffix in KINDS)
-    pages = [path for path in files if not any(path.is_relative_to(other) for other in made)]
-    return used_in([REPOSITORY / "README.md", *pages])
+    yield REPOSITORY / "README.md"
+    yield from (path for path in files if not any(path.is_relative_to(other) for other in made))
 
 
-@pytest.mark.parametrize("module", MODULES)
-def test_every_public_name_is_used_where_a_reader_meets_it(module: str, used: set[str]):
-    names = public_names(Path(importlib.import_module(module).__file__).read_text())
-    unused = [name for name in names if name not in used]
-    assert not unused, f"show a use in a guide, or take off the face: {', '.join(unused)}"
+def test_every_public_name_is_used_where_a_reader_meets_it():
+    used = used_in(pages())
+    faces = {module: public_names(Path(find_spec(module).origin).read_text()) for module in MODULES}
+    unused = {module: sorted({*names} - used) for module, names in faces.items()}
+    assert not any(unused.values()), f"show a use in a guide, or take off the face: {unused}"
 
 
 def test_the_check_sees_code_and_no_words_beside_it(tmp_path: Path):
