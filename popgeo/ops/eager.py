@@ -10,12 +10,15 @@ from torch.autograd import forward_ad
 from torch.compiler import is_compiling
 from torch.nn import Parameter
 
+# While a CUDA graph is captured no value can be read. A build of torch for the processor alone cannot be asked.
+_is_capturing = torch.cuda.is_current_stream_capturing if torch.backends.cuda.is_built() else lambda: False
+
 
 def is_direct(*tensors: Tensor) -> bool:
     """Whether plain eager code runs: nothing traces, transforms or differentiates what is done to these tensors.
 
-    False under dynamo, dispatch modes (make_fx, fake tensors), functorch transforms, forward-mode dual numbers, for
-    tensor subclasses and, of course, where autograd is needed.
+    False under dynamo, dispatch modes (make_fx, fake tensors), functorch transforms, forward-mode dual numbers, while a
+    CUDA graph is captured, for tensor subclasses and, of course, where autograd is needed.
 
     Raises:
         ValueError: a tensor is a forward-mode dual number, whose tangent torch would silently drop.
@@ -46,6 +49,7 @@ def _is_transformed() -> bool:
         or _functorch.peek_interpreter_stack() is not None
         or _C._get_tracing_state() is not None
         or forward_ad._current_level >= 0
+        or _is_capturing()
     )
 
 

@@ -45,8 +45,17 @@ def in_a_compilation(look: Callable[[], None]) -> None:
         look()
 
 
+def in_a_cuda_graph(look: Callable[[], None]) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(eager, "_is_capturing", lambda: True)
+        look()
+
+
+SITUATIONS = [in_a_mode, in_a_transform, in_a_trace, in_forward_mode, in_a_compilation, in_a_cuda_graph]
+
+
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("situation", [in_a_mode, in_a_transform, in_a_trace, in_forward_mode, in_a_compilation])
+@pytest.mark.parametrize("situation", SITUATIONS)
 def test_each_situation_in_which_torch_sees_the_calls_is_told(situation: Callable[[Callable[[], None]], None]):
     seen = []
     situation(lambda: seen.append((is_plain(), is_eager((ONES,)), is_direct(ONES), is_direct())))
