@@ -66,7 +66,7 @@ def split(family: str, every: Sequence[Point], seed: int = SEED) -> tuple[list[P
 def compile_point(point: Point, target: ipu.IpuTarget = TARGET) -> ipu.CompiledStep:
     """The function that was measured, compiled for the point's shapes."""
     function, inputs = _FUNCTIONS[point.family](point)
-    return ipu.compile(function, inputs, target=target)
+    return ipu.compile(function, inputs, target=target, strict=False)
 
 
 def _gather(point: Point) -> tuple[Callable[..., Tensor], list[Tensor]]:

@@ -8,7 +8,7 @@ from torch_geometric.data import Batch
 import popgeo
 from popgeo.nn import GIN, KNNInteractionGraph, SchNet
 
-NUM_GRAPHS, STEPS = 8, 16
+NUM_GRAPHS, STEPS = 8, 10
 HALF = {"optimizer_state_dtype": torch.float32, "loss_scaling": popgeo.LossScaling(initial=1024.0)}
 
 

@@ -79,8 +79,13 @@ def test_what_no_rule_knows_gets_a_conservative_cost():
 SQUARE = torch.empty(40, 40)
 
 
-@pytest.mark.parametrize("name", ["schnet", *training_steps.MODELS])
-@pytest.mark.parametrize("optimizer", [torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD])
+@pytest.mark.parametrize(
+    ("name", "optimizer"),
+    [
+        *(("schnet", optimizer) for optimizer in (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD)),
+        *((name, torch.optim.AdamW) for name in training_steps.MODELS),  # an update does not ask what it trains
+    ],
+)
 def test_every_operation_of_a_training_step_has_a_rule(name, optimizer):
     made = training_steps.schnet() if name == "schnet" else training_steps.graph_network(name)
     step = [op for graph in training_steps.captured(*made, optimizer) for op in cost(graph, BOW)]

@@ -27,7 +27,7 @@ FEW = Machine(target=replace(BOW, name="24 tiles", num_tiles=24))
 TILES = FEW.num_tiles
 SIZES, WIDTHS = st.integers(1, 700), st.sampled_from((2, 4))
 KINDS = st.sampled_from(sorted(LOOP_OF))
-few_examples = settings(max_examples=60, deadline=None)
+few_examples = settings(max_examples=30, deadline=None)
 
 
 def ideal(plan: Plan) -> float:
@@ -108,7 +108,7 @@ def cheapest_ways(rows: int, contraction: int, columns: int, space: float, turns
     return found
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(
     rows=st.integers(1, 90), contraction=st.integers(1, 90), columns=st.integers(1, 90),
     memory=st.sampled_from((2**20, 10_000, 6_000, 3_000)),
