@@ -244,7 +244,7 @@ class Training(nn.Module):
 
 
 def test_torch_compile_takes_a_whole_model_as_one_graph():
-    model, batch = make_model("SchNet, knn", torch.float32), pad(make_batch(), 7, 7, 2)
+    model, batch = make_model("SchNet, pairs", torch.float32), pad(make_batch(), 7, 7, 2)
     compiled = torch.compile(model, fullgraph=True, dynamic=False, backend="aot_eager")
     out = compiled(batch.z, batch.pos, batch.batch, num_graphs=batch.num_graphs, nodes_mask=batch.nodes_mask)
     assert_close(out[:3], predict(model, batch)[:3])

@@ -7,12 +7,12 @@ import torch
 
 from popgeo import ipu
 from popgeo.ipu import Report
-from tests.support.small_models import ContinuousFilters, compile_training, make_batch
+from tests.support.small_models import ContinuousFilters, compile_training, make_batch, training_report
 
 
 @pytest.fixture(scope="module")
 def report():
-    return compile_training().report
+    return training_report()
 
 
 def cycles_of(report: Report, *phases: str) -> float:
@@ -26,7 +26,7 @@ def cycles_of_division(report: Report) -> float:
 
 
 def test_a_step_costs_each_micro_batch_and_one_update(report):
-    three = compile_training(gradient_accumulation=3).report
+    three = training_report(gradient_accumulation=3)
     micro = cycles_of(report, "forward", "backward")
     update = cycles_of(report, "update") + cycles_of_division(three)
     adds = [cost for cost in three.costs if cost.phase == "accumulate"]
@@ -40,20 +40,20 @@ def test_dividing_and_clipping_gradients_is_part_of_the_update(report):
         return [cost for cost in report.costs if cost.phase == "update"]
 
     plain = of_the_update(report)
-    scaled = of_the_update(compile_training(loss_scaling=8.0).report)
+    scaled = of_the_update(training_report(loss_scaling=8.0))
     assert [cost.target for cost in scaled] == ["aten.div_.Tensor", *(cost.target for cost in plain)]
-    clipped = of_the_update(compile_training(max_grad_norm=1.0).report)
+    clipped = of_the_update(training_report(max_grad_norm=1.0))
     assert [cost.target for cost in clipped][-len(plain) :] == [cost.target for cost in plain]
     added = clipped[: -len(plain)]
     assert "aten.linalg_vector_norm.default" in [cost.target for cost in added]
     assert all(cost.count == 1 for cost in (*scaled, *clipped))
     cycles = sum(cost.plan.cycles(report.profile) for cost in added)
-    assert compile_training(max_grad_norm=1.0).report.total_cycles == pytest.approx(report.total_cycles + cycles, abs=1)
+    assert training_report(max_grad_norm=1.0).total_cycles == pytest.approx(report.total_cycles + cycles, abs=1)
     assert cycles > 0
 
 
 def test_replicas_work_side_by_side_and_add_up_their_gradients(report):
-    both = compile_training(replication_factor=2).report
+    both = training_report(replication_factor=2)
     (reduce,) = [cost for cost in both.costs if cost.family == "collectives"]
     parameters = sum(p.numel() for p in ContinuousFilters().parameters())
     assert reduce.plan.supersteps[0].bytes_total == 8 * parameters  # each sends half of its gradients, twice

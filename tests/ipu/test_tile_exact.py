@@ -16,7 +16,7 @@ SMALL = IpuTarget(name="small", num_tiles=8, memory_per_tile=2**20, clock=1e9, f
 class Energies(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.net = SchNet(hidden_channels=8, num_filters=8, num_interactions=2, num_gaussians=6, max_num_neighbors=3)
+        self.net = SchNet(hidden_channels=8, num_filters=8, num_interactions=1, num_gaussians=6, max_num_neighbors=3)
 
     def forward(self, z, pos, edge_index, batch, y):
         energy = self.net(z, pos, batch, num_graphs=GRAPHS).squeeze(-1)
@@ -60,10 +60,10 @@ def assert_same_state(exact: TileExact, model: nn.Module, **tolerance: float) ->
         torch.testing.assert_close(held[name], tensor.detach(), **tolerance)
 
 
-def test_three_steps_of_adam_on_tiles_equal_those_of_the_fast_engine():
+def test_two_steps_of_adam_on_tiles_equal_those_of_the_fast_engine():
     step = make_step(Classes, torch.float64)
     exact = TileExact(step, SMALL)
-    for seed in range(3):
+    for seed in range(2):
         torch.testing.assert_close(exact(**make_batch(seed)), step(**make_batch(seed)), rtol=1e-9, atol=1e-9)
     assert_same_state(exact, step.model, rtol=1e-9, atol=1e-9)
     assert exact.program.fallbacks == ()
@@ -79,8 +79,9 @@ def test_single_precision_is_as_close_as_adding_in_another_order_allows():
 
 
 OPTIONS = {
-    "iterations": Options(device_iterations=2, gradient_accumulation=2, output_mode="all"),
-    "sum and scaling": Options(gradient_accumulation=2, reduction="sum", loss_scaling=8.0),
+    "sum and scaling": Options(
+        device_iterations=2, gradient_accumulation=2, output_mode="all", reduction="sum", loss_scaling=8.0
+    ),
     "replicas": Options(replication_factor=2, gradient_accumulation=2, device_iterations=2, output_mode="all"),
     "clipped": Options(max_grad_norm=0.01, output_mode="every_n"),
 }

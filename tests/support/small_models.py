@@ -1,5 +1,7 @@
 """Small models of fixed shape that the tests of the executor train."""
 
+import functools
+
 import torch
 from torch import Tensor, nn
 
@@ -93,3 +95,9 @@ def compile_training(**options) -> ipu.CompiledStep:
     step = ipu.training_model(model, ipu.Options(**options), torch.optim.Adam(model.parameters()))
     times = options.get("gradient_accumulation", 1) * options.get("replication_factor", 1)
     return step.compile(**{name: x.repeat([times] + [1] * (x.dim() - 1)) for name, x in make_batch(0).items()})
+
+
+@functools.cache
+def training_report(**options) -> ipu.Report:
+    """The report of that step, made once for all who read it."""
+    return compile_training(**options).report

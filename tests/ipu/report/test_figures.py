@@ -11,14 +11,14 @@ import torch
 from popgeo import ipu
 from popgeo.ipu.cost.plan import Activity, Profile
 from popgeo.ipu.step_cost import Cost
-from tests.support.small_models import compile_training
+from tests.support.small_models import training_report
 
 STEPS = {
     "running sum": lambda: ipu.compile(lambda x: x.cumsum(0).softmax(1), [torch.ones(40, 40)]).report,
     "views": lambda: ipu.compile(lambda x: x.view(-1), [torch.ones(3, 2)]).report,
-    "training": lambda: compile_training().report,
-    "micro-batches and replicas": lambda: compile_training(gradient_accumulation=3, replication_factor=2).report,
-    "sum of two": lambda: compile_training().report + compile_training().report,
+    "training": lambda: training_report(),
+    "micro-batches and replicas": lambda: training_report(gradient_accumulation=3, replication_factor=2),
+    "sum of two": lambda: training_report() + training_report(),
 }
 
 
@@ -41,7 +41,7 @@ def test_a_running_sum_and_a_softmax_are_two_families():
 
 
 def test_families_count_what_every_micro_batch_runs_and_the_update_once():
-    once, thrice = compile_training().report, compile_training(gradient_accumulation=3).report
+    once, thrice = training_report(), training_report(gradient_accumulation=3)
     assert vars(thrice.families["matmul"]) == pytest.approx(vars(sum([once.families["matmul"]] * 3, Cost())))
     update = sum(cost.phase == "update" and cost.family != "view" for cost in once.costs)
     adds = sum(cost.phase == "accumulate" for cost in thrice.costs)

@@ -4,7 +4,7 @@ import torch
 
 from popgeo import ipu
 from popgeo.quantity import quantity
-from tests.support.small_models import compile_training
+from tests.support.small_models import training_report
 
 
 def test_it_prints_on_one_screen(report):
@@ -18,7 +18,7 @@ def test_it_prints_on_one_screen(report):
 
 
 def test_families_in_words_are_those_of_the_report():
-    report = compile_training(gradient_accumulation=3).report
+    report = training_report(gradient_accumulation=3)
     last = " ".join(str(report)[str(report).index("; a step runs ") :].split())
     most_moved = max(report.families, key=lambda name: report.families[name].bytes)
     assert f"a step runs {report.families[most_moved].ops} {most_moved}" in last
@@ -26,7 +26,7 @@ def test_families_in_words_are_those_of_the_report():
 
 
 def test_what_this_computer_runs_is_counted_once_however_many_micro_batches_there_are():
-    once, thrice = (compile_training(gradient_accumulation=n).report for n in (1, 3))
+    once, thrice = (training_report(gradient_accumulation=n) for n in (1, 3))
     counted = [str(report).split("(not IPU time): ")[1].split(" captured")[0] for report in (once, thrice)]
     assert counted[0] == counted[1]
     left, captured = map(int, counted[0].split(" operations of "))

@@ -1,7 +1,5 @@
 """What the machine adds to a pipeline: shares of memory, layers in parts, streaming memory, the host and replicas."""
 
-from dataclasses import replace
-
 import pytest
 import torch
 from torch import nn
@@ -44,7 +42,7 @@ def test_without_being_told_a_pipeline_keeps_step(plain):
     assert plain.schedule.value == "lock_step"
     assert list(plain.turns) == turns_of(plain.tasks, 2, 8)
     assert plain.turns[-1].end + max(plain.update) == plain.cycles
-    assert plan(schedule="1f1b").turns == ()
+    assert plain.replan(schedule="1f1b").turns == ()
 
 
 def test_each_message_is_told_with_its_ends(plain):
@@ -64,10 +62,10 @@ def test_the_first_stage_waits_for_the_host_unless_other_tiles_do(plain):
     assert plain.stages[0].host == pytest.approx(
         (target.host_seconds + nbytes / target.host_bytes_per_second) * target.clock
     )
-    beside = plan(overlap_host=True)
+    beside = plain.replan(overlap_host=True)
     assert beside.stages[0].waits_forward < plain.stages[0].waits_forward
     assert plain.host_seconds == target.host_call_seconds
-    several = plan(options=ipu.Options(gradient_accumulation=8, device_iterations=4))
+    several = plain.replan(device_iterations=4)
     assert several.host_seconds == target.host_call_seconds / 4
     assert several.micro_batches_per_second > plain.micro_batches_per_second
 
@@ -112,11 +110,9 @@ def test_a_head_in_parts_takes_longer_than_as_a_whole(plain):
 
 
 def test_state_in_streaming_memory_is_read_and_written_once_an_update(plain):
-    options = ipu.Options(gradient_accumulation=8, replication_factor=2)
-    here, away, shared = (
-        plan(options=replace(options, shard_optimizer_state=in_parts), optimizer_off_chip=off_chip)
-        for off_chip, in_parts in ((False, False), (True, False), (True, True))
-    )
+    here = plain.replan(replicas=2)
+    away = plan(options=ipu.Options(gradient_accumulation=8, replication_factor=2), optimizer_off_chip=True)
+    shared = away.replan(shard_optimizer_state=True)
     assert sum(away.extra_bytes) < sum(here.extra_bytes)
     weights = here.stages[0].weight_bytes
     moved = away.update_parts["streaming memory"][0] / away.target.clock * 5e9  # 4 IPUs share 20 GB/s
@@ -128,14 +124,15 @@ def test_state_in_streaming_memory_is_read_and_written_once_an_update(plain):
 
 
 def test_phases_share_one_ipu_and_wait_for_their_weights(plain):
-    phases = plan(schedule="phased")
+    phases = plain.replan(schedule="phased")
     assert phases.num_ipus == 1
     assert sum(phases.extra_bytes) == 0
     weights = phases.stages[0].weight_bytes
     seconds = phases.stages[0].streaming_forward / phases.target.clock
     assert seconds * 20e9 == pytest.approx(weights + phases.stages[0].stash_bytes)
-    assert phases.cycles > plan(schedule="sharded").cycles
-    assert phases.memory[0] <= plan(schedule="sharded", stages={"layers.0": 0, "layers.2": 0}).memory[0]
+    sharded = plain.replan(schedule="sharded")
+    assert phases.cycles > sharded.cycles
+    assert phases.memory[0] <= sharded.replan(stages={"layers.0": 0, "layers.2": 0}).memory[0]
 
 
 @pytest.mark.parametrize(
