@@ -1,5 +1,6 @@
 """What an object says of itself is what a user wants to know."""
 
+import functools
 import io
 import sys
 from html.parser import HTMLParser
@@ -44,6 +45,7 @@ def hetero_loader() -> popgeo.FixedSizeDataLoader:
     return popgeo.FixedSizeDataLoader([graph] * 5, fixed_size_options=sizes)
 
 
+@functools.cache
 def trained() -> ipu.CompiledStep:
     training = ipu.training_model(Mean(), ipu.Options(device_iterations=2))
     training(torch.ones(8, 3))
@@ -213,7 +215,7 @@ def test_a_bar_is_quiet_on_request_and_where_nobody_looks(monkeypatch, slow):
 def test_tuning_shows_how_far_it_is_unless_it_is_told_not_to(monkeypatch, slow):
     for verbose in (True, False):
         monkeypatch.setattr(sys, "stderr", Terminal())
-        popgeo.FixedSizeOptions.tune(popgeo.Molecules()[:50], 4, verbose=verbose)
+        popgeo.FixedSizeOptions.tune(popgeo.Molecules()[:12], 4, verbose=verbose)
         assert ("trying shapes" in sys.stderr.getvalue()) is verbose
 
 

@@ -26,7 +26,7 @@ class Energies(nn.Module):
 class Classes(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.net = GIN(3, 8, num_layers=2, out_channels=1, norm="batch_norm", train_eps=True)
+        self.net = GIN(3, 8, num_layers=1, out_channels=1, jk="last", norm="batch_norm", train_eps=True)
 
     def forward(self, z, pos, edge_index, batch, y):
         mask = torch.arange(NODES) < NODES - 3

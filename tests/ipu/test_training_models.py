@@ -1,7 +1,9 @@
-"""Training with the library's own models equals eager PyTorch, for every combination of a small grid of options."""
+"""Training with the library's own models equals eager PyTorch, whatever the options are.
+
+Options know nothing of models: all their combinations are tried with a line, in `test_compiled_calls.py`.
+"""
 
 import copy
-import itertools
 
 import pytest
 import torch
@@ -34,20 +36,7 @@ class Classes(nn.Module):
         return out, (out - y).square().mean()
 
 
-class Layer(nn.Module):
-    """As little as can be trained."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.net = nn.Linear(3, 1)
-
-    def forward(self, z: Tensor, pos: Tensor, edge_index: Tensor, batch: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        out = global_add_pool(self.net(pos), batch, GRAPHS).squeeze(-1)
-        return out, (out - y).square().mean()
-
-
-GRAPH_NETWORKS = {"schnet": Energies, "gcn": lambda: Classes(GCN), "gin": lambda: Classes(GIN)}
-MODELS = {"layer": Layer, **GRAPH_NETWORKS}
+MODELS = {"schnet": Energies, "gcn": lambda: Classes(GCN), "gin": lambda: Classes(GIN)}
 TOLERANCE = {torch.float64: {"rtol": 1e-9, "atol": 1e-9}, torch.float32: {"rtol": 1e-3, "atol": 1e-4}}
 
 
@@ -68,12 +57,12 @@ def make_pair(name: str, dtype: torch.dtype) -> tuple[nn.Module, nn.Module]:
     return model, copy.deepcopy(model)
 
 
-@pytest.mark.parametrize("name", GRAPH_NETWORKS)
+@pytest.mark.parametrize("name", MODELS)
 def test_five_steps_equal_eager_pytorch(name, native):
     assert_five_steps_equal(name, torch.float64)
 
 
-@pytest.mark.parametrize("name", GRAPH_NETWORKS)
+@pytest.mark.parametrize("name", MODELS)
 def test_five_steps_in_float32_are_close_to_eager_pytorch(name):
     assert_five_steps_equal(name, torch.float32)
 
@@ -93,13 +82,17 @@ def assert_five_steps_equal(name: str, dtype: torch.dtype) -> None:
     torch.testing.assert_close(dict(model.state_dict()), dict(reference.state_dict()), **TOLERANCE[dtype])
 
 
-GRID = list(itertools.product([1, 2], [1, 2], [1, 2], ["mean", "sum"]))
-# Options know nothing of models: the least one goes through all of the grid, the others through its far corners.
-CASES = [(name, *case) for name in MODELS for case in GRID if name == "layer" or case[:3] == (2, 2, 2)]
-
-
-@pytest.mark.parametrize(("name", "iterations", "accumulation", "replicas", "reduction"), CASES)
-def test_every_combination_of_options_equals_eager_pytorch(name, iterations, accumulation, replicas, reduction):
+@pytest.mark.parametrize(
+    ("name", "iterations", "accumulation", "replicas", "reduction"),
+    [
+        ("schnet", 2, 2, 2, "mean"),
+        ("gcn", 2, 2, 2, "sum"),
+        ("gin", 2, 2, 1, "mean"),
+        ("gin", 1, 2, 2, "sum"),
+        ("gin", 2, 1, 2, "mean"),
+    ],
+)
+def test_whole_networks_under_options_equal_eager_pytorch(name, iterations, accumulation, replicas, reduction):
     model, reference = make_pair(name, torch.float64)
     options = Options(
         device_iterations=iterations, gradient_accumulation=accumulation, replication_factor=replicas,
