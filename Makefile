@@ -7,25 +7,35 @@ RUN := $(VENV)/bin/python
 RUNS := $(VENV)/.installed-to-run
 DONE := $(VENV)/.installed
 SOURCES := requirements-run.txt pyproject.toml setup.py $(wildcard popgeo/native/csrc/*)
+# What tests depend on without running it as Python: if such a file changes, `test-changed` runs every test.
+DATA := $(sort $(shell find popgeo -type f ! -name '*.py' ! -name '*.pyc' ! -name '*.so' ! -name '.*'))
+# Tests that read the source files instead of running them, so that no record shows what they depend on.
+READERS := tests/contracts/test_imports.py tests/contracts/test_budget.py
+PYTEST = $(RUN) -m pytest -q
+WORKERS := -n 2 --dist worksteal
 PIP = $(RUN) -m pip install --disable-pip-version-check $(PIP_FLAGS)
 
 # Tests that are compiled once stay so: without it each worker rewrites every file of tests in every run.
-test check: export PYTHONDONTWRITEBYTECODE =
+test test-changed check: export PYTHONDONTWRITEBYTECODE =
 
-.PHONY: demo test check format bench docs fuzz fuzz-aarch64 sanitize threads clean
+.PHONY: demo test test-changed check format bench docs fuzz fuzz-aarch64 sanitize threads clean
 
 demo: $(RUNS) ## train SchNet on the bundled molecules and show how it went
 	$(RUN) -m popgeo
 
 test: $(DONE) ## run every test
-	@echo "popgeo: running the tests (5 to 10 minutes on 2 cores)"
-	$(RUN) -m pytest -q -n 2 --dist worksteal
+	@echo "popgeo: running the tests (3 to 8 minutes on 2 cores)"
+	$(PYTEST) $(WORKERS)
+
+test-changed: $(DONE) ## run the tests that run changed code; the first time every test, to record which code each one runs
+	$(PYTEST) --noconftest $(READERS)
+	$(PYTEST) $(WORKERS) --testmon --testmon-env="$$(cat $(DATA) | cksum)"
 
 check: $(DONE) ## formatting, lint, types, tests
 	$(RUN) -m ruff format --check .
 	$(RUN) -m ruff check .
 	$(RUN) -m mypy
-	$(RUN) -m pytest -q -n 2 --dist worksteal
+	$(PYTEST) $(WORKERS)
 
 format: $(DONE) ## rewrite the source in the project's format
 	$(RUN) -m ruff format .
