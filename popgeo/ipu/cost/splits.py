@@ -25,12 +25,11 @@ def triples(num_tiles: int) -> np.ndarray:
         >>> triples(2).T.tolist()
         [[1, 1, 1], [1, 1, 2], [1, 2, 1], [2, 1, 1]]
     """
-    parts = []
-    for first in range(1, num_tiles + 1):
-        for second in range(1, num_tiles // first + 1):
-            third = np.arange(1, num_tiles // (first * second) + 1, dtype=np.int32)
-            parts.append(np.stack([np.full_like(third, first), np.full_like(third, second), third]))
-    every = np.concatenate(parts, axis=1)
+    every, left = np.empty((0, 1), dtype=np.int32), np.array([num_tiles])
+    for _ in range(3):  # a dimension is cut into 1 part up to as many as the tiles allow that are left for it
+        parts = np.arange(1, left.sum() + 1, dtype=np.int32) - np.repeat(left.cumsum(dtype=np.int32) - left, left)
+        every = np.concatenate([np.repeat(every, left, axis=1), parts[np.newaxis]], dtype=np.int32)
+        left = np.repeat(left, left) // parts
     every.setflags(write=False)
     return every
 
