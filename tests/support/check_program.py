@@ -61,8 +61,7 @@ def _check_vertex(step: str, vertex: Vertex, holders: _Holders, sent: _Sent) -> 
         at = holders[region.variable]
         if at is None:
             continue
-        elements = np.unique(region.elements)
-        absent = elements[at[elements] != vertex.tile]
+        absent = region.elements[at[region.elements] != vertex.tile]
         brought = sent.get((region.variable, vertex.tile), [])
         if len(absent) and not (brought and np.isin(absent, np.concatenate(brought)).all()):
             raise ValueError(f"{step}: a vertex on tile {vertex.tile} reads {region.variable}, which is not there.")
@@ -80,11 +79,12 @@ def _check_apart(step: ComputeSet, holders: _Holders) -> None:
             at = None if region is None else holders[region.variable]
             if region is None or at is None:
                 continue
-            elements = np.unique(region.elements)
-            owner = writer.setdefault(region.variable, np.full(len(at), -1))
-            if (owner[elements] >= 0).any():
+            if region.variable not in writer:
+                writer[region.variable] = np.full(len(at), -1)
+            owner = writer[region.variable]
+            if (owner[region.elements] >= 0).any():
                 raise ValueError(f"{step.name}: two vertices write the same elements of {region.variable}.")
-            owner[elements] = number
+            owner[region.elements] = number
     for number, vertex in enumerate(step.vertices):
         for region in vertex.reads:
             at = holders[region.variable]
