@@ -27,6 +27,7 @@ CHECKSUM = zlib.crc32(
 # Compiled again for each set of newer processors, and picked when it is loaded.
 KERNEL_NAMES = ("kernels", "chains", "filter", "interaction", "rounding", "tensor_product")
 KERNELS = [str(CSRC / f"{name}.cpp") for name in KERNEL_NAMES]
+WITH_ISAS = os.environ.get("POPGEO_ISAS") != "none"  # none: kernels for every processor alone, which compile sooner
 ISAS = {
     "v3": ["-mavx2", "-mf16c", "-mfma"],
     "v4": ["-mavx2", "-mf16c", "-mfma", "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl"],
@@ -49,7 +50,8 @@ class BuildLibrary(build_ext):
         if self._compiles([OPENMP]):
             flags.append(OPENMP)
             ext.extra_link_args = [OPENMP]
-        for isa, options in ISAS.items() if platform.machine().lower() in ("x86_64", "amd64") else ():
+        is_x86 = platform.machine().lower() in ("x86_64", "amd64")
+        for isa, options in ISAS.items() if is_x86 and WITH_ISAS else ():
             if self._compiles(options):
                 ext.extra_objects += self.compiler.compile(
                     KERNELS,

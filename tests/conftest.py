@@ -1,5 +1,6 @@
 """What a run of the tests needs before the first test, and what it prints after the last one."""
 
+import atexit
 import os
 from pathlib import Path
 
@@ -11,14 +12,16 @@ PUBLISHED = REPOSITORY / "benchmarks" / "data"  # measurements of others, with t
 
 def pytest_configure(config: pytest.Config) -> None:
     """Only a process that runs tests imports torch, PyG and popgeo, not the one that hands tests to workers."""
+    os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")  # else inductor compiles three programs to try the processor
+    if not hasattr(config, "workerinput"):
+        atexit.register(_print_processor_time)  # registered before others, so called after them
     hands_out = config.getoption("numprocesses", None) and not hasattr(config, "workerinput")
     if not hands_out:
         config.pluginmanager.import_plugin("tests.support.fixtures")
 
 
-def pytest_unconfigure(config: pytest.Config) -> None:
-    """Says what the run has cost; workers have ended by now, so their time is that of children."""
-    if not hasattr(config, "workerinput"):
-        user, system, of_children, system_of_children, _ = os.times()
-        total = user + system + of_children + system_of_children
-        config.get_terminal_writer().line(f"processor time: {total:.0f} s (user and system, of all processes)")
+def _print_processor_time() -> None:
+    """Says what the run has cost. Workers and other children have ended by now, so their time is that of children."""
+    user, system, of_children, system_of_children, _ = os.times()
+    total = user + system + of_children + system_of_children
+    print(f"processor time: {total:.0f} s (user and system, of all processes)")

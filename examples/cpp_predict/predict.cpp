@@ -4,7 +4,10 @@
 // The names, types and order of inputs and results stand in the file, as JSON, under extra/popgeo.json.
 //
 //   predict model.pt2 num_nodes num_edges num_graphs
-#include <ATen/Functions.h>
+#include <ATen/ops/arange.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/ones.h>
+#include <ATen/ops/zeros.h>
 #include <torch/csrc/inductor/aoti_package/model_package_loader.h>
 
 #include <cstdio>

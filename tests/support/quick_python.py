@@ -157,6 +157,7 @@ def main() -> None:
         importlib.import_module("ipykernel.kernelapp")
     del sys.modules["popgeo.__main__"]  # or Python warns where it is run as a module
     gc.freeze()
+    gc.set_threshold(50_000)  # these processes end before garbage matters
     end(status_of(serve(sys.argv[2])))
 
 
