@@ -12,7 +12,9 @@ PUBLISHED = REPOSITORY / "benchmarks" / "data"  # measurements of others, with t
 
 def pytest_configure(config: pytest.Config) -> None:
     """Only a process that runs tests imports torch, PyG and popgeo, not the one that hands tests to workers."""
-    os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")  # else inductor compiles three programs to try the processor
+    # Inductor would compile three programs to try the processor, and headers for more kernels than the tests have.
+    os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
+    os.environ.setdefault("TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS", "0")
     if not hasattr(config, "workerinput"):
         atexit.register(_print_processor_time)  # registered before others, so called after them
     hands_out = config.getoption("numprocesses", None) and not hasattr(config, "workerinput")

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from popgeo import ipu
+from popgeo import compile_step, ipu
 from popgeo.nn import SchNet
 
 REPOSITORY = Path(__file__).resolve().parent.parent
@@ -35,14 +35,19 @@ def test_following_the_insights_doubles_the_throughput_of_schnet_and_still_fits(
     assert not {"cos in software", "Neighbours are searched in every step"} & {i.title for i in last.insights}
 
 
-def test_a_step_of_a_schnet_of_six_blocks_is_costed_for_all_tiles_in_seconds():
-    start, before = time.perf_counter(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    model = nn.Sequential()
-    model.schnet, model.forward = SchNet(), lambda z, pos, batch: model.schnet(z, pos, batch, num_graphs=40).mean()
-    step = ipu.training_model(model, optimizer=torch.optim.Adam(model.parameters()))
+def test_a_step_of_a_schnet_of_six_blocks_is_costed_for_all_tiles_in_little_time_and_memory():
     atoms = torch.ones(576, dtype=torch.int64), torch.rand(576, 3), torch.arange(576) * 40 // 576
-    assert step.compile(*atoms).report.total_cycles > 1_000_000
-    assert time.perf_counter() - start < 10
+    before, times = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, []
+    for make_step in (compile_step, ipu.training_model):  # without a machine, and with one
+        model, start = nn.Sequential(), time.process_time()
+        model.schnet, model.forward = (
+            SchNet(),
+            lambda z, pos, batch, m=model: m.schnet(z, pos, batch, num_graphs=40).mean(),
+        )
+        step = make_step(model, optimizer=torch.optim.Adam(model.parameters())).compile(*atoms)
+        times.append(time.process_time() - start)
+    assert step.report.total_cycles > 1_000_000
+    assert times[1] < 10 * times[0]
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 2_000_000  # kilobytes
 
 

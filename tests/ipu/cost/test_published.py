@@ -68,11 +68,12 @@ def test_the_shipped_constants_are_those_that_the_script_fits(monkeypatch):
     assert [float(f"{value:.4g}") for value in fitted] == [getattr(BOW_SDK3, name) for name in names]
 
 
-def test_a_schnet_training_step_takes_the_published_cycles_within_15_percent_and_is_costed_in_four_seconds():
-    graphs = training_steps.captured(*training_steps.schnet(**PUBLISHED_STEP))
+def test_a_schnet_training_step_takes_the_published_cycles_within_15_percent_and_less_time_to_cost_than_to_capture():
     start = time.process_time()
+    graphs = training_steps.captured(*training_steps.schnet(**PUBLISHED_STEP))
+    captured = time.process_time()
     costs = [cost(graph, BOW) for graph in graphs]
-    assert time.process_time() - start < 4
+    assert time.process_time() - captured < captured - start
     cycles = sum(op.plan.cycles(Profile.CALIBRATED) for ops in costs for op in ops)
     assert cycles == pytest.approx(2.05e6, rel=0.15)
 

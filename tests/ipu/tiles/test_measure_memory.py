@@ -72,15 +72,14 @@ class Energies(nn.Module):
         return (self.net(z, pos, batch, num_graphs=32).squeeze(-1) - y).square().mean()
 
 
-def test_a_six_block_schnet_step_is_accounted_for_within_three_seconds():
-    model = Energies()
+def test_the_memory_of_a_six_block_schnet_step_is_known_in_less_time_than_the_step_takes_to_compile():
+    model, start = Energies(), time.process_time()
     step = training_model(model, optimizer=torch.optim.Adam(model.parameters()))
     step.compile(torch.ones(288, dtype=torch.long), torch.randn(288, 3), torch.arange(288) // 9, torch.randn(32))
     target = IpuTarget.bow()
-    costs = cost(step.graph, target)
-    start = time.perf_counter()
+    costs, compiled = cost(step.graph, target), time.process_time()
     use = memory(step.graph, costs, target, num_results=1)
-    assert time.perf_counter() - start < 3
+    assert time.process_time() - compiled < compiled - start
     assert use.peak.shape == (1472,)
     assert len(use.curve) == len(step.graph.ops)
     weights = sum(p.numel() for p in model.parameters()) * 4
