@@ -176,8 +176,8 @@ def try_claim(claim: Claim, subject: Subject, ways: Sequence[Mapping[str, Any]],
         except NotTriedError as error:
             reasons.append(str(error))
         except Exception as error:  # whatever a stranger's model raises says something of the claim
-            case = _smallest(claim, subject, case, type(error), shrink_seconds)
-            broken = _broken(claim, subject, case) or error
+            whole, case = case, _smallest(claim, subject, case, type(error), shrink_seconds) if shrink_seconds else case
+            broken = (None if case is whole else _broken(claim, subject, case)) or error
             words = str(broken) if isinstance(broken, AssertionError) else f"{type(broken).__name__}: {broken}"
             return seen(
                 status=Status.FAILED,

@@ -1,6 +1,5 @@
 """A dataset that is not in memory is read only as far as it must be, and for its sizes once."""
 
-import gc
 import warnings
 
 import pytest
@@ -108,7 +107,6 @@ def test_sizes_are_read_anew_where_the_transform_has_changed_and_forgotten_with_
     number = id(other)
     assert len(GraphSizes(other).values) == 3
     del other
-    gc.collect()
     from popgeo.data import graph_sizes
 
     assert number not in graph_sizes._KEPT

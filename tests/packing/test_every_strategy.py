@@ -50,7 +50,7 @@ def seeded(seed: int = 0) -> torch.Generator:
 
 
 @every_strategy
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=40)
 @given(case=sizes_and_budget(), seed=st.integers(0, 99))
 def test_each_graph_is_in_one_pack_within_the_budget(pack, case, seed):
     check(pack(*case, generator=seeded(seed)), *case)
@@ -119,7 +119,7 @@ def test_the_door_is_the_same_for_all(pack):
 
 
 @every_strategy
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=25)
 @given(case=sizes_and_budget())
 def test_no_share_exceeds_the_whole(pack, case):
     sizes, budget = case

@@ -68,7 +68,7 @@ def fewest(sizes: tuple[int, ...], capacity: int, num_graphs: int) -> int:
     return best
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=40)
 @given(st.data())
 def test_the_true_optimum_lies_between_the_bound_and_the_plan(data):
     sizes = data.draw(st.lists(st.integers(0, 9), min_size=1, max_size=8))
@@ -80,7 +80,7 @@ def test_the_true_optimum_lies_between_the_bound_and_the_plan(data):
     assert plan.gap <= 1
 
 
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=40)
 @given(st.data())
 def test_each_graph_is_packed_once_within_every_budget(data):
     num_dims = data.draw(st.integers(1, 3))

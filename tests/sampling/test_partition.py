@@ -43,7 +43,7 @@ def test_cliques_joined_by_single_edges_are_the_parts(native: str, method: Parti
 
 
 @given(st.integers(1, 60), st.integers(0, 200), st.integers(1, 9), st.integers(0, 2**31))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 def test_our_parts_hold_every_node_and_are_balanced_within_5_percent(
     num_nodes: int, num_edges: int, num_parts: int, seed: int
 ) -> None:

@@ -129,7 +129,7 @@ def questions(draw: st.DrawFn) -> Question:
     )
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(question=questions())
 def test_a_sample_is_what_its_drawn_edges_lead_to(question):
     sample = question.ask()

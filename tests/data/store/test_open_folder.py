@@ -1,6 +1,5 @@
 """What is found out when a folder is opened: its manifest, its row pointers, its values that are no tensors."""
 
-import gc
 import json
 import pickle
 import sys
@@ -151,7 +150,6 @@ def test_memory_that_is_used_anew_is_not_taken_for_a_file_that_was_there(tmp_pat
     address = tensor.data_ptr()
     assert address in mapped._MAPPED
     del tensor
-    gc.collect()
     assert address not in mapped._MAPPED
 
 
