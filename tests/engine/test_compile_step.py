@@ -5,6 +5,7 @@ import shutil
 
 import pytest
 import torch
+import torch._inductor.config as inductor_config
 from torch import Tensor, nn
 
 import popgeo
@@ -85,6 +86,7 @@ def test_schnet_learns_under_autocast():
 
 
 @needs_compiler
+@inductor_config.patch({"cpp.simdlen": 1})  # without vectors its programs compile sooner
 def test_inductor_is_handed_the_captured_step_and_trains_as_eager_code_does():
     net, own, twin, optimizer = make_net()
     graphs = torch._dynamo.utils.counters["stats"]["unique_graphs"]

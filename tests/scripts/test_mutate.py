@@ -67,7 +67,7 @@ def printed(tmp_path_factory) -> list[str]:
     for name, text in files.items():
         (repository / name).parent.mkdir(exist_ok=True)
         (repository / name).write_text(textwrap.dedent(text).lstrip())
-    toy = ["--repository", str(repository), "--sources", "toy", "--tests", "tests", "--limit", "4"]
+    toy = ["--repository", str(repository), "--sources", "toy", "--tests", "tests", "--limit", "2"]
     command = [*quick_python.command(), str(SCRIPTS / "mutate.py"), *toy]
     done = subprocess.run(command, cwd=repository, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
