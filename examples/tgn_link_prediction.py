@@ -15,7 +15,7 @@ familiarity says whether this source and this destination have met before (EdgeB
 Expected on `college` after the default three epochs, 20 seconds of processor time of one core: on the test events
 AP 0.83 and AUC 0.81, where popularity has 0.77 and 0.80, familiarity 0.76 and 0.78. Longer training overfits. On
 `wikipedia`, without the features of edits, AP 0.968 and AUC 0.965 in two minutes; popularity has 0.59 and 0.52,
-familiarity 0.91 and 0.91 (published with the features: AP 0.985). On `bitcoinotc`, where every pair rates once, features
+familiarity 0.91 and 0.91 (published with the features: AP 0.985). On `bitcoinotc` every pair rates once, and features
 of single nodes are learned by heart: `--without-nodes` has AP 0.825, the median of the seeds 0 to 4 (0.794 to 0.863),
 popularity 0.776.
 """

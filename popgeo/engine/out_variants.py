@@ -89,14 +89,13 @@ def into(target: str) -> tuple[Callable[..., Any], tuple[str, ...]] | None:
 
 
 def into_place(graph: OpGraph, op: Op) -> tuple[Callable[..., Any], tuple[str, ...]] | None:
-    """What `into` tells, where the kernel can be relied upon to write as the results lie.
+    """As `into`, but None if the kernel may write row after row and a result does not lie so in memory.
 
-    Some of torch's kernels write row after row whatever they are given, such as those of softmax and of pooling.
+    Some of torch's kernels, such as softmax and pooling, ignore the strides of the memory that they are given.
     """
     found = into(op.target)
-    if found is None or op.target in _SCALAR_AS_TENSOR or _is_pointwise(op.target):
-        return found
-    return found if all(is_contiguous(graph.values[v]) for v in op.makes()) else None
+    by_rows = found is not None and op.target not in _SCALAR_AS_TENSOR and not _is_pointwise(op.target)
+    return None if by_rows and not all(is_contiguous(graph.values[v]) for v in op.makes()) else found
 
 
 def copy_or_fill(op: Op) -> tuple[str, Any] | None:

@@ -27,7 +27,7 @@ from tests.support.graphs import graph
 X = torch.tensor([[1.0, 4.0, 2.0], [-2.0, 0.5, 1.0]])
 GRAPHS = [graph(n, 2 * n, seed=n) for n in (3, 1, 4, 2, 5)]
 
-Make = Callable[[Path], None]
+Make = Callable[[Path], object]
 Use = Callable[[Path], str]
 Seal = Callable[[bytes, Any], bytes]
 
@@ -205,13 +205,16 @@ def _write_atoms(folder: Path) -> None:
 
 def _read_atoms(folder: Path) -> str:
     with _naming(folder / "atoms.xyz") as path:
-        found = [*read_atoms(path, cutoff=1.5)]
+        atoms = read_atoms(path, cutoff=1.5)
+        found = [atoms[i] for i in range(len(atoms))]
     assert all(one.pos.isfinite().all() and one.pos.shape == (len(one.z), 3) for one in found), "atoms stand nowhere"
     return digest([one.to_dict() for one in found])
 
 
 def _write_smiles(folder: Path) -> None:
-    rows = [f"{smiles} , {i}.25 , {-i}e-3" for i, smiles in enumerate(["CCO", "c1ccccc1", "[NH4+]", "C/C=C/C", "C#N"])]
+    rows: list[str] = [
+        f"{smiles} , {i}.25 , {-i}e-3" for i, smiles in enumerate(["CCO", "c1ccccc1", "[NH4+]", "C/C=C/C", "C#N"])
+    ]
     (folder / "molecules.csv").write_text("\n".join(["smiles,gap,mu", *rows, ""]))
 
 

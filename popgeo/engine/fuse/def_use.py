@@ -1,5 +1,6 @@
 """Who makes and who reads each value of a graph, for passes that look for patterns."""
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -95,9 +96,5 @@ def ref(argument: Any) -> int:
 
 def is_contiguous(value: Value) -> bool:
     """Whether a value's elements lie row after row, with nothing between them."""
-    expected = 1
-    for size, step in zip(reversed(value.shape), reversed(value.stride), strict=True):
-        if size != 1 and step != expected:
-            return False
-        expected *= size
-    return True
+    steps = [math.prod(value.shape[axis + 1 :]) for axis in range(len(value.shape))]
+    return all(size == 1 or own == step for size, own, step in zip(value.shape, value.stride, steps, strict=True))

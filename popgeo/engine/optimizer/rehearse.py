@@ -45,7 +45,7 @@ class Rehearsal:
         small = [nn.Parameter(p.detach().new_ones((1,) * min(p.dim(), 1))) for p in self._whole]
         self._small = worker.over(small)
         for one, whole in zip(small, self._whole, strict=True):
-            set_gradient(one, torch.ones_like(one.detach(), dtype=_gradient_type(whole)))
+            set_gradient(one, torch.ones_like(one.detach(), dtype=(whole if whole.grad is None else whole.grad).dtype))
             held = worker.optimizer.state.get(whole)
             if held:
                 self._state[one] = {key: _resized(part, whole, one) for key, part in held.items()}
@@ -185,10 +185,6 @@ def _resized(part: Any, of: Tensor, to: Tensor) -> Any:
     if isinstance(part, Tensor) and part.shape == of.shape and of.dim() > 0:
         return torch.ones_like(to.detach(), dtype=part.dtype)
     return copy.deepcopy(part)
-
-
-def _gradient_type(parameter: Tensor) -> torch.dtype:
-    return parameter.dtype if parameter.grad is None else parameter.grad.dtype
 
 
 def _is_number(part: Any) -> bool:

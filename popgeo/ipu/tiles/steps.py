@@ -1,5 +1,6 @@
 """What a program consists of: variables spread over tiles, and bulk-synchronous steps of compute sets and exchanges."""
 
+import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -184,14 +185,10 @@ class Repeat:
 
     def __str__(self) -> str:
         head = f"repeat {self.count}{f' ({self.name})' if self.name else ''}:"
-        return "\n".join([head, *(_indented(str(step)) for step in self.body)])
+        return "\n".join([head, *(textwrap.indent(str(step), "  ") for step in self.body)])
 
 
 Step = ComputeSet | Exchange | Sync | HostCopy | AllReduce | Repeat
-
-
-def _indented(text: str) -> str:
-    return "\n".join(f"  {line}" for line in text.splitlines())
 
 
 def _count(number: int, one: str, many: str = "") -> str:
