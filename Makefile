@@ -28,8 +28,8 @@ test: $(DONE) ## run every test
 	$(PYTEST) $(WORKERS)
 
 test-changed: $(DONE) ## run the tests that run changed code; the first time every test, to record which code each one runs
-	$(PYTEST) --noconftest $(READERS)
-	$(PYTEST) $(WORKERS) --testmon --testmon-env="$$(cat $(DATA) | cksum)"
+	@$(PYTEST) --noconftest $(READERS); readers=$$?; \
+	  $(PYTEST) $(WORKERS) --testmon --testmon-env="$$(cat $(DATA) | cksum)" && exit $$readers
 
 check: $(DONE) ## formatting, lint, types, tests
 	$(RUN) -m ruff format --check .
