@@ -176,16 +176,16 @@ def try_claim(claim: Claim, subject: Subject, ways: Sequence[Mapping[str, Any]],
         except NotTriedError as error:
             reasons.append(str(error))
         except Exception as error:  # whatever a stranger's model raises says something of the claim
-            whole, case = case, _smallest(claim, subject, case, type(error), shrink_seconds) if shrink_seconds else case
-            broken = (None if case is whole else _broken(claim, subject, case)) or error
+            smaller = _smallest(claim, subject, case, type(error), shrink_seconds) if shrink_seconds else case
+            broken = (None if smaller is case else _broken(claim, subject, smaller)) or error
             words = str(broken) if isinstance(broken, AssertionError) else f"{type(broken).__name__}: {broken}"
             return seen(
                 status=Status.FAILED,
                 words=words,
                 cause=getattr(broken, "cause", "") or claim.cause,
                 figures=getattr(broken, "figures", {}),
-                case=case,
-                script=issue_script(subject, claim, case),
+                case=smaller,
+                script=issue_script(subject, claim, smaller),
             )
     if len(reasons) == len(ways):
         return seen(status=Status.NOT_TRIED, words=reasons[0])
