@@ -31,6 +31,7 @@ def test_increments_of_a_users_class_are_asked_for(native):
     assert_same_graphs(unpad(batch), graphs)
 
 
+# PyG keeps one class of batches for each name of a class, so classes of graphs in tests have names of their own.
 def test_a_users_cat_dim_is_respected(native):
     class Stacked(Data):
         def __cat_dim__(self, key, value, *args, **kwargs):
@@ -107,11 +108,11 @@ def test_increments_of_a_users_class_are_asked_for_in_a_dataset_in_memory():
 
 
 def test_a_users_cat_dim_is_respected_in_a_dataset_in_memory():
-    class Stacked(Data):
+    class StackedInMemory(Data):
         def __cat_dim__(self, key, value, *args, **kwargs):
             return None if key in ("image", "size") else super().__cat_dim__(key, value, *args, **kwargs)
 
-    graphs = [Stacked(x=torch.ones(n, 1), image=torch.rand(2, 3), size=torch.tensor(n)) for n in (2, 3)]
+    graphs = [StackedInMemory(x=torch.ones(n, 1), image=torch.rand(2, 3), size=torch.tensor(n)) for n in (2, 3)]
     store = FlatStore.from_dataset(InMemory(graphs))
     batch = FixedSizeCollater(OPTIONS, add_masks_to_batch=True).collate(store, torch.Generator())
     assert batch.image.shape == (4, 2, 3)
@@ -119,11 +120,11 @@ def test_a_users_cat_dim_is_respected_in_a_dataset_in_memory():
 
 
 def test_a_graph_of_a_store_has_the_shapes_that_it_had_before_also_where_graphs_are_stacked():
-    class Stacked(Data):
+    class StackedInAStore(Data):
         def __cat_dim__(self, key, value, *args, **kwargs):
             return None if key in ("image", "size") else super().__cat_dim__(key, value, *args, **kwargs)
 
-    graphs = [Stacked(x=torch.ones(n, 1), image=torch.rand(2, 3), size=torch.tensor(n)) for n in (2, 3)]
+    graphs = [StackedInAStore(x=torch.ones(n, 1), image=torch.rand(2, 3), size=torch.tensor(n)) for n in (2, 3)]
     for dataset in (graphs, InMemory(graphs)):
         store = FlatStore.from_dataset(dataset)
         assert_same_graphs([store[0], store[1]], graphs)
