@@ -160,10 +160,6 @@ class _Held:
                 self.table_of(name)[name] = tensor
 
 
-def _values(holder: Any) -> list[Any]:
-    return list(holder.values() if isinstance(holder, dict) else holder)
-
-
 @dataclass(frozen=True, kw_only=True, eq=False)
 class HeldState:
     """What a module held before the block of `swapped`, and the stand-ins that it holds inside."""
@@ -221,7 +217,7 @@ class HeldState:
                 if isinstance(old, Tensor) and isinstance(new, Tensor) and new is not old and was_read(old):
                     lost.append(f"{one.path}{name}")
             for name in one.contents.keys() - OF_EVERY_MODULE:
-                own, then = map(_values, one.contents[name])
+                own, then = (list(c.values() if isinstance(c, dict) else c) for c in one.contents[name])
                 gone = [old for old in then if isinstance(old, Tensor) and not any(old is new for new in own)]
                 lost += [f"a tensor in {one.path}{name}"] * any(map(was_read, gone))
         if lost:

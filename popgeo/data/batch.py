@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 from torch_geometric.data import Batch
+from torch_geometric.data import batch as batches_of_pyg
 
 from popgeo.data.axes import Attribute, Level
 from popgeo.data.flat_store import FlatStore
@@ -83,6 +84,9 @@ class BatchBuilder:
 
 def _empty_batch(store: FlatStore) -> Any:
     batch = Batch(_base_cls=store.data_cls)
+    if not isinstance(batch, store.data_cls):  # PyG keeps one class per name, and this name was another class's first
+        del vars(batches_of_pyg)[type(batch).__name__]
+        batch = Batch(_base_cls=store.data_cls)
     for key in (*store.node_types, *store.edge_types):
         if key is not None:
             batch[key]  # PyG makes the store of a type when it is first asked for

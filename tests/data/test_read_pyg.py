@@ -31,7 +31,21 @@ def test_increments_of_a_users_class_are_asked_for(native):
     assert_same_graphs(unpad(batch), graphs)
 
 
-# PyG keeps one class of batches for each name of a class, so classes of graphs in tests have names of their own.
+def test_classes_of_one_name_have_batches_of_their_own():
+    def graphs_joined_along(dim):
+        class Joined(Data):
+            def __cat_dim__(self, key, value, *args, **kwargs):
+                return dim if key == "image" else super().__cat_dim__(key, value, *args, **kwargs)
+
+        return [Joined(x=torch.ones(2, 1), image=torch.rand(2, 2, 3)) for _ in range(2)]
+
+    for dim in (0, 1, 0):
+        graphs = graphs_joined_along(dim)
+        batch = FixedSizeCollater(FixedSizeOptions(9, 0, 4), add_masks_to_batch=True)(graphs)
+        assert batch.image.shape == ((9, 2, 3) if dim == 0 else (2, 9, 3))
+        assert_same_graphs(unpad(batch), graphs)
+
+
 def test_a_users_cat_dim_is_respected(native):
     class Stacked(Data):
         def __cat_dim__(self, key, value, *args, **kwargs):
