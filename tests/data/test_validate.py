@@ -115,7 +115,7 @@ def entered(kind: str, graphs: list[Data]) -> object:
 def test_of_random_datasets_the_broken_ones_are_refused_and_only_those(source):
     seen: Counter[str] = Counter()
 
-    @settings(max_examples=60, deadline=None)
+    @settings(max_examples=150, deadline=None)
     @given(lists_of_graphs(), st.sampled_from(DAMAGE), st.integers(0, 50))
     def check(graphs, kind, where):
         number = where % len(graphs)

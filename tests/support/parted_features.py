@@ -46,7 +46,7 @@ def main(folder: Path, rank: int) -> None:
     sent = []
     for num_cached in (0, 20):
         parts = {None: torch.arange(60) % 2}
-        parted = PartitionedFeatures(features, parts, num_cached, timeout=timedelta(seconds=3))
+        parted = PartitionedFeatures(features, parts, num_cached, timeout=timedelta(minutes=2))
         loader = FixedSizeNeighborLoader((parted, graph), [3, 2], SEEDS, **HOW)
         parted.num_bytes = 0
         for part in parted.parts.values():
@@ -66,7 +66,8 @@ def main(folder: Path, rank: int) -> None:
     whole = trained()
     state = {"model": whole["model"].state_dict(), "optimizer": whole["optimizer"].state_dict(), "loader": loader}
     dcp.save(state, checkpoint_id=folder / "checkpoint")
-    loader = FixedSizeNeighborLoader((parted, graph), [3, 2], SEEDS, background=False, **HOW)
+    impatient = PartitionedFeatures(features, parts, timeout=timedelta(seconds=3))
+    loader = FixedSizeNeighborLoader((impatient, graph), [3, 2], SEEDS, background=False, **HOW)
     start = time.time()
     try:
         for number, _ in enumerate(loader):
