@@ -86,9 +86,7 @@ def _is_hashed(code: CodeType) -> bool:
 
 def describe(frame: FrameType | None) -> str:
     """`file:line in function: code` of the line that a frame stands at; empty for no frame."""
-    if frame is None:
-        return ""
-    return _line(frame.f_code, frame.f_lineno)
+    return "" if frame is None else _line(frame.f_code, frame.f_lineno)
 
 
 @functools.lru_cache(maxsize=4096)

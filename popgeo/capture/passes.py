@@ -112,7 +112,7 @@ def _draws(target: str) -> bool:
 
 def replace_values(op: Op, stands_for: Mapping[int, int]) -> Op:
     """The same operation on other values."""
-    if not stands_for:
+    if stands_for.keys().isdisjoint((*op.reads(), *op.writes)):
         return op
 
     def rename(value: int) -> Ref:

@@ -118,6 +118,8 @@ class Recorder(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
+        if func is torch.ops.prim.device.default:  # autograd asks for it at every gradient
+            return args[0].device
         keywords = dict(kwargs or {})
         if self._paused:
             return func(*args, **keywords)
