@@ -114,16 +114,8 @@ def replace_values(op: Op, stands_for: Mapping[int, int]) -> Op:
     """The same operation on other values."""
     if stands_for.keys().isdisjoint((*op.reads(), *op.writes)):
         return op
-
-    def rename(value: int) -> Ref:
-        return Ref(stands_for.get(value, value))
-
-    return dataclasses.replace(
-        op,
-        args=substitute(op.args, rename),
-        kwargs=substitute(op.kwargs, rename),
-        writes=tuple(stands_for.get(v, v) for v in op.writes),
-    )
+    args, kwargs = (substitute(given, lambda v: Ref(stands_for.get(v, v))) for given in (op.args, op.kwargs))
+    return dataclasses.replace(op, args=args, kwargs=kwargs, writes=tuple(stands_for.get(v, v) for v in op.writes))
 
 
 def with_ops(
