@@ -101,6 +101,9 @@ class _Feed:
                     for name, axis in self.program.axes.items():
                         if len(rows[name]) < real[axis][i]:
                             raise ValueError(f"Result {name!r} has {len(rows[name])} rows, {real[axis][i]} are real.")
+                    if self.program.model is not None and any(one.isnan().any() for one in rows.values()):
+                        with torch.no_grad():
+                            self.program.model(*given.values())  # which raises where what is compiled gives NaN
                 except Exception as error:  # of whatever kind: some graph is to be named
                     yield from self._in_halves(ids, error, errors)
                 else:
@@ -123,10 +126,11 @@ def warn_of_others(
         together = next((ids for ids in of_shape if len(ids) > 1), None)
         if program is None or together is None:
             continue
+        together = together[np.argsort(-store.sizes[together].sum(1), kind="stable")]  # the first has rows of all kinds
         both = [rows for _, rows in _Feed(store, program, device).run(Packs.from_lists([together, together[:1]]), {})]
         for name, alone in both[1].items() if len(both) == 2 else ():
             apart = (both[0][name][: len(alone)].double() - alone.double()).abs()
-            if alone.is_floating_point() and (apart > _CLOSE * (1 + alone.abs().max())).any():
+            if alone.is_floating_point() and alone.numel() and (apart > _CLOSE * (1 + alone.abs().max())).any():
                 warnings.warn(
                     f"A graph's result depends on those that share its batch, or on padding: {name} differs by up to "
                     f"{apart.max():.2g} where the graph is alone. The model looks at all nodes of a batch at once, or "

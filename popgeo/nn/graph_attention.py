@@ -10,9 +10,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from popgeo.ops import gather
-from popgeo.ops.eager import is_direct
+from popgeo.ops.eager import is_plain
 from popgeo.ops.exp_or_zero import least_exponent
-from popgeo.ops.neighbor_candidates import check_sizes
+from popgeo.ops.neighbor_candidates import fit_windows, graph_sizes
+from popgeo.ops.refusals import require
 
 
 class AttentionForm(str, Enum):
@@ -66,16 +67,16 @@ class SameGraph:
         node_at: The node in each padded slot, where the form has such slots. [num_graphs * width]
         slot_of: The padded slot of each node. [num_nodes]
         width: Padded slots of a graph; 0 in a pack.
-        lost: True for a node of a real graph that is larger than its slots. [num_nodes, 1]
+        valid: 0, or NaN in captured code for nodes whose graph does not fit its slots. [num_nodes, 1]
     """
 
     form: AttentionForm
     may_see: Tensor
     place: Tensor
+    valid: Tensor
     node_at: Tensor | None = None
     slot_of: Tensor | None = None
     width: int = 0
-    lost: Tensor | None = None
 
     @classmethod
     def of(
@@ -97,8 +98,8 @@ class SameGraph:
             form: How pairs are laid out; `cheaper_form` chooses when left out.
 
         Raises:
-            ValueError: the padded form without `max_num_nodes`, or a real graph is larger than that. Under capture,
-                where nothing can be raised, attention then gives NaN for such a graph.
+            ValueError: the padded form without `max_num_nodes`, a real graph is larger than that, or `batch` does not
+                ascend. In captured code, where nothing can be raised, attention gives NaN for such a graph.
 
         Example:
             >>> SameGraph.of(torch.tensor([0, 0, 1]), num_graphs=2).may_see.int()
@@ -108,30 +109,28 @@ class SameGraph:
         """
         num_nodes = batch.size(0)
         form = cheaper_form(num_nodes, num_graphs, max_num_nodes) if form is None else AttentionForm(form)
-        sizes = torch.zeros(num_graphs, dtype=torch.long, device=batch.device).index_add(
-            0, batch, torch.ones_like(batch)
-        )
+        sizes = graph_sizes(batch, num_graphs)
         first = sizes.cumsum(0) - sizes  # [num_graphs]
         place = torch.arange(num_nodes, device=batch.device) - first.index_select(0, batch)
-        if form is AttentionForm.PACK:
-            return cls(form=form, may_see=batch.unsqueeze(1) == batch, place=place)
-        if max_num_nodes is None or max_num_nodes < 1:
+        if form is AttentionForm.PADDED and (max_num_nodes is None or max_num_nodes < 1):
             raise ValueError(
                 f"max_num_nodes is {max_num_nodes}; padded attention needs the nodes of the largest graph. Pass it, or "
                 "form='pack'."
             )
-        size = sizes.index_select(0, batch)  # [num_nodes]
-        lost = size > max_num_nodes if nodes_mask is None else nodes_mask & (size > max_num_nodes)
-        check_sizes(batch, size, max_num_nodes, nodes_mask)
+        width = None if form is AttentionForm.PACK else max_num_nodes
+        fits, reason = fit_windows(batch, num_graphs, width, nodes_mask)
+        valid = require(fits.unsqueeze(1), torch.zeros(num_nodes, 1, device=batch.device), reason)
+        if form is AttentionForm.PACK:
+            return cls(form=form, may_see=batch.unsqueeze(1) == batch, place=place, valid=valid)
         slots = torch.arange(max_num_nodes, device=batch.device)
         return cls(
             form=form,
             may_see=(slots < sizes.unsqueeze(1)).view(num_graphs, 1, 1, max_num_nodes),
             place=place,
+            valid=valid,
             node_at=(first.unsqueeze(1) + slots).clamp(max=num_nodes - 1).flatten(),
             slot_of=batch * max_num_nodes + place.clamp(max=max_num_nodes - 1),
             width=max_num_nodes,
-            lost=lost.unsqueeze(1),
         )
 
     def lay_out(self, x: Tensor) -> Tensor:
@@ -143,10 +142,8 @@ class SameGraph:
 
     def take_back(self, rows: Tensor) -> Tensor:
         """The reverse of `lay_out`: [groups, width, channels] -> [num_nodes, channels]"""
-        if self.slot_of is None or self.lost is None:
-            return rows.squeeze(0)
-        out = gather(rows.flatten(0, 1), self.slot_of)
-        return out if is_direct() else torch.where(self.lost, torch.nan, out)
+        out = rows.squeeze(0) if self.slot_of is None else gather(rows.flatten(0, 1), self.slot_of)
+        return out if is_plain() else torch.where(self.valid.isnan(), torch.nan, out)
 
     def pair_bias(
         self, bias: nn.Module | None, pairs: Mapping[str, Tensor], nodes_mask: Tensor | None

@@ -7,8 +7,8 @@ from torch import Tensor, nn
 from torch_geometric.data import Data
 from torch_geometric.transforms import BaseTransform
 
-from popgeo.ops.eager import is_direct
 from popgeo.ops.neighbors import Neighbors, knn, pairs, radius
+from popgeo.ops.refusals import require
 
 
 class InteractionGraph(nn.Module):
@@ -108,6 +108,8 @@ class PairInteractionGraph(InteractionGraph):
 
     def __init__(self, cutoff: float = 10.0, max_num_nodes: int | None = None) -> None:
         super().__init__()
+        if max_num_nodes is not None and max_num_nodes < 2:
+            raise ValueError(f"max_num_nodes is {max_num_nodes}; a pair is of two nodes.")
         self.cutoff = cutoff
         self.max_num_nodes = max_num_nodes
 
@@ -122,8 +124,7 @@ class RadiusInteractionGraph(InteractionGraph):
 
     Args:
         cutoff: Longest edge, in the unit of the positions.
-        num_edges: Slots. When a batch has more edges a ValueError says so; under capture, where nothing can be raised,
-            every length becomes NaN, so that no result looks right.
+        num_edges: Slots. When a batch has more edges a ValueError says so.
         max_num_nodes: Atoms of the largest real molecule; those of the whole batch when left out.
 
     Raises:
@@ -138,6 +139,8 @@ class RadiusInteractionGraph(InteractionGraph):
 
     def __init__(self, cutoff: float, num_edges: int, max_num_nodes: int | None = None) -> None:
         super().__init__()
+        if num_edges < 1:
+            raise ValueError(f"num_edges is {num_edges}; there must be a slot at least.")
         self.cutoff = cutoff
         self.num_edges = num_edges
         self.max_num_nodes = max_num_nodes
@@ -148,14 +151,15 @@ class RadiusInteractionGraph(InteractionGraph):
         neighbors, num_missing = radius(
             pos, batch, self.cutoff, self.num_edges, num_graphs=num_graphs, max_num_nodes=size, nodes_mask=nodes_mask
         )
-        if is_direct():
-            if num_missing > 0:
-                raise ValueError(
-                    f"The batch has {self.num_edges + int(num_missing)} edges within {self.cutoff}, num_edges is "
-                    f"{self.num_edges}. Raise num_edges, or pack fewer atoms into a batch."
-                )
-            return neighbors
-        return neighbors._replace(edge_weight=torch.where(num_missing > 0, torch.nan, neighbors.edge_weight))
+        lengths = require(
+            num_missing == 0,
+            neighbors.edge_weight,
+            lambda: (
+                f"The batch has {self.num_edges + int(num_missing)} edges within {self.cutoff}, num_edges is "
+                f"{self.num_edges}. Raise num_edges, or pack fewer atoms into a batch."
+            ),
+        )
+        return neighbors._replace(edge_weight=lengths)
 
 
 class PrecomputeInteractionGraph(BaseTransform):

@@ -1,29 +1,39 @@
-"""Losses of the real rows only: what stands in padding, even NaN, changes neither the value nor a gradient."""
+"""Losses of the real rows only: what stands in padding, even NaN, changes neither the value nor a gradient.
+
+`weight` means what it means in torch: a factor for each entry, or for each class. A mean of weighted entries divides by
+what torch's divides by; `divide_by` replaces that number.
+"""
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from popgeo.ops.half_precision import in_float32
+from popgeo.ops.refusals import require
 
-def masked_mean(values: Tensor, mask: Tensor | None = None, weight: Tensor | float | None = None) -> Tensor:
+
+@in_float32
+def masked_mean(values: Tensor, mask: Tensor | None = None, divide_by: Tensor | float | None = None) -> Tensor:
     """Average the entries that the mask keeps; 0 when it keeps none.
 
     Args:
         values: What to average. [rows, ...]
         mask: True where the entry counts: one for each row, or of the values' shape. None keeps all.
-        weight: What to divide by instead of the number of entries kept. Batches and replicas of different fill average
-            rightly when all divide by the same number, such as the mean count of real entries over them.
+        divide_by: What to divide by instead of the number of entries kept: a number, or a tensor of one entry. Batches
+            and replicas of different fill average rightly when all divide by the same number, such as the mean count
+            of real entries over them.
 
     Returns:
-        The sum of the entries kept, divided by their number or by `weight`. []
+        The sum of the entries kept, divided by their number or by `divide_by`. []
+
+    Raises:
+        ValueError: the mask is not boolean or has another shape, or there are several numbers to divide by.
 
     Example:
         >>> masked_mean(torch.tensor([1.0, 3.0, torch.nan]), torch.tensor([True, True, False]))
         tensor(2.)
     """
-    mask, wide = _entries(values, mask), torch.promote_types(values.dtype, torch.float32)  # half counts to 65,504 only
-    total = torch.where(mask, values, 0.0).to(wide).sum()
-    return (total / (mask.sum().clamp(min=1).to(wide) if weight is None else weight)).to(values.dtype)
+    return _mean(values, mask, None, divide_by)
 
 
 def known_labels(target: Tensor, mask: Tensor | None = None) -> Tensor:
@@ -41,43 +51,62 @@ def known_labels(target: Tensor, mask: Tensor | None = None) -> Tensor:
     return _entries(target, mask) & ~target.isnan()
 
 
-def mse_loss(input: Tensor, target: Tensor, mask: Tensor | None = None, weight: Tensor | float | None = None) -> Tensor:
+@in_float32
+def mse_loss(
+    input: Tensor,
+    target: Tensor,
+    mask: Tensor | None = None,
+    weight: Tensor | None = None,
+    divide_by: Tensor | float | None = None,
+) -> Tensor:
     """Mean squared error of the real rows.
 
     Args:
         input: Predictions. [rows, ...]
         target: What they should be, of the same shape.
         mask: True where the row is real. [rows] or of the input's shape
-        weight: See `masked_mean`.
+        weight: A factor for each row or entry; the mean then divides by the sum of those that count, as torch's does.
+        divide_by: See `masked_mean`.
 
     Raises:
-        ValueError: the shapes differ.
+        ValueError: the shapes differ, or the mask, `weight` or `divide_by` is of another kind.
 
     Example:
         >>> mse_loss(torch.tensor([1.0, 4.0, 9.0]), torch.tensor([0.0, 2.0, 5.0]), torch.tensor([True, True, False]))
         tensor(2.5000)
     """
-    return masked_mean(_difference(input, target, mask).square(), mask, weight)
+    return _mean_by_weight(_difference(input, target, mask).square(), mask, weight, divide_by)
 
 
-def l1_loss(input: Tensor, target: Tensor, mask: Tensor | None = None, weight: Tensor | float | None = None) -> Tensor:
+@in_float32
+def l1_loss(
+    input: Tensor,
+    target: Tensor,
+    mask: Tensor | None = None,
+    weight: Tensor | None = None,
+    divide_by: Tensor | float | None = None,
+) -> Tensor:
     """Mean absolute error of the real rows; arguments as in `mse_loss`.
 
     Example:
         >>> l1_loss(torch.tensor([1.0, 4.0, 9.0]), torch.tensor([0.0, 2.0, 5.0]), torch.tensor([True, True, False]))
         tensor(1.5000)
     """
-    return masked_mean(_difference(input, target, mask).abs(), mask, weight)
+    return _mean_by_weight(_difference(input, target, mask).abs(), mask, weight, divide_by)
 
 
+@in_float32
 def huber_loss(
     input: Tensor,
     target: Tensor,
     mask: Tensor | None = None,
-    weight: Tensor | float | None = None,
+    weight: Tensor | None = None,
     delta: float = 1.0,
+    divide_by: Tensor | float | None = None,
 ) -> Tensor:
-    """Squared error below `delta` (halved), absolute error above, of the real rows; arguments as in `mse_loss`.
+    """Squared error below `delta` (halved), absolute error above, of the real rows.
+
+    Arguments are those of `mse_loss`; with `weight` the mean divides by the number of entries, as torch's does.
 
     Example:
         >>> huber_loss(torch.tensor([1.0, 4.0, 9.0]), torch.tensor([0.0, 2.0, 5.0]), torch.tensor([True, True, False]))
@@ -85,11 +114,17 @@ def huber_loss(
     """
     difference = _difference(input, target, mask)
     values = F.huber_loss(difference, torch.zeros_like(difference), reduction="none", delta=delta)
-    return masked_mean(values, mask, weight)
+    return _mean(values if weight is None else values * _share(values, weight), mask, None, divide_by)
 
 
+@in_float32
 def cross_entropy(
-    input: Tensor, target: Tensor, mask: Tensor | None = None, weight: Tensor | float | None = None
+    input: Tensor,
+    target: Tensor,
+    mask: Tensor | None = None,
+    weight: Tensor | None = None,
+    label_smoothing: float = 0.0,
+    divide_by: Tensor | float | None = None,
 ) -> Tensor:
     """Cross-entropy of the real rows' classes.
 
@@ -97,10 +132,14 @@ def cross_entropy(
         input: Logits. [rows, num_classes]
         target: Classes; those of padding rows may be anything. [rows]
         mask: True where the row is real. [rows]
-        weight: See `masked_mean`.
+        weight: A factor for each class; the mean then divides by the sum of the rows' factors, as torch's does.
+            [num_classes]
+        label_smoothing: Share of each label that is spread evenly over all classes (arXiv:1512.00567, sec. 7).
+        divide_by: See `masked_mean`.
 
     Raises:
-        ValueError: there is not one class for each row of logits.
+        ValueError: there is not one class for each row of logits, a class of a real row does not exist, or the mask,
+            `weight` or `divide_by` is of another kind.
 
     Example:
         >>> logits, target = torch.tensor([[0.0, 0.0], [9.0, -9.0]]), torch.tensor([1, -1])
@@ -108,26 +147,54 @@ def cross_entropy(
         tensor(0.6931)
     """
     check_classes(input, target, "cross-entropy")
+    num_classes = input.size(1)
     if mask is not None:
         # Class 0 stands in where there is none: an index outside the classes could not be looked up.
+        mask = _entries(target, mask)
         input, target = torch.where(mask.unsqueeze(1), input, 0.0), torch.where(mask, target, 0)
-    values = -input.log_softmax(1).gather(1, target.unsqueeze(1)).squeeze(1)
-    return masked_mean(values, mask, weight)
+    outside = (target < 0) | (target >= num_classes)
+    logits = require(
+        ~outside.any(),
+        input,
+        lambda: (
+            f"target[{int(outside.nonzero()[0])}] is {int(target[outside][0])}; there are {num_classes} classes, so it "
+            f"is 0 to {num_classes - 1}. Pass a mask that leaves out rows without a class."
+        ),
+    )
+    target = torch.where(outside, 0, target).long().unsqueeze(1)
+    log_p = logits.log_softmax(1)
+    share = None if weight is None else _factors(weight, (num_classes,), log_p).index_select(0, target.flatten())
+    log_p = log_p if weight is None else log_p * weight
+    values = -log_p.gather(1, target).squeeze(1)
+    if label_smoothing:
+        values = torch.lerp(values, -log_p.mean(1), label_smoothing)
+    return _mean(values, mask, share, divide_by)
 
 
+@in_float32
 def binary_cross_entropy(
-    input: Tensor, target: Tensor, mask: Tensor | None = None, weight: Tensor | float | None = None
+    input: Tensor,
+    target: Tensor,
+    mask: Tensor | None = None,
+    weight: Tensor | None = None,
+    pos_weight: Tensor | None = None,
+    label_smoothing: float = 0.0,
+    divide_by: Tensor | float | None = None,
 ) -> Tensor:
     """Binary cross-entropy over one or many tasks; a NaN label is one that nobody measured and counts for nothing.
 
     Args:
         input: Logits. [rows] or [rows, num_tasks]
-        target: 0, 1 or NaN, of the same shape.
+        target: From 0 to 1, or NaN, of the same shape.
         mask: True where the row is real. [rows] or of the input's shape
-        weight: See `masked_mean`.
+        weight: A factor for each row or entry; the mean divides by the number of entries, as torch's does.
+        pos_weight: A factor for the label 1 of each task. [] or [num_tasks]
+        label_smoothing: Share of each label that is replaced by one half.
+        divide_by: See `masked_mean`.
 
     Raises:
-        ValueError: the shapes differ.
+        ValueError: the shapes differ, a known label of a real row is not within 0 and 1, or the mask, `weight` or
+            `divide_by` is of another kind.
 
     Example:
         >>> binary_cross_entropy(torch.tensor([0.0, 5.0]), torch.tensor([1.0, torch.nan]))
@@ -135,29 +202,81 @@ def binary_cross_entropy(
     """
     _check_shapes(input, target)
     known = known_labels(target, mask)
-    values = F.binary_cross_entropy_with_logits(
-        torch.where(known, input, 0.0), torch.where(known, target.to(input.dtype), 0.0), reduction="none"
+    label = torch.where(known, target.to(input.dtype), 0.0)
+    outside = (label < 0) | (label > 1)
+    logits = require(
+        ~outside.any(),
+        torch.where(known, input, 0.0),
+        lambda: f"A label is {float(label[outside][0])}; labels are 0 to 1, and NaN where nobody measured.",
     )
-    return masked_mean(values, known, weight)
+    label = label * (1 - label_smoothing) + label_smoothing / 2 if label_smoothing else label
+    values = F.binary_cross_entropy_with_logits(logits, label, pos_weight=pos_weight, reduction="none")
+    return _mean(values if weight is None else values * _share(values, weight), known, None, divide_by)
 
 
 def check_classes(input: Tensor, target: Tensor, name: str) -> None:
     """Refuses anything but a row of logits for each class.
 
     Raises:
-        ValueError: the shapes are others; the message names what needs these.
+        ValueError: the shapes are others, or classes are no integers; the message names what needs these.
     """
     if input.dim() != 2 or target.shape != input.shape[:1]:
         raise ValueError(
             f"input has shape {tuple(input.shape)}, target {tuple(target.shape)}; "
             f"{name} needs logits [rows, num_classes] and classes [rows]."
         )
+    if target.is_floating_point() or target.dtype == torch.bool:
+        raise ValueError(f"target has dtype {target.dtype}; {name} needs classes, which are integers: target.long().")
+
+
+def _mean(values: Tensor, mask: Tensor | None, share: Tensor | None, divide_by: Tensor | float | None) -> Tensor:
+    """The sum of the values kept over `divide_by`, or over the sum of their shares, which are 1 where none are given."""
+    mask = _entries(values, mask)
+    total = torch.where(mask, values, 0.0).sum()
+    if isinstance(divide_by, Tensor) and divide_by.numel() != 1:
+        raise ValueError(
+            f"divide_by has shape {tuple(divide_by.shape)}; it is one number. For a factor for each entry or class "
+            "pass weight=."
+        )
+    if divide_by is not None:
+        return total / (divide_by.reshape(()) if isinstance(divide_by, Tensor) else divide_by)
+    if share is None:
+        return total / mask.sum().clamp(min=1).to(values.dtype)
+    shares = torch.where(mask, share, 0.0).sum()
+    return total / torch.where(shares == 0, 1.0, shares)
+
+
+def _mean_by_weight(
+    values: Tensor, mask: Tensor | None, weight: Tensor | None, divide_by: Tensor | float | None
+) -> Tensor:
+    share = None if weight is None else _share(values, weight)
+    return _mean(values if share is None else values * share, mask, share, divide_by)
+
+
+def _factors(weight: Tensor, shape: tuple[int, ...], values: Tensor) -> Tensor:
+    """`weight`, once it is known to hold a factor for each of what the shape counts."""
+    if not isinstance(weight, Tensor) or tuple(weight.shape) != shape[: weight.dim()] or weight.dim() == 0:
+        given = f"has shape {tuple(weight.shape)}" if isinstance(weight, Tensor) else f"is {weight!r}"
+        raise ValueError(
+            f"weight {given}; as in torch it is a tensor of factors, {shape} here. To scale a loss multiply it; to "
+            "divide by another number than that of the entries pass divide_by=."
+        )
+    return weight.to(values.dtype)
+
+
+def _share(values: Tensor, weight: Tensor) -> Tensor:
+    """A factor for each entry."""
+    weight = _factors(weight, tuple(values.shape), values)
+    return weight.view(*weight.shape, *[1] * (values.dim() - weight.dim())).expand_as(values)
 
 
 def _entries(values: Tensor, mask: Tensor | None) -> Tensor:
     """The mask at each entry of the values."""
     if mask is None:
         return torch.ones_like(values, dtype=torch.bool)
+    if not isinstance(mask, Tensor) or mask.dtype != torch.bool:
+        kind = mask.dtype if isinstance(mask, Tensor) else type(mask).__name__
+        raise ValueError(f"mask is {kind}; it is a boolean tensor, True where a row counts: mask.bool().")
     if mask.shape != values.shape[: mask.dim()]:
         raise ValueError(
             f"mask has shape {tuple(mask.shape)}, the values {tuple(values.shape)}; "

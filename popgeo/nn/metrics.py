@@ -1,4 +1,7 @@
-"""Metrics of the real rows and known labels only. Each is a number for the rows it gets: join those of all batches."""
+"""Metrics of the real rows and known labels only. Each is a number for the rows it gets: join those of all batches.
+
+A prediction of NaN among these rows makes every metric NaN, so that a model that diverged never looks good.
+"""
 
 from collections.abc import Callable
 
@@ -6,8 +9,10 @@ import torch
 from torch import Tensor
 
 from popgeo.nn.loss import check_classes, known_labels, l1_loss, masked_mean, mse_loss
+from popgeo.ops.half_precision import in_float32
 
 
+@in_float32
 def accuracy(input: Tensor, target: Tensor, mask: Tensor | None = None) -> Tensor:
     """The share of real rows whose largest logit is that of their class.
 
@@ -25,9 +30,11 @@ def accuracy(input: Tensor, target: Tensor, mask: Tensor | None = None) -> Tenso
         tensor(0.5000)
     """
     check_classes(input, target, "accuracy")
-    return masked_mean((input.argmax(1) == target).to(input.dtype), mask)
+    right = (input.argmax(1) == target).to(input.dtype)
+    return masked_mean(torch.where(input.isnan().any(1), torch.nan, right), mask)
 
 
+@in_float32
 def mean_absolute_error(input: Tensor, target: Tensor, mask: Tensor | None = None) -> Tensor:
     """How far off predictions are on average; NaN without any known label.
 
@@ -44,6 +51,7 @@ def mean_absolute_error(input: Tensor, target: Tensor, mask: Tensor | None = Non
     return torch.where(known.any(), l1_loss(input, target, known), torch.nan)
 
 
+@in_float32
 def root_mean_squared_error(input: Tensor, target: Tensor, mask: Tensor | None = None) -> Tensor:
     """The root of the mean squared error; arguments as in `mean_absolute_error`.
 
@@ -55,6 +63,7 @@ def root_mean_squared_error(input: Tensor, target: Tensor, mask: Tensor | None =
     return torch.where(known.any(), mse_loss(input, target, known).sqrt(), torch.nan)
 
 
+@in_float32
 def pearson_r(input: Tensor, target: Tensor, mask: Tensor | None = None) -> Tensor:
     """Pearson's correlation, from -1 to 1; NaN where either does not vary. Arguments as in `mean_absolute_error`.
 
@@ -67,6 +76,7 @@ def pearson_r(input: Tensor, target: Tensor, mask: Tensor | None = None) -> Tens
     return (x * y).sum() / (x.square().sum().sqrt() * y.square().sum().sqrt())
 
 
+@in_float32
 def r2_score(input: Tensor, target: Tensor, mask: Tensor | None = None) -> Tensor:
     """1 less the squared error over the target's variance: 1 is perfect, 0 as good as the mean, NaN without variance.
 
@@ -85,6 +95,7 @@ def r2_score(input: Tensor, target: Tensor, mask: Tensor | None = None) -> Tenso
     return 1 - error / variance
 
 
+@in_float32
 def roc_auc(input: Tensor, target: Tensor, mask: Tensor | None = None) -> Tensor:
     """The chance that a row of class 1 scores above one of class 0, ties counting half: the area under the ROC curve.
 
@@ -102,19 +113,20 @@ def roc_auc(input: Tensor, target: Tensor, mask: Tensor | None = None) -> Tensor
         tensor(0.7500)
     """
     known = _known(input, target, mask)
-    # Whatever is unknown sorts first and is not counted; ranks among the others are what Mann and Whitney's U needs.
-    scores = torch.where(known, input, -torch.inf)
+    # Whatever is unknown sorts last, and is not counted where a score is infinite too. Mann and Whitney's U needs ranks.
+    scores = torch.where(known, input, torch.inf)
     ordered = scores.sort().values
     below = torch.searchsorted(ordered, scores)
-    not_above = torch.searchsorted(ordered, scores, right=True)
-    rank = (below + not_above + 1).to(torch.float64) / 2 - (~known).sum()
+    not_above = torch.searchsorted(ordered, scores, right=True).minimum(known.sum())
+    rank = (below + not_above + 1).to(torch.float64) / 2
     positive = known & (target == 1)
     num_positive = positive.sum().to(torch.float64)
     num_negative = (known & (target == 0)).sum().to(torch.float64)
     u = torch.where(positive, rank, 0.0).sum() - num_positive * (num_positive + 1) / 2
-    return (u / (num_positive * num_negative)).to(input.dtype)
+    return torch.where((known & input.isnan()).any(), torch.nan, u / (num_positive * num_negative)).to(input.dtype)
 
 
+@in_float32
 def average_precision(input: Tensor, target: Tensor, mask: Tensor | None = None) -> Tensor:
     """The mean, over rows of class 1, of the share of class 1 among rows that score as high or higher.
 
@@ -129,14 +141,14 @@ def average_precision(input: Tensor, target: Tensor, mask: Tensor | None = None)
     """
     known = _known(input, target, mask)
     positive = known & (target == 1)
-    scores = input.clamp(min=torch.finfo(input.dtype).min)  # so that nothing real sorts with what is left out
 
     def as_high(counted: Tensor) -> Tensor:
-        ordered = torch.where(counted, scores, -torch.inf).sort().values
-        return input.numel() - torch.searchsorted(ordered, scores)
+        ordered = torch.where(counted, input, -torch.inf).sort().values  # what is left out is as low as -inf
+        return (input.numel() - torch.searchsorted(ordered, input)).minimum(counted.sum())
 
     precision = as_high(positive).to(torch.float64) / as_high(known).clamp(min=1)
-    return (torch.where(positive, precision, 0.0).sum() / positive.sum()).to(input.dtype)
+    mean = torch.where(positive, precision, 0.0).sum() / positive.sum()
+    return torch.where((known & input.isnan()).any(), torch.nan, mean).to(input.dtype)
 
 
 def mean_over_tasks(
@@ -146,6 +158,8 @@ def mean_over_tasks(
     mask: Tensor | None = None,
 ) -> Tensor:
     """A metric's mean over the columns for which it is a number, such as those with labels of both classes.
+
+    A prediction of NaN for a known label makes the mean NaN.
 
     Args:
         metric: Any of this file for rows, such as `roc_auc`.
@@ -167,7 +181,8 @@ def mean_over_tasks(
             "[rows, num_tasks]. Call the metric itself for a single task."
         )
     values = [metric(input[:, task], target[:, task], mask) for task in range(input.size(1))]
-    return torch.stack(values).nanmean()
+    unknown = (known_labels(target, mask) & input.isnan()).any()
+    return torch.where(unknown, torch.nan, torch.stack(values).nanmean())
 
 
 def _known(input: Tensor, target: Tensor, mask: Tensor | None) -> Tensor:

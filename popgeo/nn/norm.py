@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from popgeo.ops import gather, global_add_pool, global_mean_pool
+from popgeo.ops.half_precision import in_float32
 
 
 class Norm(nn.Module):
@@ -98,10 +99,11 @@ class BatchNorm(Norm):
         # Holds parameters and statistics under PyG's names; its own forward pass would count padding.
         self.module = nn.BatchNorm1d(in_channels, eps, momentum, affine, track_running_stats)
 
+    @in_float32
     def normalize(self, x: Tensor, batch: Tensor | None, num_graphs: int | None, nodes_mask: Tensor | None) -> Tensor:
         running_mean, running_var = self.module.running_mean, self.module.running_var
         if running_mean is not None and running_var is not None and not self.training:
-            mean, var = running_mean, running_var
+            mean, var = running_mean, running_var.to(x.dtype)
         else:
             mean, var = self._statistics(x, nodes_mask)
         out = (x - mean) * (var + self.module.eps).rsqrt()
@@ -147,6 +149,7 @@ class GraphNorm(Norm):
         self.bias = nn.Parameter(torch.zeros(in_channels))
         self.mean_scale = nn.Parameter(torch.ones(in_channels))
 
+    @in_float32
     def normalize(self, x: Tensor, batch: Tensor | None, num_graphs: int | None, nodes_mask: Tensor | None) -> Tensor:
         batch, num_graphs = _graphs(x, batch, num_graphs)
         mean = global_mean_pool(x, batch, num_graphs)
@@ -189,10 +192,11 @@ class InstanceNorm(Norm, nn.InstanceNorm1d):
         super().__init__(in_channels, eps, momentum, affine, track_running_stats)
         self.in_channels = in_channels
 
+    @in_float32
     def normalize(self, x: Tensor, batch: Tensor | None, num_graphs: int | None, nodes_mask: Tensor | None) -> Tensor:
         batch, num_graphs = _graphs(x, batch, num_graphs)
         if self.track_running_stats and not self.training:
-            out = (x - self.running_mean) * (self.running_var + self.eps).rsqrt()
+            out = (x - self.running_mean) * (self.running_var.to(x.dtype) + self.eps).rsqrt()
         else:
             mean = global_mean_pool(x, batch, num_graphs)
             out = x - gather(mean, batch)

@@ -83,6 +83,8 @@ class BesselBasis(nn.Module):
 class CosineEnvelope(nn.Module):
     """Falls from 1 at distance 0 to exactly 0 at the cutoff: (cos(pi r / cutoff) + 1) / 2, and 0 beyond.
 
+    A distance of NaN, which says that no result can be right, stays NaN.
+
     Args:
         cutoff: Where it ends, in the unit of the distances.
 
@@ -97,7 +99,7 @@ class CosineEnvelope(nn.Module):
 
     def forward(self, dist: Tensor) -> Tensor:
         """[num_edges] -> [num_edges]"""
-        return torch.where(dist < self.cutoff, 0.5 * (torch.cos(dist * (math.pi / self.cutoff)) + 1.0), 0.0)
+        return torch.where(dist >= self.cutoff, 0.0, 0.5 * (torch.cos(dist * (math.pi / self.cutoff)) + 1.0))
 
     def extra_repr(self) -> str:
         return f"cutoff={self.cutoff}"
@@ -125,7 +127,7 @@ class PolynomialEnvelope(nn.Module):
         # Where d^p is below 1e-18 it changes nothing, and is denormal soon.
         p, d = self.exponent, F.threshold(dist / self.cutoff, 1e-18 ** (1 / self.exponent), 0.0)
         fall = 0.5 * (p + 1) * (p + 2) - p * (p + 2) * d + 0.5 * p * (p + 1) * d.square()
-        return torch.where(d < 1.0, 1.0 - _power(d, p) * fall, 0.0)
+        return torch.where(d >= 1.0, 0.0, 1.0 - _power(d, p) * fall)
 
     def extra_repr(self) -> str:
         return f"cutoff={self.cutoff}, exponent={self.exponent}"

@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from popgeo.nn.loss import masked_mean
+from popgeo.ops.half_precision import in_float32
 
 TripleLoss = Callable[[Tensor, Tensor, Tensor, Tensor | None, Tensor | float | None], Tensor]
 # Stands for the score of a negative that does not count; finite, so that rows without any have gradients of 0, not NaN.
@@ -18,13 +19,14 @@ _NEVER = -1e30
 class _MeanLoss:
     """The mean of each triple's loss, which the kinds of losses differ in."""
 
+    @in_float32
     def __call__(
         self,
         positive: Tensor,
         negative: Tensor,
         counts: Tensor,
         mask: Tensor | None = None,
-        weight: Tensor | float | None = None,
+        divide_by: Tensor | float | None = None,
     ) -> Tensor:
         """The mean over the real triples.
 
@@ -33,12 +35,12 @@ class _MeanLoss:
             negative: Scores of what stands in their place. [..., num_negatives]
             counts: False where a negative is none, such as the triple itself. [..., num_negatives]
             mask: True where the triple is real. [...]
-            weight: What to divide the sum by; see `masked_mean`.
+            divide_by: What to divide the sum by; see `masked_mean`.
 
         Returns:
             []
         """
-        return masked_mean(self.of_triples(positive, negative, counts), mask, weight)
+        return masked_mean(self.of_triples(positive, negative, counts), mask, divide_by)
 
     @abstractmethod
     def of_triples(self, positive: Tensor, negative: Tensor, counts: Tensor) -> Tensor:

@@ -56,8 +56,8 @@ def cfconv(x: Tensor, w: Tensor, src: Tensor, dst: Tensor, num_nodes: int, plan:
         out = _at_once(x, w, src, dst, num_nodes, plan)
         if out is not None:
             return out
-    plan.src.check("src", src, x.shape[0])
-    plan.dst.check("dst", dst, num_nodes)
+    if not (plan.src.check("src", src, x.shape[0]) and plan.dst.check("dst", dst, num_nodes)):
+        return _CFCONV(x, w, src, dst, num_nodes, *_NO_PLANS)
     plans = plan.dst.rowptr, plan.dst.perm, plan.src.rowptr, plan.src.perm, plan.dst.num_tiles
     return _CFCONV(x, w, src, dst, num_nodes, *plans)
 

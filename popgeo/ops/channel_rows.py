@@ -72,10 +72,10 @@ class Rows:
             )
         return plan_arguments(plan, self.index, self.num_rows)
 
-    def count(self, plan: ScatterPlan | None) -> Tensor:
-        """How many entries arrive at each row. [num_rows, 1]"""
-        if plan is not None:
-            return plan.rowptr.diff().unsqueeze(1)
+    def count(self, rowptr: Tensor | None) -> Tensor:
+        """How many entries arrive at each row, which a plan's row pointer tells. [num_rows, 1]"""
+        if rowptr is not None:
+            return rowptr.diff().unsqueeze(1)
         ones = torch.ones_like(self.index)
         return ones.new_zeros(self.num_rows).scatter_add_(0, self.index.long(), ones).unsqueeze(1)
 
@@ -94,10 +94,9 @@ class Rows:
 
 
 def plan_arguments(plan: ScatterPlan | None, index: Tensor, num_rows: int) -> tuple[Tensor | None, Tensor | None, int]:
-    """A plan as the ops take it, once it is known to be that of the index."""
-    if plan is None:
+    """A plan as the ops take it, once it is known to be that of the index; no plan where that cannot be known."""
+    if plan is None or not plan.check("index", index, num_rows):
         return None, None, 0
-    plan.check("index", index, num_rows)
     return plan.rowptr, plan.perm, plan.num_tiles
 
 

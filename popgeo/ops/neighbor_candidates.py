@@ -1,9 +1,10 @@
 """Which rows of a batch can hold a node's neighbours: those of its own graph, in a window of fixed width."""
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
-from popgeo.ops.eager import is_direct
 
 
 def near_pairs(
@@ -15,7 +16,7 @@ def near_pairs(
     nodes_mask: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
     """For each node the rows where a neighbour can be, never its own, and whether there is one. [num_nodes, width]"""
-    first, size = first_and_size(batch, cutoff, num_graphs, max_num_nodes, nodes_mask)
+    first, size = first_and_size(batch, cutoff, num_graphs)
     num_nodes = pos.size(0)
     width = num_nodes if max_num_nodes is None else min(max_num_nodes, num_nodes)
     rows = torch.arange(num_nodes, device=pos.device)
@@ -26,17 +27,18 @@ def near_pairs(
     return others, inside & both_real(others, nodes_mask) & (squared_distances(pos, others) <= cutoff * cutoff)
 
 
-def first_and_size(
-    batch: Tensor, cutoff: float, num_graphs: int, max_num_nodes: int | None, nodes_mask: Tensor | None
-) -> tuple[Tensor, Tensor]:
+def first_and_size(batch: Tensor, cutoff: float, num_graphs: int) -> tuple[Tensor, Tensor]:
     """Of each node's graph, the first row and the number of rows. [num_nodes]"""
     if cutoff <= 0:
         raise ValueError(f"The cutoff is {cutoff}; it must be positive, in the unit of pos.")
+    num_nodes = graph_sizes(batch, num_graphs)
+    return (num_nodes.cumsum(0) - num_nodes).index_select(0, batch), num_nodes.index_select(0, batch)
+
+
+def graph_sizes(batch: Tensor, num_graphs: int) -> Tensor:
+    """The number of rows of each graph. int64 [num_graphs]"""
     num_nodes = torch.zeros(num_graphs, dtype=torch.long, device=batch.device)
-    num_nodes = num_nodes.index_add(0, batch, torch.ones_like(batch))
-    size = num_nodes.index_select(0, batch)
-    check_sizes(batch, size, max_num_nodes, nodes_mask)
-    return (num_nodes.cumsum(0) - num_nodes).index_select(0, batch), size
+    return num_nodes.index_add(0, batch, num_nodes.new_ones(()).expand_as(batch))
 
 
 def both_real(others: Tensor, nodes_mask: Tensor | None) -> Tensor:
@@ -53,19 +55,24 @@ def squared_distances(pos: Tensor, candidates: Tensor) -> Tensor:
     return (others - pos.unsqueeze(1)).square().sum(2)
 
 
-def check_sizes(batch: Tensor, size: Tensor, max_num_nodes: int | None, nodes_mask: Tensor | None) -> None:
-    """Refuses a real graph that its window cannot hold; under capture nothing is known, so nothing is checked.
+def fit_windows(
+    batch: Tensor, num_graphs: int, max_num_nodes: int | None, nodes_mask: Tensor | None
+) -> tuple[Tensor, Callable[[], str]]:
+    """Whether a node's graph, if it is real, fits its window of rows, and what to say if not: see `require`.
 
-    Raises:
-        ValueError: there is one, or nodes of a graph do not stand together.
+    Nodes that do not stand by graph fit nowhere. [num_nodes]
     """
-    if not is_direct() or size.numel() == 0:
-        return
-    if bool((batch.diff() < 0).any()):
-        raise ValueError("batch does not ascend: nodes of one graph must stand together. Sort the nodes by it.")
-    largest = int(size.max() if nodes_mask is None else size.where(nodes_mask, 0).max())
-    if max_num_nodes is not None and largest > max_num_nodes:
-        raise ValueError(
-            f"A graph has {largest} nodes, max_num_nodes is {max_num_nodes}. "
+    size = graph_sizes(batch, num_graphs).index_select(0, batch)
+    size = size if nodes_mask is None else size.where(nodes_mask, 0)
+    ascends = (batch.diff() >= 0).all()
+    fits = ascends & (size <= (batch.size(0) if max_num_nodes is None else max_num_nodes))
+
+    def reason() -> str:
+        if not ascends:
+            return "batch does not ascend: nodes of one graph must stand together. Sort the nodes by it."
+        return (
+            f"A graph has {int(size.max())} nodes, max_num_nodes is {max_num_nodes}. "
             "Raise max_num_nodes, or pass nodes_mask if the graph is padding."
         )
+
+    return fits, reason

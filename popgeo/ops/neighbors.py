@@ -5,7 +5,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from popgeo.ops.neighbor_candidates import both_real, first_and_size, near_pairs, squared_distances
+from popgeo.ops.neighbor_candidates import both_real, first_and_size, fit_windows, near_pairs, squared_distances
+from popgeo.ops.refusals import require
 
 
 class Neighbors(NamedTuple):
@@ -50,8 +51,8 @@ def knn(
         The edges, `k` for the first node, then `k` for the second, and so on. [num_nodes * k]
 
     Raises:
-        ValueError: `k` or the cutoff is not positive, or (outside capture) a real graph exceeds `max_num_nodes` or
-            `batch` does not ascend.
+        ValueError: `k` or the cutoff is not positive, or a real graph exceeds `max_num_nodes` or `batch` does not
+            ascend; under capture, where nothing can be raised, every length is then NaN.
 
     Example:
         >>> pos, batch = torch.tensor([[0.0, 0, 0], [1, 0, 0], [3, 0, 0]]), torch.zeros(3, dtype=torch.long)
@@ -73,7 +74,8 @@ def knn(
     elif num_candidates < k:
         absent = (0, k - num_candidates)
         candidates, near = (torch.nn.functional.pad(part, absent) for part in (candidates, near))
-    return _neighbors(pos, candidates, near, cutoff)
+    edges = _neighbors(pos, candidates, near, cutoff)
+    return _in_windows(edges, batch, num_graphs, max_num_nodes, nodes_mask)
 
 
 def pairs(
@@ -102,8 +104,8 @@ def pairs(
         The pairs. [num_nodes * (max_num_nodes // 2)]
 
     Raises:
-        ValueError: the cutoff is not positive, or (outside capture) a real graph exceeds `max_num_nodes` or
-            `batch` does not ascend.
+        ValueError: the cutoff is not positive, or a real graph exceeds `max_num_nodes` or `batch` does not
+            ascend; under capture, where nothing can be raised, every length is then NaN.
 
     Example:
         >>> pos, batch = torch.tensor([[0.0, 0, 0], [1, 0, 0], [3, 0, 0]]), torch.zeros(3, dtype=torch.long)
@@ -112,7 +114,7 @@ def pairs(
         tensor([[1, 2],
                 [0, 1]])
     """
-    first, size = first_and_size(batch, cutoff, num_graphs, max_num_nodes, nodes_mask)
+    first, size = first_and_size(batch, cutoff, num_graphs)
     num_nodes = pos.size(0)
     width = num_nodes if max_num_nodes is None else min(max_num_nodes, num_nodes)
     rows = torch.arange(num_nodes, device=pos.device)
@@ -125,7 +127,7 @@ def pairs(
     once = (2 * step < size) | ((2 * step == size) & (place < step))
     others = torch.where(once, others, rows.unsqueeze(1))
     near = once & both_real(others, nodes_mask) & (squared_distances(pos, others) <= cutoff * cutoff)
-    return _neighbors(pos, others, near, cutoff)
+    return _in_windows(_neighbors(pos, others, near, cutoff), batch, num_graphs, max_num_nodes, nodes_mask)
 
 
 def radius(
@@ -155,8 +157,8 @@ def radius(
         The edges, and how many more there are than slots: above 0, the edges are incomplete. Integer []
 
     Raises:
-        ValueError: the cutoff is not positive, or (outside capture) a real graph exceeds `max_num_nodes` or
-            `batch` does not ascend.
+        ValueError: the cutoff is not positive, or a real graph exceeds `max_num_nodes` or `batch` does not
+            ascend; under capture, where nothing can be raised, every length is then NaN.
 
     Example:
         >>> pos, batch = torch.tensor([[0.0, 0, 0], [1, 0, 0], [3, 0, 0]]), torch.zeros(3, dtype=torch.long)
@@ -176,6 +178,7 @@ def radius(
     num_found = near.sum()
     edges_mask = torch.arange(num_edges, device=pos.device) < num_found
     neighbors = Neighbors(edge_index, distance(pos, edge_index, edges_mask, cutoff), edges_mask)
+    neighbors = _in_windows(neighbors, batch, num_graphs, max_num_nodes, nodes_mask)
     return neighbors, (num_found - num_edges).clamp(min=0)
 
 
@@ -219,3 +222,11 @@ def _neighbors(pos: Tensor, others: Tensor, near: Tensor, cutoff: float) -> Neig
     edge_index = torch.stack([torch.where(near, others, centres), centres]).flatten(1)
     edges_mask = near.flatten()
     return Neighbors(edge_index, distance(pos, edge_index, edges_mask, cutoff), edges_mask)
+
+
+def _in_windows(
+    edges: Neighbors, batch: Tensor, num_graphs: int, max_num_nodes: int | None, nodes_mask: Tensor | None
+) -> Neighbors:
+    """The edges, once it is known that every graph fits its window."""
+    fits, reason = fit_windows(batch, num_graphs, max_num_nodes, nodes_mask)
+    return edges._replace(edge_weight=require(fits.all(), edges.edge_weight, reason))

@@ -3,6 +3,7 @@
 from torch import Tensor
 
 from popgeo.ops.exp_or_zero import exp_or_zero
+from popgeo.ops.half_precision import in_float32
 from popgeo.ops.scatter_by_index import gather, scatter
 
 
@@ -50,6 +51,7 @@ def global_max_pool(x: Tensor, batch: Tensor, num_graphs: int) -> Tensor:
     return scatter(x, batch, dim=0, dim_size=num_graphs, reduce="max")
 
 
+@in_float32
 def global_softmax(x: Tensor, batch: Tensor, num_graphs: int) -> Tensor:
     """Weights that are not negative and sum to 1 over the nodes of each graph, one for each row and channel of `x`.
 

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-HALVES = (torch.float16, torch.bfloat16)
+from popgeo.ops.half_precision import HALVES as HALVES
 
 
 def scatter_sum(src: Tensor, index: Tensor, num_rows: int) -> Tensor:

@@ -1,13 +1,41 @@
 """What is refused at the door of the ops, and how the refusal is worded."""
 
+from collections.abc import Callable
 from typing import NoReturn
 
 import torch
 from torch import Tensor
 
+from popgeo.ops.eager import is_plain
 from popgeo.ops.sum_on_device import require_range
 
 INDEX_DTYPES = (torch.int64, torch.int32)
+
+
+def require(holds: Tensor, value: Tensor, reason: Callable[[], str]) -> Tensor:
+    """`value`, where a condition on the data holds: the one way to check values, which also protects captured code.
+
+    Eagerly a broken condition raises. In code that is captured, traced or transformed nothing can be raised: a floating
+    point `value` then becomes NaN, and an index becomes -1, which every function of indices refuses.
+
+    Args:
+        holds: The condition: one boolean, or those that go with parts of the value. [] or broadcast to the value
+        value: What must not be used where it does not hold.
+        reason: Makes the message of the error.
+
+    Raises:
+        ValueError: the condition does not hold, eagerly.
+
+    Example:
+        >>> pos = torch.tensor([1.0, 2.0])
+        >>> require(pos.min() > 0, pos, lambda: f"pos starts at {float(pos.min())}; it must be positive.")
+        tensor([1., 2.])
+    """
+    if not is_plain():
+        return torch.where(holds, value, torch.nan if value.is_floating_point() else -1)
+    if not holds.all():
+        raise ValueError(reason())
+    return value
 
 
 def refuse_integers(src: Tensor) -> None:

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from popgeo.ops.channel_rows import Rows, plan_arguments
 from popgeo.ops.gather_scatter import gather_rows, scatter_sum_rows, sum_at_once
+from popgeo.ops.half_precision import in_float32
 from popgeo.ops.refusals import refuse_integers
 from popgeo.ops.scatter_plan import ScatterPlan
 from popgeo.ops.scatter_reductions import (
@@ -87,6 +88,7 @@ def scatter_sum(
 scatter_add = scatter_sum
 
 
+@in_float32
 def scatter_mean(
     src: Tensor,
     index: Tensor,
@@ -102,10 +104,11 @@ def scatter_mean(
         tensor([2., 0., 2.])
     """
     rows = Rows.of(src, index, dim, out, dim_size)
-    total = rows.restore(scatter_sum_rows(rows.src, rows.index, rows.num_rows, *rows.plan(plan)))
+    arguments = rows.plan(plan)
+    total = rows.restore(scatter_sum_rows(rows.src, rows.index, rows.num_rows, *arguments))
     if out is not None:
         total = out.add_(total)
-    count = rows.restore(rows.count(plan).clamp_(min=1).to(src.dtype).expand(-1, rows.src.shape[1]))
+    count = rows.restore(rows.count(arguments[0]).clamp_(min=1).to(src.dtype).expand(-1, rows.src.shape[1]))
     mode = None if total.is_floating_point() else "floor"
     return torch.div(total, count, rounding_mode=mode) if out is None else out.div_(count, rounding_mode=mode)
 
@@ -166,7 +169,7 @@ def scatter_max(
 
 
 def _mean_at_once(src: Tensor, index: Tensor, num_rows: int, plan: ScatterPlan | None) -> Tensor | None:
-    total = sum_at_once(src, index, num_rows, plan) if src.is_floating_point() else None
+    total = sum_at_once(src, index, num_rows, plan) if src.dtype in (torch.float32, torch.float64) else None
     if total is None:
         return None
     count = torch.bincount(index, minlength=num_rows) if plan is None else plan.rowptr.diff()
@@ -184,6 +187,7 @@ REDUCES: dict[str, Callable[..., Tensor | tuple[Tensor, Tensor]]] = {
 }
 
 
+@in_float32
 def scatter_std(
     src: Tensor,
     index: Tensor,
@@ -195,8 +199,9 @@ def scatter_std(
 ) -> Tensor:
     """The standard deviation of the entries that share an index; 0 where fewer than two arrive.
 
-    As in torch_scatter, 1e-6 is added to the count (less one if `unbiased`) that the sum of squares is divided by.
-    Where the result is 0, as that of one entry or of padding, so is its derivative: torch_scatter's is NaN there.
+    As in torch_scatter, the sums of squares are added to `out`, and 1e-6 to the count (less one if `unbiased`) that they
+    are divided by. Where the result is 0, as that of one entry or of padding, so is its derivative: torch_scatter's is
+    NaN there.
 
     Example:
         >>> scatter_std(torch.tensor([1.0, 3.0, 7.0]), torch.tensor([0, 0, 1]))
@@ -206,7 +211,7 @@ def scatter_std(
     rows = Rows.of(src, index, dim, out, dim_size)
     arguments = rows.plan(plan)
     total = scatter_sum_rows(rows.src, rows.index, rows.num_rows, *arguments)  # checks the index
-    count = rows.count(plan).to(src.dtype).clamp(min=1)
+    count = rows.count(arguments[0]).to(src.dtype).clamp(min=1)
     deviation = rows.src - gather_rows(total / count, rows.index, *arguments)
     squares = rows.restore(scatter_sum_rows(deviation * deviation, rows.index, rows.num_rows, *arguments))
     if out is not None:

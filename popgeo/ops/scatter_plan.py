@@ -138,21 +138,24 @@ class ScatterPlan:
         seen, version = self._seen
         return index is seen and num_rows == self.num_rows and version >= 0 and index._version == version
 
-    def check(self, name: str, index: Tensor, num_rows: int) -> None:
+    def check(self, name: str, index: Tensor, num_rows: int) -> bool:
         """Raises ValueError unless this is the plan of `index` into `num_rows` rows.
 
-        The very tensor that the plan was made from passes at once; another one is compared, entry by entry. Under
-        capture there are no entries to compare.
+        The very tensor that the plan was made from passes at once; another one is compared, entry by entry.
+
+        Returns:
+            True; False under capture, where another tensor has no entries to compare: then the plan must not be used.
         """
         if index is self.index and num_rows == self.num_rows and _version(index) == self._version:
-            return
+            return True
         if not torch.compiler.is_compiling() and self.is_of(index, num_rows):
-            return
+            return True
         if not is_direct(index, self.index) or not is_direct(self.rowptr):
-            return
+            return False
         if not self._is_same(index, num_rows):
             refuse_plan(name, index, num_rows, self.rowptr, self.perm)
         self._remember(index)
+        return True
 
     def _is_same(self, index: Tensor, num_rows: int) -> bool:
         if num_rows != self.num_rows or _version(self.index) != self._version or index.shape != self.index.shape:

@@ -6,11 +6,13 @@ from torch import Tensor
 from popgeo.ops.channel_rows import Rows
 from popgeo.ops.exp_or_zero import exp_or_zero
 from popgeo.ops.gather_scatter import gather_rows, scatter_sum_rows
+from popgeo.ops.half_precision import in_float32
 from popgeo.ops.refusals import refuse_integers
 from popgeo.ops.scatter_plan import ScatterPlan
 from popgeo.ops.scatter_reductions import scatter_max_rows
 
 
+@in_float32
 def scatter_softmax(
     src: Tensor, index: Tensor, dim: int = -1, dim_size: int | None = None, plan: ScatterPlan | None = None
 ) -> Tensor:
@@ -39,6 +41,7 @@ def scatter_softmax(
     return rows.restore_entries(shifted / gather_rows(total, rows.index, *arguments))
 
 
+@in_float32
 def scatter_log_softmax(
     src: Tensor,
     index: Tensor,
@@ -59,6 +62,7 @@ def scatter_log_softmax(
     return rows.restore_entries(shifted - gather_rows((total + eps).log(), rows.index, *arguments))
 
 
+@in_float32
 def scatter_logsumexp(
     src: Tensor,
     index: Tensor,
@@ -74,7 +78,7 @@ def scatter_logsumexp(
         src: Scores, of a floating point type. [..., num_edges, ...]
         index: Row of each score; see `popgeo.ops.scatter`.
         dim: The dimension that the index runs along.
-        out: One more score for each row; it stays unchanged.
+        out: One more score for each row, which is the result where nothing else arrives; it stays unchanged.
         dim_size: Number of rows; required under capture.
         eps: Added to each row's sum of exponentials.
         plan: The plan of a one-dimensional `index`, made once and reused.
@@ -91,11 +95,9 @@ def scatter_logsumexp(
     largest = largest.masked_fill(arg == rows.src.shape[0], -torch.inf)
     shifted = rows.src - gather_rows(largest, rows.index, *arguments)
     shifted = shifted.masked_fill(shifted.isnan(), -torch.inf)
-    total = rows.restore(scatter_sum_rows(exp_or_zero(shifted), rows.index, rows.num_rows, *arguments))
-    largest = rows.restore(largest)
-    if out is not None:
-        total = total + exp_or_zero(out - largest)
-    return ((total + eps).log() + largest).nan_to_num(neginf=0.0)
+    total = scatter_sum_rows(exp_or_zero(shifted), rows.index, rows.num_rows, *arguments)
+    result = rows.restore((total + eps).log() + largest)
+    return result.nan_to_num(neginf=0.0) if out is None else torch.logaddexp(result, out)
 
 
 def _floating(

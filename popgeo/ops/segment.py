@@ -7,6 +7,7 @@ from torch import Tensor
 
 from popgeo.ops.channel_rows import broadcast, is_shared
 from popgeo.ops.eager import is_direct
+from popgeo.ops.half_precision import in_float32
 from popgeo.ops.refusals import refuse_index
 from popgeo.ops.scatter_by_index import gather, scatter, scatter_max, scatter_min
 from popgeo.ops.segment_sum import gather_csr_rows, row_of_each_edge, segment_sum_rows
@@ -19,7 +20,7 @@ def segment_csr(src: Tensor, indptr: Tensor, out: Tensor | None = None, reduce: 
         src: The entries. [..., num_edges, ...]
         indptr: Where each row starts, and where the last one ends; its last dimension lies along dimension
             `indptr.dim() - 1` of `src`, the others broadcast. [..., num_rows + 1]
-        out: A tensor that the result is written to.
+        out: A tensor that the result is written to, 0 for an empty row too.
         reduce: "sum" (or "add"), "mean", "min" or "max".
 
     Returns:
@@ -160,6 +161,7 @@ def _along_rows(reduce: Callable[[Tensor, Tensor], Tensor], src: Tensor, indptr:
     return torch.stack(results).reshape(*src.shape[:dim], results[0].shape[0], *src.shape[dim + 1 :])
 
 
+@in_float32
 def _mean(rows: Tensor, indptr: Tensor) -> Tensor:
     count = indptr.diff().clamp(min=1).unsqueeze(1).to(rows.dtype)
     mode = None if rows.is_floating_point() else "trunc"

@@ -8,9 +8,9 @@ from torch import Tensor
 
 from popgeo.native import library
 from popgeo.ops import reference, sum_on_device
-from popgeo.ops.eager import is_direct
 from popgeo.ops.gather_scatter import sum_compiled
 from popgeo.ops.kernel_arguments import as_int64
+from popgeo.ops.refusals import require
 from popgeo.ops.register_op import register
 
 _POINTER, _INT = ctypes.c_void_p, ctypes.c_int64
@@ -18,34 +18,43 @@ _POINTER, _INT = ctypes.c_void_p, ctypes.c_int64
 
 def row_of_each_edge(indptr: Tensor, num_edges: int) -> Tensor:
     """The row that each edge lies in; `num_rows` for edges outside the pointers. [num_edges]"""
-    if indptr.is_cuda:
-        _require_pointers(indptr, num_edges)
-    elif is_direct(indptr):
-        _check_pointers(indptr, num_edges)
     edges = torch.arange(num_edges, device=indptr.device, dtype=indptr.dtype)
     row = torch.searchsorted(indptr, edges, right=True) - 1
-    return torch.where(row < 0, indptr.shape[0] - 1, row)
+    row = torch.where(row < 0, indptr.shape[0] - 1, row)
+    if indptr.is_cuda:
+        _require_pointers(indptr, num_edges)
+        return row
+    return require(_climb(indptr, num_edges), row, lambda: _what_is_wrong(indptr, num_edges))
+
+
+def _climb(indptr: Tensor, num_edges: int) -> Tensor:
+    """Whether pointers climb within the edges. []"""
+    return (indptr[1:] >= indptr[:-1]).all() & (indptr[0] >= 0) & (indptr[-1] <= num_edges)
+
+
+def _what_is_wrong(indptr: Tensor, num_edges: int) -> str:
+    descends = indptr[1:] < indptr[:-1]
+    if descends.any():
+        position = int(descends.nonzero()[0]) + 1
+        return (
+            f"indptr[{position}] is {int(indptr[position])}, below indptr[{position - 1}], which is "
+            f"{int(indptr[position - 1])}; pointers may not descend."
+        )
+    return (
+        f"indptr runs from {int(indptr[0])} to {int(indptr[-1])}; allowed are 0 to {num_edges}, the number of entries."
+    )
 
 
 def _check_pointers(indptr: Tensor, num_edges: int) -> tuple[int, int]:
     """The first and the last pointer, once it is known that they climb within the edges."""
-    descends = indptr[1:] < indptr[:-1]
-    if descends.any():
-        position = int(descends.nonzero()[0]) + 1
-        raise ValueError(
-            f"indptr[{position}] is {int(indptr[position])}, below indptr[{position - 1}], which is "
-            f"{int(indptr[position - 1])}; pointers may not descend."
-        )
-    first, last = int(indptr[0]), int(indptr[-1])
-    if first < 0 or last > num_edges:
-        raise ValueError(f"indptr runs from {first} to {last}; allowed are 0 to {num_edges}, the number of entries.")
-    return first, last
+    if not _climb(indptr, num_edges):
+        raise ValueError(_what_is_wrong(indptr, num_edges))
+    return int(indptr[0]), int(indptr[-1])
 
 
 def _require_pointers(indptr: Tensor, num_edges: int) -> None:
     """The same check on a GPU, where nobody waits for the answer."""
-    climbs = (indptr[1:] >= indptr[:-1]).all() & (indptr[0] >= 0) & (indptr[-1] <= num_edges)
-    torch._assert_async(climbs, f"indptr descends, or leaves the {num_edges} entries.")
+    torch._assert_async(_climb(indptr, num_edges), f"indptr descends, or leaves the {num_edges} entries.")
 
 
 def _check(indptr: Tensor) -> None:

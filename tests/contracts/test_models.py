@@ -316,6 +316,6 @@ def test_replicas_of_different_fill_average_to_the_loss_of_all_rows(loss, input,
     known = torch.ones_like(input, dtype=torch.bool) if target.dim() == input.dim() else torch.ones(3, dtype=torch.bool)
     if target.is_floating_point():
         known = known & ~target.isnan()
-    weight = known.sum() / 2
-    replicas = [loss(input, target, mask, weight) for mask in (one, other)]
+    half = known.sum() / 2
+    replicas = [loss(input, target, mask, divide_by=half) for mask in (one, other)]
     assert_close(sum(replicas) / 2, loss(input, target))

@@ -112,7 +112,7 @@ def test_a_periodic_image_lies_where_its_shift_puts_it():
 
 def test_candidates_are_those_of_the_own_graph_and_never_the_node_itself():
     pos, batch = torch.zeros(5, 3), torch.tensor([0, 0, 0, 1, 1])
-    first, size = first_and_size(batch, 1.0, 3, None, None)
+    first, size = first_and_size(batch, 1.0, 3)
     assert (first.tolist(), size.tolist()) == ([0, 0, 0, 3, 3], [3, 3, 3, 2, 2])
     others, is_near = near_pairs(pos, batch, 1.0, 2, 3, None)
     assert others.tolist() == [[1, 2], [0, 2], [0, 1], [4, 3], [3, 4]]  # its own where there is none

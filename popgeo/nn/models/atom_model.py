@@ -11,7 +11,8 @@ from popgeo.nn.atom_targets import MAX_Z
 from popgeo.nn.interaction_graph import InteractionGraph
 from popgeo.nn.readout import READOUTS
 from popgeo.ops import distance
-from popgeo.ops.eager import is_direct
+from popgeo.ops.eager import is_plain
+from popgeo.ops.refusals import require
 
 
 class AtomModel(nn.Module):
@@ -66,7 +67,7 @@ class AtomModel(nn.Module):
 
         Raises:
             ValueError: shifts without the edges that they belong to, or edges of a periodic cell without their shifts,
-                where that can be seen: eagerly, and by atoms that are joined to themselves.
+                where atoms that are joined to themselves show it. What is compiled returns NaN then.
         """
         batch = torch.zeros_like(z) if batch is None else batch
         num_graphs = int(batch.max()) + 1 if num_graphs is None else num_graphs
@@ -85,8 +86,10 @@ class AtomModel(nn.Module):
             real = real if edge_shift is None else real | (edge_shift.abs().sum(1) != 0)
             real = real if edges_mask is None else real & edges_mask
             r = distance(pos, edge_index, real, self.cutoff, edge_shift)
-            if edge_shift is None and is_direct():
-                _look_over(edge_index, real, nodes_mask, half_list)
+            if edge_shift is None:
+                r = _without_images(r, edge_index, nodes_mask)
+                if not half_list and is_plain():
+                    _warn_of_pairs(edge_index[:, real])
         x = self.features(z, pos, edge_index, r, half_list, edge_shift)  # [num_atoms, hidden_channels]
         x = self.lin2(self.act(self.lin1(x)))  # [num_atoms, 1]
         return self.read_out(x, z, pos, batch, num_graphs, nodes_mask)
@@ -134,18 +137,25 @@ class AtomModel(nn.Module):
         return ", ".join(f"{name}={getattr(self, name)}" for name in self.shown)
 
 
-def _look_over(edge_index: Tensor, real: Tensor, nodes_mask: Tensor, half_list: bool) -> None:
-    """Refuses edges of real atoms to themselves, which can only be images in a periodic cell; warns of lists of pairs.
-
-    Pairs taken for edges in both directions would be half of the interactions. The first edges show it.
-    """
+def _without_images(r: Tensor, edge_index: Tensor, nodes_mask: Tensor) -> Tensor:
+    """Lengths of edges of which none joins a real atom to itself, as only images of it in a periodic cell are."""
     itself = (edge_index[0] == edge_index[1]) & nodes_mask.index_select(0, edge_index[1])
-    if bool(itself.any()):
-        raise ValueError(
+    return require(
+        ~itself.any(),
+        r,
+        lambda: (
             f"{int(itself.sum())} edges join an atom to itself, which only images of it in a periodic cell are. Pass "
             "edge_shift=batch.edge_shift, which popgeo.convert makes; or drop them if there is no cell."
-        )
-    src, dst = edge_index[:, real]
+        ),
+    )
+
+
+def _warn_of_pairs(edges: Tensor) -> None:
+    """Warns of pairs that are taken for edges in both directions, which are half of the interactions.
+
+    The first edges show it. [2, num_edges]
+    """
+    src, dst = edges
     many = 1 << 31
-    if not half_list and len(src) > 1 and not torch.isin(src * many + dst, (dst * many + src)[:64]).any():
+    if len(src) > 1 and not torch.isin(src * many + dst, (dst * many + src)[:64]).any():
         warnings.warn("No edge runs back. Pass half_list=True where each pair of atoms is listed once.", stacklevel=4)

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from popgeo.ops import cfconv, gather, scatter_max, scatter_min, scatter_sum
+from popgeo.ops.half_precision import in_float32
 
 AGGREGATIONS = ("sum", "pna")
 _LEAST_VARIANCE = 1e-6  # the root of less would have too steep a slope
@@ -109,6 +110,7 @@ def total(h: Tensor, w: Tensor, graph: QueriedGraph) -> Tensor:
     return cfconv(h.flatten(1), w, graph.src, graph.dst, h.size(0)).view_as(h) + graph.boundary
 
 
+@in_float32
 def pna(h: Tensor, w: Tensor, graph: QueriedGraph) -> Tensor:
     """Principal neighbourhood aggregation of the messages kept and the boundary, arXiv:2004.05718, eq. 6 to 8.
 

@@ -14,6 +14,7 @@ from popgeo.nn.one_pass_filters import DistanceColumn, OnePassFilters, networks_
 from popgeo.nn.radial import BesselBasis, CosineEnvelope
 from popgeo.nn.readout import require_readout
 from popgeo.ops.cfconv import vector_messages
+from popgeo.ops.half_precision import in_float32
 
 # Added to the squared length of a vector, whose root has no slope at 0: 0.0001 is the length of no vector at all.
 SQUARED_LENGTH_OF_NOTHING = 1e-8
@@ -63,9 +64,15 @@ class VectorUpdate(nn.Module):
     def forward(self, s: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """[num_nodes, hidden] and [num_nodes, 3, hidden], of the same shapes as given"""
         u_v, v_v = self.u(v), self.v(v)
-        length = (v_v.square().sum(1) + SQUARED_LENGTH_OF_NOTHING).sqrt()  # [num_nodes, hidden]
+        length = _lengths(v_v)  # [num_nodes, hidden]
         a_vv, a_sv, a_ss = self.a(torch.stack([s, length], dim=1).flatten(1)).chunk(3, dim=1)
         return a_ss + a_sv * (u_v * v_v).sum(1), a_vv.unsqueeze(1) * u_v
+
+
+@in_float32
+def _lengths(v: Tensor) -> Tensor:
+    """[num_nodes, 3, hidden] -> [num_nodes, hidden]; the length of nothing has a slope, too"""
+    return (v.square().sum(1) + SQUARED_LENGTH_OF_NOTHING).sqrt()
 
 
 @names_arguments
