@@ -117,20 +117,20 @@ class SameGraph:
                 f"max_num_nodes is {max_num_nodes}; padded attention needs the nodes of the largest graph. Pass it, or "
                 "form='pack'."
             )
-        width = None if form is AttentionForm.PACK else max_num_nodes
-        fits, reason = fit_windows(batch, num_graphs, width, nodes_mask)
+        width = 0 if form is AttentionForm.PACK or max_num_nodes is None else max_num_nodes
+        fits, reason = fit_windows(batch, num_graphs, width or None, nodes_mask)
         valid = require(fits.unsqueeze(1), torch.zeros(num_nodes, 1, device=batch.device), reason)
         if form is AttentionForm.PACK:
             return cls(form=form, may_see=batch.unsqueeze(1) == batch, place=place, valid=valid)
-        slots = torch.arange(max_num_nodes, device=batch.device)
+        slots = torch.arange(width, device=batch.device)
         return cls(
             form=form,
-            may_see=(slots < sizes.unsqueeze(1)).view(num_graphs, 1, 1, max_num_nodes),
+            may_see=(slots < sizes.unsqueeze(1)).view(num_graphs, 1, 1, width),
             place=place,
             valid=valid,
             node_at=(first.unsqueeze(1) + slots).clamp(max=num_nodes - 1).flatten(),
-            slot_of=batch * max_num_nodes + place.clamp(max=max_num_nodes - 1),
-            width=max_num_nodes,
+            slot_of=batch * width + place.clamp(max=width - 1),
+            width=width,
         )
 
     def lay_out(self, x: Tensor) -> Tensor:

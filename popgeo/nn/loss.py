@@ -230,7 +230,7 @@ def check_classes(input: Tensor, target: Tensor, name: str) -> None:
 
 
 def _mean(values: Tensor, mask: Tensor | None, share: Tensor | None, divide_by: Tensor | float | None) -> Tensor:
-    """The sum of the values kept over `divide_by`, or over the sum of their shares, which are 1 where none are given."""
+    """The sum of the values kept, over `divide_by` or else the sum of their shares, each 1 where none are given."""
     mask = _entries(values, mask)
     total = torch.where(mask, values, 0.0).sum()
     if isinstance(divide_by, Tensor) and divide_by.numel() != 1:

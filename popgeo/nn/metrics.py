@@ -113,7 +113,7 @@ def roc_auc(input: Tensor, target: Tensor, mask: Tensor | None = None) -> Tensor
         tensor(0.7500)
     """
     known = _known(input, target, mask)
-    # Whatever is unknown sorts last, and is not counted where a score is infinite too. Mann and Whitney's U needs ranks.
+    # Whatever is unknown sorts last and is counted nowhere, beside infinite scores neither. U needs ranks.
     scores = torch.where(known, input, torch.inf)
     ordered = scores.sort().values
     below = torch.searchsorted(ordered, scores)

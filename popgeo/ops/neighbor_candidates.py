@@ -6,7 +6,6 @@ import torch
 from torch import Tensor
 
 
-
 def near_pairs(
     pos: Tensor,
     batch: Tensor,

@@ -199,9 +199,9 @@ def scatter_std(
 ) -> Tensor:
     """The standard deviation of the entries that share an index; 0 where fewer than two arrive.
 
-    As in torch_scatter, the sums of squares are added to `out`, and 1e-6 to the count (less one if `unbiased`) that they
-    are divided by. Where the result is 0, as that of one entry or of padding, so is its derivative: torch_scatter's is
-    NaN there.
+    As in torch_scatter, the sums of squares are added to `out`, and 1e-6 to the count (less one if `unbiased`) that
+    they are divided by. Where the result is 0, as that of one entry or of padding, so is its derivative:
+    torch_scatter's is NaN there.
 
     Example:
         >>> scatter_std(torch.tensor([1.0, 3.0, 7.0]), torch.tensor([0, 0, 1]))

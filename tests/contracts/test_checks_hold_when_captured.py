@@ -1,0 +1,191 @@
+"""What eager code refuses by its values is refused, or is NaN, where the code was captured: every check of the package.
+
+The sources are searched for checks of values, so that a check that is new must have a case here.
+"""
+
+import ast
+import contextlib
+import importlib
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from popgeo import compile_forward, compile_step, ops
+from popgeo.nn import PaiNN, PairInteractionGraph, RadiusInteractionGraph, SchNet, loss
+from popgeo.nn.graph_attention import GraphAttention, SameGraph
+from popgeo.ops import ScatterPlan
+from popgeo.ops.refusals import require
+from tests.contracts.test_imports import FILES, PACKAGE, parsed, text_of
+
+SORTED, UNSORTED, LARGE = (torch.tensor(graph) for graph in ([0, 0, 0, 1, 1], [0, 1, 0, 1, 0], [0, 0, 0, 0, 1]))
+POS = torch.randn(5, 3, generator=torch.Generator().manual_seed(0))
+Z, X = torch.ones(5, dtype=torch.long), torch.arange(10.0).view(5, 2)
+# Functions that look at values in eager code only, because the operation behind them looks again when it runs.
+ONLY_EAGER = " (only in eager code)"
+LOOKS_AGAIN = {"ops/channel_rows.py:of", "ops/segment.py:gather_coo"}
+
+
+def found_by(search: Callable, **sizes: int) -> Callable[[Tensor, Tensor], Tensor]:
+    def find(pos: Tensor, batch: Tensor) -> Tensor:
+        made = search(pos, batch, cutoff=5.0, num_graphs=2, max_num_nodes=3, **sizes)
+        return (made[0] if isinstance(made[0], tuple) else made).edge_weight
+
+    return find
+
+
+def model_with(graph: nn.Module, kind: type[nn.Module] = SchNet) -> Callable[..., Tensor]:
+    torch.manual_seed(0)
+    model = kind(8, num_interactions=1, cutoff=5.0, interaction_graph=graph)
+    return lambda z, pos, batch: model(z, pos, batch, num_graphs=2)
+
+
+def model_of_edges(kind: type[nn.Module]) -> Callable[..., Tensor]:
+    torch.manual_seed(0)
+    model = kind(8)
+    return lambda z, pos, edge_index: model(z, pos, None, edge_index, num_graphs=1)
+
+
+def attention(form: str) -> Callable[..., Tensor]:
+    torch.manual_seed(0)
+    layer = GraphAttention(2)
+    return lambda x, batch: layer(x, SameGraph.of(batch, 2, max_num_nodes=3, form=form))
+
+
+RING, LOOP = torch.tensor([[0, 1, 2, 3, 4], [1, 0, 3, 2, 3]]), torch.tensor([[0, 1, 2, 3, 4], [1, 0, 2, 2, 3]])
+CLIMBS, DESCENDS, LEAVES = (torch.tensor(pointers) for pointers in ([0, 2, 3, 5], [0, 3, 2, 5], [0, 2, 3, 6]))
+INDEX, OUTSIDE, NEGATIVE = (torch.tensor(index) for index in ([0, 2, 1, 1, 0], [0, 2, 3, 1, 0], [0, 2, -1, 1, 0]))
+LOGITS, CLASSES, LABELS = X, torch.tensor([0, 1, 1, 0, 1]), torch.tensor([0.0, 1, 1, 0, 1])
+WIDE = INDEX.unsqueeze(1).repeat(1, 2)
+
+# The function, arguments that it takes, and arguments that it refuses.
+CASES: dict[str, tuple[Callable[..., Tensor], tuple[Tensor, ...], list[tuple[Tensor, ...]]]] = {
+    "knn": (found_by(ops.knn, k=2), (POS, SORTED), [(POS, LARGE), (POS, UNSORTED)]),
+    "pairs": (found_by(ops.pairs), (POS, SORTED), [(POS, LARGE), (POS, UNSORTED)]),
+    "radius": (found_by(ops.radius, num_edges=9), (POS, SORTED), [(POS, LARGE), (POS, UNSORTED)]),
+    "slots": (model_with(RadiusInteractionGraph(5.0, 8)), (Z, POS * 0.1, SORTED), [(Z, POS * 0.1, LARGE)]),
+    "SchNet with a window": (model_with(PairInteractionGraph(5.0, 3)), (Z, POS, SORTED), [(Z, POS, LARGE)]),
+    "PaiNN with a window": (model_with(PairInteractionGraph(5.0), PaiNN), (Z, POS, SORTED), [(Z, POS, UNSORTED)]),
+    "SchNet without shifts": (model_of_edges(SchNet), (Z, POS, RING), [(Z, POS, LOOP)]),
+    "PaiNN without shifts": (model_of_edges(PaiNN), (Z, POS, RING), [(Z, POS, LOOP)]),
+    "padded attention": (attention("padded"), (X, SORTED), [(X, LARGE), (X, UNSORTED)]),
+    "packed attention": (attention("pack"), (X, SORTED), [(X, UNSORTED)]),
+    "pointers": (lambda x, p: ops.segment_csr(x, p, reduce="max"), (X, CLIMBS), [(X, DESCENDS), (X, LEAVES)]),
+    "sums by pointers": (ops.segment_csr, (X, CLIMBS), [(X, DESCENDS), (X, LEAVES)]),
+    "classes": (loss.cross_entropy, (LOGITS, CLASSES), [(LOGITS, CLASSES + 1), (LOGITS, CLASSES - 1)]),
+    "labels": (loss.binary_cross_entropy, (LOGITS[:, 0], LABELS), [(LOGITS[:, 0], LABELS * 2 - 1)]),
+    "scatter": (lambda x, i: ops.scatter(x, i, 0, dim_size=3), (X, INDEX), [(X, OUTSIDE), (X, NEGATIVE)]),
+    "wide scatter": (lambda x, i: ops.scatter(x, i, 0, dim_size=3), (X, WIDE), [(X, WIDE + 1), (X, WIDE - 1)]),
+    "wide gather": (ops.gather_coo, (X[:3].T, WIDE.T), [(X[:3].T, WIDE.T + 1), (X[:3].T, WIDE.T - 1)]),
+    "gather": (ops.gather, (X[:3], INDEX), [(X[:3], OUTSIDE), (X[:3], NEGATIVE)]),
+}  # fmt: skip
+
+
+class Function(nn.Module):
+    """A function as a model."""
+
+    def __init__(self, function: Callable[..., Tensor]) -> None:
+        super().__init__()
+        self.function, self.scale = function, nn.Parameter(torch.ones(()))
+
+    def forward(self, *arguments: Tensor) -> Tensor:
+        return self.function(*arguments) * self.scale
+
+
+def refuses(run: Callable[..., Tensor], arguments: tuple[Tensor, ...]) -> bool:
+    """Whether nothing that looks right comes out."""
+    try:
+        result = run(*arguments)
+    except (ValueError, RuntimeError, IndexError):
+        return True
+    return bool(result.isnan().any())
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_what_eager_code_refuses_is_refused_or_nan_when_compiled(name):
+    function, right, wrong = CASES[name]
+    model = Function(function)
+    expected = model(*right).detach()
+    compiled = compile_forward(model)
+    torch.testing.assert_close(compiled(*right), expected)
+    for arguments in wrong:
+        with pytest.raises((ValueError, RuntimeError, IndexError)):
+            model(*arguments)
+        assert refuses(compiled, arguments)
+    torch.testing.assert_close(compiled(*right), expected)  # and goes on
+
+
+@pytest.mark.parametrize("name", ["pairs", "SchNet without shifts", "padded attention", "classes"])
+def test_what_eager_code_refuses_is_nan_in_training_too(name):
+    function, right, wrong = CASES[name]
+    model = Function(lambda *arguments: function(*arguments).sum())
+    step = compile_step(model, torch.optim.SGD(model.parameters(), lr=0.0))
+    assert step(*right).isfinite()
+    assert refuses(step, wrong[0])
+
+
+@pytest.mark.parametrize("reduce", ["sum", "mean", "mul", "min", "max"])
+def test_a_plan_of_another_index_is_never_used(reduce):
+    plan = ScatterPlan.from_index(torch.tensor([0, 0, 1, 2, 2]), 3)
+
+    def reduced(x: Tensor, index: Tensor) -> Tensor:
+        return ops.scatter(x, index, 0, dim_size=3, reduce=reduce, plan=plan)
+
+    with pytest.raises(ValueError, match="plan was made for another index"):
+        reduced(X, INDEX)
+    expected = ops.scatter(X, INDEX, 0, dim_size=3, reduce=reduce)
+    torch.testing.assert_close(compile_forward(Function(reduced))(X, INDEX), expected)
+
+
+def checks_of(path: Path) -> Iterator[str]:
+    """The functions of a file that call `require`, and those that raise where nothing is captured only."""
+    has_require = "from popgeo.ops.refusals import require" in text_of(path)
+    for node in ast.walk(parsed(text_of(path))):
+        if isinstance(node, ast.FunctionDef):
+            place = f"{path.relative_to(PACKAGE).as_posix()}:{node.name}"
+            if has_require and any(isinstance(part, ast.Call) and _name(part) == "require" for part in ast.walk(node)):
+                yield place
+            elif any(_asks_for_eager(part) for part in ast.walk(node) if isinstance(part, ast.If)):
+                yield place + ONLY_EAGER
+
+
+def _name(call: ast.Call) -> str:
+    return call.func.id if isinstance(call.func, ast.Name) else ""
+
+
+def _asks_for_eager(branch: ast.If) -> bool:
+    asks = any(
+        isinstance(p, ast.Call) and _name(p) in {"is_direct", "is_plain", "is_eager"} for p in ast.walk(branch.test)
+    )
+    refused = any(
+        isinstance(part, ast.Raise)
+        or (isinstance(part, ast.Call) and _name(part).startswith(("refuse", "check", "_check")))
+        for statement in branch.body
+        for part in ast.walk(statement)
+    )
+    return asks and refused and not isinstance(branch.test, ast.UnaryOp)  # unless it says what cannot be captured
+
+
+def test_every_check_of_values_has_a_case(monkeypatch):
+    places = {place for path in FILES for place in checks_of(path)}
+    only_eager = {place.removesuffix(ONLY_EAGER) for place in places if place.endswith(ONLY_EAGER)}
+    assert only_eager == LOOKS_AGAIN, "use popgeo.ops.refusals.require, which protects captured code, too"
+    refused: set[str] = set()
+
+    def noted(holds: Tensor, value: Tensor, reason: Callable[[], str]) -> Tensor:
+        code = sys._getframe(1).f_code
+        if not holds.all():
+            refused.add(f"{Path(code.co_filename).relative_to(PACKAGE).as_posix()}:{code.co_name}")
+        return require(holds, value, reason)
+
+    for place in places - {place + ONLY_EAGER for place in only_eager}:
+        module = place.partition(":")[0].removesuffix(".py").replace("/", ".")
+        monkeypatch.setattr(importlib.import_module(f"popgeo.{module}"), "require", noted)
+    for function, _, wrong in CASES.values():
+        for arguments in wrong:
+            with contextlib.suppress(ValueError, RuntimeError, IndexError):
+                function(*arguments)
+    assert refused == places - {place + ONLY_EAGER for place in only_eager}
