@@ -15,8 +15,13 @@ OF_EDGES = {*COUNT_EDGES, "edges_mask", "edge_shift"}
 """One row an edge; so has any other name with `edge` in it, where the numbers agree."""
 OF_GRAPHS = {"graphs_mask", *TRIMMED}
 """One row a graph."""
+LABELS = {"y", "label", "labels", "target", "targets", "energy", "cell", "pbc", "stress", "smiles", "name", "idx"}
+"""Where a graph has one row, it is the graph's, though it may have one node, too."""
 NODE_FEATURES, EDGE_FEATURES = {"x", "pos"}, {"edge_index", "edge_attr", "edge_weight"}
 """Never a graph's: a wrong number of rows is an error."""
+
+NUMBERS = {*OF_NODES, *OF_EDGES}
+"""Tensors: a list of these would be left as it is by PyG, without a word."""
 
 JOINS = {"edge_index", "ptr", "rowptr"}
 """How nodes, edges and graphs are joined."""

@@ -1,6 +1,6 @@
 """The nouns of a flat dataset: what the rows of an attribute belong to, and the attribute itself."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, TypeAlias
@@ -12,8 +12,9 @@ from popgeo.data.store.mapped import ByReference
 StoreKey: TypeAlias = str | tuple[str, str, str] | None
 """A node type, an edge type, or None for the one store of `Data` and the global store of `HeteroData`."""
 
-Levels: TypeAlias = Mapping[Any, "str | Level"]
-"""What attributes' rows belong to, as `{"y": "graph"}`; a key may also name the store, as `("paper", "y")`."""
+Levels: TypeAlias = Mapping[Any, "str | Level | Axis"]
+"""What attributes' rows belong to, as `{"y": "graph"}`; a key may also name the store, as `("paper", "y")`. `GRAPHS`
+instead of a level says that all graphs so far have one row, and that no node or edge has been seen to be meant."""
 
 
 class Level(Enum):
@@ -50,6 +51,38 @@ class Axis:
         return f"{kind} {self.level.value}s".lstrip()
 
 
+def completed(given: Levels | None, inferred: Levels) -> Levels:
+    """The levels that are given, by names or by stores and names, and for other attributes those that are inferred.
+
+    Example:
+        >>> completed({"y": "graph"}, {(None, "y"): Level.NODE, (None, "x"): Level.NODE})
+        {(None, 'x'): <Level.NODE: 'node'>, 'y': 'graph'}
+    """
+    given = given or {}
+    return {**{key: level for key, level in inferred.items() if key[1] not in given}, **given}
+
+
+def require_certain(attributes: Iterable["Attribute"], why: str) -> None:
+    """Asks for the level of what is taken for one thing and could be another, where that changes a result.
+
+    Args:
+        attributes: Attributes of a dataset.
+        why: What it changes, as "sorting edges moves edge attributes".
+
+    Raises:
+        ValueError: there is doubt about one; names it.
+    """
+    for one in attributes:
+        if one.doubt is not None:
+            counts = (
+                f"{one.doubt.value}s as {one.axis.level.value}s" if one.axis != GRAPHS else f"{one.doubt.value}s: one"
+            )
+            raise ValueError(
+                f"Every graph has as many rows in {one.name!r} as {counts}, and {why}. Say which they belong to: "
+                f"levels={{{one.name!r}: {one.doubt.value!r}}} or {{{one.name!r}: {one.axis.level.value!r}}}."
+            )
+
+
 GRAPHS = Axis(Level.GRAPH, None)
 """The axis of attributes that have one row per graph."""
 
@@ -77,6 +110,8 @@ class Attribute(ByReference):
     dim: int = 0
     increments: Tensor | None = None
     """How far each graph shifts the values of the graphs after it in a batch (`__inc__`), or None. [num_graphs, ...]"""
+    doubt: Level | None = None
+    """What the rows could belong to as well: neither a name nor the user tells, and the numbers fit in every graph."""
 
     @property
     def is_tensor(self) -> bool:

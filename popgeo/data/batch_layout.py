@@ -7,7 +7,7 @@ from math import prod
 import torch
 from torch import Tensor
 
-from popgeo.data.axes import GRAPHS, Attribute, Axis, Level, Levels, ends_of
+from popgeo.data.axes import GRAPHS, Attribute, Axis, Level, Levels, ends_of, require_certain
 from popgeo.data.fixed_size_options import FixedSizeOptions
 from popgeo.data.flat_store import FlatStore
 from popgeo.data.masks import mask_slot
@@ -62,6 +62,9 @@ def lay_out(store: FlatStore, options: FixedSizeOptions, choices: LayoutChoices 
         ValueError: the options lack a node or edge type, or the rows of a graph attribute of varying length.
     """
     choices = choices or LayoutChoices()
+    # One number a graph is taken for the graph's; one row of several may well be a node's.
+    unsure = (a for a in store.attributes if a.doubt is Level.NODE and a.axis == GRAPHS and a.tensor.dim() > 1)
+    require_certain(unsure, "padding is of nodes or of graphs")
     slots: list[Slot] = []
     lists: list[Attribute] = []
     for attribute in store.attributes:

@@ -10,6 +10,7 @@ from popgeo.data.batch_layout import LayoutChoices, lay_out
 from popgeo.data.cut import BatchCutter, check_fits, fills_exactly
 from popgeo.data.fixed_size_options import FixedSizeOptions
 from popgeo.data.flat_store import FlatStore
+from popgeo.data.graph_sizes import flat_graphs
 from popgeo.data.sort_edges import sort_edges
 from popgeo.data.trim import trim
 from popgeo.packing import Packs
@@ -95,9 +96,10 @@ class FixedSizeCollater:
             raise ValueError(f"Expected a list of graphs or a Batch, got {type(graphs).__name__}. Wrap it in a list.")
         return self.collate(self.flat(list(graphs)), self.generator or torch.default_generator)
 
-    def flat(self, graphs: Sequence[Data | HeteroData]) -> FlatStore:
-        """The graphs as a flat dataset, with what batches hold of them."""
-        return FlatStore.from_dataset(graphs, exclude_keys=self.layout.exclude_keys, levels=self.layout.levels)
+    def flat(self, graphs: Sequence[Data | HeteroData], numbers: Sequence[int] | None = None) -> FlatStore:
+        """The graphs as a flat dataset, with what batches hold of them; in errors they have these numbers."""
+        choices = {"exclude_keys": self.layout.exclude_keys, "levels": self.layout.levels}
+        return flat_graphs(graphs, range(len(graphs)) if numbers is None else numbers, **choices)
 
     def collate(self, store: FlatStore, generator: torch.Generator) -> Batch:
         """One batch of all graphs of a flat dataset that is no view."""

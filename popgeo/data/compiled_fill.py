@@ -88,7 +88,7 @@ class Filler:
 
     def _address(self, tensor: Tensor) -> int:
         self.kept.append(tensor)
-        return tensor.data_ptr()
+        return library.address(tensor) if tensor.is_cpu else 0
 
     def _describe(self, slot: Slot) -> dict[str, int]:
         """The fields of `Slot` in csrc/collate.cpp, in its order; each is a 64-bit integer or an address."""

@@ -12,8 +12,9 @@ import torch
 from torch.utils.data import ConcatDataset, Subset
 from torch_geometric.data import Data, HeteroData
 
-from popgeo.data.axes import Axis, Level, Levels, StoreKey
+from popgeo.data.axes import GRAPHS, Axis, Level, Levels, StoreKey
 from popgeo.data.columns import Columns
+from popgeo.data.pyg_counts import axis_of
 from popgeo.data.read_pyg import read, why_not_collated
 from popgeo.data.store.cut_blocks import BUFFER_BYTES
 from popgeo.data.store.first_use import compare_stored
@@ -127,7 +128,7 @@ class FlatStore(Columns):
         cls, dataset: Any, exclude_keys: Sequence[str] | None, levels: Levels | None, progress_bar: bool | None
     ) -> "FlatStore":
         if isinstance(dataset, FlatStore):
-            return dataset._without(set(exclude_keys or ()))
+            return dataset._without(set(exclude_keys or ()))._with_levels(levels or {})
         if isinstance(dataset, Subset):
             return cls._flattened(dataset.dataset, exclude_keys, levels, progress_bar).view(dataset.indices)
         return cls(**vars(read(dataset, exclude_keys, levels, progress_bar)))
@@ -143,6 +144,29 @@ class FlatStore(Columns):
                 pointers[axis] = torch.zeros_like(pointers[axis])
                 ends = {**ends, axis.store: torch.zeros_like(ends[axis.store])} if ends else ends
         return dataclasses.replace(self, attributes=left, row_pointers=pointers, row_ends=ends, _cache={})
+
+    def _with_levels(self, levels: Levels) -> "FlatStore":
+        """The same graphs with what attributes are said to belong to.
+
+        Raises:
+            ValueError: the numbers of rows say otherwise, or edges were sorted when that was not known.
+        """
+        pointers, attributes = dict(self.row_pointers), list(self.attributes)
+        for i, one in enumerate(attributes):
+            given = levels.get((one.store, one.name)) or levels.get(one.name)
+            if given is not None and given != GRAPHS and one.is_tensor:
+                slices = self.row_pointers[one.axis]
+                axis, _ = axis_of(one.store, one.name, Level(given), slices, pointers)
+                if axis != one.axis and self.row_ends is not None and Level.EDGE in (axis.level, one.axis.level):
+                    raise ValueError(
+                        f"Edges were sorted while {one.name!r} was a {one.axis.level.value}'s. Write anew."
+                    )
+                attributes[i] = dataclasses.replace(one, axis=axis, doubt=None)
+        return (
+            dataclasses.replace(self, attributes=tuple(attributes), row_pointers=pointers, _cache={})
+            if levels
+            else self
+        )
 
     def level(self, name: str, store: StoreKey = None) -> Level:
         """What the rows of an attribute belong to.

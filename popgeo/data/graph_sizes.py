@@ -1,5 +1,6 @@
 """How large the graphs of a dataset are: read when first asked for, once for each dataset, and kept with it."""
 
+import re
 import weakref
 from collections.abc import Sequence
 from itertools import islice
@@ -7,12 +8,14 @@ from typing import Any
 
 import numpy as np
 
+from popgeo.data.axes import Levels
 from popgeo.data.flat_store import FlatStore, why_not_flat
 from popgeo.progress import progress
 
 _MEASURED_AT_ONCE = 256
+_FIRST_AT_MOST = 4096  # graphs to look at before the user is asked
 
-_Kept = dict[frozenset[str], tuple[Any, np.ndarray]]
+_Kept = dict[Any, tuple[Any, np.ndarray]]
 # By the number of the dataset object, until that object goes: the sizes, and the transform that they were read with,
 # which changes the graphs of a dataset of PyG when they are fetched, perhaps their sizes too.
 _KEPT: dict[int, tuple[weakref.ref[Any], _Kept]] = {}
@@ -27,6 +30,7 @@ class GraphSizes:
     Args:
         dataset: What `FixedSizeDataLoader` takes.
         exclude_keys: Attributes to leave out; a graph without `edge_index` has no edges.
+        levels: What an attribute's rows belong to, where names and sizes do not tell.
         known: The sizes, where they are known already. int64 [num_graphs, num_dimensions]
         progress_bar: Whether to show a bar where reading lasts longer than a second; None means at a terminal and in
             notebooks.
@@ -44,11 +48,12 @@ class GraphSizes:
         dataset: Any,
         exclude_keys: Sequence[str] | None = None,
         *,
+        levels: Levels | None = None,
         known: np.ndarray | None = None,
         progress_bar: bool | None = None,
     ) -> None:
-        self._dataset, self._excluded, self._known = dataset, frozenset(exclude_keys or ()), known
-        self._progress_bar = progress_bar
+        self._dataset, self._known, self._progress_bar = dataset, known, progress_bar
+        self._choices: dict[str, Any] = {"exclude_keys": sorted(exclude_keys or ()), "levels": levels}
 
     def __len__(self) -> int:
         return len(self._dataset) if self._known is None else len(self._known)
@@ -57,7 +62,7 @@ class GraphSizes:
     def are_known(self) -> bool:
         """Whether `values` reads nothing."""
         if self._known is None:
-            transform, sizes = _kept(self._dataset).get(self._excluded, (None, None))
+            transform, sizes = _kept(self._dataset).get(repr(self._choices), (None, None))
             as_read = transform is getattr(self._dataset, "transform", None)
             if as_read and sizes is not None and len(sizes) == len(self._dataset):
                 self._known = sizes
@@ -68,17 +73,17 @@ class GraphSizes:
         """Nodes and edges (of each type) of every graph. int64 [num_graphs, num_dimensions]"""
         if not self.are_known:
             self._known = self._read()
-            _kept(self._dataset)[self._excluded] = (getattr(self._dataset, "transform", None), self._known)
+            _kept(self._dataset)[repr(self._choices)] = (getattr(self._dataset, "transform", None), self._known)
         assert self._known is not None  # the line above
         return self._known
 
     def _read(self) -> np.ndarray:
-        dataset, excluded = self._dataset, sorted(self._excluded)
+        dataset = self._dataset
         if why_not_flat(dataset) is None and not isinstance(dataset, list | tuple):
-            return FlatStore.from_dataset(dataset, exclude_keys=excluded, progress_bar=self._progress_bar).sizes
+            return FlatStore.from_dataset(dataset, **self._choices, progress_bar=self._progress_bar).sizes
         ids = progress(range(len(dataset)), "measuring graphs", "graph", self._progress_bar)
-        parts = iter(lambda: [dataset[i] for i in islice(ids, _MEASURED_AT_ONCE)], [])
-        sizes = [FlatStore.from_dataset(part, exclude_keys=excluded).sizes for part in parts]
+        parts = iter(lambda: [*islice(ids, _MEASURED_AT_ONCE)], [])
+        sizes = [flat_graphs([dataset[i] for i in part], part, **self._choices).sizes for part in parts]
         if not sizes:
             raise ValueError(f"The dataset ({type(dataset).__name__}) is empty; a batch needs at least one graph.")
         return np.concatenate(sizes)
@@ -87,8 +92,30 @@ class GraphSizes:
         return {**self.__dict__, "_progress_bar": False}
 
 
-def first_graphs(dataset: Any, count: int, exclude_keys: Sequence[str] | None) -> FlatStore:
+def flat_graphs(graphs: Sequence[Any], numbers: Sequence[int], **choices: Any) -> FlatStore:
+    """Some graphs of a dataset, flat, whose errors call them by their numbers in it.
+
+    Raises:
+        ValueError: as `FlatStore.from_dataset`.
+    """
+    try:
+        return FlatStore.from_dataset(graphs, **choices)
+    except ValueError as error:
+        for number, graph in zip(numbers, graphs, strict=True):
+            try:
+                FlatStore.from_dataset([graph], **choices)
+            except ValueError as of_one:
+                text = re.sub(r"\b([Gg]raph|Item) 0\b", rf"\1 {number}", str(of_one))
+                raise ValueError(text if text != str(of_one) or number == 0 else f"Graph {number}: {text}") from error
+        raise ValueError(f"{error} Counted within the graphs {[*numbers][:9]}.") from error
+
+
+def first_graphs(
+    dataset: Any, count: int, exclude_keys: Sequence[str] | None, levels: Levels | None = None
+) -> FlatStore:
     """The first graphs of a dataset, flat: enough to know how a batch of it is laid out.
+
+    Where so many leave in doubt what an attribute belongs to, such as those of one node, more are looked at.
 
     Raises:
         ValueError: the dataset is empty, or its graphs differ in attributes or types.
@@ -99,7 +126,12 @@ def first_graphs(dataset: Any, count: int, exclude_keys: Sequence[str] | None) -
         >>> first_graphs([Data(x=torch.ones(n, 1)) for n in (2, 3, 4)], 2, None)
         FlatStore(2 graphs, 5 nodes, 0 edges; x: node)
     """
-    return FlatStore.from_dataset([dataset[i] for i in range(min(count, len(dataset)))], exclude_keys=exclude_keys)
+    while True:
+        some = [dataset[i] for i in range(min(count, len(dataset)))]
+        store = FlatStore.from_dataset(some, exclude_keys=exclude_keys, levels=levels)
+        if count == 1 or not _FIRST_AT_MOST > count < len(dataset) or all(a.doubt is None for a in store.attributes):
+            return store
+        count *= 8
 
 
 def _kept(dataset: Any) -> _Kept:

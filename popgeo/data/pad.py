@@ -10,7 +10,7 @@ from torch_geometric.transforms import BaseTransform
 from torch_geometric.transforms.pad import Padding
 
 from popgeo.data.attribute_names import SPLIT_MASKS
-from popgeo.data.axes import Axis, Level, ends_of
+from popgeo.data.axes import GRAPHS, Axis, Level, Levels, ends_of, require_certain
 from popgeo.data.batch_layout import LayoutChoices, lay_out
 from popgeo.data.compiled_fill import Filler
 from popgeo.data.fixed_size_options import FixedSizeOptions
@@ -35,9 +35,10 @@ class Pad(BaseTransform):
         mask_pad_value: Fills `train_mask`, `val_mask` and `test_mask`.
         add_pad_mask: Adds `nodes_mask` and `edges_mask`, True for what is real.
         exclude_keys: Attributes to remove.
+        levels: What an attribute's rows belong to, as `{"length": "edge"}`, where name and number do not tell.
 
     Raises:
-        ValueError: when called with a graph that is too large.
+        ValueError: when called with a graph that is too large, or one that needs `levels`.
 
     Example:
         >>> graph = Data(x=torch.ones(2, 1), edge_index=torch.tensor([[0], [1]]))
@@ -58,6 +59,8 @@ class Pad(BaseTransform):
         mask_pad_value: bool = False,
         add_pad_mask: bool = False,
         exclude_keys: Sequence[str] | None = None,
+        *,
+        levels: Levels | None = None,
     ) -> None:
         if max_num_edges is None:
             if isinstance(max_num_nodes, dict):
@@ -69,11 +72,12 @@ class Pad(BaseTransform):
             max_num_nodes, max_num_edges, node_pad_value=node_pad_value, edge_pad_value=edge_pad_value
         )
         self.mask_pad_value, self.add_pad_mask = mask_pad_value, add_pad_mask
-        self.exclude_keys = tuple(exclude_keys or ())
+        self.exclude_keys, self.levels = tuple(exclude_keys or ()), levels
 
     def forward(self, data: Data | HeteroData) -> Data | HeteroData:
         """The padded graph; `data` is PyG's shallow copy of the caller's graph."""
-        store = FlatStore.from_dataset([data], exclude_keys=self.exclude_keys)
+        store = FlatStore.from_dataset([data], exclude_keys=self.exclude_keys, levels=self.levels)
+        require_certain((a for a in store.attributes if a.axis != GRAPHS), "each kind gets padding of its own")
         self._check(store)
         layout = lay_out(store, self.options, LayoutChoices(add_pad_masks=self.add_pad_mask))
         tensors = [torch.empty((1, *slot.shape), dtype=slot.dtype) for slot in layout.slots]
@@ -121,14 +125,15 @@ class Pad(BaseTransform):
         return f"{type(self).__name__}(max_num_nodes={self.options.num_nodes}, max_num_edges={self.options.num_edges})"
 
 
-def unpad(batch: Batch | Data | HeteroData) -> list[Data | HeteroData]:
+def unpad(batch: Batch | Data | HeteroData, levels: Levels | None = None) -> list[Data | HeteroData]:
     """The real graphs of a batch of fixed size, without padding.
 
     Args:
         batch: A batch that carries its masks, also a joined one, or one graph grown by `Pad(add_pad_mask=True)`.
+        levels: What an attribute's rows belong to, as `Pad` takes it, where name and number do not tell.
 
     Raises:
-        ValueError: there are no masks.
+        ValueError: there are no masks, or one graph needs `levels`.
 
     Example:
         >>> from popgeo.data import FixedSizeCollater, FixedSizeOptions
@@ -137,7 +142,7 @@ def unpad(batch: Batch | Data | HeteroData) -> list[Data | HeteroData]:
         [Data(x=[2, 1], edge_index=[2, 1]), Data(x=[3, 1], edge_index=[2, 1])]
     """
     if not isinstance(batch, Batch):
-        return [_unpad_graph(batch)]
+        return [_unpad_graph(batch, levels)]
     if "graphs_mask" not in batch:
         raise ValueError(
             "The batch has no graphs_mask, so its padding cannot be told from its graphs. Make it with "
@@ -148,13 +153,14 @@ def unpad(batch: Batch | Data | HeteroData) -> list[Data | HeteroData]:
     return [batch.get_example(i) for i in range(int(batch.graphs_mask.sum()))]
 
 
-def _unpad_graph(data: Any) -> Any:
+def _unpad_graph(data: Any, levels: Levels | None) -> Any:
     """A graph that `Pad(add_pad_mask=True)` has grown, without its padding; a new object.
 
     Raises:
         ValueError: it carries no masks.
     """
-    store = FlatStore.from_dataset([data])
+    store = FlatStore.from_dataset([data], levels=levels)
+    require_certain((a for a in store.attributes if a.axis != GRAPHS), "each kind has padding of its own")
     out = data.__copy__()
     parts = {part._key: part for part in out.stores}
     masks = (MASKS[Level.NODE], MASKS[Level.EDGE])

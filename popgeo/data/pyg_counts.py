@@ -1,5 +1,6 @@
 """What PyG's attributes count: nodes and edges, whose rows an attribute has, how far it shifts what follows it."""
 
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -8,7 +9,7 @@ import torch
 from torch import Tensor
 from torch_geometric.utils import cumsum
 
-from popgeo.data.attribute_names import COUNT_EDGES, COUNT_NODES, EDGE_FEATURES, NODE_FEATURES, OF_NODES
+from popgeo.data.attribute_names import COUNT_EDGES, COUNT_NODES, EDGE_FEATURES, LABELS, NODE_FEATURES, OF_NODES
 from popgeo.data.axes import GRAPHS, Attribute, Axis, Level, StoreKey, ends_of
 
 _RowPointers: TypeAlias = dict[Axis, Tensor]
@@ -26,6 +27,8 @@ class JoinedColumn:
     dim: int = 0
     increments: Tensor | None = None
     """What a class's own `__inc__` says of each graph; None where it has PyG's. [num_graphs, ...]"""
+    is_number: bool = False
+    """Whether graphs have plain numbers, which count nothing up whatever they are called."""
 
 
 def attributes_of(
@@ -34,7 +37,7 @@ def attributes_of(
     node_types: Iterable[StoreKey],
     edge_types: Iterable[StoreKey],
     stated: Mapping[StoreKey, Tensor],
-    levels: Mapping[Any, Level],
+    levels: Mapping[Any, Level | Axis],
     num_graphs: int,
 ) -> tuple[tuple[Attribute, ...], _RowPointers]:
     """What the rows of each column belong to, and where each graph's rows start along every axis.
@@ -64,26 +67,43 @@ def attributes_of(
     return tuple(attributes), row_pointers
 
 
-def _count_nodes(key: StoreKey, columns: Sequence[JoinedColumn], levels: Mapping[Any, Level]) -> Tensor:
+def _count_nodes(key: StoreKey, columns: Sequence[JoinedColumn], levels: Mapping[Any, Level | Axis]) -> Tensor:
     """Nodes of each graph, from the attributes that PyG itself counts by, or those stated to be a node's."""
     column = {column.name: column for column in columns}
     stated = {n: levels.get((key, n)) or levels.get(n) for n in column}
     known = [n for n in column if stated[n] is Level.NODE]
     known += [n for n in column if n in COUNT_NODES and not stated[n]]
     known += [n for n in column if "node" in n and not stated[n]]
+    known += [n for n in column if n == "z" and not stated[n]]
     for name in known:
         if (slices := column[name].slices) is not None:
             return slices.diff()
     for name in [n for n in ("edge_index", "face") if n in column and key is None]:
         values, slices = column[name].values, column[name].slices
         if isinstance(values, Tensor) and slices is not None:
-            return _segment_max(values.amax(dim=0), slices) + 1
-    if "z" in column and (slices := column["z"].slices) is not None:
-        return slices.diff()
+            counts = _segment_max(values.amax(dim=0), slices) + 1
+            _refuse_more_rows(counts, [c for c in columns if c.name not in (*COUNT_EDGES, "face")])
+            return counts
     where = "each graph" if key is None else f"each graph's {key!r}"
     raise ValueError(
         f"The number of nodes is unknown: {where} has the attributes {sorted(column)}, of which none is known to be a "
         f"node's. Set num_nodes on it or pass levels={{name: 'node'}}."
+    )
+
+
+def _refuse_more_rows(guess: Tensor, columns: Sequence[JoinedColumn]) -> None:
+    """Warns that nodes without an edge at the end are not counted; refuses the count where features show more nodes."""
+    for column in columns:
+        rows = None if column.slices is None else column.slices.diff()
+        if rows is not None and bool((rows >= guess).all()) and bool((rows > guess).any()):
+            graph = int((rows > guess).to(torch.int8).argmax())
+            raise ValueError(
+                f"The number of nodes is unknown: edges lead to {int(guess[graph])} nodes of graph {graph}, which has "
+                f"{int(rows[graph])} rows in {column.name!r}. Set num_nodes, or pass "
+                f"levels={{{column.name!r}: 'node'}}."
+            )
+    warnings.warn(
+        "Nodes are counted by edges alone: one without any edge after all others is lost. Set num_nodes.", stacklevel=8
     )
 
 
@@ -96,38 +116,67 @@ def _count_edges(columns: Sequence[JoinedColumn], num_graphs: int) -> Tensor:
     return torch.zeros(num_graphs, dtype=torch.int64)
 
 
-def _attribute(key: StoreKey, column: JoinedColumn, given: Level | None, row_pointers: _RowPointers) -> Attribute:
+def _attribute(
+    key: StoreKey, column: JoinedColumn, given: Level | Axis | None, row_pointers: _RowPointers
+) -> Attribute:
     values, slices = column.values, column.slices
     if not isinstance(values, Tensor) or slices is None:
         return Attribute(store=key, name=column.name, axis=GRAPHS, values=values)
-    axis = _axis(key, column.name, given, slices, row_pointers)
+    axis, doubt = axis_of(key, column.name, given, slices, row_pointers)
+    doubt = None if column.is_number else doubt
     increments = column.increments
-    if increments is None:
+    if column.is_number or values.is_floating_point() or values.is_complex() or values.dtype is torch.bool:
+        increments = None  # what is no index points at nothing
+    elif increments is None:
         increments = _increments(key, column.name, row_pointers, values, slices)
     elif not bool(increments.any()):
         increments = None
     if increments is not None:
         increments = _per_outer_row(column.name, increments, values, column.dim)
-    return Attribute(store=key, name=column.name, axis=axis, values=values, dim=column.dim, increments=increments)
+        values = values if values.dtype in (torch.int32, torch.int64) else values.long()  # a batch counts further
+    return Attribute(
+        store=key, name=column.name, axis=axis, values=values, dim=column.dim, increments=increments, doubt=doubt
+    )
 
 
-def _axis(key: StoreKey, name: str, given: Level | None, slices: Tensor, row_pointers: _RowPointers) -> Axis:
-    """What an attribute's rows belong to; rows that are counted on their own get a row pointer."""
+def axis_of(
+    key: StoreKey, name: str, given: Level | Axis | None, slices: Tensor, row_pointers: _RowPointers
+) -> tuple[Axis, Level | None]:
+    """What an attribute's rows belong to, and could as well; rows that are counted on their own get a row pointer."""
     rows = slices.diff()
     nodes, edges = (row_pointers.get(Axis(level, key)) for level in (Level.NODE, Level.EDGE))
     num_nodes = None if nodes is None else nodes.diff()
     num_edges = None if edges is None else edges.diff()
-    level = given or infer_level(name, rows, num_nodes, num_edges)
+    inferred = infer_level(name, rows, num_nodes, num_edges)
+    level = given if isinstance(given, Level) else inferred
+    if given == GRAPHS and inferred is not Level.GRAPH:
+        odd = int((rows != 1).to(torch.int8).argmax())
+        raise ValueError(
+            f"In graph {odd} {name!r} has {int(rows[odd])} rows, as many as {inferred.value}s; the graphs that were "
+            f"looked at first have one each, as a graph's has. Pass levels={{{name!r}: {inferred.value!r}}} or 'graph'."
+        )
+    doubt = _doubt(name, level, rows, num_nodes, num_edges) if given is None else None
     if level is not Level.GRAPH:
         _check_level(name, level, rows, num_nodes if level is Level.NODE else num_edges)
-        return Axis(level, key)
+        return Axis(level, key), doubt
     if bool((rows == 1).all()):
-        return GRAPHS
+        return GRAPHS, doubt
     if given is None:
         _check_is_no_feature(name, rows, num_nodes, num_edges)
     axis = Axis(Level.GRAPH, key, name)
     row_pointers[axis] = slices.to(torch.int64)
-    return axis
+    return axis, None
+
+
+def _doubt(name: str, level: Level, rows: Tensor, num_nodes: Tensor | None, num_edges: Tensor | None) -> Level | None:
+    """Another level that fits the numbers of rows, where the name does not tell either."""
+    like_nodes = num_nodes is not None and torch.equal(rows, num_nodes)
+    like_edges = num_edges is not None and torch.equal(rows, num_edges)
+    if level is Level.NODE and like_edges and "node" not in name and name not in OF_NODES:
+        return Level.EDGE
+    if level is Level.GRAPH and name not in LABELS and "index" not in name and (like_nodes or like_edges):
+        return Level.NODE if like_nodes else Level.EDGE
+    return None
 
 
 def infer_level(name: str, rows: Tensor, num_nodes: Tensor | None, num_edges: Tensor | None) -> Level:

@@ -1,6 +1,7 @@
 """Reads datasets of PyG into plain columns: the only file that knows `Data` from `HeteroData`."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,10 +12,11 @@ from torch_geometric.data.separate import separate
 from torch_geometric.data.storage import BaseStorage
 from torch_geometric.utils import cumsum, is_sparse
 
-from popgeo.data.attribute_names import MADE_BY_BATCH
-from popgeo.data.axes import Level, Levels, StoreKey
+from popgeo.data.attribute_names import MADE_BY_BATCH, NUMBERS
+from popgeo.data.axes import GRAPHS, Axis, Level, Levels, StoreKey
 from popgeo.data.columns import Columns
 from popgeo.data.pyg_counts import JoinedColumn, attributes_of
+from popgeo.native.plain_tensor import plain_tensor
 from popgeo.progress import progress
 
 
@@ -23,7 +25,7 @@ def read(dataset: Any, exclude_keys: Sequence[str] | None, levels: Levels | None
     if len(dataset) == 0:
         raise ValueError(f"The dataset ({type(dataset).__name__}) is empty; a batch needs at least one graph.")
     excluded = set(exclude_keys or ())
-    known = {name: Level(level) for name, level in (levels or {}).items()}
+    known = {name: level if level == GRAPHS else Level(level) for name, level in (levels or {}).items()}
     if isinstance(dataset, (list, tuple)):
         return _read_list(dataset, excluded, known)
     if isinstance(dataset, InMemoryDataset) and dataset.slices is not None and why_not_collated(dataset) is None:
@@ -44,7 +46,7 @@ def why_not_collated(dataset: Any) -> str | None:
     return None
 
 
-def _read_list(graphs: Sequence[Data | HeteroData], excluded: set[str], levels: Mapping[Any, Level]) -> Columns:
+def _read_list(graphs: Sequence[Data | HeteroData], excluded: set[str], levels: Mapping[Any, Level | Axis]) -> Columns:
     """Reads a list of graphs, concatenating each attribute once."""
     _check_kinds(graphs)
     first = graphs[0]
@@ -56,13 +58,14 @@ def _read_list(graphs: Sequence[Data | HeteroData], excluded: set[str], levels: 
         columns[store._key] = []
         for name in [name for name in store.keys() if name not in excluded | MADE_BY_BATCH]:  # noqa: SIM118
             values, slices = _concatenate(first, store, name, [s[name] for s in stores])
-            columns[store._key].append(_column(first, store, name, values, slices, lambda: graphs))
+            column = _column(first, store, name, values, slices, lambda: graphs)
+            columns[store._key].append(replace(column, is_number=not isinstance(store[name], Tensor)))
         if "num_nodes" in store:
-            stated[store._key] = torch.tensor([s["num_nodes"] for s in stores])
+            stated[store._key] = _counts([s["num_nodes"] for s in stores])
     return _columns(first, columns, stated, levels, len(graphs))
 
 
-def _read_collated(dataset: InMemoryDataset, excluded: set[str], levels: Mapping[Any, Level]) -> Columns:
+def _read_collated(dataset: InMemoryDataset, excluded: set[str], levels: Mapping[Any, Level | Axis]) -> Columns:
     """Reads the storage of an `InMemoryDataset`, which is concatenated already, without a copy."""
     data, all_slices = dataset._data, dataset.slices
     num_graphs = InMemoryDataset.len(dataset)
@@ -78,7 +81,7 @@ def _read_collated(dataset: InMemoryDataset, excluded: set[str], levels: Mapping
         names = [name for name in store.keys() if name in slices and name not in excluded | MADE_BY_BATCH]  # noqa: SIM118
         columns[store._key] = [_column(data, store, name, store[name], slices[name], graphs) for name in names]
         if "_num_nodes" in store.__dict__:
-            stated[store._key] = torch.as_tensor(store._num_nodes, dtype=torch.int64)
+            stated[store._key] = _counts(store._num_nodes)
     indices = None if dataset._indices is None else np.asarray(dataset._indices, dtype=np.int64)
     return _columns(data, columns, stated, levels, num_graphs, indices)
 
@@ -87,7 +90,7 @@ def _columns(
     data: Data | HeteroData,
     columns: Mapping[StoreKey, Sequence[JoinedColumn]],
     stated: Mapping[StoreKey, Tensor],
-    levels: Mapping[Any, Level],
+    levels: Mapping[Any, Level | Axis],
     num_graphs: int,
     indices: np.ndarray | None = None,
 ) -> Columns:
@@ -118,6 +121,7 @@ def _column(
     if slices is None or not isinstance(values, Tensor):
         _refuse_containers(name, values)
         return JoinedColumn(name=name, values=list(values))
+    values = plain_tensor(name, values)
     dim = data.__cat_dim__(name, values, store)
     num_rows = len(values) if dim is None else values.size(dim)
     if slices[0] != 0 or slices[-1] != num_rows or bool((slices.diff() < 0).any()):
@@ -160,12 +164,14 @@ def _concatenate(
         )
     if not isinstance(first, Tensor) or is_sparse(first) or first.is_nested:
         return values, None
+    values = [plain_tensor(f"Attribute {name!r} of graph {i}", value) for i, value in enumerate(values)]
+    first = values[0]
     if odd := next((i for i, value in enumerate(values) if value.dtype != first.dtype), 0):
         raise ValueError(
             f"Attribute {name!r} is {first.dtype} in graph 0 and {values[odd].dtype} in graph {odd}. Convert one of "
             f"them or pass exclude_keys=[{name!r}]."
         )
-    if name == "edge_index" and (first.is_floating_point() or first.dtype is torch.bool):
+    if name == "edge_index" and (first.is_floating_point() or first.is_complex() or first.dtype is torch.bool):
         raise ValueError(f"edge_index is {first.dtype}; numbers of nodes are whole. Pass edge_index.long().")
     if name == "edge_index" and first.dim() == 2 and first.size(0) != 2:
         raise ValueError(f"edge_index has shape {tuple(first.shape)}; it is [2, num_edges]. Pass edge_index.t().")
@@ -183,6 +189,15 @@ def _concatenate(
             f"exclude_keys=[{name!r}]."
         ) from error
     return joined, cumsum(torch.tensor([value.size(dim) for value in values]))
+
+
+def _counts(stated: Sequence[Any]) -> Tensor:
+    """`num_nodes` of each graph. int64 [num_graphs]"""
+    for graph, count in enumerate(stated):
+        one = count.reshape(()).item() if isinstance(count, Tensor) and count.numel() == 1 else count
+        if isinstance(one, bool) or not isinstance(one, (int, np.integer)) or one < 0:
+            raise ValueError(f"Graph {graph} has num_nodes={count!r}; it is a whole number, and not negative.")
+    return torch.tensor([int(count) for count in stated], dtype=torch.int64)
 
 
 def _width(value: Tensor, dim: int) -> tuple[int, ...]:
@@ -237,6 +252,13 @@ def _refuse_containers(name: str, values: Any) -> None:
     """Sparse matrices and nested tensors have no fixed size; strings, None and other objects pass as they are."""
     probe = values[0] if isinstance(values, (list, tuple)) and values else values
     inner = probe[0] if isinstance(probe, (list, tuple)) and probe else probe
+    if (isinstance(probe, np.ndarray) and probe.dtype.kind in "biufc") or (
+        name in NUMBERS and isinstance(probe, (list, tuple)) and not isinstance(inner, str)
+    ):
+        raise ValueError(
+            f"Attribute {name!r} is a {type(probe).__name__}, which would not be joined; batches hold tensors. Make it "
+            f"one with torch.as_tensor, or pass exclude_keys=[{name!r}]."
+        )
     if is_sparse(probe) or isinstance(probe, (Tensor, Mapping)) or isinstance(inner, Tensor):
         raise ValueError(
             f"Attribute {name!r} holds a {type(probe).__name__}, which has no flat layout. Store it as plain tensors "

@@ -6,9 +6,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from popgeo.data.axes import Attribute, Level, ends_of
+from popgeo.data.axes import GRAPHS, Attribute, Level, ends_of, require_certain
 from popgeo.data.columns import Self
 from popgeo.data.validate import check_indices
+
+_WHY = "sorting edges moves what belongs to them"
 
 
 def sort_edges(store: Self) -> Self:
@@ -32,6 +34,7 @@ def sort_edges(store: Self) -> Self:
     if store.row_ends is not None:
         return store
     check_indices(dataclasses.replace(store, indices=None, _cache={}))  # of graphs, too, that are not shown
+    require_certain((a for a in store.attributes if a.doubt is Level.EDGE and a.axis != GRAPHS), _WHY)
     attributes, row_ends = list(store.attributes), {}
     for axis in (axis for axis in store.size_axes if axis.level is Level.EDGE):
         index = next((a for a in attributes if a.axis == axis and a.name == "edge_index"), None)

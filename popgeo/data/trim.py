@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from popgeo.data.axes import Attribute, Axis, Level, ends_of
+from popgeo.data.axes import GRAPHS, Attribute, Axis, Level, ends_of, require_certain
 from popgeo.data.flat_store import FlatStore
 from popgeo.data.subset import keep_rows
 
@@ -197,6 +197,10 @@ def trim(
         >>> trimmed.store.attributes[0].values, trimmed.num_nodes
         (tensor([0., 1.]), tensor([3]))
     """
+    require_certain(
+        (a for a in store.attributes if a.axis != GRAPHS and a.name != protect),
+        "trimming takes away what belongs to them",
+    )
     counts = dict(zip(store.size_axes, store.sizes.sum(axis=0).tolist(), strict=True))
     types = [axis for axis in counts if axis.level is Level.NODE]
     protected = {a.axis: a.tensor for a in store.attributes if a.name == protect and a.axis in types}

@@ -114,13 +114,13 @@ def _first_outside(attribute: Attribute, pointer: Tensor, limits: Tensor) -> int
     pointer, limits = pointer.contiguous(), limits.contiguous()
     return int(
         entry(
-            values.data_ptr(),
+            library.address(values),
             values.element_size(),
             outer,
             rows,
             inner,
-            pointer.data_ptr(),
-            limits.data_ptr(),
+            library.address(pointer),
+            library.address(limits),
             limits.shape[1],
             len(limits),
         )

@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 
-from popgeo.data.axes import Levels
+from popgeo.data.axes import Levels, completed
 from popgeo.data.columns import Columns
 from popgeo.data.flat_store import FlatStore, why_not_flat
 from popgeo.data.sort_edges import sort_edges as sorted_by_destination
@@ -138,7 +138,7 @@ def _join(
     writer: FolderWriter, flatten: Callable[..., FlatStore], levels: Levels, graphs: list[Graph], start: int
 ) -> FlatStore:
     """Flattens graphs like those that have been written; an error counts through the whole source."""
-    known = {**writer.levels, **levels}
+    known = completed(levels, writer.levels)
     try:
         block = flatten(graphs, levels=known)
         writer.check(block)

@@ -280,7 +280,7 @@ class Predictor:
         if i not in self.programs:
             assert self._maker is not None  # a predictor of programs has them all
             program = self._maker(self.shapes[i].with_rows_for(store), store)
-            layout = replace(program.layout, levels={**levels_of(store), **(program.layout.levels or {})})
+            layout = replace(program.layout, levels=levels_of(store, program.layout.levels))
             self.programs[i] = program = replace(program, layout=layout)
             self.num_compilations += 1
             if self._reader is None:

@@ -3,7 +3,6 @@
 import math
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -11,7 +10,7 @@ import numpy as np
 import torch
 from torch_geometric.data import Batch
 
-from popgeo.data.axes import Level
+from popgeo.data.axes import GRAPHS, Levels, completed
 from popgeo.data.batch_layout import LayoutChoices, lay_out
 from popgeo.data.collate import FixedSizeCollater
 from popgeo.data.cut import BatchCutter, BatchMemory
@@ -107,7 +106,9 @@ class FetchingSource(BatchSource):
         batches = []
         for ids in packs:
             graphs = [self.dataset[i] for i in ids.tolist()]
-            store = self.collater.flat(graphs) if graphs else self.like.view([])  # a batch of padding alone
+            store = (
+                self.collater.flat(graphs, ids.tolist()) if graphs else self.like.view([])
+            )  # a batch of padding alone
             batches.append(self.collater.collate(store, generator_of(*key, ids)))
         return grouped(batches, group)
 
@@ -146,9 +147,9 @@ class OpenedDataset:
             f"list(dataset) or FlatStore.from_dataset(dataset): transforms then run once.",
             stacklevel=4,
         )
-        store = first_graphs(dataset, _LOOKED_AT, excluded)
-        sizes = GraphSizes(dataset, excluded, progress_bar=progress_bar)
-        layout = replace(layout, levels={**levels_of(store), **(levels or {})})
+        store = first_graphs(dataset, _LOOKED_AT, excluded, levels)
+        layout = replace(layout, levels=levels_of(store, levels))
+        sizes = GraphSizes(dataset, excluded, levels=levels, progress_bar=progress_bar)
         return cls(dataset=dataset, store=store, sizes=sizes, layout=layout, holds_all=False)
 
     def source(self, collater: FixedSizeCollater, chunk_order: ChunkOrder | None) -> FlatSource | FetchingSource:
@@ -163,11 +164,12 @@ class OpenedDataset:
         return FetchingSource(self.dataset, collater, self.store)
 
 
-def levels_of(store: FlatStore) -> Mapping[Any, Level]:
-    """What each attribute's rows belong to, for collating other graphs alike."""
-    return {
-        (attribute.store, attribute.name): attribute.axis.level for attribute in store.attributes if attribute.is_tensor
-    }
+def levels_of(store: FlatStore, given: Levels | None = None) -> Levels:
+    """What each attribute's rows belong to, for collating other graphs alike: as is given, or else inferred."""
+    tensors = (one for one in store.attributes if one.is_tensor)
+    return completed(
+        given, {(one.store, one.name): GRAPHS if one.axis == GRAPHS else one.axis.level for one in tensors}
+    )
 
 
 def grouped(batches: list[Batch], group: int) -> list[Batch]:

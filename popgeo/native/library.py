@@ -75,6 +75,28 @@ def packed(name: str) -> Callable[[bytes], int] | None:
     return None if _switched_off else _bind(name, _STRUCTURE, ctypes.c_int64)
 
 
+def address(tensor: Tensor) -> int:
+    """Where the elements of a tensor lie, for a C function to read them.
+
+    Raises:
+        ValueError: they lie nowhere: the tensor wraps another one, or its memory was given back; or what lies there is
+            to be negated.
+
+    Example:
+        >>> address(torch.empty(2, device="meta"))
+        Traceback (most recent call last):
+            ...
+        ValueError: A Tensor of shape [2] on meta has no memory of its own. Pass a plain tensor with values.
+    """
+    place = tensor.data_ptr()
+    if not place and tensor.numel():
+        where = f"A {type(tensor).__name__} of shape {list(tensor.shape)} on {tensor.device}"
+        raise ValueError(f"{where} has no memory of its own. Pass a plain tensor with values.")
+    if tensor.is_neg():
+        raise ValueError("A tensor is a negated view of another one. Pass tensor.resolve_neg().")
+    return place
+
+
 def as_read(tensor: Tensor) -> Tensor:
     """The tensor contiguous, at an address that its type allows: one over the bytes of a file may begin at any byte.
 

@@ -84,7 +84,14 @@ def _at_once(x: Tensor, w: Tensor, src: Tensor, dst: Tensor, num_nodes: int, pla
         ):
             return None
         out = x.new_empty(num_nodes, channels)
-        pointers = x.data_ptr(), w.data_ptr(), src.data_ptr(), 0, to_dst.rowptr.data_ptr(), pointer(to_dst.perm)
+        pointers = (
+            library.address(x),
+            library.address(w),
+            library.address(src),
+            0,
+            library.address(to_dst.rowptr),
+            pointer(to_dst.perm),
+        )
         sizes = num_edges, num_sources, num_nodes, channels, to_dst.num_tiles, torch.get_num_threads()
         return None if native(_pack_call(FLOAT_DTYPES[dtype], *pointers, out.data_ptr(), *sizes)) else out
     except (ValueError, KeyError, RuntimeError):
@@ -135,7 +142,14 @@ def _cfconv(x: Tensor, w: Tensor, src: Tensor, dst: Tensor, num_nodes: int, *pla
     num_edges, channels = w.shape
     x, w, src, dst = x.contiguous(), w.contiguous(), as_int64(src), as_int64(dst)
     out = x.new_empty(num_nodes, channels)
-    pointers = x.data_ptr(), w.data_ptr(), src.data_ptr(), dst.data_ptr(), pointer(dst_rowptr), pointer(dst_perm)
+    pointers = (
+        library.address(x),
+        library.address(w),
+        library.address(src),
+        library.address(dst),
+        pointer(dst_rowptr),
+        pointer(dst_perm),
+    )
     sizes = num_edges, x.shape[0], num_nodes, channels, num_tiles, torch.get_num_threads()
     if native(_pack_call(FLOAT_DTYPES[x.dtype], *pointers, out.data_ptr(), *sizes)):
         refuse_index("src", src, x.shape[0])
@@ -164,7 +178,7 @@ def _cfconv_backward(
     grad, x, w = grad.contiguous(), x.contiguous(), w.contiguous()
     src, dst = as_int64(src), as_int64(dst)
     grad_x, grad_w = torch.empty_like(x), torch.empty_like(w)
-    data = grad.data_ptr(), x.data_ptr(), w.data_ptr(), src.data_ptr(), dst.data_ptr()
+    data = library.address(grad), library.address(x), library.address(w), library.address(src), library.address(dst)
     plan = pointer(src_rowptr), pointer(src_perm)
     sizes = num_edges, x.shape[0], grad.shape[0], channels, num_tiles, torch.get_num_threads()
     results = grad_x.data_ptr(), grad_w.data_ptr()

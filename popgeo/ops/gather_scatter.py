@@ -45,7 +45,7 @@ def sum_at_once(src: Tensor, index: Tensor, num_rows: int, plan: ScatterPlan | N
             return None
         out = src.new_empty(num_rows, channels)
         call = pack_sum(
-            number, src.data_ptr(), index.data_ptr(), pointer(rowptr), pointer(perm), out.data_ptr(),
+            number, library.address(src), index.data_ptr(), pointer(rowptr), pointer(perm), out.data_ptr(),
             num_edges, num_rows, channels, num_tiles, num_threads,
         )  # fmt: skip
         return None if native(call) else out
@@ -131,7 +131,7 @@ def sum_compiled(
         rowptr, perm = check_plan_tensors("index", index, num_rows, rowptr, perm)
     if index is not None:
         index = as_int64(index)
-    pointers = src.data_ptr(), pointer(index), pointer(rowptr), pointer(perm), out.data_ptr()
+    pointers = library.address(src), pointer(index), pointer(rowptr), pointer(perm), out.data_ptr()
     sizes = num_edges, num_rows, channels, num_tiles, torch.get_num_threads()
     if native(pack_sum(NATIVE_DTYPES[src.dtype], *pointers, *sizes)):
         explain("index", index, num_rows, rowptr, perm)

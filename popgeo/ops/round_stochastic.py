@@ -76,7 +76,7 @@ def _round(x: Tensor, counter: Tensor, dtype: torch.dtype) -> Tensor:
     x = library.as_read(x)
     out = torch.empty_like(x, dtype=dtype)
     to_bfloat16 = int(dtype is torch.bfloat16)
-    native(x.data_ptr(), out.data_ptr(), x.numel(), first, second, to_bfloat16, torch.get_num_threads())
+    native(library.address(x), out.data_ptr(), x.numel(), first, second, to_bfloat16, torch.get_num_threads())
     return out
 
 

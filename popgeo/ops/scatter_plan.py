@@ -233,7 +233,7 @@ def sort_edges(index: Tensor, rowptr: Tensor, perm: Tensor) -> bool:
     native = library.function("popgeo_plan", (_POINTER, _INT, _INT, _POINTER, _POINTER), _INT)
     assert native is not None
     num_edges, num_rows = index.shape[0], rowptr.shape[0] - 1
-    status = native(index.data_ptr(), num_edges, num_rows, rowptr.data_ptr(), perm.data_ptr())
+    status = native(library.address(index), num_edges, num_rows, rowptr.data_ptr(), perm.data_ptr())
     if status not in (_SORTED, _UNSORTED):
         refuse_index("index", index, num_rows)
         raise MemoryError(f"popgeo_plan failed with {status}")

@@ -102,7 +102,7 @@ def _product(src: Tensor, index: Tensor, num_rows: int) -> Tensor | None:
     if native is None or not src.is_cpu or src.dtype not in NATIVE_DTYPES or src.dtype in reference.HALVES:
         return None
     out = src.new_empty(num_rows, src.shape[1])
-    numbers = NATIVE_DTYPES[src.dtype], src.data_ptr(), index.data_ptr(), 0, 0, out.data_ptr()
+    numbers = NATIVE_DTYPES[src.dtype], library.address(src), library.address(index), 0, 0, out.data_ptr()
     return None if native(pack_sum(*numbers, src.shape[0], num_rows, src.shape[1], 0, 1)) else out
 
 

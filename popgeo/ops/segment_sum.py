@@ -86,7 +86,7 @@ def _rowptr(indptr: Tensor, num_edges: int) -> Tensor | None:
         return None
     indptr = as_int64(indptr)
     rowptr = indptr.new_empty(indptr.shape, dtype=torch.int32)
-    if not native(indptr.data_ptr(), num_edges, indptr.shape[0] - 1, rowptr.data_ptr()):
+    if not native(library.address(indptr), num_edges, indptr.shape[0] - 1, rowptr.data_ptr()):
         _check_pointers(indptr, num_edges)
     return rowptr
 

@@ -40,7 +40,7 @@ def _forward(x: Tensor) -> Tensor:
         return F.softplus(x.clamp(min=least_exponent(x.dtype))) - _LN2
     x = x.contiguous()
     out = torch.empty_like(x)
-    native(x.data_ptr(), out.data_ptr(), x.numel())
+    native(library.address(x), out.data_ptr(), x.numel())
     return out
 
 
@@ -51,7 +51,7 @@ def _backward(grad: Tensor, x: Tensor) -> Tensor:
         return grad * sigmoid_or_zero(x)
     grad, x = grad.contiguous(), x.contiguous()
     out = torch.empty_like(x)
-    native(grad.data_ptr(), x.data_ptr(), out.data_ptr(), x.numel())
+    native(library.address(grad), library.address(x), out.data_ptr(), x.numel())
     return out
 
 

@@ -47,7 +47,7 @@ def _kernel(
     src, dst, num_edges = as_int64(src), as_int64(dst), src.shape[0]
     out = like.new_empty(num_edges if role in (1, 2) else num_nodes, widths[role])
     as_paths, as_terms = _tables(tuple(paths), tuple(terms))
-    addresses = *map(pointer, read), src.data_ptr(), dst.data_ptr(), out.data_ptr()
+    addresses = *map(pointer, read), library.address(src), library.address(dst), out.data_ptr()
     tables = len(paths) // _NUM_OF_PATH, ctypes.addressof(as_paths), ctypes.addressof(as_terms)
     sizes = num_edges, *widths, torch.get_num_threads()
     if native(_pack_call(like.dtype is torch.float64, role, *addresses, num_nodes, *tables, *sizes)):

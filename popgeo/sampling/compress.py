@@ -36,7 +36,7 @@ def compress(rows: Tensor, cols: Tensor, num_rows: int, dtype: torch.dtype) -> t
         return rowptr.to(dtype), cols[perm].to(dtype), perm.to(dtype)
     rowptr, col, perm = (_empty(size, dtype) for size in (num_rows + 1, len(rows), len(rows)))
     sizes = (len(rows), num_rows, rows.element_size(), rowptr.element_size())
-    addresses = (tensor.data_ptr() for tensor in (rows, cols, rowptr, col, perm))
+    addresses = (library.address(tensor) for tensor in (rows, cols, rowptr, col, perm))
     native(struct.pack("9q", *addresses, *sizes))
     return rowptr, col, perm
 
@@ -61,7 +61,7 @@ def sort_rows(rowptr: Tensor, key: Tensor, col: Tensor, perm: Tensor | None) -> 
         order = torch.from_numpy(np.lexsort((key.numpy(), row.numpy())))
     else:
         order = _empty(len(key), torch.int64)
-        addresses = (tensor.data_ptr() for tensor in (rowptr, key, order))
+        addresses = (library.address(tensor) for tensor in (rowptr, key, order))
         if native(struct.pack("5q", *addresses, len(rowptr) - 1, rowptr.element_size())):
             raise MemoryError(f"No memory to sort the longest row of {len(rowptr) - 1:,} by time.")
     perm = order.to(col.dtype) if perm is None else perm[order]

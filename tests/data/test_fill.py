@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
+from torch_geometric.data import Data
 
 from popgeo.data import FixedSizeOptions, FlatStore
 from popgeo.data.batch_layout import LayoutChoices, lay_out
@@ -125,14 +126,21 @@ def test_batches_of_types_are_those_of_pyg_with_padding_behind(native, spread, i
         assert {part[key].num_nodes for part in empty for key in ("a", "b")} == {0}
 
 
-@pytest.mark.parametrize("dtype", [torch.int16, torch.int32])
+@pytest.mark.parametrize("dtype", [torch.int8, torch.uint8, torch.int16, torch.uint16, torch.uint32, torch.uint64])
+def test_indices_of_few_bits_count_on_where_those_end(native, dtype):
+    graphs = [Data(x=torch.ones(100, 1), edge_index=torch.tensor([[0], [99]]).to(dtype)) for _ in range(700)]
+    (batch,) = cut(FlatStore.from_dataset(graphs), FixedSizeOptions(70_001, 700, 701), [range(700)])
+    assert batch.edge_index[:, :700].tolist() == [list(range(0, 70_000, 100)), list(range(99, 70_000, 100))]
+
+
+@pytest.mark.parametrize("dtype", [torch.int32])
 def test_edges_counted_in_few_bits_are_shifted_in_those(native, dtype):
     graphs = [rich_graph(nodes, 4, nodes, dtype) for nodes in (3, 2, 4)]
     options = FixedSizeOptions(
         12, 15, 5, num_rows=dict.fromkeys(("face", "pair_index", "edge_label_index", "rings"), 12)
     )
     store = FlatStore.from_dataset(graphs, levels=STATED)
-    assert Filler(store, lay_out(store, options)).can_be_compiled is (dtype is torch.int32)
+    assert Filler(store, lay_out(store, options)).can_be_compiled
     for spread in (False, True):
         batches = cut(store, options, [[2, 0], [1]], spread_padding_edges=spread)
         for batch, pack in zip(batches, ([2, 0], [1]), strict=True):

@@ -102,7 +102,8 @@ def test_a_graph_without_features_states_how_many_nodes_it_has_now(native):
     assert padded.edge_index.tolist() == [[0, 1, 3, 3], [2, 1, 3, 3]]
     assert_same_graphs(unpad(padded), [data])
     assert unpad(padded)[0].num_nodes == 3
-    by_edges = Pad(5, 4)(Data(edge_index=torch.tensor([[0, 1], [2, 1]])))
+    with pytest.warns(UserWarning, match="Nodes are counted by edges alone"):
+        by_edges = Pad(5, 4)(Data(edge_index=torch.tensor([[0, 1], [2, 1]])))
     assert (by_edges.num_nodes, "num_nodes" in by_edges) == (5, True)
     assert "num_nodes" not in Pad(5, 4)(Data(x=torch.ones(3, 1)))
 

@@ -69,7 +69,8 @@ def test_levels_may_be_stated():
 
 def test_nodes_are_counted_as_pyg_counts_them():
     by_edges = Data(edge_index=torch.tensor([[0, 4], [1, 2]]))
-    assert FlatStore.from_dataset([by_edges]).sizes.tolist() == [[5, 2]]
+    with pytest.warns(UserWarning, match="by edges alone"):
+        assert FlatStore.from_dataset([by_edges]).sizes.tolist() == [[5, 2]]
     assert FlatStore.from_dataset([Data(num_nodes=7)]).sizes.tolist() == [[7, 0]]
     assert FlatStore.from_dataset([Data(z=torch.ones(3, dtype=torch.long))]).sizes.tolist() == [[3, 0]]
 
@@ -140,14 +141,20 @@ NAMED = [column("other", [9, 9, 9])]
         ([column("x", [1, 2, 3]), column("pos", [4, 4, 4])], {(None, "x"): Level.GRAPH}, [4, 4, 4]),
         ([column("node_y", [1, 2, 3]), column("z", [4, 4, 4])], {"node_y": Level.GRAPH}, [4, 4, 4]),
         ([JoinedColumn(name="x", values=["a", "b", "c"]), column("pos", [4, 4, 4])], {}, [4, 4, 4]),
-        ([LINKS, *NAMED], {}, [2, 0, 4]),
-        ([FACE, *NAMED], {}, [5, 0, 4]),
-        ([FACE, LINKS, column("z", [7, 7, 7])], {}, [2, 0, 4]),
+        ([FACE, LINKS, column("z", [7, 7, 7])], {}, [7, 7, 7]),
         ([column("z", [7, 7, 7])], {}, [7, 7, 7]),
     ],
 )
 def test_nodes_are_counted_by_the_first_attribute_that_knows(columns, levels, counts):
     assert _count_nodes(None, columns, levels).tolist() == counts
+
+
+@pytest.mark.parametrize(("links", "counts"), [(LINKS, [2, 0, 4]), (FACE, [5, 0, 4])])
+def test_edges_count_nodes_with_a_warning_and_never_against_the_features(links, counts):
+    with pytest.warns(UserWarning, match="Nodes are counted by edges alone"):
+        assert _count_nodes(None, [links, column("y", [1, 1, 1])], {}).tolist() == counts
+    with pytest.raises(ValueError, match="of graph 0, which has 9 rows in 'other'"):
+        _count_nodes(None, [links, *NAMED], {})
 
 
 def test_links_do_not_count_the_nodes_of_a_type():

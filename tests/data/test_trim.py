@@ -36,7 +36,11 @@ def test_trimming_nodes_keeps_the_graphs_whole_in_meaning(sizes, spare, seed):
     graphs = [undirected(n, n, i) for i, n in enumerate(sizes)]
     limit = min(len(sizes) + spare, sum(sizes))
     trimmed = trim(
-        FlatStore.from_dataset(graphs), np.array([limit, 999]), nodes=True, edges=False, generator=seeded(seed)
+        FlatStore.from_dataset(graphs, levels={"seed": "node"}),
+        np.array([limit, 999]),
+        nodes=True,
+        edges=False,
+        generator=seeded(seed),
     )
     assert trimmed.store.sizes[:, 0].sum() == limit
     assert (trimmed.store.sizes[:, 0] >= 1).all()
@@ -53,7 +57,11 @@ def test_trimming_nodes_keeps_the_graphs_whole_in_meaning(sizes, spare, seed):
 def test_trimming_edges_keeps_both_directions_together(pairs, limit, seed):
     data = undirected(6, pairs)
     trimmed = trim(
-        FlatStore.from_dataset([data]), np.array([9, limit]), nodes=False, edges=True, generator=seeded(seed)
+        FlatStore.from_dataset([data], levels={"seed": "node"}),
+        np.array([9, limit]),
+        nodes=False,
+        edges=True,
+        generator=seeded(seed),
     )
     edges = int(trimmed.store.sizes[0, 1])
     assert edges == min(2 * pairs, limit - limit % 2)

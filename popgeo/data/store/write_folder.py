@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from popgeo.atomic_write import write_atomically
-from popgeo.data.axes import Axis, Level
+from popgeo.data.axes import GRAPHS, Axis, Level
 from popgeo.data.columns import Columns
 from popgeo.data.store import manifest as notes
 from popgeo.data.store.append_file import AppendFile, open_here
@@ -68,10 +68,11 @@ class FolderWriter:
         return 0 if self.manifest is None else self.manifest.num_graphs
 
     @property
-    def levels(self) -> dict[Any, Level]:
-        """What attributes' rows belong to, as the first block says."""
+    def levels(self) -> dict[Any, Level | Axis]:
+        """What attributes' rows belong to, as the blocks so far say."""
         entries = () if self.manifest is None else self.manifest.attributes
-        return {(entry.store, entry.name): entry.axis.level for entry in entries if not entry.is_json}
+        axes = {(entry.store, entry.name): entry.axis for entry in entries if not entry.is_json}
+        return {name: axis if axis == GRAPHS else axis.level for name, axis in axes.items()}
 
     def check_goes_on(self, block: Columns) -> None:
         """Checks that the last graph of a block is the last one that was written.

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 
 from popgeo.data.attribute_names import MADE_BY_SAMPLING
-from popgeo.data.axes import Axis, Level, Levels, StoreKey, ends_of
+from popgeo.data.axes import GRAPHS, Axis, Level, Levels, StoreKey, ends_of, require_certain
 from popgeo.data.flat_store import FlatStore
 from popgeo.data.trim import check_numbering
 from popgeo.loader.large.graph_stores import open_stores, rows_of
@@ -59,6 +59,7 @@ def open_graph(
         if axis.level is Level.EDGE and (axis.store, "edge_index") not in names:
             what = "no edge_index" if axis.store is None else f"no edge_index of type {axis.store!r}"
             raise ValueError(f"The graph has {what}; set one, torch.empty(2, 0, dtype=torch.long) if there are none.")
+    require_certain((a for a in store.attributes if a.axis != GRAPHS), "a batch holds some nodes and some edges")
     check_numbering(store)
     return store
 

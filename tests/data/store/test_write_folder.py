@@ -10,6 +10,7 @@ from torch_geometric.data import Data
 
 from popgeo.atomic_write import write_atomically
 from popgeo.data import FlatStore, Level, write
+from popgeo.data.axes import GRAPHS as ONE_EACH
 from popgeo.data.store import write_folder
 from popgeo.data.store.describe import check_alike, describe, digest, files_of, plain
 from popgeo.data.store.manifest import from_json, read_manifest
@@ -122,7 +123,7 @@ def test_the_levels_are_those_of_the_first_graphs(folder):
         assert writer.levels == {
             **{(None, name): Level.NODE for name in ("x", "pos", "z", "train_mask")},
             **{(None, name): Level.EDGE for name in ("edge_index", "edge_attr")},
-            **{(None, name): Level.GRAPH for name in ("y", "root_index", "charge", "weight")},
+            **{(None, name): ONE_EACH for name in ("y", "root_index", "charge", "weight")},
         }
 
 
