@@ -45,7 +45,7 @@ def sum_at_once(src: Tensor, index: Tensor, num_rows: int, plan: ScatterPlan | N
             return None
         out = src.new_empty(num_rows, channels)
         call = pack_sum(
-            number, library.address(src), index.data_ptr(), pointer(rowptr), pointer(perm), out.data_ptr(),
+            number, library.address(src), library.address(index), pointer(rowptr), pointer(perm), out.data_ptr(),
             num_edges, num_rows, channels, num_tiles, num_threads,
         )  # fmt: skip
         return None if native(call) else out
@@ -104,6 +104,7 @@ def _scatter_sum(src: Tensor, index: Tensor, num_rows: int, *plan: Any) -> Tenso
     out = sum_compiled(src, index, num_rows, rowptr, perm, num_tiles)
     if out is not None:
         return out
+    _check_memory(index)
     try:
         return reference.scatter_sum(src, index, num_rows)
     except (IndexError, RuntimeError):
@@ -141,11 +142,18 @@ def sum_compiled(
 def _gather(x: Tensor, index: Tensor, *plan: Any) -> Tensor:
     _check_rows("x", x)
     check_index("index", index, index.numel(), x)
+    _check_memory(index)
     try:
         return x.index_select(0, index)
     except (IndexError, RuntimeError):
         refuse_index("index", index, x.shape[0])
         raise
+
+
+def _check_memory(index: Tensor) -> None:
+    """Refuses an index without values, which torch would read all the same."""
+    if index.is_cpu:
+        library.address(index)
 
 
 def fake_sum(src: Tensor, index: Tensor, num_rows: int, *plan: Any) -> Tensor:

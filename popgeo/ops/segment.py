@@ -86,6 +86,8 @@ def gather_csr(src: Tensor, indptr: Tensor, out: Tensor | None = None) -> Tensor
         >>> gather_csr(torch.tensor([7.0, 8.0, 9.0]), torch.tensor([0, 2, 2, 3]))
         tensor([7., 7., 9.])
     """
+    if indptr.is_nested:
+        raise ValueError("indptr is a nested tensor; pass a plain one.")
     dim = indptr.dim() - 1
     if out is not None:
         num_edges = out.shape[dim]
