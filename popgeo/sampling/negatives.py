@@ -158,17 +158,17 @@ def sample_negatives(
         if number and free.min() == 0:
             node = sources[free.argmin()]
             raise ValueError(f"Source {node} is joined to all {non_edges.num_destinations} destinations: no negative.")
-        ranks = _below(keys, free)
+        ranks = below(keys, free)
     else:
         if number and not len(non_edges):
             raise ValueError(f"{non_edges}: every pair has an edge, so there is no negative to draw.")
-        ranks = _below(keys, np.full(number, len(non_edges)))
+        ranks = below(keys, np.full(number, len(non_edges)))
         sources = _sources_of(non_edges, ranks)
         ranks = ranks - non_edges.pairs_before(sources)
-    return torch.from_numpy(np.stack([sources, _destinations_of(non_edges, sources, ranks)]))
+    return torch.from_numpy(np.stack([sources, destinations_of(non_edges, sources, ranks)]))
 
 
-def _below(keys: Words, limits: _Places) -> _Places:
+def below(keys: Words, limits: _Places) -> _Places:
     """Whole numbers below limits of up to 62 bits: as many random bits as the limit has, again where they reach it."""
     bits = np.frexp(np.maximum(limits - 1, 1).astype(np.float64))[1]  # one too many near powers of 2 beyond 2^53
     shift = (64 - bits).astype(np.uint64)
@@ -187,7 +187,7 @@ def _sources_of(non_edges: NonEdges, ranks: _Places) -> _Places:
     return first_place(*every, lambda sources, rows: non_edges.pairs_before(sources + 1) > ranks[rows])
 
 
-def _destinations_of(non_edges: NonEdges, sources: _Places, ranks: _Places) -> _Places:
+def destinations_of(non_edges: NonEdges, sources: _Places, ranks: _Places) -> _Places:
     """The destination of rank r among those that a source has no edge to.
 
     Joined destination d, the i-th of them, has d - i unjoined ones before it: the answer is r + the number of those

@@ -10,12 +10,13 @@ from torch_geometric.sampler import NegativeSampling
 
 from popgeo.data.attribute_names import MADE_FOR_LINKS
 from popgeo.data.axes import Axis, Level, StoreKey, ends_of
-from popgeo.loader.large.neighbor_loader import Neighborhood, layout_of, most_of
+from popgeo.loader.large.neighbor_loader import Neighborhood, layout_of, most_of, times_of_ends
 from popgeo.loader.large.subgraph import Subgraph
 from popgeo.loader.large.subgraph_loader import SubgraphLoader
 from popgeo.loader.large.subgraph_source import PartSampler
 from popgeo.loader.large.whole_graph import edge_indices, links_of, num_ends, open_graph
 from popgeo.sampling import NonEdges, sample_negatives
+from popgeo.sampling.timed_negatives import TimedNonEdges
 
 
 class LinkSampler(PartSampler):
@@ -40,7 +41,7 @@ class LinkSampler(PartSampler):
         label: Tensor | None,
         times: Tensor | None,
         negatives: NegativeSampling | None,
-        non_edges: NonEdges | None,
+        non_edges: NonEdges | TimedNonEdges | None,
         batch_size: int,
     ) -> None:
         self.neighborhood, self.links, self.label, self.times = neighborhood, links, label, times
@@ -63,16 +64,22 @@ class LinkSampler(PartSampler):
         chosen = torch.from_numpy(ids)
         links, times = self.links[:, chosen], None if self.times is None else self.times[chosen]
         label = torch.ones(len(ids)) if self.label is None else self.label[chosen]
+        mask = torch.ones(len(ids), dtype=torch.bool)
         if self.negatives is not None and self.non_edges is not None and len(ids):
             mode, amount = self.negatives.mode.value, self.negatives.amount
-            drawn = sample_negatives(links, self.non_edges, mode=mode, amount=amount, seed=seed)
+            if isinstance(self.non_edges, TimedNonEdges):
+                assert times is not None  # what they are made for
+                drawn, exists = self.non_edges.draw(links, times, mode=mode, amount=amount, seed=seed)
+            else:
+                drawn = sample_negatives(links, self.non_edges, mode=mode, amount=amount, seed=seed)
+                exists = torch.ones(drawn.shape[1], dtype=torch.bool)
+            mask = torch.cat([mask, exists])
             links = torch.cat([links, drawn], dim=1)
             label = torch.cat([label, label.new_zeros(drawn.shape[1], *label.shape[1:])])
             if times is not None:
                 # A negative has the time of the positive that it stands against.
                 times = torch.cat([times, times.repeat_interleave(int(np.ceil(amount)))[: drawn.shape[1]]])
         seeds, places, of_seeds = self._seeds(links, times)
-        mask = torch.ones(len(label), dtype=torch.bool)
         labels = {"edge_label_index": places, "edge_label": label, "edge_label_mask": mask}
         return self.neighborhood.around(seeds, of_seeds, labels, seed)
 
@@ -117,7 +124,8 @@ class FixedSizeLinkLoader(SubgraphLoader):
         disjoint: Gives every end neighbours of its own.
         temporal_strategy: `"uniform"` or `"last"`.
         neg_sampling: Negatives for each edge: PyG's `NegativeSampling`, `"binary"` or `"triplet"`, which keeps the
-            source of each edge. They are pairs that no edge of the graph joins.
+            source of each edge. They are pairs that no edge of the graph joins, and where nodes have times, pairs of
+            nodes no younger than the edge; where there is none, `edge_label_mask` is False.
         neg_sampling_ratio: Short for `NegativeSampling("binary", neg_sampling_ratio)`.
         time_attr: The attribute of nodes, or of edges, that has their time.
         weight_attr: The attribute of edges that says how likely each is drawn.
@@ -180,7 +188,14 @@ class FixedSizeLinkLoader(SubgraphLoader):
         negatives = _negatives(neg_sampling, neg_sampling_ratio)
         _check_labels(links, edge_label, edge_label_time, negatives)
         sizes = num_ends(store, edge_type)
-        non_edges = NonEdges.from_edge_index(edge_indices(store)[edge_type], sizes) if negatives else None
+        non_edges: NonEdges | TimedNonEdges | None = None
+        if negatives:
+            edges = edge_indices(store)[edge_type]
+            node_times = None if edge_label_time is None else times_of_ends(store, edge_type, time_attr)
+            if node_times is None:
+                non_edges = NonEdges.from_edge_index(edges, sizes)
+            else:
+                non_edges = TimedNonEdges.from_edge_index(edges, sizes, node_times)
         sampler = LinkSampler(
             neighborhood, edge_type, links, edge_label, edge_label_time, negatives, non_edges, batch_size
         )

@@ -252,6 +252,15 @@ def most_of(store: FlatStore, neighborhood: Neighborhood) -> np.ndarray:
     return np.array([limit if repeats else num_rows(store, axis) for axis in store.size_axes])
 
 
+def times_of_ends(
+    store: FlatStore, edge_type: StoreKey, time_attr: str | None
+) -> tuple[Tensor | None, Tensor | None] | None:
+    """The times of the nodes at both ends of edges of a type; None where no node of either has one."""
+    time_of = _attributes(store, time_attr)
+    source, destination = (time_of.get(end) for end in ends_of(Axis(Level.EDGE, edge_type)))
+    return None if source is None and destination is None else (source, destination)
+
+
 def _attributes(store: FlatStore, name: str | None) -> dict[Axis, Tensor]:
     found = {a.axis: a.tensor for a in store.attributes if a.name == name and a.is_tensor}
     if name is not None and not any(axis.level is not Level.GRAPH for axis in found):
