@@ -135,7 +135,7 @@ def _made_by_torch(target: str, args: Any, kwargs: Any, forms: tuple[tuple[Form,
     same = {id(tensor): position for position, tensor in enumerate(tensors)}
     results = tuple(
         None if tensor is None else same.get(id(tensor), (_form_of(tensor), where.get(tensor.untyped_storage()._cdata)))
-        for tensor in (made if isinstance(made, list | tuple) else [made])
+        for tensor in (made if isinstance(made, list | tuple) else () if made is None else [made])
     )
     return results, frozenset(same[id(tensor)] for tensor in written)
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from popgeo.capture.op_graph import Number, Op, OpGraph, Ref, Value, overload, substitute
+from popgeo.capture.schemas import only_raises
 
 # Beyond this, making a tensor again at each run is cheaper than keeping it.
 _LARGEST_CONSTANT = 2**26
@@ -54,7 +55,10 @@ def merge_equal_values(graph: OpGraph) -> OpGraph:
 
 
 def drop_unused(graph: OpGraph) -> OpGraph:
-    """Leaves out what nothing returned, and no state, depends on. Random draws stay, to keep the stream of numbers."""
+    """Leaves out what nothing returned, and no state, depends on.
+
+    Random draws stay, to keep the stream of numbers, and so do operations that are there to raise an error.
+    """
     values = graph.values
     needed = {v for v in graph.outputs if v is not None}
     seen = {values[v].storage for v in [*needed, *graph.inputs.values()]}
@@ -62,7 +66,7 @@ def drop_unused(graph: OpGraph) -> OpGraph:
     for op in reversed(graph.ops):
         changes = any(values[v].storage in seen for v in op.writes)
         draws = is_random(op) and op.target != "popgeo.random_state.default"  # which only tells where the stream is
-        if changes or draws or any(v in needed for v in op.makes()):
+        if changes or draws or _stays(op.target) or any(v in needed for v in op.makes()):
             kept.append(op)
             needed.update(op.reads())
             seen.update(values[v].storage for v in op.reads())
@@ -108,6 +112,12 @@ def is_random(op: Op) -> bool:
 def _draws(target: str) -> bool:
     # Every pass asks of every operation, and torch looks a name up anew each time.
     return torch.Tag.nondeterministic_seeded in overload(target).tags  # type: ignore[attr-defined]
+
+
+@functools.cache
+def _stays(target: str) -> bool:
+    # As of `_draws`; what popgeo makes of loops and branches has no overload.
+    return target.startswith("aten.") and only_raises(overload(target))
 
 
 def replace_values(op: Op, stands_for: Mapping[int, int]) -> Op:

@@ -21,7 +21,7 @@ from popgeo.capture import dynamic_shapes, known_values, model_lines
 from popgeo.capture.dynamic_shapes import Problem
 from popgeo.capture.op_graph import BlockMark, Op, OpGraph
 from popgeo.capture.page import Page
-from popgeo.capture.schemas import IN_MEMORY, VIEWS_IN_PLACE, makes_tensors, target, written_by
+from popgeo.capture.schemas import IN_MEMORY, VIEWS_IN_PLACE, makes_tensors, only_raises, target, written_by
 
 
 class Recorder(TorchDispatchMode):
@@ -132,7 +132,7 @@ class Recorder(TorchDispatchMode):
         else:
             result = self._stand_in(func, args, keywords)
             self.on_result(func, args, keywords, result)
-        if makes_tensors(func):
+        if makes_tensors(func) or only_raises(func):
             self._write_down(func, args, keywords, result)
         return result
 
@@ -166,7 +166,7 @@ class Recorder(TorchDispatchMode):
         self._refuse_other_layouts(func, changed)
         if self._keeps_state:
             self._refuse_writes_to_constants(func, writes)
-        results = result if isinstance(result, tuple | list) else (result,)
+        results = result if isinstance(result, tuple | list) else () if result is None else (result,)
         outputs = tuple(page.output(tensor) if isinstance(tensor, Tensor) else None for tensor in results)
         self._append(name, recorded_args, outputs, kwargs=recorded_kwargs, writes=writes)
         if name == "popgeo.identity_loss.default" and not self._in_body:

@@ -44,6 +44,18 @@ def makes_tensors(func: Any) -> bool:
     )
 
 
+def only_raises(func: Any) -> bool:
+    """Whether an operation looks at what tensors hold and makes nothing: it is there for the error that it may raise.
+
+    Example:
+        >>> only_raises(torch.ops.aten._assert_async.msg), only_raises(torch.ops.aten.relu.default)
+        (True, False)
+    """
+    schema = func._schema
+    looks = any(str(argument.type) == "Tensor" for argument in schema.arguments) and "metadata" not in schema.name
+    return (looks and not schema.returns and not schema.is_mutable) or "_functional_assert" in schema.name
+
+
 def written_by(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Tensor]:
     """The tensors that a call of an operation changes in place."""
     written: list[Tensor] = []

@@ -99,6 +99,15 @@ def _bincount(input: Tensor, weights: Tensor | None = None, minlength: int = 0) 
     return weights.new_zeros(minlength).scatter_add(0, input.to(torch.int64), weights)
 
 
+def _one_hot(input: Tensor, num_classes: int = -1) -> Any:
+    """With torch's check of the classes as an operation; torch itself looks at them in eager code only."""
+    if num_classes <= 0:
+        return NotImplemented
+    known = (input >= 0) & (input < num_classes)
+    torch._assert_async(known.all(), f"one_hot: a class is negative or not below num_classes, {num_classes}.")
+    return (input.unsqueeze(-1) == torch.arange(num_classes, device=input.device)).to(torch.int64)
+
+
 def _gaussian_nll_loss(
     input: Tensor,
     target: Tensor,
@@ -190,6 +199,7 @@ _IN_TORCH: dict[Any, Callable[..., Any]] = {
     torch.Tensor.__setitem__: static_rows.set_item,
     torch.Tensor.numpy: static_rows.as_array,
     torch.cat: static_rows.cat,
+    torch.nn.functional.one_hot: _one_hot,
     torch.nn.functional.gaussian_nll_loss: _gaussian_nll_loss,
     torch.nn.functional.ctc_loss: ctc_loss,
     torch.tensor_split: _tensor_split,

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from popgeo.native import library
+from popgeo.native.plain_tensor import plain_tensor
 from popgeo.sampling.compress import compress, sort_rows
 
 _LARGEST_INT32 = 2**31 - 1
@@ -112,6 +113,7 @@ class CompressedGraph:
             CompressedGraph(2 rows, 3 edges to 4 nodes, outgoing, int32)
         """
         num_sources, num_destinations = num_nodes if isinstance(num_nodes, tuple) else (num_nodes, num_nodes)
+        edge_index = plain_tensor("edge_index", edge_index)
         _check_edge_index(edge_index, num_sources, num_destinations)
         if node_time is not None and edge_time is not None:
             raise ValueError("Both node_time and edge_time are given; the time of an edge is one of them.")
