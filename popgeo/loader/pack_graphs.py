@@ -99,6 +99,11 @@ class GraphPacker(Packer):
         now = why_not_flat(dataset) if len(dataset) == count else f"it had {count} graphs and has {len(dataset)}"
         if self.opened.holds_all and now is not None:
             raise ValueError(f"The dataset has changed since the loader read it: {now}. Make a new loader.")
+        if self.opened.seen is not None and (change := self.opened.seen.first_change(dataset)) is not None:
+            raise ValueError(
+                f"The dataset has changed since the loader read it: {change} is another, or was edited. A batch would "
+                "hold what it was before. Make the loader after the change."
+            )
         if self.opened.holds_all and not (self.over_size_strategy.trims_nodes or self.over_size_strategy.trims_edges):
             try:
                 check_fits(self.opened.store, self.options, packs)

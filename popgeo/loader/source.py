@@ -21,6 +21,7 @@ from popgeo.data.sort_edges import sort_edges as sorted_by_destination
 from popgeo.data.subset import take
 from popgeo.data.super_batch import join
 from popgeo.loader.chunk_order import ChunkOrder, ReadAhead
+from popgeo.loader.seen_tensors import SeenTensors
 from popgeo.packing import Packs, totals_of_packs
 from popgeo.random_numbers import generator_of
 
@@ -124,6 +125,7 @@ class OpenedDataset:
         sizes: Nodes and edges of every graph, read when first asked for.
         layout: The choices, completed by what the attributes' rows belong to.
         holds_all: Whether `store` has all graphs.
+        seen: What these were when they were read.
     """
 
     dataset: Any
@@ -131,6 +133,7 @@ class OpenedDataset:
     sizes: GraphSizes
     layout: LayoutChoices
     holds_all: bool
+    seen: SeenTensors | None = None
 
     @classmethod
     def open(cls, dataset: Any, layout: LayoutChoices, progress_bar: bool | None) -> "OpenedDataset":
@@ -141,7 +144,8 @@ class OpenedDataset:
             store = sorted_by_destination(store) if layout.sort_edges else store
             layout = replace(layout, sort_edges=store.row_ends is not None)
             sizes = GraphSizes(dataset, known=store.sizes)
-            return cls(dataset=dataset, store=store, sizes=sizes, layout=layout, holds_all=True)
+            seen = SeenTensors(dataset)
+            return cls(dataset=dataset, store=store, sizes=sizes, layout=layout, holds_all=True, seen=seen)
         warnings.warn(
             f"{why}, so each graph is fetched anew in every epoch, which is slow. If that is not wanted, pass "
             f"list(dataset) or FlatStore.from_dataset(dataset): transforms then run once.",
