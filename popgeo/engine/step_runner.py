@@ -71,6 +71,7 @@ class StepRunner:
         self._written = [position for position, given in enumerate(arguments) if given in step.written]
         seed = options.random_seed if options.random_seed is not None else torch.initial_seed()
         self.replica_states = [ReplicaState.of(replica, seed) for replica in replicas.local]
+        self._followed: int | None = seed
         self.reset_buffers()
         if update is not None:
             update.share_seed(replicas)
@@ -106,6 +107,8 @@ class StepRunner:
     def _run(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         options, count = self._options, len(self.replica_states)
         runner, factor = self._runner_for(tensors), options.steps_per_call * count
+        if runner.draws_random_numbers and options.random_seed is None:
+            self._follow_seed()
         inputs = [micro_batch(tensors, number, factor) for number in range(factor)]  # replica by replica of each step
         results = Results(self._mode, options.output_period, options.steps_per_call)
         try:
@@ -116,6 +119,20 @@ class StepRunner:
         finally:
             self.replica_states[0].show(self._model)  # once the results that may be buffers have been copied
         return results.join()
+
+    def _follow_seed(self) -> None:
+        """Starts the random numbers anew where `torch.manual_seed` was called since the last call.
+
+        A seed that nothing was drawn from yet tells of that call; one number is drawn, so that the next call tells, too.
+        """
+        own = torch.default_generator
+        seed = own.initial_seed()
+        if torch.equal(own.get_state(), torch.Generator().manual_seed(seed).get_state()):
+            if seed != self._followed:
+                for replica, state in zip(self.replicas.local, self.replica_states, strict=True):
+                    state.generator.set_state(ReplicaState.of(replica, seed).generator.get_state())
+            self._followed = None
+            torch.rand(())
 
     def _run_round(self, runner: Runner, inputs: Sequence[Sequence[Tensor]], results: Results, first: int) -> None:
         """Runs the micro-batches of each replica, one after the other, or in the order of the stages.
@@ -188,6 +205,7 @@ class StepRunner:
         buffers = content["buffers"] or [{} for _ in self.replica_states]
         for state, generator, own in zip(self.replica_states, content["generators"], buffers, strict=True):
             state.restore(generator, own, self._model)
+        self._followed = torch.initial_seed()  # a seed that was set before is that of the run before
         if self.update is not None and "num_updates" in content:
             self.update.restore(content)
 
