@@ -21,6 +21,7 @@ from popgeo.capture.held_state import (
     noted_reads,
     swapped,
 )
+from popgeo.capture.identity_loss import instead_of_a_loss
 from popgeo.capture.marks import marked, marks_of
 from popgeo.capture.op_graph import LOSS_SCALE, Input, Role
 from popgeo.capture.pytree import flatten
@@ -215,7 +216,7 @@ def _find_loss(results: Sequence[Tensor], recorder: Recorder) -> Tensor:
     scalars = [tensor for tensor in results if tensor.dim() == 0 and tensor.requires_grad]
     if len(scalars) == 1:
         return scalars[0]
-    found = "no scalar that depends on a parameter" if not scalars else f"{len(scalars)} scalars that could be the loss"
+    found = instead_of_a_loss(results) if not scalars else f"{len(scalars)} scalars that could be the loss"
     has_one = not scalars and (recorder.marked or any(tensor.dim() == 0 for tensor in results))
     raise (NothingToTrainError if has_one else ValueError)(
         f"Couldn't find a loss in graph: the model returns {found}. Return one loss, or mark it with "

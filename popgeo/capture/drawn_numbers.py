@@ -148,6 +148,7 @@ def _generators(function: Callable[..., Any], arguments: Arguments) -> list[torc
     if isinstance(function, nn.Module):
         seen += [value for module in function.modules() for value in vars(module).values()]
         codes = list({inspect.getattr_static(type(module), "forward") for module in function.modules()})
+    codes += [value for value in seen if inspect.isfunction(value)]  # such as self.f = lambda x: ...
     for code in filter(inspect.isfunction, codes):
         outside = inspect.getclosurevars(code)
         seen += [*outside.nonlocals.values(), *outside.globals.values()]

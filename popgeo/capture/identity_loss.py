@@ -1,7 +1,7 @@
 """Marks which tensor the backward pass starts from: by hand, or each that torch's own loss functions return."""
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -52,6 +52,19 @@ def identity_loss(x: Tensor, reduction: str = "mean") -> Tensor:
             f"Unsupported reduction type! identity_loss got {reduction!r}; it must be 'mean', 'sum' or 'none'."
         )
     return _mark(x if reduction == "none" else getattr(x, reduction)())
+
+
+def instead_of_a_loss(results: Sequence[Tensor]) -> str:
+    """What a model returns that returns no scalar which depends on a parameter, and what would make it one."""
+    if cut := [tensor for tensor in results if tensor.numel() == 1 and not tensor.requires_grad]:
+        return (
+            f"no scalar that depends on a parameter: {len(cut)} of one element are cut off from all of them, as by "
+            "detach(), item(), no_grad() or torch.utils.checkpoint with use_reentrant=True (pass False)"
+        )
+    forms = ", ".join(f"{str(t.dtype).removeprefix('torch.')}{list(t.shape)}" for t in results if t.requires_grad)
+    return f"no scalar that depends on a parameter, but {forms or 'nothing that does'}" + (
+        ": take the mean() or sum() of the losses" if forms else ""
+    )
 
 
 _NAMES = (

@@ -56,9 +56,15 @@ def compute(
         operands = [tree_map(lambda part, at=at: known(part, at), arg) for at, arg in enumerate(args)]
         made = func(*operands, **tree_map(known, dict(kwargs)))
     if func._schema.is_mutable:
+        changed = operands[0]
+        if isinstance(changed, Tensor) and changed.shape != args[0].shape:
+            raise ValueError(
+                f"{func._schema.name} gives a tensor of shape {list(args[0].shape)} the shape {list(changed.shape)} in "
+                "place. Make a new tensor: call it without the underscore at the end of its name, or without out=."
+            )
         return args[0]
-    mode = detect_fake_mode(args)
-    assert mode is not None  # whatever is captured is a stand-in
+    # Of constants alone nothing is a stand-in yet.
+    mode = detect_fake_mode(args) or next(one.fake_mode for one in page.tensors() if isinstance(one, FakeTensor))
     return tree_map(lambda part: mode.from_tensor(part) if isinstance(part, Tensor) else part, made)
 
 

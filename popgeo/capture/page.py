@@ -77,6 +77,14 @@ class Page:
         self._kept.append(tensor)
         return len(self.values) - 1
 
+    def tensors(self) -> Sequence[Tensor]:
+        """All tensors that have been written down."""
+        return self._kept
+
+    def share_memory(self, view: Tensor, of: Tensor) -> None:
+        """Lets the memory of a view that nothing has been told of be that of another tensor."""
+        self._storages.setdefault(view.untyped_storage()._cdata, self.values[self.number(of)].storage)
+
     def forget(self, tensor: Tensor) -> None:
         """Lets a tensor stand for something else from now on."""
         del self._numbers[id(tensor)]

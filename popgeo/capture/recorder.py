@@ -166,6 +166,8 @@ class Recorder(TorchDispatchMode):
         self._refuse_other_layouts(func, changed)
         if self._keeps_state:
             self._refuse_writes_to_constants(func, writes)
+        if func is torch.ops.aten.detach.default and page.is_constant(args[0]):  # which a stand-in of its own stood for
+            page.share_memory(result, args[0])
         results = result if isinstance(result, tuple | list) else () if result is None else (result,)
         outputs = tuple(page.output(tensor) if isinstance(tensor, Tensor) else None for tensor in results)
         self._append(name, recorded_args, outputs, kwargs=recorded_kwargs, writes=writes)
@@ -213,8 +215,9 @@ class Recorder(TorchDispatchMode):
         for tensor in changed:
             if func._schema.name == "aten::set_" or self.page.has_other_shape(tensor):
                 raise ValueError(
-                    f"{self.line()}: {func._schema.name} gives a tensor another shape or other memory in place. Make a "
-                    "new tensor instead, or pass out= one of the result's shape."
+                    f"{self.line()}: {func._schema.name} gives a tensor another shape or other memory in place, as "
+                    "torch does inside of some functions with out=. Make a new tensor instead: leave out= out, and "
+                    "copy_() the result to where it is wanted."
                 )
 
     def _refuse_writes_to_constants(self, func: Any, writes: Sequence[int]) -> None:

@@ -60,7 +60,11 @@ def static_forms() -> Iterator[FreeSlots]:
         tensor([1, 0, 1, 0])
     """
     slots = FreeSlots()
-    with _without_fused_layers(), _without_checked_distributions(), _replaced_in_pyg(), slots, _TorchForms(slots):
+    # TorchScript compares constants where it optimizes, which stand-ins cannot.
+    with (
+        torch.jit.optimized_execution(False), _without_fused_layers(), _without_checked_distributions(),
+        _replaced_in_pyg(), slots, _TorchForms(slots),
+    ):  # fmt: skip
         yield slots
 
 
@@ -106,6 +110,11 @@ def _one_hot(input: Tensor, num_classes: int = -1) -> Any:
     known = (input >= 0) & (input < num_classes)
     torch._assert_async(known.all(), f"one_hot: a class is negative or not below num_classes, {num_classes}.")
     return (input.unsqueeze(-1) == torch.arange(num_classes, device=input.device)).to(torch.int64)
+
+
+def _matrix_rank(*args: Any, out: Tensor | None = None, **kwargs: Any) -> Any:
+    """With a copy into `out`, which torch gives other memory, behind the back of a capture."""
+    return NotImplemented if out is None else out.copy_(torch.linalg.matrix_rank(*args, **kwargs))
 
 
 def _gaussian_nll_loss(
@@ -199,6 +208,7 @@ _IN_TORCH: dict[Any, Callable[..., Any]] = {
     torch.Tensor.__setitem__: static_rows.set_item,
     torch.Tensor.numpy: static_rows.as_array,
     torch.cat: static_rows.cat,
+    torch.linalg.matrix_rank: _matrix_rank,
     torch.nn.functional.one_hot: _one_hot,
     torch.nn.functional.gaussian_nll_loss: _gaussian_nll_loss,
     torch.nn.functional.ctc_loss: ctc_loss,

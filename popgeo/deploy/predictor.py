@@ -12,13 +12,11 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch_geometric.data import Batch
 
 from popgeo.data.axes import Axis, Level
 from popgeo.data.batch_layout import LayoutChoices
 from popgeo.data.fixed_size_options import FixedSizeOptions
 from popgeo.data.flat_store import FlatStore, why_not_flat
-from popgeo.data.pad import unpad
 from popgeo.deploy.choose_shapes import choose_shapes, grown, into_shapes
 from popgeo.deploy.compile_program import ProgramMaker, backend_on
 from popgeo.deploy.fixed_program import FixedProgram, WithForces, names_taken
@@ -160,8 +158,6 @@ class Predictor:
             ValueError: a graph failed, which is named; or the model cannot be compiled for these graphs.
         """
         keep = _keeps(errors)
-        if isinstance(graphs, Batch):
-            graphs = unpad(graphs) if "graphs_mask" in graphs else graphs.to_data_list()
         world = dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
         graphs = self._opened(graphs)
         if world == 1:

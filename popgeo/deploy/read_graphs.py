@@ -13,6 +13,7 @@ from popgeo.data.attribute_names import COUNT_NODES
 from popgeo.data.batch_layout import LayoutChoices, lay_out
 from popgeo.data.fixed_size_options import FixedSizeOptions
 from popgeo.data.flat_store import FlatStore
+from popgeo.data.pad import unpad
 from popgeo.data.sort_edges import sort_edges
 from popgeo.deploy.fixed_program import FixedProgram, input_name
 
@@ -133,12 +134,16 @@ def named(number: int, error: Exception) -> ValueError:
 def pieces(graphs: Any, size: int) -> Iterable[Any]:
     """Graphs by so many at a time; an exception stands for one that a dataset could not give.
 
+    A batch is taken apart, one of this library without its padding.
+
     A flat store is cut into views, a dataset is asked for its graphs by number, anything else is gone through.
 
     Raises:
         ValueError: it is one graph.
     """
-    if isinstance(graphs, BaseData) and not isinstance(graphs, Batch):
+    if isinstance(graphs, Batch):
+        graphs = unpad(graphs) if "graphs_mask" in graphs else graphs.to_data_list()
+    if isinstance(graphs, BaseData):
         raise ValueError(f"graphs is one {type(graphs).__name__}; pass a list, even of one: [graph].")
     if isinstance(graphs, FlatStore):
         yield from (graphs[start : start + size] for start in range(0, len(graphs), size))

@@ -16,12 +16,13 @@ from popgeo.capture.capture_step import capture_step, trained_names
 from popgeo.capture.captured_step import CapturedStep
 from popgeo.capture.held_state import in_modes
 from popgeo.capture.pytree import Container, Structure, unflatten
-from popgeo.capture.structures import describe, first_difference, same, takes
+from popgeo.capture.structures import describe, first_difference, leaves, same, takes
 from popgeo.engine.backend import Backend
 from popgeo.engine.cuda_graph import CudaGraphRunner
 from popgeo.engine.graph_runner import GraphRunner
 from popgeo.engine.inductor import InductorRunner
 from popgeo.engine.micro_batches import check_batch_dimension, micro_batch
+from popgeo.engine.misuse import mark_as_done, refuse_empty_updates, warn_of_padded_norms
 from popgeo.engine.model_watch import ModelWatch, autocast_around
 from popgeo.engine.optimizer.flat_parameters import refuse_whole_tensors
 from popgeo.engine.optimizer.update import Update
@@ -74,6 +75,8 @@ class BoundStep:
         results = self.runner.run(tensors)
         self.run_seconds += time.perf_counter() - start
         self.calls += 1
+        if self.step.trained:
+            mark_as_done(results)
         return self.unflatten(results, graph_data)
 
     def flatten(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Sequence[Tensor], list[Any]]:
@@ -203,6 +206,9 @@ def bind_step(recipe: Recipe, arguments: Arguments, replicas: Replicas) -> Bound
             shared = [parameter for parameter in recipe.module.parameters() if not is_sharded(parameter)]
             replicas.share_weights([*shared, *recipe.module.buffers()])
             runner.reset_buffers()
+        warn_of_padded_norms(recipe.module, (name for name, _ in leaves(arguments.structure)))
+    if recipe.optimizer is not None:
+        refuse_empty_updates(recipe.optimizer)
     seconds = time.perf_counter() - start
     return BoundStep(
         signature=recipe.signature,

@@ -2,6 +2,7 @@
 
 import inspect
 import operator
+import warnings
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -9,6 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch._C._dynamo import guards
 from torch.nn.modules import module as torch_module
+from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.modules.dropout import _DropoutNd
 from torch.utils.hooks import RemovableHandle
 
 from popgeo.capture.held_state import OF_EVERY_MODULE
@@ -41,6 +44,7 @@ class ModelWatch:
         trains: bool,
     ) -> None:
         self._model, self._given_modes, self._reads, self._trains = model, modes, reads, trains
+        self._has_warned = False
         self._captured = dict(self._facts())
         self.look()
 
@@ -71,7 +75,20 @@ class ModelWatch:
         """Which submodules are to train: as set one by one; a mode of the model as a whole is not the step's."""
         now = {one: one.training for one in self._model.modules()}
         as_a_whole = len(set(now.values())) == 1 or self._model.training != self._given_modes.get(self._model)
+        if as_a_whole and any(one.training != self._given_modes.get(one, one.training) for one in now if _depends(one)):
+            self._warn_of_mode()
         return self._given_modes if as_a_whole else now
+
+    def _warn_of_mode(self) -> None:
+        if not self._has_warned:
+            self._has_warned = True
+            kept, asked = ("train", "eval") if self._given_modes.get(self._model) else ("eval", "train")
+            warnings.warn(
+                f"The model is in the mode of {asked}() now, and its compiled step keeps that of {kept}(), in which it "
+                f"was compiled: dropout and norms go on as there. To switch the step call step.{asked}(); to keep both "
+                "compile one step for each.",
+                stacklevel=2,
+            )
 
     def _facts(self) -> Iterator[tuple[str, Any]]:
         """All that decides the capture of the model, by name."""
@@ -127,6 +144,11 @@ class ModelWatch:
         strides: Any = [list(tensor.stride()) for tensor in self._tensors]
         self._forms = guards.TensorGuards(*self._tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides)
         self._next_hook = RemovableHandle.next_id
+
+
+def _depends(module: nn.Module) -> bool:
+    """Whether a layer of torch computes something else in training."""
+    return isinstance(module, (_DropoutNd, _NormBase))
 
 
 def autocast_around() -> torch.dtype | None:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from popgeo.capture.captured_step import CapturedStep
+from popgeo.capture.drawn_numbers import SET_STATE
 from popgeo.capture.held_state import module_state
 from popgeo.capture.op_graph import LOSS_SCALE, OpGraph, Role
 from popgeo.capture.row_indexing import without_row_indexing
@@ -72,6 +73,8 @@ class StepRunner:
         seed = options.random_seed if options.random_seed is not None else torch.initial_seed()
         self.replica_states = [ReplicaState.of(replica, seed) for replica in replicas.local]
         self._followed: int | None = seed
+        seeds_itself = any(op.target == SET_STATE for op in step.graph.ops)
+        self._follows = options.random_seed is None and not seeds_itself
         self.reset_buffers()
         if update is not None:
             update.share_seed(replicas)
@@ -107,7 +110,7 @@ class StepRunner:
     def _run(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         options, count = self._options, len(self.replica_states)
         runner, factor = self._runner_for(tensors), options.steps_per_call * count
-        if runner.draws_random_numbers and options.random_seed is None:
+        if runner.draws_random_numbers and self._follows:
             self._follow_seed()
         inputs = [micro_batch(tensors, number, factor) for number in range(factor)]  # replica by replica of each step
         results = Results(self._mode, options.output_period, options.steps_per_call)
@@ -123,7 +126,7 @@ class StepRunner:
     def _follow_seed(self) -> None:
         """Starts the random numbers anew where `torch.manual_seed` was called since the last call.
 
-        A seed that nothing was drawn from yet tells of that call; one number is drawn, so that the next call tells, too.
+        A seed that nothing was drawn from yet tells of it. One number is drawn, so that the next call of it tells, too.
         """
         own = torch.default_generator
         seed = own.initial_seed()

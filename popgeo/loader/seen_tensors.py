@@ -1,4 +1,4 @@
-"""Whether graphs in memory are still those that a loader has read: it holds copies, which a later edit does not reach."""
+"""Whether graphs in memory are still those that a loader has read: it holds copies, which no later edit reaches."""
 
 import weakref
 from collections.abc import Iterator

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from popgeo.atomic_write import write_atomically
 from popgeo.command_line import OneLineParser, run
-from popgeo.testing.claims import SubjectKind
+from popgeo.testing.claims import Status, SubjectKind
 from popgeo.testing.conformance import check_conformance, known_claims
 
 
@@ -46,7 +46,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for i, report in enumerate(reports if args.html else ()):
         path = args.html if i == 0 else args.html.with_stem(f"{args.html.stem}-{i + 1}")
         write_atomically(path, report.html().encode())
-    return 1 if any(report.failed for report in reports) else 0
+    if any(report.failed for report in reports):
+        return 1
+    asked = {*args.also, *(args.claims or ())} - {"all"}
+    untried = {
+        one.claim.name: one.words for report in reports for one in report.findings if one.status is Status.NOT_TRIED
+    }
+    for name in asked & untried.keys():
+        print(f"popgeo.testing: {name} was asked for and not tried: {untried[name]}", file=sys.stderr)
+    return 2 if asked & untried.keys() else 0
 
 
 if __name__ == "__main__":

@@ -91,17 +91,20 @@ def extensive(subject: ModelSubject, case: Case) -> None:
 def forces(subject: ModelSubject, case: Case) -> dict[str, float]:
     """Forces are the negative gradient of the energy by the positions.
 
-    Tried: forces in float64 along random directions of all positions, beside differences of the energy.
+    Tried: forces in float64 along random directions of all positions, beside differences of the energy; of a model
+    that returns energies alone, the gradient of their sum.
 
     Cause: a sign, a gradient taken of scaled or detached energies, of one graph's energy only, or forces that a layer
     of their own predicts.
     """
     seen = subject.see(case.graphs, wide=True)
-    pulled = subject.named(seen, subject.forces)
-    if pulled is None or subject.named(seen, subject.energy) is None:
+    if subject.named(seen, subject.energy) is None:
         raise NotTriedError(
-            f"no result is called {subject.energy!r} and {subject.forces!r}; pass energy= and forces=, their keys"
+            f"no result is called {subject.energy!r}; pass energy=, its key, and forces=, where the model returns them"
         )
+    pulled = subject.named(seen, subject.forces)
+    if pulled is None:  # a model of energies alone: its gradient are the forces that others will take of it
+        pulled = _slopes(subject, case)
     way = torch.randn(pulled.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
 
     def moved(sign: float) -> Tensor:
@@ -125,6 +128,22 @@ def forces(subject: ModelSubject, case: Case) -> dict[str, float]:
             expected=apart.expected,
         )
     return {"largest difference": float((found[: len(expected)] - expected).abs().detach().max())}
+
+
+def _slopes(subject: ModelSubject, case: Case) -> Tensor:
+    """What forces would be: the negative gradient of all energies. [num_nodes, 3]"""
+    leaves: list[Tensor] = []
+
+    def track(batch: Batch) -> Batch:
+        leaves.append(_positions(batch).detach().requires_grad_())
+        batch.pos = leaves[-1]
+        return batch
+
+    with torch.enable_grad():
+        energy = _energies(subject, subject.see(case.graphs, wide=True, change=track))
+    if not energy.requires_grad:
+        raise NotTriedError("the energy has no gradient by the positions")
+    return -torch.autograd.grad(energy.sum(), leaves[-1])[0]
 
 
 @claim("smooth cutoff", SubjectKind.MODEL)

@@ -31,6 +31,7 @@ def losses(step, count: int = 3) -> list[float]:
 
 
 @pytest.mark.parametrize("kind", [ContinuousFilters, GraphConvolutions])
+@pytest.mark.filterwarnings("ignore:.*takes means over all rows")
 def test_a_step_is_the_same_after_writing_and_reading(kind):
     model = kind()
     step = training_model(model).compile(**make_batch(0, torch.float32)).captured
@@ -107,6 +108,7 @@ def test_graph_data_with_more_than_tensors_is_not_kept_and_a_warning_says_so(tmp
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.filterwarnings("ignore:.*takes means over all rows")
 def test_other_models_shapes_and_options_have_steps_of_their_own(tmp_path):
     for model, options in [
         (ContinuousFilters(), {}),

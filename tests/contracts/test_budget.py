@@ -26,18 +26,20 @@ PLACES = {
 # lines), by edges in chains and selections by masks, by the sampler for other loaders, by files of other people's
 # structures, by PaiNN's messages in one pass, by where a value lies on tiles, by graphs in stores, on disk and on
 # several machines, by slopes kept beside filters, by products in the order that costs less and by sizes that are told
-# when a loader is made; 27,000 is still the aim. The kit that tries other people's models, loaders and neighbour lists
-# is a tool of its own: it stands on all the rest, and only tests may import it. The reach holds six frameworks, tensor
-# products and SchNetPack's interactions in one pass, weights made once for opposite edges, the predictor and files in
-# three formats, where three frameworks and a calculator were planned. What `popgeo train` is stands on all of them as
-# the kit does, and nothing but the command imports it.
+# when a loader is made; and by what other libraries' users reported and was silent here too (checks that hold in
+# captured code, torch's checks, levels, doors for tensors, negatives with times, edits of a dataset, factors of losses:
+# about 800 lines, which the next consolidation is to win back); 27,000 is still the aim. The kit that tries other
+# people's models, loaders and neighbour lists is a tool of its own: it stands on all the rest, and only tests may import
+# it. The reach holds six frameworks, tensor products and SchNetPack's interactions in one pass, weights made once for
+# opposite edges, the predictor and files in three formats, where three frameworks and a calculator were planned. What
+# `popgeo train` is stands on all of them as the kit does, and nothing but the command imports it.
 BUDGETS = {
-    "core": 29_150,
+    "core": 29_990,
     "compat": 3_495,
     "systems": 3_300,
-    "models": 1_500,
-    "reach": 3_165,
-    "kit": 2_500,
+    "models": 1_515,
+    "reach": 3_180,
+    "kit": 2_320,
     "train": 550,
 }
 REMEDY = "A new mechanism names the one it replaces: take that out, or raise the budget here and say why."
@@ -166,10 +168,10 @@ def test_only_code_is_counted():
 
 def test_the_check_says_which_part_is_over_and_by_how_much():
     line = "x = 1\n"
-    within = {"nn/models/schnet.py": line * 1_500, "data/batch.py": line * 1_501}
+    within = {"nn/models/schnet.py": line * 1_515, "data/batch.py": line * 1_516}
     assert over_budget(within) == []
     (over,) = over_budget(within | {"nn/models/gcn.py": line * 12})
-    assert over.startswith("models has 1,512 code lines, 12 over its budget of 1,500. A new mechanism names")
+    assert over.startswith("models has 1,527 code lines, 12 over its budget of 1,515. A new mechanism names")
     (over,) = over_budget({"engine/pipeline/parts.py": line * 2_000, "nn/parallel/linear.py": line * 1_301})
     assert over.startswith("systems has 3,301 code lines, 1 over")
 

@@ -35,6 +35,7 @@ def eager_step(model: nn.Module, optimizer: torch.optim.Optimizer, batch: dict[s
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.filterwarnings("ignore:.*takes means over all rows")
 def test_captured_steps_train_as_eager_ones_do(cuda: FakeCuda, name: str):
     torch.manual_seed(0)
     model = GraphConvolutions().double()

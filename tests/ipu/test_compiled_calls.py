@@ -333,7 +333,7 @@ def test_the_loss_is_found_or_asked_for():
 
 def test_calling_backward_on_a_result_is_an_error():
     (_, loss), _ = train(Line(), Options(), *make_data(4))
-    with pytest.raises(RuntimeError, match="does not require grad"):
+    with pytest.raises(RuntimeError, match="has run the backward pass"):
         loss.backward()
 
 

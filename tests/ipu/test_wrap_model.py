@@ -30,6 +30,7 @@ def assert_same_state(model: nn.Module, reference: nn.Module, **tolerance: float
         (GraphConvolutions, torch.float64, {"rtol": 1e-9, "atol": 1e-9}),
     ],
 )
+@pytest.mark.filterwarnings("ignore:.*takes means over all rows")
 def test_fifty_training_steps_equal_eager_pytorch(kind, dtype, tolerance):
     model, reference = make_pair(kind, dtype)
     step = training_model(model, optimizer=torch.optim.Adam(model.parameters(), lr=1e-2))
@@ -122,6 +123,7 @@ class Modes(nn.Module):
         return (y, y.square().sum()) if self.training else y
 
 
+@pytest.mark.filterwarnings("ignore:The model is in the mode of")
 def test_a_wrapper_keeps_the_mode_that_the_model_was_in_when_it_was_made():
     model = Modes()
     step = training_model(model)
@@ -136,6 +138,7 @@ def test_a_wrapper_keeps_the_mode_that_the_model_was_in_when_it_was_made():
     assert model.drop.training
 
 
+@pytest.mark.filterwarnings("ignore:The model is in the mode of")
 def test_each_submodule_keeps_its_own_mode():
     model = Modes()
     model.drop.eval()

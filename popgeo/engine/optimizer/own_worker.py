@@ -10,6 +10,7 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
+from popgeo.engine.misuse import refuse_empty_update
 from popgeo.engine.optimizer.flat_parameters import FlatParameters
 from popgeo.engine.optimizer.worker import Worker, settings_of, without_parameters
 
@@ -69,7 +70,8 @@ def wants_itself(optimizer: Optimizer) -> bool:
         (True, None, False)
     """
     step = vars(optimizer).get("step")
-    hooks = {**optimizer._optimizer_step_pre_hooks, **optimizer._optimizer_step_post_hooks}
+    hooks = [*optimizer._optimizer_step_pre_hooks.values(), *optimizer._optimizer_step_post_hooks.values()]
+    hooks = [hook for hook in hooks if hook is not refuse_empty_update]
     # A scheduler's own wrapper does no more than note that there was a step.
     is_its_own = step is None or getattr(step, "__wrapped__", None) is type(optimizer).step
     return bool(hooks or _global_optimizer_pre_hooks or _global_optimizer_post_hooks or not is_its_own)

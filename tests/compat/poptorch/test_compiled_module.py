@@ -102,6 +102,7 @@ def test_a_held_module_is_copied_and_pickled_as_what_it_was():
     assert training.model is line
 
 
+@pytest.mark.filterwarnings("ignore:The model is in the mode of")
 def test_the_mode_is_the_modules_of_wrapping_and_its_submodules_of_compiling():
     class Moody(nn.Module):
         def __init__(self):

@@ -195,6 +195,7 @@ class Trained(nn.Module):
 
 
 @pytest.mark.parametrize("name", CONVOLUTIONS)
+@pytest.mark.filterwarnings("ignore:.*takes means over all rows")
 def test_convolutions_train_as_eager(name):
     edge_index = torch.stack(edges(num_edges=200))
     histogram = torch.bincount(degree(edge_index[1], NODES, dtype=torch.long))

@@ -1,0 +1,68 @@
+"""What torch's habits would do around a compiled step without a word: said when it happens."""
+
+import warnings
+from collections.abc import Iterable
+from typing import Any, NoReturn
+
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.optim import Optimizer
+
+_OF_GRAPHS = {"edge_index", "batch", "nodes_mask", "edges_mask", "graphs_mask"}
+_DONE = (
+    "The compiled step has run the backward pass and the optimizer's update already, and leaves no gradients. Leave "
+    "out {what}; gradients are clipped by compile_step(..., options=StepOptions(max_grad_norm=1.0))."
+)
+
+
+def mark_as_done(results: Iterable[Tensor]) -> None:
+    """Lets `backward()` of what a training step returns explain why there is nothing to do."""
+    for tensor in results:
+        if tensor.numel() == 1:
+            tensor.backward = _refuse_backward  # type: ignore[method-assign]
+
+
+def _refuse_backward(*args: Any, **kwargs: Any) -> NoReturn:
+    raise RuntimeError(_DONE.format(what="loss.backward()"))
+
+
+def refuse_empty_updates(optimizer: Optimizer) -> None:
+    """Lets `step()` of an optimizer explain why there is nothing to do, where no parameter has a gradient."""
+    if refuse_empty_update not in optimizer._optimizer_step_pre_hooks.values():
+        optimizer.register_step_pre_hook(refuse_empty_update)
+
+
+def refuse_empty_update(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+    """The hook of `refuse_empty_updates`.
+
+    Raises:
+        RuntimeError: no parameter has a gradient.
+    """
+    if all(parameter.grad is None for group in optimizer.param_groups for parameter in group["params"]):
+        raise RuntimeError(_DONE.format(what="optimizer.step(), and clip_grad_norm_ before it"))
+
+
+def warn_of_padded_norms(model: nn.Module, names: Iterable[str]) -> None:
+    """Warns of torch's norms of batches in a step of graphs: their means count the rows of padding.
+
+    Args:
+        model: What was captured, in the mode that it runs in.
+        names: What its arguments are called.
+    """
+    of_ours = {
+        id(one.module)
+        for one in model.modules()
+        if type(one).__module__ == "popgeo.nn.norm" and "module" in one._modules
+    }
+    found = [
+        name
+        for name, one in model.named_modules()
+        if isinstance(one, _BatchNorm) and one.training and id(one) not in of_ours
+    ]
+    if found and not _OF_GRAPHS.isdisjoint(name.rpartition(".")[2] for name in names):
+        warnings.warn(
+            f"{', '.join(found)} of the model takes means over all rows of a batch, those of padding too. Use "
+            "popgeo.nn.BatchNorm with nodes_mask=; popgeo.testing.check_padding_invariance tells whether padding "
+            "matters.",
+            stacklevel=2,
+        )

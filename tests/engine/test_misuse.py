@@ -1,0 +1,88 @@
+"""What torch's habits do around a compiled step is said: a second update, norms over padding, a mode, a seed."""
+
+import pytest
+import torch
+from torch import nn
+from torch_geometric.data import Data
+
+from popgeo import FixedSizeDataLoader, Predictor, compile_forward, compile_step
+from popgeo.nn import GIN, BatchNorm, global_add_pool, mse_loss
+
+
+class Graphs(nn.Module):
+    """A node-wise layer, a norm and a sum over each graph."""
+
+    def __init__(self, norm: nn.Module | None = None) -> None:
+        super().__init__()
+        self.lin, self.norm, self.drop = nn.Linear(2, 2), norm, nn.Dropout(0.5)
+
+    def forward(self, x, batch, y, nodes_mask, graphs_mask):
+        x = self.lin(x)
+        if self.norm is not None:
+            x = self.norm(x, nodes_mask=nodes_mask) if isinstance(self.norm, BatchNorm) else self.norm(x)
+        return mse_loss(global_add_pool(x, batch, len(y)).sum(1), y, graphs_mask)
+
+
+def batch_of_graphs():
+    edge = torch.tensor([[0], [1]])
+    graphs = [Data(x=torch.ones(n, 2), edge_index=edge, y=torch.ones(1)) for n in (2, 3, 4)]
+    batch = next(iter(FixedSizeDataLoader(graphs, 4)))
+    return batch, (batch.x, batch.batch, batch.y, batch.nodes_mask, batch.graphs_mask)
+
+
+def test_a_second_backward_pass_or_update_is_explained():
+    model = Graphs()
+    optimizer = torch.optim.Adam(model.parameters())
+    step, (_, arguments) = compile_step(model, optimizer), batch_of_graphs()
+    loss = step(*arguments)
+    with pytest.raises(RuntimeError, match="has run the backward pass and the optimizer's update already"):
+        loss.backward()
+    nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    with pytest.raises(RuntimeError, match="clip_grad_norm_ before it; gradients are clipped by compile_step"):
+        optimizer.step()
+    model(*arguments).backward()  # eager updates in turn are as they were
+    before = model.lin.weight.detach().clone()
+    optimizer.step()
+    assert not torch.equal(model.lin.weight, before)
+    optimizer.zero_grad()
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
+    step(*arguments)
+    scheduler.step()
+    assert step(*arguments).isfinite()
+
+
+@pytest.mark.parametrize("norm", [nn.BatchNorm1d(2), nn.BatchNorm1d(2, momentum=None)])
+def test_norms_that_count_padding_are_named(norm):
+    _, arguments = batch_of_graphs()
+    model = Graphs(norm)
+    step = compile_step(model, torch.optim.SGD(model.parameters(), 0.1))
+    with pytest.warns(UserWarning, match="norm of the model takes means over all rows of a batch, those of padding"):
+        step(*arguments)
+
+
+def test_norms_that_do_not_are_not():
+    _, arguments = batch_of_graphs()
+    model = Graphs(BatchNorm(2))
+    compile_step(model, torch.optim.SGD(model.parameters(), 0.1))(*arguments)
+    compile_forward(Graphs(nn.BatchNorm1d(2)).eval())(*arguments)
+    images = nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2))
+    compile_forward(images)(torch.randn(2, 1, 5, 5))
+
+
+def test_a_seed_set_before_each_call_draws_alike_as_in_eager_code():
+    drop, x = nn.Dropout(0.5), torch.ones(64)
+    step = compile_forward(drop)
+    step(x)
+    drawn = []
+    for run in (step, step, drop):
+        torch.manual_seed(3)
+        drawn.append(run(x))
+    assert torch.equal(drawn[0], drawn[1])
+    assert torch.equal(drawn[0], drawn[2])
+    assert not torch.equal(step(x), step(x))
+
+
+def test_a_predictor_leaves_the_padding_graph_of_a_batch_out():
+    batch, _ = batch_of_graphs()
+    predictions = Predictor(GIN(2, 4, 1, out_channels=1, readout="sum"))(batch)
+    assert predictions.num_graphs == 3
