@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.distributions import Distribution
+from torch.jit._fuser import optimized_execution
 from torch.overrides import TorchFunctionMode
 
 from popgeo.capture import farthest_points, static_layers, static_neighbors, static_rows
@@ -62,7 +63,7 @@ def static_forms() -> Iterator[FreeSlots]:
     slots = FreeSlots()
     # TorchScript compares constants where it optimizes, which stand-ins cannot.
     with (
-        torch.jit.optimized_execution(False), _without_fused_layers(), _without_checked_distributions(),
+        optimized_execution(False), _without_fused_layers(), _without_checked_distributions(),
         _replaced_in_pyg(), slots, _TorchForms(slots),
     ):  # fmt: skip
         yield slots

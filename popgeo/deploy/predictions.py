@@ -41,7 +41,8 @@ class Predictions(Mapping[str, Tensor]):
 
     def __getitem__(self, name: str) -> Tensor:
         if name not in self.tensors:
-            raise KeyError(f"{name!r}; the results are {', '.join(self.tensors)}.")
+            known = f"the results are {', '.join(self.tensors)}" if self.tensors else "there was no graph"
+            raise KeyError(f"{name!r}; {known}.")
         return self.tensors[name]
 
     def __iter__(self) -> Iterator[str]:

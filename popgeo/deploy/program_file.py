@@ -136,7 +136,8 @@ def _loaded(data: bytes, path: str, backend: Backend | str | None) -> Predictor:
     if hashlib.sha256(data[:-CHECKSUM_DIGITS]).hexdigest().encode() != data[-CHECKSUM_DIGITS:]:
         raise ValueError(
             f"{path} is truncated or changed, or popgeo.export has not written it: its checksum is wrong. Copy it "
-            "again, or export the model again."
+            "again, or export the model again. If torch.save wrote it, it holds weights: make the model and pass both "
+            "to popgeo.Predictor.from_checkpoint(path, model)."
         )
     is_archive = zipfile.is_zipfile(io.BytesIO(data))
     format, programs, results = read_notes((read_notes_of_archive if is_archive else read_notes_of_onnx)(data), path)

@@ -4,12 +4,14 @@ from collections.abc import Sequence
 from typing import Any
 
 import pandas as pd
+from torch_geometric.data.data import BaseData
 
 from popgeo.data.batch_layout import LayoutChoices
 from popgeo.data.collate import FixedSizeCollater
 from popgeo.data.fixed_size_options import FixedSizeOptions
 from popgeo.data.flat_store import FlatStore
 from popgeo.data.trim import OverSizeStrategy
+from popgeo.did_you_mean import require_kinds
 from popgeo.loader.chunk_order import SHUFFLE_BYTES, ChunkOrder
 from popgeo.loader.epoch_choices import EpochChoices, chosen
 from popgeo.loader.epoch_loader import EpochLoader
@@ -93,6 +95,9 @@ class FixedSizeDataLoader(EpochLoader):
     ) -> None:
         self.strategy = strategy_of(fixed_size_strategy)
         self.over_size_strategy = over_size = member(OverSizeStrategy, over_size_strategy)
+        require_kinds(type(self).__name__, {"batch_size": int | None}, {"batch_size": batch_size})
+        if isinstance(dataset, BaseData):
+            raise ValueError(f"The dataset is one {type(dataset).__name__}; pass a list, even of one: [graph].")
         epoch = chosen(EpochChoices, kwargs, shuffle=shuffle, seed=seed, options=options)
         layout = chosen(
             LayoutChoices, kwargs, add_pad_masks=add_pad_masks, follow_batch=follow_batch, exclude_keys=exclude_keys

@@ -6,6 +6,8 @@ from typing import Any, TypeVar
 
 import torch
 
+from popgeo.did_you_mean import require_kinds
+
 Noun = TypeVar("Noun")
 
 
@@ -63,9 +65,11 @@ class EpochChoices:
     output: str = "pyg"
 
     def __post_init__(self) -> None:
-        for name in ("shuffle", "drop_last", "background"):
-            if isinstance(getattr(self, name), str):
-                raise ValueError(f"{name} is {getattr(self, name)!r}; it must be True or False.")
+        if isinstance(self.sampler, str) or isinstance(self.batch_sampler, str):
+            raise ValueError(
+                f"sampler is {self.sampler!r} and batch_sampler {self.batch_sampler!r}; they are iterables of numbers "
+                "of graphs. For random order pass shuffle=True."
+            )
         if sum((bool(self.shuffle), self.sampler is not None, self.batch_sampler is not None)) > 1:
             raise ValueError("A sampler or batch_sampler decides the order: it excludes shuffle and the other.")
         rank, world_size = self.rank, self.world_size
@@ -100,4 +104,5 @@ def chosen(noun: type[Noun], arguments: dict[str, Any], **named: Any) -> Noun:
         (3, {'num_workers': 2})
     """
     own = {field.name: arguments.pop(field.name) for field in fields(noun) if field.name in arguments}  # type: ignore[arg-type]  # it is a dataclass
+    require_kinds(noun.__name__, {field.name: field.type for field in fields(noun)}, {**named, **own})  # type: ignore[arg-type]
     return noun(**named, **own)

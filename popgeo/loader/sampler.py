@@ -259,6 +259,8 @@ class EpochSampler:
                 f"The state was taken in the middle of epoch {state['epoch']} by an earlier version of popgeo, whose "
                 f"batches were others. Begin the next epoch with set_epoch({state['epoch'] + 1})."
             )
+        if "epoch" not in state:
+            raise ValueError(f"The state has {sorted(state)} and no epoch: no loader has written it. See state_dict().")
         found = state.get(f"num_{self._unit}", 0)
         if found != self.packer.num_items:
             raise ValueError(

@@ -144,7 +144,7 @@ def average_precision(input: Tensor, target: Tensor, mask: Tensor | None = None)
 
     def as_high(counted: Tensor) -> Tensor:
         ordered = torch.where(counted, input, -torch.inf).sort().values  # what is left out is as low as -inf
-        return (input.numel() - torch.searchsorted(ordered, input)).minimum(counted.sum())
+        return (input.numel() - torch.searchsorted(ordered, input.contiguous())).minimum(counted.sum())
 
     precision = as_high(positive).to(torch.float64) / as_high(known).clamp(min=1)
     mean = torch.where(positive, precision, 0.0).sum() / positive.sum()

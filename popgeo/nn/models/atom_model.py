@@ -69,6 +69,8 @@ class AtomModel(nn.Module):
             ValueError: shifts without the edges that they belong to, or edges of a periodic cell without their shifts,
                 where atoms that are joined to themselves show it. What is compiled returns NaN then.
         """
+        if z.is_floating_point():
+            raise ValueError(f"z has dtype {z.dtype}; atomic numbers are whole: z.long().")
         batch = torch.zeros_like(z) if batch is None else batch
         num_graphs = int(batch.max()) + 1 if num_graphs is None else num_graphs
         nodes_mask = z > 0 if nodes_mask is None else nodes_mask

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from popgeo.did_you_mean import names_arguments
 from popgeo.nn.norm import make_norm
 from popgeo.nn.readout import READOUTS, require_readout
 from popgeo.ops import EdgePlan, gather, scatter
@@ -61,6 +62,13 @@ def enter(
     edges_mask: Tensor | None,
 ) -> tuple[Tensor, Batched]:
     """A batch as it comes to a model: what stands in padding, even NaN, is zero from here on, and edges stay in it."""
+    if edge_weight is not None:
+        if edge_weight.numel() != edge_index.size(1):
+            raise ValueError(
+                f"edge_weight has shape {tuple(edge_weight.shape)}; it is one number for each of the "
+                f"{edge_index.size(1)} edges. Features of several numbers are edge_attr."
+            )
+        edge_weight = edge_weight.flatten()  # [num_edges, 1] is PyG's as well
     if nodes_mask is not None:
         # Zeroed once at the door: a NaN in a padding row times a zero gradient would be NaN in the weights.
         x = torch.where(nodes_mask.unsqueeze(1), x, 0.0)
@@ -81,6 +89,7 @@ def enter(
     )
 
 
+@names_arguments
 class GNN(nn.Module):
     """A stack of graph convolutions; each model says which by `init_conv`.
 

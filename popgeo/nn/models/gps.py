@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from popgeo.did_you_mean import names_arguments
 from popgeo.nn.graph_attention import AttentionForm, GraphAttention, SameGraph
 from popgeo.nn.mlp import MLP
 from popgeo.nn.models.gcn import GCNConv, normalized
@@ -73,6 +74,7 @@ class GPSConv(nn.Module):
         return normed(self.norm3, out + self.mlp(out))  # eq. 5
 
 
+@names_arguments
 class GPS(nn.Module):
     """A stack of `GPSConv` with a readout and a head: graphs or nodes of a pack, each seeing all of its own graph.
 
