@@ -74,8 +74,15 @@ def names_arguments(made: Callable_) -> Callable_:
         for name in kwargs:
             if name not in known and not is_open:
                 raise TypeError(f"{owner} has no argument {name!r}.{meant(name, known)}")
-        require_kinds(owner, known, {**dict(zip(known, args, strict=False)), **kwargs})
-        return inner(*args, **kwargs)
+        given = {**dict(zip(known, args, strict=False)), **kwargs}
+        require_kinds(owner, {name: kind for name, kind in known.items() if kind is bool}, given)
+        try:
+            result = inner(*args, **kwargs)
+        except TypeError:
+            require_kinds(owner, known, given)  # which says more than what stumbled over it
+            raise
+        require_kinds(owner, known, given)
+        return result
 
     if inner is made:
         return call  # type: ignore[return-value]  # called like it

@@ -75,18 +75,16 @@ class ModelWatch:
         """Which submodules are to train: as set one by one; a mode of the model as a whole is not the step's."""
         now = {one: one.training for one in self._model.modules()}
         as_a_whole = len(set(now.values())) == 1 or self._model.training != self._given_modes.get(self._model)
-        if as_a_whole and any(one.training != self._given_modes.get(one, one.training) for one in now if _depends(one)):
+        if as_a_whole and not self._trains and self._given_modes.get(self._model) and not self._model.training:
             self._warn_of_mode()
         return self._given_modes if as_a_whole else now
 
     def _warn_of_mode(self) -> None:
-        if not self._has_warned:
+        if not self._has_warned and any(isinstance(one, (_DropoutNd, _NormBase)) for one in self._model.modules()):
             self._has_warned = True
-            kept, asked = ("train", "eval") if self._given_modes.get(self._model) else ("eval", "train")
             warnings.warn(
-                f"The model is in the mode of {asked}() now, and its compiled step keeps that of {kept}(), in which it "
-                f"was compiled: dropout and norms go on as there. To switch the step call step.{asked}(); to keep both "
-                "compile one step for each.",
+                "The model is in the mode of eval() now, and its compiled forward pass keeps that of train(), in which "
+                "it was compiled: dropout and norms go on as there. To switch it call eval() of the compiled step.",
                 stacklevel=2,
             )
 
@@ -144,11 +142,6 @@ class ModelWatch:
         strides: Any = [list(tensor.stride()) for tensor in self._tensors]
         self._forms = guards.TensorGuards(*self._tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides)
         self._next_hook = RemovableHandle.next_id
-
-
-def _depends(module: nn.Module) -> bool:
-    """Whether a layer of torch computes something else in training."""
-    return isinstance(module, (_DropoutNd, _NormBase))
 
 
 def autocast_around() -> torch.dtype | None:

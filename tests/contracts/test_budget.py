@@ -37,7 +37,7 @@ BUDGETS = {
     "core": 29_990,
     "compat": 3_495,
     "systems": 3_300,
-    "models": 1_515,
+    "models": 1_530,
     "reach": 3_180,
     "kit": 2_320,
     "train": 550,
@@ -168,10 +168,10 @@ def test_only_code_is_counted():
 
 def test_the_check_says_which_part_is_over_and_by_how_much():
     line = "x = 1\n"
-    within = {"nn/models/schnet.py": line * 1_515, "data/batch.py": line * 1_516}
+    within = {"nn/models/schnet.py": line * 1_530, "data/batch.py": line * 1_531}
     assert over_budget(within) == []
     (over,) = over_budget(within | {"nn/models/gcn.py": line * 12})
-    assert over.startswith("models has 1,527 code lines, 12 over its budget of 1,515. A new mechanism names")
+    assert over.startswith("models has 1,542 code lines, 12 over its budget of 1,530. A new mechanism names")
     (over,) = over_budget({"engine/pipeline/parts.py": line * 2_000, "nn/parallel/linear.py": line * 1_301})
     assert over.startswith("systems has 3,301 code lines, 1 over")
 

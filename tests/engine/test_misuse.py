@@ -86,3 +86,15 @@ def test_a_predictor_leaves_the_padding_graph_of_a_batch_out():
     batch, _ = batch_of_graphs()
     predictions = Predictor(GIN(2, 4, 1, out_channels=1, readout="sum"))(batch)
     assert predictions.num_graphs == 3
+
+
+def test_a_forward_pass_compiled_in_training_says_once_that_it_goes_on_dropping():
+    model, x = nn.Sequential(nn.Linear(3, 3), nn.Dropout(0.5)), torch.ones(2, 3)
+    step = compile_forward(model)
+    step(x)
+    model.eval()
+    with pytest.warns(UserWarning, match=r"forward pass keeps that of train\(\)"):
+        step(x)
+    step(x)  # said once
+    step.eval()
+    assert torch.equal(step(x), step(x))
