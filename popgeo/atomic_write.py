@@ -9,6 +9,15 @@ from pathlib import Path
 _SECONDS_TO_WRITE = 3600.0  # a file that was begun longer ago will not be ended
 
 
+def _mode_of(path: Path) -> int:
+    """The permissions of a file, or of a new one, as the umask has them; those of a temporary file are narrower."""
+    if path.exists():
+        return path.stat().st_mode & 0o777
+    mask = os.umask(0)
+    os.umask(mask)
+    return 0o666 & ~mask
+
+
 def write_atomically(path: Path, data: bytes) -> None:
     """Writes a file so that at any moment there is the old one or the new one, also when the machine stops.
 
@@ -30,6 +39,7 @@ def write_atomically(path: Path, data: bytes) -> None:
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".part")
     try:
         with os.fdopen(handle, "wb") as file:
+            os.fchmod(file.fileno(), _mode_of(path))
             file.write(data)
             file.flush()
             os.fsync(file.fileno())

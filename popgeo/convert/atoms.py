@@ -19,6 +19,8 @@ _LIMITS = {"energy": (1e6, "eV an atom"), "forces": (1e5, "eV/angstrom"), "stres
 _TAKEN = {name: (name, f"REF_{name}") for name in _LIMITS} | {"weight": ("weight", "config_weight"), "head": ("head",)}
 _INSTEAD = {"stress": ("virial", "virials", "REF_virial", "REF_virials")}
 _CLOSEST, _FARTHEST = 0.1, 1e6  # angstrom
+_MOST_CUTOFFS = 2_000  # in a row: beyond it vesin takes minutes, and beyond 100,000 ends the process
+_MOST_ATOMS_BY_ALL_PAIRS = 4_096
 Keys: TypeAlias = Mapping[str, str | None]
 
 
@@ -228,12 +230,27 @@ def list_pairs(pos: np.ndarray, cell: np.ndarray, pbc: np.ndarray, cutoff: float
         )
     if any(pbc) and np.linalg.matrix_rank(cell[pbc]) < np.count_nonzero(pbc):
         raise ValueError(f"The cell repeats along {pbc.tolist()} but its vectors are {cell.tolist()}. Set all three.")
-    first, second, steps = _pairs(pos, cell, pbc, cutoff)
+    lengths = np.linalg.norm(np.asarray(cell, dtype=np.float64), axis=-1)[np.asarray(pbc, dtype=bool)]
+    extent = max([*np.ptp(np.asarray(pos, dtype=np.float64), axis=0), *lengths], default=0.0) if len(pos) else 0.0
+    is_wide = extent > _MOST_CUTOFFS * cutoff
+    if is_wide and (any(pbc) or len(pos) > _MOST_ATOMS_BY_ALL_PAIRS):
+        raise ValueError(
+            f"The structure is {extent:,.0f} angstrom long, more than {_MOST_CUTOFFS:,} cutoffs of {cutoff} angstrom, "
+            "which takes too much memory to search. Where this is dynamics, it has blown up: take a shorter step."
+        )
+    first, second, steps = _all_pairs(pos, cutoff) if is_wide else _pairs(pos, cell, pbc, cutoff)
     # A pair runs from `first` to the image of `second`, which is moved by the cell's steps.
     order = np.lexsort((second, first))
     shift = steps[order].astype(np.float64) @ np.asarray(cell, dtype=np.float64)
     edges = np.stack([second[order], first[order]]).astype(np.int64)
     return torch.from_numpy(edges), torch.from_numpy(shift)
+
+
+def _all_pairs(pos: np.ndarray, cutoff: float) -> tuple[np.ndarray, ...]:
+    """By the distances of all atoms, where nothing repeats."""
+    apart = np.linalg.norm(pos[:, None] - pos, axis=2)
+    first, second = np.nonzero((apart < cutoff) & ~np.eye(len(pos), dtype=bool))
+    return first, second, np.zeros((len(first), 3))
 
 
 def _pairs(pos: np.ndarray, cell: np.ndarray, pbc: np.ndarray, cutoff: float) -> tuple[np.ndarray, ...]:
@@ -247,9 +264,7 @@ def _pairs(pos: np.ndarray, cell: np.ndarray, pbc: np.ndarray, cutoff: float) ->
             except ImportError as error:
                 raise ValueError("Listing pairs in a cell that repeats needs vesin: pip install vesin.") from error
             return primitive_neighbor_list("ijS", pbc, cell, pos, cutoff)
-        apart = np.linalg.norm(pos[:, None] - pos, axis=2)
-        first, second = np.nonzero((apart < cutoff) & ~np.eye(len(pos), dtype=bool))
-        return first, second, np.zeros((len(first), 3))
+        return _all_pairs(pos, cutoff)
     points, box = (np.ascontiguousarray(one, dtype=np.float64) for one in (pos, cell))
     neighbors = vesin.NeighborList(cutoff=cutoff, full_list=True)
     return neighbors.compute(points=points, box=box, periodic=np.asarray(pbc, dtype=bool), quantities="ijS")

@@ -109,8 +109,8 @@ class Calculator(CalculatorOfAtoms):
             has moved half of it; the edges are the same as of a new list at each step.
 
     Raises:
-        ValueError: the cutoff is neither given nor the model's, it, `num_atoms` or `num_edges` is not positive, or
-            `skin` is negative.
+        ValueError: the cutoff is neither given nor the model's, or is shorter than that; it, `num_atoms` or
+            `num_edges` is not positive, or `skin` is negative.
         ImportError: ase is not installed.
 
     Example:
@@ -134,7 +134,13 @@ class Calculator(CalculatorOfAtoms):
         skin: float = 0.5,
     ) -> None:
         super().__init__()
-        cutoff = getattr(model, "cutoff", None) if cutoff is None else cutoff
+        own = getattr(model, "cutoff", None)
+        cutoff = own if cutoff is None else cutoff
+        if cutoff is not None and isinstance(own, (int, float)) and cutoff < own:
+            raise ValueError(
+                f"The cutoff is {cutoff} and the model's {own} angstrom: interactions between them would be missing, "
+                "and energies would jump. Leave cutoff out, or pass one that is not shorter."
+            )
         if cutoff is None or cutoff <= 0:
             raise ValueError(f"The cutoff is {cutoff}. Pass cutoff=, the longest edge in angstrom, above 0.")
         for name, given in (("num_atoms", num_atoms), ("num_edges", num_edges)):

@@ -51,6 +51,9 @@ def _with_neighbours(asked: argparse.Namespace) -> tuple[Predictor, list[Any]]:
         ValueError: the file is none that popgeo train wrote.
     """
     field, structures = ForceField.load(asked.model), list[Any]()
+    given = getattr(asked, "cutoff", None)
+    if given is not None and given != field.cutoff:
+        raise ValueError(f"--cutoff is {given}; {asked.model} was trained with {field.cutoff}. Leave --cutoff out.")
     for one in progress(_graphs(asked), "listing pairs", "structures"):
         try:
             structures.append(field.prepared(one))

@@ -104,6 +104,7 @@ def _packed(value: Any) -> Any:
         return _of_dtype(value)
     if isinstance(value, MappingPadding):
         return {type(value).__name__: _packed(value.values), "default": _packed(value.default)}
+    value = value.level if isinstance(value, Axis) else value
     return value.value if isinstance(value, (Level, UniformPadding)) else value
 
 

@@ -98,8 +98,10 @@ def energy_forces_and_stress(
         energy = model(z, moved, batch, edge_index, edge_shift=shift, num_graphs=num_graphs, **kwargs)
         ones = torch.ones_like(energy)
         slope, virial = torch.autograd.grad(energy, (pos, strain), ones, create_graph=model.training)
-    a, b, c = cell.unbind(1)
-    volume = (torch.linalg.cross(a, b) * c).sum(1).abs().view(-1, 1, 1)
+    (a, b, c), after, before = cell.unbind(1), [1, 2, 0], [2, 0, 1]
+    # Written out, as not every format of a file has torch.linalg.cross.
+    normal = a[:, after] * b[:, before] - a[:, before] * b[:, after]
+    volume = (normal * c).sum(1).abs().view(-1, 1, 1)
     stress = torch.where(volume > 0, virial / torch.where(volume > 0, volume, 1.0), 0.0)
     return energy, -slope, stress
 

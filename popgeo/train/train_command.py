@@ -121,6 +121,10 @@ def _energies(text: str) -> dict[int, float]:
 
 
 def _field(asked: argparse.Namespace, data: TrainingSet) -> ForceField:
+    if asked.device.startswith("cuda") and not torch.cuda.is_available():
+        raise ValueError(
+            f"--device is {asked.device}, and torch finds no such GPU here. Leave it out for the processor."
+        )
     settings = {"hidden_channels": asked.num_channels, "num_interactions": asked.num_interactions}
     of_model = {
         "schnet": {"num_filters": asked.num_channels, "num_gaussians": asked.num_radial},

@@ -38,7 +38,7 @@ BUDGETS = {
     "compat": 3_495,
     "systems": 3_300,
     "models": 1_530,
-    "reach": 3_180,
+    "reach": 3_190,
     "kit": 2_320,
     "train": 550,
 }

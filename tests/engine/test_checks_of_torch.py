@@ -8,6 +8,7 @@ from torch_geometric.data import Data
 
 import popgeo
 from popgeo import FixedSizeOptions, StepOptions, compile_forward, compile_step
+from popgeo.nn import SchNet
 from tests.contracts.test_checks_hold_when_captured import Function
 
 EYE, ZEROS = torch.eye(3), torch.zeros(3, 3)
@@ -77,3 +78,18 @@ def test_a_file_checks_what_its_model_checked(tmp_path):
     assert program([known])["out"].shape == (3, 2)
     with pytest.raises(ValueError, match="Graph 0: one_hot: a class is negative or not below num_classes, 3"):
         program([unknown])
+
+
+def test_a_program_of_crystals_with_forces_is_written_and_read(tmp_path):
+    atoms = {
+        "z": torch.tensor([29, 29]),
+        "pos": torch.tensor([[0.0, 0, 0], [0, 0, 2]]),
+        "edge_index": torch.tensor([[0, 1], [1, 0]]),
+    }
+    crystal = Data(**atoms, edge_shift=torch.zeros(2, 3), cell=torch.eye(3)[None] * 4)
+    model = SchNet(8, 8, 1, cutoff=3.0)
+    path = popgeo.export(model, FixedSizeOptions(8, 12, 3), tmp_path / "model.pt2", graphs=[crystal], forces=True)
+    found = popgeo.load(path)([crystal, crystal])
+    expected = popgeo.Predictor(model, forces=True)([crystal])
+    for name in ("energy", "forces", "stress"):
+        torch.testing.assert_close(found[name][: len(expected[name])], expected[name])

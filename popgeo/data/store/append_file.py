@@ -5,7 +5,7 @@ import shutil
 import zlib
 from dataclasses import replace
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import torch
 from torch import Tensor
@@ -13,6 +13,18 @@ from torch import Tensor
 from popgeo.data.store.manifest import ArrayFile, sums_of_file
 
 _COPIED_AT_ONCE = 1 << 22
+
+
+def memory_of(values: Tensor) -> Any:
+    """The elements one after the other, as bytes, since numpy has no bfloat16.
+
+    Example:
+        >>> len(memory_of(torch.ones(1).expand(3)))
+        12
+    """
+    # One element alone counts as contiguous whatever its stride, and can then not be seen as bytes.
+    flat = values.contiguous().flatten().as_strided((values.numel(),), (1,))
+    return flat.view(torch.uint8).numpy() if values.numel() else b""
 
 
 class AppendFile:
@@ -55,8 +67,7 @@ class AppendFile:
         for file, part, checksum in zip(
             self._files, values.reshape(num_parts, values.numel() // num_parts), self.entry.crc32, strict=True
         ):
-            # As bytes, since numpy has no bfloat16.
-            data = part.contiguous().view(torch.uint8).numpy() if part.numel() else b""
+            data = memory_of(part)
             file.write(data)
             sums.append(zlib.crc32(data, checksum))
         shape = list(self.entry.shape)

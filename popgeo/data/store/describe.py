@@ -9,6 +9,7 @@ from torch import Tensor
 
 from popgeo.data.axes import GRAPHS, Attribute, Axis, Level
 from popgeo.data.columns import Columns
+from popgeo.data.store.append_file import memory_of
 from popgeo.data.store.manifest import ArrayFile, AttributeEntry, Manifest
 from popgeo.data.store.stored_list import as_bytes
 
@@ -122,8 +123,7 @@ def digest(block: Columns, graph: int) -> int:
     total = 0
     for attribute in block.attributes:
         start, stop = block.row_pointers[attribute.axis][graph : graph + 2].tolist()
-        part = attribute.tensor.narrow(attribute.dim, start, stop - start).contiguous()
-        total = zlib.crc32(part.flatten().view(torch.uint8).numpy().tobytes() if part.numel() else b"", total)
+        total = zlib.crc32(memory_of(attribute.tensor.narrow(attribute.dim, start, stop - start)), total)
     return total
 
 
