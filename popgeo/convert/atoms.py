@@ -19,7 +19,7 @@ _LIMITS = {"energy": (1e6, "eV an atom"), "forces": (1e5, "eV/angstrom"), "stres
 _TAKEN = {name: (name, f"REF_{name}") for name in _LIMITS} | {"weight": ("weight", "config_weight"), "head": ("head",)}
 _INSTEAD = {"stress": ("virial", "virials", "REF_virial", "REF_virials")}
 _CLOSEST, _FARTHEST = 0.1, 1e6  # angstrom
-_MOST_CUTOFFS = 2_000  # in a row: beyond it vesin takes minutes, and beyond 100,000 ends the process
+_MOST_CUTOFFS, _MOST_CELLS = 2_000, 100_000  # in a row, and in all: see `_is_wide`
 _MOST_ATOMS_BY_ALL_PAIRS = 4_096
 Keys: TypeAlias = Mapping[str, str | None]
 
@@ -230,13 +230,11 @@ def list_pairs(pos: np.ndarray, cell: np.ndarray, pbc: np.ndarray, cutoff: float
         )
     if any(pbc) and np.linalg.matrix_rank(cell[pbc]) < np.count_nonzero(pbc):
         raise ValueError(f"The cell repeats along {pbc.tolist()} but its vectors are {cell.tolist()}. Set all three.")
-    lengths = np.linalg.norm(np.asarray(cell, dtype=np.float64), axis=-1)[np.asarray(pbc, dtype=bool)]
-    extent = max([*np.ptp(np.asarray(pos, dtype=np.float64), axis=0), *lengths], default=0.0) if len(pos) else 0.0
-    is_wide = extent > _MOST_CUTOFFS * cutoff
+    extent, is_wide = _is_wide(pos, cell, pbc, cutoff)
     if is_wide and (any(pbc) or len(pos) > _MOST_ATOMS_BY_ALL_PAIRS):
         raise ValueError(
-            f"The structure is {extent:,.0f} angstrom long, more than {_MOST_CUTOFFS:,} cutoffs of {cutoff} angstrom, "
-            "which takes too much memory to search. Where this is dynamics, it has blown up: take a shorter step."
+            f"The structure is {extent:,.0f} angstrom long, which is too far for a cutoff of {cutoff} angstrom to be "
+            "searched. Where this is dynamics, it has blown up: take a shorter step."
         )
     first, second, steps = _all_pairs(pos, cutoff) if is_wide else _pairs(pos, cell, pbc, cutoff)
     # A pair runs from `first` to the image of `second`, which is moved by the cell's steps.
@@ -244,6 +242,19 @@ def list_pairs(pos: np.ndarray, cell: np.ndarray, pbc: np.ndarray, cutoff: float
     shift = steps[order].astype(np.float64) @ np.asarray(cell, dtype=np.float64)
     edges = np.stack([second[order], first[order]]).astype(np.int64)
     return torch.from_numpy(edges), torch.from_numpy(shift)
+
+
+def _is_wide(pos: np.ndarray, cell: np.ndarray, pbc: np.ndarray, cutoff: float) -> tuple[float, bool]:
+    """How far a structure reaches, and whether vesin would take minutes over it or end the process.
+
+    It divides space into cells of a cutoff, at most 100,000: where more are needed, all three directions get fewer, and
+    a thin one none at all.
+    """
+    vectors = np.abs(np.asarray(cell, dtype=np.float64)[np.asarray(pbc, dtype=bool)])
+    reach = np.max([np.ptp(np.asarray(pos, dtype=np.float64), axis=0), *vectors], axis=0) if len(pos) else np.zeros(3)
+    cells = np.maximum(reach / cutoff, 1.0)
+    fewer = (_MOST_CELLS / np.prod(cells)) ** (1 / 3)
+    return float(reach.max()), bool(cells.max() > _MOST_CUTOFFS or (fewer < 1.0 and cells.min() * fewer < 2.0))
 
 
 def _all_pairs(pos: np.ndarray, cutoff: float) -> tuple[np.ndarray, ...]:

@@ -180,7 +180,7 @@ def _at_these_sizes(predictor: Predictor, graphs: Sequence[Any]) -> Predictions:
 
 def _largest(tensor: Tensor) -> float:
     """The size of the largest element, of those that have one."""
-    return float(tensor.abs().double().nan_to_num(0.0, 0.0, 0.0).max()) if tensor.numel() else 0.0
+    return float(tensor.detach().abs().double().nan_to_num(0.0, 0.0, 0.0).max()) if tensor.numel() else 0.0
 
 
 def _by_name(
