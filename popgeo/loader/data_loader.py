@@ -95,7 +95,8 @@ class FixedSizeDataLoader(EpochLoader):
     ) -> None:
         self.strategy = strategy_of(fixed_size_strategy)
         self.over_size_strategy = over_size = member(OverSizeStrategy, over_size_strategy)
-        require_kinds(type(self).__name__, {"batch_size": int | None}, {"batch_size": batch_size})
+        given = {"batch_size": batch_size, "num_workers": kwargs.get("num_workers", 0)}
+        require_kinds(type(self).__name__, {"batch_size": int | None, "num_workers": int}, given)
         if isinstance(dataset, BaseData):
             raise ValueError(f"The dataset is one {type(dataset).__name__}; pass a list, even of one: [graph].")
         epoch = chosen(EpochChoices, kwargs, shuffle=shuffle, seed=seed, options=options)
