@@ -18,10 +18,11 @@ def _mode_of(path: Path) -> int:
     return 0o666 & ~mask
 
 
-def write_atomically(path: Path, data: bytes) -> None:
+def write_atomically(path: Path, data: bytes, *, is_private: bool = False) -> None:
     """Writes a file so that at any moment there is the old one or the new one, also when the machine stops.
 
-    Its folder is made where there is none; what killed writers of the file have left there an hour ago is removed.
+    Its folder is made where there is none; what killed writers of the file have left there an hour ago is removed. A
+    private file is for its owner alone; another has the permissions of the umask.
 
     Raises:
         OSError: it cannot be written; what was there before stays, and nothing half written.
@@ -39,7 +40,8 @@ def write_atomically(path: Path, data: bytes) -> None:
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".part")
     try:
         with os.fdopen(handle, "wb") as file:
-            os.fchmod(file.fileno(), _mode_of(path))
+            if not is_private:
+                os.fchmod(file.fileno(), _mode_of(path))
             file.write(data)
             file.flush()
             os.fsync(file.fileno())

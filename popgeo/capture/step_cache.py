@@ -91,7 +91,7 @@ def save(folder: Folder, key: str | None, step: CapturedStep) -> None:
         head = {"key": key, "sha256": hashlib.sha256(body).hexdigest(), "files": hash_files(step.files)}
         for place in reversed([place for place in (Path(folder), *Path(folder).parents) if not place.exists()]):
             place.mkdir(mode=0o700, exist_ok=True)
-        write_atomically(_path(folder, key), json.dumps(head).encode() + b"\n" + body)
+        write_atomically(_path(folder, key), json.dumps(head).encode() + b"\n" + body, is_private=True)
     except (OSError, TypeError, ValueError) as error:
         warnings.warn(f"The compiled step is not kept in {folder}: {error}.", stacklevel=2)
 

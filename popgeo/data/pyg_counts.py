@@ -128,7 +128,8 @@ def _attribute(
     if column.is_number or values.is_floating_point() or values.is_complex() or values.dtype is torch.bool:
         increments = None  # what is no index points at nothing
     elif increments is None:
-        increments = _increments(key, column.name, row_pointers, values, slices)
+        rows = values.movedim(column.dim, 0).flatten(1) if values.dim() > 1 else values[:, None]
+        increments = _increments(key, column.name, row_pointers, rows, slices)
     elif not bool(increments.any()):
         increments = None
     if increments is not None:
@@ -230,10 +231,13 @@ def _check_level(name: str, level: Level, rows: Tensor, expected: Tensor | None)
         )
 
 
-def _increments(key: StoreKey, name: str, row_pointers: _RowPointers, values: Tensor, slices: Tensor) -> Tensor | None:
-    """What PyG's own `__inc__` says of each graph: the nodes of an index, the largest number of a batch vector."""
+def _increments(key: StoreKey, name: str, row_pointers: _RowPointers, rows: Tensor, slices: Tensor) -> Tensor | None:
+    """What PyG's own `__inc__` says of each graph: the nodes of an index, the largest number of a batch vector.
+
+    The rows are those of the attribute, [num_rows, any].
+    """
     if "batch" in name:
-        return _segment_max(values.flatten(), slices) + 1
+        return _segment_max(rows.amax(1) if rows.numel() else rows.new_zeros(len(rows)), slices) + 1
     if isinstance(key, tuple):
         if "index" not in name:
             return None
