@@ -9,15 +9,6 @@ from pathlib import Path
 _SECONDS_TO_WRITE = 3600.0  # a file that was begun longer ago will not be ended
 
 
-def _mode_of(path: Path) -> int:
-    """The permissions of a file, or of a new one, as the umask has them; those of a temporary file are narrower."""
-    if path.exists():
-        return path.stat().st_mode & 0o777
-    mask = os.umask(0)
-    os.umask(mask)
-    return 0o666 & ~mask
-
-
 def write_atomically(path: Path, data: bytes, *, is_private: bool = False) -> None:
     """Writes a file so that at any moment there is the old one or the new one, also when the machine stops.
 
@@ -49,3 +40,12 @@ def write_atomically(path: Path, data: bytes, *, is_private: bool = False) -> No
     except BaseException:
         Path(name).unlink(missing_ok=True)
         raise
+
+
+def _mode_of(path: Path) -> int:
+    """The permissions of a file, or of a new one, as the umask has them; those of a temporary file are narrower."""
+    if path.exists():
+        return path.stat().st_mode & 0o777
+    mask = os.umask(0)
+    os.umask(mask)
+    return 0o666 & ~mask

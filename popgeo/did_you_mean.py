@@ -1,4 +1,4 @@
-"""Misspelt arguments: an unknown keyword is told with the one that was meant, as Python 3.13 does."""
+"""Wrong arguments: an unknown name is told with the one that was meant, as Python 3.13 does; a wrong kind is named."""
 
 import functools
 from collections.abc import Iterable, Mapping

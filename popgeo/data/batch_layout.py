@@ -12,6 +12,7 @@ from popgeo.data.fixed_size_options import FixedSizeOptions
 from popgeo.data.flat_store import FlatStore
 from popgeo.data.masks import mask_slot
 from popgeo.data.slots import Layout, Slot, SlotKind
+from popgeo.did_you_mean import require_kinds
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,6 +47,7 @@ class LayoutChoices:
     spread_padding_edges: bool = False
 
     def __post_init__(self) -> None:
+        require_kinds(type(self).__name__, type(self).__annotations__, vars(self))
         for name in ("follow_batch", "exclude_keys"):
             object.__setattr__(self, name, tuple(getattr(self, name) or ()))
 

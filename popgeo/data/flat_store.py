@@ -151,6 +151,8 @@ class FlatStore(Columns):
         Raises:
             ValueError: the numbers of rows say otherwise, or edges were sorted when that was not known.
         """
+        if not levels:
+            return self
         pointers, attributes = dict(self.row_pointers), list(self.attributes)
         for i, one in enumerate(attributes):
             given = levels.get((one.store, one.name)) or levels.get(one.name)
@@ -162,11 +164,7 @@ class FlatStore(Columns):
                         f"Edges were sorted while {one.name!r} was a {one.axis.level.value}'s. Write anew."
                     )
                 attributes[i] = dataclasses.replace(one, axis=axis, doubt=None)
-        return (
-            dataclasses.replace(self, attributes=tuple(attributes), row_pointers=pointers, _cache={})
-            if levels
-            else self
-        )
+        return dataclasses.replace(self, attributes=tuple(attributes), row_pointers=pointers, _cache={})
 
     def level(self, name: str, store: StoreKey = None) -> Level:
         """What the rows of an attribute belong to.

@@ -129,7 +129,8 @@ def first_graphs(
     while True:
         some = [dataset[i] for i in range(min(count, len(dataset)))]
         store = FlatStore.from_dataset(some, exclude_keys=exclude_keys, levels=levels)
-        if count == 1 or not _FIRST_AT_MOST > count < len(dataset) or all(a.doubt is None for a in store.attributes):
+        are_enough = count == 1 or count >= min(len(dataset), _FIRST_AT_MOST)
+        if are_enough or all(one.doubt is None for one in store.attributes):
             return store
         count *= 8
 

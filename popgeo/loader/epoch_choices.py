@@ -65,6 +65,7 @@ class EpochChoices:
     output: str = "pyg"
 
     def __post_init__(self) -> None:
+        require_kinds(type(self).__name__, type(self).__annotations__, vars(self))
         if isinstance(self.sampler, str) or isinstance(self.batch_sampler, str):
             raise ValueError(
                 f"sampler is {self.sampler!r} and batch_sampler {self.batch_sampler!r}; they are iterables of numbers "
@@ -104,5 +105,4 @@ def chosen(noun: type[Noun], arguments: dict[str, Any], **named: Any) -> Noun:
         (3, {'num_workers': 2})
     """
     own = {field.name: arguments.pop(field.name) for field in fields(noun) if field.name in arguments}  # type: ignore[arg-type]  # it is a dataclass
-    require_kinds(noun.__name__, {field.name: field.type for field in fields(noun)}, {**named, **own})  # type: ignore[arg-type]
     return noun(**named, **own)

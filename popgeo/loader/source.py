@@ -107,9 +107,8 @@ class FetchingSource(BatchSource):
         batches = []
         for ids in packs:
             graphs = [self.dataset[i] for i in ids.tolist()]
-            store = (
-                self.collater.flat(graphs, ids.tolist()) if graphs else self.like.view([])
-            )  # a batch of padding alone
+            # A batch of padding alone has no graph, and the attributes of any.
+            store = self.collater.flat(graphs, ids.tolist()) if graphs else self.like.view([])
             batches.append(self.collater.collate(store, generator_of(*key, ids)))
         return grouped(batches, group)
 

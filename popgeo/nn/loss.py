@@ -75,7 +75,7 @@ def mse_loss(
         >>> mse_loss(torch.tensor([1.0, 4.0, 9.0]), torch.tensor([0.0, 2.0, 5.0]), torch.tensor([True, True, False]))
         tensor(2.5000)
     """
-    return _mean_by_weight(_difference(input, target, mask).square(), mask, weight, divide_by)
+    return _mean_by_weights(_difference(input, target, mask).square(), mask, weight, divide_by)
 
 
 @in_float32
@@ -92,7 +92,7 @@ def l1_loss(
         >>> l1_loss(torch.tensor([1.0, 4.0, 9.0]), torch.tensor([0.0, 2.0, 5.0]), torch.tensor([True, True, False]))
         tensor(1.5000)
     """
-    return _mean_by_weight(_difference(input, target, mask).abs(), mask, weight, divide_by)
+    return _mean_by_weights(_difference(input, target, mask).abs(), mask, weight, divide_by)
 
 
 @in_float32
@@ -114,7 +114,7 @@ def huber_loss(
     """
     difference = _difference(input, target, mask)
     values = F.huber_loss(difference, torch.zeros_like(difference), reduction="none", delta=delta)
-    return _mean(values if weight is None else values * _share(values, weight), mask, None, divide_by)
+    return _mean(_weighted(values, weight), mask, None, divide_by)
 
 
 @in_float32
@@ -163,8 +163,10 @@ def cross_entropy(
     )
     target = torch.where(outside, 0, target).long().unsqueeze(1)
     log_p = logits.log_softmax(1)
-    share = None if weight is None else _factors(weight, (num_classes,), log_p).index_select(0, target.flatten())
-    log_p = log_p if weight is None else log_p * weight
+    share = None
+    if weight is not None:
+        weight = _factors(weight, (num_classes,), log_p)
+        share, log_p = weight.index_select(0, target.flatten()), log_p * weight
     values = -log_p.gather(1, target).squeeze(1)
     if label_smoothing:
         values = torch.lerp(values, -log_p.mean(1), label_smoothing)
@@ -211,7 +213,7 @@ def binary_cross_entropy(
     )
     label = label * (1 - label_smoothing) + label_smoothing / 2 if label_smoothing else label
     values = F.binary_cross_entropy_with_logits(logits, label, pos_weight=pos_weight, reduction="none")
-    return _mean(values if weight is None else values * _share(values, weight), known, None, divide_by)
+    return _mean(_weighted(values, weight), known, None, divide_by)
 
 
 def check_classes(input: Tensor, target: Tensor, name: str) -> None:
@@ -246,11 +248,15 @@ def _mean(values: Tensor, mask: Tensor | None, share: Tensor | None, divide_by: 
     return total / torch.where(shares == 0, 1.0, shares)
 
 
-def _mean_by_weight(
+def _mean_by_weights(
     values: Tensor, mask: Tensor | None, weight: Tensor | None, divide_by: Tensor | float | None
 ) -> Tensor:
-    share = None if weight is None else _share(values, weight)
-    return _mean(values if share is None else values * share, mask, share, divide_by)
+    """The weighted values' mean, which divides by the sum of the weights."""
+    return _mean(_weighted(values, weight), mask, None if weight is None else _share(values, weight), divide_by)
+
+
+def _weighted(values: Tensor, weight: Tensor | None) -> Tensor:
+    return values if weight is None else values * _share(values, weight)
 
 
 def _factors(weight: Tensor, shape: tuple[int, ...], values: Tensor) -> Tensor:

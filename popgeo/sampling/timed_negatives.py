@@ -1,4 +1,4 @@
-"""Negatives that exist: of nodes with times, both ends of a negative are no younger than the link it stands against."""
+"""Negatives that exist: of nodes with times, both ends of a negative exist at the time of its link."""
 
 import math
 from dataclasses import dataclass
