@@ -33,7 +33,7 @@ def masked_mean(values: Tensor, mask: Tensor | None = None, divide_by: Tensor | 
         >>> masked_mean(torch.tensor([1.0, 3.0, torch.nan]), torch.tensor([True, True, False]))
         tensor(2.)
     """
-    return _mean(values, mask, None, divide_by)
+    return _mean(values, None, mask, divide_by)
 
 
 def known_labels(target: Tensor, mask: Tensor | None = None) -> Tensor:
@@ -75,7 +75,7 @@ def mse_loss(
         >>> mse_loss(torch.tensor([1.0, 4.0, 9.0]), torch.tensor([0.0, 2.0, 5.0]), torch.tensor([True, True, False]))
         tensor(2.5000)
     """
-    return _mean_by_weights(_difference(input, target, mask).square(), mask, weight, divide_by)
+    return _mean(*_weighted(_difference(input, target, mask).square(), weight), mask, divide_by)
 
 
 @in_float32
@@ -92,7 +92,7 @@ def l1_loss(
         >>> l1_loss(torch.tensor([1.0, 4.0, 9.0]), torch.tensor([0.0, 2.0, 5.0]), torch.tensor([True, True, False]))
         tensor(1.5000)
     """
-    return _mean_by_weights(_difference(input, target, mask).abs(), mask, weight, divide_by)
+    return _mean(*_weighted(_difference(input, target, mask).abs(), weight), mask, divide_by)
 
 
 @in_float32
@@ -114,7 +114,7 @@ def huber_loss(
     """
     difference = _difference(input, target, mask)
     values = F.huber_loss(difference, torch.zeros_like(difference), reduction="none", delta=delta)
-    return _mean(_weighted(values, weight), mask, None, divide_by)
+    return _mean(_weighted(values, weight)[0], None, mask, divide_by)
 
 
 @in_float32
@@ -170,7 +170,7 @@ def cross_entropy(
     values = -log_p.gather(1, target).squeeze(1)
     if label_smoothing:
         values = torch.lerp(values, -log_p.mean(1), label_smoothing)
-    return _mean(values, mask, share, divide_by)
+    return _mean(values, share, mask, divide_by)
 
 
 @in_float32
@@ -213,7 +213,7 @@ def binary_cross_entropy(
     )
     label = label * (1 - label_smoothing) + label_smoothing / 2 if label_smoothing else label
     values = F.binary_cross_entropy_with_logits(logits, label, pos_weight=pos_weight, reduction="none")
-    return _mean(_weighted(values, weight), known, None, divide_by)
+    return _mean(_weighted(values, weight)[0], None, known, divide_by)
 
 
 def check_classes(input: Tensor, target: Tensor, name: str) -> None:
@@ -231,7 +231,7 @@ def check_classes(input: Tensor, target: Tensor, name: str) -> None:
         raise ValueError(f"target has dtype {target.dtype}; {name} needs classes, which are integers: target.long().")
 
 
-def _mean(values: Tensor, mask: Tensor | None, share: Tensor | None, divide_by: Tensor | float | None) -> Tensor:
+def _mean(values: Tensor, share: Tensor | None, mask: Tensor | None, divide_by: Tensor | float | None) -> Tensor:
     """The sum of the values kept, over `divide_by` or else the sum of their shares, each 1 where none are given."""
     mask = _entries(values, mask)
     total = torch.where(mask, values, 0.0).sum()
@@ -248,15 +248,10 @@ def _mean(values: Tensor, mask: Tensor | None, share: Tensor | None, divide_by: 
     return total / torch.where(shares == 0, 1.0, shares)
 
 
-def _mean_by_weights(
-    values: Tensor, mask: Tensor | None, weight: Tensor | None, divide_by: Tensor | float | None
-) -> Tensor:
-    """The weighted values' mean, which divides by the sum of the weights."""
-    return _mean(_weighted(values, weight), mask, None if weight is None else _share(values, weight), divide_by)
-
-
-def _weighted(values: Tensor, weight: Tensor | None) -> Tensor:
-    return values if weight is None else values * _share(values, weight)
+def _weighted(values: Tensor, weight: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    """The values times their weights, and the weight of each."""
+    share = None if weight is None else _share(values, weight)
+    return (values if share is None else values * share), share
 
 
 def _factors(weight: Tensor, shape: tuple[int, ...], values: Tensor) -> Tensor:
