@@ -1,21 +1,34 @@
 """Files of structures, each of which is reached alone: nothing but an index of the file is kept in memory."""
 
 import io
+import os
+import re
+import threading
 import zlib
 from array import array
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from popgeo.convert.atom_labels import symmetrised
+
+_MOST_OF_A_ROW = 1 << 26  # bytes of an unpacked row, and of a dataset in HDF5 beyond what is stored
+_LINES = re.compile(
+    r"""(?:^|\s)["']?(pbc|lattice)["']?\s*=\s*("[^"]*"|'[^']*'|\[[^\]]*\]|\{[^}]*\}|\S+)""", re.IGNORECASE
+)
+_STRESS = re.compile(r"""(?:^|\s)stress=["'{\[]([-+.\deE\s]+)""")
+_TRUE, _FALSE = {"t", "true", "1", "yes"}, {"f", "false", "0", "no"}
+
 
 class Reached(NamedTuple):
-    """How many structures a file has, and what opens it to read one of them, as an `Atoms` of ASE."""
+    """How many structures a file has, what reads one of them as an `Atoms` of ASE, and what is said of the file."""
 
     num_structures: int
     read: Callable[[int], Any]
+    metadata: Mapping[str, Any] = {}
 
 
 def reach(path: Path) -> Reached:
@@ -45,9 +58,11 @@ def _reach_any(path: Path) -> Reached:
 
 def _reach_xyz(path: Path) -> Reached:
     """(Extended) XYZ, by where each structure begins."""
-    starts = array("q", [0])
+    starts, size = array("q", [0]), path.stat().st_size
     with path.open("rb") as file:
         while (head := file.readline()).strip():
+            if not 0 < int(head) <= size - file.tell():
+                raise ValueError(f"structure {len(starts) - 1} declares {int(head)} atoms in a file of {size} bytes")
             if not [file.readline() for _ in range(int(head) + 1)][-1]:
                 raise ValueError(f"it is cut off in structure {len(starts) - 1}")
             starts.append(file.tell())
@@ -61,7 +76,38 @@ def _read_xyz(path: Path, starts: Sequence[int], index: int) -> Any:
 
     with path.open("rb") as file:
         file.seek(starts[index])
-        return ase.io.read(io.StringIO(file.read(starts[index + 1] - starts[index]).decode()), format="extxyz")
+        text = file.read(starts[index + 1] - starts[index]).decode()
+    head, comment, rows = text.split("\n", 2)
+    found = {name: value.strip("\"'[]{}") for name, value in _LINES.findall(comment)}
+    lower = [name.lower() for name in found]
+    if len({*lower}) < len(lower):
+        raise ValueError(f"it has {sorted(found)}, of which two say the same. Remove one.")
+    comment = _LINES.sub(
+        lambda one: f" {one[1].capitalize()}={one[2]}" if one[1].lower() == "lattice" else " ", comment
+    )
+    try:
+        atoms = ase.io.read(io.StringIO("\n".join((head, comment, rows))), format="extxyz")
+    except KeyError as error:  # of a symbol
+        raise ValueError(f"{error} is not the symbol of an element") from error
+    for name, value in found.items():
+        if name.lower() == "pbc":
+            atoms.pbc = _periodic(name, value, re.findall(r"[^\s,\[\]\"']+", value))
+    if len(stress := [float(word) for word in (_STRESS.findall(comment) or [""])[0].split()]) == 9:
+        symmetrised("stress", np.array(stress).reshape(3, 3))  # ASE does so without a look
+    return atoms
+
+
+def _periodic(name: str, text: str, words: list[str]) -> list[bool]:
+    """Which directions repeat; ASE takes any word that it does not know for true.
+
+    Raises:
+        ValueError: a word is not known, or there are neither one nor three.
+    """
+    small = [word.lower().strip(".") for word in words]
+    small = list(small[0]) if len(small) == 1 and len(small[0]) == 3 and set(small[0]) <= {*"tf01"} else small
+    if len(small) not in (1, 3) or not {*small} <= _TRUE | _FALSE:
+        raise ValueError(f'it has {name}={text!r}, which is not understood. Write pbc="T T F".')
+    return [word in _TRUE for word in small] * (3 // len(small))
 
 
 def _reach_hdf5(path: Path) -> Reached:
@@ -69,8 +115,11 @@ def _reach_hdf5(path: Path) -> Reached:
     import h5py
 
     with h5py.File(path, "r") as file:
-        size, count = len(file["config_batch_0"]), sum(len(file[f"config_batch_{n}"]) for n in range(len(file)))
-    return Reached(count, partial(_read_hdf5, path, size))
+        batches = [name for name in file if name.startswith("config_batch_")]
+        if not batches:
+            raise ValueError(f"it has {sorted(file)[:8]}, not the groups config_batch_0, ... of MACE")
+        size, count = len(file["config_batch_0"]), sum(len(file[f"config_batch_{n}"]) for n in range(len(batches)))
+        return Reached(count, partial(_read_hdf5, path, size), dict(file.attrs))
 
 
 def _read_hdf5(path: Path, size: int, index: int) -> Any:
@@ -79,22 +128,53 @@ def _read_hdf5(path: Path, size: int, index: int) -> Any:
 
     with h5py.File(path, "r") as file:
         group = file[f"config_batch_{index // size}"][f"config_{index % size}"]
-        data = {**group, **group["properties"]}
-        known = {name: data[name][()] for name in data if isinstance(data[name], h5py.Dataset)}
-    known = {name: value for name, value in known.items() if not (isinstance(value, bytes) and value == b"None")}
+        of_atoms = group["atomic_numbers"].nbytes // group["atomic_numbers"].dtype.itemsize
+        known = _values(group, path.stat().st_size, of_atoms)
+        labels = _values(group.get("properties", {}), path.stat().st_size, of_atoms)
+        weights = _values(group.get("property_weights", {}), path.stat().st_size, of_atoms)
+        units = {f"{name}_unit": one.attrs[key] for name, one in [*group.items(), *group.get("properties", {}).items()]
+                 for key in one.attrs if "unit" in key.lower()}  # fmt: skip
     given = {name: known.pop(name, None) for name in ("positions", "cell", "pbc")}
     atoms = Atoms(known.pop("atomic_numbers"), **given)
-    for name, value in known.items():
-        value = value.decode() if isinstance(value, bytes) else value
-        (atoms.arrays if np.shape(value)[:1] == (len(atoms),) else atoms.info)[name] = value
+    weights = {f"config_{name.lower()}_weight": value for name, value in weights.items() if name in labels}
+    atoms.info = {**known, **labels, **weights, **units}
     return atoms
+
+
+def _values(group: Any, file_size: int, num_atoms: int) -> dict[str, Any]:
+    """What the datasets of a group hold, without what is "None".
+
+    Raises:
+        ValueError: one is stored elsewhere, or declares more than the file can hold.
+    """
+    import h5py
+
+    found = {}
+    for name in group:
+        if not isinstance(group.get(name, getlink=True), h5py.HardLink):
+            raise ValueError(f"its {name!r} is a link, perhaps to another file. Put the values into this file.")
+        if not isinstance(one := group[name], h5py.Dataset):
+            continue
+        if one.external or one.is_virtual:
+            raise ValueError(f"its {name!r} is stored in another file. Put the values into this file.")
+        if one.nbytes > min(max(64 * num_atoms, 1) * 1024, file_size * 1100):  # no compression saves more
+            raise ValueError(f"its {name!r} declares {one.nbytes:,} bytes for {num_atoms:,} atoms.")
+        value = one[()]
+        value = value.decode() if isinstance(value, bytes) else value
+        if not (isinstance(value, str) and value == "None"):
+            found[name] = value
+    return found
 
 
 def _reach_aselmdb(path: Path) -> Reached:
     """What fairchem trains from: rows of ASE's database, compressed JSON each, under their numbers in an LMDB."""
+    import lmdb
+
     deleted = set(_in_lmdb(path, "deleted_ids") or ())
-    ids = array("q", (number for number in range(1, _in_lmdb(path, "nextid")) if number not in deleted))
-    return Reached(len(ids), partial(_read_row, partial(_row_in_lmdb, path), ids))
+    with lmdb.open(str(path), subdir=False, readonly=True, lock=False) as file, file.begin() as reading:
+        numbers = (int(key) for key in reading.cursor().iternext(values=False) if bytes(key).isdigit())
+        ids = array("q", sorted(number for number in numbers if number not in deleted))
+    return Reached(len(ids), partial(_read_row, partial(_row_in_lmdb, path), ids), _in_lmdb(path, "metadata") or {})
 
 
 def _row_in_lmdb(path: Path, number: int) -> Any:
@@ -109,7 +189,13 @@ def _in_lmdb(path: Path, key: str | int) -> Any:
 
     with lmdb.open(str(path), subdir=False, readonly=True, lock=False) as file, file.begin() as reading:
         found = reading.get(str(key).encode())
-        return None if found is None else decode(zlib.decompress(found).decode())
+        if found is None:
+            return None
+        unpacking = zlib.decompressobj()
+        text = unpacking.decompress(found, _MOST_OF_A_ROW)
+        if unpacking.unconsumed_tail or not unpacking.eof:
+            raise ValueError(f"{key} is cut off, or larger than {_MOST_OF_A_ROW:,} bytes when unpacked")
+        return decode(text.decode())
 
 
 def _reach_db(path: Path) -> Reached:
@@ -117,7 +203,7 @@ def _reach_db(path: Path) -> Reached:
 
     rows = ase.db.connect(path)
     ids = array("q", (row.id for row in rows.select(columns=["id"], include_data=False)))
-    return Reached(len(ids), partial(_read_row, rows.get, ids))
+    return Reached(len(ids), partial(_read_row, rows.get, ids), dict(rows.metadata))
 
 
 def _read_row(row_of: Callable[[int], Any], ids: Sequence[int], index: int) -> Any:
@@ -128,11 +214,26 @@ def _read_row(row_of: Callable[[int], Any], ids: Sequence[int], index: int) -> A
 
 
 def _reach_trajectory(path: Path) -> Reached:
-    import ase.io
+    """A trajectory of ASE; each thread of each process opens it once."""
+    steps = _trajectory(path, *_version(path))
+    return Reached(len(steps), partial(_read_step, path), dict(steps.description or {}))
+
+
+def _read_step(path: Path, index: int) -> Any:
+    return _trajectory(path, *_version(path))[index]
+
+
+def _version(path: Path) -> tuple[int, ...]:
+    """What differs where an open file must not be used: the file has changed, or a thread or a process is another."""
+    file = path.stat()
+    return file.st_mtime_ns, file.st_size, os.getpid(), threading.get_ident()
+
+
+@lru_cache(maxsize=16)
+def _trajectory(path: Path, *version: int) -> Any:
     from ase.io.trajectory import Trajectory
 
-    with Trajectory(path) as steps:
-        return Reached(len(steps), partial(ase.io.read, path))
+    return Trajectory(path)
 
 
 _OPENERS = {".xyz": _reach_xyz, ".extxyz": _reach_xyz, ".h5": _reach_hdf5, ".hdf5": _reach_hdf5}

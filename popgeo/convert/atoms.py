@@ -1,54 +1,71 @@
 """Structures of atoms as graphs, out of files of any size, with the pairs within a cutoff listed once."""
 
 import copy
+import warnings
 from collections.abc import Mapping
-from functools import partial
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 from torch.utils.data import ConcatDataset, Dataset
 from torch_geometric.data import Data
 
 from popgeo.convert.atom_files import SUFFIXES, reach
+from popgeo.convert.atom_keys import LABELS, WEIGHTS, Keys, check_cell, find_factors, find_names, level_of
+from popgeo.convert.atom_labels import as_label, numbers
+from popgeo.convert.neighbours import list_pairs, near_origin, require_elements
 
-# The most that a label can be; above that it is in another unit, or the calculation failed.
-_LIMITS = {"energy": (1e6, "eV an atom"), "forces": (1e5, "eV/angstrom"), "stress": (1e3, "eV/angstrom^3")}
-_TAKEN = {name: (name, f"REF_{name}") for name in _LIMITS} | {"weight": ("weight", "config_weight"), "head": ("head",)}
-_INSTEAD = {"stress": ("virial", "virials", "REF_virial", "REF_virials")}
-_CLOSEST, _FARTHEST = 0.1, 1e6  # angstrom
-_MOST_CUTOFFS, _MOST_CELLS = 2_000, 100_000  # in a row, and in all: see `_is_wide`
-_MOST_ATOMS_BY_ALL_PAIRS = 4_096
-Keys: TypeAlias = Mapping[str, str | None]
+_CLOSEST = 0.1  # angstrom
+LEVELS = {"z": "node", "pos": "node", "forces": "node", "edge_index": "edge", "edge_shift": "edge"}
+LEVELS |= dict.fromkeys(("energy", "stress", "cell", "pbc", *WEIGHTS), "graph")
+"""What the rows of each attribute belong to."""
 
 
 def read_atoms(
-    path: str | Path, *, cutoff: float | None = None, double: bool = False, keys: Keys | None = None
-) -> ConcatDataset[Data]:
+    path: str | Path,
+    *,
+    cutoff: float | None = None,
+    double: bool = False,
+    keys: Keys | None = None,
+    units: Mapping[str, str] | None = None,
+    levels: Mapping[str, str] | None = None,
+    labels: str = "all",
+) -> "Structures":
     """The structures of a file, each read when it is asked for: a dataset for loaders and for `popgeo.data.write`.
 
-    Each has `z` [num_atoms], `pos` in angstrom [num_atoms, 3], `cell` [1, 3, 3] and `pbc` [1, 3], and, where the file
-    has them, `energy` in eV [1], `forces` in eV/angstrom [num_atoms, 3], `stress` in eV/angstrom^3, in Voigt's order
-    xx, yy, zz, yz, xz, xy [1, 6], `weight` [1] and `head`, a word. With a cutoff it has `edge_index` and `edge_shift`,
-    see `list_pairs`. What the first structure has, all must have.
+    Each has `z` [num_atoms], `pos` in angstrom [num_atoms, 3], `cell` [1, 3, 3] and `pbc` [1, 3], and, if the file has
+    them, `energy` in eV [1], `forces` in eV/angstrom [num_atoms, 3], `stress` in eV/angstrom^3, in Voigt's order
+    xx, yy, zz, yz, xz, xy [1, 6], and `head`, a word. Weights are `weight`, `energy_weight`, `forces_weight` and
+    `stress_weight` [1]. With a cutoff it has `edge_index` and `edge_shift`, see `list_pairs`. What the first structure
+    has, all must have; a weight that a later one does not have is 1. A key that looks like a label, a charge or a
+    weight and is not read is reported by a warning.
+
+    In float32, positions farther than 64 angstrom from the origin are moved by whole vectors of the cell and by their
+    mean, which changes no distance.
 
     Args:
         path: Extended XYZ, the HDF5 of MACE, the aselmdb of fairchem, a database or trajectory of ASE, or a folder of
-            such. Of other formats, which `ase.io` reads, the file must fit into memory.
-        cutoff: Lists pairs of atoms up to so far from each other, in angstrom.
-        double: Whether positions, energies and the like are float64 rather than float32, in which a total energy of
+            such files. A file of any other format, which `ase.io` reads, must fit into memory.
+        cutoff: Lists pairs of atoms up to this distance, in angstrom.
+        double: Whether positions, energies and the like are float64 rather than float32. In float32 a total energy of
             -17,660 eV is right to 1 meV.
-        keys: What the file calls an attribute, as `{"energy": "dft_energy"}`, or None to leave it out; any other
-            is taken too, as `{"charge": "charge"}`. Energy, forces and stress are found by themselves where they are
-            called so, or with `REF_` before it; so are weight, config_weight and head. Where there is no stress it is
-            made of virials, which are `virial` or `virials`, also with `REF_`.
+        keys: What the file calls an attribute, as `{"energy": "dft_energy"}`, or None to leave it out. Other attributes
+            are read if they are named here, as `{"charge": "charge"}`. Energy, forces and stress are found by
+            themselves under these names or with `REF_` before them, in capital or small letters. So are head,
+            `config_weight` and `config_energy_weight` and its kin, and the `property_weights` of MACE's HDF5. If there
+            is no stress, it is computed from `virial` or `virials`.
+        units: The file's units, as `{"energy": "kcal/mol", "length": "bohr"}`, also of `forces` and `stress`, which
+            follow from these two otherwise. Units that the file names are converted without it.
+        levels: Whether what `keys` adds belongs to atoms or to the structure, as `{"q": "node"}`, if that is not clear.
+        labels: "all"; "partial", which lets structures lack some of energy, forces and stress: NaN stands for these; or
+            "none", which reads no label.
 
     Raises:
-        ValueError: the file cannot be read, or a package for it is absent. With its index, when it is read: a structure
-            lacks an attribute or it has two names, a number is not finite or in an impossible unit, or two atoms stand
-            in one place.
+        ValueError: the file cannot be read, or a package for it is missing. When a structure is read, with its index:
+            it lacks an attribute, a key or unit has two meanings, a label is not a finite number or too large for its
+            unit, a stress has no volume or is not symmetric, an atom is not an element, or two atoms have the same
+            position.
 
     Example:
         >>> import pytest, tempfile; ase = pytest.importorskip("ase"); from ase.io import write
@@ -61,102 +78,185 @@ def read_atoms(
     files = sorted(one for one in path.iterdir() if one.suffix in SUFFIXES) if path.is_dir() else [path]
     if not files:
         raise ValueError(f"{path} has no file with one of the endings {SUFFIXES}.")
-    return ConcatDataset([AtomsFile(file, cutoff, double, keys or {}) for file in files])
+    if labels not in ("all", "partial", "none"):
+        raise ValueError(f'labels is {labels!r}; it is "all", "partial" or "none".')
+    reader = AtomsReader(keys or {}, units or {}, levels or {}, cutoff=cutoff, double=double, labels=labels)
+    return Structures([AtomsFile(file, reader) for file in files])
+
+
+class Structures(ConcatDataset[Data]):
+    """The structures of some files, one after the other."""
+
+    datasets: "list[AtomsFile]"  # type: ignore[assignment]
+
+    @property
+    def levels(self) -> dict[str, str]:
+        """What the rows of each attribute belong to, as `popgeo.data.write` takes it."""
+        reader = self.datasets[0].reader
+        return {name: reader.levels[key] for name, key in reader.keys.items() if key in reader.levels} | LEVELS
+
+
+class AtomsReader:
+    """Makes a graph of a structure, an `Atoms` of ASE; the arguments are those of `read_atoms`."""
+
+    def __init__(
+        self,
+        keys: Keys,
+        units: Mapping[str, str],
+        levels: Mapping[str, str],
+        *,
+        cutoff: float | None,
+        double: bool,
+        labels: str,
+    ) -> None:
+        self.keys, self.units, self.cutoff, self.labels = keys, units, cutoff, labels
+        self.dtype = torch.float64 if double else torch.float32
+        self.levels = {**levels}
+        """What the values of each key that is read belong to."""
+
+    def names(self, atoms: Any) -> tuple[dict[str, str], dict[str, str]]:
+        """What is read by which key, and what is not read, with the option that would read it."""
+        return find_names(_said(atoms), self.keys, self.labels != "none")
+
+    def graph(self, atoms: Any, names: Mapping[str, str], metadata: Mapping[str, Any]) -> Data:
+        """The graph of a structure.
+
+        Raises:
+            ValueError: the structure is wrong in a way that `read_atoms` lists.
+        """
+        said = _said(atoms)
+        check_cell(atoms.info, atoms.cell.rank > 0)
+        require_elements(atoms.numbers)
+        factors = find_factors(said, metadata, names, self.units)
+        length = factors.get("length", 1.0)
+        pos, cell, pbc = atoms.positions * length, atoms.cell.array * length, atoms.pbc.copy()
+        data = Data(z=torch.from_numpy(atoms.numbers.astype(np.int64)))
+        data.pos, data.cell, data.pbc = self._number(pos), self._number(cell)[None], torch.from_numpy(pbc)[None]
+        for name, called in names.items():
+            self._add(data, name, called, said.get(called, 1.0), atoms, factors.get(name, 1.0), cell)
+        if self.labels == "partial":
+            for name, shape in (("energy", (1,)), ("forces", pos.shape), ("stress", (1, 6))):
+                data[name] = data[name] if name in data else torch.full(shape, torch.nan, dtype=self.dtype)
+        if self.cutoff is not None:
+            _add_pairs(data, pos, cell, pbc, self.cutoff)
+        return _near_origin(data, pos, cell, pbc)
+
+    def _number(self, values: np.ndarray) -> torch.Tensor:
+        return torch.tensor(values, dtype=self.dtype)
+
+    def _add(self, data: Data, name: str, called: str, value: Any, atoms: Any, factor: float, cell: np.ndarray) -> None:
+        """Adds what a key says as an attribute."""
+        known = name in LABELS or name in WEIGHTS
+        if name == "head" or (isinstance(value, str) and not known):
+            data[name] = str(value)
+            return
+        values = numbers(
+            called, value, "iuf" if known else "iufb", allow_nan=self.labels == "partial" and name in LABELS
+        )
+        if known:
+            values = as_label(name, called, values * factor, len(atoms), cell)
+        else:
+            values = values if factor == 1.0 else values * factor
+            level = self.levels.get(called) or level_of(called, values.shape, len(atoms), called in atoms.arrays)
+            self.levels[called] = level
+            values = values if level == "node" else values[None]
+        whole = values.dtype.kind in "iub" and not known
+        data[name] = torch.from_numpy(values.astype(np.int64)) if whole else self._number(values)
 
 
 class AtomsFile(Dataset[Data]):
-    """One file of `read_atoms`, with its arguments, each structure read when it is asked for."""
+    """One file of `read_atoms`, each structure read when it is asked for."""
 
-    def __init__(self, path: Path, cutoff: float | None, double: bool, keys: Keys) -> None:
-        self.path, self.cutoff, self.double, self.asked = path, cutoff, double, keys
+    def __init__(self, path: Path, reader: AtomsReader) -> None:
+        self.path, self.reader = path, reader
         self.file = reach(path)
-        self.names: dict[str, str] | None = None
-        self.names = self._read(0)[1]
+        self._first: dict[str, str] | None = None
+        self.ignored: dict[str, str] = {}
+        """Keys that look like a label, a charge or a weight and are not read, with the option that reads each."""
+        if reader.labels != "none":
+            self._read(0)
+
+    @property
+    def names(self) -> dict[str, str]:
+        """What the file calls each attribute that is read."""
+        if self._first is None:
+            self._read(0)
+        assert self._first is not None
+        return self._first
 
     def __len__(self) -> int:
         return self.file.num_structures
 
     def __getitem__(self, index: int) -> Data:
-        return self._read(index)[0]
+        return self._read(index)
 
-    def _read(self, index: int) -> tuple[Data, dict[str, str]]:
+    def _read(self, index: int) -> Data:
         try:
             atoms = self.file.read(index)
-            names = names_in(atoms, self.asked, self.names)
-            return as_graph(atoms, names, cutoff=self.cutoff, double=self.double), names
+            names, ignored = self.reader.names(atoms)
+            graph = self.reader.graph(atoms, self._as_first(names), self.file.metadata)
         except Exception as error:  # what is damaged may break a reader of others in any way
             raise ValueError(f"{self.path}, structure {index}: {str(error) or repr(error)}") from error
+        if ignored := {**ignored, **_ignored_in(self.file.metadata)}:
+            self._report(ignored)
+        return graph
 
+    def _as_first(self, names: dict[str, str]) -> dict[str, str]:
+        """The names of a structure, if they are those of the first one; weights may be absent.
 
-def names_in(atoms: Any, asked: Keys, first: Mapping[str, str] | None = None) -> dict[str, str]:
-    """What a file calls each attribute that is taken from it.
-
-    Raises:
-        ValueError: one that is asked for is absent, several names could be meant, or the first structure has others.
-    """
-    there = _said(atoms)
-    names = {name: called for name, called in asked.items() if called is not None}
-    if missing := sorted({called for name, called in names.items() if name != "weight"} - there.keys()):
-        raise ValueError(f"it has no {missing}, but {sorted(there)}. Correct the keys.")
-    for name in _TAKEN.keys() - asked.keys():
-        found = [called for called in _TAKEN[name] if called in there]
-        found = found or [called for called in _INSTEAD.get(name, ()) if called in there]
-        ending = [called for called in there if called.endswith(f"_{name}") and called != "free_energy"]
-        if len(found) == 1:
-            names[name] = found[0]
-        elif found or (name in _LIMITS and ending):
+        Raises:
+            ValueError: they are not.
+        """
+        if self._first is None:
+            self._first = names
+        first = self._first
+        if self.reader.labels == "partial":
+            return names
+        names = {**{name: called for name, called in first.items() if name in WEIGHTS}, **names}
+        if names != first:
+            name = min(name for name in {*names, *first} if names.get(name) != first.get(name))
+            hint = f"--key {name}={names[name]} gives the others the weight 1" if name in WEIGHTS else ""
             raise ValueError(
-                f"it has {sorted(found or ending)}. Pass keys={{{name!r}: ...}} (--key {name}=...) with the one meant, "
-                f"or None to leave it out."
+                f"it has {names.get(name, 'nothing')!r} as {name}, the first has {first.get(name, 'nothing')!r}. Pass "
+                f"keys={{{name!r}: None}} (--key {name}=) to leave it out{'; ' * bool(hint)}{hint}."
             )
-    if first is not None and names != first:
-        name = min(name for name in {*names, *first} if names.get(name) != first.get(name))
-        raise ValueError(
-            f"it has {names.get(name, 'nothing')!r} as {name}, the first has {first.get(name, 'nothing')!r}. Pass "
-            f"keys={{{name!r}: None}} (--key {name}=) to leave it out."
-        )
-    return names
+        return names
+
+    def _report(self, ignored: dict[str, str]) -> None:
+        if new := {called: option for called, option in ignored.items() if called not in self.ignored}:
+            self.ignored |= new
+            told = ", ".join(f"{called} ({option})" for called, option in new.items())
+            warnings.warn(f"{self.path} has keys that are not read: {told}. The option reads the key.", stacklevel=6)
+
+
+def _ignored_in(metadata: Mapping[str, Any]) -> dict[str, str]:
+    return {"atomrefs": "--E0s, energies of elements"} if metadata.get("atomrefs") else {}
 
 
 def _said(atoms: Any) -> dict[str, Any]:
     """What is said of atoms or of the whole structure, by the file's names."""
     results = {} if atoms.calc is None else atoms.calc.results
-    return {**atoms.info, **atoms.arrays, **{name: value for name, value in results.items() if value is not None}}
-
-
-def as_graph(atoms: Any, names: Mapping[str, str], *, cutoff: float | None = None, double: bool = False) -> Data:
-    """One configuration, an `Atoms` of ASE, as `read_atoms` describes.
-
-    Raises:
-        ValueError: a number is not finite or in an impossible unit, or two atoms stand in one place.
-    """
-    number = partial(torch.tensor, dtype=torch.float64 if double else torch.float32)
-    data = Data(z=torch.from_numpy(atoms.numbers.astype(np.int64)), pos=number(atoms.positions))
-    data.cell, data.pbc = number(atoms.cell.array)[None], torch.from_numpy(atoms.pbc.copy())[None]
-    said = _said(atoms)
-    for name, called in names.items():
-        value = said.get(called, 1.0)  # a weight that is not said is 1
-        if isinstance(value, str) or name == "head":
-            data[name] = str(value)
-            continue
-        values = _checked(name, called, np.asarray(value), atoms)
-        values = values if called in atoms.arrays or name == "forces" else values[None]
-        whole = values.dtype.kind in "iub" and name not in _TAKEN
-        data[name] = torch.from_numpy(values.astype(np.int64)) if whole else number(values)
-    if cutoff is not None:
-        _add_pairs(data, atoms.positions, atoms.cell.array, atoms.pbc, cutoff)
-    return data
+    arrays = {name: value for name, value in atoms.arrays.items() if name not in ("positions", "numbers")}
+    results = {name: value for name, value in results.items() if value is not None}
+    for name in results.keys() & (atoms.info.keys() | arrays.keys()):
+        other = {**atoms.info, **arrays}[name]
+        if np.size(other) != np.size(results[name]) or not np.allclose(np.ravel(other), np.ravel(results[name])):
+            raise ValueError(f"it has two different values of {name!r}. Remove one.")
+    return {**atoms.info, **arrays, **results}
 
 
 def with_pairs(data: Data, cutoff: float) -> Data:
-    """A structure with the pairs of its atoms within a cutoff, listed anew; without a cell nothing repeats.
+    """A structure with the pairs of its atoms within a cutoff, listed again; without a cell nothing repeats.
 
     Args:
-        data: With `z`, `pos` and, where it repeats, `cell` [1, 3, 3] and `pbc` [1, 3].
+        data: With `z`, `pos` and, if it repeats, `cell` [1, 3, 3] and `pbc` [1, 3].
         cutoff: Longest distance (angstrom).
 
+    Returns:
+        A copy. Positions farther than 64 angstrom from the origin are moved, see `read_atoms`.
+
     Raises:
-        ValueError: see `list_pairs`; or two atoms stand in one place.
+        ValueError: see `list_pairs`; or two atoms have the same position.
 
     Example:
         >>> pair = Data(z=torch.tensor([1, 1]), pos=torch.tensor([[0.0, 0, 0], [0, 0, 0.7]]))
@@ -167,8 +267,9 @@ def with_pairs(data: Data, cutoff: float) -> Data:
     if "cell" not in data:
         data.cell = data.pos.new_zeros(1, 3, 3)
     repeats = data.pbc.flatten().numpy() if "pbc" in data else np.full(3, bool(data.cell.any()))
-    _add_pairs(data, data.pos.double().numpy(), data.cell.double().view(3, 3).numpy(), repeats, cutoff)
-    return data
+    pos, cell = data.pos.double().numpy(), data.cell.double().view(3, 3).numpy()
+    _add_pairs(data, pos, cell, repeats, cutoff)
+    return _near_origin(data, pos, cell, repeats)
 
 
 def _add_pairs(data: Data, pos: np.ndarray, cell: np.ndarray, pbc: np.ndarray, cutoff: float) -> None:
@@ -179,103 +280,12 @@ def _add_pairs(data: Data, pos: np.ndarray, cell: np.ndarray, pbc: np.ndarray, c
         raise ValueError(f"it has two atoms {near:.3g} angstrom from each other. Is it another unit?")
 
 
-def _checked(name: str, called: str, values: np.ndarray, atoms: Any) -> np.ndarray:
-    """Values of the right shape, stress in Voigt's order.
-
-    Raises:
-        ValueError: they cannot be what they are called.
-    """
-    limit, unit = _LIMITS.get(name, (np.inf, ""))
-    if values.dtype.kind not in "iubf" or not np.isfinite(values).all():
-        raise ValueError(f"it has {called} that is no finite number. Correct it or leave the structure out.")
-    if name == "stress":
-        values = values.reshape(9)[[0, 4, 8, 5, 2, 1]] if values.size == 9 else values.reshape(6)
-        if "virial" in called.lower():  # the stress times the volume, with the other sign
-            values = -values / atoms.get_volume()
-    elif name in _TAKEN:
-        values = values.reshape((len(atoms), 3) if name == "forces" else ())
-    largest = np.abs(values).max(initial=0) / (len(atoms) if name == "energy" else 1)
-    if largest > limit:
-        raise ValueError(
-            f"it has {called} of {largest:.3g} {unit}; more than {limit:.0e} cannot be. Convert its unit, or leave the "
-            f"structure out."
-        )
-    return values
-
-
-def list_pairs(pos: np.ndarray, cell: np.ndarray, pbc: np.ndarray, cutoff: float) -> tuple[Tensor, Tensor]:
-    """All ordered pairs of atoms within a cutoff, images in periodic directions included.
-
-    Args:
-        pos: Positions (angstrom). [num_atoms, 3]
-        cell: Rows are the vectors of the cell (angstrom). [3, 3]
-        pbc: Which of them repeat. [3]
-        cutoff: Longest distance (angstrom).
-
-    Returns:
-        `edge_index` [2, num_edges], sorted by destination, and `edge_shift` (angstrom) [num_edges, 3]: the source atom
-        that is meant stands at `pos[source] + edge_shift`, so an edge is as long as
-        `pos[source] + edge_shift - pos[destination]`.
-
-    Raises:
-        ValueError: a cell repeats and neither vesin nor ASE is there, the cutoff is not positive, a direction repeats
-            without a vector of its own, or atoms are nowhere near each other.
-    """
-    if not cutoff > 0:
-        raise ValueError(f"The cutoff is {cutoff}; it must be more than 0 angstrom.")
-    if not (np.abs([*pos, *cell]) < _FARTHEST).all():  # beyond it, or at NaN, vesin ends the process
-        raise ValueError(
-            f"Positions or the cell are not finite and below {_FARTHEST:.0e} angstrom. Is it another unit? Where this "
-            f"is dynamics, it has blown up: take a shorter step, or look at the forces."
-        )
-    if any(pbc) and np.linalg.matrix_rank(cell[pbc]) < np.count_nonzero(pbc):
-        raise ValueError(f"The cell repeats along {pbc.tolist()} but its vectors are {cell.tolist()}. Set all three.")
-    extent, is_wide = _is_wide(pos, cell, pbc, cutoff)
-    if is_wide and (any(pbc) or len(pos) > _MOST_ATOMS_BY_ALL_PAIRS):
-        raise ValueError(
-            f"The structure is {extent:,.0f} angstrom long, which is too far for a cutoff of {cutoff} angstrom to be "
-            "searched. Where this is dynamics, it has blown up: take a shorter step."
-        )
-    first, second, steps = _all_pairs(pos, cutoff) if is_wide else _pairs(pos, cell, pbc, cutoff)
-    # A pair runs from `first` to the image of `second`, which is moved by the cell's steps.
-    order = np.lexsort((second, first))
-    shift = steps[order].astype(np.float64) @ np.asarray(cell, dtype=np.float64)
-    edges = np.stack([second[order], first[order]]).astype(np.int64)
-    return torch.from_numpy(edges), torch.from_numpy(shift)
-
-
-def _is_wide(pos: np.ndarray, cell: np.ndarray, pbc: np.ndarray, cutoff: float) -> tuple[float, bool]:
-    """How far a structure reaches, and whether vesin would take minutes over it or end the process.
-
-    It divides space into cells of a cutoff, at most 100,000: where more are needed, all three directions get fewer, and
-    a thin one none at all.
-    """
-    vectors = np.abs(np.asarray(cell, dtype=np.float64)[np.asarray(pbc, dtype=bool)])
-    reach = np.max([np.ptp(np.asarray(pos, dtype=np.float64), axis=0), *vectors], axis=0) if len(pos) else np.zeros(3)
-    cells = np.maximum(reach / cutoff, 1.0)
-    fewer = (_MOST_CELLS / np.prod(cells)) ** (1 / 3)
-    return float(reach.max()), bool(cells.max() > _MOST_CUTOFFS or (fewer < 1.0 and cells.min() * fewer < 2.0))
-
-
-def _all_pairs(pos: np.ndarray, cutoff: float) -> tuple[np.ndarray, ...]:
-    """By the distances of all atoms, where nothing repeats."""
-    apart = np.linalg.norm(pos[:, None] - pos, axis=2)
-    first, second = np.nonzero((apart < cutoff) & ~np.eye(len(pos), dtype=bool))
-    return first, second, np.zeros((len(first), 3))
-
-
-def _pairs(pos: np.ndarray, cell: np.ndarray, pbc: np.ndarray, cutoff: float) -> tuple[np.ndarray, ...]:
-    """By vesin, ASE or, where nothing repeats, by the distances themselves: what there is, in this order."""
-    try:
-        import vesin
-    except ImportError:
-        if any(pbc):
-            try:
-                from ase.neighborlist import primitive_neighbor_list
-            except ImportError as error:
-                raise ValueError("Listing pairs in a cell that repeats needs vesin: pip install vesin.") from error
-            return primitive_neighbor_list("ijS", pbc, cell, pos, cutoff)
-        return _all_pairs(pos, cutoff)
-    points, box = (np.ascontiguousarray(one, dtype=np.float64) for one in (pos, cell))
-    neighbors = vesin.NeighborList(cutoff=cutoff, full_list=True)
-    return neighbors.compute(points=points, box=box, periodic=np.asarray(pbc, dtype=bool), quantities="ijS")
+def _near_origin(data: Data, pos: np.ndarray, cell: np.ndarray, pbc: np.ndarray) -> Data:
+    """The same structure with positions, and the shifts of its edges, that float32 holds."""
+    moves = near_origin(pos, cell, pbc)
+    if moves.any():
+        data.pos = torch.from_numpy(pos - moves).to(data.pos)
+        if "edge_index" in data:
+            source, destination = moves[data.edge_index]
+            data.edge_shift = (data.edge_shift.double() + torch.from_numpy(source - destination)).to(data.pos)
+    return data

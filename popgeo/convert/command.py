@@ -45,12 +45,30 @@ def source_of(asked: argparse.Namespace) -> tuple[Any, dict[str, Any]]:
     if _TABLES & set(path.suffixes):
         reader = partial(read_smiles, path, column=asked.column, targets=asked.targets, skip=asked.skip)
         return reader(positions=asked.positions, seed=asked.seed), written
-    return read_atoms(path, cutoff=asked.cutoff, double=asked.double, keys=keys_of(asked.key)), written
+    structures = read_atoms(path, cutoff=asked.cutoff, double=asked.double, **atoms_options(asked))
+    return structures, {**written, "levels": structures.levels}
+
+
+def atoms_options(asked: argparse.Namespace) -> dict[str, Any]:
+    """What `read_atoms` is given of the options that `add_atoms` adds."""
+    return {
+        "keys": keys_of(asked.key),
+        "units": dict(map(_pair, asked.units)),
+        "levels": dict(map(_pair, asked.level)),
+        "labels": asked.labels,
+    }
 
 
 def keys_of(texts: Sequence[str]) -> dict[str, str | None]:
     """What a file calls attributes, as `["energy=dft_energy", "head="]` says it; None leaves one out."""
-    return {name: called or None for name, _, called in (text.partition("=") for text in texts)}
+    return {name: called or None for name, called in map(_pair, texts)}
+
+
+def _pair(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not equals:
+        raise ValueError(f"{text!r} has no =; write NAME=VALUE.")
+    return name, value
 
 
 def _option(text: str) -> tuple[str, Any]:
@@ -94,5 +112,17 @@ def add_source(parser: argparse.ArgumentParser) -> None:
     of_atoms = parser.add_argument_group("files of atoms (needs ase, and vesin for a cutoff)")
     of_atoms.add_argument("--cutoff", type=float, help="list pairs of atoms within so many angstrom")
     of_atoms.add_argument("--double", action="store_true", help="keep float64")
-    of_atoms.add_argument("--key", action="append", default=[], metavar="NAME=KEY", help="what the file calls energy, "
-        "forces, stress, weight, head or another attribute; NAME= leaves it out")  # fmt: skip
+    add_atoms(of_atoms)
+
+
+def add_atoms(parser: argparse._ArgumentGroup) -> None:
+    """Adds what may be asked of the labels in a file of atoms; see `read_atoms`."""
+    add = parser.add_argument
+    add("--key", action="append", default=[], metavar="NAME=KEY", help="what the file calls energy, forces, stress, "
+        "weight, head or another attribute; NAME= leaves it out")  # fmt: skip
+    add("--units", nargs="+", default=[], metavar="NAME=UNIT", help="units of the file's energy, length, forces or "
+        "stress, such as energy=kcal/mol length=bohr")  # fmt: skip
+    add("--level", action="append", default=[], metavar="KEY=LEVEL", help="whether the values of a key belong to atoms "
+        "(node) or to the structure (graph)")  # fmt: skip
+    add("--partial-labels", dest="labels", action="store_const", const="partial", default="all",
+        help="take structures that lack some of energy, forces and stress; NaN stands for these")  # fmt: skip

@@ -30,7 +30,8 @@ def read_smiles(
     aromatic; conjugated; in a ring), `smiles`, and `y` [1, num_targets].
 
     Args:
-        path: CSV, TSV, or `.smi` without a header; also compressed.
+        path: CSV, TSV, or `.smi`, which has no header; also compressed. If the first cell of a CSV or TSV is a SMILES,
+            the file has no header, and its columns are "0", "1" and so on.
         column: Which column holds SMILES; None means the one called so, or the first.
         targets: The columns that `y` takes.
         positions: Adds hydrogens and `pos` in angstrom, by ETKDG (Wang, Witnek, Landrum, Riniker 2020, doi
@@ -52,7 +53,7 @@ def read_smiles(
         for smiles, y in zip(table[name], _numbers(path, number, table[list(targets)]), strict=True):
             molecule = Chem.MolFromSmiles(smiles) if isinstance(smiles, str) else None
             pos = None
-            if molecule is not None and positions:
+            if molecule is not None and positions and all(atom.GetAtomicNum() for atom in molecule.GetAtoms()):
                 molecule = Chem.AddHs(molecule)
                 pos = _place(molecule, seed)
             if molecule is None or molecule.GetNumAtoms() == 0 or (positions and pos is None):
@@ -74,9 +75,19 @@ def _tables(path: Path) -> Iterator[pd.DataFrame]:
     sep = {".smi": r"\s+", ".tsv": "\t"}.get(kind, ",")
     first: Any = {"header": None, "names": ["smiles"], "usecols": [0]} if kind == ".smi" else {}  # SMILES, then a name
     try:
+        names = [] if kind == ".smi" else list(pd.read_csv(path, sep=sep, nrows=0))
+        if names and _has_no_header(names):
+            first = {"header": None, "names": [str(i) for i in range(len(names))]}
         yield from pd.read_csv(path, sep=sep, chunksize=_ROWS_AT_ONCE, **first)
     except Exception as error:  # what is damaged may break pandas, and what it reads through, in any way
         raise ValueError(f"{path} cannot be read: {error!r}. Is it whole?") from error
+
+
+def _has_no_header(names: list[str]) -> bool:
+    """Whether the first row is a molecule instead of the names of columns."""
+    from rdkit import Chem
+
+    return "smiles" not in map(str.lower, names) and Chem.MolFromSmiles(names[0]) is not None
 
 
 def _column(path: Path, table: pd.DataFrame, column: str | None, targets: Sequence[str]) -> str:

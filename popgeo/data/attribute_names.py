@@ -9,14 +9,17 @@ COUNT_NODES = ("x", "feat", "pos", "node_type", "n_id")
 """PyG counts nodes by their rows."""
 COUNT_EDGES = ("edge_index", "edge_weight", "edge_attr", "edge_type", "e_id")
 """PyG counts edges by their rows."""
-OF_NODES = {*COUNT_NODES, "z", "batch", "nodes_mask", *SPLIT_MASKS}
+OF_NODES = {*COUNT_NODES, "z", "batch", "nodes_mask", *SPLIT_MASKS, "forces", "charges", "magmoms"}
 """One row a node; so has any other name with `node` in it, where the numbers agree."""
 OF_EDGES = {*COUNT_EDGES, "edges_mask", "edge_shift"}
 """One row an edge; so has any other name with `edge` in it, where the numbers agree."""
 OF_GRAPHS = {"graphs_mask", *TRIMMED}
 """One row a graph."""
-LABELS = {"y", "label", "labels", "target", "targets", "energy", "cell", "pbc", "stress", "smiles", "name", "idx"}
-"""Where a graph has one row, it is the graph's, though it may have one node, too."""
+OF_STRUCTURES = {"cell", "pbc", "stress", "virial", "virials", "dipole", "quadrupole"}
+"""Of the graph, also if it has as many rows as nodes."""
+LABELS = {"y", "label", "labels", "target", "targets", "energy", "charge", "weight", "smiles", "name", "idx"}
+LABELS |= OF_STRUCTURES
+"""If a graph has one row, the row is the graph's, though it may have one node, too."""
 NODE_FEATURES, EDGE_FEATURES = {"x", "pos"}, {"edge_index", "edge_attr", "edge_weight"}
 """Never a graph's: a wrong number of rows is an error."""
 

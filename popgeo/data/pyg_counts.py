@@ -9,7 +9,15 @@ import torch
 from torch import Tensor
 from torch_geometric.utils import cumsum
 
-from popgeo.data.attribute_names import COUNT_EDGES, COUNT_NODES, EDGE_FEATURES, LABELS, NODE_FEATURES, OF_NODES
+from popgeo.data.attribute_names import (
+    COUNT_EDGES,
+    COUNT_NODES,
+    EDGE_FEATURES,
+    LABELS,
+    NODE_FEATURES,
+    OF_NODES,
+    OF_STRUCTURES,
+)
 from popgeo.data.axes import GRAPHS, Attribute, Axis, Level, StoreKey, ends_of
 
 _RowPointers: TypeAlias = dict[Axis, Tensor]
@@ -197,6 +205,8 @@ def infer_level(name: str, rows: Tensor, num_nodes: Tensor | None, num_edges: Te
         >>> infer_level("y", torch.tensor([1, 1]), torch.tensor([1, 1]), torch.tensor([0, 2]))
         <Level.GRAPH: 'graph'>
     """
+    if name in OF_STRUCTURES:
+        return Level.GRAPH
     like_nodes = num_nodes is not None and torch.equal(rows, num_nodes)
     like_edges = num_edges is not None and torch.equal(rows, num_edges)
     if like_edges and ("edge" in name or name == "e_id"):

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from popgeo.convert.neighbours import near_origin, require_elements
 from popgeo.deploy.neighbour_list import NeighbourList
 from popgeo.nn.atom_targets import matrix_to_voigt
 from popgeo.nn.forces import energy_and_forces, energy_forces_and_stress
@@ -159,6 +160,7 @@ class Calculator(CalculatorOfAtoms):
         self._dtype, self._device = like.dtype, like.device
 
     def _values(self, atoms: Any) -> tuple[Tensor, ...]:
+        require_elements(atoms.numbers, getattr(self._model, "elements", None))
         edge_index, edge_shift = self.neighbours.of(atoms)
         self._fix_shapes(len(atoms), edge_index.shape[1])
         self._fill(atoms, edge_index, edge_shift)
@@ -168,7 +170,13 @@ class Calculator(CalculatorOfAtoms):
             self._evaluate[with_stress] = potential if self._compile is None else self._compile(potential)
             self.num_compilations += 1
         try:
-            return self._evaluate[with_stress](*self._given)
+            found = self._evaluate[with_stress](*self._given)
+            if found[0][0].isnan():
+                raise ValueError(
+                    f"The model's energy of {atoms.symbols} is NaN. Look at the positions, and whether the model knows "
+                    "all its elements."
+                )
+            return found
         except IndexError as error:
             what = f"{atoms.symbols}, of atomic numbers up to {max(atoms.numbers)}"
             raise ValueError(f"The model knows too few elements for {what}. Take one that was made for all.") from error
@@ -206,8 +214,11 @@ class Calculator(CalculatorOfAtoms):
         """Writes the structure to its places, and padding to the others."""
         z, pos, batch, edges, shift, cell = self._places
         count, num_edges = len(atoms), edge_index.shape[1]
+        moves = near_origin(atoms.positions, atoms.cell.array, atoms.pbc)
+        if moves.any():
+            edge_shift = edge_shift + moves[edge_index[0]] - moves[edge_index[1]]
         z[:count], z[count:] = atoms.numbers, 0
-        pos[:count], pos[count:] = atoms.positions, 0
+        pos[:count], pos[count:] = atoms.positions - moves, 0
         batch[:count], batch[count:] = 0, 1
         edges[:, :num_edges], edges[:, num_edges:] = edge_index, count
         shift[:num_edges], shift[num_edges:] = edge_shift, 0

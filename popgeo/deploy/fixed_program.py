@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch_geometric.data import Batch
 
@@ -14,7 +15,7 @@ from popgeo.data.batch_layout import LayoutChoices
 from popgeo.data.fixed_size_options import FixedSizeOptions
 from popgeo.data.slots import Layout, Slot
 from popgeo.nn.atom_targets import matrix_to_voigt
-from popgeo.nn.forces import energy_and_forces, energy_forces_and_stress
+from popgeo.nn.forces import energy_and_forces, energy_forces_and_stress, volumes
 
 Tensors = Mapping[str, Tensor]
 WHOLE_BATCH = ""
@@ -99,10 +100,18 @@ class WithForces(nn.Module):
         self.signature = inspect.Signature(list(taken.values()))
 
     def forward(self, z: Tensor, pos: Tensor, **others: Any) -> dict[str, Tensor]:
-        """Energies [num_graphs, 1], forces [num_nodes, 3] and stress in Voigt's order [num_graphs, 6]."""
+        """Energies [num_graphs, 1], forces [num_nodes, 3] and stress in Voigt's order [num_graphs, 6].
+
+        The stress of a structure without a volume is NaN.
+        """
         if self.strains and {"cell", "edge_shift"} <= others.keys():
             energy, forces, stress = energy_forces_and_stress(self.model, z, pos, **others)
-            return {"energy": energy, "forces": forces, "stress": matrix_to_voigt(stress)}
+            has_volume = volumes(others["cell"]).view(-1, 1) > 0
+            return {
+                "energy": energy,
+                "forces": forces,
+                "stress": torch.where(has_volume, matrix_to_voigt(stress), torch.nan),
+            }
         energy, forces = energy_and_forces(self.model, z, pos, **others)
         return {"energy": energy.detach(), "forces": forces}
 

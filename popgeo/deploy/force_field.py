@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch_geometric.data import Data
 
 from popgeo.convert.atoms import with_pairs
+from popgeo.convert.neighbours import require_elements
 from popgeo.nn.atom_targets import MAX_Z
 from popgeo.nn.models.atom_model import AtomModel
 from popgeo.nn.models.painn import PaiNN
@@ -88,12 +89,7 @@ class ForceField(nn.Module):
         Raises:
             ValueError: it has an element that was not trained on, or no neighbours can be listed; see `list_pairs`.
         """
-        known = self.elements
-        if unknown := sorted(set(structure.z.tolist()) - set(known)):
-            raise ValueError(
-                f"it has the atomic numbers {unknown}, which were not trained on; known are {known}. Leave it out, or "
-                "train on structures that have them."
-            )
+        require_elements(structure.z.numpy(), self.elements)
         listed = with_pairs(structure, self.cutoff)
         return listed.apply(lambda part: part.to(self.scale.dtype) if part.is_floating_point() else part)
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from popgeo.convert.atoms import list_pairs
+from popgeo.convert.neighbours import list_pairs
 
 
 class NeighbourList:

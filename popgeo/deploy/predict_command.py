@@ -41,6 +41,7 @@ def _graphs(asked: argparse.Namespace) -> Any:
     """The graphs that are meant: a store on disk, or what `popgeo convert` reads."""
     if (Path(asked.source) / "manifest.json").exists():
         return FlatStore.open(asked.source)
+    asked.labels = "none"
     return source_of(asked)[0]
 
 
@@ -48,17 +49,19 @@ def _with_neighbours(asked: argparse.Namespace) -> tuple[Predictor, list[Any]]:
     """A predictor of what `popgeo train` wrote, and the structures with the neighbours that it was trained with.
 
     Raises:
-        ValueError: the file is none that popgeo train wrote.
+        ValueError: the file was not written by `popgeo train`.
     """
     field, structures = ForceField.load(asked.model), list[Any]()
     given = getattr(asked, "cutoff", None)
     if given is not None and given != field.cutoff:
         raise ValueError(f"--cutoff is {given}; {asked.model} was trained with {field.cutoff}. Leave --cutoff out.")
-    for one in progress(_graphs(asked), "listing pairs", "structures"):
+    graphs = _graphs(asked)
+    graphs = graphs if hasattr(graphs, "__getitem__") else list(graphs)
+    for number in progress(range(len(graphs)), "listing pairs", "structures"):
         try:
-            structures.append(field.prepared(one))
+            structures.append(field.prepared(graphs[number]))
         except ValueError as error:
-            structures.append(error)  # which stands for a graph that cannot be had
+            structures.append(error)  # the predictor keeps it, or raises it
     return Predictor(field, forces=True, backend=asked.backend, batch_size=asked.batch_size), structures
 
 

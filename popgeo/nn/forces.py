@@ -98,12 +98,21 @@ def energy_forces_and_stress(
         energy = model(z, moved, batch, edge_index, edge_shift=shift, num_graphs=num_graphs, **kwargs)
         ones = torch.ones_like(energy)
         slope, virial = torch.autograd.grad(energy, (pos, strain), ones, create_graph=model.training)
-    (a, b, c), after, before = cell.unbind(1), [1, 2, 0], [2, 0, 1]
-    # Written out, as not every format of a file has torch.linalg.cross.
-    normal = a[:, after] * b[:, before] - a[:, before] * b[:, after]
-    volume = (normal * c).sum(1).abs().view(-1, 1, 1)
+    volume = volumes(cell).view(-1, 1, 1)
     stress = torch.where(volume > 0, virial / torch.where(volume > 0, volume, 1.0), 0.0)
     return energy, -slope, stress
+
+
+def volumes(cell: Tensor) -> Tensor:
+    """The volume of each cell. [num_graphs, 3, 3] -> [num_graphs]
+
+    Example:
+        >>> volumes(2 * torch.eye(3)[None])
+        tensor([8.])
+    """
+    (a, b, c), after, before = cell.unbind(1), [1, 2, 0], [2, 0, 1]
+    # Written out, because some file formats have no torch.linalg.cross.
+    return ((a[:, after] * b[:, before] - a[:, before] * b[:, after]) * c).sum(1).abs()
 
 
 def _strained(vectors: Tensor, strain: Tensor, graph: Tensor) -> Tensor:

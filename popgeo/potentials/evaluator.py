@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Batch, Data
 
+from popgeo.convert.neighbours import near_origin, require_elements
 from popgeo.deploy.ase_calculator import CalculatorOfAtoms
 from popgeo.deploy.neighbour_list import NeighbourList
 from popgeo.packing import Budget, decreasing
@@ -140,10 +141,13 @@ class Evaluator:
     def _graph(self, atoms: Any, neighbours: NeighbourList) -> Data:
         if not len(atoms):
             raise ValueError("it has no atoms. Leave it out.")
+        require_elements(atoms.numbers)
         edges, shifts = neighbours.of(atoms)
+        moves = near_origin(atoms.positions, atoms.cell.array, atoms.pbc)
+        shifts = shifts + moves[edges[0]] - moves[edges[1]]
         graph = Data(
             z=torch.from_numpy(atoms.numbers).long(),
-            pos=torch.from_numpy(atoms.positions).to(self.dtype),
+            pos=torch.from_numpy(atoms.positions - moves).to(self.dtype),
             cell=torch.from_numpy(atoms.cell.array[None]).to(self.dtype),
             pbc=torch.from_numpy(atoms.pbc[None]),
             edge_index=torch.from_numpy(edges),

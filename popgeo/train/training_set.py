@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data
 
-from popgeo.convert.atoms import Keys, read_atoms, with_pairs
+from popgeo.convert.atom_keys import Keys
+from popgeo.convert.atoms import read_atoms, with_pairs
 from popgeo.data.flat_store import FlatStore
 from popgeo.nn.atom_targets import MAX_Z, element_energies, voigt_to_matrix
 from popgeo.progress import progress

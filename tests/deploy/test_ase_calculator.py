@@ -10,10 +10,11 @@ import pytest
 import torch
 from torch.testing import assert_close
 
+from popgeo.convert.neighbours import list_pairs
 from popgeo.deploy import Calculator
 from popgeo.deploy.ase_calculator import Potential
 from popgeo.ipu import inference_model
-from popgeo.nn import SchNet, energy_and_forces
+from popgeo.nn import PaiNN, RadiusInteractionGraph, SchNet, energy_and_forces
 
 ase = pytest.importorskip("ase", reason="ase is not installed: pip install '.[atoms]' in a clone")
 
@@ -222,5 +223,53 @@ def test_a_model_in_bfloat16_has_forces():
 def test_an_element_that_the_model_does_not_know_is_named(model: SchNet, compile):
     atoms = ethanol()
     atoms.numbers[0], atoms.calc = 110, Calculator(model, compile=compile)
-    with pytest.raises(ValueError, match="too few elements for DsCOH6, of atomic numbers up to 110"):
+    with pytest.raises(ValueError, match=r"atomic numbers \[110\], which the model was not trained on"):
+        atoms.get_potential_energy()
+    atoms.numbers[0] = 0
+    with pytest.raises(ValueError, match="atoms of number 0, which is not an element"):
+        atoms.get_potential_energy()
+
+
+@pytest.mark.parametrize("with_edges", [True, False])
+@pytest.mark.parametrize("readout", ["add", "mean", "max"])
+@pytest.mark.parametrize("kind", [SchNet, PaiNN])
+def test_a_dummy_atom_changes_nothing_with_given_edges_and_with_an_interaction_graph(kind, with_edges, readout):
+    torch.manual_seed(0)
+    settings = {"cutoff": 5.0, "readout": readout, "num_interactions": 2}
+    net = kind(8, interaction_graph=RadiusInteractionGraph(5.0, 96), **settings)
+    for weights in net.parameters():
+        torch.nn.init.normal_(weights, std=0.3)  # biases included, which a dummy atom would be read out with
+    atoms = ethanol()
+    for dummy in ([0.0, 0, 1.5], [50.0, 0, 0]):
+        pos = torch.tensor(np.vstack([atoms.positions, dummy]), dtype=torch.float32)
+        z = torch.tensor([*atoms.numbers, 0])
+        energies = []
+        for count in (len(atoms), len(z)):
+            pairs = list_pairs(pos[:count].numpy(), np.zeros((3, 3)), np.zeros(3, bool), 5.0)[0] if with_edges else None
+            energies.append(energy_and_forces(net, z[:count], pos[:count], edge_index=pairs, num_graphs=1))
+        assert_close(energies[1][0], energies[0][0])
+        assert_close(energies[1][1][:-1], energies[0][1])
+        assert not energies[1][1][-1].any()
+
+
+@pytest.mark.parametrize("compile", [None, inference_model])
+@pytest.mark.parametrize("far", [2_200.0, 22_000.0])
+def test_forces_far_from_the_origin_and_of_unwrapped_atoms_are_those_near_it(model: SchNet, compile, far):
+    atoms = copper()
+    atoms.rattle(0.1, seed=0)
+    atoms.calc = Calculator(model, compile=compile)
+    near = atoms.get_forces()
+    atoms.positions += [far, 0, -far]
+    np.testing.assert_allclose(atoms.get_forces(), near, atol=2e-5)
+    atoms.positions -= [far, 0, -far]
+    atoms.positions[0] += round(far / 10) * atoms.cell.array[1]
+    np.testing.assert_allclose(atoms.get_forces(), near, atol=2e-5)
+
+
+def test_an_energy_that_is_no_number_is_an_error(model: SchNet):
+    broken = copy.deepcopy(model)
+    torch.nn.init.constant_(broken.lin2.bias, torch.nan)
+    atoms = ethanol()
+    atoms.calc = Calculator(broken)
+    with pytest.raises(ValueError, match="energy of C2OH6 is NaN"):
         atoms.get_potential_energy()

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch_geometric.data import Data
 
-from popgeo.convert.atoms import list_pairs
+from popgeo.convert.neighbours import list_pairs
 from popgeo.potentials.edge_pairs import OnceForEachPair, note_opposite_edges, opposite_edges, opposite_in_batch
 from popgeo.potentials.padding import PotentialLoader
 

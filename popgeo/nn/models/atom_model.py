@@ -50,7 +50,7 @@ class AtomModel(nn.Module):
         """The prediction for each molecule.
 
         Args:
-            z: Atomic numbers, 0 for padding. [num_atoms]
+            z: Atomic numbers, 0 for padding: such an atom neither sends nor receives, nor is it read out. [num_atoms]
             pos: Positions. [num_atoms, 3]
             batch: Molecule of each atom, ascending; all atoms are one molecule when left out. [num_atoms]
             edge_index: Neighbour and centre of each edge where they are precomputed. [2, num_edges]
@@ -87,6 +87,7 @@ class AtomModel(nn.Module):
             real = edge_index[0] != edge_index[1]
             real = real if edge_shift is None else real | (edge_shift.abs().sum(1) != 0)
             real = real if edges_mask is None else real & edges_mask
+            real = real & nodes_mask.index_select(0, edge_index[0]) & nodes_mask.index_select(0, edge_index[1])
             r = distance(pos, edge_index, real, self.cutoff, edge_shift)
             if edge_shift is None:
                 r = _without_images(r, edge_index, nodes_mask)
@@ -95,6 +96,11 @@ class AtomModel(nn.Module):
         x = self.features(z, pos, edge_index, r, half_list, edge_shift)  # [num_atoms, hidden_channels]
         x = self.lin2(self.act(self.lin1(x)))  # [num_atoms, 1]
         return self.read_out(x, z, pos, batch, num_graphs, nodes_mask)
+
+    @property
+    def elements(self) -> list[int]:
+        """The atomic numbers that it embeds."""
+        return list(range(1, MAX_Z))
 
     @abstractmethod
     def features(
@@ -116,7 +122,11 @@ class AtomModel(nn.Module):
 
     def read_out(self, x: Tensor, z: Tensor, pos: Tensor, batch: Tensor, num_graphs: int, nodes_mask: Tensor) -> Tensor:
         """The molecules' predictions from one output for each atom. [num_atoms, 1] -> [num_graphs, 1]"""
-        return READOUTS[self.readout](x if self.atomref is None else x + self.atomref(z), batch, num_graphs)
+        x, real = x if self.atomref is None else x + self.atomref(z), nodes_mask.unsqueeze(1)
+        if self.readout == "max":
+            return READOUTS["max"](torch.where(real, x, torch.finfo(x.dtype).min), batch, num_graphs)
+        total = READOUTS["add"](torch.where(real, x, 0.0), batch, num_graphs)
+        return total if self.readout != "mean" else total / READOUTS["add"](real.to(x), batch, num_graphs).clamp(min=1)
 
     def refer_to(self, atomref: Tensor | None) -> None:
         """Adds to each atom's output the energy of its element on its own, which is trained further."""

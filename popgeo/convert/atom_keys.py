@@ -1,0 +1,240 @@
+"""What a file of structures calls energy, forces and the like, in which units, and what it names that nobody reads."""
+
+import re
+from collections.abc import Mapping
+from functools import cache
+from typing import Any, NamedTuple, TypeAlias
+
+from popgeo.convert.units import all_factors, factor_of
+
+Keys: TypeAlias = Mapping[str, str | None]
+LABELS = ("energy", "forces", "stress")
+_WEIGHTS = {
+    "weight": ("weight", "config_weight"),
+    "energy_weight": ("energy_weight", "config_energy_weight"),
+    "forces_weight": ("forces_weight", "config_forces_weight"),
+    "stress_weight": ("stress_weight", "config_stress_weight"),
+}
+_VIRIALS = ("virial", "virials", "ref_virial", "ref_virials")
+_OF_VIRIALS = ("virial_weight", "virials_weight", "config_virial_weight", "config_virials_weight")
+WEIGHTS = tuple(_WEIGHTS)
+"""Weights of a structure, and of each of its labels."""
+_TAKEN = {name: (name, f"ref_{name}") for name in LABELS} | _WEIGHTS | {"head": ("head",)}
+
+# What a key is about, by its name in small letters; the first that fits counts.
+_KINDS = {
+    "weight": r"weight",
+    "cell": r"lattice|cell(?!ul)|(^|_)box($|_)",
+    "pbc": r"pbc|periodic(?!_table)",
+    "unit": r"(^|_)units?($|_)",
+    "energy": r"energ|(^|_)(e_?tot|toten|u0)($|_)",
+    "forces": r"forc|(^|_)grad(ient)?s?($|_)",
+    "stress": r"stress|virial",
+    "charge": r"charge|atomrefs",
+}
+_OF_ATOMS = re.compile(
+    r"(^|_)(charges|magmoms|energies|stresses|forces|momenta|velocities|masses|tags|spins|dipoles)$|(^|_)(per_?atom|"
+    r"atomic)($|_)|mulliken|hirshfeld|(^|_)(lowdin|loewdin|nbo|bader|ddec)"
+)
+_OF_STRUCTURE = re.compile(r"(^|_)(dipole|quadrupole|polari[sz]ability|energy|charge|spin|magmom|stress|virials?)($|_)")
+
+
+class Found(NamedTuple):
+    """What one structure says.
+
+    Attributes:
+        names: What the file calls each attribute that is read.
+        ignored: Keys that look like a label, a charge or a weight and are not read, with the option that reads each.
+        factors: What the numbers of an attribute, and of `length`, are multiplied by to be in eV and angstrom.
+    """
+
+    names: dict[str, str]
+    ignored: dict[str, str]
+    factors: dict[str, float]
+
+
+@cache
+def kind_of(key: str) -> str | None:
+    """What a key is about, such as `"energy"`; None if it is about nothing that a potential is trained on.
+
+    Example:
+        >>> kind_of("dft_Virials"), kind_of("config_energy_weight"), kind_of("config_type")
+        ('stress', 'weight', None)
+    """
+    return next((kind for kind, pattern in _KINDS.items() if re.search(pattern, key.lower())), None)
+
+
+def find_names(said: Mapping[str, Any], asked: Keys, wanted: bool = True) -> tuple[dict[str, str], dict[str, str]]:
+    """What a structure calls each attribute that is read, and what is left with the option that would read it.
+
+    Args:
+        said: What is said of the atoms or of the structure, by the file's names.
+        asked: What the user calls attributes; None leaves one out.
+        wanted: Whether labels and weights are read at all if they are not asked for.
+
+    Raises:
+        ValueError: an attribute that is asked for is missing, or it is not clear which key is meant.
+    """
+    names = {name: called for name, called in asked.items() if called is not None}
+    if missing := sorted({called for name, called in names.items() if name not in WEIGHTS} - said.keys()):
+        raise ValueError(f"it has no {missing}, but {sorted(said)}. Correct the keys.")
+    lower: dict[str, list[str]] = {}
+    for called in said:
+        lower.setdefault(called.lower(), []).append(called)
+    for name in _TAKEN if wanted else ():
+        if name in asked:
+            continue
+        options = _options(name, names)
+        exact = [called for small in options[0] for called in lower.get(small, ())]
+        exact = exact or [called for small in options[1] for called in lower.get(small, ())]
+        alike = [called for called in said if kind_of(called) == name] if name in LABELS else []
+        if len(exact) == 1:
+            names[name] = exact[0]
+        elif exact or alike:
+            raise ValueError(
+                f"it has {sorted(exact or alike)}. Pass keys={{{name!r}: ...}} (--key {name}=...) with the one meant, "
+                f"or None (--key {name}=) to leave it out."
+            )
+    return names, _ignored(said, names, asked) if wanted else {}
+
+
+def _options(name: str, names: Mapping[str, str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The keys that are read as an attribute, in small letters, and those that are read if there is none of these."""
+    if name == "stress":
+        return _TAKEN[name], _VIRIALS
+    if name == "stress_weight":  # of what the stress is made of
+        both = (_TAKEN[name], _OF_VIRIALS)
+        return both[::-1] if "virial" in names.get("stress", "").lower() else both
+    return _TAKEN[name], ()
+
+
+def _ignored(said: Mapping[str, Any], names: Mapping[str, str], asked: Keys) -> dict[str, str]:
+    read, found = set(names.values()), {}
+    for called in said:
+        kind = kind_of(called)
+        chosen = bool({kind, called, called.lower()} & asked.keys())  # or left out, by the user
+        if called in read or chosen or kind in (None, "unit", "cell", "pbc") or called.lower() == "free_energy":
+            continue
+        is_one = kind in (*LABELS, "weight") and not re.search("energies|stresses", called.lower())
+        name = kind if is_one else called.lower()
+        found[called] = f"--key {name}={called}"
+    return found
+
+
+def check_cell(said: Mapping[str, Any], has_cell: bool) -> None:
+    """Refuses a structure whose cell or periodicity has a name that was not read.
+
+    Raises:
+        ValueError: there is such a key.
+    """
+    for called in said:
+        kind = kind_of(called)
+        if kind == "pbc" or (kind == "cell" and not has_cell and "super" not in called.lower()):
+            wanted = 'Lattice="ax ay az bx by bz cx cy cz"' if kind == "cell" else 'pbc="T T F"'
+            raise ValueError(f"it has {called!r}, which is not read as its {kind}. Write {wanted}, or remove the key.")
+
+
+def find_factors(
+    said: Mapping[str, Any], metadata: Mapping[str, Any], names: Mapping[str, str], given: Mapping[str, str]
+) -> dict[str, float]:
+    """What numbers are multiplied by, from units that the file or the user names.
+
+    Args:
+        said: What is said of the structure; keys such as `energy_unit` or `units` name units.
+        metadata: What is said of the whole file, such as SchNetPack's `_property_unit_dict`.
+        names: What the file calls each attribute.
+        given: Units that the user states, by `QUANTITIES`.
+
+    Raises:
+        ValueError: a unit is not known, differs from the one that the user states, or leaves another open.
+    """
+    told: dict[str, str] = {}
+    for source in (metadata, said):
+        for key, value in source.items():
+            if kind_of(key) == "unit":
+                told |= _told(key, value)
+    if not told and not given:
+        return {}
+    factors = all_factors(given)
+    found = {"length": _one(told, "length", given, factors)}
+    for name, called in names.items():
+        if name in LABELS:
+            virial = name == "stress" and "virial" in called.lower()
+            found[name] = _one(told, "energy" if virial else name, given, factors, called.lower())
+        elif (unit := told.get(called.lower(), told.get(name))) is not None:
+            found[name] = factor_of(unit, name)
+    if not given and (found["length"], found.get("energy", 1.0)) != (1.0, 1.0):
+        for name in ("forces", "stress"):
+            if name in names and not {name, names[name].lower()} & told.keys() and "virial" not in names[name].lower():
+                raise ValueError(
+                    f"the file names units of {sorted(told)}, but none of {name}. Pass units={{{name!r}: ...}} "
+                    f"(--units {name}=...), such as eV/angstrom."
+                )
+    return found
+
+
+def _one(
+    told: Mapping[str, str], quantity: str, given: Mapping[str, str], factors: Mapping[str, float], called: str = ""
+) -> float:
+    """The factor of one quantity, which the user's unit and the file's must agree about."""
+    unit = told.get(called, told.get(quantity))
+    if unit is None:
+        return factors[quantity]
+    factor = factor_of(unit, quantity)
+    if quantity in given and abs(factor / factors[quantity] - 1) > 1e-3:
+        raise ValueError(
+            f"the file says that {quantity} is in {unit!r}, --units says {given[quantity]!r}. Correct one of them."
+        )
+    return factor
+
+
+_WORDS = {"distance": "length", "position": "length", "pos": "length", "force": "forces", "virials": "virial"}
+
+
+def _told(key: str, value: Any) -> dict[str, str]:
+    """The units that one key names, by quantity or by the file's name of an attribute, in small letters."""
+    if isinstance(value, Mapping):
+        return {_WORDS.get(name.lower().rstrip("s"), name.lower()): str(unit) for name, unit in value.items()}
+    about = re.sub(r"(^|_)units?($|_)", "", key.lower()).strip("_")
+    about = _WORDS.get(about.rstrip("s"), about)
+    if isinstance(value, bool):
+        raise ValueError(
+            f"it has {key!r} without a unit. Pass units=... (--units energy=... length=...), or remove it."
+        )
+    if about:
+        return {about: str(value)}
+    text = str(value)
+    if text.lower() in ("metal", "ase", "ev", "real"):
+        return {"energy": "kcal/mol" if text.lower() == "real" else "eV"}
+    for quantity in ("energy", "length"):
+        try:
+            factor_of(text, quantity)
+            return {quantity: text}
+        except ValueError:
+            continue
+    raise ValueError(
+        f"it has {key}={text!r}, which is not a unit that is known. Remove it and pass units=... (--units)."
+    )
+
+
+def level_of(called: str, shape: tuple[int, ...], num_atoms: int, is_array: bool) -> str:
+    """Whether the values of a key belong to atoms, `"node"`, or to the structure, `"graph"`: its meaning decides.
+
+    Raises:
+        ValueError: neither the key nor its shape tells.
+
+    Example:
+        >>> level_of("mulliken_charges", (1,), 1, False), level_of("dipole", (3,), 3, False)
+        ('node', 'graph')
+    """
+    if is_array:
+        return "node"
+    like_atoms = shape[:1] == (num_atoms,)
+    if like_atoms and _OF_ATOMS.search(called.lower()):
+        return "node"
+    if not like_atoms or _OF_STRUCTURE.search(called.lower()) or num_atoms == 1:
+        return "graph"
+    raise ValueError(
+        f"it has {called!r} of shape {list(shape)} and {num_atoms} atoms: the values may belong to atoms or to the "
+        f"structure. Pass levels={{{called!r}: 'node'}} or 'graph' (--level {called}=node)."
+    )

@@ -1,0 +1,78 @@
+"""Labels of structures as numbers in their shapes, and what is refused as one."""
+
+from typing import Any
+
+import numpy as np
+
+from popgeo.convert.atom_keys import WEIGHTS
+
+# The most that a label can be; above that it is in another unit, or the calculation failed.
+_LIMITS = {"energy": (1e6, "eV an atom"), "forces": (1e5, "eV/angstrom"), "stress": (1e3, "eV/angstrom^3")}
+_OF_SYMMETRY = 1e-2  # of the largest entry: how far a calculated stress may be from its transpose
+
+
+def numbers(called: str, value: Any, kinds: str = "iufb", allow_nan: bool = False) -> np.ndarray:
+    """What a key says, as numbers of some of NumPy's kinds.
+
+    Raises:
+        ValueError: it is something else.
+    """
+    values = np.asarray(value)
+    if values.dtype.kind not in kinds or not (np.isfinite(values) | (np.isnan(values) & allow_nan)).all():
+        raise ValueError(
+            f"it has {called} that is not a finite number: {str(value)[:40]!r}. Correct it or leave the structure out."
+        )
+    return values
+
+
+def as_label(name: str, called: str, values: np.ndarray, num_atoms: int, cell: np.ndarray) -> np.ndarray:
+    """A label or a weight in its shape: [1], forces [num_atoms, 3], stress in Voigt's order [1, 6].
+
+    Raises:
+        ValueError: its shape or size does not fit.
+    """
+    shape = {"forces": (num_atoms, 3), "stress": (1, 6)}.get(name, (1,))
+    of_tensor = name == "stress" and values.size == 9
+    if values.size != np.prod(shape) and not of_tensor:
+        raise ValueError(f"it has {called} of shape {list(values.shape)}; {name} needs {list(shape)}.")
+    if name == "stress":
+        values = _stress(called, values, abs(float(np.linalg.det(cell))))
+    values = values.reshape(shape)
+    limit, unit = _LIMITS.get(name, (np.inf, ""))
+    largest = np.abs(values).max(initial=0) / (num_atoms if name == "energy" else 1)
+    if largest > limit:
+        raise ValueError(
+            f"it has {called} of {largest:.3g} {unit}; more than {limit:.0e} is impossible. Convert its unit, or leave "
+            f"the structure out."
+        )
+    if name in WEIGHTS and values[0] < 0:
+        raise ValueError(f"it has {called} of {values[0]:.3g}; a weight is at least 0.")
+    return values
+
+
+def _stress(called: str, values: np.ndarray, volume: float) -> np.ndarray:
+    """Stress or virials as stress in Voigt's order, symmetrised.
+
+    Raises:
+        ValueError: there is no volume, or a matrix is not symmetric.
+    """
+    if np.isnan(values).all():
+        return values.flatten()[:6]
+    if volume == 0:
+        raise ValueError(f"it has {called}, but its cell has no volume. Pass --key stress= to leave stress out.")
+    if values.size == 9:
+        values = symmetrised(called, values.reshape(3, 3)).flatten()[[0, 4, 8, 5, 2, 1]]
+    if "virial" in called.lower():  # the stress times the volume, with the other sign
+        values = -values / volume
+    return values
+
+
+def symmetrised(called: str, matrix: np.ndarray) -> np.ndarray:
+    """The mean of a stress and its transpose. [3, 3]
+
+    Raises:
+        ValueError: these differ by more than noise.
+    """
+    if np.abs(matrix - matrix.T).max() > _OF_SYMMETRY * np.abs(matrix).max() + 1e-9:
+        raise ValueError(f"it has {called} that is not symmetric: {matrix.tolist()}. Correct it or leave it out.")
+    return (matrix + matrix.T) / 2

@@ -1,0 +1,81 @@
+"""Units that files and people name, as factors to eV and angstrom."""
+
+import re
+from collections.abc import Mapping
+from functools import cache
+
+_ENERGY = {
+    "ev": 1.0,
+    "mev": 1e-3,
+    "kev": 1e3,
+    "hartree": 27.211386245988,
+    "ha": 27.211386245988,
+    "eh": 27.211386245988,
+    "ry": 13.605693122994,
+    "rydberg": 13.605693122994,
+    "kcal/mol": 0.0433641153087705,
+    "kj/mol": 0.0103642696562622,
+}
+_LENGTH = {"angstrom": 1.0, "ang": 1.0, "a": 1.0, "bohr": 0.529177210903, "a0": 0.529177210903, "nm": 10.0, "pm": 0.01}
+_PRESSURE = {"gpa": 0.00624150907446076, "kbar": 6.24150907446076e-4, "bar": 6.24150907446076e-7}
+_PRESSURE |= {"mbar": 0.624150907446076, "pa": 6.24150907446076e-12, "atm": 6.32420906970237e-7}
+_AS_IT_IS = {"", "1", "e", "|e|", "debye", "d", "e*ang", "e*angstrom", "e*a", "mub", "amu", "none"}
+_DIMENSIONS = {"energy": (1, 0), "forces": (1, -1), "stress": (1, -3), "length": (0, 1)}  # powers of energy, length
+QUANTITIES = tuple(_DIMENSIONS)
+"""What units may be given for."""
+
+
+@cache
+def factor_of(unit: str, quantity: str) -> float:
+    """What a number in this unit is multiplied by, to be in eV and angstrom.
+
+    Args:
+        unit: Such as `"kcal/mol/Ang"`, `"Hartree/Bohr"`, `"GPa"`; capital letters do not matter.
+        quantity: One of `QUANTITIES`, which the unit must fit; or another name, of which charges and dipoles stay.
+
+    Raises:
+        ValueError: the unit is not known or is not a unit of the quantity.
+
+    Example:
+        >>> round(factor_of("Hartree/Bohr", "forces"), 3)
+        51.422
+    """
+    text = re.sub(r"\s+|\(|\)", "", unit.lower()).replace("å", "a").replace("**", "^").replace("·", "*")
+    if quantity == "stress" and text in _PRESSURE:
+        return _PRESSURE[text]
+    if quantity not in _DIMENSIONS and text in _AS_IT_IS:
+        return 1.0
+    text = re.sub(r"(kcal|kj)(/|\*)?mol(\^-1|-1)?", r"\1_mol", text)
+    factor, powers = 1.0, [0, 0]
+    for sign, name, power in re.findall(r"(^|[/*])([a-z_]+0?)(?:\^?(-?\d))?", text):
+        exponent = (int(power) if power else 1) * (-1 if sign == "/" else 1)
+        name = name.replace("_", "/")
+        kind = 0 if name in _ENERGY else 1
+        if name not in (_ENERGY, _LENGTH)[kind]:
+            break
+        factor, powers[kind] = factor * (_ENERGY, _LENGTH)[kind][name] ** exponent, powers[kind] + exponent
+    else:
+        wanted = _DIMENSIONS.get(quantity)
+        if powers != [0, 0] and (wanted is None or tuple(powers) == wanted):
+            return factor
+    raise ValueError(
+        f"the unit {unit!r} of {quantity} is not known. Convert the numbers, or pass units={{{quantity!r}: ...}} "
+        f"(--units {quantity}=...) with one made of {', '.join(_ENERGY)} and {', '.join(_LENGTH)}, as in eV/angstrom."
+    )
+
+
+def all_factors(units: Mapping[str, str]) -> dict[str, float]:
+    """The factor of each quantity of which units are given; those of forces and stress follow from energy and length.
+
+    Raises:
+        ValueError: a quantity or a unit is not known.
+
+    Example:
+        >>> all_factors({"energy": "meV", "length": "nm"})["forces"]
+        0.0001
+    """
+    if unknown := sorted(units.keys() - _DIMENSIONS.keys()):
+        raise ValueError(f"There are no units of {unknown}, but of {', '.join(QUANTITIES)}.")
+    given = {name: factor_of(unit, name) for name, unit in units.items()}
+    energy, length = given.get("energy", 1.0), given.get("length", 1.0)
+    return {name: given.get(name, energy**e * length**n) for name, (e, n) in _DIMENSIONS.items()}

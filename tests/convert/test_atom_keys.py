@@ -1,0 +1,382 @@
+"""Every key of a file that looks like a label is read, reported or refused; its meaning decides what it belongs to."""
+
+import re
+
+import numpy as np
+import pytest
+import torch
+
+from popgeo.__main__ import main
+from popgeo.convert import read_atoms
+from popgeo.data import FlatStore
+
+ase = pytest.importorskip("ase")
+
+BOHR, HARTREE = 0.529177210903, 27.211386245988
+
+
+def write_xyz(path, header, columns="species:S:1:pos:R:3", rows=("Cu 0 0 0", "Cu 0 0 2.5"), count=2, lattice=True):
+    cell = 'Lattice="5 0 0 0 5 0 0 0 5" ' if lattice else ""
+    path.write_text(f"{len(rows)}\n{cell}Properties={columns} {header}\n" + "\n".join(rows) + "\n")
+    path.write_text(path.read_text() * count)
+    return path
+
+
+def structure(num_atoms, **results):
+    from ase.calculators.singlepoint import SinglePointCalculator
+
+    atoms = ase.Atoms("H" * num_atoms, positions=[[0, 0, 1.5 * i] for i in range(num_atoms)], cell=[20] * 3, pbc=True)
+    atoms.calc = SinglePointCalculator(atoms, **{"energy": -1.0 * num_atoms, **results})
+    return atoms
+
+
+@pytest.mark.parametrize("name", ["energy", "Energy", "ENERGY", "REF_energy", "ref_Energy"])
+def test_the_letter_case_of_a_key_and_ref_do_not_matter(tmp_path, name):
+    assert read_atoms(write_xyz(tmp_path / "a.xyz", f"{name}=-3.5"))[0].energy.tolist() == [-3.5]
+
+
+@pytest.mark.parametrize("name", ["Stress", "STRESS", "REF_stress", "virial", "Virial", "VIRIALS", "ref_virials"])
+def test_stress_is_read_under_any_letter_case_and_from_virials(tmp_path, name):
+    path = write_xyz(tmp_path / "a.xyz", f'energy=-1 {name}="1 0 0 0 2 0 0 0 3"')
+    sign = -125.0 if "virial" in name.lower() else 1.0
+    assert read_atoms(path)[0].stress[0, :3].tolist() == pytest.approx([1 / sign, 2 / sign, 3 / sign])
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "dft_energy",
+        "MACE_energy",
+        "total_energy",
+        "E_tot",
+        "TOTEN",
+        "U0",
+        "free_energy",
+        "energies",
+        "dft_forces",
+        "MACE_Forces",
+        "gradient",
+        "force_x",
+        "dft_stress",
+        "dft_virial",
+        "DFT_virials",
+        "stress_tensor",
+        "virial_MACE",
+    ],
+)
+def test_a_label_under_a_name_that_is_not_certain_is_asked_about(tmp_path, name):
+    with pytest.raises(ValueError, match=rf"structure 0: it has \['{name}'\]. Pass keys="):
+        read_atoms(write_xyz(tmp_path / "a.xyz", f"{name}=1"))
+
+
+@pytest.mark.parametrize(
+    ("key", "option"),
+    [
+        ("dft_energy", "energy=dft_energy"),
+        ("MACE_forces", "forces=MACE_forces"),
+        ("charge", "charge=charge"),
+        ("total_charge", "total_charge=total_charge"),
+        ("sample_weight", "weight=sample_weight"),
+        ("config_dipole_weight", "weight=config_dipole_weight"),
+    ],
+)
+def test_a_key_beside_the_label_is_reported_with_the_option_that_reads_it(tmp_path, key, option):
+    path = write_xyz(
+        tmp_path / "a.xyz", f"energy=-1 {key}=2", rows=("Cu 0 0 0 1 2 3",), columns="species:S:1:pos:R:3:forces:R:3"
+    )
+    with pytest.warns(UserWarning, match=rf"keys that are not read: {key} \(--key {option}\)"):
+        read_atoms(path)
+    name = option.split("=")[0]
+    assert name in read_atoms(path, keys={name: key} if name != "forces" else {"forces": "forces"})[0]
+
+
+@pytest.mark.parametrize("header", ['pbc="T T F"', 'PBC="T T F"', 'pbc="t t f"', "pbc=TTF", 'Pbc="[True, True, False]"',
+                                    'pbc=".true. .true. .false."', 'pbc="1 1 0"', "pbc=[T, T, F]"])  # fmt: skip
+def test_periodicity_is_read_in_any_spelling(tmp_path, header):
+    assert read_atoms(write_xyz(tmp_path / "a.xyz", f"energy=1 {header}"))[0].pbc.tolist() == [[True, True, False]]
+
+
+@pytest.mark.parametrize("header", ['pbc="x y z"', 'pbc="T F"', "pbc=maybe", 'periodic="T T T"', 'boundary_pbc="T"'])
+def test_periodicity_that_is_not_understood_is_refused(tmp_path, header):
+    with pytest.raises(ValueError, match=r'Write pbc="T T F"'):
+        read_atoms(write_xyz(tmp_path / "a.xyz", f"energy=1 {header}"))
+
+
+@pytest.mark.parametrize("name", ["lattice", "LATTICE"])
+def test_a_lattice_in_other_letters_is_the_cell(tmp_path, name):
+    path = write_xyz(tmp_path / "a.xyz", f'{name}="5 0 0 1 5 0 0 0 5" energy=1', lattice=False)
+    (one, _) = read_atoms(path)
+    assert one.cell[0].tolist() == [[5, 0, 0], [1, 5, 0], [0, 0, 5]]
+    assert one.pbc.all()
+
+
+@pytest.mark.parametrize("header", ['Cell="5 0 0 0 5 0 0 0 5"', "box=5", 'unit_cell="5 5 5"', 'lattice="5 5 5"'])
+def test_a_cell_under_another_name_is_refused(tmp_path, header):
+    with pytest.raises(ValueError, match=r"which is not read as its cell|9-long"):
+        read_atoms(write_xyz(tmp_path / "a.xyz", f"energy=1 {header}", lattice=False))
+
+
+@pytest.mark.parametrize(
+    ("header", "energy"),
+    [
+        ("energy_unit=Hartree", HARTREE),
+        ("energy_units=kcal/mol", 0.0433641),
+        ("Units=kJ/mol", 0.01036427),
+        ("units=metal", 1.0),
+        ("unit=Ry", HARTREE / 2),
+    ],
+)
+def test_units_that_a_header_names_are_converted(tmp_path, header, energy):
+    assert read_atoms(write_xyz(tmp_path / "a.xyz", f"energy=1 {header}"))[0].energy.item() == pytest.approx(energy)
+
+
+@pytest.mark.parametrize("header", ["energy_unit=parsec", "units=lj", "Units", "forces_unit=eV", "length_unit=ell"])
+def test_units_that_are_not_known_are_refused(tmp_path, header):
+    path = write_xyz(tmp_path / "a.xyz", f"energy=1 {header}", "species:S:1:pos:R:3:forces:R:3", ("H 0 0 0 1 1 1",))
+    with pytest.raises(ValueError, match=r"unit"):
+        read_atoms(path)
+
+
+def test_units_that_the_user_states_hold_for_all_that_follows_from_them(tmp_path):
+    path = write_xyz(tmp_path / "a.xyz", 'energy=1 virial="1 0 0 0 1 0 0 0 1"', "species:S:1:pos:R:3:forces:R:3",
+                     ("H 0 0 0 1 1 1", "H 0 0 2 1 1 1"))  # fmt: skip
+    one = read_atoms(path, units={"energy": "Hartree", "length": "bohr"}, double=True)[0]
+    assert one.pos[1, 2].item() == pytest.approx(2 * BOHR)
+    assert one.cell[0, 0, 0].item() == pytest.approx(5 * BOHR)
+    assert one.forces[0, 0].item() == pytest.approx(HARTREE / BOHR)
+    assert one.stress[0, 0].item() == pytest.approx(-HARTREE / (5 * BOHR) ** 3)
+    command = ["convert", str(path), str(tmp_path / "store"), "--units", "energy=kcal/mol", "forces=kcal/mol/Ang"]
+    assert main(command) == 0
+    assert FlatStore.open(tmp_path / "store")[0].forces[0, 0].item() == pytest.approx(0.0433641, rel=1e-5)
+
+
+def database(path, metadata, **results):
+    from ase.db import connect
+
+    with connect(str(path)) as rows:
+        rows.metadata = metadata
+        for count in (2, 3):
+            atoms = structure(count)
+            atoms.calc = None
+            rows.write(atoms, data={"energy": np.array([-10.0]), **results, "forces": np.ones((count, 3))})
+    return path
+
+
+def test_units_in_the_metadata_of_a_database_are_converted_or_asked_for(tmp_path):
+    units = {"energy": "Hartree", "forces": "Hartree/Bohr"}
+    path = database(tmp_path / "a.db", {"_property_unit_dict": units, "_distance_unit": "Bohr", "atomrefs": {}})
+    one = read_atoms(path)[0]
+    assert one.energy.item() == pytest.approx(-10 * HARTREE)
+    assert one.forces[0, 0].item() == pytest.approx(HARTREE / BOHR)
+    assert one.pos[1, 2].item() == pytest.approx(1.5 * BOHR)
+    path = database(tmp_path / "b.db", {"_property_unit_dict": {"energy": "Hartree"}, "_distance_unit": "Ang"})
+    with pytest.raises(ValueError, match=r"names units of .*, but none of forces"):
+        read_atoms(path)
+    assert read_atoms(path, units={"forces": "eV/Ang", "energy": "Ha"})[0].forces[0, 0].item() == 1.0
+    with pytest.raises(ValueError, match="the file says that energy is in 'Hartree', --units says 'eV'"):
+        read_atoms(path, units={"energy": "eV"})
+    path = database(tmp_path / "c.db", {"atomrefs": {"energy": [0.0, -13.6]}})
+    with pytest.warns(UserWarning, match=r"not read: atomrefs \(--E0s"):
+        read_atoms(path)
+
+
+@pytest.mark.parametrize("name", ["a.extxyz", "a.traj", "a.db", "a.json"])
+@pytest.mark.parametrize("num_atoms", [1, 3, 6, 9])
+def test_the_level_of_a_label_is_what_it_means(tmp_path, name, num_atoms):
+    from ase.io import write
+
+    given = {"charges": np.arange(num_atoms) + 0.5, "forces": np.ones((num_atoms, 3)), "stress": np.arange(6) / 8}
+    made = [structure(num_atoms, dipole=np.arange(3.0), magmoms=np.ones(num_atoms), **given) for _ in range(2)]
+    write(tmp_path / name, made)
+    command = ["convert", str(tmp_path / name), str(tmp_path / "store")]
+    for key in ("q=charges", "m=magmoms", "d=dipole"):
+        command += ["--key", key]
+    assert main(command) == 0
+    axes = {one.name: one.axis.level.value for one in FlatStore.open(tmp_path / "store").attributes}
+    assert {axes[name] for name in ("q", "m", "forces", "z", "pos")} == {"node"}
+    assert {axes[name] for name in ("d", "stress", "energy", "cell", "pbc")} == {"graph"}
+    one = FlatStore.open(tmp_path / "store")[0]
+    assert one.q.tolist() == given["charges"].tolist()
+    assert one.d.tolist() == [[0, 1, 2]]
+
+
+def test_arrays_beside_a_row_are_of_atoms_by_name_or_by_request(tmp_path):
+    from ase.db import connect
+
+    with connect(str(tmp_path / "a.db")) as rows:
+        rows.write(structure(3), data={"mulliken_charges": np.arange(3.0), "vector": np.arange(3.0)})
+    assert read_atoms(tmp_path / "a.db", keys={"q": "mulliken_charges"})[0].q.tolist() == [0, 1, 2]
+    with pytest.raises(ValueError, match=r"may belong to atoms or to the structure. Pass levels="):
+        read_atoms(tmp_path / "a.db", keys={"v": "vector", "charge": None})
+    read = {
+        level: read_atoms(tmp_path / "a.db", keys={"v": "vector", "charge": None}, levels={"vector": level})
+        for level in ("node", "graph")
+    }
+    assert [read[level][0].v.shape for level in read] == [(3,), (1, 3)]
+
+
+@pytest.mark.parametrize("kind", ["xyz", "h5"])
+def test_weights_of_labels_come_along(tmp_path, kind):
+    if kind == "h5":
+        h5py = pytest.importorskip("h5py")
+        with h5py.File(tmp_path / "a.h5", "w") as file:
+            group = file.create_group("config_batch_0/config_0")
+            group["atomic_numbers"], group["positions"] = [29], np.zeros((1, 3))
+            group["cell"], group["pbc"], group["weight"] = np.eye(3) * 4, [True] * 3, 2.0
+            group["properties/energy"], group["properties/forces"] = -1.0, np.zeros((1, 3))
+            group["properties/virials"] = np.eye(3)
+            group["property_weights/energy"], group["property_weights/forces"] = 0.0, 3.0
+            group["property_weights/virials"], group["property_weights/dipole"] = 0.5, 1.0
+        path = tmp_path / "a.h5"
+    else:
+        weights = "config_weight=2 config_energy_weight=0 config_forces_weight=3 config_virials_weight=0.5"
+        path = write_xyz(
+            tmp_path / "a.xyz",
+            f'energy=-1 virials="1 0 0 0 1 0 0 0 1" {weights}',
+            "species:S:1:pos:R:3:forces:R:3",
+            ("Cu 0 0 0 0 0 0",),
+        )
+    one = read_atoms(path)[0]
+    weights = [one[f"{name}weight"].tolist() for name in ("", "energy_", "forces_", "stress_")]
+    assert weights == [[2], [0], [3], [0.5]]
+
+
+@pytest.mark.parametrize(
+    ("header", "message"),
+    [
+        ("energy=abc", "energy that is not a finite number: 'abc'"),
+        ("energy=T", "energy that is not a finite number"),
+        ('energy="1 2"', r"energy of shape \[2\]; energy needs \[1\]"),
+        ('energy=1 stress="0 1 0 0 0 0 0 0 0"', "stress that is not symmetric"),
+        ("energy=1 config_weight=-1", "config_weight of -1; a weight is at least 0"),
+        ("energy=1 config_weight=nan", "config_weight that is not a finite number"),
+        ('energy=1 config_weight="1 2"', r"config_weight of shape \[2\]; weight needs \[1\]"),
+    ],
+)
+def test_a_label_that_is_not_what_it_says_is_refused_by_structure_and_key(tmp_path, header, message):
+    with pytest.raises(ValueError, match=f"a.xyz, structure 0: it has {message}"):
+        read_atoms(write_xyz(tmp_path / "a.xyz", header))
+
+
+@pytest.mark.parametrize("label", ['stress="1 0 0 0 1 0 0 0 1"', 'virial="1 0 0 0 1 0 0 0 1"'])
+def test_stress_without_a_volume_is_refused(tmp_path, label):
+    path = write_xyz(tmp_path / "a.xyz", f"energy=1 {label}", lattice=False)
+    with pytest.raises(ValueError, match=r"its cell has no volume. Pass --key stress="):
+        read_atoms(path)
+    assert "stress" not in read_atoms(path, keys={"stress": None})[0]
+
+
+def test_partial_labels_are_nan_and_no_labels_are_read_if_none_are_wanted(tmp_path):
+    path = tmp_path / "a.xyz"
+    texts = [write_xyz(path, header, count=1).read_text() for header in ("energy=1", "config_type=x", "energy=nan")]
+    path.write_text("".join(texts))
+    with pytest.raises(ValueError, match="structure 1: it has 'nothing' as energy"):
+        list(read_atoms(path))
+    partial = list(read_atoms(path, labels="partial"))
+    assert torch.stack([one.energy for one in partial]).isnan().flatten().tolist() == [False, True, True]
+    assert all(one.forces.isnan().all() and one.stress.shape == (1, 6) for one in partial)
+    assert [sorted(one.keys()) for one in read_atoms(path, labels="none")] == [["cell", "pbc", "pos", "z"]] * 3
+
+
+@pytest.mark.parametrize(
+    ("symbol", "message"), [("X", "atoms of number 0"), ("D", "'D' is not the symbol"), ("O1", "'O1'"), ("8", "'8'")]
+)
+def test_an_atom_that_is_not_an_element_is_refused_by_name(tmp_path, symbol, message):
+    with pytest.raises(ValueError, match=rf"structure 0: .*{message}"):
+        read_atoms(write_xyz(tmp_path / "a.xyz", "energy=1", rows=(f"{symbol} 0 0 0",)))
+
+
+@pytest.mark.parametrize("text", ["10000000000\n\n", "-3\n\nH 0 0 0\n", "0\n\n", "5\n\nH 0 0 0\n"])
+def test_a_count_of_atoms_that_the_file_cannot_hold_is_refused(tmp_path, text):
+    (tmp_path / "a.xyz").write_text(text)
+    with pytest.raises(ValueError, match=r"declares|cut off"):
+        read_atoms(tmp_path / "a.xyz")
+
+
+@pytest.mark.parametrize(
+    ("header", "count"),
+    [('Lattice="0.001 0 0 0 0.001 0 0 0 0.001"', 1), ("", 40_000), ('Lattice="9 0 0 0 9 0 0 0 9"', 40_000)],
+)
+def test_pairs_are_counted_before_they_are_listed(tmp_path, header, count):
+    write_xyz(tmp_path / "a.xyz", header, rows=("H 0 0 0",) * count, count=1, lattice=False)
+    with pytest.raises(ValueError, match=r"more than [\d,]+ pairs of atoms"):
+        read_atoms(tmp_path / "a.xyz", cutoff=5.0)
+
+
+def test_float32_holds_structures_far_from_the_origin(tmp_path):
+    pytest.importorskip("vesin")
+    atoms = structure(4)
+    near = atoms.positions.copy()
+    for far in (np.array([2e4, -3e4, 4e4]), np.array([[0, 0, 0], [20000, 0, 0], [0, -200, 0], [0, 0, 4000]])):
+        for periodic in (True, False) if far.ndim == 1 else (True,):
+            atoms.pbc, atoms.positions = periodic, near + far
+            ase.io.write(tmp_path / "a.traj", [atoms])
+            one = read_atoms(tmp_path / "a.traj", cutoff=4.0)[0]
+            source, destination = one.edge_index
+            lengths = (one.pos[source] + one.edge_shift - one.pos[destination]).norm(dim=1)
+            wanted = (one.edge_index[0] - one.edge_index[1]).abs() * 1.5
+            assert len(lengths) == 10
+            torch.testing.assert_close(lengths, wanted, atol=1e-5, rtol=0)
+
+
+def test_a_trajectory_that_grows_is_read_anew(tmp_path):
+    from ase.io import write
+
+    write(tmp_path / "a.traj", [structure(2)])
+    first = read_atoms(tmp_path / "a.traj")
+    assert len(first) == 1
+    write(tmp_path / "a.traj", [structure(3), structure(4)])
+    assert [len(one.z) for one in read_atoms(tmp_path / "a.traj")] == [3, 4]
+
+
+def test_rows_of_an_aselmdb_are_found_whatever_was_deleted(tmp_path):
+    lmdb = pytest.importorskip("lmdb")
+    import zlib
+
+    from ase.db.row import AtomsRow
+    from ase.io.jsonio import encode
+
+    with (
+        lmdb.open(str(tmp_path / "a.aselmdb"), subdir=False, map_size=2**22, lock=False) as file,
+        file.begin(write=True) as writing,
+    ):
+        for number in (2, 5, 11):
+            row = AtomsRow(structure(number % 4 + 1))
+            entry = {name: row[name] for name in row if name not in ("id", "unique_id")} | {"unique_id": "u"}
+            writing.put(
+                str(number).encode(), zlib.compress(encode({**entry, "data": {}, "key_value_pairs": {}}).encode())
+            )
+        writing.put(b"bomb", zlib.compress(b"0" * 10))
+    assert [len(one.z) for one in read_atoms(tmp_path / "a.aselmdb")] == [3, 2, 4]
+    with (
+        lmdb.open(str(tmp_path / "a.aselmdb"), subdir=False, map_size=2**22, lock=False) as file,
+        file.begin(write=True) as writing,
+    ):
+        writing.put(b"1", zlib.compress(b"1" * (1 << 27)))
+    with pytest.raises(ValueError, match=r"larger than .* bytes when unpacked"):
+        read_atoms(tmp_path / "a.aselmdb")
+
+
+def test_what_hdf5_links_to_or_only_declares_is_refused(tmp_path):
+    h5py = pytest.importorskip("h5py")
+
+    def damaged(damage):
+        with h5py.File(tmp_path / "a.h5", "w") as file:
+            group = file.create_group("config_batch_0/config_0")
+            group["atomic_numbers"], group["cell"], group["pbc"] = [29], np.eye(3) * 4, [True] * 3
+            group["positions"], group["properties/energy"] = np.zeros((1, 3)), -1.0
+            damage(group)
+        return tmp_path / "a.h5"
+
+    assert read_atoms(damaged(lambda group: None))[0].energy.tolist() == [-1]
+    for damage, message in (
+        (lambda group: group.create_dataset("properties/forces", (1 << 40,), "f8", chunks=(1 << 20,)), "declares"),
+        (lambda group: group.__setitem__("properties/forces", h5py.ExternalLink("b.h5", "/x")), "is a link"),
+        (lambda group: group.__setitem__("properties/forces", h5py.SoftLink("/x")), "is a link"),
+        (
+            lambda group: group.create_dataset("properties/forces", (1, 3), "f8", external=[("/etc/passwd", 0, 24)]),
+            "another file",
+        ),
+    ):
+        with pytest.raises(ValueError, match=re.compile(message)):
+            read_atoms(damaged(damage))
