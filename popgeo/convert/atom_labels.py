@@ -1,5 +1,6 @@
 """Labels of structures as numbers in their shapes, and what is refused as one."""
 
+import math
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,7 @@ def numbers(called: str, value: Any, kinds: str = "iufb", allow_nan: bool = Fals
         ValueError: it is something else.
     """
     values = np.asarray(value)
-    if values.dtype.kind not in kinds or not (np.isfinite(values) | (np.isnan(values) & allow_nan)).all():
+    if values.dtype.kind not in kinds or not (np.isfinite(values).all() or (allow_nan and not np.isinf(values).any())):
         raise ValueError(
             f"it has {called} that is not a finite number: {str(value)[:40]!r}. Correct it or leave the structure out."
         )
@@ -33,7 +34,7 @@ def as_label(name: str, called: str, values: np.ndarray, num_atoms: int, cell: n
     """
     shape = {"forces": (num_atoms, 3), "stress": (1, 6)}.get(name, (1,))
     of_tensor = name == "stress" and values.size == 9
-    if values.size != np.prod(shape) and not of_tensor:
+    if values.size != math.prod(shape) and not of_tensor:
         raise ValueError(f"it has {called} of shape {list(values.shape)}; {name} needs {list(shape)}.")
     if name == "stress":
         values = _stress(called, values, abs(float(np.linalg.det(cell))))
@@ -56,7 +57,7 @@ def _stress(called: str, values: np.ndarray, volume: float) -> np.ndarray:
     Raises:
         ValueError: there is no volume, or a matrix is not symmetric.
     """
-    if np.isnan(values).all():
+    if math.isnan(values.flat[0]) and np.isnan(values).all():
         return values.flatten()[:6]
     if volume == 0:
         raise ValueError(f"it has {called}, but its cell has no volume. Pass --key stress= to leave stress out.")

@@ -110,21 +110,23 @@ class AtomsReader:
         labels: str,
     ) -> None:
         self.keys, self.units, self.cutoff, self.labels = keys, units, cutoff, labels
-        self.dtype = torch.float64 if double else torch.float32
+        self.number = np.float64 if double else np.float32
         self.levels = {**levels}
         """What the values of each key that is read belong to."""
+        self._names: dict[tuple[str, ...], tuple[dict[str, str], dict[str, str]]] = {}
 
-    def names(self, atoms: Any) -> tuple[dict[str, str], dict[str, str]]:
+    def names(self, said: Mapping[str, Any]) -> tuple[dict[str, str], dict[str, str]]:
         """What is read by which key, and what is not read, with the option that would read it."""
-        return find_names(_said(atoms), self.keys, self.labels != "none")
+        if (keys := tuple(said)) not in self._names:
+            self._names = {keys: find_names(said, self.keys, self.labels != "none")}  # of most structures of a file
+        return self._names[keys]
 
-    def graph(self, atoms: Any, names: Mapping[str, str], metadata: Mapping[str, Any]) -> Data:
+    def graph(self, atoms: Any, said: Mapping[str, Any], names: Mapping[str, str], metadata: Mapping[str, Any]) -> Data:
         """The graph of a structure.
 
         Raises:
             ValueError: the structure is wrong in a way that `read_atoms` lists.
         """
-        said = _said(atoms)
         check_cell(atoms.info, atoms.cell.rank > 0)
         require_elements(atoms.numbers)
         factors = find_factors(said, metadata, names, self.units)
@@ -136,13 +138,13 @@ class AtomsReader:
             self._add(data, name, called, said.get(called, 1.0), atoms, factors.get(name, 1.0), cell)
         if self.labels == "partial":
             for name, shape in (("energy", (1,)), ("forces", pos.shape), ("stress", (1, 6))):
-                data[name] = data[name] if name in data else torch.full(shape, torch.nan, dtype=self.dtype)
+                data[name] = data[name] if name in data else self._number(np.full(shape, np.nan))
         if self.cutoff is not None:
             _add_pairs(data, pos, cell, pbc, self.cutoff)
         return _near_origin(data, pos, cell, pbc)
 
     def _number(self, values: np.ndarray) -> torch.Tensor:
-        return torch.tensor(values, dtype=self.dtype)
+        return torch.from_numpy(np.array(values, self.number))
 
     def _add(self, data: Data, name: str, called: str, value: Any, atoms: Any, factor: float, cell: np.ndarray) -> None:
         """Adds what a key says as an attribute."""
@@ -193,8 +195,9 @@ class AtomsFile(Dataset[Data]):
     def _read(self, index: int) -> Data:
         try:
             atoms = self.file.read(index)
-            names, ignored = self.reader.names(atoms)
-            graph = self.reader.graph(atoms, self._as_first(names), self.file.metadata)
+            said = _said(atoms)
+            names, ignored = self.reader.names(said)
+            graph = self.reader.graph(atoms, said, self._as_first(names), self.file.metadata)
         except Exception as error:  # what is damaged may break a reader of others in any way
             raise ValueError(f"{self.path}, structure {index}: {str(error) or repr(error)}") from error
         if ignored := {**ignored, **_ignored_in(self.file.metadata)}:

@@ -39,7 +39,7 @@ class FixedSizeModel(ModelInterface):
         order = torch.argsort(state.system_idx, stable=True)
         pbc = torch.as_tensor(state.pbc).cpu().expand(3).numpy()
         arrays = [value.detach().cpu().numpy() for value in (state.atomic_numbers, state.positions, state.cell.mT)]
-        atoms = order.cpu().split(torch.bincount(state.system_idx).tolist())
+        atoms = [rows.numpy() for rows in order.cpu().split(torch.bincount(state.system_idx).tolist())]
         systems = [
             Atoms(arrays[0][rows], arrays[1][rows], cell=cell, pbc=pbc)
             for rows, cell in zip(atoms, arrays[2], strict=True)

@@ -7,6 +7,7 @@ pytest.importorskip("ase")
 pytest.importorskip("vesin")
 torch_sim = pytest.importorskip("torch_sim", reason="torch-sim-atomistic is not installed", exc_type=ImportError)
 
+from ase import Atoms  # noqa: E402
 from ase.build import bulk  # noqa: E402
 from torch_sim.models.interface import validate_model_outputs  # noqa: E402
 
@@ -34,3 +35,12 @@ def test_relaxations_of_many_systems_lower_their_energy_at_one_shape():
     state = torch_sim.optimize(state, model, optimizer=torch_sim.gradient_descent, max_steps=5, steps_between_swaps=5)
     assert float(state.energy.sum()) < first
     assert len(model.evaluator.evaluate.shapes) == 1
+
+
+def test_systems_of_one_atom_have_the_results_of_ases_calculator():
+    systems = [Atoms("Cu", cell=[20] * 3, pbc=True), bulk("Cu"), Atoms("He", [[0.0, 0, 0]], cell=[9] * 3)]
+    for some in (systems[:1], systems[1:2], systems[2:], systems[:2]):
+        found = FixedSizeModel(evaluator_of())(torch_sim.io.atoms_to_state(some, torch.device("cpu"), torch.float64))
+        alone = [evaluator_of()([atoms]) for atoms in some]
+        for name in ("energy", "forces", "stress"):
+            torch.testing.assert_close(found[name], torch.cat([one[name] for one in alone]))
