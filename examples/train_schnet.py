@@ -3,7 +3,7 @@
     python examples/train_schnet.py --epochs 6 --out popgeo-run
     python examples/train_schnet.py --dataset qm9 --root ~/data/QM9
 
-`--help` lists every option. The job itself, step by step, is `popgeo/__main__.py`.
+`--help` lists every option. The job itself, step by step, is `popgeo/demo.py`.
 """
 
 from popgeo.__main__ import main

@@ -4,6 +4,7 @@ import contextlib
 import io
 import re
 import subprocess
+import sys
 from pathlib import Path
 
 import pandas as pd
@@ -11,8 +12,9 @@ import pytest
 import torch
 
 import popgeo
-from popgeo.__main__ import COMMANDS, main, split
+from popgeo.__main__ import COMMANDS, main
 from popgeo.data import write
+from popgeo.demo import split
 from popgeo.ipu.report.report import Report
 from popgeo.settings import parse
 from tests.support import quick_python
@@ -122,9 +124,8 @@ def test_a_wrong_option_is_one_clear_line(arguments: list[str], words: str, caps
 def test_a_command_that_there_is_not_is_one_line_with_what_was_meant(capsys: pytest.CaptureFixture[str]):
     assert main(["convrt", "a", "b"]) == 2
     message = capsys.readouterr().err
-    assert (
-        "convrt is no command, there are demo, convert, info, predict, report, train; did you mean convert?" in message
-    )
+    assert message.startswith("popgeo: there is no command 'convrt', but demo, convert, info, predict, report, train.")
+    assert "Did you mean 'convert'?" in message
 
 
 @pytest.mark.parametrize("name", COMMANDS)
@@ -203,3 +204,16 @@ def test_help_lists_every_option_with_its_default(capsys: pytest.CaptureFixture[
     for option in options:
         assert f"--{option.replace('_', '-')}" in text
     assert text.count("(default: ") == len(options)
+
+
+@pytest.mark.parametrize("words", [["--version"], ["--help"], ["convrt"], ["--no-such-option"]])
+def test_help_version_and_wrong_words_need_no_torch(words: list[str]):
+    program = f"""
+import sys, popgeo.__main__
+try:
+    popgeo.__main__.main({words!r})
+except SystemExit:
+    pass
+sys.exit(int(bool({{"torch", "numpy", "torch_geometric"}} & sys.modules.keys())))
+"""
+    assert subprocess.run([sys.executable, "-c", program], capture_output=True, check=False).returncode == 0

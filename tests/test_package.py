@@ -1,5 +1,6 @@
 """What a user installs: the wheel holds all it needs, and runs the main job away from the source."""
 
+import importlib
 import os
 import re
 import subprocess
@@ -81,3 +82,12 @@ def test_hooks_and_workflows_run_what_contributors_run():
     oldest = re.search(r'requires-python = ">=(.+)"', (REPOSITORY / "pyproject.toml").read_text())[1]
     assert f'"{oldest}"' in workflow
     assert "make check" in workflow
+
+
+def test_the_names_that_type_checkers_see_are_those_that_are_imported():
+    stub = (REPOSITORY / "popgeo" / "__init__.pyi").read_text()
+    for home, name in re.findall(r"from (popgeo\S*) import (\w+) as", stub):
+        source = importlib.import_module(home)
+        found = importlib.import_module(f"popgeo.{name}") if home == "popgeo" else getattr(source, name)
+        assert getattr(popgeo, name) is found, name
+    assert set(popgeo.__all__) <= set(re.findall(r" as (\w+)", stub))

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Mapping
 from functools import cache
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 from popgeo.convert.units import all_factors, factor_of
 
@@ -37,20 +37,6 @@ _OF_ATOMS = re.compile(
     r"atomic)($|_)|mulliken|hirshfeld|(^|_)(lowdin|loewdin|nbo|bader|ddec)"
 )
 _OF_STRUCTURE = re.compile(r"(^|_)(dipole|quadrupole|polari[sz]ability|energy|charge|spin|magmom|stress|virials?)($|_)")
-
-
-class Found(NamedTuple):
-    """What one structure says.
-
-    Attributes:
-        names: What the file calls each attribute that is read.
-        ignored: Keys that look like a label, a charge or a weight and are not read, with the option that reads each.
-        factors: What the numbers of an attribute, and of `length`, are multiplied by to be in eV and angstrom.
-    """
-
-    names: dict[str, str]
-    ignored: dict[str, str]
-    factors: dict[str, float]
 
 
 @cache

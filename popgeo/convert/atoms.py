@@ -31,7 +31,7 @@ def read_atoms(
     units: Mapping[str, str] | None = None,
     levels: Mapping[str, str] | None = None,
     labels: str = "all",
-) -> "Structures":
+) -> "AtomFiles":
     """The structures of a file, each read when it is asked for: a dataset for loaders and for `popgeo.data.write`.
 
     Each has `z` [num_atoms], `pos` in angstrom [num_atoms, 3], `cell` [1, 3, 3] and `pbc` [1, 3], and, if the file has
@@ -81,10 +81,10 @@ def read_atoms(
     if labels not in ("all", "partial", "none"):
         raise ValueError(f'labels is {labels!r}; it is "all", "partial" or "none".')
     reader = AtomsReader(keys or {}, units or {}, levels or {}, cutoff=cutoff, double=double, labels=labels)
-    return Structures([AtomsFile(file, reader) for file in files])
+    return AtomFiles([AtomsFile(file, reader) for file in files])
 
 
-class Structures(ConcatDataset[Data]):
+class AtomFiles(ConcatDataset[Data]):
     """The structures of some files, one after the other."""
 
     datasets: "list[AtomsFile]"  # type: ignore[assignment]

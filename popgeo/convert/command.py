@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from popgeo.command_line import OneLineParser
 from popgeo.convert.atoms import read_atoms
 from popgeo.convert.pyg import dataset_by_name, read_pt
 from popgeo.convert.smiles import read_smiles
@@ -82,7 +83,7 @@ def _option(text: str) -> tuple[str, Any]:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = OneLineParser(
         prog="popgeo convert",
         description="Writes a dataset to a folder, as a store that FlatStore.open maps into memory.",
     )

@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import nn
 
+from popgeo.command_line import OneLineParser
 from popgeo.convert.command import add_source, source_of
 from popgeo.data.flat_store import FlatStore
 from popgeo.deploy.force_field import ForceField
@@ -96,7 +97,7 @@ def _predictor(asked: argparse.Namespace) -> Predictor:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = OneLineParser(
         prog="popgeo predict", description="Writes a model's results for graphs of any sizes, in the graphs' order."
     )
     add = parser.add_argument
