@@ -16,10 +16,8 @@ import numpy as np
 from popgeo.convert.atom_labels import symmetrised
 
 _MOST_OF_A_ROW = 1 << 26  # bytes of an unpacked row, and of a dataset in HDF5 beyond what is stored
-_LINES = re.compile(
-    r"""(?:^|\s)["']?(pbc|lattice)["']?\s*=\s*("[^"]*"|'[^']*'|\[[^\]]*\]|\{[^}]*\}|\S+)""", re.IGNORECASE
-)
-_STRESS = re.compile(r"""(?:^|\s)stress=["'{\[]([-+.\deE\s]+)""")
+_PAIRS = re.compile(r"""(?:^|\s)["']?([\w:.-]+)["']?\s*=\s*("[^"]*"|'[^']*'|\[[^\]]*\]|\{[^}]*\}|\S+)""")
+_SPELLED = {"lattice": "Lattice", "properties": "Properties"}  # as ASE wants it
 _TRUE, _FALSE = {"t", "true", "1", "yes"}, {"f", "false", "0", "no"}
 
 
@@ -78,35 +76,44 @@ def _read_xyz(path: Path, starts: Sequence[int], index: int) -> Any:
         file.seek(starts[index])
         text = file.read(starts[index + 1] - starts[index]).decode()
     head, comment, rows = text.split("\n", 2)
-    found = {name: value.strip("\"'[]{}") for name, value in _LINES.findall(comment)}
-    lower = [name.lower() for name in found]
-    if len({*lower}) < len(lower):
-        raise ValueError(f"it has {sorted(found)}, of which two say the same. Remove one.")
-    comment = _LINES.sub(
-        lambda one: f" {one[1].capitalize()}={one[2]}" if one[1].lower() == "lattice" else " ", comment
-    )
+    found = _PAIRS.findall(comment)
+    names = [name.lower() if name.lower() in ("pbc", *_SPELLED) else name for name, _ in found]
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        raise ValueError(f"it has {twice} twice. Remove one")
+    said = {name: value.strip("\"'[]{}") for name, (_, value) in zip(names, found, strict=True)}
+    columns = sum(map(int, said.get("properties", "species:S:1:pos:R:3").split(":")[2::3]))
+    if len(row := rows.split("\n", 1)[0].split()) > columns:
+        raise ValueError(
+            f"its rows have {len(row)} columns, of which Properties names {columns}. Name all: ...:forces:R:3"
+        )
+    if len(stress := re.findall(r"[-+.\deE]+", said.get("stress", ""))) == 9:
+        symmetrised("stress", np.array(stress, float).reshape(3, 3))  # ASE takes the mean without a check
+    comment = _PAIRS.sub(_as_ase_spells, comment)
     try:
         atoms = ase.io.read(io.StringIO("\n".join((head, comment, rows))), format="extxyz")
     except KeyError as error:  # of a symbol
         raise ValueError(f"{error} is not the symbol of an element") from error
-    for name, value in found.items():
-        if name.lower() == "pbc":
-            atoms.pbc = _periodic(name, value, re.findall(r"[^\s,\[\]\"']+", value))
-    if len(stress := [float(word) for word in (_STRESS.findall(comment) or [""])[0].split()]) == 9:
-        symmetrised("stress", np.array(stress).reshape(3, 3))  # ASE does so without a look
+    if "pbc" in said:
+        atoms.pbc = _periodic(said["pbc"])
     return atoms
 
 
-def _periodic(name: str, text: str, words: list[str]) -> list[bool]:
+def _as_ase_spells(pair: re.Match[str]) -> str:
+    """A pair of a header for ASE, which knows one spelling of each key; `pbc` is left out and read here."""
+    name = _SPELLED.get(pair[1].lower(), pair[1])
+    return " " if name.lower() == "pbc" else f" {name}={pair[2]}" if name in _SPELLED.values() else pair[0]
+
+
+def _periodic(text: str) -> list[bool]:
     """Which directions repeat; ASE takes any word that it does not know for true.
 
     Raises:
         ValueError: a word is not known, or there are neither one nor three.
     """
-    small = [word.lower().strip(".") for word in words]
+    small = [word.lower().strip(".") for word in re.findall(r"[^\s,\[\]\"']+", text)]
     small = list(small[0]) if len(small) == 1 and len(small[0]) == 3 and set(small[0]) <= {*"tf01"} else small
     if len(small) not in (1, 3) or not {*small} <= _TRUE | _FALSE:
-        raise ValueError(f'it has {name}={text!r}, which is not understood. Write pbc="T T F".')
+        raise ValueError(f'it has pbc={text!r}, which is not understood. Write pbc="T T F".')
     return [word in _TRUE for word in small] * (3 // len(small))
 
 

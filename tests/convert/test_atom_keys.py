@@ -286,6 +286,23 @@ def test_an_atom_that_is_not_an_element_is_refused_by_name(tmp_path, symbol, mes
         read_atoms(write_xyz(tmp_path / "a.xyz", "energy=1", rows=(f"{symbol} 0 0 0",)))
 
 
+@pytest.mark.parametrize("name", ["Properties", "properties", "PROPERTIES"])
+def test_columns_are_read_whatever_letters_their_list_has_and_none_is_dropped(tmp_path, name):
+    text = "1\n{}=species:S:1:pos:R:3{} energy=1\nH 0 0 0 1 2 3\n"
+    (tmp_path / "a.xyz").write_text(text.format(name, ":forces:R:3"))
+    assert read_atoms(tmp_path / "a.xyz")[0].forces.tolist() == [[1, 2, 3]]
+    for header in (text.format(name, ""), "1\nplain\nH 0 0 0 1 2 3\n"):
+        (tmp_path / "a.xyz").write_text(header)
+        with pytest.raises(ValueError, match="rows have 7 columns, of which Properties names 4"):
+            read_atoms(tmp_path / "a.xyz")
+
+
+@pytest.mark.parametrize("header", ["energy=1 energy=2", 'pbc="T T T" PBC="F F F"'])
+def test_a_key_that_is_there_twice_is_refused(tmp_path, header):
+    with pytest.raises(ValueError, match=r"it has \['\w+'\] twice"):
+        read_atoms(write_xyz(tmp_path / "a.xyz", header))
+
+
 @pytest.mark.parametrize("text", ["10000000000\n\n", "-3\n\nH 0 0 0\n", "0\n\n", "5\n\nH 0 0 0\n"])
 def test_a_count_of_atoms_that_the_file_cannot_hold_is_refused(tmp_path, text):
     (tmp_path / "a.xyz").write_text(text)
