@@ -8,18 +8,23 @@ _VOIGT = [0, 4, 8, 5, 2, 1]  # xx, yy, zz, yz, xz, xy among the nine entries of 
 _MATRIX = [0, 5, 4, 5, 1, 3, 4, 3, 2]  # the nine among those six
 
 
-def element_energies(z: Tensor, batch: Tensor, energy: Tensor) -> Tensor:
+def element_energies(
+    z: Tensor, batch: Tensor, energy: Tensor, weight: Tensor | None = None, fixed: Tensor | None = None
+) -> Tensor:
     """The energy of an atom of each element that explains a dataset best, by least squares: MACE's `E0s="average"`.
 
-    A model whose `atomref` they are has only what binds the atoms left to learn.
+    A model that has them as its `atomref` only learns what binds the atoms. The least squares are solved by a singular
+    value decomposition of the compositions themselves, which does not square their condition number.
 
     Args:
         z: Atomic numbers of all structures; 0 is padding. [num_atoms]
         batch: The structure of each atom. [num_atoms]
-        energy: Of each structure. [num_graphs] or [num_graphs, 1]
+        energy: Of each structure; NaN is unknown. [num_graphs] or [num_graphs, 1]
+        weight: How much each structure counts. [num_graphs]
+        fixed: Energies that stay as they are; NaN for those to find. [100]
 
     Returns:
-        In the unit of `energy`; 0 for elements that do not occur. Where compositions do not tell elements apart, as in
+        In the unit of `energy`; 0 for elements that do not occur. If compositions do not tell elements apart, as in
         pure water, the smallest energies that explain it. [100]
 
     Raises:
@@ -39,9 +44,16 @@ def element_energies(z: Tensor, batch: Tensor, energy: Tensor) -> Tensor:
     if batch.numel() and int(batch.max()) >= num_graphs:
         raise ValueError(f"An atom belongs to structure {int(batch.max())}, but there are {num_graphs} energies.")
     counts = torch.bincount(batch * MAX_Z + z, minlength=num_graphs * MAX_Z).view(num_graphs, MAX_Z).double()
-    counts[:, 0] = 0
-    of_elements = torch.linalg.pinv(counts.T @ counts, hermitian=True)
-    return (of_elements @ (counts.T @ energy.flatten().double())).to(energy)
+    given = torch.zeros(MAX_Z).double() if fixed is None else fixed.double().nan_to_num()
+    left = energy.flatten().double() - counts @ given
+    count = torch.ones_like(left) if weight is None else weight.double()
+    used = left.isfinite() & (count > 0)
+    open_ = (counts[used].sum(0) > 0) & (torch.arange(MAX_Z) > 0)
+    open_ = open_ if fixed is None else open_ & fixed.isnan()
+    root = count[used].sqrt().unsqueeze(1)
+    solved = torch.linalg.lstsq(counts[used][:, open_] * root, left[used].unsqueeze(1) * root, driver="gelsd").solution
+    given[open_] = solved.flatten()
+    return given.to(energy)
 
 
 def voigt_to_matrix(stress: Tensor) -> Tensor:

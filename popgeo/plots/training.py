@@ -10,10 +10,11 @@ from popgeo.plots.style import REFERENCE, drawing, require
 
 
 def loss_curve(history: pd.DataFrame, *, mean_predictor: float | None = None, ax: Axes | None = None) -> Axes:
-    """Draws the train and validation error of each epoch.
+    """Draws the error, or the loss, of training and validation in each epoch.
 
     Args:
-        history: One row per epoch: `epoch`, `train_mae` and `validation_mae` in meV.
+        history: One row per epoch: `epoch`, and `train_mae` and `validation_mae` in meV, or the `train loss` and
+            `valid loss` of the log of `popgeo train`, which are drawn on a logarithmic scale.
         mean_predictor: Error of predicting the mean, in meV; a dashed line.
 
     Example:
@@ -21,13 +22,20 @@ def loss_curve(history: pd.DataFrame, *, mean_predictor: float | None = None, ax
         >>> loss_curve(history, mean_predictor=2150).get_ylabel()
         'mean absolute error (meV)'
     """
-    require(history, "epoch", "train_mae", "validation_mae")
+    columns = ("train loss", "valid loss") if "train loss" in history else ("train_mae", "validation_mae")
+    require(history, "epoch", *columns)
+    is_loss = columns[0] == "train loss"
     with drawing(ax) as ax:
-        for column, marker in (("train_mae", "o"), ("validation_mae", "s")):
-            ax.plot(history["epoch"], history[column], marker=marker, label=column.removesuffix("_mae"))
+        for column, marker in zip(columns, "os", strict=True):
+            label = column.removesuffix("_mae").removesuffix(" loss")
+            ax.plot(history["epoch"], history[column], marker=marker, label=label)
         if mean_predictor is not None:
             ax.axhline(mean_predictor, label=f"predicting the mean: {mean_predictor:,.0f} meV", **REFERENCE)
-        ax.set(xlabel="epoch", ylabel="mean absolute error (meV)", title="Learning curve", ylim=(0, None))
+        ax.set(xlabel="epoch", ylabel="loss" if is_loss else "mean absolute error (meV)", title="Learning curve")
+        if is_loss and (history[list(columns)] > 0).all(axis=None):
+            ax.set_yscale("log")
+        else:
+            ax.set_ylim(0, None)
         ax.xaxis.set_major_locator(MaxNLocator(integer=True))
         ax.legend()
     return ax

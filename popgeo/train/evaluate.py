@@ -1,68 +1,113 @@
-"""How far off a force field is: tables of errors, what a validation is judged by, and the picture of parity."""
+"""How far off a force field is: tables of errors, the loss of a whole part of the data, and the picture of parity."""
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import NamedTuple
 
 import pandas as pd
 import torch
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from torch import Tensor
 
+from popgeo.convert.atom_keys import WEIGHTS
 from popgeo.engine.compiled_step import CompiledStep
 from popgeo.loader import FixedSizeDataLoader
 from popgeo.plots import panels, prediction_scatter
-from popgeo.train.training_set import UNITS
+from popgeo.train.training_set import UNITS, weight_of
 
-Pairs = Mapping[str, tuple[Tensor, Tensor]]
-"""For each of what is learned the labels and what was predicted, of all real entries."""
+
+class Pair(NamedTuple):
+    """Known labels, what was predicted for them, and how much each of them counts."""
+
+    label: Tensor
+    predicted: Tensor
+    weight: Tensor
+
+
+Pairs = Mapping[str, Pair]
+"""For each of what is learned, all real entries; energies per atom."""
 
 
 def taken_from(batch: object, labels: tuple[str, ...]) -> dict[str, Tensor]:
     """What `ForceLoss` takes of a batch."""
-    names = ("z", "pos", "batch", "edge_index", "edge_shift", "cell", "graphs_mask", "weight", *labels)
+    names = ("z", "pos", "batch", "edge_index", "edge_shift", "cell", "graphs_mask", *WEIGHTS, *labels)
     return {name: batch[name] for name in names if name in batch}  # type: ignore[index, operator]
 
 
-def predictions(step: CompiledStep, loader: FixedSizeDataLoader, labels: tuple[str, ...]) -> Pairs:
-    """The labels of a loader's structures, and what a compiled `ForceLoss` predicts; energies an atom."""
-    kept: dict[str, list[tuple[Tensor, Tensor]]] = {name: [] for name in labels}
+def loss_of(costs: Tensor, factors: Mapping[str, float]) -> float:
+    """The loss of batches as one, from the sum of their `costs`. [number of labels, 2]"""
+    return sum(
+        factor * cost / max(count, 1.0) for factor, (cost, count) in zip(factors.values(), costs.tolist(), strict=True)
+    )
+
+
+def predictions(step: CompiledStep, loader: FixedSizeDataLoader, labels: tuple[str, ...]) -> tuple[Pairs, Tensor]:
+    """What a compiled `ForceLoss` predicts for a loader's structures next to their labels, and its summed `costs`."""
+    kept: dict[str, list[Pair]] = {name: [] for name in labels}
+    costs = torch.zeros(len(labels), 2, dtype=torch.float64)
     for batch in loader:
         _, found = step(**taken_from(batch, labels))
+        costs += found["costs"].double().cpu()
         atoms = torch.bincount(batch.batch, minlength=batch.num_graphs).clamp(min=1)
         for name in labels:
             real = batch.nodes_mask if name == "forces" else batch.graphs_mask
             label = batch.energy / atoms if name == "energy" else batch[name]
-            known = real.view(-1, *[1] * (label.dim() - 1)).expand_as(label) & ~label.isnan()
-            kept[name].append((label[known].double().cpu(), found[name][known].double().cpu()))
-    return {name: tuple(map(torch.cat, zip(*parts, strict=True))) for name, parts in kept.items()}  # type: ignore[misc]
+            weight = weight_of(batch, name).to(label).expand(batch.num_graphs)
+            weight = weight.index_select(0, batch.batch) if name == "forces" else weight
+            shape = (-1, *[1] * (label.dim() - 1))
+            known = real.view(shape).expand_as(label) & ~label.isnan()
+            parts = (label, found[name], weight.view(shape).expand_as(label))
+            kept[name].append(Pair(*(part[known].double().cpu() for part in parts)))
+    return {name: Pair(*map(torch.cat, zip(*parts, strict=True))) for name, parts in kept.items()}, costs
 
 
 def errors_of(pairs: Pairs) -> dict[str, float]:
-    """Mean absolute and root mean squared errors, in thousandths of `UNITS`; NaN where nothing is known."""
+    """Mean absolute and root mean squared errors, in thousandths of `UNITS`; NaN if nothing is known."""
     found: dict[str, float] = {}
-    for name, (label, predicted) in pairs.items():
-        error = 1000 * (predicted - label)
+    for name, (label, predicted, weight) in pairs.items():
+        error, total = 1000 * (predicted - label), weight.sum()
         unit = f"{name} m{UNITS[name]}"
-        found |= {f"{unit} MAE": float(error.abs().mean()), f"{unit} RMSE": float(error.square().mean().sqrt())}
+        squared = (weight * error.square()).sum() / total
+        found |= {f"{unit} MAE": float((weight * error.abs()).sum() / total), f"{unit} RMSE": float(squared.sqrt())}
     return found
 
 
 def table(parts: Mapping[str, Pairs]) -> pd.DataFrame:
-    """The errors of each part of the data, one row a part."""
+    """The errors of each part of the data, one row per part."""
     return pd.DataFrame({name: errors_of(pairs) for name, pairs in parts.items()}).T
+
+
+def doubts(pairs: Pairs) -> list[str]:
+    """A sentence for each label that is predicted no better than by 0, though it is learned."""
+    found = []
+    for name, (label, predicted, weight) in pairs.items():
+        error, size = ((weight * part.square()).sum() for part in (predicted - label, label))
+        if len(label) and float(error) > 0.9 * float(size) > 0:
+            found.append(
+                f"{name}: predicting 0 would be {'better' if error > size else 'as good'}. Train longer, or check the "
+                "data: wrong units, gradients instead of forces, labels that contradict each other?"
+            )
+    return found
 
 
 def draw_parity(pairs: Pairs, title: str, path: Path) -> None:
     """Writes a picture of what was predicted over the labels."""
-    shown = {name: both for name, both in pairs.items() if len(both[0])}
+    shown = {name: pair for name, pair in pairs.items() if len(pair.label)}
+    if not shown:
+        return
     axes = panels(1, len(shown), size=(4.5 * len(shown), 4.8), title=title)
-    for ax, (name, (label, predicted)) in zip(axes, shown.items(), strict=True):
+    for ax, (name, (label, predicted, _)) in zip(axes, shown.items(), strict=True):
         quantity = "energy less that of elements" if name == "energy" else name
         prediction_scatter(label, predicted, quantity=quantity, unit=UNITS[name], ax=ax)
         error = 1000 * float((predicted - label).abs().mean())
         ax.set_title(f"{name}: MAE {error:.3g} m{UNITS[name]}")
-    figure = axes[0].figure
+    draw(axes[0], path)
+
+
+def draw(axes: Axes, path: Path) -> None:
+    """Writes the figure that holds the axes as PNG; the file appears whole or not at all."""
+    figure, partial = axes.figure, path.with_name(f"{path.name}.part")
     assert isinstance(figure, Figure)
-    partial = path.with_name(f"{path.name}.part")
-    figure.savefig(partial, format="png", dpi=150)
+    figure.savefig(partial, format="png", dpi=150, bbox_inches="tight")
     partial.replace(path)

@@ -21,7 +21,7 @@ from popgeo.engine.compile_step import compile_forward, compile_step
 from popgeo.engine.step_options import StepOptions
 from popgeo.loader import FixedSizeDataLoader
 from popgeo.progress import bar
-from popgeo.train.evaluate import Pairs, errors_of, predictions, taken_from
+from popgeo.train.evaluate import errors_of, loss_of, predictions, taken_from
 from popgeo.train.force_loss import ForceLoss
 
 CHECKPOINT, BEST = "checkpoint.pt", "model.pt"
@@ -35,6 +35,7 @@ class Fit:
         loaders: Of the structures for `train` and `valid`.
         weights: Of what is learned, in the loss.
         options: The rest, by the names of the command line.
+        checksums: Of the data of each part; a run that is resumed must have the same.
     """
 
     def __init__(
@@ -43,8 +44,10 @@ class Fit:
         loaders: dict[str, FixedSizeDataLoader],
         weights: dict[str, float],
         options: Namespace,
+        checksums: dict[str, str],
     ) -> None:
         self.options, self.loaders, self.folder, self.weights = options, loaders, options.out, weights
+        self.checksums = checksums
         self.labels, backend = tuple(weights), "cpu" if options.device == "cpu" else "cuda"
         self.model = ForceLoss(field, weights, options.loss).train()
         self.average = AveragedModel(field, multi_avg_fn=_moving_average(options.ema_decay))
@@ -56,7 +59,10 @@ class Fit:
         self.judge = ForceLoss(self.best, weights, options.loss).eval()
         self.evaluate = compile_forward(self.judge, backend=backend)
         self.history: list[dict[str, float]] = []
-        self.reached: dict[str, float] = {"best_epoch": 0, "best_loss": math.inf, "loss": 0.0, "graphs": 0}
+        self.reached: dict[str, Any] = {"best_epoch": 0, "best_loss": math.inf, "graphs": 0, "costs": self._no_costs()}
+
+    def _no_costs(self) -> Tensor:
+        return torch.zeros(len(self.labels), 2, dtype=torch.float64)
 
     @property
     def epoch(self) -> int:
@@ -95,7 +101,8 @@ class Fit:
         with bar(title, "structures", total=total) as shown:
             shown.update(int(self.reached["graphs"]))
             for batch in loader:
-                loss = float(self.step(**taken_from(batch, self.labels))[0])
+                cost, found = self.step(**taken_from(batch, self.labels))
+                loss = float(cost)
                 if not math.isfinite(loss):
                     raise ValueError(
                         f"The loss is {loss} in epoch {self.epoch + 1}. Lower --lr, or pass --clip-grad 10; "
@@ -103,20 +110,20 @@ class Fit:
                     )
                 self.average.update_parameters(self.model.field)
                 count = int(batch.graphs_mask.sum())
-                self.reached["loss"] += loss * count
+                self.reached["costs"] = self.reached["costs"] + found["costs"].double().cpu()
                 self.reached["graphs"] += count
                 shown.update(count)
                 if interrupts and self.reached["graphs"] < total:
                     self.save()
                     raise KeyboardInterrupt
-        mean = self.reached["loss"] / max(self.reached["graphs"], 1)
-        self.reached |= {"loss": 0.0, "graphs": 0}
-        return mean
+        loss = loss_of(self.reached["costs"], self.weights)
+        self.reached |= {"costs": self._no_costs(), "graphs": 0}
+        return loss
 
     def _judge(self, train_loss: float, seconds: float) -> None:
         """Validates the averages, keeps them where none were better, and lets the learning rate fall."""
-        pairs = predictions(self.evaluate, self.loaders["valid"], self.labels)
-        loss = self._cost(pairs)
+        pairs, costs = predictions(self.evaluate, self.loaders["valid"], self.labels)
+        loss = loss_of(costs, self.weights)
         rate = self.optimizer.param_groups[0]["lr"]
         shown = {"epoch": self.epoch + 1, "train loss": train_loss, "valid loss": loss, "learning rate": float(rate)}
         self.history.append({**shown, **errors_of(pairs), "seconds": seconds})
@@ -131,11 +138,6 @@ class Fit:
         self.best.save(partial)
         partial.replace(self.folder / BEST)
 
-    def _cost(self, pairs: Pairs) -> float:
-        """What the loss would be of all structures as one batch."""
-        costs = {name: self.judge.cost(found - label) for name, (label, found) in pairs.items()}
-        return float(sum(self.weights[name] * cost.mean() for name, cost in costs.items() if len(cost)))
-
     def save(self) -> None:
         """Keeps where the run stands."""
         content = {
@@ -146,22 +148,63 @@ class Fit:
             "loader": self.loaders["train"].state_dict(),
             "history": self.history,
             "reached": self.reached,
+            "checksums": self.checksums,
         }
         save_checkpoint(self.folder / CHECKPOINT, content)
         pd.DataFrame(self.history).to_csv(self.folder / "log.csv", index=False)
 
     def resume(self) -> None:
-        """Goes on from what `save` kept.
+        """Continues from what `save` kept.
 
         Raises:
-            ValueError: the file is damaged, or of another run.
+            ValueError: the file is damaged or of another run, or the data have changed.
         """
-        content = load_checkpoint(self.folder / CHECKPOINT)
-        restore_weights(content, self.model, self.optimizer, self.folder / CHECKPOINT)
-        self.average.load_state_dict(content["average"])
-        self.plateau.load_state_dict(content["plateau"])
-        self.loaders["train"].load_state_dict(content["loader"])
-        self.history, self.reached = content["history"], content["reached"]
+        path = self.folder / CHECKPOINT
+        content = load_checkpoint(path)
+        try:
+            before = content["checksums"]
+            changed = [name for name in self.checksums if before.get(name) != self.checksums[name]]
+        except (KeyError, AttributeError, TypeError) as error:
+            raise ValueError(f"{path} was not written by `popgeo train`: {error!r}.") from error
+        if changed:
+            raise ValueError(
+                f"The structures for {', '.join(changed)} are not those that the run in {self.folder} was started "
+                f"with. Restore the files, or start a new run from its weights: --init {self.folder / BEST} --out NEW."
+            )
+        restore_weights(content, self.model, self.optimizer, path)
+        try:
+            history, reached = content["history"], content["reached"]
+            known = (
+                reached["costs"].shape == (len(self.labels), 2),
+                [row["epoch"] for row in history] == list(range(1, len(history) + 1)),
+                0 <= reached["best_epoch"] <= len(history),
+                0 <= reached["graphs"] <= len(self.loaders["train"].dataset),  # type: ignore[arg-type]  # a store
+            )
+            if not all(known):
+                raise ValueError(f"its history and position cannot be: {reached}")
+            self.average.load_state_dict(content["average"])
+            self.plateau.load_state_dict(_like(self.plateau.state_dict(), content["plateau"]))
+            self.loaders["train"].load_state_dict(content["loader"])
+        except Exception as error:  # of whatever kind, from a file that was changed
+            raise ValueError(
+                f"{path} does not hold a run that can be resumed: {str(error) or repr(error)}. Start a new one with "
+                f"--init {self.folder / BEST} and another --out."
+            ) from error
+        self.history, self.reached = history, reached
+
+
+def _like(own: dict[str, Any], found: dict[str, Any]) -> dict[str, Any]:
+    """A state with the names and kinds of another, as torch's schedulers take anything.
+
+    Raises:
+        ValueError: it has others.
+    """
+    number = (int, float)
+    for name in own.keys() | found.keys():
+        kinds = number if isinstance(own.get(name), number) else type(own.get(name))
+        if name not in own or name not in found or not isinstance(found[name], kinds):
+            raise ValueError(f"the learning-rate schedule has a wrong {name!r}")
+    return found
 
 
 def _moving_average(decay: float) -> Any:

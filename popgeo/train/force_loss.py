@@ -1,4 +1,4 @@
-"""What a force field is trained on: errors of energies an atom, forces and stress, each with its weight."""
+"""What a force field is trained on: errors of energies per atom, forces and stress, each with its weight."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 from popgeo.deploy.force_field import ForceField
 from popgeo.nn.forces import energy_and_forces, energy_forces_and_stress
-from popgeo.nn.loss import known_labels, masked_mean
+from popgeo.nn.loss import known_labels
 from popgeo.ops import global_add_pool
 
 
@@ -43,16 +43,21 @@ class ForceLoss(nn.Module):
         edge_shift: Tensor,
         cell: Tensor,
         graphs_mask: Tensor,
-        energy: Tensor,
+        energy: Tensor | None = None,
         forces: Tensor | None = None,
         stress: Tensor | None = None,
         weight: Tensor | None = None,
+        energy_weight: Tensor | None = None,
+        forces_weight: Tensor | None = None,
+        stress_weight: Tensor | None = None,
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """The loss [], and what was predicted: `energy` in eV an atom [num_graphs], `forces` and `stress`.
+        """The loss [], and what was predicted: `energy` in eV per atom [num_graphs], `forces` and `stress`.
 
-        Labels that are NaN, and padding, count for nothing; `weight` is that of each structure. [num_graphs]
+        `costs` [number of weights, 2] has what each label costs in all, and how many entries are known: losses of
+        batches add up by these. Labels that are NaN, and padding, count for nothing. `weight` is that of each
+        structure, `energy_weight` and so on those of its labels. [num_graphs]
         """
-        num_graphs = energy.size(0)
+        num_graphs = graphs_mask.size(0)
         given: dict[str, Any] = {"edge_shift": edge_shift, "num_graphs": num_graphs, "binding_only": True}
         found: dict[str, Tensor] = {}
         if "stress" in self.weights:
@@ -65,16 +70,20 @@ class ForceLoss(nn.Module):
             total = self.field(z, pos, batch, edge_index, **given)
         atoms = global_add_pool((z > 0).to(pos).unsqueeze(1), batch, num_graphs).flatten().clamp(min=1)
         found["energy"] = total.flatten() / atoms
-        labels = {"energy": energy / atoms, "forces": forces, "stress": stress}
+        labels = {"energy": None if energy is None else energy / atoms, "forces": forces, "stress": stress}
         masks = {"energy": graphs_mask, "forces": z > 0, "stress": graphs_mask}
-        loss = pos.new_zeros(())
+        own = {"energy": energy_weight, "forces": forces_weight, "stress": stress_weight}
+        loss, sums = pos.new_zeros(()), []
         for name, factor in self.weights.items():
             label = labels[name]
-            assert label is not None
+            assert label is not None  # the training set has what is learned
             known = known_labels(label, masks[name])
             costs = self.cost(torch.where(known, found[name] - label, 0.0))
-            if weight is not None:
-                of_rows = weight.index_select(0, batch) if name == "forces" else weight
-                costs = costs * of_rows.view(-1, *[1] * (costs.dim() - 1))
-            loss = loss + factor * masked_mean(costs, known)
-        return loss, found
+            for counts in (weight, own[name]):
+                if counts is not None:
+                    of_rows = counts.index_select(0, batch) if name == "forces" else counts
+                    costs = costs * of_rows.view(-1, *[1] * (costs.dim() - 1))
+            cost, count = torch.where(known, costs, 0.0).sum(), known.sum().to(costs)
+            loss = loss + factor * cost / count.clamp(min=1)
+            sums.append(torch.stack([cost, count]))
+        return loss, {**found, "costs": torch.stack(sums).detach()}

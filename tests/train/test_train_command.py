@@ -77,7 +77,16 @@ def run(store: Path) -> tuple[Path, str]:
 
 def test_a_run_writes_weights_log_errors_and_a_picture_and_says_how_to_go_on(run):
     folder, printed = run
-    made = {"model.pt", "checkpoint.pt", "log.csv", "errors.csv", "summary.txt", "parity.png", "settings.json"}
+    made = {
+        "model.pt",
+        "checkpoint.pt",
+        "log.csv",
+        "errors.csv",
+        "summary.txt",
+        "parity.png",
+        "loss.png",
+        "settings.json",
+    }
     assert {path.name for path in folder.iterdir()} == made
     assert "24 for train, 3 for valid, 3 for test" in printed
     assert printed.splitlines()[-1] == f"use it: popgeo predict {folder}/model.pt FILE --out results.csv"
@@ -135,7 +144,7 @@ def test_after_ctrl_c_in_an_epoch_a_run_goes_on_as_if_it_had_not_happened(run, s
         (["--valid-fraction", "0"], "24 structures to train on and 0 to validate on|27 structures to train on and 0"),
         (["--E0s", "{1: -13.6}"], r"--E0s has no energy for the atomic numbers \[8\]"),
         (["--E0s", "most"], "--E0s is 'most'; write average, none, or energies such as"),
-        (["--resume"], "holds no run to go on with"),
+        (["--resume"], "holds no run to continue"),
     ],
 )
 def test_what_cannot_be_trained_is_said_in_one_line(store, tmp_path, capsys, options, message):
@@ -157,7 +166,7 @@ def test_elements_that_were_not_trained_on_are_told_and_never_given_a_number(run
     assert train(store, tmp_path / "run", "--valid", str(tmp_path / "carbon"))[0] == 2
     assert "Structure 0 of valid has the atomic numbers [6]" in capsys.readouterr().err
     assert main(["predict", str(run[0] / "model.pt"), str(tmp_path / "carbon"), "--out", str(tmp_path / "o.npz")]) == 2
-    assert "has the atomic numbers [6], which were not trained on; known are [1, 8]" in capsys.readouterr().err
+    assert "has the atomic numbers [6], which the model was not trained on; it knows [1, 8]" in capsys.readouterr().err
     field, one = ForceField.load(run[0] / "model.pt"), with_pairs(molecules(1)[0], 4.0)
     z = torch.tensor([1, 6, 8])
     given = {"edge_shift": one.edge_shift.float(), "num_graphs": 1}
