@@ -53,10 +53,10 @@ def add_energy_columns(table: pd.DataFrame, counts: pd.DataFrame) -> None:
     enough = len(per_kind) >= 10 + 3 * np.linalg.matrix_rank(matrix)
     fit = pd.Series(fit_elements(matrix, per_kind.to_numpy()) if enough else np.nan, per_kind.index)
     fitted = one.composition.map(fit)
-    for expected, rows in ((median, many), (fitted, fitted.notna())):
+    for expected, rows, least, widths in ((median, many, 0.3, 15), (fitted, fitted.notna(), 0.5, 20)):
         residual = ((one.energy - expected) / one.num_atoms)[rows]
         spread = 1.4826 * (residual - residual.median()).abs().median()
-        far = ((residual - residual.median()).abs() > 15 * spread) & (residual.abs() > 0.3)
+        far = ((residual - residual.median()).abs() > widths * spread) & (residual.abs() > least)
         ratio = (one.energy / expected)[rows].to_numpy()
         unit = far & (np.abs(ratio[:, None] / _FACTORS - 1) < 0.04).any(axis=1)
         noted = residual.index[unit | (far & (rows.equals(many) | ~many[rows]))]
@@ -89,7 +89,7 @@ def compare_derivatives(pairs: dict[str, np.ndarray]) -> Iterator[tuple[str, int
         (work, strain, ("gradients instead of forces", "energies and forces contradict")),
         (strain, work, ("stress of the wrong sign", "stress in another unit")),
     ):
-        known = np.flatnonzero((np.abs(first) > 3 * np.abs(second)) & (np.abs(first) > pairs["noise"]))
+        known = np.flatnonzero((np.abs(first) > 8 * np.abs(second)) & (np.abs(first) > pairs["noise"]))
         known = known[np.abs(first[known]) >= np.median(np.abs(first[known]))] if len(known) else known
         if len(known) < 4:
             continue

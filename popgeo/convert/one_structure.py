@@ -191,7 +191,8 @@ def _add_prints(parts: Parts, row: dict[str, float], first: np.ndarray, second: 
     weight = kind[first] * kind[second] * (1 - (apart / NEAR) ** 2) ** 3
     centred = parts.pos - parts.pos.mean(axis=0)
     row["print0"] = row["volume"] if parts.pbc.any() else (kind * (centred**2).sum(axis=1)).sum()
-    row |= {f"print{k}": (weight * np.cos(k * apart)).sum() for k in (1, 2, 3)}
+    around = np.bincount(first, weight * np.cos(apart), len(kind)) / kind
+    row |= {f"print{power}": (kind * around**power).sum() for power in (1, 2, 3)}
 
 
 def _add_stiffness(
