@@ -11,13 +11,13 @@ import numpy as np
 import pandas as pd
 from torch.utils.data import ConcatDataset, Dataset
 
-from popgeo.convert.atom_files import SUFFIXES, reach
+from popgeo.convert.atom_files import SUFFIXES, Reached, reach
 from popgeo.convert.energy_checks import Neighbours, add_energy_columns, compare_derivatives
 from popgeo.convert.one_structure import COLUMNS, Bonds, measure, parts_of, shapes_of
 from popgeo.progress import progress
 
 _CHUNK = 10_000
-# A fault that a row per structure shows has two expressions of its columns: `asked`, and `badness`, the largest is worst.
+# `asked` and `badness` are expressions of a table with one row per structure; the largest badness is the worst.
 _FAULTS = pd.read_csv(str(resources.files("popgeo.convert") / "faults.csv"), keep_default_na=False).set_index("what")
 
 
@@ -43,36 +43,50 @@ class Finding:
         return f"{self.what}: {self.count:,} (structure {self.where}: {self.worst}). {self.remedy}"
 
 
-class Structures(Dataset[Any]):
-    """The structures of one file as ASE reads them, without any check."""
+class _File(Dataset[Any]):
+    """The structures of one file; a file that cannot be opened counts as one that cannot be read."""
 
     def __init__(self, path: Path) -> None:
-        self.file = reach(path)
+        self.path = path
+        try:
+            self.file: Reached | ValueError = reach(path)
+        except ValueError as error:
+            self.file = error
 
     def __len__(self) -> int:
-        return self.file.num_structures
+        return 1 if isinstance(self.file, ValueError) else self.file.num_structures
 
     def __getitem__(self, index: int) -> Any:
-        return self.file.read(index)
+        if isinstance(self.file, ValueError):
+            raise self.file
+        try:
+            return self.file.read(index)
+        except Exception as error:  # what is damaged may break a reader of others in any way
+            raise ValueError(f"{self.path}, structure {index}: {str(error) or repr(error)}") from error
 
 
 def open_structures(path: str | Path) -> ConcatDataset[Any]:
     """The structures of a file, or of all files in a folder, for `examine`: `read_atoms` refuses faulty ones.
 
     Raises:
-        ValueError: a file cannot be opened, or the folder has none.
+        ValueError: the folder has no such file.
 
     Example:
-        >>> open_structures("nothing.xyz")
+        >>> examine(open_structures("nothing.xyz"))
         Traceback (most recent call last):
             ...
-        ValueError: nothing.xyz cannot be read: ...
+        ValueError: None of 1 structures can be read: nothing.xyz cannot be read: ...
     """
     path = Path(path)
-    files = sorted(one for one in path.iterdir() if one.suffix in SUFFIXES) if path.is_dir() else [path]
+    files = files_in(path) if path.is_dir() else [path]
     if not files:
         raise ValueError(f"{path} has no file with one of the endings {SUFFIXES}.")
-    return ConcatDataset([Structures(file) for file in files])
+    return ConcatDataset([_File(file) for file in files])
+
+
+def files_in(folder: Path) -> list[Path]:
+    """The files of a folder that hold structures, by their endings."""
+    return sorted(one for one in folder.iterdir() if one.suffix in SUFFIXES)
 
 
 def examine(
@@ -239,9 +253,9 @@ def _of_labels(kinds: Mapping[tuple[Any, ...], list[int]]) -> Iterator[tuple[str
     for name in sorted(names):
         is_stress = name.lower().endswith(("stress", "virial", "virials"))  # no structure needs it without a cell
         known = [(dict(shapes).get(name), *at) for (repeats, shapes), at in kinds.items() if repeats or not is_stress]
-        if absent := [(count, first) for shapes, count, first in known if shapes is None]:
-            if len(absent) < len(known):
-                yield "missing labels", sum(count for count, _ in absent), name, min(first for _, first in absent)
+        absent = [(count, first) for shapes, count, first in known if shapes is None]
+        if 0 < len(absent) < len(known):
+            yield "missing labels", sum(count for count, _ in absent), name, min(first for _, first in absent)
         common: Counter[Any] = Counter()
         for shapes, count, _ in known:
             common.update(dict.fromkeys(shapes or (), count))

@@ -7,8 +7,10 @@ import pandas as pd
 
 from popgeo.convert.one_structure import Parts
 
-# What an energy is multiplied with if it is not in eV: hartree, rydberg, kcal/mol, kJ/mol, meV, the sign, or converted twice.
-_FACTORS = np.array([1 / 27.2114, 1 / 13.6057, 23.0605, 96.4853, 1e3, -1, 27.2114, 13.6057, 1 / 23.0605, 1 / 96.4853, 1e-3])
+# What multiplies an energy that is not in eV: hartree, rydberg, kcal/mol, kJ/mol, meV, a sign; then those converted twice.
+_FACTORS = np.array(
+    [1 / 27.2114, 1 / 13.6057, 23.0605, 96.4853, 1e3, -1, 27.2114, 13.6057, 1 / 23.0605, 1 / 96.4853, 1e-3]
+)
 _MOST_KEPT, _MOST_ATOMS = 1_000, 200_000
 
 
@@ -84,24 +86,35 @@ def _add_kinds(table: pd.DataFrame, one: pd.DataFrame, counts: pd.DataFrame) -> 
 
 def compare_derivatives(pairs: dict[str, np.ndarray]) -> Iterator[tuple[str, int, str, int]]:
     """Faults between close structures, see `Neighbours.compare`: what, how many pairs, how much, and where."""
-    index, change, work, strain, step = (pairs[name] for name in ("index", "change", "work", "strain_work", "step"))
-    for first, second, names in (
-        (work, strain, ("gradients instead of forces", "energies and forces contradict")),
-        (strain, work, ("stress of the wrong sign", "stress in another unit")),
-    ):
-        known = np.flatnonzero((np.abs(first) > 8 * np.abs(second)) & (np.abs(first) > pairs["noise"]))
-        known = known[np.abs(first[known]) >= np.median(np.abs(first[known]))] if len(known) else known
-        if len(known) < 4:
-            continue
-        low, middle, high = np.quantile((change - second)[known] / first[known], [0.25, 0.5, 0.75])
-        if high - low < 0.6 * abs(middle) and not 0.6 < middle < 1.6:
-            said = f"energies change by {middle:.3g} times what follows"
-            yield names[int(middle > 0)], len(known), said, int(index[known].min())
-        close = known[step[known] < 0.2]
-        if names[0].startswith("gradients") and len(close) >= 20 and np.ptp(change) > 0:
-            rank = np.argsort(np.argsort([change[close] - second[close], first[close]]))
-            if abs(alike := np.corrcoef(rank)[0, 1]) < 0.5:
-                yield "energies do not follow forces", len(close), f"correlation {alike:.2f}", int(index[close].min())
+    # Between close structures: change = work of forces + work of stress, so both coefficients of a fit are 1.
+    works = np.stack([pairs["work"], np.nan_to_num(pairs["strain_work"])], axis=1)
+    known = np.isfinite(pairs["strain_work"]) & (np.abs(works).max(axis=1, initial=0) > pairs["noise"])
+    columns = np.flatnonzero(np.abs(works[known]).max(axis=0, initial=0) > 1e-9)
+    names = ("gradients instead of forces", "energies and forces contradict")
+    names += ("stress of the wrong sign", "stress in another unit")
+    index, change, step = (pairs[name][known] for name in ("index", "change", "step"))
+    works = works[known][:, columns]
+    if len(columns) and len(change) >= 8 and np.ptp(change) > 0:
+        kept = np.ones(len(change), bool)
+        for _ in range(10):
+            inverse = np.linalg.pinv(works[kept].T @ works[kept])
+            slopes = inverse @ works[kept].T @ change[kept]
+            error = np.abs(change - works @ slopes)
+            kept = error <= 4 * np.median(error) + 1e-9
+        certain = np.abs(slopes) / np.sqrt(np.diag(inverse) * (error[kept] ** 2).mean() + 1e-30)
+        explained = 1 - (error[kept] ** 2).sum() / (change[kept] ** 2).sum()
+        for column, slope, one in zip(columns.tolist(), slopes.tolist(), certain.tolist(), strict=True):
+            is_wrong = (explained > 0.7 and one > 10 and not 0.4 < slope < 2.5) or (
+                explained > 0.95 and one > 30 and not 0.62 < slope < 1.6
+            )
+            if is_wrong:
+                said = f"energies change by {slope:.3g} times what follows from them"
+                yield names[2 * column + int(slope > 0)], int(kept.sum()), said, int(index.min())
+        close = step < 0.2
+        if close.sum() >= 20 and 0 in columns:
+            rank = np.argsort(np.argsort([change[close], works[close] @ np.sign(slopes)]))
+            if abs(alike := np.corrcoef(rank)[0, 1]) < 0.5 and explained < 0.5:
+                yield "energies do not follow forces", int(close.sum()), f"correlation {alike:.2f}", int(index.min())
 
 
 class Neighbours:
@@ -168,5 +181,5 @@ def _works(one: Parts, other: Parts) -> tuple[float, ...]:
     else:
         step = end - start
     work = -((pull + push) * step).sum() / 2
-    noise = 20 * np.finfo(np.float32).eps * abs(one.energy)
+    noise = 20 * max(one.resolution, other.resolution)
     return other.energy - one.energy, work, strain_work, np.abs(step).max(initial=0), noise

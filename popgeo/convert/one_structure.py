@@ -10,13 +10,19 @@ from torch import Tensor
 from torch_geometric.data import Data
 
 NEAR = 6.0  # angstrom; every bond and every distance in a metal is shorter
-_ENDINGS = {"energy": ("energy",), "forces": ("forces", "force"), "stress": ("stress",), "virial": ("virial", "virials")}
+_ENDINGS = {
+    "energy": ("energy",),
+    "forces": ("forces", "force"),
+    "stress": ("stress",),
+    "virial": ("virial", "virials"),
+}
 _NOT_LABELS = {"numbers", "positions", "z", "pos", "cell", "pbc", "tags", "momenta", "masses", "initial_magmoms"}
-COLUMNS = (  # of a row; what a structure does not have is absent
+_NAMES = (  # of a row's numbers; what a structure does not have is absent
     "num_atoms energy pbc lowest_z highest_z constrained finite volume handed shape has_cell has_images height outside "
     "vacuum filled isolated shortest relative first second bond in_unit_box print0 print1 print2 print3 lowest_energy "
     "stress work asymmetry largest_force rms_force net_force zero_forces all_zero restoring stiffness composition"
-).split()
+)
+COLUMNS = _NAMES.split()
 _NOBLE = (0, 2, 10, 18, 36, 54, 86)
 # Covalent radii of elements 0 to 96 in picometres, doi:10.1039/b801115j.
 RADII = 0.01 * np.array(
@@ -38,6 +44,7 @@ class Parts(NamedTuple):
     pbc: np.ndarray
     labels: dict[str, np.ndarray]
     energy: float
+    resolution: float  # of the energy, in eV
     forces: np.ndarray | None
     stress: np.ndarray | None
     is_constrained: bool = False
@@ -73,7 +80,7 @@ def parts_of(structure: Any, keys: Mapping[str, str | None]) -> Parts:
         called = keys.get(name) or min(ending, key=lambda one: (len(one), one), default="")
         if called not in labels or keys.get(name, "") is None:
             return None
-        found = labels[called].astype(np.float64).reshape(-1)
+        found = labels[called].reshape(-1)
         misshapen.extend([called] * (found.size not in sizes))
         return found if found.size in sizes and np.isfinite(found).all() else None
 
@@ -85,7 +92,9 @@ def parts_of(structure: Any, keys: Mapping[str, str | None]) -> Parts:
     return Parts(
         np.asarray(z, dtype=np.int64), np.asarray(pos, dtype=np.float64), np.asarray(cell, dtype=np.float64),
         np.asarray(pbc, dtype=bool), labels, np.nan if energy is None else float(energy[0]),
-        forces if forces is None else forces.reshape(-1, 3), stress if stress is None else stress.reshape(3, 3),
+        0.0 if energy is None or energy.dtype.kind != "f" else float(np.spacing(np.abs(energy[0]))),
+        None if forces is None else forces.astype(np.float64).reshape(-1, 3),
+        None if stress is None else stress.astype(np.float64).reshape(3, 3),
         bool(constraints), tuple(misshapen),
     )  # fmt: skip
 
@@ -191,8 +200,9 @@ def _add_prints(parts: Parts, row: dict[str, float], first: np.ndarray, second: 
     weight = kind[first] * kind[second] * (1 - (apart / NEAR) ** 2) ** 3
     centred = parts.pos - parts.pos.mean(axis=0)
     row["print0"] = row["volume"] if parts.pbc.any() else (kind * (centred**2).sum(axis=1)).sum()
-    around = np.bincount(first, weight * np.cos(apart), len(kind)) / kind
-    row |= {f"print{power}": (kind * around**power).sum() for power in (1, 2, 3)}
+    for k in (1, 2, 3):
+        around = np.bincount(first, weight * np.cos(k * apart), len(kind)) / kind
+        row[f"print{k}"] = (kind * (around + 1) ** 2).sum()  # squared, for sums of pairs are alike in alloys
 
 
 def _add_stiffness(

@@ -10,12 +10,13 @@ import torch
 from torch_geometric.data import Data
 
 from popgeo.__main__ import main
-from popgeo.convert.doctor import _FAULTS, examine, open_structures
+from popgeo.convert.doctor import _FAULTS, examine
 from popgeo.data import write
 from popgeo.datasets import Molecules
 
 ELEMENTS = np.zeros(130)
 ELEMENTS[[1, 8, 29]] = -13.6, -2041.0, -100.0  # eV
+WATER = np.array([[0.0, 0, 0], [0.76, 0.59, 0], [-0.76, 0.59, 0]])
 SHELL = np.array(list(product((-1, 0, 1), repeat=3)))
 
 
@@ -30,7 +31,9 @@ def labelled(z, pos, cell=None, bonds=()):
     hill = np.exp(-1.4 * (safe - 2.7))
     smooth = np.where(is_pair, (1 - (safe / 6) ** 2) ** 2, 0)
     pair = 0.34 * (hill**2 - 2 * hill)
-    slope = 0.34 * -2.8 * (hill**2 - hill) * smooth + pair * np.where(is_pair, -4 * (1 - (safe / 6) ** 2) * safe / 36, 0)
+    slope = 0.34 * -2.8 * (hill**2 - hill) * smooth + pair * np.where(
+        is_pair, -4 * (1 - (safe / 6) ** 2) * safe / 36, 0
+    )
     unit = apart / safe[..., None]
     energy, forces = (pair * smooth).sum() / 2, -(slope[..., None] * unit).sum(axis=(1, 2))
     stress = np.einsum("ijk,ijka,ijkb->ab", slope, unit, apart) / 2
@@ -54,7 +57,7 @@ def molecules(count=80):
     for index in range(count):
         many = 1 + index % 4
         places = np.array([[0.0, 0, 0], [2.9, 0, 0], [0, 2.9, 0], [0, 0, 2.9]])[:many] + rng.normal(0, 0.05, (many, 3))
-        pos = np.concatenate([place + [[0, 0, 0], [0.76, 0.59, 0], [-0.76, 0.59, 0]] for place in places])
+        pos = np.concatenate([place + WATER for place in places])
         bonds = [(3 * k, 3 * k + h, 0.96, 45.0) for k in range(many) for h in (1, 2)]
         bonds += [(3 * k + 1, 3 * k + 2, 1.52, 12.0) for k in range(many)]
         made.append(labelled(np.array([8, 1, 1] * many), pos + rng.normal(0, 0.04, pos.shape), bonds=bonds))
@@ -115,8 +118,7 @@ def without(which, *names):
 def shuffled(structures):
     """One water molecule in small steps, with the energies in another order."""
     rng, bonds = np.random.default_rng(3), [(0, 1, 0.96, 45.0), (0, 2, 0.96, 45.0), (1, 2, 1.52, 12.0)]
-    start = np.array([[0.0, 0, 0], [0.76, 0.59, 0], [-0.76, 0.59, 0]])
-    moved = [labelled(np.array([8, 1, 1]), start + rng.normal(0, 0.02, (3, 3)), bonds=bonds) for _ in range(80)]
+    moved = [labelled(np.array([8, 1, 1]), WATER + rng.normal(0, 0.02, (3, 3)), bonds=bonds) for _ in range(80)]
     energies = [one.energy for one in moved]
     for one, energy in zip(moved, energies[7:] + energies[:7], strict=True):
         one.energy = energy
@@ -126,7 +128,7 @@ def shuffled(structures):
 def copied(change):
     def plant(structures):
         copy = structures[3].clone()
-        turn = np.linalg.qr(np.random.default_rng(0).normal(size=(3, 3)))[0]
+        turn = torch.tensor(np.linalg.qr(np.random.default_rng(0).normal(size=(3, 3)))[0])
         order = torch.randperm(copy.num_nodes, generator=torch.Generator().manual_seed(0))
         copy.z, copy.pos, copy.forces = copy.z[order], (copy.pos @ turn + 3)[order], (copy.forces @ turn)[order]
         return [*structures, change(copy)]
@@ -159,7 +161,7 @@ PLANTED = [
     ("atoms too close to each other", crystals, each(ONE, "pos", lambda pos: put(pos[0] + 0.4, 1)(pos))),
     ("isolated atoms", molecules, each(ONE, "pos", put(50.0, 1))),
     ("positions in bohr", molecules, each(ALL, "pos", lambda pos: pos / BOHR)),
-    ("positions in bohr", crystals, every(each(SOME, "pos", lambda x: x / BOHR), each(SOME, "cell", lambda x: x / BOHR))),
+    ("positions in bohr", crystals, every(*(each(SOME, name, lambda x: x / BOHR) for name in ("pos", "cell")))),
     ("positions divided by 1.89 once too often", molecules, each(ALL, "pos", lambda pos: pos * BOHR)),
     ("positions in nanometre", molecules, each(ALL, "pos", lambda pos: pos / 10)),
     ("fractional coordinates", crystals, fractional),
@@ -274,3 +276,56 @@ CLEAN |= {name: lambda name=name: trajectory(name) for name in ("ethanol_train",
 @pytest.mark.parametrize("name", CLEAN)
 def test_clean_structures_have_no_fault(name):
     assert examine(CLEAN[name](), show=False) == []
+
+
+def test_the_command_examines_a_store(tmp_path, capsys):
+    write(each(ONE, "forces", lambda forces: forces * 100)(molecules()), tmp_path / "store")
+    assert main(["info", str(tmp_path / "store")]) == 0
+    shown = capsys.readouterr().out
+    assert "80 graphs" in shown
+    assert "large forces: 1 (structure 7" in shown
+    write(molecules(), tmp_path / "clean")
+    assert main(["info", str(tmp_path / "clean")]) == 0
+    assert "no fault was found" in capsys.readouterr().out
+
+
+def test_the_command_examines_files_and_names_what_cannot_be_read(tmp_path, capsys):
+    ase = pytest.importorskip("ase")
+    from ase.io import write as save
+
+    frames = [ase.Atoms(one.z.numpy(), one.pos.numpy(), info={"dft_energy": one.energy.item()}) for one in molecules()]
+    for one, forces in zip(frames, molecules(), strict=True):
+        one.arrays["dft_forces"] = -forces.forces.numpy()
+    (tmp_path / "all").mkdir()
+    save(tmp_path / "all" / "water.xyz", frames, format="extxyz")
+    (tmp_path / "all" / "torn.xyz").write_text("3\nno atoms\n")
+    assert main(["info", str(tmp_path / "all")]) == 0
+    shown = capsys.readouterr().out
+    assert "81 structures" in shown
+    assert "gradients instead of forces: " in shown
+    assert "structures that cannot be read: 1 (structure 0: " in shown
+    assert main(["info", str(tmp_path / "all" / "water.xyz"), "--key", "forces="]) == 0
+    assert "no fault was found" in capsys.readouterr().out
+    assert main(["info", str(tmp_path / "all" / "torn.xyz")]) == 2
+    assert "torn.xyz" in capsys.readouterr().err
+
+
+def test_constraints_and_cutoffs_are_respected():
+    ase = pytest.importorskip("ase")
+    from ase.calculators.singlepoint import SinglePointCalculator
+    from ase.constraints import FixAtoms
+
+    made = []
+    for one in crystals():
+        atoms = ase.Atoms(one.z.numpy(), one.pos.numpy(), cell=one.cell[0].numpy(), pbc=True)
+        forces = np.where(np.arange(32)[:, None] < 8, 0, one.forces.numpy())
+        atoms.set_constraint(FixAtoms(range(8)))
+        atoms.calc = SinglePointCalculator(atoms, energy=one.energy.item(), forces=forces, stress=np.zeros(6))
+        made.append(atoms)
+    assert "forces are zero on part of the atoms" in {one.what for one in examine(made)}
+    assert [one.what for one in examine(crystals(), cutoff=5.0)] == ["thin cells"]
+
+
+def test_an_empty_set_is_refused():
+    with pytest.raises(ValueError, match="None of 0 structures can be read"):
+        examine([])
