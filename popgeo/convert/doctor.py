@@ -200,6 +200,7 @@ def _add_usual(table: pd.DataFrame, bonds: Bonds) -> None:
     """What most of the set has."""
     table["fractional"] = (table.in_unit_box == 1) & (table.bond < 0.7)
     many = table[(table.num_atoms > 1) | (table.pbc > 0)]
+    table["usual_energy"] = table.energy.abs().median()
     table["usual_pbc"] = many.pbc.mode().min()
     table["is_dense"] = table.vacuum[table.pbc > 0].quantile(0.9) < 5
     table["usual_force"], table["usual_rms"] = table.largest_force.quantile(0.9), table.rms_force.median()
@@ -244,7 +245,8 @@ def _of_elements(table: pd.DataFrame, counts: pd.DataFrame) -> Iterator[tuple[st
     composition = table.composition.astype(int).to_numpy()
     for number in counts:
         has = (counts[number].to_numpy() > 0)[composition]
-        if len(has) >= 50 and has.sum() <= max(2, len(has) // 1000):
+        few = 1 if len(has) < 50 else max(2, len(has) // 1000)
+        if len(has) >= 20 and has.sum() <= few:
             yield "rare elements", int(has.sum()), f"atomic number {number}", int(table["index"][has.argmax()])
 
 

@@ -7,7 +7,7 @@ import pandas as pd
 
 from popgeo.convert.one_structure import Parts
 
-# What multiplies an energy that is not in eV: hartree, rydberg, kcal/mol, kJ/mol, meV, a sign; then those converted twice.
+# What multiplies an energy that is not in eV: hartree, rydberg, kcal/mol, kJ/mol, meV, a sign; then the inverse ones.
 _FACTORS = np.array(
     [1 / 27.2114, 1 / 13.6057, 23.0605, 96.4853, 1e3, -1, 27.2114, 13.6057, 1 / 23.0605, 1 / 96.4853, 1e-3]
 )
@@ -49,18 +49,20 @@ def add_energy_columns(table: pd.DataFrame, counts: pd.DataFrame) -> None:
     if one.empty:
         return
     groups = one.groupby("composition").energy
-    median, many = groups.transform(lambda all: all.quantile(interpolation="lower")), groups.transform("size") >= 5
+    median, many = one.composition.map(groups.quantile(interpolation="lower")), groups.transform("size") >= 5
     per_kind = groups.quantile(interpolation="lower")
     matrix = counts.loc[per_kind.index.astype(int)].to_numpy(float)
     enough = len(per_kind) >= 10 + 3 * np.linalg.matrix_rank(matrix)
     fit = pd.Series(fit_elements(matrix, per_kind.to_numpy()) if enough else np.nan, per_kind.index)
     fitted = one.composition.map(fit)
-    for expected, rows, least, widths in ((median, many, 0.3, 15), (fitted, fitted.notna(), 0.5, 20)):
+    for expected, rows, least, widths in ((median, many, 0.1, 15), (fitted, fitted.notna(), 0.5, 20)):
         residual = ((one.energy - expected) / one.num_atoms)[rows]
         spread = 1.4826 * (residual - residual.median()).abs().median()
         far = ((residual - residual.median()).abs() > widths * spread) & (residual.abs() > least)
         ratio = (one.energy / expected)[rows].to_numpy()
-        unit = far & (np.abs(ratio[:, None] / _FACTORS - 1) < 0.04).any(axis=1)
+        near = (np.abs(ratio[:, None] / _FACTORS - 1) < 0.04).any(axis=1)
+        is_split = (near | (np.abs(ratio - 1) < 0.04)).mean() > 0.9  # into clusters, however large each is
+        unit = near & (far | (is_split & (residual.abs() > 0.1)))
         noted = residual.index[unit | (far & (rows.equals(many) | ~many[rows]))]
         table.loc[noted, ["expected", "residual"]] = np.stack([expected[noted], residual[noted]], axis=1)
         table.loc[noted, "spread"] = spread

@@ -18,7 +18,7 @@ _ENDINGS = {
 }
 _NOT_LABELS = {"numbers", "positions", "z", "pos", "cell", "pbc", "tags", "momenta", "masses", "initial_magmoms"}
 _NAMES = (  # of a row's numbers; what a structure does not have is absent
-    "num_atoms energy pbc lowest_z highest_z constrained finite volume handed shape has_cell has_images height outside "
+    "num_atoms energy pbc lowest_z highest_z constrained finite volume handed shape has_cell has_images height outside extent "
     "vacuum filled isolated shortest relative first second bond in_unit_box print0 print1 print2 print3 lowest_energy "
     "stress work asymmetry largest_force rms_force net_force zero_forces all_zero restoring stiffness composition"
 )
@@ -166,6 +166,7 @@ def _measure_cell(parts: Parts, row: dict[str, float]) -> tuple[np.ndarray, np.n
     frac, heights = parts.pos @ inverse, 1 / np.linalg.norm(inverse, axis=0)
     row["height"] = heights[pbc].min(initial=np.inf) if row["has_images"] else np.inf
     if there.all() and shape > 1e-4:
+        row["extent"] = np.ptp(frac, axis=0).max()
         row["outside"] = max(-frac.min(), frac.max() - 1, 0.0)
         ordered = np.sort(frac - np.floor(frac), axis=0)
         gaps = np.vstack([np.diff(ordered, axis=0), ordered[:1] + 1 - ordered[-1:]]).max(axis=0) * heights
