@@ -122,7 +122,8 @@ def examine(
     """
     read = _Read(len(structures))  # type: ignore[arg-type]
     for index in progress(range(read.total), "examining", "structure", show):
-        read.add(index, structures, keys or {})
+        with np.errstate(all="ignore"):
+            read.add(index, structures, keys or {})
     if not read.index:
         said = next(iter(read.noted), ("", "there is none"))[1]
         raise ValueError(f"None of {read.total} structures can be read: {said}")
@@ -134,7 +135,7 @@ def examine(
     per_set = [*_of_elements(table, counts), *_of_labels(read.kinds), *compare_derivatives(read.neighbours.compare())]
     per_set += [(what, count, worst, where) for (what, worst), (count, where) in read.noted.items()]
     found = {what: Finding(what, count, worst, where, _FAULTS.remedy[what]) for what, count, worst, where in per_set}
-    found = {one.what: one for one in _of_rows(table)} | found
+    found |= {one.what: one for one in _of_rows(table)}
     return sorted(found.values(), key=lambda one: -one.count)
 
 
@@ -254,7 +255,9 @@ def _of_labels(kinds: Mapping[tuple[Any, ...], list[int]]) -> Iterator[tuple[str
     names = {name for _, shapes in kinds for name, _ in shapes}
     for name in sorted(names):
         is_stress = name.lower().endswith(("stress", "virial", "virials"))  # no structure needs it without a cell
-        known = [(dict(shapes).get(name), *at) for (repeats, shapes), at in kinds.items() if repeats or not is_stress]
+        known: list[Any] = [
+            (dict(shapes).get(name), *at) for (repeats, shapes), at in kinds.items() if repeats or not is_stress
+        ]
         absent = [(count, first) for shapes, count, first in known if shapes is None]
         if 0 < len(absent) < len(known):
             yield "missing labels", sum(count for count, _ in absent), name, min(first for _, first in absent)

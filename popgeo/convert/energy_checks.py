@@ -11,6 +11,7 @@ from popgeo.convert.one_structure import Parts
 _FACTORS = np.array(
     [1 / 27.2114, 1 / 13.6057, 23.0605, 96.4853, 1e3, -1, 27.2114, 13.6057, 1 / 23.0605, 1 / 96.4853, 1e-3]
 )
+_OF_STRESS = "stress of the wrong sign", "stress in another unit"
 _MOST_KEPT, _MOST_ATOMS = 1_000, 200_000
 
 
@@ -52,16 +53,20 @@ def add_energy_columns(table: pd.DataFrame, counts: pd.DataFrame) -> None:
     median, many = one.composition.map(groups.quantile(interpolation="lower")), groups.transform("size") >= 5
     per_kind = groups.quantile(interpolation="lower")
     matrix = counts.loc[per_kind.index.astype(int)].to_numpy(float)
-    enough = len(per_kind) >= 10 + 3 * np.linalg.matrix_rank(matrix)
-    fit = pd.Series(fit_elements(matrix, per_kind.to_numpy()) if enough else np.nan, per_kind.index)
+    rank = np.linalg.matrix_rank(matrix)
+    is_known = len(per_kind) >= 2 * rank + 2  # enough for units; outliers need more
+    fit = pd.Series(fit_elements(matrix, per_kind.to_numpy()) if is_known else np.nan, per_kind.index)
+    widths_of_fit = 20 if len(per_kind) >= 10 + 3 * rank else np.inf
     fitted = one.composition.map(fit)
-    for expected, rows, least, widths in ((median, many, 0.1, 15), (fitted, fitted.notna(), 0.5, 20)):
+    for expected, rows, least, widths in ((median, many, 0.1, 15), (fitted, fitted.notna(), 0.5, widths_of_fit)):
         residual = ((one.energy - expected) / one.num_atoms)[rows]
+        if residual.empty:
+            continue
         spread = 1.4826 * (residual - residual.median()).abs().median()
         far = ((residual - residual.median()).abs() > widths * spread) & (residual.abs() > least)
         ratio = (one.energy / expected)[rows].to_numpy()
         near = (np.abs(ratio[:, None] / _FACTORS - 1) < 0.04).any(axis=1)
-        is_split = (near | (np.abs(ratio - 1) < 0.04)).mean() > 0.9  # into clusters, however large each is
+        is_split = (near | (np.abs(ratio - 1) < 0.04)).sum() > 0.9 * len(near)  # into clusters, however large each is
         unit = near & (far | (is_split & (residual.abs() > 0.1)))
         noted = residual.index[unit | (far & (rows.equals(many) | ~many[rows]))]
         table.loc[noted, ["expected", "residual"]] = np.stack([expected[noted], residual[noted]], axis=1)
@@ -92,9 +97,8 @@ def compare_derivatives(pairs: dict[str, np.ndarray]) -> Iterator[tuple[str, int
     works = np.stack([pairs["work"], np.nan_to_num(pairs["strain_work"])], axis=1)
     known = np.isfinite(pairs["strain_work"]) & (np.abs(works).max(axis=1, initial=0) > pairs["noise"])
     columns = np.flatnonzero(np.abs(works[known]).max(axis=0, initial=0) > 1e-9)
-    names = ("gradients instead of forces", "energies and forces contradict")
-    names += ("stress of the wrong sign", "stress in another unit")
-    index, change, step = (pairs[name][known] for name in ("index", "change", "step"))
+    names = "gradients instead of forces", "energies and forces contradict", *_OF_STRESS
+    index, other, change, step = (pairs[name][known] for name in ("index", "other", "change", "step"))
     works = works[known][:, columns]
     if len(columns) and len(change) >= 8 and np.ptp(change) > 0:
         kept = np.ones(len(change), bool)
@@ -104,7 +108,7 @@ def compare_derivatives(pairs: dict[str, np.ndarray]) -> Iterator[tuple[str, int
             error = np.abs(change - works @ slopes)
             kept = error <= 4 * np.median(error) + 1e-9
         certain = np.abs(slopes) / np.sqrt(np.diag(inverse) * (error[kept] ** 2).mean() + 1e-30)
-        explained = 1 - (error[kept] ** 2).sum() / (change[kept] ** 2).sum()
+        explained = 1 - (error[kept] ** 2).sum() / max((change[kept] ** 2).sum(), 1e-30)
         for column, slope, one in zip(columns.tolist(), slopes.tolist(), certain.tolist(), strict=True):
             is_wrong = (explained > 0.7 and one > 10 and not 0.4 < slope < 2.5) or (
                 explained > 0.95 and one > 30 and not 0.62 < slope < 1.6
@@ -112,10 +116,15 @@ def compare_derivatives(pairs: dict[str, np.ndarray]) -> Iterator[tuple[str, int
             if is_wrong:
                 said = f"energies change by {slope:.3g} times what follows from them"
                 yield names[2 * column + int(slope > 0)], int(kept.sum()), said, int(index.min())
+        wrong = (error > 40 * np.median(error)) & (error > 0.5)
+        if explained > 0.9 and wrong.any():
+            where = int(np.bincount(np.append(index, other)[np.tile(wrong, 2)].astype(int)).argmax())
+            yield "energy outliers", int(wrong.sum()), f"{error[wrong].max():.3g} eV from what forces say", where
         close = step < 0.2
         if close.sum() >= 20 and 0 in columns:
             rank = np.argsort(np.argsort([change[close], works[close] @ np.sign(slopes)]))
-            if abs(alike := np.corrcoef(rank)[0, 1]) < 0.5 and explained < 0.5:
+            alike = float(np.corrcoef(rank)[0, 1])  # type: ignore[index]
+            if abs(alike) < 0.5 and explained < 0.5:
                 yield "energies do not follow forces", int(close.sum()), f"correlation {alike:.2f}", int(index.min())
 
 

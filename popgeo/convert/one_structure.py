@@ -18,9 +18,10 @@ _ENDINGS = {
 }
 _NOT_LABELS = {"numbers", "positions", "z", "pos", "cell", "pbc", "tags", "momenta", "masses", "initial_magmoms"}
 _NAMES = (  # of a row's numbers; what a structure does not have is absent
-    "num_atoms energy pbc lowest_z highest_z constrained finite volume handed shape has_cell has_images height outside extent "
-    "vacuum filled isolated shortest relative first second bond in_unit_box print0 print1 print2 print3 lowest_energy "
-    "stress work asymmetry largest_force rms_force net_force zero_forces all_zero restoring stiffness composition"
+    "num_atoms energy pbc lowest_z highest_z constrained finite volume handed shape has_cell has_images height outside "
+    "extent vacuum filled isolated shortest relative first second bond in_unit_box print0 print1 print2 print3 "
+    "lowest_energy stress work asymmetry largest_force rms_force net_force zero_forces all_zero restoring stiffness "
+    "composition"
 )
 COLUMNS = _NAMES.split()
 _NOBLE = (0, 2, 10, 18, 36, 54, 86)
@@ -106,10 +107,10 @@ def shapes_of(label: np.ndarray, num_atoms: int) -> frozenset[tuple[Any, ...]]:
     return frozenset({whole, ("per atom", *shape[1:])} if shape[:1] == (num_atoms,) else {whole})
 
 
-def measure(parts: Parts, bonds: Bonds) -> dict[str, float]:
+def measure(parts: Parts, bonds: Bonds) -> dict[str, Any]:
     """The numbers of one structure; `bonds` is updated."""
     z, pos, cell, pbc = parts.z, parts.pos, parts.cell, parts.pbc
-    row: dict[str, float] = {"num_atoms": len(z), "energy": parts.energy, "pbc": int(pbc @ [1, 2, 4])}
+    row: dict[str, Any] = {"num_atoms": len(z), "energy": parts.energy, "pbc": int(pbc @ [1, 2, 4])}
     row |= {"lowest_z": z.min(initial=1), "highest_z": z.max(initial=1), "constrained": parts.is_constrained}
     row["finite"] = bool(len(z) and np.isfinite(pos).all() and np.isfinite(cell).all())
     if not row["finite"]:
@@ -183,13 +184,16 @@ def _pairs(
     if repeats.any():
         frac = frac - np.floor(frac) * repeats
         reach = np.where(repeats, NEAR / heights, 0)
-        steps = np.minimum(np.ceil(reach), 6).astype(int)
+        most = np.clip((1e6 / len(pos)) ** (1 / 3) / 2, 1, 6)
+        steps = np.minimum(np.ceil(reach), most).astype(int)
         shifts = np.array(list(product(*(range(-many, many + 1) for many in steps))))
         moved = frac + shifts[:, None]
         kept = ((moved >= -reach) & (moved <= 1 + reach) | ~repeats).all(axis=2)
         pos, images, owner = frac @ full, moved[kept] @ full, np.nonzero(kept)[1]
     trees = [cKDTree(points, compact_nodes=False, balanced_tree=False) for points in (pos, images)]
-    found = trees[0].sparse_distance_matrix(trees[1], NEAR, output_type="ndarray")
+    density = len(images) / np.maximum(np.ptp(images, axis=0), 1).prod()
+    near = NEAR if len(images) < 2_000 else min(NEAR, (120 / density) ** (1 / 3))  # some 500 neighbours at most
+    found = trees[0].sparse_distance_matrix(trees[1], near, output_type="ndarray")
     first, second, distance = found["i"], owner[found["j"]], found["v"]
     other = (first != second) | (distance > 1e-6)
     return first[other], second[other], (images[found["j"]] - pos[first])[other], distance[other]
