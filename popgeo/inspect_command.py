@@ -49,7 +49,8 @@ def _of_path(asked: argparse.Namespace) -> None:
         return
     store = FlatStore.open(asked.store)
     _of_store(store, asked)
-    if {"z", "pos"} <= {attribute.name for attribute in store.attributes if attribute.store is None}:
+    shapes = {one.name: one.tensor for one in store.attributes if one.store is None and one.is_tensor}
+    if "z" in shapes and not shapes["z"].is_floating_point() and "pos" in shapes and shapes["pos"].shape[-1] == 3:
         _print_faults(store, asked)
 
 

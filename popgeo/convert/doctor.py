@@ -22,7 +22,7 @@ _FAULTS = pd.read_csv(str(resources.files("popgeo.convert") / "faults.csv"), kee
 
 
 @dataclass(frozen=True)
-class Finding:
+class Fault:
     """What is probably wrong with some structures of a set.
 
     Args:
@@ -95,7 +95,7 @@ def examine(
     keys: Mapping[str, str | None] | None = None,
     cutoff: float | None = None,
     show: bool | None = None,
-) -> list[Finding]:
+) -> list[Fault]:
     """Faults of a set of structures, the most frequent first; a set without faults has none.
 
     Each structure is read once and only its numbers are kept, so memory does not grow with the number of atoms.
@@ -125,8 +125,7 @@ def examine(
         with np.errstate(all="ignore"):
             read.add(index, structures, keys or {})
     if not read.index:
-        said = next(iter(read.noted), ("", "there is none"))[1]
-        raise ValueError(f"None of {read.total} structures can be read: {said}")
+        raise ValueError(f"None of {read.total} structures can be read: {read.said or 'there is none'}")
     table = read.table().assign(cutoff=cutoff or 0.0)
     counts = _counts(read.compositions)
     add_energy_columns(table, counts)
@@ -134,7 +133,7 @@ def examine(
     _add_twins(table)
     per_set = [*_of_elements(table, counts), *_of_labels(read.kinds), *compare_derivatives(read.neighbours.compare())]
     per_set += [(what, count, worst, where) for (what, worst), (count, where) in read.noted.items()]
-    found = {what: Finding(what, count, worst, where, _FAULTS.remedy[what]) for what, count, worst, where in per_set}
+    found = {what: Fault(what, count, worst, where, _FAULTS.remedy[what]) for what, count, worst, where in per_set}
     found |= {one.what: one for one in _of_rows(table)}
     return sorted(found.values(), key=lambda one: -one.count)
 
@@ -144,6 +143,7 @@ class _Read:
 
     def __init__(self, total: int) -> None:
         self.total, self.bonds, self.neighbours = total, Bonds(), Neighbours(total)
+        self.said = ""  # by the first structure that could not be read
         self.index: list[int] = []
         self.rows: list[dict[str, float]] = []
         self.tables: list[pd.DataFrame] = []
@@ -156,9 +156,8 @@ class _Read:
             parts = parts_of(structures[index], keys)
             row = measure(parts, self.bonds)
         except Exception as error:  # what is damaged may break a reader of others in any way
-            unread = [name for name in self.noted if name[0] == "structures that cannot be read"]
-            said = unread[0][1] if unread else str(error) or repr(error)
-            _count(self.noted, ("structures that cannot be read", said), index)
+            self.said = self.said or str(error) or repr(error)
+            _count(self.noted, ("structures that cannot be read", self.said), index)
             return
         number, count = np.unique(parts.z, return_counts=True)
         composition = tuple(zip(number.tolist(), count.tolist(), strict=True))
@@ -210,8 +209,7 @@ def _add_usual(table: pd.DataFrame, bonds: Bonds) -> None:
     table["usual_stiffness"] = table.groupby("composition").stiffness.transform("median")
     stiffness = bonds.stretch_times_pull / max(bonds.stretch_squared, 1e-12)
     table["hydrogen_stiffness"] = abs(stiffness) if bonds.stretch_squared > 1e-3 else np.nan
-    for name in ("zero_forces", "all_zero"):
-        table[name] = table[name].fillna(0)
+    table["zero_forces"] = table.zero_forces.fillna(0)
 
 
 def _add_twins(table: pd.DataFrame) -> None:
@@ -233,13 +231,13 @@ def _add_twins(table: pd.DataFrame) -> None:
     table["is_twin"], table["is_other_twin"] = np.isfinite(twin), other
 
 
-def _of_rows(table: pd.DataFrame) -> Iterator[Finding]:
+def _of_rows(table: pd.DataFrame) -> Iterator[Fault]:
     for what, fault in _FAULTS[_FAULTS.asked != ""].iterrows():
         mask = table.eval(fault.asked, engine="python").to_numpy(bool)
         if mask.any():
             has = table[mask]
             worst = has.loc[has.eval(fault.badness, engine="python").fillna(-np.inf).idxmax()]
-            yield Finding(str(what), int(mask.sum()), fault.worst.format(**worst), int(worst["index"]), fault.remedy)
+            yield Fault(str(what), int(mask.sum()), fault.worst.format(**worst), int(worst["index"]), fault.remedy)
 
 
 def _of_elements(table: pd.DataFrame, counts: pd.DataFrame) -> Iterator[tuple[str, int, str, int]]:

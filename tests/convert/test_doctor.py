@@ -296,6 +296,12 @@ def test_the_command_examines_a_store(tmp_path, capsys):
     assert "no fault was found" in capsys.readouterr().out
 
 
+def test_the_command_leaves_stores_alone_that_hold_no_atoms(tmp_path, capsys):
+    write([Data(z=torch.tensor([1, 2]), pos=torch.rand(2, 2)) for _ in range(4)], tmp_path / "flat")
+    assert main(["info", str(tmp_path / "flat")]) == 0
+    assert "fault" not in capsys.readouterr().out
+
+
 def test_the_command_examines_files_and_names_what_cannot_be_read(tmp_path, capsys):
     ase = pytest.importorskip("ase")
     from ase.io import write as save
