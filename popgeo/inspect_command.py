@@ -5,21 +5,31 @@ import sys
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 
 from popgeo.command_line import OneLineParser
+from popgeo.convert.command import keys_of
+from popgeo.convert.doctor import examine, files_in, open_structures
 from popgeo.data import FixedSizeOptions, FlatStore
 from popgeo.ipu.report.report import Report
 from popgeo.ipu.systems.pipeline import Pipeline
 
 
 def info(arguments: Sequence[str]) -> int:
-    """Prints the attributes of a store, the sizes of its graphs, and the sizes of a batch that would suit them."""
-    parser = OneLineParser(prog="popgeo info", description="Tells what a store holds, and which batches suit it.")
-    parser.add_argument("store", type=Path, help="folder that popgeo convert or popgeo.data.write made")
+    """Prints the attributes of a store, the sizes of its graphs and of good batches, and the faults of structures."""
+    parser = OneLineParser(
+        prog="popgeo info",
+        description="Tells what a store holds, which batches suit it, and what is probably wrong with structures.",
+    )
+    parser.add_argument("store", type=Path, help="folder that popgeo convert or popgeo.data.write made, or a file of "
+        "structures (or a folder of such), as popgeo convert reads them")  # fmt: skip
+    parser.add_argument("--key", action="append", default=[], metavar="NAME=KEY", help="what structures call energy, "
+        "forces or stress; NAME= ignores it")  # fmt: skip
+    parser.add_argument("--cutoff", type=float, help="report cells thinner than two cutoffs, in angstrom")
     parser.add_argument("--batch-size", type=int, default=32, help="graphs of a batch on average (default: 32)")
-    return _told(partial(_of_store, parser.parse_args(arguments)))
+    return _told(partial(_of_path, parser.parse_args(arguments)))
 
 
 def report(arguments: Sequence[str]) -> int:
@@ -31,8 +41,28 @@ def report(arguments: Sequence[str]) -> int:
     return _told(partial(_of_report, parser.parse_args(arguments)))
 
 
-def _of_store(asked: argparse.Namespace) -> None:
+def _of_path(asked: argparse.Namespace) -> None:
+    if asked.store.is_file() or (asked.store.is_dir() and files_in(asked.store)):
+        structures = open_structures(asked.store)
+        print(f"{len(structures):,} structures")
+        _print_faults(structures, asked)
+        return
     store = FlatStore.open(asked.store)
+    _of_store(store, asked)
+    shapes = {one.name: one.tensor for one in store.attributes if one.store is None and one.is_tensor}
+    if "z" in shapes and not shapes["z"].is_floating_point() and "pos" in shapes and shapes["pos"].shape[-1] == 3:
+        _print_faults(store, asked)
+
+
+def _print_faults(structures: Any, asked: argparse.Namespace) -> None:
+    findings = examine(structures, keys=keys_of(asked.key), cutoff=asked.cutoff)
+    for finding in findings:
+        print(f"\n{finding}")
+    if not findings:
+        print("\nno fault was found in the structures")
+
+
+def _of_store(store: FlatStore, asked: argparse.Namespace) -> None:
     print(f"{len(store):,} graphs")
     rows = []
     for attribute in store.attributes:

@@ -33,7 +33,7 @@ MAY_IMPORT = {
     "data": {"native", "packing", "progress", "atomic_write", "did_you_mean"},
     "nn": {"ops", "did_you_mean"},
     "engine": {"capture", "ops", "native", "atomic_write", "byte_block", "did_you_mean", "quantity"},
-    "convert": {"data"},
+    "convert": {"data", "progress"},
     "loader": {"data", "packing", "sampling", "byte_block", "random_numbers", "did_you_mean"},
     "ipu": {"capture", "engine", "plots", "did_you_mean", "quantity"},
     "potentials": {"convert", "data", "deploy", "engine", "loader", "native", "nn", "ops", "packing"},

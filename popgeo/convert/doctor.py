@@ -1,0 +1,267 @@
+"""Faults of a set of structures that training would not report: units, signs, labels, cells, duplicates."""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from torch.utils.data import ConcatDataset, Dataset
+
+from popgeo.convert.atom_files import SUFFIXES, Reached, reach
+from popgeo.convert.energy_checks import Neighbours, add_energy_columns, compare_derivatives
+from popgeo.convert.one_structure import COLUMNS, Bonds, measure, parts_of, shapes_of
+from popgeo.progress import progress
+
+_CHUNK = 10_000
+# `asked` and `badness` are expressions of a table with one row per structure; the largest badness is the worst.
+_FAULTS = pd.read_csv(str(resources.files("popgeo.convert") / "faults.csv"), keep_default_na=False).set_index("what")
+
+
+@dataclass(frozen=True)
+class Fault:
+    """What is probably wrong with some structures of a set.
+
+    Args:
+        what: The name of the fault.
+        count: How many structures have it; pairs of structures, where the fault lies between two.
+        worst: The worst value, with its unit.
+        where: The index of the structure that has it; of the first one if all are alike.
+        remedy: What to do, in one sentence.
+    """
+
+    what: str
+    count: int
+    worst: str
+    where: int
+    remedy: str
+
+    def __str__(self) -> str:
+        return f"{self.what}: {self.count:,} (structure {self.where}: {self.worst}). {self.remedy}"
+
+
+class _File(Dataset[Any]):
+    """The structures of one file; a file that cannot be opened counts as one that cannot be read."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            self.file: Reached | ValueError = reach(path)
+        except ValueError as error:
+            self.file = error
+
+    def __len__(self) -> int:
+        return 1 if isinstance(self.file, ValueError) else self.file.num_structures
+
+    def __getitem__(self, index: int) -> Any:
+        if isinstance(self.file, ValueError):
+            raise self.file
+        try:
+            return self.file.read(index)
+        except Exception as error:  # what is damaged may break a reader of others in any way
+            raise ValueError(f"{self.path}, structure {index}: {str(error) or repr(error)}") from error
+
+
+def open_structures(path: str | Path) -> ConcatDataset[Any]:
+    """The structures of a file, or of all files in a folder, for `examine`: `read_atoms` refuses faulty ones.
+
+    Raises:
+        ValueError: the folder has no such file.
+
+    Example:
+        >>> examine(open_structures("nothing.xyz"))
+        Traceback (most recent call last):
+            ...
+        ValueError: None of 1 structures can be read: nothing.xyz cannot be read: ...
+    """
+    path = Path(path)
+    files = files_in(path) if path.is_dir() else [path]
+    if not files:
+        raise ValueError(f"{path} has no file with one of the endings {SUFFIXES}.")
+    return ConcatDataset([_File(file) for file in files])
+
+
+def files_in(folder: Path) -> list[Path]:
+    """The files of a folder that hold structures, by their endings."""
+    return sorted(one for one in folder.iterdir() if one.suffix in SUFFIXES)
+
+
+def examine(
+    structures: Sequence[Any] | Dataset[Any],
+    *,
+    keys: Mapping[str, str | None] | None = None,
+    cutoff: float | None = None,
+    show: bool | None = None,
+) -> list[Fault]:
+    """Faults of a set of structures, the most frequent first; a set without faults has none.
+
+    Each structure is read once and only its numbers are kept, so memory does not grow with the number of atoms.
+
+    Args:
+        structures: Graphs with `z` [num_atoms], `pos` in angstrom [num_atoms, 3] and, if they have them, `cell`
+            [1, 3, 3], `pbc` [1, 3], `energy` in eV, `forces` in eV/angstrom, `stress` in eV/angstrom^3; or `Atoms` of
+            ASE. A list, a `FlatStore`, or what `open_structures` returns.
+        keys: The names of energy, forces and stress, as `{"energy": "dft_energy"}`; None ignores one. A name that ends
+            with `energy`, `forces` or `stress` needs no key.
+        cutoff: The longest distance of a model that uses the nearest image only, in angstrom: cells thinner than two
+            cutoffs are reported.
+        show: Whether to show a progress bar; None means at a terminal and in notebooks.
+
+    Raises:
+        ValueError: no structure can be read.
+
+    Example:
+        >>> import torch
+        >>> from torch_geometric.data import Data
+        >>> pair = Data(z=torch.tensor([1, 1]), pos=torch.tensor([[0.0, 0, 0], [0, 0, 0.3]]))
+        >>> print(examine([pair])[0])
+        atoms too close to each other: 1 (structure 0: 0.300 angstrom between atoms 0 and 1). Remove these structures...
+    """
+    read = _Read(len(structures))  # type: ignore[arg-type]
+    for index in progress(range(read.total), "examining", "structure", show):
+        with np.errstate(all="ignore"):
+            read.add(index, structures, keys or {})
+    if not read.index:
+        raise ValueError(f"None of {read.total} structures can be read: {read.said or 'there is none'}")
+    table = read.table().assign(cutoff=cutoff or 0.0)
+    counts = _counts(read.compositions)
+    add_energy_columns(table, counts)
+    _add_usual(table, read.bonds)
+    _add_twins(table)
+    per_set = [*_of_elements(table, counts), *_of_labels(read.kinds), *compare_derivatives(read.neighbours.compare())]
+    per_set += [(what, count, worst, where) for (what, worst), (count, where) in read.noted.items()]
+    found = {what: Fault(what, count, worst, where, _FAULTS.remedy[what]) for what, count, worst, where in per_set}
+    found |= {one.what: one for one in _of_rows(table)}
+    return sorted(found.values(), key=lambda one: -one.count)
+
+
+class _Read:
+    """What is kept of the structures that were read so far."""
+
+    def __init__(self, total: int) -> None:
+        self.total, self.bonds, self.neighbours = total, Bonds(), Neighbours(total)
+        self.said = ""  # by the first structure that could not be read
+        self.index: list[int] = []
+        self.rows: list[dict[str, float]] = []
+        self.tables: list[pd.DataFrame] = []
+        self.compositions: dict[tuple[tuple[int, int], ...], int] = {}
+        self.kinds: dict[tuple[Any, ...], list[int]] = {}  # labels with their shapes: how many, and the first
+        self.noted: dict[tuple[str, str], list[int]] = {}
+
+    def add(self, index: int, structures: Any, keys: Mapping[str, str | None]) -> None:
+        try:
+            parts = parts_of(structures[index], keys)
+            row = measure(parts, self.bonds)
+        except Exception as error:  # what is damaged may break a reader of others in any way
+            self.said = self.said or str(error) or repr(error)
+            _count(self.noted, ("structures that cannot be read", self.said), index)
+            return
+        number, count = np.unique(parts.z, return_counts=True)
+        composition = tuple(zip(number.tolist(), count.tolist(), strict=True))
+        row["composition"] = self.compositions.setdefault(composition, len(self.compositions))
+        self.index.append(index)
+        self.rows.append(row)
+        if len(self.rows) == _CHUNK:
+            self._close_rows()
+        shapes = tuple((name, shapes_of(label, len(parts.z))) for name, label in sorted(parts.labels.items()))
+        _count(self.kinds, (bool(parts.pbc.any()), shapes), index)
+        for name, label in parts.labels.items():
+            if not np.isfinite(label).all():
+                _count(self.noted, ("labels that are not finite", name), index)
+        for name in parts.misshapen:
+            _count(self.noted, ("energies, forces or stress of a wrong size", name), index)
+        if row["finite"]:
+            self.neighbours.add(index, parts)
+
+    def table(self) -> pd.DataFrame:
+        """One row per structure that was read; what none has is NaN."""
+        self._close_rows()
+        table = pd.concat(self.tables, ignore_index=True)
+        return table.reindex(columns=COLUMNS).assign(index=self.index)
+
+    def _close_rows(self) -> None:
+        self.tables.append(pd.DataFrame(self.rows, dtype=np.float64))
+        self.rows = []
+
+
+def _count(counts: dict[Any, list[int]], name: Any, index: int) -> None:
+    counts.setdefault(name, [0, index])[0] += 1
+
+
+def _counts(compositions: Mapping[tuple[tuple[int, int], ...], int]) -> pd.DataFrame:
+    """Atoms of each element, a row per composition."""
+    return pd.DataFrame([dict(one) for one in compositions]).fillna(0).reindex(range(len(compositions)), fill_value=0)
+
+
+def _add_usual(table: pd.DataFrame, bonds: Bonds) -> None:
+    """What most of the set has."""
+    table["fractional"] = (table.in_unit_box == 1) & (table.bond < 0.7)
+    many = table[(table.num_atoms > 1) | (table.pbc > 0)]
+    table["usual_energy"] = table.energy.abs().median()
+    table["usual_pbc"] = many.pbc.mode().min()
+    table["is_dense"] = table.vacuum[table.pbc > 0].quantile(0.9) < 5
+    table["usual_force"], table["usual_rms"] = table.largest_force.quantile(0.9), table.rms_force.median()
+    table["usual_stress"], table["usual_work"] = table.stress.median(), table.work.median()
+    table["usual_restoring"] = table.restoring.median() if table.restoring.count() >= 5 else np.nan
+    table["usual_stiffness"] = table.groupby("composition").stiffness.transform("median")
+    stiffness = bonds.stretch_times_pull / max(bonds.stretch_squared, 1e-12)
+    table["hydrogen_stiffness"] = abs(stiffness) if bonds.stretch_squared > 1e-3 else np.nan
+    table["zero_forces"] = table.zero_forces.fillna(0)
+
+
+def _add_twins(table: pd.DataFrame) -> None:
+    """Which structure of the same geometry comes first, and how much its energy or forces are different."""
+    prints = table[["composition", "pbc", "print0", "print1", "print2", "print3"]].to_numpy()
+    order = np.lexsort(prints[:, [3, 1, 0]].T)
+    table["is_twin"], table["is_other_twin"], table["twin"], table["twin_change"] = False, False, np.nan, np.nan
+    twin, change, other = (np.full(len(table), one) for one in (np.nan, -1.0, False))
+    energy, force, noise = table.energy.to_numpy(), table.rms_force.to_numpy(), 2e-7 * table.energy.abs().to_numpy()
+    for lag in (1, 2, 3):
+        one, two = order[:-lag], order[lag:]
+        same = (np.abs(prints[one] - prints[two]) <= 2e-6 * (np.abs(prints[one]) + 1)).all(axis=1)
+        one, two = np.minimum(one[same], two[same]), np.maximum(one[same], two[same])
+        apart = np.abs(np.stack([energy[one] - energy[two], force[one] - force[two]]))
+        differs = (apart > np.stack([1e-3 + noise[one], 1e-3 + 1e-2 * force[one]])).any(axis=0)
+        twin[two], change[two] = one, np.fmax(change[two], np.nan_to_num(np.nanmax(apart, axis=0, initial=-1)))
+        other[two] |= differs
+    table["twin"], table["twin_change"] = np.append(table["index"], 0)[np.nan_to_num(twin, nan=-1).astype(int)], change
+    table["is_twin"], table["is_other_twin"] = np.isfinite(twin), other
+
+
+def _of_rows(table: pd.DataFrame) -> Iterator[Fault]:
+    for what, fault in _FAULTS[_FAULTS.asked != ""].iterrows():
+        mask = table.eval(fault.asked, engine="python").to_numpy(bool)
+        if mask.any():
+            has = table[mask]
+            worst = has.loc[has.eval(fault.badness, engine="python").fillna(-np.inf).idxmax()]
+            yield Fault(str(what), int(mask.sum()), fault.worst.format(**worst), int(worst["index"]), fault.remedy)
+
+
+def _of_elements(table: pd.DataFrame, counts: pd.DataFrame) -> Iterator[tuple[str, int, str, int]]:
+    composition = table.composition.astype(int).to_numpy()
+    for number in counts:
+        has = (counts[number].to_numpy() > 0)[composition]
+        few = 1 if len(has) < 50 else max(2, len(has) // 1000)
+        if len(has) >= 20 and has.sum() <= few:
+            yield "rare elements", int(has.sum()), f"atomic number {number}", int(table["index"][has.argmax()])
+
+
+def _of_labels(kinds: Mapping[tuple[Any, ...], list[int]]) -> Iterator[tuple[str, int, str, int]]:
+    names = {name for _, shapes in kinds for name, _ in shapes}
+    for name in sorted(names):
+        is_stress = name.lower().endswith(("stress", "virial", "virials"))  # no structure needs it without a cell
+        known: list[Any] = [
+            (dict(shapes).get(name), *at) for (repeats, shapes), at in kinds.items() if repeats or not is_stress
+        ]
+        absent = [(count, first) for shapes, count, first in known if shapes is None]
+        if 0 < len(absent) < len(known):
+            yield "missing labels", sum(count for count, _ in absent), name, min(first for _, first in absent)
+        common: Counter[Any] = Counter()
+        for shapes, count, _ in known:
+            common.update(dict.fromkeys(shapes or (), count))
+        best = max(common, key=lambda one: common[one], default=None)
+        if other := [(count, first) for shapes, count, first in known if shapes is not None and best not in shapes]:
+            yield "labels of another shape", sum(count for count, _ in other), name, min(first for _, first in other)
