@@ -1,7 +1,8 @@
-"""`popgeo info STORE` and `popgeo report FILE`: what lies on disk, told without a line of Python."""
+"""`popgeo info` and `popgeo report`: print what a store, a file of structures or a report contains."""
 
 import argparse
 import sys
+import warnings
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -10,7 +11,8 @@ from typing import Any
 import pandas as pd
 
 from popgeo.command_line import OneLineParser
-from popgeo.convert.command import keys_of
+from popgeo.convert.atoms import read_atoms
+from popgeo.convert.command import add_atoms, atoms_options, keys_of
 from popgeo.convert.doctor import examine, files_in, open_structures
 from popgeo.data import FixedSizeOptions, FlatStore
 from popgeo.ipu.report.report import Report
@@ -25,8 +27,7 @@ def info(arguments: Sequence[str]) -> int:
     )
     parser.add_argument("store", type=Path, help="folder that popgeo convert or popgeo.data.write made, or a file of "
         "structures (or a folder of such), as popgeo convert reads them")  # fmt: skip
-    parser.add_argument("--key", action="append", default=[], metavar="NAME=KEY", help="what structures call energy, "
-        "forces or stress; NAME= ignores it")  # fmt: skip
+    add_atoms(parser.add_argument_group("files of atoms"))
     parser.add_argument("--cutoff", type=float, help="report cells thinner than two cutoffs, in angstrom")
     parser.add_argument("--batch-size", type=int, default=32, help="graphs of a batch on average (default: 32)")
     return _told(partial(_of_path, parser.parse_args(arguments)))
@@ -43,15 +44,35 @@ def report(arguments: Sequence[str]) -> int:
 
 def _of_path(asked: argparse.Namespace) -> None:
     if asked.store.is_file() or (asked.store.is_dir() and files_in(asked.store)):
-        structures = open_structures(asked.store)
+        structures: Any = open_structures(asked.store)
         print(f"{len(structures):,} structures")
-        _print_faults(structures, asked)
+        _print_faults(_print_keys(asked) or structures, asked)
         return
     store = FlatStore.open(asked.store)
     _of_store(store, asked)
     shapes = {one.name: one.tensor for one in store.attributes if one.store is None and one.is_tensor}
     if "z" in shapes and not shapes["z"].is_floating_point() and "pos" in shapes and shapes["pos"].shape[-1] == 3:
         _print_faults(store, asked)
+
+
+def _print_keys(asked: argparse.Namespace) -> Any:
+    """Prints which key is read as what, and which are not read; returns the structures if their units are converted."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            files = read_atoms(asked.store, **atoms_options(asked))
+            rows = []
+            for one in files.datasets:
+                factors = {name: f" (times {factor:.6g})" for name, factor in one.reader.factors.items() if factor != 1}
+                rows += [(one.path, called, f"{name}{factors.get(name, '')}") for name, called in one.names.items()]
+                rows += [(one.path, called, f"not read ({option})") for called, option in one.ignored.items()]
+    except ValueError as error:
+        print(f"\nkeys: {error}")
+        return None
+    if rows:
+        table = pd.DataFrame(rows, columns=["file", "key", "read as"]).drop_duplicates()
+        print("\n" + table.drop(columns="file" if table["file"].nunique() == 1 else []).to_string(index=False))
+    return files if any(one.reader.factors for one in files.datasets) else None
 
 
 def _print_faults(structures: Any, asked: argparse.Namespace) -> None:

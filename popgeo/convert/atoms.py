@@ -113,6 +113,8 @@ class AtomsReader:
         self.number = np.float64 if double else np.float32
         self.levels = {**levels}
         """What the values of each key that is read belong to."""
+        self.factors: dict[str, float] = {}
+        """What numbers of the structure read last were multiplied by, because of their units."""
         self._names: dict[tuple[str, ...], tuple[dict[str, str], dict[str, str]]] = {}
 
     def names(self, said: Mapping[str, Any]) -> tuple[dict[str, str], dict[str, str]]:
@@ -129,7 +131,7 @@ class AtomsReader:
         """
         check_cell(atoms.info, atoms.cell.rank > 0)
         require_elements(atoms.numbers)
-        factors = find_factors(said, metadata, names, self.units)
+        self.factors = factors = find_factors(said, metadata, names, self.units)
         length = factors.get("length", 1.0)
         pos, cell, pbc = atoms.positions * length, atoms.cell.array * length, atoms.pbc.copy()
         data = Data(z=torch.from_numpy(atoms.numbers.astype(np.int64)))

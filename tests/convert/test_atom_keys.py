@@ -397,3 +397,19 @@ def test_what_hdf5_links_to_or_only_declares_is_refused(tmp_path):
     ):
         with pytest.raises(ValueError, match=re.compile(message)):
             read_atoms(damaged(damage))
+
+
+def test_info_lists_which_key_is_read_as_what_and_which_is_not(tmp_path, capsys):
+    header = "REF_energy=-1 energy_unit=Hartree MACE_energy=-2 charge=1"
+    path = write_xyz(tmp_path / "a.xyz", header, "species:S:1:pos:R:3:forces:R:3", ("Cu 0 0 0 1 1 1", "Cu 0 0 2 1 1 1"))
+    assert main(["info", str(path)]) == 0
+    assert "but none of forces" in capsys.readouterr().out
+    assert main(["info", str(path), "--units", "forces=Hartree/Bohr"]) == 0
+    printed = capsys.readouterr().out
+    for words in (
+        r"REF_energy +energy \(times 27.2114\)",
+        r"forces +forces \(times 51.4221\)",
+        r"MACE_energy +not read \(--key energy=MACE_energy\)",
+        r"charge +not read \(--key charge=charge\)",
+    ):
+        assert re.search(words, printed), printed
