@@ -1,6 +1,9 @@
 """Files of structures, each of which is reached alone: nothing but an index of the file is kept in memory."""
 
+import bz2
+import gzip
 import io
+import lzma
 import os
 import re
 import threading
@@ -18,7 +21,23 @@ from popgeo.convert.atom_labels import symmetrised
 _MOST_OF_A_ROW = 1 << 26  # bytes of an unpacked row, and of a dataset in HDF5 beyond what is stored
 _PAIRS = re.compile(r"""(?:^|\s)["']?([\w:.-]+)["']?\s*=\s*("[^"]*"|'[^']*'|\[[^\]]*\]|\{[^}]*\}|\S+)""")
 _SPELLED = {"lattice": "Lattice", "properties": "Properties"}  # as ASE wants it
+_PACKED: dict[str, Callable[..., Any]] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
 _TRUE, _FALSE = {"t", "true", "1", "yes"}, {"f", "false", "0", "no"}
+
+
+def require_unpacked(path: Path) -> None:
+    """Unpacks a compressed file once without keeping it, as far as its size allows.
+
+    Raises:
+        ValueError: it unpacks to more than a hundred times its size.
+    """
+    if (unpacked := _PACKED.get(path.suffix)) is None:
+        return
+    left = 100 * max(path.stat().st_size, 1 << 16)
+    with unpacked(path, "rb") as file:
+        while part := file.read(1 << 20):
+            if (left := left - len(part)) < 0:
+                raise ValueError("it unpacks to more than a hundred times its size; unpack it yourself if you trust it")
 
 
 class Reached(NamedTuple):
@@ -50,6 +69,7 @@ def _reach_any(path: Path) -> Reached:
     """What ASE reads; its formats are mostly read from the start, so all is kept."""
     import ase.io
 
+    require_unpacked(path)
     steps = ase.io.read(path, index=":")
     return Reached(len(steps), steps.__getitem__)
 

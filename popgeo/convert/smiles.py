@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data
 
+from popgeo.convert.atom_files import require_unpacked
+
 _ROWS_AT_ONCE = 4096
 _OF_ATOM = ("GetDegree", "GetFormalCharge", "GetTotalNumHs", "GetIsAromatic", "IsInRing", "GetChiralTag")
 
@@ -75,6 +77,7 @@ def _tables(path: Path) -> Iterator[pd.DataFrame]:
     sep = {".smi": r"\s+", ".tsv": "\t"}.get(kind, ",")
     first: Any = {"header": None, "names": ["smiles"], "usecols": [0]} if kind == ".smi" else {}  # SMILES, then a name
     try:
+        require_unpacked(path)
         names = [] if kind == ".smi" else list(pd.read_csv(path, sep=sep, nrows=0))
         if names and _has_no_header(names):
             first = {"header": None, "names": [str(i) for i in range(len(names))]}

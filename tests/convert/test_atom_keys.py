@@ -1,5 +1,6 @@
 """Every key of a file that looks like a label is read, reported or refused; its meaning decides what it belongs to."""
 
+import importlib
 import re
 
 import numpy as np
@@ -413,3 +414,17 @@ def test_info_lists_which_key_is_read_as_what_and_which_is_not(tmp_path, capsys)
         r"charge +not read \(--key charge=charge\)",
     ):
         assert re.search(words, printed), printed
+
+
+@pytest.mark.parametrize("packed", ["gz", "bz2", "xz"])
+def test_a_compressed_file_is_read_unless_it_unpacks_to_far_more_than_its_size(tmp_path, packed):
+    module = importlib.import_module({"gz": "gzip", "bz2": "bz2", "xz": "lzma"}[packed])
+    path = tmp_path / f"a.xyz.{packed}"
+    for line, fits in (("plain", True), (" " * (1 << 24), False)):
+        with module.open(path, "wb") as file:
+            file.write(f"1\n{line}\nH 0 0 0\n".encode())
+        if fits:
+            assert len(read_atoms(path)) == 1
+        else:
+            with pytest.raises(ValueError, match="unpacks to more than a hundred times its size"):
+                read_atoms(path)
