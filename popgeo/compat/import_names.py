@@ -10,7 +10,7 @@ from pathlib import Path
 from types import ModuleType
 
 # Each stands in popgeo.compat under its own name.
-NAMES = ("poptorch", "poptorch_geometric", "torch_scatter", "torch_cluster")
+NAMES = ("poptorch", "poptorch_geometric", "torch_scatter", "torch_cluster", "popart", "popdist")
 
 _PYG_EXTENSIONS = f"{__package__}.poptorch_geometric.pyg_extensions"
 # What `multiprocessing` starts by `spawn` or `forkserver` inherits `sys.path`, where a finder of this process is lost.

@@ -39,11 +39,11 @@ class ICustomArgParser:
         )
 
 
-def registerCustomArgParser(custom_type: type, parser: ICustomArgParser) -> None:
+def registerCustomArgParser(arg_data_type: type, arg_parser: ICustomArgParser) -> None:
     """Lets objects of a class be arguments and results of models. PyG's data need no parser, and are read without one.
 
     Raises:
-        ValueError: the first is no class, or the second no `ICustomArgParser`.
+        ValueError: the first is not a class, or the second is not an `ICustomArgParser`.
 
     Example:
         >>> class Pair:
@@ -57,11 +57,47 @@ def registerCustomArgParser(custom_type: type, parser: ICustomArgParser) -> None
         ...         return Pair(next(tensor_iterator), next(tensor_iterator))
         >>> registerCustomArgParser(Pair, PairParser())
     """
-    if not isinstance(custom_type, type):
-        raise ValueError(f"registerCustomArgParser got {custom_type!r}, which is no class.")
-    if not isinstance(parser, ICustomArgParser):
-        raise ValueError(f"registerCustomArgParser got {type(parser).__name__}; pass an object of ICustomArgParser.")
-    register_kind(custom_type, parser.yieldTensors, parser.reconstruct)
+    if not isinstance(arg_data_type, type):
+        raise ValueError(f"registerCustomArgParser got {arg_data_type!r}, which is not a class.")
+    if not isinstance(arg_parser, ICustomArgParser):
+        kind = type(arg_parser).__name__
+        raise ValueError(f"registerCustomArgParser got {kind}; pass an object of ICustomArgParser.")
+    register_kind(arg_data_type, arg_parser.yieldTensors, arg_parser.reconstruct)
+
+
+def flattenTensorStructure(structure: Any) -> list[Tensor]:
+    """The tensors of a nest, in order.
+
+    Example:
+        >>> flattenTensorStructure({"a": torch.ones(1), "b": [torch.zeros(1)]})
+        [tensor([1.]), tensor([0.])]
+    """
+    return flatten(structure)[0]
+
+
+def reconstructTensorStructure(structure: Any, values: Iterable[Tensor]) -> Any:
+    """A nest like another one, of other tensors.
+
+    Example:
+        >>> reconstructTensorStructure((torch.ones(1), 3), [torch.zeros(1)])
+        (tensor([0.]), 3)
+    """
+    return unflatten(flatten(structure)[1], list(values))
+
+
+class ArgsParser:
+    """Reads the arguments of a model's calls; programs derive classes from it.
+
+    Args:
+        model: A module or a function.
+    """
+
+    def __init__(self, model: Any) -> None:
+        self._signature = inspect.signature(getattr(model, "forward", model))
+
+    def __call__(self, args: Sequence[Any], kwargs: Mapping[str, Any], fast_path: bool = False) -> Arguments:
+        """The arguments of a call; `fast_path` is ignored."""
+        return arguments_of(self._signature, args, kwargs)
 
 
 def arguments_of(signature: inspect.Signature, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Arguments:

@@ -1,7 +1,6 @@
 """A wrapped module and its compiled step: compiling it, letting it go, and the machine that it is said to be on."""
 
 import inspect
-import logging
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
@@ -24,7 +23,7 @@ from popgeo.compat.poptorch import call_arguments, enums
 from popgeo.compat.poptorch.call_times import CallTimes, HasCallTimes
 from popgeo.compat.poptorch.compiling import compiling
 from popgeo.compat.poptorch.errors import Error, as_poptorch_errors, check
-from popgeo.compat.poptorch.log import log_options
+from popgeo.compat.poptorch.log import log_options, logger
 from popgeo.compat.poptorch.optim.poptorch_optimizer import PoptorchOptimizer
 from popgeo.compat.poptorch.options import Options
 from popgeo.compat.poptorch.popgeo_options import options_in_use, popgeo_options
@@ -34,7 +33,7 @@ from popgeo.compat.poptorch.wrapped_module import unwrap, unwrapped, wrap
 from popgeo.engine.compiled_step import CompiledStep
 from popgeo.engine.step_recipe import Recipe
 
-LOG = logging.getLogger("poptorch")
+NO_EXECUTABLE_ERR = "Model has not been compiled or has been destroyed."
 
 
 class CompiledModule(HasCallTimes):
@@ -75,7 +74,7 @@ class CompiledModule(HasCallTimes):
             Error: the model cannot be compiled.
         """
         if self._compiled is not None:
-            LOG.warning("Call to compile() ignored: the executable is already compiled")
+            logger.warning("Call to compile() ignored: the executable is already compiled")
             return
         self._compile(call_arguments.narrowed(call_arguments.arguments_of(self._signature, args, kwargs)))
 
@@ -155,7 +154,7 @@ class CompiledModule(HasCallTimes):
 
     def _require_compiled(self) -> CompiledStep:
         if self._compiled is None:
-            raise Error("Model has not been compiled or has been destroyed.")
+            raise Error(NO_EXECUTABLE_ERR)
         return self._compiled
 
     compiled = property(_require_compiled, doc="popgeo's compiled step; an Error until there is one.")

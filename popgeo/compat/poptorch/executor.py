@@ -14,8 +14,9 @@ from popgeo import ipu
 from popgeo.compat.poptorch import enums, executable_file
 from popgeo.compat.poptorch.blocks import module_repr
 from popgeo.compat.poptorch.call_arguments import arguments_of, as_results, narrowed, write_back
-from popgeo.compat.poptorch.compiled_module import LOG, CompiledModule
+from popgeo.compat.poptorch.compiled_module import CompiledModule
 from popgeo.compat.poptorch.errors import Error, as_poptorch_errors, check
+from popgeo.compat.poptorch.log import logger
 from popgeo.compat.poptorch.popgeo_options import popgeo_options
 from popgeo.engine.step_options import StepOptions
 
@@ -57,8 +58,8 @@ class PoplarExecutor(CompiledModule):
         with as_poptorch_errors(), self._buffers_apart(), times:
             returned = self._pass(given, compiled)
         self._has_run = True
-        if self._options._Popart.options["instrumentWithHardwareCycleCounter"] and LOG.isEnabledFor(logging.INFO):
-            LOG.info("Total number of IPU cycles: %d", self.cycleCount())
+        if self._options._Popart.options["instrumentWithHardwareCycleCounter"] and logger.isEnabledFor(logging.INFO):
+            logger.info("Total number of IPU cycles: %d", self.cycleCount())
         write_back(own, given, compiled.captured.written)
         results, tensors = as_results(returned)
         self._times.set_results(num_results=len(tensors), num_steps=self._ticks(_returned_steps(compiled.options)))

@@ -7,12 +7,13 @@ from collections.abc import Mapping
 from enum import Enum
 from typing import Any
 
+from popgeo.compat.account import ignored
 from popgeo.compat.poptorch.errors import Error
 
 LEVELS = {"TRACE": 5, "DEBUG": logging.DEBUG, "INFO": logging.INFO, "WARN": logging.WARNING, "ERR": logging.ERROR}
 LEVELS["OFF"] = logging.CRITICAL + 10
 _OWN_WORDS = {"running_statistics_always_float": "runningStatisticsAlwaysFloat to"}
-_LOG = logging.getLogger("poptorch")
+logger = _LOG = logging.getLogger("poptorch")
 _NUMBERS = {0: "TRACE", 1: "DEBUG", 2: "INFO", 3: "WARN", 4: "ERR", 6: "OFF"}
 
 
@@ -34,6 +35,20 @@ def setLogLevel(level: str | int) -> None:
         names = sorted(LEVELS)
         raise ValueError(f"Unknown log level: {level}. Valid values are {', '.join(names[:-1])} and {names[-1]}")
     _LOG.setLevel(LEVELS[level])
+
+
+def setPopartLogLevel(level: str) -> None:
+    """Accepts a level of PopART's log.
+
+    Raises:
+        ValueError: PopTorch does not have a level of that name.
+
+    Example:
+        >>> setPopartLogLevel("WARN")
+    """
+    if level not in LEVELS:
+        raise ValueError(f"Level must be one of {', '.join(LEVELS)}; it is {level!r}.")
+    ignored("_logging.setPopartLogLevel", "there is no PopART that would print anything")
 
 
 class _ToStderr(logging.Handler):

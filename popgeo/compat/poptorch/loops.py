@@ -33,9 +33,9 @@ def for_loop(count: int, body: Callable[..., Any], inputs: list[Tensor]) -> list
 def cond(
     condition: Tensor,
     then_body: Callable[..., Any],
-    then_inputs: list[Tensor],
+    then_inps: list[Tensor],
     else_body: Callable[..., Any],
-    else_inputs: list[Tensor],
+    else_inps: list[Tensor],
 ) -> list[Tensor]:
     """Calls one of two bodies, as a tensor of one element tells at each run.
 
@@ -49,10 +49,10 @@ def cond(
         >>> cond(x > 0, lambda x: x, [x], lambda x: -x, [x])
         [tensor([3.])]
     """
-    for given in (then_inputs, else_inputs):
-        _require_tensors(given, "poptorch.cond expects then_inputs and else_inputs to be lists of tensors")
+    for given in (then_inps, else_inps):
+        _require_tensors(given, "poptorch.cond expects then_inps and else_inps to be lists of tensors")
     honoured("cond", "one branch runs; the more expensive one is counted")
-    return control_flow.cond(condition, then_body, then_inputs, else_body, else_inputs)
+    return control_flow.cond(condition, then_body, then_inps, else_body, else_inps)
 
 
 def _require_tensors(given: Any, says: str) -> None:

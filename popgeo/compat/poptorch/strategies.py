@@ -21,9 +21,9 @@ class Stage(stage_choices.Stage):
         ['encoder', 'pooling']
     """
 
-    def ipu(self, ipu_id: int) -> "Stage":
+    def ipu(self, ipu: int) -> "Stage":
         """Sets the IPU that the stage runs on."""
-        object.__setattr__(self, "on_ipu", checked_ipu(ipu_id))
+        object.__setattr__(self, "on_ipu", checked_ipu(ipu))
         return self
 
     @property

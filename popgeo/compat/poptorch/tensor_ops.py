@@ -38,12 +38,12 @@ def ipu_print_tensor(
     tensor: Tensor,
     title: str = "",
     print_gradient: bool = True,
-    summarize_threshold: int = 1000,
+    summarise_threshold: int = 1000,
     edge_items: int = 3,
     max_line_width: int = 80,
     digits: int = 4,
     float_format: str = "auto",
-    separator: str = " ",
+    separator: str = ", ",
     open_bracket: str = "(",
     close_bracket: str = ")",
 ) -> Tensor:
@@ -58,7 +58,7 @@ def ipu_print_tensor(
     _require_tensor(tensor, "ipu print tensor must take a torch.tensor argument")
     honoured("ipu_print_tensor", "the step prints as torch does")
     return print_tensor(
-        tensor, title, print_gradient=print_gradient, threshold=summarize_threshold, edge_items=edge_items,
+        tensor, title, print_gradient=print_gradient, threshold=summarise_threshold, edge_items=edge_items,
         width=max_line_width, digits=digits,
     )  # fmt: skip
 

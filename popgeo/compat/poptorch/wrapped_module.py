@@ -57,6 +57,10 @@ def unwrap(module: nn.Module) -> None:
         module.__class__ = type(module).__mro__[1]
 
 
+def leave(*of_module: Any) -> None:
+    """Does nothing: weights and buffers of a wrapped module keep their own classes, and PyG's data need no parser."""
+
+
 @contextmanager
 def unwrapped(module: nn.Module) -> Iterator[None]:
     """A module has its own class while the block runs: a kept step is found by the class's source."""

@@ -39,11 +39,7 @@ class FixedSizeOptions(data.FixedSizeOptions):
     __hash__ = None  # type: ignore[assignment]  # its fields change
 
     def __post_init__(self) -> None:
-        if self.num_graphs < 2:
-            raise ValueError(
-                "The number of graphs in the batch must be at least 2, a real one and one of padding; it is "
-                f"{self.num_graphs}."
-            )
+        validate_num_graphs(self.num_graphs)
         own = self.__dict__
         own["num_edges"] = None if self.num_edges == {} else self.num_edges
         own["pad_graph_defaults"] = dict(self.pad_graph_defaults or {})
@@ -63,6 +59,14 @@ class FixedSizeOptions(data.FixedSizeOptions):
         kept = {name: f" (At least one {name[4:-1]} reserved for padding)" for name in _SIZES}
         fields = (f"{name}={value}{kept.get(name, '')}" for name, value in self._chosen().items())
         return f"{type(self).__name__}({', '.join(fields)})"
+
+
+def validate_num_graphs(num_graphs: int) -> None:
+    """Raises ValueError if a batch has no room for a real graph and a graph of padding."""
+    if num_graphs < 2:
+        raise ValueError(
+            f"The number of graphs in the batch must be at least 2, a real one and one of padding; it is {num_graphs}."
+        )
 
 
 _SIZES = ("num_nodes", "num_edges", "num_graphs")

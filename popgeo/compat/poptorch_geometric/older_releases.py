@@ -121,18 +121,19 @@ def with_older_words(translate: Callable[[Any, Mapping[str, Any]], dict[str, Any
     """
 
     def make(init: Init) -> Init:
-        names = list(inspect.signature(init).parameters)[2:]  # after `self` and the graphs
+        _, graphs, *names = inspect.signature(init).parameters
 
         @functools.wraps(init)
-        def begin(self: Any, dataset: Any, *args: Any, **kwargs: Any) -> None:
+        def begin(self: Any, *args: Any, **kwargs: Any) -> None:
             if older := sorted(_OLDER_WORDS & {*kwargs}):
-                given = {**dict(zip(names, args, strict=False)), **kwargs}
+                given = {**dict(zip([graphs, *names], args, strict=False)), **kwargs}
                 if given.get("fixed_size_options") is not None:
                     raise ValueError(
                         f"Sizes are given twice: by fixed_size_options, and by {', '.join(older)}. Leave one out."
                     )
-                args, kwargs = (), translate(dataset, given)
-            init(self, dataset, *args, **kwargs)
+                own = given.pop(graphs)
+                args, kwargs = (own,), translate(own, given)
+            init(self, *args, **kwargs)
 
         return begin
 

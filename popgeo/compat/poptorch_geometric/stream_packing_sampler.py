@@ -6,6 +6,8 @@ from typing import Any
 import numpy as np
 from torch.utils.data import RandomSampler, Sampler, SequentialSampler
 
+from popgeo.compat.poptorch_geometric.collate import FixedSizeCollater
+from popgeo.compat.poptorch_geometric.fixed_size_options import FixedSizeOptions
 from popgeo.data.axes import Level
 from popgeo.data.graph_sizes import GraphSizes, first_graphs
 from popgeo.packing import Budget, stream
@@ -109,3 +111,59 @@ class StreamPackingSampler(Sampler[list[int]]):
             return sizes, [most[axes[i].store] for i in here]
         sizes = sizes.sum(axis=1, keepdims=True)
         return sizes, [int(sizes.max()) * self.max_num_graphs if most is None else most]
+
+
+class FixedBatchSampler(StreamPackingSampler):
+    """The sampler of release 3.2: `StreamPackingSampler` by other words, in random order unless `sampler` is given.
+
+    Example:
+        >>> import torch
+        >>> from torch_geometric.data import Data
+        >>> graphs = [Data(x=torch.ones(n, 1), edge_index=torch.tensor([[0], [1]])) for n in (3, 4, 5, 2)]
+        >>> list(FixedBatchSampler(graphs, num_graphs=2, num_nodes=8, sampler=range(4)))
+        [[0, 1], [2, 3]]
+    """
+
+    def __init__(
+        self,
+        data_source: Any,
+        num_graphs: int,
+        num_nodes: int | None = None,
+        num_edges: int | None = None,
+        sampler: Any = None,
+        allow_skip_data: bool | None = False,
+    ) -> None:
+        order = RandomSampler(data_source) if sampler is None else sampler
+        super().__init__(data_source, num_graphs, num_nodes, num_edges, order, allow_skip_data)
+        self.num_graphs, self.num_nodes, self.num_edges = self.max_num_graphs, self.max_num_nodes, self.max_num_edges
+        self.sampler = order
+
+
+def make_fixed_batch_generator(
+    batch_sampler: Any,
+    data_source: Any = None,
+    num_graphs: int | None = None,
+    num_nodes: int | None = None,
+    num_edges: int | None = None,
+) -> Iterator[Any]:
+    """The batches that a sampler chooses, padded; what is left out is the sampler's own, with one for padding.
+
+    Raises:
+        ValueError: neither the call nor the sampler gives a size, or the size leaves no room for padding.
+
+    Example:
+        >>> import torch
+        >>> from torch_geometric.data import Data
+        >>> graphs = [Data(x=torch.ones(n, 1), edge_index=torch.tensor([[0], [1]])) for n in (3, 4)]
+        >>> [len(batch.x) for batch in make_fixed_batch_generator(FixedBatchSampler(graphs, 2, 8))]
+        [9]
+    """
+    sizes = {"num_nodes": num_nodes, "num_edges": num_edges, "num_graphs": num_graphs}
+    for name, size in sizes.items():
+        own = getattr(batch_sampler, name, None)
+        sizes[name] = least = size if own is None else own + 1 if size is None else size
+        if least is None or (own is not None and least <= own):
+            raise ValueError(f"`{name}` is {size} and the sampler's own is {own}; pass one more than that at least.")
+    collate = FixedSizeCollater(FixedSizeOptions(**sizes))  # type: ignore[arg-type]  # each is a number by now
+    graphs = batch_sampler.data_source if data_source is None else data_source
+    return (collate([graphs[i] for i in batch]) for batch in batch_sampler)
