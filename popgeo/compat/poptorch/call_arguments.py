@@ -14,7 +14,7 @@ from torch import Tensor
 
 from popgeo.capture.arguments import Arguments
 from popgeo.capture.op_graph import Input, Role
-from popgeo.capture.pytree import Structure, flatten, register_kind, unflatten
+from popgeo.capture.pytree import Container, Fixed, Leaf, Structure, flatten, register_kind, unflatten
 from popgeo.capture.structures import leaves
 from popgeo.compat.poptorch.enums import CommGroupType
 from popgeo.compat.poptorch.errors import CheckFailed, Error
@@ -124,6 +124,38 @@ def arguments_of(signature: inspect.Signature, args: Sequence[Any], kwargs: Mapp
             bound.arguments[name] = parameter.default.detach()  # another object, so that the step takes it as an input
     given = Arguments.of(signature, bound.args, bound.kwargs)
     return given.with_tensors([_detached(tensor) for tensor in given.tensors])
+
+
+def mismatches(name: str, compiled: Structure, given: Structure) -> Iterator[str]:
+    """What of an argument is not as the model was compiled for, in PopTorch's words.
+
+    Example:
+        >>> compiled, given = flatten({"x": torch.ones(2)})[1], flatten({"x": torch.ones(1)})[1]
+        >>> list(mismatches("", compiled, given))
+        ['Shape mismatch for x: expected torch.Size([2]) but got torch.Size([1]).']
+    """
+    kinds: Any = [getattr(part, "kind", type(getattr(part, "value", Tensor()))) for part in (compiled, given)]
+    compared: dict[str, Any] = {"Type": kinds}
+    if kinds[0] is not kinds[1]:
+        pass
+    elif isinstance(compiled, Leaf) and isinstance(given, Leaf):
+        compared["Data type"] = compiled.dtype, given.dtype
+        compared["Shape"] = torch.Size(compiled.shape), torch.Size(given.shape)
+    elif isinstance(compiled, Fixed) and isinstance(given, Fixed):
+        compared["Value"] = compiled.value, given.value
+    elif isinstance(compiled, Container) and isinstance(given, Container):
+        own, other = (dict(zip(nest.keys, nest.parts, strict=True)) for nest in (compiled, given))
+        if issubclass(compiled.kind, list | tuple):
+            compared["Length"] = f"{len(own)} elements", f"{len(other)} elements"
+        else:
+            odd = {"Unexpected": [*other.keys() - own.keys()], "Missing": [*own.keys() - other.keys()]}
+            said = [f"{kind} arguments: {', '.join(map(str, keys))}." for kind, keys in odd.items() if keys]
+            yield from [f"Keys mismatch for {name or 'the call'}: {' '.join(said)}"] if said else []
+        for key in own.keys() & other.keys():
+            yield from mismatches(f"{name}[{key}]" if name else str(key), own[key], other[key])
+    for what, (expected, got) in compared.items():
+        if str(expected) != str(got):
+            yield f"{what} mismatch for {name}: expected {expected} but got {got}."
 
 
 def narrowed(given: Arguments) -> Arguments:

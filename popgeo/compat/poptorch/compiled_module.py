@@ -24,7 +24,7 @@ from popgeo.compat.poptorch.call_times import CallTimes, HasCallTimes
 from popgeo.compat.poptorch.compiling import compiling
 from popgeo.compat.poptorch.errors import Error, as_poptorch_errors, check
 from popgeo.compat.poptorch.log import log_options, logger
-from popgeo.compat.poptorch.optim.poptorch_optimizer import PoptorchOptimizer
+from popgeo.compat.poptorch.optim.poptorch_optimizer import PoptorchOptimizer, unexpected_attributes
 from popgeo.compat.poptorch.options import Options
 from popgeo.compat.poptorch.popgeo_options import options_in_use, popgeo_options
 from popgeo.compat.poptorch.poptorch_machine import PoptorchMachine
@@ -168,6 +168,10 @@ class CompiledModule(HasCallTimes):
 
     def _name_optimizer(self) -> None:
         """Tells PopTorch's own optimizers what the parameters are called, so that they load and show their state."""
+        strange = [] if self._options._relax_optimizer_checks else unexpected_attributes(self._optimizer)
+        if strange:
+            kind = type(self._optimizer).__name__
+            logger.warning("Ignoring unexpected optimizer attribute in %s optimizer: %s", kind, strange)
         is_there = self._options.connection_type != enums.ConnectionType.Never
         if is_there and isinstance(self._optimizer, PoptorchOptimizer):
             self._optimizer.use_names({p: f"model.{name}" for name, p in self._user_model.named_parameters()})

@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 from popgeo import ipu
 from popgeo.compat.poptorch import enums, executable_file
 from popgeo.compat.poptorch.blocks import module_repr
-from popgeo.compat.poptorch.call_arguments import arguments_of, as_results, narrowed, write_back
+from popgeo.compat.poptorch.call_arguments import arguments_of, as_results, mismatches, narrowed, write_back
 from popgeo.compat.poptorch.compiled_module import CompiledModule
 from popgeo.compat.poptorch.errors import Error, as_poptorch_errors, check
 from popgeo.compat.poptorch.log import logger
@@ -56,7 +56,13 @@ class PoplarExecutor(CompiledModule):
         steps = self._ticks(compiled.options.batch_factor)
         times = self._times.of_a_call(num_inputs=len(given.tensors), num_steps=steps)
         with as_poptorch_errors(), self._buffers_apart(), times:
-            returned = self._pass(given, compiled)
+            try:
+                returned = self._pass(given, compiled)
+            except ValueError as error:
+                said = [*mismatches("", self._form, given.structure)] if self._form else []
+                if not said:
+                    raise
+                raise ValueError(" ".join([*said, str(error)])) from error
         self._has_run = True
         if self._options._Popart.options["instrumentWithHardwareCycleCounter"] and logger.isEnabledFor(logging.INFO):
             logger.info("Total number of IPU cycles: %d", self.cycleCount())

@@ -12,7 +12,7 @@ from popgeo.compat.poptorch.errors import Error
 from popgeo.ipu.ipu_machine import IpuMachine, IpuPlan
 from popgeo.ipu.options import Options
 from popgeo.ipu.stage_choices import EACH_BLOCK, Schedule
-from popgeo.ipu.systems.stage_plan import TooFewMicroBatchesError
+from popgeo.ipu.systems.stage_plan import TooFewMicroBatchesError, num_pipeline_stages
 
 
 class PoptorchMachine(IpuMachine):
@@ -53,8 +53,8 @@ class PoptorchMachine(IpuMachine):
                 f"PopTorch will have an additional {error.stages - 1} stages when training. {error}"
             ) from error
         runs = None if planned.stages is None or planned.update is not None else planned.pipeline
-        if runs and runs.schedule is Schedule.LOCK_STEP and len(runs.stages) > runs.micro_batches:
-            must += f" ({len(runs.stages)}) when using PopTorch.PipelinedExecution."
+        if runs and runs.schedule is Schedule.LOCK_STEP and num_pipeline_stages(runs) > runs.micro_batches:
+            must += f" ({num_pipeline_stages(runs)}) when using PopTorch.PipelinedExecution."
             raise Error(f"poptorch.Options().deviceIterations {must}")
         if planned.options.stages == EACH_BLOCK:
             _require_blocks(planned.step)

@@ -2,7 +2,9 @@
 
 import copy
 import dataclasses
+import re
 from collections.abc import Callable, Sequence
+from functools import partialmethod
 from typing import Any
 
 import numpy as np
@@ -14,10 +16,12 @@ from torch_geometric.loader.dataloader import Collater as PyGCollater
 from popgeo import data
 from popgeo.capture.pytree import flatten, unflatten
 from popgeo.compat.poptorch_geometric.fixed_size_options import FixedSizeOptions
+from popgeo.compat.poptorch_geometric.older_releases import sizes_in_todays_words
+from popgeo.data.axes import Level
 from popgeo.data.flat_store import FlatStore
 from popgeo.data.subset import take
 from popgeo.data.super_batch import join
-from popgeo.data.trim import OverSizeStrategy
+from popgeo.data.trim import OverSizeStrategy, trim
 
 
 class FixedSizeError(RuntimeError, ValueError):
@@ -78,6 +82,8 @@ class FixedSizeCollater(data.FixedSizeCollater):
     """
 
     def __init__(self, *args: Any, skip: bool = False, **kwargs: Any) -> None:
+        if "num_nodes" in kwargs or (args and not isinstance(args[0], data.FixedSizeOptions)):
+            args, kwargs = (), sizes_in_todays_words(args, kwargs)
         super().__init__(*args, exact_fit=True, **kwargs)
         self.skip = skip
 
@@ -106,11 +112,27 @@ class FixedSizeCollater(data.FixedSizeCollater):
         try:
             batch = own.collate(store, torch.default_generator)
         except ValueError as error:
-            raise FixedSizeError(f"{_what_is_short(len(data_list), own.options)}: {error}") from error
+            raise FixedSizeError(f"{_what_is_short(len(data_list), own.options, str(error))}: {error}") from error
         for name in ("num_trimmed_nodes", "num_trimmed_edges"):  # PopTorch Geometric's batches do not say
             if name in batch and not any(name in graph for graph in data_list):
                 del batch[name]
         return batch
+
+
+    def _pruned(self, level: Level, data_list: list[Any]) -> list[Any]:
+        """The same graphs with as many nodes, or edges, as a batch has."""
+        options, store = _options_for(data_list, self.options), self.flat(data_list)
+        limits = store.sizes.sum(axis=0)
+        for i, axis in enumerate(store.size_axes):
+            limits[i] = min(limits[i], options.slots(axis)) if axis.level is level else limits[i]
+        trims = {"nodes": level is Level.NODE, "edges": level is Level.EDGE}
+        try:
+            left = trim(store, limits, **trims, generator=torch.default_generator).store
+        except ValueError as error:
+            raise FixedSizeError(f"Too many {level.name.lower()}s to trim. {error}") from error
+        return [left[i] for i in range(len(left))]
+
+    _prune_nodes, _prune_edges = partialmethod(_pruned, Level.NODE), partialmethod(_pruned, Level.EDGE)
 
 
 class CombinedBatchingCollater:
@@ -172,7 +194,7 @@ def _options_for(data_list: list[Any], options: data.FixedSizeOptions) -> data.F
     return dataclasses.replace(options, pad_graph_defaults={**plain, **(options.pad_graph_defaults or {})})
 
 
-def _what_is_short(count: int, options: data.FixedSizeOptions) -> str:
+def _what_is_short(count: int, options: data.FixedSizeOptions, error: str) -> str:
     """PopTorch Geometric's words for graphs that do not fit, before popgeo's own."""
     if count > options.num_graphs:
         return f"The maximum number of graphs requested doesn't allocate enough room for {count} graphs"
@@ -181,7 +203,13 @@ def _what_is_short(count: int, options: data.FixedSizeOptions) -> str:
             f"Requested to pad a batch to {count} graphs but collater got a list of {count} graphs and cannot create "
             "additional graphs to pad nodes and edges"
         )
-    return f"The fixed sizes given don't allocate enough space for the nodes or edges required to fit {count} sample(s)"
+    found = re.search(r"(nodes|edges)(?: of type (\([^)]*\)|'\w+'))?", error)
+    what, of_type = found.groups() if found else ("nodes or edges", None)
+    kind = f"{of_type} " if of_type else ""
+    return (
+        f"The fixed sizes given don't allocate enough space for the number of {kind}{what} required to fit {count} "
+        "sample(s)"
+    )
 
 
 def _without_what_overflows(store: FlatStore, options: data.FixedSizeOptions) -> FlatStore:

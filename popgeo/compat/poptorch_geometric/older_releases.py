@@ -2,7 +2,7 @@
 
 import functools
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from popgeo.compat.poptorch_geometric.fixed_size_options import FixedSizeOptions
@@ -12,6 +12,10 @@ from popgeo.loader.strategy import FixedSizeStrategy
 Init = Callable[..., None]
 _OLDER_WORDS = frozenset({"num_nodes", "num_edges", "collater_args"})  # what a loader was told its sizes by
 _OF_OPTIONS = ("num_edges", "num_graphs", "node_pad_value", "edge_pad_value", "graph_pad_value", "pad_graph_defaults")
+
+
+_OF_COLLATER = ("num_nodes", *_OF_OPTIONS[:-1], "add_masks_to_batch", "trim_nodes", "trim_edges", _OF_OPTIONS[-1])
+_OF_COLLATER += ("follow_batch", "exclude_keys")
 
 
 def in_todays_words(
@@ -108,6 +112,22 @@ def clusters_in_todays_words(cluster_data: Any, given: Mapping[str, Any]) -> dic
     if num_nodes is None:
         raise ValueError("FixedSizeClusterLoader is given collater_args without num_nodes; pass fixed_size_options.")
     return {**in_todays_words(cluster_data, num_nodes, 2, rest), "batch_size": batch_size}
+
+
+def sizes_in_todays_words(args: Sequence[Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of `FixedSizeCollater` that mean what its own of release 3.2 did: sizes and pad values one by one.
+
+    Args:
+        args: By position, in the order of that release.
+        given: By name.
+
+    Example:
+        >>> sizes_in_todays_words([9], {"num_edges": 20, "trim_nodes": True})["fixed_size_options"].num_edges
+        20
+    """
+    rest = {**dict(zip(_OF_COLLATER, args, strict=False)), **given}
+    sizes = {name: rest.pop(name) for name in ("num_nodes", *_OF_OPTIONS) if rest.get(name) is not None}
+    return {"fixed_size_options": FixedSizeOptions(**sizes), **rest}
 
 
 def with_older_words(translate: Callable[[Any, Mapping[str, Any]], dict[str, Any]]) -> Callable[[Init], Init]:

@@ -1,5 +1,6 @@
 """One plan of a step in stages: what it costs on several IPUs, and how it runs here, cut in the same places."""
 
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -73,6 +74,11 @@ def _refuse_recompute(step: CapturedStep, options: Options) -> None:
         )
 
 
+def num_pipeline_stages(planned: Pipeline) -> int:
+    """The stages that a pipeline has to fill: stages that follow one another on one IPU are one, as in PopTorch."""
+    return 1 + sum(one.ipu != other.ipu for one, other in itertools.pairwise(planned.stages))
+
+
 class TooFewMicroBatchesError(ValueError):
     """An update has fewer micro-batches than its pipeline, of so many `stages`, needs to fill."""
 
@@ -82,10 +88,10 @@ class TooFewMicroBatchesError(ValueError):
 def _require_enough(planned: Pipeline) -> None:
     """Refuses to train with fewer micro-batches than a pipeline needs to fill.
 
-    Where a stage's passes share a turn, as in PopTorch, a micro-batch takes twice the stages less one; PopTorch demands
+    When a stage's passes share a turn, as in PopTorch, a micro-batch takes twice the stages less one; PopTorch demands
     as many for each update (its user guide: "the number of pipeline stages (forward and backward)").
     """
-    stages, count = len(planned.stages), planned.micro_batches
+    stages, count = num_pipeline_stages(planned), planned.micro_batches
     needed = num_depths(stages, trains=True) if planned.schedule is Schedule.LOCK_STEP else stages
     if planned.trains and planned.schedule in _OVERLAPPING and count < needed:
         error = TooFewMicroBatchesError(

@@ -55,6 +55,22 @@ class VariableAttributes:
             raise ValueError(f"Unknown attribute {attr!r}; this optimizer has {', '.join(sorted(self._names))}.")
 
 
+def unexpected_attributes(optimizer: Any) -> list[str]:
+    """What a program has set on an optimizer of torch or PopTorch that no update reads.
+
+    Example:
+        >>> optimizer = torch.optim.SGD([torch.ones(1, requires_grad=True)], lr=0.1)
+        >>> optimizer.lr = 0.2
+        >>> unexpected_attributes(optimizer)
+        ['lr']
+    """
+    if type(optimizer).__module__.partition(".")[0] not in ("torch", "popgeo"):  # another one may read its own
+        return []
+    known = {"defaults", "state", "param_groups", *getattr(optimizer, "choices", ()), *_OWN}
+    held = [name for name, value in vars(optimizer).items() if not (name.startswith("_") or callable(value))]
+    return [name for name in held if name not in known]
+
+
 class PoptorchOptimizer(torch.optim.Optimizer):
     """Takes PopTorch's arguments; updates of half weights, and of state in half, are worked out in float32.
 
