@@ -24,7 +24,7 @@ from popgeo.compat.poptorch.call_times import CallTimes, HasCallTimes
 from popgeo.compat.poptorch.compiling import compiling
 from popgeo.compat.poptorch.errors import Error, as_poptorch_errors, check
 from popgeo.compat.poptorch.log import log_options, logger
-from popgeo.compat.poptorch.optim.poptorch_optimizer import PoptorchOptimizer, unexpected_attributes
+from popgeo.compat.poptorch.optim.poptorch_optimizer import PoptorchOptimizer, new_attributes
 from popgeo.compat.poptorch.options import Options
 from popgeo.compat.poptorch.popgeo_options import options_in_use, popgeo_options
 from popgeo.compat.poptorch.poptorch_machine import PoptorchMachine
@@ -63,6 +63,7 @@ class CompiledModule(HasCallTimes):
         self._form: Structure | None = None  # how the arguments nest that it was compiled for
         self._is_attached = self._has_run = False
         self._times = CallTimes()
+        self._attributes: dict[tuple[type, str], set[str]] = {}  # of optimizers, as they were at the last look
         self._numbers: Tensor | None = None  # of the replicas, where parameters differ between them
         if training:
             wrap(self._user_model, self)
@@ -124,6 +125,7 @@ class CompiledModule(HasCallTimes):
         """Whether the module's weights had to be brought up to date: never."""
         return False
 
+    _executable = property(attrgetter("_compiled"), doc="The compiled step, or None.")
     report = property(attrgetter("compiled.report"), doc="What a step costs on the modelled machine.")
     model = property(attrgetter("_user_model"), doc="The module.")
     options = property(attrgetter("_options"), doc="The options, which do not change any more.")
@@ -166,15 +168,16 @@ class CompiledModule(HasCallTimes):
             tensors = [call_arguments.for_each_replica(tensor, self._options) for tensor in tensors]
         return given.pass_to(call if self._numbers is None else partial(call, replica_number=self._numbers), tensors)
 
-    def _name_optimizer(self) -> None:
+    def _name_optimizer(self, step: CompiledStep) -> None:
         """Tells PopTorch's own optimizers what the parameters are called, so that they load and show their state."""
-        strange = [] if self._options._relax_optimizer_checks else unexpected_attributes(self._optimizer)
-        if strange:
-            kind = type(self._optimizer).__name__
-            logger.warning("Ignoring unexpected optimizer attribute in %s optimizer: %s", kind, strange)
+        for said in new_attributes(self._optimizer, self._attributes) if self._optimizer else ():
+            if not self._options._relax_optimizer_checks:
+                logger.warning("Ignoring unexpected %s", said)
         is_there = self._options.connection_type != enums.ConnectionType.Never
         if is_there and isinstance(self._optimizer, PoptorchOptimizer):
-            self._optimizer.use_names({p: f"model.{name}" for name, p in self._user_model.named_parameters()})
+            names = {parameter: name for name, parameter in self._user_model.named_parameters()}
+            with as_poptorch_errors():
+                self._optimizer.use_names(names, step.loss_scale)
 
     def _compile(self, given: Arguments) -> CompiledStep:
         """Compiles the model for such arguments; where anything is refused, nothing has changed."""
@@ -194,8 +197,8 @@ class CompiledModule(HasCallTimes):
                     state.copy_buffers(self._model, buffers)
         finally:
             self._model.training = before
+        self._name_optimizer(step)
         self._compiled, self._form = step, given.structure
-        self._name_optimizer()
         self._is_attached = self._options.connection_type != enums.ConnectionType.Never
         self._has_run = False
         return step

@@ -92,6 +92,9 @@ def as_poptorch_errors() -> Iterator[None]:
         yield
     except (Error, CheckFailed):
         raise
+    except TypeError as error:  # torch names the tensors of a capture by their class
+        error.args = tuple(str(part).replace("FakeTensor", "Tensor") for part in error.args)
+        raise
     except ReplacedStateError as error:
         raise Error(_of_buffers(error)) from error
     except (ValueError, FloatingPointError) as error:

@@ -158,7 +158,7 @@ class PoplarExecutor(CompiledModule):
         self._optimizer = optimizer
         if self._compiled is None:
             return
-        self._name_optimizer()
+        self._name_optimizer(self._compiled)
         if popgeo_options(self._options, optimizer) != self._compiled.options:
             self._compile_anew()
             return

@@ -10,12 +10,13 @@ from torch import Tensor, nn
 
 from popgeo.compat.account import ACCOUNT, Treatment
 from popgeo.compat.poptorch.optim.ipu_state import named_settings, named_state, take_state
+from popgeo.engine.loss_scaling import LossScale
 from popgeo.engine.optimizer.mixed_worker import MixedWorker, needs_mixed
 from popgeo.engine.optimizer.precision import restore_types
 from popgeo.engine.step_options import StepOptions
 
 _TYPES = (torch.float16, torch.float32)
-_OWN = ("loss_scaling", "max_grad_norm", "accum_type", "state_types", "variable_attrs", "_names", "_loaded")
+_OWN = ("loss_scaling", "max_grad_norm", "accum_type", "state_types", "variable_attrs", "_names", "_scale", "_loaded")
 _NOTHING: Mapping[str, Any] = {"ipu_state": None, "ipu_param": None}
 _WITHOUT_MEANING = ("amsgrad", "foreach", "capturable", "differentiable", "fused")  # how torch would go about it
 
@@ -26,49 +27,56 @@ class VariableAttributes:
     A setting that is left to its default is constant, until it is marked.
 
     Example:
-        >>> attributes = VariableAttributes(["lr", "momentum"], constant=["momentum"])
+        >>> attributes = VariableAttributes(["lr"], allowed_attributes=["lr", "momentum"])
         >>> attributes.markAsVariable("momentum")
         >>> attributes.isConstant("momentum")
         False
     """
 
-    def __init__(self, names: Iterable[str], constant: Iterable[str] = ()) -> None:
-        self._names, self._constant = frozenset(names), set(constant)
+    def __init__(self, variable_attributes: Iterable[str], allowed_attributes: Iterable[str]) -> None:
+        self._variable_attributes, self._allowed_attributes = list(variable_attributes), list(allowed_attributes)
 
     def isConstant(self, attr: str) -> bool:
-        """Whether a setting is taken not to change."""
-        self._require(attr)
-        return attr in self._constant
+        """Whether a setting is not marked as one that changes."""
+        return attr not in self._variable_attributes
 
     def markAsConstant(self, attr: str) -> None:
         """Takes a setting not to change."""
-        self._require(attr)
-        self._constant.add(attr)
+        self._variable_attributes = [name for name in self._variable_attributes if name != self._known(attr)]
 
     def markAsVariable(self, attr: str) -> None:
         """Takes a setting to change."""
-        self._require(attr)
-        self._constant.discard(attr)
+        self._variable_attributes.append(self._known(attr))
 
-    def _require(self, attr: str) -> None:
-        if attr not in self._names:
-            raise ValueError(f"Unknown attribute {attr!r}; this optimizer has {', '.join(sorted(self._names))}.")
+    def _known(self, attr: str) -> str:
+        if attr not in self._allowed_attributes:
+            names = ", ".join(sorted(self._allowed_attributes))
+            raise ValueError(f"Unknown attribute {attr!r}; this optimizer has {names}.")
+        return attr
 
 
-def unexpected_attributes(optimizer: Any) -> list[str]:
-    """What a program has set on an optimizer of torch or PopTorch that no update reads.
+def new_attributes(optimizer: Any, seen: dict[tuple[type, str], set[str]]) -> Iterator[str]:
+    """What a program has set on an optimizer and its groups since the last look at one of its kind, in PopTorch's words.
+
+    Args:
+        optimizer: Looked at.
+        seen: The names that were there, by the optimizer's kind and the place; what is found is added.
 
     Example:
-        >>> optimizer = torch.optim.SGD([torch.ones(1, requires_grad=True)], lr=0.1)
+        >>> optimizer, seen = torch.optim.SGD([torch.ones(1, requires_grad=True)], lr=0.1), {}
+        >>> list(new_attributes(optimizer, seen))
+        []
         >>> optimizer.lr = 0.2
-        >>> unexpected_attributes(optimizer)
-        ['lr']
+        >>> list(new_attributes(optimizer, seen))
+        ["optimizer attribute in SGD optimizer: ['lr']"]
     """
-    if type(optimizer).__module__.partition(".")[0] not in ("torch", "popgeo"):  # another one may read its own
-        return []
-    known = {"defaults", "state", "param_groups", *getattr(optimizer, "choices", ()), *_OWN}
-    held = [name for name, value in vars(optimizer).items() if not (name.startswith("_") or callable(value))]
-    return [name for name in held if name not in known]
+    own = {name for name, value in vars(optimizer).items() if not (name.startswith("_") or callable(value))}
+    groups = {f"group {number}": {*group} for number, group in enumerate(optimizer.param_groups)}
+    for place, names in {"optimizer": own, **groups}.items():
+        known = seen.setdefault((type(optimizer), place), names)
+        if new := sorted(names - known):
+            yield f"{place} attribute in {type(optimizer).__name__} optimizer: {new}"
+        seen[type(optimizer), place] = known | names
 
 
 class PoptorchOptimizer(torch.optim.Optimizer):
@@ -90,6 +98,7 @@ class PoptorchOptimizer(torch.optim.Optimizer):
     types: Mapping[str, tuple[str, ...]] = {}
     of_groups: Mapping[str, float | None] = {}
     _names: Mapping[nn.Parameter, str] | None = None  # of its parameters, once a model has been compiled with it
+    _scale: LossScale | None = None
     _loaded = _NOTHING  # until then
 
     def __init_subclass__(cls) -> None:
@@ -118,7 +127,7 @@ class PoptorchOptimizer(torch.optim.Optimizer):
         self._take_types(given)
         unchanging = {"maximize", "accum_type", "use_combined_accum", *self.types, *_WITHOUT_MEANING}
         names = {*self.arguments, "max_grad_norm"} - unchanging
-        self.variable_attrs = VariableAttributes(names, names - given.keys())
+        self.variable_attrs = VariableAttributes(names & given.keys(), names)
         for name in ("loss_scaling", "max_grad_norm"):
             if name in given:
                 ACCOUNT.add(f"optim.{name}", Treatment.HONOURED, "the engine scales and limits gradients")
@@ -143,14 +152,14 @@ class PoptorchOptimizer(torch.optim.Optimizer):
     def state_dict(self) -> dict[str, Any]:
         """A copy of torch's own, and what of it PopTorch's checkpoints hold, which is None until a model is compiled.
 
-        `ipu_state` has the state by PopART's names, such as `Accl1___model.lin.weight`, and `ipu_param` the numbers of
+        `ipu_state` has the state by PopART's names, such as `Accl1___lin.weight`, and `ipu_param` the numbers of
         the next update.
         """
         held = copy.deepcopy(super().state_dict())
         if self._names is None:
             return {**self._loaded, **held}
         state = named_state(self, self._names, held["state"])
-        return {"ipu_state": state, "ipu_param": named_settings(self, self._names), **held}
+        return {"ipu_state": state, "ipu_param": named_settings(self, self._names, self._scale), **held}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """As torch's own, but state keeps the types in which it was saved; torch gives it those of the weights.
@@ -161,12 +170,20 @@ class PoptorchOptimizer(torch.optim.Optimizer):
         restore_types(self, state_dict)
         self._loaded = {key: state_dict.get(key) for key in _NOTHING}
         if self._names is not None:
-            self.use_names(self._names)
+            self.use_names(self._names, self._scale)
 
-    def use_names(self, names: Mapping[nn.Parameter, str]) -> None:
-        """Takes the names that a compiled model has for the parameters, and the state that was loaded by them."""
-        loaded, self._names, self._loaded = self._loaded["ipu_state"], names, _NOTHING
-        take_state(self, names, loaded or {})
+    def use_names(self, names: Mapping[nn.Parameter, str], scale: LossScale | None) -> None:
+        """Takes the names that a compiled model has for the parameters, and the state that was loaded by them.
+
+        Args:
+            names: By parameter.
+            scale: The scale of the loss, if it follows the gradients.
+
+        Raises:
+            ValueError: some of the state belongs to no parameter.
+        """
+        take_state(self, names, self._loaded["ipu_state"] or {})
+        self._names, self._scale, self._loaded = names, scale, _NOTHING
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
