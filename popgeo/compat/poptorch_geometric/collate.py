@@ -118,7 +118,6 @@ class FixedSizeCollater(data.FixedSizeCollater):
                 del batch[name]
         return batch
 
-
     def _pruned(self, level: Level, data_list: list[Any]) -> list[Any]:
         """The same graphs with as many nodes, or edges, as a batch has."""
         options, store = _options_for(data_list, self.options), self.flat(data_list)

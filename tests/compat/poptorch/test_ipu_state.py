@@ -82,9 +82,7 @@ def test_the_numbers_of_sgd_are_those_that_popart_computes_with_and_it_keeps_not
     state = optimizer.state_dict()
     assert state["ipu_state"] == {}
     assert_close(state["ipu_param"]["scaledLearningRate0___specific___lin.bias"], torch.tensor(0.05 / 0.75))
-    assert_close(
-        state["ipu_param"]["weightDecayScaleFactor0___specific___lin.bias"], torch.tensor(1 - 0.05 * 0.025)
-    )
+    assert_close(state["ipu_param"]["weightDecayScaleFactor0___specific___lin.bias"], torch.tensor(1 - 0.05 * 0.025))
 
 
 @pytest.mark.parametrize("older", ["", "model."])

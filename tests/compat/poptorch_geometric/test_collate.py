@@ -66,8 +66,14 @@ def test_padding_graphs_repeat_what_is_no_tensor_unless_told_otherwise():
 @pytest.mark.parametrize(
     ("sizes", "words"),
     [
-        ((4, 9, 9), "The fixed sizes given don't allocate enough space for the number of (nodes|edges) required .* Batch has 5 nodes"),
-        ((9, 2, 9), "The fixed sizes given don't allocate enough space for the number of (nodes|edges) required .* Batch has 3 edges"),
+        (
+            (4, 9, 9),
+            "The fixed sizes given don't allocate enough space for the number of .* required .* Batch has 5 nodes",
+        ),
+        (
+            (9, 2, 9),
+            "The fixed sizes given don't allocate enough space for the number of .* required .* Batch has 3 edges",
+        ),
         ((99, 99, 2), "Requested to pad a batch to 2 graphs but collater got a list of 2 graphs"),
     ],
 )
