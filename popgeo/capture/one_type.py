@@ -12,9 +12,9 @@ _FLOATS = (torch.float16, torch.float32, torch.float64)
 # What takes tensors of one type alone; all else promotes by torch's own rules.
 _NAMES = """
     addbmm addmm addmv baddbmm bilinear binary_cross_entropy bmm chain_matmul conv1d conv2d conv3d conv_tbc
-    conv_transpose1d conv_transpose2d conv_transpose3d cross cross_entropy dot einsum grid_sample group_norm gru gru_cell
-    inner layer_norm lerp linear lstm lstm_cell matmul mm multi_dot multi_head_attention_forward mv nll_loss prelu
-    rnn_relu rnn_relu_cell rnn_tanh rnn_tanh_cell scaled_dot_product_attention tensordot vdot vecdot __matmul__
+    conv_transpose1d conv_transpose2d conv_transpose3d cross cross_entropy dot einsum grid_sample group_norm gru
+    gru_cell inner layer_norm lerp linear lstm lstm_cell matmul mm multi_dot multi_head_attention_forward mv nll_loss
+    prelu rnn_relu rnn_relu_cell rnn_tanh rnn_tanh_cell scaled_dot_product_attention tensordot vdot vecdot __matmul__
     __rmatmul__
 """
 _HOMES = (torch, F, torch.linalg, Tensor)

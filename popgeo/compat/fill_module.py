@@ -1,4 +1,4 @@
-"""The names of old modules: `names.csv` lists for each module the files of popgeo in which its names have their home."""
+"""The names of old modules: `names.csv` lists for each module the files of popgeo that its names come from."""
 
 import csv
 import importlib

@@ -51,7 +51,7 @@ def take_state(optimizer: Any, names: Names, loaded: Mapping[str, Tensor]) -> No
     places = list(_places(optimizer, names))
     own = {name for name, *_ in places}
     older = {name.replace("___model.", "___", 1): part for name, part in loaded.items()}
-    loaded = older if older.keys() <= own and not loaded.keys() <= own else loaded
+    loaded = max(loaded, older, key=lambda held: len(held.keys() & own))
     if strange := sorted(loaded.keys() - own):
         raise ValueError(
             f"The checkpoint's ipu_state has {', '.join(strange)}, which {type(optimizer).__name__} does not keep for "

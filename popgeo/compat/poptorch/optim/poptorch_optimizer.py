@@ -56,7 +56,7 @@ class VariableAttributes:
 
 
 def new_attributes(optimizer: Any, seen: dict[tuple[type, str], set[str]]) -> Iterator[str]:
-    """What a program has set on an optimizer and its groups since the last look at one of its kind, in PopTorch's words.
+    """What a program has set on an optimizer and its groups since the last look at its kind, in PopTorch's words.
 
     Args:
         optimizer: Looked at.
