@@ -3,7 +3,7 @@
 from functools import partial
 
 from popgeo.compat.account import honoured
-from popgeo.compat.fill_module import fill_module
+from popgeo.compat.import_names import fill_module
 
 _ANSWERS = {"isPopdistEnvSet": False, "getDeviceId": 0, "getInstanceIndex": 0, "init": None}
 _ANSWERS |= dict.fromkeys(["getNumInstances", "getNumLocalReplicas", "getNumTotalReplicas"], 1)

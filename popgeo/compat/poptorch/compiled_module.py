@@ -21,15 +21,13 @@ from popgeo.capture.identity_loss import losses_marked
 from popgeo.capture.pytree import Structure
 from popgeo.compat.poptorch import call_arguments, enums
 from popgeo.compat.poptorch.call_times import CallTimes, HasCallTimes
-from popgeo.compat.poptorch.compiling import compiling
+from popgeo.compat.poptorch.compiling import PoptorchMachine, compiling
 from popgeo.compat.poptorch.errors import Error, as_poptorch_errors, check
 from popgeo.compat.poptorch.log import log_options, logger
 from popgeo.compat.poptorch.optim.poptorch_optimizer import PoptorchOptimizer, new_attributes
 from popgeo.compat.poptorch.options import Options
 from popgeo.compat.poptorch.popgeo_options import options_in_use, popgeo_options
-from popgeo.compat.poptorch.poptorch_machine import PoptorchMachine
-from popgeo.compat.poptorch.replica_groups import as_replicas_see
-from popgeo.compat.poptorch.wrapped_module import unwrap, unwrapped, wrap
+from popgeo.compat.poptorch.wrapped_module import as_replicas_see, unwrap, unwrapped, wrap
 from popgeo.engine.compiled_step import CompiledStep
 from popgeo.engine.step_recipe import Recipe
 
@@ -44,14 +42,9 @@ class CompiledModule(HasCallTimes):
     """
 
     def __init__(
-        self,
-        model: nn.Module,
-        options: Options | None,
-        training: bool,
-        poptorch_version: str | None = None,
-        optimizer: Optimizer | None = None,
-        user_model: nn.Module | None = None,
-    ) -> None:
+        self, model: nn.Module, options: Options | None, training: bool, poptorch_version: str | None = None,
+        optimizer: Optimizer | None = None, user_model: nn.Module | None = None,
+    ) -> None:  # fmt: skip
         self._model, self._user_model, self._training = model, user_model or model, training
         self._options = options_in_use(options, training, optimizer)
         self._mode = model.training  # the module's own; those inside it count when the model is compiled

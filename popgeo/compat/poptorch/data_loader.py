@@ -9,8 +9,7 @@ import torch
 from torch.utils.data import BatchSampler, Sampler
 
 from popgeo.compat.account import honoured
-from popgeo.compat.poptorch.async_data import AsynchronousDataAccessor
-from popgeo.compat.poptorch.data_parts import PartOfDataset, rebatched
+from popgeo.compat.poptorch.async_data import AsynchronousDataAccessor, PartOfDataset, rebatched
 from popgeo.compat.poptorch.enums import DataLoaderMode
 from popgeo.compat.poptorch.errors import check
 from popgeo.compat.poptorch.option_group import at_least_one
@@ -48,21 +47,12 @@ class DataLoader(torch.utils.data.DataLoader):
     _accessor: AsynchronousDataAccessor | None = None  # __del__ asks for it, also where an error comes first
 
     def __init__(
-        self,
-        options: Options,
-        dataset: Any,
-        batch_size: int | None = 1,
-        shuffle: bool | None = None,
-        num_workers: int = 0,
-        drop_last: bool = True,
-        persistent_workers: bool | None = None,
-        auto_distributed_partitioning: bool = True,
-        mode: DataLoaderMode = DataLoaderMode.Sync,
-        async_options: dict[str, Any] | None = None,
-        rebatched_worker_size: int | None = None,
-        batch_sampler: Sampler[list[int]] | Iterable[list[int]] | None = None,
-        **kwargs: Any,
-    ) -> None:
+        self, options: Options, dataset: Any, batch_size: int | None = 1, shuffle: bool | None = None,
+        num_workers: int = 0, drop_last: bool = True, persistent_workers: bool | None = None,
+        auto_distributed_partitioning: bool = True, mode: DataLoaderMode = DataLoaderMode.Sync,
+        async_options: dict[str, Any] | None = None, rebatched_worker_size: int | None = None,
+        batch_sampler: Sampler[list[int]] | Iterable[list[int]] | None = None, **kwargs: Any,
+    ) -> None:  # fmt: skip
         check(isinstance(options, Options), f"The options are {options!r}; pass poptorch.Options().")
         options._freeze()
         honoured("DataLoader")

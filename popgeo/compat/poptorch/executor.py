@@ -205,17 +205,11 @@ class PoplarExecutor(CompiledModule):
         """
         self._require_compiled()
         assert self._form is not None
-        executable_file.write(
-            filename,
-            executable_file.Executable(
-                form=self._form,
-                options=self._options.clone(),
-                model=self._user_model if export_model else None,
-                optimizer=self._optimizer if export_model else None,
-                training=self._training if export_model else None,
-                rng_state=self.rng_state if save_rng_state else None,
-            ),
-        )
+        own = (self._user_model, self._optimizer, self._training) if export_model else (None, None, None)
+        written = dict(zip(("model", "optimizer", "training"), own, strict=True))
+        state = self.rng_state if save_rng_state else None
+        file = executable_file.Executable(form=self._form, options=self._options.clone(), rng_state=state, **written)
+        executable_file.write(filename, file)
 
     def compileAndExport(self, filename: str, *args: Any, export_model: bool = True, **kwargs: Any) -> None:
         """`compile` and `save`."""

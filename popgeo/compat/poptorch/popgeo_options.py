@@ -38,25 +38,21 @@ def popgeo_options(options: Options, optimizer: Optimizer | None) -> PopgeoOptio
     popart = options._Popart.options
     strategy = options._execution_strategy
     return PopgeoOptions(
-        device_iterations=options.device_iterations,
-        replication_factor=options.replication_factor,
+        device_iterations=options.device_iterations, replication_factor=options.replication_factor,
         gradient_accumulation=options.Training.gradient_accumulation,
         reduction=options.Training.accumulation_and_replication_reduction_type.name.lower(),
-        output_mode=_MODES[enums.OutputMode(options.output_mode).name],
-        output_period=options.output_return_period,
+        output_mode=_MODES[enums.OutputMode(options.output_mode).name], output_period=options.output_return_period,
         shard_optimizer_state=_shards_state(options, optimizer),
         random_seed=options.random_seed if options.exists("random_seed") else None,
         floating_point_exceptions=bool(popart.get("enableFloatingPointChecks", False)),
         cache_dir=popart.get("cachePath") if popart.get("enableEngineCaching") else None,
-        show_progress=options._show_compilation_progress_bar,
-        target=_target(options),
+        show_progress=options._show_compilation_progress_bar, target=_target(options),
         matmul_proportion=_matmul_proportion(options.available_memory_proportion),
         strict=False,  # such programs ran on several IPUs, or fitted by means that the model knows nothing of
         stochastic_rounding=bool(popart.get("enableStochasticRounding", False)),
-        stages=strategy.stages(),
-        schedule=strategy.schedule,
+        stages=strategy.stages(), schedule=strategy.schedule,
         **_of_optimizer(optimizer, follows_gradients=bool(popart.get("automaticLossScalingSettings.enabled", False))),
-    )
+    )  # fmt: skip
 
 
 def options_in_use(options: Options | None, training: bool, optimizer: Optimizer | None) -> Options:

@@ -35,18 +35,10 @@ def nop(tensor: Tensor) -> Tensor:
 
 
 def ipu_print_tensor(
-    tensor: Tensor,
-    title: str = "",
-    print_gradient: bool = True,
-    summarise_threshold: int = 1000,
-    edge_items: int = 3,
-    max_line_width: int = 80,
-    digits: int = 4,
-    float_format: str = "auto",
-    separator: str = ", ",
-    open_bracket: str = "(",
-    close_bracket: str = ")",
-) -> Tensor:
+    tensor: Tensor, title: str = "", print_gradient: bool = True, summarise_threshold: int = 1000,
+    edge_items: int = 3, max_line_width: int = 80, digits: int = 4, float_format: str = "auto", separator: str = ", ",
+    open_bracket: str = "(", close_bracket: str = ")",
+) -> Tensor:  # fmt: skip
     """The same tensor, printed in each run of the step, and its gradient where there is one; its result must be used.
 
     Lines look as torch prints tensors; brackets, separators and the format of numbers are not looked at.
@@ -229,3 +221,24 @@ def ctc_beam_search_decoder(probs: Any, lengths: Any, blank: int = 0, beam_width
         "poptorch.ctc_beam_search_decoder cannot run on this computer: the search runs in Graphcore's own library. "
         "Decode the model's results outside it, for example with torchaudio.models.decoder."
     )
+
+
+def allclose(a: Any, b: Any, **kwargs: Any) -> bool:
+    """Whether tensors, or lists and tuples of them, are `torch.allclose` one by one.
+
+    Args:
+        a: A tensor, or tensors in lists and tuples.
+        b: Likewise.
+        kwargs: What `torch.allclose` takes.
+
+    Example:
+        >>> allclose((torch.ones(1), [torch.zeros(2)]), (torch.ones(1), [torch.zeros(2)]))
+        True
+        >>> allclose((torch.ones(1),), (torch.ones(1), torch.ones(1)))
+        False
+    """
+    if isinstance(a, Tensor) and isinstance(b, Tensor):
+        return a.shape == b.shape and torch.allclose(a, b, **kwargs)
+    if isinstance(a, list | tuple) and isinstance(b, list | tuple):
+        return len(a) == len(b) and all(allclose(one, other, **kwargs) for one, other in zip(a, b, strict=True))
+    return bool(a == b)

@@ -15,8 +15,7 @@ from torch_geometric.loader.dataloader import Collater as PyGCollater
 
 from popgeo import data
 from popgeo.capture.pytree import flatten, unflatten
-from popgeo.compat.poptorch_geometric.fixed_size_options import FixedSizeOptions
-from popgeo.compat.poptorch_geometric.older_releases import sizes_in_todays_words
+from popgeo.compat.poptorch_geometric.fixed_size_options import FixedSizeOptions, sizes_in_todays_words
 from popgeo.data.axes import Level
 from popgeo.data.flat_store import FlatStore
 from popgeo.data.subset import take
@@ -124,9 +123,9 @@ class FixedSizeCollater(data.FixedSizeCollater):
         limits = store.sizes.sum(axis=0)
         for i, axis in enumerate(store.size_axes):
             limits[i] = min(limits[i], options.slots(axis)) if axis.level is level else limits[i]
-        trims = {"nodes": level is Level.NODE, "edges": level is Level.EDGE}
+        nodes, edges = level is Level.NODE, level is Level.EDGE
         try:
-            left = trim(store, limits, **trims, generator=torch.default_generator).store
+            left = trim(store, limits, nodes=nodes, edges=edges, generator=torch.default_generator).store
         except ValueError as error:
             raise FixedSizeError(f"Too many {level.name.lower()}s to trim. {error}") from error
         return [left[i] for i in range(len(left))]
@@ -184,12 +183,8 @@ def make_per_type(options: data.FixedSizeOptions, graph: Any) -> None:
 def _options_for(data_list: list[Any], options: data.FixedSizeOptions) -> data.FixedSizeOptions:
     """The sizes, per type for graphs of several; and padding graphs that repeat plain numbers of the first one."""
     make_per_type(options, data_list[0])
-    plain = {
-        name: value
-        for store in data_list[0].stores
-        for name, value in store.items()
-        if isinstance(value, bool | int | float) and name != "num_nodes"
-    }
+    held = (item for store in data_list[0].stores for item in store.items() if item[0] != "num_nodes")
+    plain = {name: value for name, value in held if isinstance(value, bool | int | float)}
     return dataclasses.replace(options, pad_graph_defaults={**plain, **(options.pad_graph_defaults or {})})
 
 

@@ -43,14 +43,10 @@ class StreamPackingSampler(Sampler[list[int]]):
     """
 
     def __init__(
-        self,
-        data_source: Any,
-        max_num_graphs: int,
-        max_num_nodes: int | dict[Any, int] | None = None,
-        max_num_edges: int | dict[Any, int] | None = None,
-        base_sampler: Sampler[int] | Iterable[int] | None = None,
+        self, data_source: Any, max_num_graphs: int, max_num_nodes: int | dict[Any, int] | None = None,
+        max_num_edges: int | dict[Any, int] | None = None, base_sampler: Sampler[int] | Iterable[int] | None = None,
         allow_skip_data: bool | None = False,
-    ) -> None:
+    ) -> None:  # fmt: skip
         if isinstance(base_sampler, Sized) and len(base_sampler) == 0:
             raise ValueError(f"The `sampler` {base_sampler} is empty. Pass one of at least one graph.")
         if max_num_graphs is None or max_num_graphs < 1:
@@ -125,14 +121,9 @@ class FixedBatchSampler(StreamPackingSampler):
     """
 
     def __init__(
-        self,
-        data_source: Any,
-        num_graphs: int,
-        num_nodes: int | None = None,
-        num_edges: int | None = None,
-        sampler: Any = None,
-        allow_skip_data: bool | None = False,
-    ) -> None:
+        self, data_source: Any, num_graphs: int, num_nodes: int | None = None, num_edges: int | None = None,
+        sampler: Any = None, allow_skip_data: bool | None = False,
+    ) -> None:  # fmt: skip
         order = RandomSampler(data_source) if sampler is None else sampler
         super().__init__(data_source, num_graphs, num_nodes, num_edges, order, allow_skip_data)
         self.num_graphs, self.num_nodes, self.num_edges = self.max_num_graphs, self.max_num_nodes, self.max_num_edges
@@ -140,12 +131,9 @@ class FixedBatchSampler(StreamPackingSampler):
 
 
 def make_fixed_batch_generator(
-    batch_sampler: Any,
-    data_source: Any = None,
-    num_graphs: int | None = None,
-    num_nodes: int | None = None,
+    batch_sampler: Any, data_source: Any = None, num_graphs: int | None = None, num_nodes: int | None = None,
     num_edges: int | None = None,
-) -> Iterator[Any]:
+) -> Iterator[Any]:  # fmt: skip
     """The batches that a sampler chooses, padded; what is left out is the sampler's own, with one for padding.
 
     Raises:

@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
-from popgeo.compat.fill_module import fill_module
+from popgeo.compat.import_names import fill_module
 from popgeo.ops import scatter_max, scatter_min, segment_coo
 
 __version__ = "2.1.2"  # the torch_scatter whose names these are

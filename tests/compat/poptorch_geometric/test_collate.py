@@ -12,9 +12,9 @@ from popgeo.compat.poptorch_geometric.collate import (
     FixedSizeError,
     make_exclude_keys,
 )
-from popgeo.compat.poptorch_geometric.common import DataBatch, HeteroDataBatch, call_once
 from popgeo.compat.poptorch_geometric.fixed_size_options import FixedSizeOptions
 from popgeo.compat.poptorch_geometric.pyg_collate import Collater
+from popgeo.compat.poptorch_geometric.types import DataBatch, HeteroDataBatch, call_once
 
 EDGES = ("a", "to", "b")
 
