@@ -16,7 +16,6 @@ from popgeo.compat.poptorch import (
     blocks,
     call_arguments,
     contexts,
-    loops,
     point_clouds,
     strategies,
     tensor_ops,
@@ -34,11 +33,11 @@ class Serialize:
 
 def test_errors_of_a_loop_are_worded_as_poptorch_words_them():
     with pytest.raises(ValueError, match=r"Object is not list"):
-        loops.for_loop(1, torch.sin, X)
+        contexts.for_loop(1, torch.sin, X)
     with pytest.raises(ValueError, match=r"Object contained in list at index 1 is not torch.tensor"):
-        loops.for_loop(1, lambda x, y: (x, y), [X, 5])
+        contexts.for_loop(1, lambda x, y: (x, y), [X, 5])
     with pytest.raises(ValueError, match="lists of tensors"):
-        loops.cond(torch.tensor(True), torch.sin, X, torch.sin, [X])
+        contexts.cond(torch.tensor(True), torch.sin, X, torch.sin, [X])
 
 
 def test_the_same_tensors_come_back():
