@@ -142,7 +142,7 @@ def fill_module(name: str) -> Any:
     """Gives a module of this package, and the modules below it, the names that `names.csv` lists for them.
 
     A row has modules, the home of their names (a leading dot stands for this package), and the names: `new=old` if the
-    home has another name for it, `new=.` for the home itself, `*` for all public names. A module without a file is
+    home has another name for it, `new=.` for the home itself. A module without a file is
     made.
 
     Args:
@@ -159,8 +159,7 @@ def fill_module(name: str) -> Any:
         if f"{full}.".startswith(f"{name}."):
             module = sys.modules.get(full) or _made(full)
             home = importlib.import_module(row["home"], __package__)
-            every = getattr(home, "__all__", None) or [one for one in vars(home) if not one.startswith("_")]
-            for given in every if row["names"] == "*" else row["names"].split():
+            for given in row["names"].split():
                 new, _, old = given.partition("=")
                 setattr(module, new, home if old == "." else getattr(home, old or new))
 

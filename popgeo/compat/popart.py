@@ -4,11 +4,9 @@ from enum import IntEnum
 
 from popgeo.compat.account import ignored
 
-_MEMBERS = {
-    "AccumulateOuterFragmentSchedule": "Scheduler Serial OverlapCycleOptimized OverlapMemoryOptimized",
-    "RecomputationType": "NoRecompute Standard NormOnly Pipeline RecomputeAll",
-    "SubgraphCopyingStrategy": "OnEnterAndExit JustInTime",
-    "SyntheticDataMode": "Off Zeros RandomNormal RandomUniform",
-}
-globals().update({name: IntEnum(name, members, start=0) for name, members in _MEMBERS.items()})
+_SCHEDULES = "Scheduler Serial OverlapCycleOptimized OverlapMemoryOptimized"
+AccumulateOuterFragmentSchedule = IntEnum("AccumulateOuterFragmentSchedule", _SCHEDULES, start=0)
+RecomputationType = IntEnum("RecomputationType", "NoRecompute Standard NormOnly Pipeline RecomputeAll", start=0)
+SubgraphCopyingStrategy = IntEnum("SubgraphCopyingStrategy", "OnEnterAndExit JustInTime", start=0)
+SyntheticDataMode = IntEnum("SyntheticDataMode", "Off Zeros RandomNormal RandomUniform", start=0)
 ignored("import popart", "its enumerations are numbers for PopART, which is not used here")

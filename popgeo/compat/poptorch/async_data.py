@@ -15,6 +15,7 @@ from popgeo.compat.poptorch.enums import SharingStrategy
 from popgeo.compat.poptorch.errors import Error, check
 from popgeo.compat.poptorch.option_group import at_least_one
 from popgeo.compat.poptorch.options import Options
+from popgeo.compat.sentences import said
 from popgeo.loader.prefetch import in_background
 
 
@@ -122,10 +123,7 @@ class AsynchronousDataAccessor:
         self._epoch: Iterator[Any] = iter(())
         self._is_fresh = False
         if getattr(dataset, "_accessor", None) is not None:
-            raise Error(
-                "The DataLoader already uses an AsynchronousDataAccessor internally. Either use the existing one or "
-                "set mode='poptorch.DataLoaderMode.Sync' in the DataLoader."
-            )
+            raise Error(said("AsynchronousDataAccessor"))
         check(rebatched_size is None or rebatched_size > 1, "rebatched_size must be None or greater than 1")
         honoured("AsynchronousDataAccessor", "a thread loads ahead, instead of a process")
         if sharing_strategy != SharingStrategy.ForkServer:

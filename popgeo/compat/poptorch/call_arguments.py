@@ -19,6 +19,7 @@ from popgeo.capture.structures import leaves
 from popgeo.compat.poptorch.enums import CommGroupType
 from popgeo.compat.poptorch.errors import CheckFailed, Error
 from popgeo.compat.poptorch.options import Options
+from popgeo.compat.sentences import said
 from popgeo.engine.micro_batches import check_batch_dimension
 
 _LOG = logging.getLogger("poptorch")
@@ -34,9 +35,7 @@ class ICustomArgParser:
 
     def reconstruct(self, original_structure: Any, tensor_iterator: Iterator[Tensor]) -> Any:
         """An object like the one given, of the tensors to come."""
-        raise ValueError(
-            f"{type(self).__name__} must say with reconstruct how a {type(original_structure)} is put together."
-        )
+        raise ValueError(said("reconstruct", kind=type(self).__name__, original_structure=type(original_structure)))
 
 
 def registerCustomArgParser(arg_data_type: type, arg_parser: ICustomArgParser) -> None:
@@ -149,8 +148,8 @@ def mismatches(name: str, compiled: Structure, given: Structure) -> Iterator[str
             compared["Length"] = f"{len(own)} elements", f"{len(other)} elements"
         else:
             odd = {"Unexpected": [*other.keys() - own.keys()], "Missing": [*own.keys() - other.keys()]}
-            said = [f"{kind} arguments: {', '.join(map(str, keys))}." for kind, keys in odd.items() if keys]
-            yield from [f"Keys mismatch for {name or 'the call'}: {' '.join(said)}"] if said else []
+            told = [f"{kind} arguments: {', '.join(map(str, keys))}." for kind, keys in odd.items() if keys]
+            yield from [f"Keys mismatch for {name or 'the call'}: {' '.join(told)}"] if told else []
         for key in own.keys() & other.keys():
             yield from mismatches(f"{name}[{key}]" if name else str(key), own[key], other[key])
     for what, (expected, got) in compared.items():
@@ -260,11 +259,7 @@ class _NoBackward:
     """Stands in the place of a result's `backward`."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> None:
-        raise Error(
-            "backward() cannot be called explicitly on outputs of a PopTorch model. If you're using a trainingModel, "
-            "the backwards pass is performed automatically when invoking the model. If you're using an inferenceModel, "
-            "you should use a trainingModel instead."
-        )
+        raise Error(said("NoBackward"))
 
     def __reduce__(self) -> tuple[Any, ...]:
         return OrderedDict, ()  # so that torch.load(weights_only=True) reads a saved result
@@ -273,8 +268,5 @@ class _NoBackward:
 def _detached(tensor: Tensor) -> Tensor:
     if not tensor.requires_grad:
         return tensor
-    _LOG.warning(
-        "Input tensor has requires_grad=True set. This tensor will be detached because backward pass via inputs is not "
-        "supported."
-    )
+    _LOG.warning(said("detached"))
     return tensor.detach()

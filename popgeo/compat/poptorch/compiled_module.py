@@ -28,6 +28,7 @@ from popgeo.compat.poptorch.optim.poptorch_optimizer import PoptorchOptimizer, n
 from popgeo.compat.poptorch.options import Options
 from popgeo.compat.poptorch.popgeo_options import options_in_use, popgeo_options
 from popgeo.compat.poptorch.wrapped_module import as_replicas_see, unwrap, unwrapped, wrap
+from popgeo.compat.sentences import said
 from popgeo.engine.compiled_step import CompiledStep
 from popgeo.engine.step_recipe import Recipe
 
@@ -95,10 +96,7 @@ class CompiledModule(HasCallTimes):
             Error: the model is not compiled, or attached already.
         """
         self._require_compiled()
-        check(
-            self._options.connection_type != enums.ConnectionType.Never,
-            "Trying to attach to an offline device (ConnectionType.Never)",
-        )
+        check(self._options.connection_type != enums.ConnectionType.Never, said("attachToDevice"))
         if self._is_attached:
             raise Error("Device is already attached")
         self._is_attached = True
@@ -163,9 +161,9 @@ class CompiledModule(HasCallTimes):
 
     def _name_optimizer(self, step: CompiledStep) -> None:
         """Tells PopTorch's own optimizers what the parameters are called, so that they load and show their state."""
-        for said in new_attributes(self._optimizer, self._attributes) if self._optimizer else ():
+        for what in new_attributes(self._optimizer, self._attributes) if self._optimizer else ():
             if not self._options._relax_optimizer_checks:
-                logger.warning("Ignoring unexpected %s", said)
+                logger.warning("Ignoring unexpected %s", what)
         is_there = self._options.connection_type != enums.ConnectionType.Never
         if is_there and isinstance(self._optimizer, PoptorchOptimizer):
             names = {parameter: name for name, parameter in self._user_model.named_parameters()}
@@ -232,8 +230,4 @@ class CompiledModule(HasCallTimes):
         norms = {name for name, part in self._model.named_modules() if isinstance(part, _NormBase)}
         if any(name.rpartition(".")[0] not in norms for own in model.replica_states() for name in own.buffers):
             model.reset()
-            raise Error(
-                "PopTorch does not support broadcasting buffers. If your model is able to tolerate buffers becoming "
-                "out of sync between replicas, you can disable buffer broadcasting using "
-                "poptorch.Options.broadcastBuffers(False)."
-            )
+            raise Error(said("require_own_buffers"))

@@ -12,13 +12,11 @@ from torch.utils.hooks import RemovableHandle
 from popgeo.capture.captured_step import CapturedStep
 from popgeo.capture.one_type import OneType
 from popgeo.compat.poptorch.errors import CheckFailed, Error
+from popgeo.compat.sentences import said
 from popgeo.ipu.ipu_machine import IpuMachine, IpuPlan
 from popgeo.ipu.options import Options
 from popgeo.ipu.stage_choices import EACH_BLOCK, Schedule
 from popgeo.ipu.systems.stage_plan import TooFewMicroBatchesError, num_pipeline_stages
-
-__all__ = ["ipuHardwareIsAvailable", "ipuHardwareVersion", "isRunningOnIpu"]
-__all__ += ["registerPostCompileHook", "registerPreCompileHook"]
 
 Hook = Callable[[], Any]
 _BEFORE: "OrderedDict[int, Hook]" = OrderedDict()
@@ -131,19 +129,14 @@ class PoptorchMachine(IpuMachine):
         Raises:
             Error: there are too few micro-batches for its pipeline, or something runs in no block.
         """
-        must = "must be greater than or equal to the number of pipeline stages"
         try:
             planned = super().plan(*of_a_step)
         except TooFewMicroBatchesError as error:
-            raise Error(
-                f"poptorch.Options().Training.gradientAccumulation {must} ({2 * error.stages - 1}) when using "
-                f"poptorch.PipelinedExecution. Please note that a model with {error.stages} pipeline stages in "
-                f"PopTorch will have an additional {error.stages - 1} stages when training. {error}"
-            ) from error
+            stages = error.stages
+            raise Error(said("plan", needed=2 * stages - 1, stages=stages, more=stages - 1, error=error)) from error
         runs = None if planned.stages is None or planned.update is not None else planned.pipeline
         if runs and runs.schedule is Schedule.LOCK_STEP and num_pipeline_stages(runs) > runs.micro_batches:
-            must += f" ({num_pipeline_stages(runs)}) when using PopTorch.PipelinedExecution."
-            raise Error(f"poptorch.Options().deviceIterations {must}")
+            raise Error(said("plan 2", stages=num_pipeline_stages(runs)))
         if planned.options.stages == EACH_BLOCK:
             _require_blocks(planned.step)
         return planned

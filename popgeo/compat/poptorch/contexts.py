@@ -13,8 +13,6 @@ from popgeo.compat.account import honoured, ignored, recorded
 from popgeo.compat.poptorch.enums import MultiConvPlanType
 from popgeo.compat.poptorch.errors import Error, check
 
-__all__ = ["Attribute", "MultiConv", "NameScope", "autocast"]
-
 
 @contextmanager
 def Attribute(**attributes: Any) -> Iterator[None]:

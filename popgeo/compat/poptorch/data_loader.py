@@ -14,6 +14,7 @@ from popgeo.compat.poptorch.enums import DataLoaderMode
 from popgeo.compat.poptorch.errors import check
 from popgeo.compat.poptorch.option_group import at_least_one
 from popgeo.compat.poptorch.options import Options
+from popgeo.compat.sentences import said
 
 
 class DataLoader(torch.utils.data.DataLoader):
@@ -66,21 +67,14 @@ class DataLoader(torch.utils.data.DataLoader):
             check(not is_iterable, "auto_distributed_partitioning not supported for IterableDataset")
             check(batch_sampler is None, "auto_distributed_partitioning not supported with a batch_sampler")
             check(self._combined is not None, "batch_size=None not allowed when using auto_distributed_partitioning.")
-            check(
-                not shuffle or options.exists("random_seed"),
-                "When using auto_distributed_partitioning you must set poptorch.Options.randomSeed() to ensure that "
-                "tensors are in the same order in all processes.",
-            )
+            check(not shuffle or options.exists("random_seed"), said("DataLoader"))
             dataset = PartOfDataset(dataset, options, self._combined or 1, drop_last)
             self._part, shuffle = dataset if shuffle else None, False
         self._rebatched_to = self._combined if mode == DataLoaderMode.AsyncRebatched else None
         loaded = self._combined
         if self._rebatched_to is not None:
             loaded = rebatched_worker_size or self._rebatched_to
-            check(
-                loaded <= self._rebatched_to,
-                f"The rebatched_worker_size ({loaded}) must be <= to the combined batch size ({self._rebatched_to})",
-            )
+            check(loaded <= self._rebatched_to, said("DataLoader 2", loaded=loaded, rebatched_to=self._rebatched_to))
         if mode != DataLoaderMode.Sync and shuffle:
             kwargs["generator"] = kwargs.get("generator") or generator_for_a_thread()
         if batch_sampler is not None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import popgeo
 from popgeo.capture.held_state import ReplacedStateError
+from popgeo.compat.sentences import said
 
 _PACKAGE = os.path.dirname(popgeo.__file__) + os.sep
 
@@ -105,17 +106,13 @@ def as_poptorch_errors() -> Iterator[None]:
 
 def _of_buffers(error: ReplacedStateError) -> str:
     """PopTorch's words for a buffer that the model has put away, before popgeo's own."""
-    said = []
+    told = []
     for name, what in error.buffers.items():
         if what == "removed":
-            said.append(f"Buffer {name} is removed from the model when calling the forward method.")
+            told.append(f"Buffer {name} is removed from the model when calling the forward method.")
         else:
-            said.append(
-                f"Buffer {name} is reassigned within the model when calling the forward method. This is not supported. "
-                f"Consider using self.{name}.copy_(src) to copy data from a source tensor, where src is the name of "
-                "the source tensor."
-            )
-    return " ".join([*said, str(error)])
+            told.append(said("of_buffers", name=name))
+    return " ".join([*told, str(error)])
 
 
 def _is_ours(trace: TracebackType | None) -> bool:

@@ -12,12 +12,13 @@ from torch.optim import Optimizer
 
 from popgeo import ipu
 from popgeo.compat.poptorch import enums, executable_file
-from popgeo.compat.poptorch.blocks import module_repr
 from popgeo.compat.poptorch.call_arguments import arguments_of, as_results, mismatches, narrowed, write_back
 from popgeo.compat.poptorch.compiled_module import CompiledModule
 from popgeo.compat.poptorch.errors import Error, as_poptorch_errors, check
 from popgeo.compat.poptorch.log import logger
 from popgeo.compat.poptorch.popgeo_options import popgeo_options
+from popgeo.compat.poptorch.strategies import module_repr
+from popgeo.compat.sentences import said
 from popgeo.engine.step_options import StepOptions
 
 
@@ -43,11 +44,7 @@ class PoplarExecutor(CompiledModule):
             Error: an argument differs from what the model was compiled for, or the model cannot be compiled.
             AssertionError: the options never connect to a machine, or the batch cannot be divided; a ValueError too.
         """
-        check(
-            self._options.connection_type != enums.ConnectionType.Never,
-            "Trying to run a model on an offline device (ConnectionType.Never): use model.compile(inputs) instead of "
-            "model(inputs)",
-        )
+        check(self._options.connection_type != enums.ConnectionType.Never, said("PoplarExecutor"))
         own = arguments_of(self._signature, args, kwargs)
         given = narrowed(own)
         compiled = self._compiled or self._compile(given)
@@ -59,10 +56,10 @@ class PoplarExecutor(CompiledModule):
             try:
                 returned = self._pass(given, compiled)
             except ValueError as error:
-                said = [*mismatches("", self._form, given.structure)] if self._form else []
-                if not said:
+                told = [*mismatches("", self._form, given.structure)] if self._form else []
+                if not told:
                     raise
-                raise ValueError(" ".join([*said, str(error)])) from error
+                raise ValueError(" ".join([*told, str(error)])) from error
         self._has_run = True
         if self._options._Popart.options["instrumentWithHardwareCycleCounter"] and logger.isEnabledFor(logging.INFO):
             logger.info("Total number of IPU cycles: %d", self.cycleCount())
@@ -181,9 +178,7 @@ class PoplarExecutor(CompiledModule):
         Raises:
             Error: always, since the names of `Options.anchorTensor` are not known.
         """
-        raise Error(
-            f"Tensor {short_name!r} is not known, since PopART's names are not; return it from the model instead."
-        )
+        raise Error(said("getAnchoredTensor", short_name=short_name))
 
     def cycleCount(self) -> int:
         """Cycles of the last call on one IPU of the modelled machine.

@@ -10,6 +10,7 @@ from popgeo.compat.account import honoured, ignored, recorded
 from popgeo.compat.poptorch.enums import HalfFloatCastingBehavior, MeanReductionStrategy, ReductionType
 from popgeo.compat.poptorch.errors import check
 from popgeo.compat.poptorch.option_group import OptionGroup, setter, whole_number, zero_or_one
+from popgeo.compat.sentences import said
 
 _COMPILER = "it sets Graphcore's own compiler, which is not used here"
 
@@ -95,8 +96,7 @@ class TrainingOptions(OptionGroup):
         """Whether gradients of micro-batches and replicas are averaged (`Mean`) or summed (`Sum`)."""
         check(
             isinstance(reduction_type, ReductionType) and reduction_type is not ReductionType.NoReduction,
-            "accumulationAndReplicationReductionType must be set to poptorch.ReductionType.Mean or "
-            "poptorch.ReductionType.Sum",
+            said("accumulationAndReplicationReductionType"),
         )
 
     accumulationReductionType = accumulationAndReplicationReductionType  # its name before PopTorch 2.1

@@ -14,6 +14,7 @@ from popgeo.compat.poptorch.errors import check
 from popgeo.compat.poptorch.option_group import OptionGroup, at_least_one, number_of, setter
 from popgeo.compat.poptorch.options_text import apply_file, apply_json
 from popgeo.compat.poptorch.strategies import ExecutionStrategy, PipelinedExecution
+from popgeo.compat.sentences import said
 
 
 class Options(OptionGroup):
@@ -106,10 +107,7 @@ class Options(OptionGroup):
             AssertionError: `EveryN` without a positive period, or no member of `poptorch.OutputMode`; a ValueError too.
         """
         mode, every_n = number_of(OutputMode)("outputMode", output_mode), output_mode is OutputMode.EveryN
-        check(
-            not every_n or (output_return_period or 0) > 0,
-            "EveryN output mode must have output_return_period set to valid positive integer",
-        )
+        check(not every_n or (output_return_period or 0) > 0, said("outputMode"))
         period = output_return_period if every_n else None
         self.set(output_mode=mode, output_return_period=period or 1)
         honoured("Options.outputMode")
@@ -147,21 +145,14 @@ class Options(OptionGroup):
     @setter("_execution_strategy", None)  # which enters itself into the account
     def setExecutionStrategy(self, strategy: Any) -> Any:
         """How the model's blocks are divided over IPUs."""
-        check(
-            isinstance(strategy, ExecutionStrategy),
-            f"The execution strategy is {strategy!r}; pass one of PopTorch's, such as poptorch.PipelinedExecution().",
-        )
+        check(isinstance(strategy, ExecutionStrategy), said("setExecutionStrategy", strategy=strategy))
         strategy.enter()
 
     @setter("available_memory_proportion", "recorded", "the modelled machine makes products in parts of that size")
     def setAvailableMemoryProportion(self, available_memory_proportion: dict[str, float]) -> Any:
         """The part of an IPU's memory that its products may take, by IPU; it changes the account and no result."""
         for key in available_memory_proportion:
-            check(
-                key.startswith("IPU") and key[3:].isdigit(),
-                'Available memory proportions are expected to be in a dictionary of {"IPU0": 0.5} where the 0 in IPU '
-                f"is the index of the IPU. Invalid key: {key}",
-            )
+            check(key.startswith("IPU") and key[3:].isdigit(), said("setAvailableMemoryProportion", key=key))
         proportions = {int(key[3:]): part for key, part in available_memory_proportion.items()}
         check(
             all(0 <= part <= 1 for part in proportions.values()),

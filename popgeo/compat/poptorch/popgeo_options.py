@@ -11,6 +11,7 @@ from popgeo.compat.account import ignored
 from popgeo.compat.poptorch import enums
 from popgeo.compat.poptorch.errors import CheckFailed, Error
 from popgeo.compat.poptorch.options import Options
+from popgeo.compat.sentences import said
 from popgeo.engine.loss_scaling import LossScaling
 from popgeo.engine.optimizer.flat_parameters import is_elementwise
 from popgeo.ipu.options import Options as PopgeoOptions
@@ -70,11 +71,7 @@ def options_in_use(options: Options | None, training: bool, optimizer: Optimizer
     given = options if options is not None else Options()
     if not training:
         if given.Training.gradient_accumulation != 1:
-            raise Error(
-                "You must set poptorch.Options().Training.gradientAccumulation to 1 or leave it as its default value "
-                "(1) when running a poptorch.inferenceModel(). Use poptorch.Options().deviceIterations to process a "
-                "sufficient number of batches each run for pipelined execution instead."
-            )
+            raise Error(said("options_in_use"))
         if optimizer is not None:
             raise CheckFailed("Optimizer should be None for inference")
     if given.replication_factor % given.input_group_size:

@@ -10,12 +10,7 @@ from torch.utils._pytree import tree_leaves
 from popgeo.capture.print_tensor import print_tensor
 from popgeo.compat.account import honoured, recorded
 from popgeo.compat.poptorch.errors import Error
-
-__all__ = [
-    "CPU", "ctc_beam_search_decoder", "custom_op", "dynamic_slice", "dynamic_update", "ipu_print_tensor", "nop",
-    "recomputationCheckpoint", "serializedMatMul", "set_available_memory", "set_overlap_for_input",
-    "set_overlap_for_output",
-]  # fmt: skip
+from popgeo.compat.sentences import said
 
 
 def _require_tensor(tensor: Any, says: str) -> None:
@@ -204,11 +199,7 @@ def custom_op(inputs: Any, name: str, domain: str, domain_version: int, example_
     Raises:
         Error: always, since such code is compiled for an IPU and there is nothing here that could run it.
     """
-    raise Error(
-        f"poptorch.custom_op({name!r}, {domain!r}) cannot run on this computer: it runs C++ that was compiled against "
-        "PopART for an IPU. Write it with PyTorch's operations, inside `if not hasattr(poptorch, 'compat_report')` "
-        "where the program shall also go on running there."
-    )
+    raise Error(said("custom_op", name=name, domain=domain))
 
 
 def ctc_beam_search_decoder(probs: Any, lengths: Any, blank: int = 0, beam_width: int = 100, top_paths: int = 1) -> Any:
@@ -217,10 +208,7 @@ def ctc_beam_search_decoder(probs: Any, lengths: Any, blank: int = 0, beam_width
     Raises:
         Error: always, since the search is Graphcore's own library and is not part of training or of graph networks.
     """
-    raise Error(
-        "poptorch.ctc_beam_search_decoder cannot run on this computer: the search runs in Graphcore's own library. "
-        "Decode the model's results outside it, for example with torchaudio.models.decoder."
-    )
+    raise Error(said("ctc_beam_search_decoder"))
 
 
 def allclose(a: Any, b: Any, **kwargs: Any) -> bool:

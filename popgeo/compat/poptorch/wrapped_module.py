@@ -14,6 +14,7 @@ from torch.nn.utils.stateless import _reparametrize_module
 from popgeo.compat.account import honoured
 from popgeo.compat.poptorch.enums import CommGroupType
 from popgeo.compat.poptorch.errors import Error
+from popgeo.compat.sentences import said
 from popgeo.engine.replicas import Replicas
 from popgeo.engine.step_options import StepOptions
 
@@ -125,9 +126,6 @@ def _row(name: str, how: tuple[CommGroupType, int], model: nn.Module, options: S
     (kind, size), shape = how, model.get_parameter(name).shape
     groups = options.replication_factor // (size := 1 if kind == CommGroupType.NoGrouping else max(1, size))
     if groups * size != options.replication_factor or shape[:1] != (groups,):
-        raise Error(
-            f"Parameter {name} of shape {list(shape)} is to have a row for each group of {size} among "
-            f"{options.replication_factor} replicas; give it a first dimension of so many groups."
-        )
+        raise Error(said("row", name=name, shape=list(shape), size=size, replication_factor=options.replication_factor))
     divisor = 1 if kind == CommGroupType.Orthogonal else size
     return lambda parameter, number: parameter.index_select(0, number // divisor % groups).squeeze(0)

@@ -16,6 +16,7 @@ from torch_geometric.loader.dataloader import Collater as PyGCollater
 from popgeo import data
 from popgeo.capture.pytree import flatten, unflatten
 from popgeo.compat.poptorch_geometric.fixed_size_options import FixedSizeOptions, sizes_in_todays_words
+from popgeo.compat.sentences import said
 from popgeo.data.axes import Level
 from popgeo.data.flat_store import FlatStore
 from popgeo.data.subset import take
@@ -193,17 +194,11 @@ def _what_is_short(count: int, options: data.FixedSizeOptions, error: str) -> st
     if count > options.num_graphs:
         return f"The maximum number of graphs requested doesn't allocate enough room for {count} graphs"
     if count == options.num_graphs:
-        return (
-            f"Requested to pad a batch to {count} graphs but collater got a list of {count} graphs and cannot create "
-            "additional graphs to pad nodes and edges"
-        )
+        return said("what_is_short 2", count=count)
     found = re.search(r"(nodes|edges)(?: of type (\([^)]*\)|'\w+'))?", error)
     what, of_type = found.groups() if found else ("nodes or edges", None)
     kind = f"{of_type} " if of_type else ""
-    return (
-        f"The fixed sizes given don't allocate enough space for the number of {kind}{what} required to fit {count} "
-        "sample(s)"
-    )
+    return said("what_is_short", kind=kind, what=what, count=count)
 
 
 def _without_what_overflows(store: FlatStore, options: data.FixedSizeOptions) -> FlatStore:

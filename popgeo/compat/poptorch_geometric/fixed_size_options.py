@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from popgeo import data
+from popgeo.compat.sentences import said
 from popgeo.data.trim import OverSizeStrategy
 from popgeo.loader.strategy import FixedSizeStrategy
 
@@ -68,9 +69,7 @@ class FixedSizeOptions(data.FixedSizeOptions):
 def validate_num_graphs(num_graphs: int) -> None:
     """Raises ValueError if a batch has no room for a real graph and a graph of padding."""
     if num_graphs < 2:
-        raise ValueError(
-            f"The number of graphs in the batch must be at least 2, a real one and one of padding; it is {num_graphs}."
-        )
+        raise ValueError(said("validate_num_graphs", num_graphs=num_graphs))
 
 
 _SIZES = ("num_nodes", "num_edges", "num_graphs")
@@ -81,15 +80,8 @@ _OLDER_WORDS = frozenset({"num_nodes", "num_edges", "collater_args"})  # what a 
 _OF_OPTIONS = ("num_edges", "num_graphs", "node_pad_value", "edge_pad_value", "graph_pad_value", "pad_graph_defaults")
 
 
-_OF_COLLATER: tuple[str, ...] = (
-    "num_nodes",
-    *_OF_OPTIONS[:-1],
-    "add_masks_to_batch",
-    "trim_nodes",
-    "trim_edges",
-    _OF_OPTIONS[-1],
-)
-_OF_COLLATER += ("follow_batch", "exclude_keys")
+_OF_COLLATER = ["num_nodes", *_OF_OPTIONS[:-1], "add_masks_to_batch", "trim_nodes", "trim_edges", _OF_OPTIONS[-1]]
+_OF_COLLATER += ["follow_batch", "exclude_keys"]
 
 
 def in_todays_words(
@@ -122,10 +114,7 @@ def in_todays_words(
             sizes.setdefault("num_edges", sampler.max_num_edges + 1)
             used = sampler.max_num_nodes
             if num_nodes is not None and num_nodes <= used:
-                raise AssertionError(
-                    f"Argument `num_nodes` (= {num_nodes}) should be greater than `num_nodes` (= {used}) attribute of "
-                    "`batch_sampler` in order to leave some space for padding."
-                )
+                raise AssertionError(said("in_todays_words", num_nodes=num_nodes, used=used))
             num_nodes = num_nodes or used + 1
         sizes.setdefault("num_graphs", batch_size or 2)
         if num_nodes is None:
@@ -218,9 +207,7 @@ def with_older_words(translate: Callable[[Any, Mapping[str, Any]], dict[str, Any
             if older := sorted(_OLDER_WORDS & {*kwargs}):
                 given = {**dict(zip([graphs, *names], args, strict=False)), **kwargs}
                 if given.get("fixed_size_options") is not None:
-                    raise ValueError(
-                        f"Sizes are given twice: by fixed_size_options, and by {', '.join(older)}. Leave one out."
-                    )
+                    raise ValueError(said("begin", older=", ".join(older)))
                 own = given.pop(graphs)
                 args, kwargs = (own,), translate(own, given)
             init(self, *args, **kwargs)

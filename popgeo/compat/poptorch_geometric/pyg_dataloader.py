@@ -11,6 +11,7 @@ from popgeo.compat.poptorch_geometric import fixed_size_options as _words
 from popgeo.compat.poptorch_geometric.collate import Collater, FixedSizeCollater, make_per_type
 from popgeo.compat.poptorch_geometric.fixed_size_options import FixedSizeOptions
 from popgeo.compat.poptorch_geometric.stream_packing_sampler import StreamPackingSampler
+from popgeo.compat.sentences import said
 from popgeo.data.trim import OverSizeStrategy
 from popgeo.loader.strategy import FixedSizeStrategy as FixedSizeStrategy
 
@@ -87,10 +88,7 @@ class FixedSizeDataLoader(torch.utils.data.DataLoader[Any]):
         follow_batch: Sequence[str] | None = None, exclude_keys: Sequence[str] | None = None, **kwargs: Any,
     ) -> None:  # fmt: skip
         if "collate_fn" in kwargs:
-            raise AssertionError(
-                f"Cannot set `collate_fn` with `{type(self).__name__}`. Use torch's DataLoader with it, and "
-                "torch_geometric.transforms.Pad for batches of one size."
-            )
+            raise AssertionError(said("FixedSizeDataLoader", kind=type(self).__name__))
         self.fixed_size_options = fixed_size_options or FixedSizeOptions.from_dataset(dataset, batch_size)
         make_per_type(self.fixed_size_options, dataset[0])
         if batch_size != self.fixed_size_options.num_graphs:
@@ -99,17 +97,11 @@ class FixedSizeDataLoader(torch.utils.data.DataLoader[Any]):
                 f"{self.fixed_size_options.num_graphs} but batch size is {batch_size}."
             )
         if fixed_size_strategy not in (FixedSizeStrategy.PadToMax, FixedSizeStrategy.StreamPack):
-            raise ValueError(
-                f"{fixed_size_strategy} is not one of PadToMax and StreamPack; pass it to "
-                "popgeo.loader.FixedSizeDataLoader, which has all of them."
-            )
+            raise ValueError(said("FixedSizeDataLoader 2", fixed_size_strategy=fixed_size_strategy))
         sampler, skips = kwargs.pop("batch_sampler", None), over_size_strategy is OverSizeStrategy.Skip
         if fixed_size_strategy is FixedSizeStrategy.StreamPack:
             if sampler is not None:
-                raise ValueError(
-                    f"Fixed size strategy StreamPack is incompatible with the provided batch_sampler {sampler}. "
-                    "Either use a different strategy or set `batch_sampler` to `None`."
-                )
+                raise ValueError(said("FixedSizeDataLoader 3", sampler=sampler))
             sampler = self._packing(dataset, shuffle, over_size_strategy, kwargs)
         self.batch_sampler, self.padded_batch_size = sampler, batch_size
         self._mini_batch_size = None if sampler is not None else batch_size - 1

@@ -8,6 +8,7 @@ from torch.utils.data import RandomSampler, Sampler, SequentialSampler
 
 from popgeo.compat.poptorch_geometric.collate import FixedSizeCollater
 from popgeo.compat.poptorch_geometric.fixed_size_options import FixedSizeOptions
+from popgeo.compat.sentences import said
 from popgeo.data.axes import Level
 from popgeo.data.graph_sizes import GraphSizes, first_graphs
 from popgeo.packing import Budget, stream
@@ -53,9 +54,7 @@ class StreamPackingSampler(Sampler[list[int]]):
             raise ValueError(f"`max_num_graphs` must be at least 1; it is {max_num_graphs}.")
         for name, most in (("max_num_nodes", max_num_nodes), ("max_num_edges", max_num_edges)):
             if isinstance(most, int) and most < max_num_graphs:
-                raise ValueError(
-                    f"`{name}` must be at least `max_num_graphs`, which is {max_num_graphs}; it is {most}."
-                )
+                raise ValueError(said("StreamPackingSampler 3", name=name, max_num_graphs=max_num_graphs, most=most))
         self.data_source, self.max_num_graphs = data_source, max_num_graphs
         self._sizes = GraphSizes(data_source)
         self.max_num_nodes = self._counted(Level.NODE, None)[1][0] if max_num_nodes is None else max_num_nodes
@@ -77,9 +76,7 @@ class StreamPackingSampler(Sampler[list[int]]):
         if not fits.all() and not self.allow_skip_data:
             first = int(np.argmin(fits))
             raise RuntimeError(
-                f"The maximum number of graphs, nodes or edges specified is too small to fit in the single sample "
-                f"{order[first]} with {sizes[first].tolist()} nodes and edges: a batch has {list(limits)}. Raise it, "
-                "or use `allow_skip_data` to leave such samples out."
+                said("StreamPackingSampler", order=order[first], found=sizes[first].tolist(), limits=list(limits))
             )
         order, sizes = order[fits], sizes[fits]
         for pack in stream(sizes, Budget(sizes=limits, num_graphs=self.max_num_graphs)) if len(order) else ():
@@ -92,10 +89,7 @@ class StreamPackingSampler(Sampler[list[int]]):
             TypeError: the order is a random one, which is drawn anew for each pass.
         """
         if isinstance(self.base_sampler, RandomSampler):
-            raise UnknownLength(
-                "How many batches there are depends on the order, which a RandomSampler draws anew for each pass. Do "
-                "not ask for the length, or leave shuffle out."
-            )
+            raise UnknownLength(said("StreamPackingSampler 2"))
         return sum(1 for _ in self)
 
     def _counted(self, level: Level, most: Any) -> tuple[np.ndarray, list[int]]:

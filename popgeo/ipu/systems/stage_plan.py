@@ -1,6 +1,5 @@
 """One plan of a step in stages: what it costs on several IPUs, and how it runs here, cut in the same places."""
 
-import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -50,7 +49,11 @@ def stage_plan(step: CapturedStep, update: Callable[[], OpGraph | None], options
     planner = StagePlanner(step, None)
     asked = stages_asked_for(planner.graph, options)
     if asked is None:
-        _refuse_recompute(step, options)
+        if options.recompute and step.trained:  # a step as a whole repeats nothing
+            raise ValueError(
+                f"Options.recompute is {options.recompute!r}, but the step runs as a whole, which repeats nothing. Set "
+                "Options.stages too, 1 for one IPU, or leave recompute out."
+            )
         return None
     program = update()
     planned, cut = _planner(step, program).plan(replace(options, stages=asked))
@@ -65,18 +68,9 @@ def _planner(step: CapturedStep, update: OpGraph | None) -> StagePlanner:
     return StagePlanner(step, None if update is None else lambda options: update)
 
 
-def _refuse_recompute(step: CapturedStep, options: Options) -> None:
-    """Refuses to keep less between passes where a step has none."""
-    if options.recompute and step.trained:
-        raise ValueError(
-            f"Options.recompute is {options.recompute!r}, but the step runs as a whole, which repeats nothing. Set "
-            "Options.stages too, 1 for one IPU, or leave recompute out."
-        )
-
-
 def num_pipeline_stages(planned: Pipeline) -> int:
     """The stages that a pipeline has to fill: stages that follow one another on one IPU are one, as in PopTorch."""
-    return 1 + sum(one.ipu != other.ipu for one, other in itertools.pairwise(planned.stages))
+    return 1 + sum(one.ipu != other.ipu for one, other in zip(planned.stages, planned.stages[1:], strict=False))
 
 
 class TooFewMicroBatchesError(ValueError):

@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from popgeo import ipu
 from popgeo.compat.account import ACCOUNT
 from popgeo.compat.poptorch import (
-    blocks,
     call_arguments,
     contexts,
     point_clouds,
@@ -128,15 +127,15 @@ def test_nearest_points_lie_in_the_same_cloud():
 def test_blocks_change_no_result_and_can_be_taken_off():
     model = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
     plain = copy.deepcopy(model)
-    blocks.BeginBlock(model[0], "first", ipu_id=0)
+    strategies.BeginBlock(model[0], "first", ipu_id=0)
     with pytest.raises(ValueError, match="already been assigned to a block"):
-        blocks.BeginBlock(model[0])
+        strategies.BeginBlock(model[0])
     torch.testing.assert_close(ipu.inference_model(model)(X), plain(X).detach())
-    blocks.removeBlocks(model)
+    strategies.removeBlocks(model)
     assert not model[0]._forward_pre_hooks
     assert any("Block('first') on IPU 0" in asked for asked, *_ in ACCOUNT)
-    with blocks.Block("second"):
-        assert blocks.BeginBlock(torch.neg)(torch.ones(1)) == -1
+    with strategies.Block("second"):
+        assert strategies.BeginBlock(torch.neg)(torch.ones(1)) == -1
 
 
 def test_a_name_scope_names_operations_in_the_report():
@@ -247,6 +246,6 @@ def test_records_named_tuples_and_dictionaries_keep_their_kind():
 
 
 def test_a_block_may_be_kept_where_modules_are():
-    kept = nn.ModuleList([blocks.Block("first", ipu_id=0)])
+    kept = nn.ModuleList([strategies.Block("first", ipu_id=0)])
     with kept[0]:
         assert torch.ones(1) == 1

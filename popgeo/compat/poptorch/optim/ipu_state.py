@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from popgeo.compat.sentences import said
 from popgeo.engine.loss_scaling import LossScale
 
 _PREFIXES = {"exp_avg": "Accl1", "exp_avg_sq": "Accl2", "square_avg": "Accl1", "grad_avg": "Accl2"}
@@ -53,11 +54,8 @@ def take_state(optimizer: Any, names: Names, loaded: Mapping[str, Tensor]) -> No
     older = {name.replace("___model.", "___", 1): part for name, part in loaded.items()}
     loaded = max(loaded, older, key=lambda held: len(held.keys() & own))
     if strange := sorted(loaded.keys() - own):
-        raise ValueError(
-            f"The checkpoint's ipu_state has {', '.join(strange)}, which {type(optimizer).__name__} does not keep for "
-            f"this model; it keeps {', '.join(sorted(own)) or 'no state'}. Load it into the optimizer and the model "
-            "that it was saved from, or delete these entries to lose them."
-        )
+        kind, known = type(optimizer).__name__, ", ".join(sorted(own)) or "no state"
+        raise ValueError(said("take_state", strange=", ".join(strange), kind=kind, known=known))
     met = {parameter for name, parameter, _, _ in places if name in loaded}
     for name, parameter, key, shape in places:
         if parameter in met:

@@ -1,8 +1,10 @@
 """What PopTorch's optimizers have in common: arguments, types of their state, and what they tell the engine."""
 
 import copy
+import csv
 import inspect
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -10,11 +12,14 @@ from torch import Tensor, nn
 
 from popgeo.compat.account import ACCOUNT, Treatment
 from popgeo.compat.poptorch.optim.ipu_state import named_settings, named_state, take_state
+from popgeo.compat.sentences import said
 from popgeo.engine.loss_scaling import LossScale
 from popgeo.engine.optimizer.mixed_worker import MixedWorker, needs_mixed
 from popgeo.engine.optimizer.precision import restore_types
 from popgeo.engine.step_options import StepOptions
 
+with Path(__file__).with_name("arguments.csv").open(newline="") as _file:
+    _ROWS = list(csv.DictReader(_file))
 _TYPES = (torch.float16, torch.float32)
 _OWN = ("loss_scaling", "max_grad_norm", "accum_type", "state_types", "variable_attrs", "_names", "_scale", "_loaded")
 _NOTHING: Mapping[str, Any] = {"ipu_state": None, "ipu_param": None}
@@ -82,7 +87,7 @@ def new_attributes(optimizer: Any, seen: dict[tuple[type, str], set[str]]) -> It
 class PoptorchOptimizer(torch.optim.Optimizer):
     """Takes PopTorch's arguments; updates of half weights, and of state in half, are worked out in float32.
 
-    A subclass stands before the optimizer of torch whose arguments it has, and names all of its own.
+    A subclass stands before the optimizer of torch whose arguments it has; `arguments.csv` names all of its own.
 
     Attributes:
         arguments: Names of the constructor's arguments in PopTorch's order; all may be left out, or be None.
@@ -93,8 +98,9 @@ class PoptorchOptimizer(torch.optim.Optimizer):
     """
 
     elementwise = True
-    arguments: tuple[str, ...] = ()
-    choices: tuple[str, ...] = ()
+    arguments: Sequence[str] = ()
+    choices: Sequence[str] = ()
+    bias_correction = use_tf_variant = use_combined_accum = None
     types: Mapping[str, tuple[str, ...]] = {}
     of_groups: Mapping[str, float | None] = {}
     _names: Mapping[nn.Parameter, str] | None = None  # of its parameters, once a model has been compiled with it
@@ -103,6 +109,9 @@ class PoptorchOptimizer(torch.optim.Optimizer):
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
+        for row in _ROWS:
+            if row["optimizer"] == cls.__name__:
+                cls.arguments, cls.choices = row["arguments"].split(), row["choices"].split()
         kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
         names = [inspect.Parameter(name, kind, default=None) for name in cls.arguments]
         cls.__signature__ = inspect.Signature([inspect.Parameter("params", kind), *names])  # type: ignore[attr-defined]
@@ -135,9 +144,7 @@ class PoptorchOptimizer(torch.optim.Optimizer):
     def _take_types(self, given: Mapping[str, Any]) -> None:
         for name in ("accum_type", *self.types):
             if given.get(name, torch.float32) not in _TYPES:
-                raise ValueError(
-                    f"Accumulation types must be either torch.float32 or torch.float16; {name} is {given[name]}."
-                )
+                raise ValueError(said("take_types", name=name, given=given[name]))
         self.accum_type = given.get("accum_type", torch.float32)
         narrow = [name for name in self.types if given.get(name) is torch.float16]
         self.state_types = {key: torch.float16 for name in narrow for key in self.types[name]}
