@@ -42,10 +42,12 @@ class OneType(TorchFunctionMode):
         self._upcasts = upcasts
 
     def __enter__(self) -> Any:
-        self._check = nn.RNNBase.check_input
-        nn.RNNBase.check_input = lambda layer, x, sizes: self._check(  # type: ignore[method-assign]
-            layer, x.to(layer._flat_weights[0].dtype), sizes
-        )
+        check = self._check = nn.RNNBase.check_input
+
+        def check_but_type(layer: Any, input: Tensor, batch_sizes: Tensor | None) -> None:
+            check(layer, input.to(layer._flat_weights[0].dtype), batch_sizes)
+
+        nn.RNNBase.check_input = check_but_type  # type: ignore[assignment, method-assign]
         return super().__enter__()
 
     def __exit__(self, *error: Any) -> None:

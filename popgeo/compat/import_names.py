@@ -1,4 +1,4 @@
-"""The names that old programs import: where `import poptorch` finds the modules of this folder."""
+"""The names that old programs import: where `import poptorch` finds the modules of this folder, and their names."""
 
 import csv
 import importlib
@@ -142,8 +142,7 @@ def fill_module(name: str) -> Any:
     """Gives a module of this package, and the modules below it, the names that `names.csv` lists for them.
 
     A row has modules, the home of their names (a leading dot stands for this package), and the names: `new=old` if the
-    home has another name for it, `new=.` for the home itself. A module without a file is
-    made.
+    home has another name for it, `new=.` for the home itself. A module without a file is made.
 
     Args:
         name: The module's full name.

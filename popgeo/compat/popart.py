@@ -4,8 +4,9 @@ from enum import IntEnum
 
 from popgeo.compat.account import ignored
 
-_SCHEDULES = "Scheduler Serial OverlapCycleOptimized OverlapMemoryOptimized"
-AccumulateOuterFragmentSchedule = IntEnum("AccumulateOuterFragmentSchedule", _SCHEDULES, start=0)
+AccumulateOuterFragmentSchedule = IntEnum(
+    "AccumulateOuterFragmentSchedule", "Scheduler Serial OverlapCycleOptimized OverlapMemoryOptimized", start=0
+)
 RecomputationType = IntEnum("RecomputationType", "NoRecompute Standard NormOnly Pipeline RecomputeAll", start=0)
 SubgraphCopyingStrategy = IntEnum("SubgraphCopyingStrategy", "OnEnterAndExit JustInTime", start=0)
 SyntheticDataMode = IntEnum("SyntheticDataMode", "Off Zeros RandomNormal RandomUniform", start=0)

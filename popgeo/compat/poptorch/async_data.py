@@ -1,4 +1,4 @@
-"""`poptorch.AsynchronousDataAccessor`: batches loaded ahead of time by a thread."""
+"""Batches loaded ahead of time by a thread, cut to another size, or of one process's part of a dataset."""
 
 import atexit
 import weakref

@@ -1,4 +1,4 @@
-"""When the steps of a call began and ended, in the form of PopTorch's performance counters."""
+"""When the steps of a call began and ended, as PopTorch's performance counters, and trace points."""
 
 import time
 from collections.abc import Iterator

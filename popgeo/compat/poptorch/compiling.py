@@ -1,4 +1,4 @@
-"""What surrounds a compilation: functions that a program wants called, and the answer to whether an IPU runs."""
+"""What surrounds a compilation: hooks, whether an IPU runs, and the IPUs by PopTorch's rules."""
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterator

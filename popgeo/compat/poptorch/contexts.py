@@ -1,4 +1,4 @@
-"""Contexts around some of a model's operations: names, convolutions side by side, products in float16."""
+"""What surrounds some of a model's operations: names, convolutions side by side, float16, loops and branches."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

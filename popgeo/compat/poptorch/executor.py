@@ -14,8 +14,7 @@ from popgeo import ipu
 from popgeo.compat.poptorch import enums, executable_file
 from popgeo.compat.poptorch.call_arguments import arguments_of, as_results, mismatches, narrowed, write_back
 from popgeo.compat.poptorch.compiled_module import CompiledModule
-from popgeo.compat.poptorch.errors import Error, as_poptorch_errors, check
-from popgeo.compat.poptorch.log import logger
+from popgeo.compat.poptorch.errors import Error, as_poptorch_errors, check, logger
 from popgeo.compat.poptorch.popgeo_options import popgeo_options
 from popgeo.compat.poptorch.strategies import module_repr
 from popgeo.compat.sentences import said
@@ -201,7 +200,7 @@ class PoplarExecutor(CompiledModule):
         self._require_compiled()
         assert self._form is not None
         own = (self._user_model, self._optimizer, self._training) if export_model else (None, None, None)
-        written = dict(zip(("model", "optimizer", "training"), own, strict=True))
+        written: dict[str, Any] = dict(zip(("model", "optimizer", "training"), own, strict=True))
         state = self.rng_state if save_rng_state else None
         file = executable_file.Executable(form=self._form, options=self._options.clone(), rng_state=state, **written)
         executable_file.write(filename, file)

@@ -1,4 +1,4 @@
-"""How blocks become stages and phases on several IPUs; they run here one by one, in that order."""
+"""Which part of a model runs on which IPU: blocks become stages and phases, which run here one by one."""
 
 from collections.abc import Callable, Sequence
 from textwrap import indent

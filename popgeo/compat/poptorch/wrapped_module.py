@@ -1,4 +1,4 @@
-"""A module that a training model holds: it says so, can be let go by itself, and pickles as what it was."""
+"""A module that a training model holds, and a module of which each replica sees its own parameters."""
 
 import copyreg
 import inspect

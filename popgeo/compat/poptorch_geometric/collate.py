@@ -84,6 +84,7 @@ class FixedSizeCollater(data.FixedSizeCollater):
     def __init__(self, *args: Any, skip: bool = False, **kwargs: Any) -> None:
         if "num_nodes" in kwargs or (args and not isinstance(args[0], data.FixedSizeOptions)):
             args, kwargs = (), sizes_in_todays_words(args, kwargs)
+        self._adds_a_graph = kwargs.pop("adds_a_graph", False)
         super().__init__(*args, exact_fit=True, **kwargs)
         self.skip = skip
 
@@ -106,6 +107,8 @@ class FixedSizeCollater(data.FixedSizeCollater):
             raise TypeError(f"Expected list, got {type(data_list).__name__}.")
         own = copy.copy(self)
         own.options = _options_for(data_list, self.options)
+        if self._adds_a_graph:
+            own.options = dataclasses.replace(own.options, num_graphs=len(data_list) + 1)
         store = self.flat(data_list)
         if self.skip:
             store = _without_what_overflows(store, own.options)
@@ -121,14 +124,14 @@ class FixedSizeCollater(data.FixedSizeCollater):
     def _pruned(self, level: Level, data_list: list[Any]) -> list[Any]:
         """The same graphs with as many nodes, or edges, as a batch has."""
         options, store = _options_for(data_list, self.options), self.flat(data_list)
-        limits = store.sizes.sum(axis=0)
-        for i, axis in enumerate(store.size_axes):
-            limits[i] = min(limits[i], options.slots(axis)) if axis.level is level else limits[i]
+        rows, here = store.sizes.sum(axis=0), [axis.level is level for axis in store.size_axes]
+        limits = np.where(here, np.minimum(rows, [options.slots(axis) for axis in store.size_axes]), rows)
         nodes, edges = level is Level.NODE, level is Level.EDGE
         try:
             left = trim(store, limits, nodes=nodes, edges=edges, generator=torch.default_generator).store
         except ValueError as error:
-            raise FixedSizeError(f"Too many {level.name.lower()}s to trim. {error}") from error
+            found = {"what": f"{level.name.lower()}s", "count": len(data_list), "total": rows[here].sum()}
+            raise FixedSizeError(said("pruned", **found, over=(rows - limits).sum(), error=error)) from error
         return [left[i] for i in range(len(left))]
 
     _prune_nodes, _prune_edges = partialmethod(_pruned, Level.NODE), partialmethod(_pruned, Level.EDGE)

@@ -1,4 +1,4 @@
-"""The sizes of a batch as PopTorch Geometric has them: an object whose fields may be assigned to."""
+"""The sizes of a batch as PopTorch Geometric has them, and the words by which release 3.2 was told them."""
 
 import functools
 import inspect
@@ -176,6 +176,8 @@ def clusters_in_todays_words(cluster_data: Any, given: Mapping[str, Any]) -> dic
 def sizes_in_todays_words(args: Sequence[Any], given: Mapping[str, Any]) -> dict[str, Any]:
     """The arguments of `FixedSizeCollater` that mean what its own of release 3.2 did: sizes and pad values one by one.
 
+    Without `num_graphs` a batch has one graph more than the list.
+
     Args:
         args: By position, in the order of that release.
         given: By name.
@@ -185,8 +187,9 @@ def sizes_in_todays_words(args: Sequence[Any], given: Mapping[str, Any]) -> dict
         20
     """
     rest = {**dict(zip(_OF_COLLATER, args, strict=False)), **given}
-    sizes = {name: rest.pop(name) for name in ("num_nodes", *_OF_OPTIONS) if rest.get(name) is not None}
-    return {"fixed_size_options": FixedSizeOptions(**sizes), **rest}
+    sizes = {name: rest.pop(name, None) for name in ("num_nodes", *_OF_OPTIONS)}
+    known = {name: size for name, size in sizes.items() if size is not None}
+    return {"fixed_size_options": FixedSizeOptions(**known), "adds_a_graph": sizes["num_graphs"] is None, **rest}
 
 
 def with_older_words(translate: Callable[[Any, Mapping[str, Any]], dict[str, Any]]) -> Callable[[Init], Init]:

@@ -1,4 +1,4 @@
-"""Loaders of many graphs over torch's `DataLoader`: as PyG batches them, and with every batch of one size."""
+"""Loaders of graphs and clusters over torch's `DataLoader`: as PyG batches them, and with every batch of one size."""
 
 from collections.abc import Callable, Sequence
 from typing import Any

@@ -1,4 +1,4 @@
-"""How PyG's graphs and batches are taken apart into tensors, and put together again."""
+"""PyG's graphs as PopTorch takes them apart, PyG while a model is compiled, and interfaces of masks."""
 
 import copy
 import functools
