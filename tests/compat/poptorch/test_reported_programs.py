@@ -34,12 +34,16 @@ class Blocks(nn.Module):
 # Pipeline stages: changes of IPU, and one; stages side by side on one IPU are one.
 @pytest.mark.parametrize(("ipus", "stages"), [((0, 0, 1, 1), 2), ((0, 1, 0, 1), 4), ((0, 0, 1, 1, 2, 2, 3, 3), 4)])
 @pytest.mark.parametrize("training", [False, True])
-def test_a_pipeline_is_as_deep_as_the_ipu_changes(ipus, stages, training):
+@pytest.mark.parametrize("told", [False, True])
+def test_a_pipeline_is_as_deep_as_the_ipu_changes(ipus, stages, training, told):
     needed = 2 * stages - 1 if training else stages
     for count in (needed, needed - 1):
         options, wrap = poptorch.Options(), poptorch.trainingModel if training else poptorch.inferenceModel
         options = options if training else options.deviceIterations(count)
         options.Training.gradientAccumulation(count if training else 1)
+        if told:  # as published programs do
+            parts = [poptorch.Stage(f"block{number}").ipu(ipu) for number, ipu in enumerate(ipus)]
+            options.setExecutionStrategy(poptorch.PipelinedExecution(*parts))
         step, x = wrap(Blocks(ipus), options), torch.ones(count, 4)
         if count == needed:
             step(x)

@@ -183,3 +183,22 @@ def test_classes_of_batches_are_pygs_own():
     once()
     once()
     assert calls == [1]
+
+
+@pytest.mark.parametrize("count", [2, 3])
+def test_graphs_are_pruned_to_the_nodes_or_edges_of_a_batch_and_none_becomes_empty(count):
+    graphs = [graph(5)] * count
+    by_nodes = FixedSizeCollater(FixedSizeOptions(num_nodes=4))._prune_nodes(graphs)
+    assert sum(one.num_nodes for one in by_nodes) == 4
+    assert all(one.num_nodes > 0 for one in by_nodes)
+    by_edges = FixedSizeCollater(FixedSizeOptions(num_nodes=99, num_edges=3))._prune_edges(graphs)
+    assert sum(one.num_edges for one in by_edges) == 3
+    assert [one.num_nodes for one in by_edges] == [5] * count
+    says = f"Too many nodes to trim. Batch has {count} graphs with {5 * count} total nodes. Requested to trim it to"
+    with pytest.raises(RuntimeError, match=says):
+        FixedSizeCollater(FixedSizeOptions(num_nodes=count - 1))._prune_nodes(graphs)
+
+
+def test_the_collater_of_release_3_2_adds_a_graph_to_those_it_is_given():
+    assert FixedSizeCollater(num_nodes=40)([graph(5)] * 3).num_graphs == 4
+    assert FixedSizeCollater(num_nodes=40, num_graphs=None)([graph(5)]).num_graphs == 2
