@@ -104,17 +104,30 @@ def _body(
         for position, tensor in enumerate(own):
             recorder.page.add_input(Input(Role.ARGUMENT, f"given.{position}"), tensor)
         made = _tensors(who, body(*own))
-        if any(tensor.requires_grad for tensor in (*inputs, *made)) and torch.is_grad_enabled():
-            raise ValueError(
-                f"poptorch.{who}() is only supported in inference models, because no gradient passes it. Write a "
-                "Python loop, or torch.where, in a model that is trained, or call it under torch.no_grad()."
-            )
+        sources = [tensor for tensor in (*inputs, *made) if tensor.requires_grad]
         made = [tensor if recorder.page.is_fresh(tensor) else tensor.clone() for tensor in made]
         graph, seen = _graph_of_body(recorder.page, made)
     wholes = [tensor.as_strided((numel,), (1,), 0) if numel else tensor for tensor, numel in seen]
     with recorder.paused():
         results = [torch.empty(tensor.shape, dtype=tensor.dtype) for tensor in made]
+        results = [_NoGradient.apply(who, result, *sources) for result in results] if sources else results
     return drop_unused(merge_equal_values(graph)), wholes, results
+
+
+class _NoGradient(torch.autograd.Function):
+    """A result through which no gradient passes: one that would have to is refused when it arrives."""
+
+    @staticmethod
+    def forward(ctx: Any, who: str, result: Tensor, *sources: Tensor) -> Tensor:
+        ctx.who = who
+        return result
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        raise ValueError(
+            f"poptorch.{ctx.who}() is only supported in inference models, because no gradient passes it. Write a "
+            "Python loop, or torch.where, where a gradient is needed, or call it under torch.no_grad()."
+        )
 
 
 def _graph_of_body(page: Page, made: Sequence[Tensor]) -> tuple[OpGraph, list[tuple[Tensor, int]]]:

@@ -1,25 +1,32 @@
-"""Products of float16 and float32, which torch refuses when they run: given one type while a model is captured."""
+"""Products of different float types, which torch refuses when they run: given one type while a model is captured."""
 
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-_FLOATS = (torch.float16, torch.float32)
+_FLOATS = (torch.float16, torch.float32, torch.float64)
 # What takes tensors of one type alone; all else promotes by torch's own rules.
 _NAMES = """
-    addbmm addmm addmv baddbmm bilinear bmm conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d dot
-    einsum group_norm gru_cell layer_norm linear lstm_cell matmul mm multi_head_attention_forward mv prelu rnn_relu_cell
-    rnn_tanh_cell scaled_dot_product_attention __matmul__ __rmatmul__
+    addbmm addmm addmv baddbmm bilinear binary_cross_entropy bmm chain_matmul conv1d conv2d conv3d conv_tbc
+    conv_transpose1d conv_transpose2d conv_transpose3d cross cross_entropy dot einsum grid_sample group_norm gru
+    gru_cell inner layer_norm lerp linear lstm lstm_cell matmul mm multi_dot multi_head_attention_forward mv nll_loss
+    prelu rnn_relu rnn_relu_cell rnn_tanh rnn_tanh_cell scaled_dot_product_attention tensordot vdot vecdot __matmul__
+    __rmatmul__
 """
-_HOMES = (torch, torch.nn.functional, Tensor)
+_HOMES = (torch, F, torch.linalg, Tensor)
 _TAKE_ONE_TYPE = {getattr(home, name) for home in _HOMES for name in _NAMES.split() if hasattr(home, name)}
+# These change running statistics in place, so a copy of another type would lose the change.
+_NORMS = {F.batch_norm, F.instance_norm}
 
 
 class OneType(TorchFunctionMode):
-    """Gives a product of float16 and float32 one type: that of its first tensor which is no parameter, or float32.
+    """Gives a product of different float types one type: that of its first tensor which is no parameter, or float32.
+
+    Recurrent layers leave the check of their input's type to it while it is in use.
 
     Args:
         upcasts: Whether it is float32 in any case.
@@ -34,12 +41,40 @@ class OneType(TorchFunctionMode):
         super().__init__()
         self._upcasts = upcasts
 
+    def __enter__(self) -> Any:
+        check = self._check = nn.RNNBase.check_input
+
+        def check_but_type(layer: Any, input: Tensor, batch_sizes: Tensor | None) -> None:
+            check(layer, input.to(layer._flat_weights[0].dtype), batch_sizes)
+
+        nn.RNNBase.check_input = check_but_type  # type: ignore[assignment, method-assign]
+        return super().__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        nn.RNNBase.check_input = self._check  # type: ignore[method-assign]
+        super().__exit__(*error)
+
     def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         given = (args, kwargs or {})
-        if func in _TAKE_ONE_TYPE:
-            floats = [one for one in tree_leaves(given) if isinstance(one, Tensor) and one.dtype in _FLOATS]
-            if len({one.dtype for one in floats}) > 1:
-                first = next((one for one in floats if not isinstance(one, nn.Parameter)), floats[0])
-                kind = torch.float32 if self._upcasts else first.dtype
-                given = tree_map_only(Tensor, lambda one: one.to(kind) if one.dtype in _FLOATS else one, given)
-        return func(*given[0], **given[1])
+        if func not in _TAKE_ONE_TYPE and func not in _NORMS:
+            return func(*args, **given[1])
+        floats = [one for one in tree_leaves(given) if isinstance(one, Tensor) and one.dtype in _FLOATS]
+        if len({one.dtype for one in floats}) < 2:
+            return func(*args, **given[1])
+        first = next((one for one in floats if not isinstance(one, nn.Parameter)), floats[0])
+        kind = torch.float32 if self._upcasts else first.dtype
+        if func not in _NORMS:
+            args, kwargs = _cast(given, kind)
+            return func(*args, **kwargs)
+        # Statistics are sums over many entries, so they are made in the widest type.
+        wide = _cast(given, max((one.dtype for one in floats), key=_FLOATS.index))
+        made = func(*wide[0], **wide[1]).to(kind)
+        for own, other in zip(tree_leaves(given), tree_leaves(wide), strict=True):
+            if isinstance(own, Tensor) and own is not other and not isinstance(own, nn.Parameter) and own is not first:
+                own.copy_(other)
+        return made
+
+
+def _cast(given: Any, kind: torch.dtype) -> Any:
+    """The same arguments, with every tensor of floats in one type."""
+    return tree_map_only(Tensor, lambda one: one.to(kind) if one.dtype in _FLOATS else one, given)

@@ -240,6 +240,8 @@ def _replaced_in_pyg() -> Iterator[None]:
             if holder is None or name not in vars(holder):
                 continue
             original = vars(holder)[name]
+            if getattr(original, "is_static", False):  # a form itself, which checks what it is given
+                continue
             if isinstance(original, FunctionType) and not owner:
                 stack.enter_context(_running(original, form))
             else:

@@ -1,10 +1,16 @@
 """`python -m popgeo.compat program.py [arguments]`: runs a program that was written for PopTorch, as it is."""
 
 import argparse
+import functools
 import runpy
 import sys
 import traceback
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
 
 from popgeo.command_line import OneLineParser, run
 from popgeo.compat.import_names import enable
@@ -29,6 +35,7 @@ def main() -> int | None:
     sys.argv = [str(path), *asked.arguments]
     sys.path[0] = str(path.resolve().parent)
     enable(shadow=asked.shadow)
+    torch.empty = functools.partial(_zeros, torch.empty)
     try:
         if path.suffix == ".ipynb":
             run_notebook(path)
@@ -40,6 +47,12 @@ def main() -> int | None:
         _show(error, str(path))
         return 1
     return None
+
+
+def _zeros(empty: Callable[..., Tensor], *size: Any, **choices: Any) -> Tensor:
+    """What old programs find in memory that they do not write before they read it, as fresh memory mostly holds it."""
+    with torch.no_grad():
+        return empty(*size, **choices).zero_()
 
 
 def _show(error: Exception, program: str) -> None:

@@ -1,5 +1,6 @@
-"""The names that old programs import: where `import poptorch` finds the modules of this folder."""
+"""The names that old programs import: where `import poptorch` finds the modules of this folder, and their names."""
 
+import csv
 import importlib
 import importlib.util
 import sys
@@ -8,9 +9,10 @@ from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 # Each stands in popgeo.compat under its own name.
-NAMES = ("poptorch", "poptorch_geometric", "torch_scatter", "torch_cluster")
+NAMES = ("poptorch", "poptorch_geometric", "torch_scatter", "torch_cluster", "popart", "popdist")
 
 _PYG_EXTENSIONS = f"{__package__}.poptorch_geometric.pyg_extensions"
 # What `multiprocessing` starts by `spawn` or `forkserver` inherits `sys.path`, where a finder of this process is lost.
@@ -130,3 +132,51 @@ class _SameModule(Loader):
         for name, part in list(sys.modules.items()):
             if name.startswith(f"{self.real_name}."):
                 sys.modules.setdefault(other_name + name.removeprefix(self.real_name), part)
+
+
+with Path(__file__).with_name("names.csv").open(newline="") as _file:
+    _ROWS = list(csv.DictReader(_file))
+
+
+def fill_module(name: str) -> Any:
+    """Gives a module of this package, and the modules below it, the names that `names.csv` lists for them.
+
+    A row has modules, the home of their names (a leading dot stands for this package), and the names: `new=old` if the
+    home has another name for it, `new=.` for the home itself. A module without a file is made.
+
+    Args:
+        name: The module's full name.
+
+    Returns:
+        What Python asks for a name that the module does not have; type checkers look for it.
+
+    Raises:
+        AttributeError: by that function, always.
+    """
+    own = ((f"{__package__}.{module}", row) for row in _ROWS for module in row["modules"].split())
+    for full, row in own:
+        if f"{full}.".startswith(f"{name}."):
+            module = sys.modules.get(full) or _made(full)
+            home = importlib.import_module(row["home"], __package__)
+            for given in row["names"].split():
+                new, _, old = given.partition("=")
+                setattr(module, new, home if old == "." else getattr(home, old or new))
+
+    def missing(attribute: str) -> Any:
+        raise AttributeError(f"module {name!r} has no attribute {attribute!r}")
+
+    return missing
+
+
+def _made(full: str) -> ModuleType:
+    """The module of this name: of its file, or a new one that holds nothing yet."""
+    try:
+        return importlib.import_module(full)
+    except ModuleNotFoundError as error:
+        if error.name != full:
+            raise
+    above, _, last = full.rpartition(".")
+    module = sys.modules[full] = ModuleType(full, "Names of an old module, which `names.csv` lists.")
+    module.__spec__ = ModuleSpec(full, None)
+    vars(sys.modules[above]).setdefault(last, module)
+    return module

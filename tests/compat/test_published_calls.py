@@ -13,7 +13,7 @@ from torch_geometric.nn import SAGEConv
 
 from popgeo.compat import poptorch
 from popgeo.compat.poptorch_geometric import FixedSizeDataLoader, FixedSizeOptions, dataloader, pyg_dataloader
-from popgeo.compat.poptorch_geometric.cluster_loader import FixedSizeClusterLoader
+from popgeo.compat.poptorch_geometric.dataloader import FixedSizeClusterLoader
 from tests.conftest import REPOSITORY
 from tests.support import quick_python
 

@@ -14,11 +14,12 @@ from torch import Tensor
 
 from popgeo.capture.arguments import Arguments
 from popgeo.capture.op_graph import Input, Role
-from popgeo.capture.pytree import Structure, flatten, register_kind, unflatten
+from popgeo.capture.pytree import Container, Fixed, Leaf, Structure, flatten, register_kind, unflatten
 from popgeo.capture.structures import leaves
 from popgeo.compat.poptorch.enums import CommGroupType
 from popgeo.compat.poptorch.errors import CheckFailed, Error
 from popgeo.compat.poptorch.options import Options
+from popgeo.compat.sentences import said
 from popgeo.engine.micro_batches import check_batch_dimension
 
 _LOG = logging.getLogger("poptorch")
@@ -34,16 +35,14 @@ class ICustomArgParser:
 
     def reconstruct(self, original_structure: Any, tensor_iterator: Iterator[Tensor]) -> Any:
         """An object like the one given, of the tensors to come."""
-        raise ValueError(
-            f"{type(self).__name__} must say with reconstruct how a {type(original_structure)} is put together."
-        )
+        raise ValueError(said("reconstruct", kind=type(self).__name__, original_structure=type(original_structure)))
 
 
-def registerCustomArgParser(custom_type: type, parser: ICustomArgParser) -> None:
+def registerCustomArgParser(arg_data_type: type, arg_parser: ICustomArgParser) -> None:
     """Lets objects of a class be arguments and results of models. PyG's data need no parser, and are read without one.
 
     Raises:
-        ValueError: the first is no class, or the second no `ICustomArgParser`.
+        ValueError: the first is not a class, or the second is not an `ICustomArgParser`.
 
     Example:
         >>> class Pair:
@@ -57,11 +56,47 @@ def registerCustomArgParser(custom_type: type, parser: ICustomArgParser) -> None
         ...         return Pair(next(tensor_iterator), next(tensor_iterator))
         >>> registerCustomArgParser(Pair, PairParser())
     """
-    if not isinstance(custom_type, type):
-        raise ValueError(f"registerCustomArgParser got {custom_type!r}, which is no class.")
-    if not isinstance(parser, ICustomArgParser):
-        raise ValueError(f"registerCustomArgParser got {type(parser).__name__}; pass an object of ICustomArgParser.")
-    register_kind(custom_type, parser.yieldTensors, parser.reconstruct)
+    if not isinstance(arg_data_type, type):
+        raise ValueError(f"registerCustomArgParser got {arg_data_type!r}, which is not a class.")
+    if not isinstance(arg_parser, ICustomArgParser):
+        kind = type(arg_parser).__name__
+        raise ValueError(f"registerCustomArgParser got {kind}; pass an object of ICustomArgParser.")
+    register_kind(arg_data_type, arg_parser.yieldTensors, arg_parser.reconstruct)
+
+
+def flattenTensorStructure(structure: Any) -> list[Tensor]:
+    """The tensors of a nest, in order.
+
+    Example:
+        >>> flattenTensorStructure({"a": torch.ones(1), "b": [torch.zeros(1)]})
+        [tensor([1.]), tensor([0.])]
+    """
+    return flatten(structure)[0]
+
+
+def reconstructTensorStructure(structure: Any, values: Iterable[Tensor]) -> Any:
+    """A nest like another one, of other tensors.
+
+    Example:
+        >>> reconstructTensorStructure((torch.ones(1), 3), [torch.zeros(1)])
+        (tensor([0.]), 3)
+    """
+    return unflatten(flatten(structure)[1], list(values))
+
+
+class ArgsParser:
+    """Reads the arguments of a model's calls; programs derive classes from it.
+
+    Args:
+        model: A module or a function.
+    """
+
+    def __init__(self, model: Any) -> None:
+        self._signature = inspect.signature(getattr(model, "forward", model))
+
+    def __call__(self, args: Sequence[Any], kwargs: Mapping[str, Any], fast_path: bool = False) -> Arguments:
+        """The arguments of a call; `fast_path` is ignored."""
+        return arguments_of(self._signature, args, kwargs)
 
 
 def arguments_of(signature: inspect.Signature, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Arguments:
@@ -88,6 +123,38 @@ def arguments_of(signature: inspect.Signature, args: Sequence[Any], kwargs: Mapp
             bound.arguments[name] = parameter.default.detach()  # another object, so that the step takes it as an input
     given = Arguments.of(signature, bound.args, bound.kwargs)
     return given.with_tensors([_detached(tensor) for tensor in given.tensors])
+
+
+def mismatches(name: str, compiled: Structure, given: Structure) -> Iterator[str]:
+    """What of an argument is not as the model was compiled for, in PopTorch's words.
+
+    Example:
+        >>> compiled, given = flatten({"x": torch.ones(2)})[1], flatten({"x": torch.ones(1)})[1]
+        >>> list(mismatches("", compiled, given))
+        ['Shape mismatch for x: expected torch.Size([2]) but got torch.Size([1]).']
+    """
+    kinds: Any = [getattr(part, "kind", type(getattr(part, "value", Tensor()))) for part in (compiled, given)]
+    compared: dict[str, Any] = {"Type": kinds}
+    if kinds[0] is not kinds[1]:
+        pass
+    elif isinstance(compiled, Leaf) and isinstance(given, Leaf):
+        compared["Data type"] = compiled.dtype, given.dtype
+        compared["Shape"] = torch.Size(compiled.shape), torch.Size(given.shape)
+    elif isinstance(compiled, Fixed) and isinstance(given, Fixed):
+        compared["Value"] = compiled.value, given.value
+    elif isinstance(compiled, Container) and isinstance(given, Container):
+        own, other = (dict(zip(nest.keys, nest.parts, strict=True)) for nest in (compiled, given))
+        if issubclass(compiled.kind, list | tuple):
+            compared["Length"] = f"{len(own)} elements", f"{len(other)} elements"
+        else:
+            odd = {"Unexpected": [*other.keys() - own.keys()], "Missing": [*own.keys() - other.keys()]}
+            told = [f"{kind} arguments: {', '.join(map(str, keys))}." for kind, keys in odd.items() if keys]
+            yield from [f"Keys mismatch for {name or 'the call'}: {' '.join(told)}"] if told else []
+        for key in own.keys() & other.keys():
+            yield from mismatches(f"{name}[{key}]" if name else str(key), own[key], other[key])
+    for what, (expected, got) in compared.items():
+        if str(expected) != str(got):
+            yield f"{what} mismatch for {name}: expected {expected} but got {got}."
 
 
 def narrowed(given: Arguments) -> Arguments:
@@ -192,11 +259,7 @@ class _NoBackward:
     """Stands in the place of a result's `backward`."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> None:
-        raise Error(
-            "backward() cannot be called explicitly on outputs of a PopTorch model. If you're using a trainingModel, "
-            "the backwards pass is performed automatically when invoking the model. If you're using an inferenceModel, "
-            "you should use a trainingModel instead."
-        )
+        raise Error(said("NoBackward"))
 
     def __reduce__(self) -> tuple[Any, ...]:
         return OrderedDict, ()  # so that torch.load(weights_only=True) reads a saved result
@@ -205,8 +268,5 @@ class _NoBackward:
 def _detached(tensor: Tensor) -> Tensor:
     if not tensor.requires_grad:
         return tensor
-    _LOG.warning(
-        "Input tensor has requires_grad=True set. This tensor will be detached because backward pass via inputs is not "
-        "supported."
-    )
+    _LOG.warning(said("detached"))
     return tensor.detach()

@@ -1,7 +1,6 @@
 """A wrapped module and its compiled step: compiling it, letting it go, and the machine that it is said to be on."""
 
 import inspect
-import logging
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
@@ -22,19 +21,17 @@ from popgeo.capture.identity_loss import losses_marked
 from popgeo.capture.pytree import Structure
 from popgeo.compat.poptorch import call_arguments, enums
 from popgeo.compat.poptorch.call_times import CallTimes, HasCallTimes
-from popgeo.compat.poptorch.compiling import compiling
-from popgeo.compat.poptorch.errors import Error, as_poptorch_errors, check
-from popgeo.compat.poptorch.log import log_options
-from popgeo.compat.poptorch.optim.poptorch_optimizer import PoptorchOptimizer
+from popgeo.compat.poptorch.compiling import PoptorchMachine, compiling
+from popgeo.compat.poptorch.errors import Error, as_poptorch_errors, check, log_options, logger
+from popgeo.compat.poptorch.optim.poptorch_optimizer import PoptorchOptimizer, new_attributes
 from popgeo.compat.poptorch.options import Options
 from popgeo.compat.poptorch.popgeo_options import options_in_use, popgeo_options
-from popgeo.compat.poptorch.poptorch_machine import PoptorchMachine
-from popgeo.compat.poptorch.replica_groups import as_replicas_see
-from popgeo.compat.poptorch.wrapped_module import unwrap, unwrapped, wrap
+from popgeo.compat.poptorch.wrapped_module import as_replicas_see, unwrap, unwrapped, wrap
+from popgeo.compat.sentences import said
 from popgeo.engine.compiled_step import CompiledStep
 from popgeo.engine.step_recipe import Recipe
 
-LOG = logging.getLogger("poptorch")
+NO_EXECUTABLE_ERR = "Model has not been compiled or has been destroyed."
 
 
 class CompiledModule(HasCallTimes):
@@ -45,14 +42,9 @@ class CompiledModule(HasCallTimes):
     """
 
     def __init__(
-        self,
-        model: nn.Module,
-        options: Options | None,
-        training: bool,
-        poptorch_version: str | None = None,
-        optimizer: Optimizer | None = None,
-        user_model: nn.Module | None = None,
-    ) -> None:
+        self, model: nn.Module, options: Options | None, training: bool, poptorch_version: str | None = None,
+        optimizer: Optimizer | None = None, user_model: nn.Module | None = None,
+    ) -> None:  # fmt: skip
         self._model, self._user_model, self._training = model, user_model or model, training
         self._options = options_in_use(options, training, optimizer)
         self._mode = model.training  # the module's own; those inside it count when the model is compiled
@@ -64,6 +56,7 @@ class CompiledModule(HasCallTimes):
         self._form: Structure | None = None  # how the arguments nest that it was compiled for
         self._is_attached = self._has_run = False
         self._times = CallTimes()
+        self._attributes: dict[tuple[type, str], set[str]] = {}  # of optimizers, as they were at the last look
         self._numbers: Tensor | None = None  # of the replicas, where parameters differ between them
         if training:
             wrap(self._user_model, self)
@@ -75,7 +68,7 @@ class CompiledModule(HasCallTimes):
             Error: the model cannot be compiled.
         """
         if self._compiled is not None:
-            LOG.warning("Call to compile() ignored: the executable is already compiled")
+            logger.warning("Call to compile() ignored: the executable is already compiled")
             return
         self._compile(call_arguments.narrowed(call_arguments.arguments_of(self._signature, args, kwargs)))
 
@@ -102,10 +95,7 @@ class CompiledModule(HasCallTimes):
             Error: the model is not compiled, or attached already.
         """
         self._require_compiled()
-        check(
-            self._options.connection_type != enums.ConnectionType.Never,
-            "Trying to attach to an offline device (ConnectionType.Never)",
-        )
+        check(self._options.connection_type != enums.ConnectionType.Never, said("attachToDevice"))
         if self._is_attached:
             raise Error("Device is already attached")
         self._is_attached = True
@@ -125,6 +115,7 @@ class CompiledModule(HasCallTimes):
         """Whether the module's weights had to be brought up to date: never."""
         return False
 
+    _executable = property(attrgetter("_compiled"), doc="The compiled step, or None.")
     report = property(attrgetter("compiled.report"), doc="What a step costs on the modelled machine.")
     model = property(attrgetter("_user_model"), doc="The module.")
     options = property(attrgetter("_options"), doc="The options, which do not change any more.")
@@ -155,7 +146,7 @@ class CompiledModule(HasCallTimes):
 
     def _require_compiled(self) -> CompiledStep:
         if self._compiled is None:
-            raise Error("Model has not been compiled or has been destroyed.")
+            raise Error(NO_EXECUTABLE_ERR)
         return self._compiled
 
     compiled = property(_require_compiled, doc="popgeo's compiled step; an Error until there is one.")
@@ -167,11 +158,16 @@ class CompiledModule(HasCallTimes):
             tensors = [call_arguments.for_each_replica(tensor, self._options) for tensor in tensors]
         return given.pass_to(call if self._numbers is None else partial(call, replica_number=self._numbers), tensors)
 
-    def _name_optimizer(self) -> None:
+    def _name_optimizer(self, step: CompiledStep) -> None:
         """Tells PopTorch's own optimizers what the parameters are called, so that they load and show their state."""
+        for what in new_attributes(self._optimizer, self._attributes) if self._optimizer else ():
+            if not self._options._relax_optimizer_checks:
+                logger.warning("Ignoring unexpected %s", what)
         is_there = self._options.connection_type != enums.ConnectionType.Never
         if is_there and isinstance(self._optimizer, PoptorchOptimizer):
-            self._optimizer.use_names({p: f"model.{name}" for name, p in self._user_model.named_parameters()})
+            names = {parameter: name for name, parameter in self._user_model.named_parameters()}
+            with as_poptorch_errors():
+                self._optimizer.use_names(names, step.loss_scale)
 
     def _compile(self, given: Arguments) -> CompiledStep:
         """Compiles the model for such arguments; where anything is refused, nothing has changed."""
@@ -191,8 +187,8 @@ class CompiledModule(HasCallTimes):
                     state.copy_buffers(self._model, buffers)
         finally:
             self._model.training = before
+        self._name_optimizer(step)
         self._compiled, self._form = step, given.structure
-        self._name_optimizer()
         self._is_attached = self._options.connection_type != enums.ConnectionType.Never
         self._has_run = False
         return step
@@ -233,8 +229,4 @@ class CompiledModule(HasCallTimes):
         norms = {name for name, part in self._model.named_modules() if isinstance(part, _NormBase)}
         if any(name.rpartition(".")[0] not in norms for own in model.replica_states() for name in own.buffers):
             model.reset()
-            raise Error(
-                "PopTorch does not support broadcasting buffers. If your model is able to tolerate buffers becoming "
-                "out of sync between replicas, you can disable buffer broadcasting using "
-                "poptorch.Options.broadcastBuffers(False)."
-            )
+            raise Error(said("require_own_buffers"))

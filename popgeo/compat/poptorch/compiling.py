@@ -1,17 +1,22 @@
-"""What surrounds a compilation: functions that a program wants called, and the answer to whether an IPU runs."""
+"""What surrounds a compilation: hooks, whether an IPU runs, and the IPUs by PopTorch's rules."""
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
+from itertools import dropwhile
 from typing import Any
 
 from torch.utils.hooks import RemovableHandle
 
-from popgeo.compat.poptorch.errors import CheckFailed
-
-__all__ = ["ipuHardwareIsAvailable", "ipuHardwareVersion", "isRunningOnIpu"]
-__all__ += ["registerPostCompileHook", "registerPreCompileHook"]
+from popgeo.capture.captured_step import CapturedStep
+from popgeo.capture.one_type import OneType
+from popgeo.compat.poptorch.errors import CheckFailed, Error
+from popgeo.compat.sentences import said
+from popgeo.ipu.ipu_machine import IpuMachine, IpuPlan
+from popgeo.ipu.options import Options
+from popgeo.ipu.stage_choices import EACH_BLOCK, Schedule
+from popgeo.ipu.systems.stage_plan import TooFewMicroBatchesError, num_pipeline_stages
 
 Hook = Callable[[], Any]
 _BEFORE: "OrderedDict[int, Hook]" = OrderedDict()
@@ -94,3 +99,52 @@ def _register(hooks: "OrderedDict[int, Hook]", hook: Hook, kind: str) -> Removab
     handle = RemovableHandle(hooks)
     hooks[handle.id] = hook
     return handle
+
+
+class PoptorchMachine(IpuMachine):
+    """The IPUs that options describe, with PopTorch's rules.
+
+    Args:
+        options: See `IpuMachine`.
+        upcasts: Whether a product of float16 and float32 is one of float32.
+    """
+
+    def __init__(self, options: Options, upcasts: bool) -> None:
+        super().__init__(options)
+        self._upcasts = upcasts
+
+    def what_decides(self, optimizer: Any) -> list[object]:
+        """That it is compiled by PopTorch's rules, too."""
+        return [*super().what_decides(optimizer), "PopTorch", self._upcasts]
+
+    @contextmanager
+    def capturing(self) -> Iterator[None]:
+        """The model's code is the machine's, also where it has changed and is compiled anew."""
+        with nullcontext() if isRunningOnIpu() else compiling(), OneType(self._upcasts):
+            yield
+
+    def plan(self, *of_a_step: Any) -> IpuPlan:
+        """How the IPUs would run a captured step.
+
+        Raises:
+            Error: there are too few micro-batches for its pipeline, or something runs in no block.
+        """
+        try:
+            planned = super().plan(*of_a_step)
+        except TooFewMicroBatchesError as error:
+            stages = error.stages
+            raise Error(said("plan", needed=2 * stages - 1, stages=stages, more=stages - 1, error=error)) from error
+        runs = None if planned.stages is None or planned.update is not None else planned.pipeline
+        if runs and runs.schedule is Schedule.LOCK_STEP and num_pipeline_stages(runs) > runs.micro_batches:
+            raise Error(said("plan 2", stages=num_pipeline_stages(runs)))
+        if planned.options.stages == EACH_BLOCK:
+            _require_blocks(planned.step)
+        return planned
+
+
+def _require_blocks(step: CapturedStep) -> None:
+    """Refuses what runs between blocks or after them, where each is to be a stage by its own number."""
+    forward = (op for op in step.graph.ops if op.phase == "forward" and op.source)
+    lost = next((op for op in dropwhile(lambda op: op.block is None, forward) if op.block is None), None)
+    if lost is not None:
+        raise Error(f"No active Block: {lost.source} runs outside of every block, which AutoStage.AutoIncrement needs.")

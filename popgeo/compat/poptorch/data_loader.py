@@ -9,12 +9,12 @@ import torch
 from torch.utils.data import BatchSampler, Sampler
 
 from popgeo.compat.account import honoured
-from popgeo.compat.poptorch.async_data import AsynchronousDataAccessor
-from popgeo.compat.poptorch.data_parts import PartOfDataset, rebatched
+from popgeo.compat.poptorch.async_data import AsynchronousDataAccessor, PartOfDataset, rebatched
 from popgeo.compat.poptorch.enums import DataLoaderMode
 from popgeo.compat.poptorch.errors import check
 from popgeo.compat.poptorch.option_group import at_least_one
 from popgeo.compat.poptorch.options import Options
+from popgeo.compat.sentences import said
 
 
 class DataLoader(torch.utils.data.DataLoader):
@@ -48,21 +48,12 @@ class DataLoader(torch.utils.data.DataLoader):
     _accessor: AsynchronousDataAccessor | None = None  # __del__ asks for it, also where an error comes first
 
     def __init__(
-        self,
-        options: Options,
-        dataset: Any,
-        batch_size: int | None = 1,
-        shuffle: bool | None = None,
-        num_workers: int = 0,
-        drop_last: bool = True,
-        persistent_workers: bool | None = None,
-        auto_distributed_partitioning: bool = True,
-        mode: DataLoaderMode = DataLoaderMode.Sync,
-        async_options: dict[str, Any] | None = None,
-        rebatched_worker_size: int | None = None,
-        batch_sampler: Sampler[list[int]] | Iterable[list[int]] | None = None,
-        **kwargs: Any,
-    ) -> None:
+        self, options: Options, dataset: Any, batch_size: int | None = 1, shuffle: bool | None = None,
+        num_workers: int = 0, drop_last: bool = True, persistent_workers: bool | None = None,
+        auto_distributed_partitioning: bool = True, mode: DataLoaderMode = DataLoaderMode.Sync,
+        async_options: dict[str, Any] | None = None, rebatched_worker_size: int | None = None,
+        batch_sampler: Sampler[list[int]] | Iterable[list[int]] | None = None, **kwargs: Any,
+    ) -> None:  # fmt: skip
         check(isinstance(options, Options), f"The options are {options!r}; pass poptorch.Options().")
         options._freeze()
         honoured("DataLoader")
@@ -76,21 +67,14 @@ class DataLoader(torch.utils.data.DataLoader):
             check(not is_iterable, "auto_distributed_partitioning not supported for IterableDataset")
             check(batch_sampler is None, "auto_distributed_partitioning not supported with a batch_sampler")
             check(self._combined is not None, "batch_size=None not allowed when using auto_distributed_partitioning.")
-            check(
-                not shuffle or options.exists("random_seed"),
-                "When using auto_distributed_partitioning you must set poptorch.Options.randomSeed() to ensure that "
-                "tensors are in the same order in all processes.",
-            )
+            check(not shuffle or options.exists("random_seed"), said("DataLoader"))
             dataset = PartOfDataset(dataset, options, self._combined or 1, drop_last)
             self._part, shuffle = dataset if shuffle else None, False
         self._rebatched_to = self._combined if mode == DataLoaderMode.AsyncRebatched else None
         loaded = self._combined
         if self._rebatched_to is not None:
             loaded = rebatched_worker_size or self._rebatched_to
-            check(
-                loaded <= self._rebatched_to,
-                f"The rebatched_worker_size ({loaded}) must be <= to the combined batch size ({self._rebatched_to})",
-            )
+            check(loaded <= self._rebatched_to, said("DataLoader 2", loaded=loaded, rebatched_to=self._rebatched_to))
         if mode != DataLoaderMode.Sync and shuffle:
             kwargs["generator"] = kwargs.get("generator") or generator_for_a_thread()
         if batch_sampler is not None:

@@ -3,101 +3,60 @@
 from enum import Enum as _Enum
 from enum import IntEnum as _IntEnum
 
-
-class OutputMode(_IntEnum):
-    """Which of the steps of a call return their results; `Default` is `All` for inference and `Final` for training."""
-
-    Final, EveryN, All, Sum, Default = range(5)
-
+# Which of the steps of a call return their results; `Default` is `All` for inference and `Final` for training.
+OutputMode = _IntEnum("OutputMode", "Final EveryN All Sum Default", start=0)
 
 AnchorMode = OutputMode  # its name before PopTorch 2.4
 
+# Whether batches are loaded when they are asked for, ahead of time, or ahead of time in parts.
+DataLoaderMode = _IntEnum("DataLoaderMode", "Sync Async AsyncRebatched", start=0)
 
-class DataLoaderMode(_IntEnum):
-    """Whether batches are loaded when they are asked for, ahead of time, or ahead of time in parts."""
+# How a dataset reaches the process that loads it.
+SharingStrategy = _IntEnum("SharingStrategy", "SharedMemory FileSystem Fork ForkServer", start=0)
 
-    Sync, Async, AsyncRebatched = range(3)
+# When a model takes hold of a machine; one that `Never` does can be compiled but not called.
+ConnectionType = _IntEnum("ConnectionType", "Always OnDemand Never", start=0)
 
+# What an operation of float16 and float32 computes in; PyTorch's rule holds here.
+HalfFloatCastingBehavior = _IntEnum(
+    "HalfFloatCastingBehavior", "FloatDowncastToHalf HalfUpcastToFloat Default", start=0
+)
 
-class SharingStrategy(_IntEnum):
-    """How a dataset reaches the process that loads it."""
+# How losses or gradients become one.
+ReductionType = _IntEnum("ReductionType", "Sum Mean NoReduction", start=0)
 
-    SharedMemory, FileSystem, Fork, ForkServer = range(4)
+# When a mean of gradients is divided by their number.
+MeanReductionStrategy = _IntEnum("MeanReductionStrategy", "Running Post PostAndLoss", start=0)
 
-
-class ConnectionType(_IntEnum):
-    """When a model takes hold of a machine; one that `Never` does can be compiled but not called."""
-
-    Always, OnDemand, Never = range(3)
-
-
-class HalfFloatCastingBehavior(_IntEnum):
-    """What an operation of float16 and float32 computes in; PyTorch's rule holds here."""
-
-    FloatDowncastToHalf, HalfUpcastToFloat, Default = range(3)
-
-
-class ReductionType(_IntEnum):
-    """How losses or gradients become one."""
-
-    Sum, Mean, NoReduction = range(3)
-
-
-class MeanReductionStrategy(_IntEnum):
-    """When a mean of gradients is divided by their number."""
-
-    Running, Post, PostAndLoss = range(3)
-
-
-class SyncPattern(_IntEnum):
-    """Which IPUs wait for each other."""
-
-    Full, SinglePipeline, ReplicaAndLadder = range(3)
+# Which IPUs wait for each other.
+SyncPattern = _IntEnum("SyncPattern", "Full SinglePipeline ReplicaAndLadder", start=0)
 
 
 class MatMulSerializationMode(_Enum):
     """The dimension along which a matrix product is cut into parts."""
 
-    InputChannels = "input_channels"
-    ReducingDim = "reducing_dim"
-    OutputChannels = "output_channels"
-    Disabled = "none"
+    InputChannels, ReducingDim, OutputChannels, Disabled = "input_channels", "reducing_dim", "output_channels", "none"
 
 
-class Liveness(_IntEnum):
-    """Where tensors stay between the phases of a phased execution."""
-
-    AlwaysLive, OffChipAfterFwd, OffChipAfterFwdNoOverlap, OffChipAfterEachPhase = range(4)
+# Where tensors stay between the phases of a phased execution.
+Liveness = _IntEnum("Liveness", "AlwaysLive OffChipAfterFwd OffChipAfterFwdNoOverlap OffChipAfterEachPhase", start=0)
 
 
 class OverlapMode(_Enum):
     """How far ahead the host copies a tensor to the machine."""
 
-    NoOverlap = "no_overlap"
-    OverlapAccumulationLoop = "overlap_accumulation_loop"
+    NoOverlap, OverlapAccumulationLoop = "no_overlap", "overlap_accumulation_loop"
     OverlapDeviceIterationLoop = "overlap_device_iteration_loop"
 
 
-class AutoStage(_IntEnum):
-    """How blocks become stages where the program names none."""
+# How blocks become stages where the program names none.
+AutoStage = _IntEnum("AutoStage", "SameAsIpu AutoIncrement", start=0)
 
-    SameAsIpu, AutoIncrement = range(2)
+# How several convolutions run together.
+MultiConvPlanType = _IntEnum("MultiConvPlanType", "Parallel Serial", start=0)
 
+# Which replicas share a value: groups of neighbours, groups across, all of them, or none.
+CommGroupType = _IntEnum("CommGroupType", "All Consecutive Orthogonal NoGrouping", start=0)
 
-class MultiConvPlanType(_IntEnum):
-    """How several convolutions run together."""
-
-    Parallel, Serial = range(2)
-
-
-class CommGroupType(_IntEnum):
-    """Which replicas share a value: groups of neighbours, groups across, all of them, or none."""
-
-    All, Consecutive, Orthogonal, NoGrouping = range(4)
-
-
-class VariableRetrievalMode(_IntEnum):
-    """Which of the values come back that groups of replicas hold."""
-
-    OnePerGroup = 0
-    AllReplicas = 2
+# Which of the values come back that groups of replicas hold.
+VariableRetrievalMode = _IntEnum("VariableRetrievalMode", {"OnePerGroup": 0, "AllReplicas": 2})

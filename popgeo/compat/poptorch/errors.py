@@ -1,13 +1,18 @@
-"""The errors of PopTorch, which are also those that Python's users catch, and each carries its message."""
+"""The errors of PopTorch, which are also those that Python's users catch, and its log."""
 
+import logging
 import os
-from collections.abc import Iterator
+import sys
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from enum import Enum
 from types import TracebackType
 from typing import Any
 
 import popgeo
 from popgeo.capture.held_state import ReplacedStateError
+from popgeo.compat.account import ignored
+from popgeo.compat.sentences import said
 
 _PACKAGE = os.path.dirname(popgeo.__file__) + os.sep
 
@@ -92,6 +97,9 @@ def as_poptorch_errors() -> Iterator[None]:
         yield
     except (Error, CheckFailed):
         raise
+    except TypeError as error:  # torch names the tensors of a capture by their class
+        error.args = tuple(str(part).replace("FakeTensor", "Tensor") for part in error.args)
+        raise
     except ReplacedStateError as error:
         raise Error(_of_buffers(error)) from error
     except (ValueError, FloatingPointError) as error:
@@ -102,17 +110,13 @@ def as_poptorch_errors() -> Iterator[None]:
 
 def _of_buffers(error: ReplacedStateError) -> str:
     """PopTorch's words for a buffer that the model has put away, before popgeo's own."""
-    said = []
+    told = []
     for name, what in error.buffers.items():
         if what == "removed":
-            said.append(f"Buffer {name} is removed from the model when calling the forward method.")
+            told.append(f"Buffer {name} is removed from the model when calling the forward method.")
         else:
-            said.append(
-                f"Buffer {name} is reassigned within the model when calling the forward method. This is not supported. "
-                f"Consider using self.{name}.copy_(src) to copy data from a source tensor, where src is the name of "
-                "the source tensor."
-            )
-    return " ".join([*said, str(error)])
+            told.append(said("of_buffers", name=name))
+    return " ".join([*told, str(error)])
 
 
 def _is_ours(trace: TracebackType | None) -> bool:
@@ -120,3 +124,95 @@ def _is_ours(trace: TracebackType | None) -> bool:
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next
     return trace is not None and trace.tb_frame.f_code.co_filename.startswith(_PACKAGE)
+
+
+LEVELS = {"TRACE": 5, "DEBUG": logging.DEBUG, "INFO": logging.INFO, "WARN": logging.WARNING, "ERR": logging.ERROR}
+LEVELS["OFF"] = logging.CRITICAL + 10
+_OWN_WORDS = {"running_statistics_always_float": "runningStatisticsAlwaysFloat to"}
+logger = _LOG = logging.getLogger("poptorch")
+_NUMBERS = {0: "TRACE", 1: "DEBUG", 2: "INFO", 3: "WARN", 4: "ERR", 6: "OFF"}
+
+
+def setLogLevel(level: str | int) -> None:
+    """Prints messages of this level and above: TRACE, DEBUG, INFO, WARN, ERR or OFF, or PopTorch's number for it.
+
+    Raises:
+        ValueError: another name or number.
+
+    Example:
+        >>> setLogLevel("ERR")
+        >>> setLogLevel("WARN")
+    """
+    if isinstance(level, int):
+        if level not in _NUMBERS:
+            raise ValueError(f"Invalid log level integer {level}; it must be one of {sorted(_NUMBERS)}.")
+        level = _NUMBERS[level]
+    if level not in LEVELS:
+        names = sorted(LEVELS)
+        raise ValueError(f"Unknown log level: {level}. Valid values are {', '.join(names[:-1])} and {names[-1]}")
+    _LOG.setLevel(LEVELS[level])
+
+
+def setPopartLogLevel(level: str) -> None:
+    """Accepts a level of PopART's log.
+
+    Raises:
+        ValueError: PopTorch does not have a level of that name.
+
+    Example:
+        >>> setPopartLogLevel("WARN")
+    """
+    if level not in LEVELS:
+        raise ValueError(f"Level must be one of {', '.join(LEVELS)}; it is {level!r}.")
+    ignored("_logging.setPopartLogLevel", "there is no PopART that would print anything")
+
+
+class _ToStderr(logging.Handler):
+    """Prints to the standard error as it is at that time, which notebooks and test runners replace."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        print(f"[poptorch] [{record.levelname.lower()}] {record.getMessage()}", file=sys.stderr)
+
+
+def log_options(options: Mapping[str, Any]) -> None:
+    """Prints each option where the level of the log is DEBUG or TRACE.
+
+    Example:
+        >>> log_options({"device_iterations": 4})
+    """
+    if _LOG.isEnabledFor(logging.DEBUG):
+        for line in option_lines(options):
+            _LOG.debug("poptorch.Options %s", line)
+
+
+def option_lines(options: Mapping[str, Any]) -> list[str]:
+    """What is said of each option, lists and dictionaries entry by entry.
+
+    Raises:
+        Error: a value of a kind that PopART does not take.
+
+    Example:
+        >>> option_lines({"device_iterations": 4, "dotChecks": ["ALL"], "engineOptions": {"debug": True}})
+        ['set device_iterations to value 4', 'added ALL to dotChecks', 'set engineOptions[debug] to true']
+    """
+    lines = []
+    for name, value in options.items():
+        if isinstance(value, Mapping):
+            lines += [f"set {name}[{key}] to {_text(name, part)}" for key, part in value.items()]
+        elif isinstance(value, list | tuple | set):
+            lines += [f"added {_text(name, part)} to {name}" for part in value]
+        elif value is not None:
+            lines.append(f"set {_OWN_WORDS.get(name, f'{name} to value')} {_text(name, value)}")
+    return lines
+
+
+def _text(name: str, value: Any) -> str:
+    value = value.value if isinstance(value, Enum) else value
+    if not isinstance(value, int | float | str | tuple | list | dict):
+        raise Error(f"Unknown value type {type(value)} for option {name}.")
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+if not _LOG.handlers:
+    _LOG.addHandler(_ToStderr())
+setLogLevel(os.environ.get("POPTORCH_LOG_LEVEL", "WARN"))

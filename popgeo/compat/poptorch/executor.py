@@ -12,11 +12,12 @@ from torch.optim import Optimizer
 
 from popgeo import ipu
 from popgeo.compat.poptorch import enums, executable_file
-from popgeo.compat.poptorch.blocks import module_repr
-from popgeo.compat.poptorch.call_arguments import arguments_of, as_results, narrowed, write_back
-from popgeo.compat.poptorch.compiled_module import LOG, CompiledModule
-from popgeo.compat.poptorch.errors import Error, as_poptorch_errors, check
+from popgeo.compat.poptorch.call_arguments import arguments_of, as_results, mismatches, narrowed, write_back
+from popgeo.compat.poptorch.compiled_module import CompiledModule
+from popgeo.compat.poptorch.errors import Error, as_poptorch_errors, check, logger
 from popgeo.compat.poptorch.popgeo_options import popgeo_options
+from popgeo.compat.poptorch.strategies import module_repr
+from popgeo.compat.sentences import said
 from popgeo.engine.step_options import StepOptions
 
 
@@ -42,11 +43,7 @@ class PoplarExecutor(CompiledModule):
             Error: an argument differs from what the model was compiled for, or the model cannot be compiled.
             AssertionError: the options never connect to a machine, or the batch cannot be divided; a ValueError too.
         """
-        check(
-            self._options.connection_type != enums.ConnectionType.Never,
-            "Trying to run a model on an offline device (ConnectionType.Never): use model.compile(inputs) instead of "
-            "model(inputs)",
-        )
+        check(self._options.connection_type != enums.ConnectionType.Never, said("PoplarExecutor"))
         own = arguments_of(self._signature, args, kwargs)
         given = narrowed(own)
         compiled = self._compiled or self._compile(given)
@@ -55,10 +52,16 @@ class PoplarExecutor(CompiledModule):
         steps = self._ticks(compiled.options.batch_factor)
         times = self._times.of_a_call(num_inputs=len(given.tensors), num_steps=steps)
         with as_poptorch_errors(), self._buffers_apart(), times:
-            returned = self._pass(given, compiled)
+            try:
+                returned = self._pass(given, compiled)
+            except ValueError as error:
+                told = [*mismatches("", self._form, given.structure)] if self._form else []
+                if not told:
+                    raise
+                raise ValueError(" ".join([*told, str(error)])) from error
         self._has_run = True
-        if self._options._Popart.options["instrumentWithHardwareCycleCounter"] and LOG.isEnabledFor(logging.INFO):
-            LOG.info("Total number of IPU cycles: %d", self.cycleCount())
+        if self._options._Popart.options["instrumentWithHardwareCycleCounter"] and logger.isEnabledFor(logging.INFO):
+            logger.info("Total number of IPU cycles: %d", self.cycleCount())
         write_back(own, given, compiled.captured.written)
         results, tensors = as_results(returned)
         self._times.set_results(num_results=len(tensors), num_steps=self._ticks(_returned_steps(compiled.options)))
@@ -151,7 +154,7 @@ class PoplarExecutor(CompiledModule):
         self._optimizer = optimizer
         if self._compiled is None:
             return
-        self._name_optimizer()
+        self._name_optimizer(self._compiled)
         if popgeo_options(self._options, optimizer) != self._compiled.options:
             self._compile_anew()
             return
@@ -174,9 +177,7 @@ class PoplarExecutor(CompiledModule):
         Raises:
             Error: always, since the names of `Options.anchorTensor` are not known.
         """
-        raise Error(
-            f"Tensor {short_name!r} is not known, since PopART's names are not; return it from the model instead."
-        )
+        raise Error(said("getAnchoredTensor", short_name=short_name))
 
     def cycleCount(self) -> int:
         """Cycles of the last call on one IPU of the modelled machine.
@@ -198,17 +199,11 @@ class PoplarExecutor(CompiledModule):
         """
         self._require_compiled()
         assert self._form is not None
-        executable_file.write(
-            filename,
-            executable_file.Executable(
-                form=self._form,
-                options=self._options.clone(),
-                model=self._user_model if export_model else None,
-                optimizer=self._optimizer if export_model else None,
-                training=self._training if export_model else None,
-                rng_state=self.rng_state if save_rng_state else None,
-            ),
-        )
+        own = (self._user_model, self._optimizer, self._training) if export_model else (None, None, None)
+        written: dict[str, Any] = dict(zip(("model", "optimizer", "training"), own, strict=True))
+        state = self.rng_state if save_rng_state else None
+        file = executable_file.Executable(form=self._form, options=self._options.clone(), rng_state=state, **written)
+        executable_file.write(filename, file)
 
     def compileAndExport(self, filename: str, *args: Any, export_model: bool = True, **kwargs: Any) -> None:
         """`compile` and `save`."""

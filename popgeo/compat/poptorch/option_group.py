@@ -20,7 +20,6 @@ from popgeo.compat.account import ACCOUNT, Treatment
 from popgeo.compat.poptorch.enums import ConnectionType, HalfFloatCastingBehavior, SyncPattern
 from popgeo.compat.poptorch.errors import Frozen, check
 
-HONOURED, RECORDED, IGNORED = Treatment.HONOURED, Treatment.RECORDED, Treatment.IGNORED
 Group = TypeVar("Group", bound="OptionGroup")
 Accept = Callable[[str, Any], Any]  # turns the name of a setter and its argument into what is kept, or refuses it
 
@@ -150,7 +149,7 @@ class OptionGroup:
 
 
 def setter(
-    keeps: str, becomes: Treatment | None, because: str = "", accepts: Accept | None = None
+    keeps: str, becomes: str | None, because: str = "", accepts: Accept | None = None
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Makes a setter of a method that has a name, an argument and a docstring, and mostly no body.
 
@@ -164,7 +163,7 @@ def setter(
 
     Example:
         >>> class Names(OptionGroup):
-        ...     @setter("model_name", IGNORED, "nothing is written under that name")
+        ...     @setter("model_name", "ignored", "nothing is written under that name")
         ...     def modelName(self, name): ...
         >>> Names().modelName("resnet").model_name
         'resnet'
@@ -183,10 +182,10 @@ def setter(
             made = method(self, *args, **kwargs)
             self._keep(keeps, choice if made is None else made)
             if becomes is not None:
-                ACCOUNT.add(f"{self._asked}.{name}", becomes, because)
+                ACCOUNT.add(f"{self._asked}.{name}", Treatment(becomes), because)
             return self
 
-        choose.becomes = becomes  # type: ignore[attr-defined]
+        choose.becomes = becomes and Treatment(becomes)  # type: ignore[attr-defined]
         return choose
 
     return make
@@ -238,20 +237,13 @@ def zero_or_one(name: str, choice: Any) -> int:
 
 # What a row calls a kind of parameter: its type, and what accepts it; without that it is kept as it is given.
 _KINDS: Mapping[str, tuple[Any, Accept | None]] = {
-    "bool": (bool, None),
-    "true or false": (bool, true_or_false),
-    "0 or 1": (bool, zero_or_one),
-    "dithering": (bool, lambda _, choice: {"enableConvDithering": choice}),
-    "0 or 2": (bool, lambda _, choice: 2 if choice else 0),
-    "count": (int, at_least_one),
-    "whole number": (int, whole_number),
-    "int or None": (int | None, None),
-    "str": (str, None),
-    "names": (list[str], lambda _, names: list(names)),
-    "ConnectionType": (ConnectionType, number_of(ConnectionType)),
+    "bool": (bool, None), "true or false": (bool, true_or_false), "0 or 1": (bool, zero_or_one), "str": (str, None),
+    "dithering": (bool, lambda _, choice: {"enableConvDithering": choice}), "int or None": (int | None, None),
+    "0 or 2": (bool, lambda _, choice: 2 if choice else 0), "names": (list[str], lambda _, names: list(names)),
+    "count": (int, at_least_one), "whole number": (int, whole_number),
+    "ConnectionType": (ConnectionType, number_of(ConnectionType)), "SyncPattern": (SyncPattern, number_of(SyncPattern)),
     "HalfFloatCastingBehavior": (HalfFloatCastingBehavior, member_of(HalfFloatCastingBehavior)),
-    "SyncPattern": (SyncPattern, number_of(SyncPattern)),
-}
+}  # fmt: skip
 
 with Path(__file__).with_name("options.csv").open(newline="") as _file:
     _ROWS = list(csv.DictReader(_file))
@@ -271,5 +263,4 @@ def _setter_of(row: Mapping[str, str], kinds: Mapping[str, tuple[Any, Accept | N
     )
     method.__name__, method.__doc__ = row["name"], row["explains"]
     method.__qualname__ = f"{row['group']}.{row['name']}"
-    becomes = Treatment(row["becomes"]) if row["becomes"] else None
-    return setter(row["keeps"], becomes, row["because"], accepts)(method)
+    return setter(row["keeps"], row["becomes"] or None, row["because"], accepts)(method)

@@ -2,14 +2,15 @@
 
 import os
 from operator import attrgetter
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
-from popgeo.compat.account import honoured, ignored
+from popgeo.compat.account import honoured, ignored, recorded
 from popgeo.compat.poptorch.enums import HalfFloatCastingBehavior, MeanReductionStrategy, ReductionType
 from popgeo.compat.poptorch.errors import check
-from popgeo.compat.poptorch.option_group import HONOURED, IGNORED, OptionGroup, setter, whole_number
+from popgeo.compat.poptorch.option_group import OptionGroup, setter, whole_number, zero_or_one
+from popgeo.compat.sentences import said
 
 _COMPILER = "it sets Graphcore's own compiler, which is not used here"
 
@@ -64,7 +65,7 @@ class PrecisionOptions(OptionGroup):
         super().__init__(half_float_casting=HalfFloatCastingBehavior.Default)
         self._popart = popart
 
-    @setter("popart:partialsTypeMatMuls", IGNORED, "matrix products are added up as PyTorch adds them up here")
+    @setter("popart:partialsTypeMatMuls", "ignored", "matrix products are added up as PyTorch adds them up here")
     def setPartialsType(self, dtype: torch.dtype) -> Any:
         """The type in which matrix products are added up: `torch.float` or `torch.half`."""
         names = {torch.float32: "float", torch.float16: "half"}
@@ -90,18 +91,17 @@ class TrainingOptions(OptionGroup):
         )
         self._popart = popart
 
-    @setter("accumulation_and_replication_reduction_type", HONOURED)
+    @setter("accumulation_and_replication_reduction_type", "honoured")
     def accumulationAndReplicationReductionType(self, reduction_type: ReductionType) -> Any:
         """Whether gradients of micro-batches and replicas are averaged (`Mean`) or summed (`Sum`)."""
         check(
             isinstance(reduction_type, ReductionType) and reduction_type is not ReductionType.NoReduction,
-            "accumulationAndReplicationReductionType must be set to poptorch.ReductionType.Mean or "
-            "poptorch.ReductionType.Sum",
+            said("accumulationAndReplicationReductionType"),
         )
 
     accumulationReductionType = accumulationAndReplicationReductionType  # its name before PopTorch 2.1
 
-    @setter("meanAccumulationAndReplicationReductionStrategy", IGNORED, "sums are divided at the end")
+    @setter("meanAccumulationAndReplicationReductionStrategy", "ignored", "sums are divided at the end")
     def setMeanAccumulationAndReplicationReductionStrategy(self, mean_reduction_strategy: MeanReductionStrategy) -> Any:
         """When gradients are divided by their number; `Running` where an optimizer joins them in float16."""
 
@@ -131,3 +131,49 @@ class DistributedOptions(OptionGroup):
 
     processId = property(attrgetter("distributed_process_id"), doc="This process's number.")
     numProcesses = property(attrgetter("num_distributed_processes"), doc="How many processes there are.")
+
+
+_WHERE = "tensors lie in this computer's memory; the modelled machine keeps them in its tiles"
+_PARTS = "the modelled replicas keep a part each of the optimizer's state, and so do processes; results are the same"
+
+
+class TensorLocationSettings(OptionGroup):
+    """Where tensors of one kind lie.
+
+    Example:
+        >>> TensorLocationSettings().useOnChipStorage(False).toDict()
+        {'onChip': 0}
+    """
+
+    def useOnChipStorage(self, use: bool | None = True) -> "TensorLocationSettings":
+        """On the chip or in the machine's outer memory; None leaves it open."""
+        if use is None:
+            self.deleteIfExists("onChip")
+        else:
+            self.createOrSet(onChip=zero_or_one("useOnChipStorage", use))
+        return self
+
+
+def _location(name: str, location: Any) -> dict[str, Any]:
+    """What settings say, once the account has said what becomes of them."""
+    known = isinstance(location, TensorLocationSettings)
+    check(known, f"The location is {location!r}; it must be poptorch.TensorLocationSettings().")
+    told: dict[str, Any] = location.toDict()
+    if name == "setOptimizerLocation" and told.get("useReplicatedTensorSharding"):
+        recorded(f"Options.TensorLocations.{name}(useReplicatedTensorSharding)", _PARTS)
+    else:
+        ignored(f"Options.TensorLocations.{name}", _WHERE)
+    return told
+
+
+class TensorLocationOptions(OptionGroup):
+    """Where activations, weights, optimizer state and accumulators lie."""
+
+    _asked = "Options.TensorLocations"
+    _kinds: ClassVar = {"location": (TensorLocationSettings, _location)}
+
+    @setter("numIOTiles", "recorded", "the modelled machine computes with so many tiles less")
+    def numIOTiles(self, num_tiles: int) -> Any:
+        """Tiles kept for transfers."""
+        is_taken = isinstance(num_tiles, int) and 32 <= num_tiles <= 192 and num_tiles % 2 == 0
+        check(is_taken, "numIOTiles must be an even number between 32 and 192.")

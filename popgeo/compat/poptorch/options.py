@@ -8,23 +8,13 @@ from typing import Any
 import torch
 
 from popgeo.compat.account import honoured, ignored
-from popgeo.compat.poptorch import option_groups, tensor_locations
+from popgeo.compat.poptorch import option_groups
 from popgeo.compat.poptorch.enums import CommGroupType, ConnectionType, OutputMode
 from popgeo.compat.poptorch.errors import check
-from popgeo.compat.poptorch.option_group import (
-    HONOURED,
-    IGNORED,
-    RECORDED,
-    OptionGroup,
-    at_least_one,
-    number_of,
-    setter,
-)
-from popgeo.compat.poptorch.option_groups import DistributedOptions as _DistributedOptions  # noqa: F401  # popdist's
-from popgeo.compat.poptorch.options_text import ConfigFileError as ConfigFileError
+from popgeo.compat.poptorch.option_group import OptionGroup, at_least_one, number_of, setter
 from popgeo.compat.poptorch.options_text import apply_file, apply_json
 from popgeo.compat.poptorch.strategies import ExecutionStrategy, PipelinedExecution
-from popgeo.compat.poptorch.tensor_locations import TensorLocationSettings as TensorLocationSettings
+from popgeo.compat.sentences import said
 
 
 class Options(OptionGroup):
@@ -50,18 +40,14 @@ class Options(OptionGroup):
 
     def __init__(self) -> None:
         super().__init__(
-            input_group_size=1,
-            input_group_type=CommGroupType.Consecutive,
-            output_mode=OutputMode.Default.value,
-            output_return_period=1,
-            anchored_tensors={},
-            available_memory_proportion={},
-        )
+            input_group_size=1, input_group_type=CommGroupType.Consecutive, output_mode=OutputMode.Default.value,
+            output_return_period=1, anchored_tensors={}, available_memory_proportion={},
+        )  # fmt: skip
         self._popart, self._jit = option_groups.PopartOptions(), option_groups.JitOptions()
         self._precision = option_groups.PrecisionOptions(self._popart)
         self._training = option_groups.TrainingOptions(self._popart)
         self._distributed = option_groups.DistributedOptions()
-        self._tensor_locations = tensor_locations.TensorLocationOptions()
+        self._tensor_locations = option_groups.TensorLocationOptions()
         self._execution_strategy: ExecutionStrategy = PipelinedExecution()
         self._source_location_excludes: list[str] = []
         self._show_compilation_progress_bar = self._module_namescope_enabled = True
@@ -121,10 +107,7 @@ class Options(OptionGroup):
             AssertionError: `EveryN` without a positive period, or no member of `poptorch.OutputMode`; a ValueError too.
         """
         mode, every_n = number_of(OutputMode)("outputMode", output_mode), output_mode is OutputMode.EveryN
-        check(
-            not every_n or (output_return_period or 0) > 0,
-            "EveryN output mode must have output_return_period set to valid positive integer",
-        )
+        check(not every_n or (output_return_period or 0) > 0, said("outputMode"))
         period = output_return_period if every_n else None
         self.set(output_mode=mode, output_return_period=period or 1)
         honoured("Options.outputMode")
@@ -140,21 +123,21 @@ class Options(OptionGroup):
 
     defaultAnchorMode = defaultOutputMode
 
-    @setter("random_seed", HONOURED, "the numbers drawn are PyTorch's, not the machine's")
+    @setter("random_seed", "honoured", "the numbers drawn are PyTorch's, not the machine's")
     def randomSeed(self, random_seed: int) -> Any:
         """Where random numbers start, also torch's own."""
         check(isinstance(random_seed, int), f"The random seed is {random_seed!r}; it must be an integer.")
         self.checkIsFrozen()
         torch.manual_seed(random_seed)
 
-    @setter("popart:enableEngineCaching", HONOURED, "captured steps are kept there")
+    @setter("popart:enableEngineCaching", "honoured", "captured steps are kept there")
     def enableExecutableCaching(self, path: str | None) -> Any:
         """Keeps compiled steps in a folder; None keeps none."""
         if path is not None:
             self._popart.keep("cachePath", path)
         return path is not None
 
-    @setter("ipu_version", RECORDED, "the modelled machine is of that generation")
+    @setter("ipu_version", "recorded", "the modelled machine is of that generation")
     def useOfflineIpuTarget(self, ipu_version: int = 2) -> Any:
         """Compiles for a machine that is not there: 1 is the first generation, 2 the second."""
         self.connectionType(ConnectionType.Never)
@@ -162,21 +145,14 @@ class Options(OptionGroup):
     @setter("_execution_strategy", None)  # which enters itself into the account
     def setExecutionStrategy(self, strategy: Any) -> Any:
         """How the model's blocks are divided over IPUs."""
-        check(
-            isinstance(strategy, ExecutionStrategy),
-            f"The execution strategy is {strategy!r}; pass one of PopTorch's, such as poptorch.PipelinedExecution().",
-        )
+        check(isinstance(strategy, ExecutionStrategy), said("setExecutionStrategy", strategy=strategy))
         strategy.enter()
 
-    @setter("available_memory_proportion", RECORDED, "the modelled machine makes products in parts of that size")
+    @setter("available_memory_proportion", "recorded", "the modelled machine makes products in parts of that size")
     def setAvailableMemoryProportion(self, available_memory_proportion: dict[str, float]) -> Any:
         """The part of an IPU's memory that its products may take, by IPU; it changes the account and no result."""
         for key in available_memory_proportion:
-            check(
-                key.startswith("IPU") and key[3:].isdigit(),
-                'Available memory proportions are expected to be in a dictionary of {"IPU0": 0.5} where the 0 in IPU '
-                f"is the index of the IPU. Invalid key: {key}",
-            )
+            check(key.startswith("IPU") and key[3:].isdigit(), said("setAvailableMemoryProportion", key=key))
         proportions = {int(key[3:]): part for key, part in available_memory_proportion.items()}
         check(
             all(0 <= part <= 1 for part in proportions.values()),
@@ -193,13 +169,13 @@ class Options(OptionGroup):
         self.anchored_tensors[short_name] = [long_name, output_mode is None, output_mode, period]
         ignored("Options.anchorTensor", "names of PopART's tensors are not known here; return the tensor instead")
 
-    @setter("popart:engineOptions", IGNORED, "the account of the modelled machine is executor.report")
+    @setter("popart:engineOptions", "ignored", "the account of the modelled machine is executor.report")
     def enableProfiling(self, profile_dir: str | None = None) -> Any:
         """Writes a report of Graphcore's tools."""
         engine = {"autoReport.directory": profile_dir or ".", "autoReport.all": "true"}
         return self._popart.options.get("engineOptions", {}) | engine | {"debug.allowOutOfMemory": "true"}
 
-    @setter("_module_namescope_enabled", IGNORED, "reports name operations by the model's lines")
+    @setter("_module_namescope_enabled", "ignored", "reports name operations by the model's lines")
     def disableModuleNamescope(self) -> Any:
         """Operations without the names of their modules."""
         return False

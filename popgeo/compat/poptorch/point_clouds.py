@@ -45,3 +45,6 @@ def nearest(
         raise ValueError("Some batch indices occur in 'batch_x' that do not occur in 'batch_y'")
     clouds = (batch if batch is None else torch.as_tensor(batch) for batch in (batch_x, batch_y))
     return static_neighbors.nearest(x, y, *clouds)
+
+
+nearest.is_static = True  # type: ignore[attr-defined]  # it stays in place while a model is captured

@@ -11,6 +11,7 @@ from popgeo.compat.account import ignored
 from popgeo.compat.poptorch import enums
 from popgeo.compat.poptorch.errors import CheckFailed, Error
 from popgeo.compat.poptorch.options import Options
+from popgeo.compat.sentences import said
 from popgeo.engine.loss_scaling import LossScaling
 from popgeo.engine.optimizer.flat_parameters import is_elementwise
 from popgeo.ipu.options import Options as PopgeoOptions
@@ -38,25 +39,21 @@ def popgeo_options(options: Options, optimizer: Optimizer | None) -> PopgeoOptio
     popart = options._Popart.options
     strategy = options._execution_strategy
     return PopgeoOptions(
-        device_iterations=options.device_iterations,
-        replication_factor=options.replication_factor,
+        device_iterations=options.device_iterations, replication_factor=options.replication_factor,
         gradient_accumulation=options.Training.gradient_accumulation,
         reduction=options.Training.accumulation_and_replication_reduction_type.name.lower(),
-        output_mode=_MODES[enums.OutputMode(options.output_mode).name],
-        output_period=options.output_return_period,
+        output_mode=_MODES[enums.OutputMode(options.output_mode).name], output_period=options.output_return_period,
         shard_optimizer_state=_shards_state(options, optimizer),
         random_seed=options.random_seed if options.exists("random_seed") else None,
         floating_point_exceptions=bool(popart.get("enableFloatingPointChecks", False)),
         cache_dir=popart.get("cachePath") if popart.get("enableEngineCaching") else None,
-        show_progress=options._show_compilation_progress_bar,
-        target=_target(options),
+        show_progress=options._show_compilation_progress_bar, target=_target(options),
         matmul_proportion=_matmul_proportion(options.available_memory_proportion),
         strict=False,  # such programs ran on several IPUs, or fitted by means that the model knows nothing of
         stochastic_rounding=bool(popart.get("enableStochasticRounding", False)),
-        stages=strategy.stages(),
-        schedule=strategy.schedule,
+        stages=strategy.stages(), schedule=strategy.schedule,
         **_of_optimizer(optimizer, follows_gradients=bool(popart.get("automaticLossScalingSettings.enabled", False))),
-    )
+    )  # fmt: skip
 
 
 def options_in_use(options: Options | None, training: bool, optimizer: Optimizer | None) -> Options:
@@ -74,11 +71,7 @@ def options_in_use(options: Options | None, training: bool, optimizer: Optimizer
     given = options if options is not None else Options()
     if not training:
         if given.Training.gradient_accumulation != 1:
-            raise Error(
-                "You must set poptorch.Options().Training.gradientAccumulation to 1 or leave it as its default value "
-                "(1) when running a poptorch.inferenceModel(). Use poptorch.Options().deviceIterations to process a "
-                "sufficient number of batches each run for pipelined execution instead."
-            )
+            raise Error(said("options_in_use"))
         if optimizer is not None:
             raise CheckFailed("Optimizer should be None for inference")
     if given.replication_factor % given.input_group_size:

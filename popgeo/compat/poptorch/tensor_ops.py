@@ -10,12 +10,7 @@ from torch.utils._pytree import tree_leaves
 from popgeo.capture.print_tensor import print_tensor
 from popgeo.compat.account import honoured, recorded
 from popgeo.compat.poptorch.errors import Error
-
-__all__ = [
-    "CPU", "ctc_beam_search_decoder", "custom_op", "dynamic_slice", "dynamic_update", "ipu_print_tensor", "nop",
-    "recomputationCheckpoint", "serializedMatMul", "set_available_memory", "set_overlap_for_input",
-    "set_overlap_for_output",
-]  # fmt: skip
+from popgeo.compat.sentences import said
 
 
 def _require_tensor(tensor: Any, says: str) -> None:
@@ -35,18 +30,10 @@ def nop(tensor: Tensor) -> Tensor:
 
 
 def ipu_print_tensor(
-    tensor: Tensor,
-    title: str = "",
-    print_gradient: bool = True,
-    summarize_threshold: int = 1000,
-    edge_items: int = 3,
-    max_line_width: int = 80,
-    digits: int = 4,
-    float_format: str = "auto",
-    separator: str = " ",
-    open_bracket: str = "(",
-    close_bracket: str = ")",
-) -> Tensor:
+    tensor: Tensor, title: str = "", print_gradient: bool = True, summarise_threshold: int = 1000,
+    edge_items: int = 3, max_line_width: int = 80, digits: int = 4, float_format: str = "auto", separator: str = ", ",
+    open_bracket: str = "(", close_bracket: str = ")",
+) -> Tensor:  # fmt: skip
     """The same tensor, printed in each run of the step, and its gradient where there is one; its result must be used.
 
     Lines look as torch prints tensors; brackets, separators and the format of numbers are not looked at.
@@ -58,7 +45,7 @@ def ipu_print_tensor(
     _require_tensor(tensor, "ipu print tensor must take a torch.tensor argument")
     honoured("ipu_print_tensor", "the step prints as torch does")
     return print_tensor(
-        tensor, title, print_gradient=print_gradient, threshold=summarize_threshold, edge_items=edge_items,
+        tensor, title, print_gradient=print_gradient, threshold=summarise_threshold, edge_items=edge_items,
         width=max_line_width, digits=digits,
     )  # fmt: skip
 
@@ -212,11 +199,7 @@ def custom_op(inputs: Any, name: str, domain: str, domain_version: int, example_
     Raises:
         Error: always, since such code is compiled for an IPU and there is nothing here that could run it.
     """
-    raise Error(
-        f"poptorch.custom_op({name!r}, {domain!r}) cannot run on this computer: it runs C++ that was compiled against "
-        "PopART for an IPU. Write it with PyTorch's operations, inside `if not hasattr(poptorch, 'compat_report')` "
-        "where the program shall also go on running there."
-    )
+    raise Error(said("custom_op", name=name, domain=domain))
 
 
 def ctc_beam_search_decoder(probs: Any, lengths: Any, blank: int = 0, beam_width: int = 100, top_paths: int = 1) -> Any:
@@ -225,7 +208,25 @@ def ctc_beam_search_decoder(probs: Any, lengths: Any, blank: int = 0, beam_width
     Raises:
         Error: always, since the search is Graphcore's own library and is not part of training or of graph networks.
     """
-    raise Error(
-        "poptorch.ctc_beam_search_decoder cannot run on this computer: the search runs in Graphcore's own library. "
-        "Decode the model's results outside it, for example with torchaudio.models.decoder."
-    )
+    raise Error(said("ctc_beam_search_decoder"))
+
+
+def allclose(a: Any, b: Any, **kwargs: Any) -> bool:
+    """Whether tensors, or lists and tuples of them, are `torch.allclose` one by one.
+
+    Args:
+        a: A tensor, or tensors in lists and tuples.
+        b: Likewise.
+        kwargs: What `torch.allclose` takes.
+
+    Example:
+        >>> allclose((torch.ones(1), [torch.zeros(2)]), (torch.ones(1), [torch.zeros(2)]))
+        True
+        >>> allclose((torch.ones(1),), (torch.ones(1), torch.ones(1)))
+        False
+    """
+    if isinstance(a, Tensor) and isinstance(b, Tensor):
+        return a.shape == b.shape and torch.allclose(a, b, **kwargs)
+    if isinstance(a, list | tuple) and isinstance(b, list | tuple):
+        return len(a) == len(b) and all(allclose(one, other, **kwargs) for one, other in zip(a, b, strict=True))
+    return bool(a == b)

@@ -12,6 +12,7 @@ from popgeo.compat.poptorch.errors import as_poptorch_errors, check
 from popgeo.compat.poptorch.executor import PoplarExecutor
 from popgeo.compat.poptorch.options import Options
 from popgeo.compat.poptorch.wrapped_module import is_wrapped
+from popgeo.compat.sentences import said
 
 
 def trainingModel(
@@ -46,10 +47,7 @@ def trainingModel(
     """
     module: Any = model.model if isinstance(model, PoplarExecutor) else model
     if is_wrapped(module):
-        raise RuntimeError(
-            "Model has already been wrapped in 'poptorch.trainingModel'. Call model.destroy() on the model to unwrap "
-            "before wrapping again."
-        )
+        raise RuntimeError(said("trainingModel"))
     return PoplarExecutor(model=module, options=options, training=True, optimizer=optimizer)
 
 
@@ -81,12 +79,7 @@ def load(filename: str | os.PathLike[str], edit_opts_fn: Callable[[Options], obj
     """
     with as_poptorch_errors():
         file = executable_file.read(filename)
-    check(
-        file.model is not None and file.training is not None,
-        f"{filename} is a valid PopTorch file but was created with 'export_model=False' which means you need to "
-        "re-create the PopTorch model using poptorch.inferenceModel or poptorch.trainingModel then call "
-        f'poptorch_model.loadExecutable("{filename}").',
-    )
+    check(file.model is not None and file.training is not None, said("load", filename=filename))
     assert file.model is not None
     if file.options.connection_type == enums.ConnectionType.Never:  # it was compiled elsewhere, to be run here
         file.options.connectionType(enums.ConnectionType.Always)

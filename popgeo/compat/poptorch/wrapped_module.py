@@ -1,12 +1,22 @@
-"""A module that a training model holds: it says so, can be let go by itself, and pickles as what it was."""
+"""A module that a training model holds, and a module of which each replica sees its own parameters."""
 
 import copyreg
+import inspect
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.stateless import _reparametrize_module
+
+from popgeo.compat.account import honoured
+from popgeo.compat.poptorch.enums import CommGroupType
+from popgeo.compat.poptorch.errors import Error
+from popgeo.compat.sentences import said
+from popgeo.engine.replicas import Replicas
+from popgeo.engine.step_options import StepOptions
 
 
 class _Wrapped:
@@ -57,6 +67,10 @@ def unwrap(module: nn.Module) -> None:
         module.__class__ = type(module).__mro__[1]
 
 
+def leave(*of_module: Any) -> None:
+    """Does nothing: weights and buffers of a wrapped module keep their own classes, and PyG's data need no parser."""
+
+
 @contextmanager
 def unwrapped(module: nn.Module) -> Iterator[None]:
     """A module has its own class while the block runs: a kept step is found by the class's source."""
@@ -66,3 +80,52 @@ def unwrapped(module: nn.Module) -> Iterator[None]:
         yield
     finally:
         module.__class__ = held
+
+
+def replicaGrouping(self: nn.Parameter, comm_group_type: CommGroupType, shards: int, *mode: Any) -> None:
+    """Which replicas share a parameter: all, groups of so many, or none (`NoGrouping`); to be said before compiling."""
+    self.replica_grouping = (CommGroupType(comm_group_type), shards)  # type: ignore[attr-defined]
+
+
+nn.Parameter.replicaGrouping = replicaGrouping  # type: ignore[attr-defined]  # programs ask each parameter for it
+
+
+def as_replicas_see(model: nn.Module, options: StepOptions) -> tuple[nn.Module, Tensor | None]:
+    """The same module, of which each replica sees its own rows; then it takes their numbers, `replica_number`, too.
+
+    Returns:
+        The module, and the numbers to give it in a call, or None where all replicas see the same.
+
+    Raises:
+        Error: groups do not divide the replicas, or a parameter has not a row for each of them.
+    """
+    asked = {name: getattr(p, "replica_grouping", (CommGroupType.All, 0)) for name, p in model.named_parameters()}
+    rows = {name: _row(name, how, model, options) for name, how in asked.items() if how[0] != CommGroupType.All}
+    if not rows:
+        return model, None
+    honoured("Parameter.replicaGrouping")
+    kind: Any = type(model)
+
+    def forward(self: nn.Module, *args: Any, replica_number: Tensor, **kwargs: Any) -> Any:
+        own = {name: row(self.get_parameter(name), replica_number) for name, row in rows.items()}
+        with _reparametrize_module(self, own, tie_weights=True):
+            return kind.forward(self, *args, **kwargs)
+
+    own = list(inspect.signature(kind.forward).parameters.values())
+    number = inspect.Parameter("replica_number", inspect.Parameter.KEYWORD_ONLY)
+    at = len(own) - (own[-1].kind is inspect.Parameter.VAR_KEYWORD)
+    forward.__signature__ = inspect.Signature([*own[:at], number, *own[at:]])  # type: ignore[attr-defined]
+    seen: Any = object.__new__(type(kind.__name__, (kind,), {"forward": forward, "__module__": kind.__module__}))
+    seen.__dict__ = model.__dict__  # the very same: what happens to one of them happens to both
+    local = torch.tensor(Replicas.of_this_process(options.replication_factor).local)
+    return seen, local.repeat(options.batch_factor // options.replication_factor)
+
+
+def _row(name: str, how: tuple[CommGroupType, int], model: nn.Module, options: StepOptions) -> Any:
+    """What gives a replica the row of its group."""
+    (kind, size), shape = how, model.get_parameter(name).shape
+    groups = options.replication_factor // (size := 1 if kind == CommGroupType.NoGrouping else max(1, size))
+    if groups * size != options.replication_factor or shape[:1] != (groups,):
+        raise Error(said("row", name=name, shape=list(shape), size=size, replication_factor=options.replication_factor))
+    divisor = 1 if kind == CommGroupType.Orthogonal else size
+    return lambda parameter, number: parameter.index_select(0, number // divisor % groups).squeeze(0)

@@ -2,7 +2,9 @@
 
 import copy
 import dataclasses
+import re
 from collections.abc import Callable, Sequence
+from functools import partialmethod
 from typing import Any
 
 import numpy as np
@@ -13,11 +15,13 @@ from torch_geometric.loader.dataloader import Collater as PyGCollater
 
 from popgeo import data
 from popgeo.capture.pytree import flatten, unflatten
-from popgeo.compat.poptorch_geometric.fixed_size_options import FixedSizeOptions
+from popgeo.compat.poptorch_geometric.fixed_size_options import FixedSizeOptions, sizes_in_todays_words
+from popgeo.compat.sentences import said
+from popgeo.data.axes import Level
 from popgeo.data.flat_store import FlatStore
 from popgeo.data.subset import take
 from popgeo.data.super_batch import join
-from popgeo.data.trim import OverSizeStrategy
+from popgeo.data.trim import OverSizeStrategy, trim
 
 
 class FixedSizeError(RuntimeError, ValueError):
@@ -78,6 +82,9 @@ class FixedSizeCollater(data.FixedSizeCollater):
     """
 
     def __init__(self, *args: Any, skip: bool = False, **kwargs: Any) -> None:
+        if "num_nodes" in kwargs or (args and not isinstance(args[0], data.FixedSizeOptions)):
+            args, kwargs = (), sizes_in_todays_words(args, kwargs)
+        self._adds_a_graph = kwargs.pop("adds_a_graph", False)
         super().__init__(*args, exact_fit=True, **kwargs)
         self.skip = skip
 
@@ -100,17 +107,34 @@ class FixedSizeCollater(data.FixedSizeCollater):
             raise TypeError(f"Expected list, got {type(data_list).__name__}.")
         own = copy.copy(self)
         own.options = _options_for(data_list, self.options)
+        if self._adds_a_graph:
+            own.options = dataclasses.replace(own.options, num_graphs=len(data_list) + 1)
         store = self.flat(data_list)
         if self.skip:
             store = _without_what_overflows(store, own.options)
         try:
             batch = own.collate(store, torch.default_generator)
         except ValueError as error:
-            raise FixedSizeError(f"{_what_is_short(len(data_list), own.options)}: {error}") from error
+            raise FixedSizeError(f"{_what_is_short(len(data_list), own.options, str(error))}: {error}") from error
         for name in ("num_trimmed_nodes", "num_trimmed_edges"):  # PopTorch Geometric's batches do not say
             if name in batch and not any(name in graph for graph in data_list):
                 del batch[name]
         return batch
+
+    def _pruned(self, level: Level, data_list: list[Any]) -> list[Any]:
+        """The same graphs with as many nodes, or edges, as a batch has."""
+        options, store = _options_for(data_list, self.options), self.flat(data_list)
+        rows, here = store.sizes.sum(axis=0), [axis.level is level for axis in store.size_axes]
+        limits = np.where(here, np.minimum(rows, [options.slots(axis) for axis in store.size_axes]), rows)
+        nodes, edges = level is Level.NODE, level is Level.EDGE
+        try:
+            left = trim(store, limits, nodes=nodes, edges=edges, generator=torch.default_generator).store
+        except ValueError as error:
+            found = {"what": f"{level.name.lower()}s", "count": len(data_list), "total": rows[here].sum()}
+            raise FixedSizeError(said("pruned", **found, over=(rows - limits).sum(), error=error)) from error
+        return [left[i] for i in range(len(left))]
+
+    _prune_nodes, _prune_edges = partialmethod(_pruned, Level.NODE), partialmethod(_pruned, Level.EDGE)
 
 
 class CombinedBatchingCollater:
@@ -163,25 +187,21 @@ def make_per_type(options: data.FixedSizeOptions, graph: Any) -> None:
 def _options_for(data_list: list[Any], options: data.FixedSizeOptions) -> data.FixedSizeOptions:
     """The sizes, per type for graphs of several; and padding graphs that repeat plain numbers of the first one."""
     make_per_type(options, data_list[0])
-    plain = {
-        name: value
-        for store in data_list[0].stores
-        for name, value in store.items()
-        if isinstance(value, bool | int | float) and name != "num_nodes"
-    }
+    held = (item for store in data_list[0].stores for item in store.items() if item[0] != "num_nodes")
+    plain = {name: value for name, value in held if isinstance(value, bool | int | float)}
     return dataclasses.replace(options, pad_graph_defaults={**plain, **(options.pad_graph_defaults or {})})
 
 
-def _what_is_short(count: int, options: data.FixedSizeOptions) -> str:
+def _what_is_short(count: int, options: data.FixedSizeOptions, error: str) -> str:
     """PopTorch Geometric's words for graphs that do not fit, before popgeo's own."""
     if count > options.num_graphs:
         return f"The maximum number of graphs requested doesn't allocate enough room for {count} graphs"
     if count == options.num_graphs:
-        return (
-            f"Requested to pad a batch to {count} graphs but collater got a list of {count} graphs and cannot create "
-            "additional graphs to pad nodes and edges"
-        )
-    return f"The fixed sizes given don't allocate enough space for the nodes or edges required to fit {count} sample(s)"
+        return said("what_is_short 2", count=count)
+    found = re.search(r"(nodes|edges)(?: of type (\([^)]*\)|'\w+'))?", error)
+    what, of_type = found.groups() if found else ("nodes or edges", None)
+    kind = f"{of_type} " if of_type else ""
+    return said("what_is_short", kind=kind, what=what, count=count)
 
 
 def _without_what_overflows(store: FlatStore, options: data.FixedSizeOptions) -> FlatStore:

@@ -91,3 +91,7 @@ class _AsElements(Sampler[Any]):
 
     def __len__(self) -> int:
         return len(self._sampler)
+
+
+class FixedSizeClusterLoader(OfWholeCalls, pyg_dataloader.FixedSizeClusterLoader, poptorch.DataLoader):
+    """Loads clusters in batches of one shape; see `pyg_dataloader.FixedSizeClusterLoader` and `OfWholeCalls`."""

@@ -1,9 +1,14 @@
-"""The sizes of a batch as PopTorch Geometric has them: an object whose fields may be assigned to."""
+"""The sizes of a batch as PopTorch Geometric has them, and the words by which release 3.2 was told them."""
 
-from collections.abc import Sequence
+import functools
+import inspect
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from popgeo import data
+from popgeo.compat.sentences import said
+from popgeo.data.trim import OverSizeStrategy
+from popgeo.loader.strategy import FixedSizeStrategy
 
 
 class FixedSizeOptions(data.FixedSizeOptions):
@@ -39,11 +44,7 @@ class FixedSizeOptions(data.FixedSizeOptions):
     __hash__ = None  # type: ignore[assignment]  # its fields change
 
     def __post_init__(self) -> None:
-        if self.num_graphs < 2:
-            raise ValueError(
-                "The number of graphs in the batch must be at least 2, a real one and one of padding; it is "
-                f"{self.num_graphs}."
-            )
+        validate_num_graphs(self.num_graphs)
         own = self.__dict__
         own["num_edges"] = None if self.num_edges == {} else self.num_edges
         own["pad_graph_defaults"] = dict(self.pad_graph_defaults or {})
@@ -65,4 +66,155 @@ class FixedSizeOptions(data.FixedSizeOptions):
         return f"{type(self).__name__}({', '.join(fields)})"
 
 
+def validate_num_graphs(num_graphs: int) -> None:
+    """Raises ValueError if a batch has no room for a real graph and a graph of padding."""
+    if num_graphs < 2:
+        raise ValueError(said("validate_num_graphs", num_graphs=num_graphs))
+
+
 _SIZES = ("num_nodes", "num_edges", "num_graphs")
+
+
+Init = Callable[..., None]
+_OLDER_WORDS = frozenset({"num_nodes", "num_edges", "collater_args"})  # what a loader was told its sizes by
+_OF_OPTIONS = ("num_edges", "num_graphs", "node_pad_value", "edge_pad_value", "graph_pad_value", "pad_graph_defaults")
+
+
+_OF_COLLATER = ["num_nodes", *_OF_OPTIONS[:-1], "add_masks_to_batch", "trim_nodes", "trim_edges", _OF_OPTIONS[-1]]
+_OF_COLLATER += ["follow_batch", "exclude_keys"]
+
+
+def in_todays_words(
+    dataset: Any, num_nodes: int | None, batch_size: int | None, given: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The arguments of `FixedSizeDataLoader` that mean what those of `CustomFixedSizeDataLoader` did.
+
+    Args:
+        dataset: The graphs.
+        num_nodes: Nodes of a batch; None has room for the largest graphs.
+        batch_size: Graphs of a batch, one of padding included; 2 by default, and what a packing `batch_sampler` says.
+        given: Other arguments: `collater_args` (sizes, pad values, `add_masks_to_batch`, `trim_nodes`, `trim_edges`),
+            `fixed_size_options`, `batch_sampler`, and what torch's `DataLoader` takes.
+
+    Raises:
+        AssertionError: a `batch_sampler` makes batches of more nodes than fit.
+
+    Example:
+        >>> given = {"collater_args": {"num_edges": 300, "trim_edges": True}}
+        >>> in_todays_words([], 100, 10, given)["over_size_strategy"]
+        <OverSizeStrategy.TrimEdges: 3>
+    """
+    rest = dict(given)
+    of_collater = dict(rest.pop("collater_args", None) or {})
+    sampler, options = rest.get("batch_sampler"), rest.pop("fixed_size_options", None)
+    if options is None:
+        sizes = {name: of_collater.pop(name) for name in _OF_OPTIONS if name in of_collater}
+        if sampler is not None and hasattr(sampler, "max_num_graphs"):
+            batch_size = sampler.max_num_graphs + 1
+            sizes.setdefault("num_edges", sampler.max_num_edges + 1)
+            used = sampler.max_num_nodes
+            if num_nodes is not None and num_nodes <= used:
+                raise AssertionError(said("in_todays_words", num_nodes=num_nodes, used=used))
+            num_nodes = num_nodes or used + 1
+        sizes.setdefault("num_graphs", batch_size or 2)
+        if num_nodes is None:
+            num_nodes = FixedSizeOptions.from_dataset(dataset, sizes["num_graphs"]).num_nodes  # type: ignore[assignment]
+        options = FixedSizeOptions(num_nodes, **sizes)  # type: ignore[arg-type]
+    trims = bool(of_collater.pop("trim_nodes", False)), bool(of_collater.pop("trim_edges", False))
+    masks = bool(of_collater.pop("add_masks_to_batch", False))
+    if of_collater:
+        raise AssertionError(f"`collater_args` holds {sorted(of_collater)}; pass them to the loader itself.")
+    strategy = next(one for one in OverSizeStrategy if (one.trims_nodes, one.trims_edges) == trims)
+    told = {"fixed_size_options": options, "over_size_strategy": strategy, "add_pad_masks": masks}
+    return {"batch_size": options.num_graphs, **told, **rest}
+
+
+def packed_in_todays_words(dataset: Any, given: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of `FixedSizeDataLoader` that mean what its own of release 3.2 did: it packed by nodes and edges.
+
+    Args:
+        dataset: The graphs.
+        given: `batch_size` (the most graphs of a batch, one of padding included), `num_nodes`, `num_edges`,
+            `collater_args`, and what torch's `DataLoader` takes.
+
+    Example:
+        >>> told = packed_in_todays_words([], {"batch_size": 10, "num_nodes": 300, "num_edges": 600})
+        >>> told["fixed_size_strategy"].name
+        'StreamPack'
+    """
+    rest = dict(given)
+    rest["collater_args"] = of_collater = dict(rest.pop("collater_args", None) or {})
+    if (num_edges := rest.pop("num_edges", None)) is not None:
+        of_collater["num_edges"] = num_edges
+    pads = rest.get("batch_sampler") is not None
+    told = in_todays_words(dataset, rest.pop("num_nodes", None), rest.pop("batch_size", 2), rest)
+    return {"fixed_size_strategy": FixedSizeStrategy.PadToMax if pads else FixedSizeStrategy.StreamPack, **told}
+
+
+def clusters_in_todays_words(cluster_data: Any, given: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of `FixedSizeClusterLoader` that mean what its own of release 3.2 did.
+
+    Args:
+        cluster_data: The clusters.
+        given: `num_nodes`, `collater_args`, and what torch's `DataLoader` takes.
+
+    Raises:
+        ValueError: `num_nodes` is missing.
+
+    Example:
+        >>> given = {"num_nodes": 90, "collater_args": {"num_edges": 300, "trim_edges": True}}
+        >>> clusters_in_todays_words([], given)["fixed_size_options"].num_edges
+        300
+    """
+    rest = dict(given)
+    num_nodes, batch_size = rest.pop("num_nodes", None), rest.pop("batch_size", 1)
+    if num_nodes is None:
+        raise ValueError("FixedSizeClusterLoader is given collater_args without num_nodes; pass fixed_size_options.")
+    return {**in_todays_words(cluster_data, num_nodes, 2, rest), "batch_size": batch_size}
+
+
+def sizes_in_todays_words(args: Sequence[Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of `FixedSizeCollater` that mean what its own of release 3.2 did: sizes and pad values one by one.
+
+    Without `num_graphs` a batch has one graph more than the list.
+
+    Args:
+        args: By position, in the order of that release.
+        given: By name.
+
+    Example:
+        >>> sizes_in_todays_words([9], {"num_edges": 20, "trim_nodes": True})["fixed_size_options"].num_edges
+        20
+    """
+    rest = {**dict(zip(_OF_COLLATER, args, strict=False)), **given}
+    sizes = {name: rest.pop(name, None) for name in ("num_nodes", *_OF_OPTIONS)}
+    known = {name: size for name, size in sizes.items() if size is not None}
+    return {"fixed_size_options": FixedSizeOptions(**known), "adds_a_graph": sizes["num_graphs"] is None, **rest}
+
+
+def with_older_words(translate: Callable[[Any, Mapping[str, Any]], dict[str, Any]]) -> Callable[[Init], Init]:
+    """Lets the constructor of a loader be called with the words of release 3.2 too.
+
+    Args:
+        translate: Makes today's arguments of the graphs and of what was given.
+
+    Raises:
+        ValueError: by the constructor, where sizes are given in both languages.
+    """
+
+    def make(init: Init) -> Init:
+        _, graphs, *names = inspect.signature(init).parameters
+
+        @functools.wraps(init)
+        def begin(self: Any, *args: Any, **kwargs: Any) -> None:
+            if older := sorted(_OLDER_WORDS & {*kwargs}):
+                given = {**dict(zip([graphs, *names], args, strict=False)), **kwargs}
+                if given.get("fixed_size_options") is not None:
+                    raise ValueError(said("begin", older=", ".join(older)))
+                own = given.pop(graphs)
+                args, kwargs = (own,), translate(own, given)
+            init(self, *args, **kwargs)
+
+        return begin
+
+    return make

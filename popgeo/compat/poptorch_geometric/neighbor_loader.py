@@ -10,9 +10,9 @@ from torch_geometric.data import Batch, Data, HeteroData
 
 from popgeo.compat import poptorch
 from popgeo.compat.poptorch_geometric.collate import FixedSizeCollater
-from popgeo.compat.poptorch_geometric.common import DataBatch
 from popgeo.compat.poptorch_geometric.dataloader import OfWholeCalls
 from popgeo.compat.poptorch_geometric.fixed_size_options import FixedSizeOptions
+from popgeo.compat.poptorch_geometric.types import DataBatch
 from popgeo.data.axes import Axis, Level
 from popgeo.data.flat_store import FlatStore
 from popgeo.data.trim import OverSizeStrategy
@@ -62,21 +62,12 @@ class PyGFixedSizeNeighborLoader(torch.utils.data.DataLoader[Any]):
     """
 
     def __init__(
-        self,
-        data: Data | HeteroData,
-        num_neighbors: Any,
-        input_nodes: Any = None,
-        input_time: Tensor | None = None,
-        *,
-        transform: Callable[[Any], Any] | None = None,
-        batch_size: int = 1,
+        self, data: Data | HeteroData, num_neighbors: Any, input_nodes: Any = None, input_time: Tensor | None = None,
+        *, transform: Callable[[Any], Any] | None = None, batch_size: int = 1,
         fixed_size_options: FixedSizeOptions | None = None,
-        over_size_strategy: OverSizeStrategy = OverSizeStrategy.TrimNodesAndEdges,
-        add_pad_masks: bool | None = False,
-        follow_batch: Sequence[str] | None = None,
-        exclude_keys: Sequence[str] | None = None,
-        **kwargs: Any,
-    ) -> None:
+        over_size_strategy: OverSizeStrategy = OverSizeStrategy.TrimNodesAndEdges, add_pad_masks: bool | None = False,
+        follow_batch: Sequence[str] | None = None, exclude_keys: Sequence[str] | None = None, **kwargs: Any,
+    ) -> None:  # fmt: skip
         for name in _NOT_TAKEN:
             if kwargs.pop(name, None) is not None:
                 raise ValueError(f"{name} is not taken, as popgeo samples by itself. Leave it out.")

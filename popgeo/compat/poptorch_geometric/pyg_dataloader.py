@@ -1,16 +1,18 @@
-"""Loaders of many graphs over torch's `DataLoader`: as PyG batches them, and with every batch of one size."""
+"""Loaders of graphs and clusters over torch's `DataLoader`: as PyG batches them, and with every batch of one size."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch.utils.data import RandomSampler
+from torch_geometric.loader import ClusterLoader
 
+from popgeo.compat.poptorch_geometric import fixed_size_options as _words
 from popgeo.compat.poptorch_geometric.collate import Collater, FixedSizeCollater, make_per_type
 from popgeo.compat.poptorch_geometric.fixed_size_options import FixedSizeOptions
-from popgeo.compat.poptorch_geometric.older_releases import in_todays_words, packed_in_todays_words, with_older_words
 from popgeo.compat.poptorch_geometric.stream_packing_sampler import StreamPackingSampler
-from popgeo.data.trim import OverSizeStrategy as OverSizeStrategy
+from popgeo.compat.sentences import said
+from popgeo.data.trim import OverSizeStrategy
 from popgeo.loader.strategy import FixedSizeStrategy as FixedSizeStrategy
 
 
@@ -33,14 +35,9 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
     """
 
     def __init__(
-        self,
-        dataset: Any,
-        batch_size: int = 1,
-        shuffle: bool = False,
-        follow_batch: Sequence[str] | None = None,
-        exclude_keys: Sequence[str] | None = None,
-        **kwargs: Any,
-    ) -> None:
+        self, dataset: Any, batch_size: int = 1, shuffle: bool = False, follow_batch: Sequence[str] | None = None,
+        exclude_keys: Sequence[str] | None = None, **kwargs: Any,
+    ) -> None:  # fmt: skip
         kwargs.pop("collate_fn", None)
         self._mini_batch_size = batch_size
         self.follow_batch, self.exclude_keys = follow_batch, exclude_keys
@@ -82,25 +79,16 @@ class FixedSizeDataLoader(torch.utils.data.DataLoader[Any]):
         [torch.Size([8, 1]), torch.Size([8, 1])]
     """
 
-    @with_older_words(packed_in_todays_words)
+    @_words.with_older_words(_words.packed_in_todays_words)
     def __init__(
-        self,
-        dataset: Any,
-        batch_size: int = 2,
-        shuffle: bool = False,
+        self, dataset: Any, batch_size: int = 2, shuffle: bool = False,
         fixed_size_options: FixedSizeOptions | None = None,
         fixed_size_strategy: FixedSizeStrategy = FixedSizeStrategy.PadToMax,
-        over_size_strategy: OverSizeStrategy = OverSizeStrategy.Error,
-        add_pad_masks: bool | None = True,
-        follow_batch: Sequence[str] | None = None,
-        exclude_keys: Sequence[str] | None = None,
-        **kwargs: Any,
-    ) -> None:
+        over_size_strategy: OverSizeStrategy = OverSizeStrategy.Error, add_pad_masks: bool | None = True,
+        follow_batch: Sequence[str] | None = None, exclude_keys: Sequence[str] | None = None, **kwargs: Any,
+    ) -> None:  # fmt: skip
         if "collate_fn" in kwargs:
-            raise AssertionError(
-                f"Cannot set `collate_fn` with `{type(self).__name__}`. Use torch's DataLoader with it, and "
-                "torch_geometric.transforms.Pad for batches of one size."
-            )
+            raise AssertionError(said("FixedSizeDataLoader", kind=type(self).__name__))
         self.fixed_size_options = fixed_size_options or FixedSizeOptions.from_dataset(dataset, batch_size)
         make_per_type(self.fixed_size_options, dataset[0])
         if batch_size != self.fixed_size_options.num_graphs:
@@ -109,17 +97,11 @@ class FixedSizeDataLoader(torch.utils.data.DataLoader[Any]):
                 f"{self.fixed_size_options.num_graphs} but batch size is {batch_size}."
             )
         if fixed_size_strategy not in (FixedSizeStrategy.PadToMax, FixedSizeStrategy.StreamPack):
-            raise ValueError(
-                f"{fixed_size_strategy} is not one of PadToMax and StreamPack; pass it to "
-                "popgeo.loader.FixedSizeDataLoader, which has all of them."
-            )
+            raise ValueError(said("FixedSizeDataLoader 2", fixed_size_strategy=fixed_size_strategy))
         sampler, skips = kwargs.pop("batch_sampler", None), over_size_strategy is OverSizeStrategy.Skip
         if fixed_size_strategy is FixedSizeStrategy.StreamPack:
             if sampler is not None:
-                raise ValueError(
-                    f"Fixed size strategy StreamPack is incompatible with the provided batch_sampler {sampler}. "
-                    "Either use a different strategy or set `batch_sampler` to `None`."
-                )
+                raise ValueError(said("FixedSizeDataLoader 3", sampler=sampler))
             sampler = self._packing(dataset, shuffle, over_size_strategy, kwargs)
         self.batch_sampler, self.padded_batch_size = sampler, batch_size
         self._mini_batch_size = None if sampler is not None else batch_size - 1
@@ -165,7 +147,7 @@ class ByOlderArguments:
     def __init__(
         self, dataset: Any, num_nodes: int | None = None, batch_size: int | None = None, **kwargs: Any
     ) -> None:
-        super().__init__(dataset, **in_todays_words(dataset, num_nodes, batch_size, kwargs))  # type: ignore[call-arg]
+        super().__init__(dataset, **_words.in_todays_words(dataset, num_nodes, batch_size, kwargs))  # type: ignore[call-arg]
 
 
 class CustomFixedSizeDataLoader(ByOlderArguments, FixedSizeDataLoader):
@@ -178,3 +160,59 @@ class CustomFixedSizeDataLoader(ByOlderArguments, FixedSizeDataLoader):
         >>> next(iter(loader))
         DataBatch(x=[5, 1], edge_index=[2, 4], batch=[5], ptr=[3])
     """
+
+
+_NOT_TAKEN = {"collate_fn", "batch_sampler", "exclude_keys"}
+
+
+class FixedSizeClusterLoader(torch.utils.data.DataLoader[Any]):
+    """Loads clusters with the edges inside and between them, in batches whose shapes never change.
+
+    `popgeo.loader.FixedSizeClusterLoader` is the quicker one, and makes clusters by itself.
+
+    Args:
+        cluster_data: PyG's `ClusterData`.
+        fixed_size_options: Sizes of a batch, of two graphs: one real, one of padding.
+        batch_size: Clusters of a batch.
+        over_size_strategy: What happens to clusters that do not fit together.
+        add_pad_masks: Whether batches carry masks.
+        kwargs: What torch's `DataLoader` takes, such as `shuffle`; `num_nodes` and `collater_args` of release 3.2 are
+            understood in the place of `fixed_size_options` and `over_size_strategy`.
+
+    Raises:
+        ValueError: sizes are missing, or given twice.
+        AssertionError: `num_graphs` is not 2, or an argument is not taken.
+    """
+
+    @_words.with_older_words(_words.clusters_in_todays_words)
+    def __init__(
+        self, cluster_data: Any, fixed_size_options: FixedSizeOptions | None = None, batch_size: int = 1,
+        over_size_strategy: OverSizeStrategy = OverSizeStrategy.TrimNodesAndEdges, add_pad_masks: bool | None = True,
+        **kwargs: Any,
+    ) -> None:  # fmt: skip
+        if fixed_size_options is None:
+            raise ValueError(f"{type(self).__name__} needs the sizes of a batch; pass fixed_size_options.")
+        if fixed_size_options.num_graphs != 2:
+            raise AssertionError(
+                "The number of graphs in a batch specified by the fixed sized options must be 2 when using the "
+                f"{type(self).__name__}, currently it is set to {fixed_size_options.num_graphs}."
+            )
+        if odd := _NOT_TAKEN & {*kwargs}:
+            raise AssertionError(f"`{type(self).__name__}` does not support the following arguments: {sorted(odd)}.")
+        self.cluster_data = cluster_data
+        self._mini_batch_size = batch_size
+        collate = self._create_collater(fixed_size_options, over_size_strategy, add_pad_masks)
+        super().__init__(dataset=range(len(cluster_data)), batch_size=batch_size, collate_fn=collate, **kwargs)  # type: ignore[arg-type]
+
+    def _create_collater(self, *args: Any) -> Callable[[list[int]], Any]:
+        return _ClustersTogether(self.cluster_data, FixedSizeCollater.of_loader(*args))
+
+
+class _ClustersTogether:
+    """Makes a batch of the numbers of clusters."""
+
+    def __init__(self, cluster_data: Any, collate: FixedSizeCollater) -> None:
+        self.together, self.collate = ClusterLoader(cluster_data)._collate, collate
+
+    def __call__(self, clusters: list[int]) -> Any:
+        return self.collate([self.together(clusters)])

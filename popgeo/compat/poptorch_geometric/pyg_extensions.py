@@ -121,13 +121,9 @@ def _sampled(original: Callable[..., Any]) -> Callable[..., Any]:
         if sampler.sample_direction != "forward":
             return original(sampler, seed, seed_time, **kwargs)
         honoured("torch_geometric.loader.NeighborLoader", "popgeo samples, for want of pyg-lib")
-        how = {
-            "replace": sampler.replace,
-            "subgraph_type": "induced" if sampler.subgraph_type.value == "induced" else "directional",
-            "disjoint": sampler.disjoint,
-            "temporal_strategy": sampler.temporal_strategy,
-            "seed_time": seed_time,
-        }
+        how = {name: getattr(sampler, name) for name in ("replace", "disjoint", "temporal_strategy")}
+        induced = sampler.subgraph_type.value == "induced"
+        how |= {"subgraph_type": "induced" if induced else "directional", "seed_time": seed_time}
         numbers = sampler.num_neighbors
         if not isinstance(seed, dict):
             graph = _compressed(sampler.colptr, sampler.row, sampler.num_nodes, *_of_edges(sampler, sampler.row, None))

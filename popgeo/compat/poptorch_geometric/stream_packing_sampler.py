@@ -6,6 +6,9 @@ from typing import Any
 import numpy as np
 from torch.utils.data import RandomSampler, Sampler, SequentialSampler
 
+from popgeo.compat.poptorch_geometric.collate import FixedSizeCollater
+from popgeo.compat.poptorch_geometric.fixed_size_options import FixedSizeOptions
+from popgeo.compat.sentences import said
 from popgeo.data.axes import Level
 from popgeo.data.graph_sizes import GraphSizes, first_graphs
 from popgeo.packing import Budget, stream
@@ -41,23 +44,17 @@ class StreamPackingSampler(Sampler[list[int]]):
     """
 
     def __init__(
-        self,
-        data_source: Any,
-        max_num_graphs: int,
-        max_num_nodes: int | dict[Any, int] | None = None,
-        max_num_edges: int | dict[Any, int] | None = None,
-        base_sampler: Sampler[int] | Iterable[int] | None = None,
+        self, data_source: Any, max_num_graphs: int, max_num_nodes: int | dict[Any, int] | None = None,
+        max_num_edges: int | dict[Any, int] | None = None, base_sampler: Sampler[int] | Iterable[int] | None = None,
         allow_skip_data: bool | None = False,
-    ) -> None:
+    ) -> None:  # fmt: skip
         if isinstance(base_sampler, Sized) and len(base_sampler) == 0:
             raise ValueError(f"The `sampler` {base_sampler} is empty. Pass one of at least one graph.")
         if max_num_graphs is None or max_num_graphs < 1:
             raise ValueError(f"`max_num_graphs` must be at least 1; it is {max_num_graphs}.")
         for name, most in (("max_num_nodes", max_num_nodes), ("max_num_edges", max_num_edges)):
             if isinstance(most, int) and most < max_num_graphs:
-                raise ValueError(
-                    f"`{name}` must be at least `max_num_graphs`, which is {max_num_graphs}; it is {most}."
-                )
+                raise ValueError(said("StreamPackingSampler 3", name=name, max_num_graphs=max_num_graphs, most=most))
         self.data_source, self.max_num_graphs = data_source, max_num_graphs
         self._sizes = GraphSizes(data_source)
         self.max_num_nodes = self._counted(Level.NODE, None)[1][0] if max_num_nodes is None else max_num_nodes
@@ -79,9 +76,7 @@ class StreamPackingSampler(Sampler[list[int]]):
         if not fits.all() and not self.allow_skip_data:
             first = int(np.argmin(fits))
             raise RuntimeError(
-                f"The maximum number of graphs, nodes or edges specified is too small to fit in the single sample "
-                f"{order[first]} with {sizes[first].tolist()} nodes and edges: a batch has {list(limits)}. Raise it, "
-                "or use `allow_skip_data` to leave such samples out."
+                said("StreamPackingSampler", order=order[first], found=sizes[first].tolist(), limits=list(limits))
             )
         order, sizes = order[fits], sizes[fits]
         for pack in stream(sizes, Budget(sizes=limits, num_graphs=self.max_num_graphs)) if len(order) else ():
@@ -94,10 +89,7 @@ class StreamPackingSampler(Sampler[list[int]]):
             TypeError: the order is a random one, which is drawn anew for each pass.
         """
         if isinstance(self.base_sampler, RandomSampler):
-            raise UnknownLength(
-                "How many batches there are depends on the order, which a RandomSampler draws anew for each pass. Do "
-                "not ask for the length, or leave shuffle out."
-            )
+            raise UnknownLength(said("StreamPackingSampler 2"))
         return sum(1 for _ in self)
 
     def _counted(self, level: Level, most: Any) -> tuple[np.ndarray, list[int]]:
@@ -109,3 +101,51 @@ class StreamPackingSampler(Sampler[list[int]]):
             return sizes, [most[axes[i].store] for i in here]
         sizes = sizes.sum(axis=1, keepdims=True)
         return sizes, [int(sizes.max()) * self.max_num_graphs if most is None else most]
+
+
+class FixedBatchSampler(StreamPackingSampler):
+    """The sampler of release 3.2: `StreamPackingSampler` by other words, in random order unless `sampler` is given.
+
+    Example:
+        >>> import torch
+        >>> from torch_geometric.data import Data
+        >>> graphs = [Data(x=torch.ones(n, 1), edge_index=torch.tensor([[0], [1]])) for n in (3, 4, 5, 2)]
+        >>> list(FixedBatchSampler(graphs, num_graphs=2, num_nodes=8, sampler=range(4)))
+        [[0, 1], [2, 3]]
+    """
+
+    def __init__(
+        self, data_source: Any, num_graphs: int, num_nodes: int | None = None, num_edges: int | None = None,
+        sampler: Any = None, allow_skip_data: bool | None = False,
+    ) -> None:  # fmt: skip
+        order = RandomSampler(data_source) if sampler is None else sampler
+        super().__init__(data_source, num_graphs, num_nodes, num_edges, order, allow_skip_data)
+        self.num_graphs, self.num_nodes, self.num_edges = self.max_num_graphs, self.max_num_nodes, self.max_num_edges
+        self.sampler = order
+
+
+def make_fixed_batch_generator(
+    batch_sampler: Any, data_source: Any = None, num_graphs: int | None = None, num_nodes: int | None = None,
+    num_edges: int | None = None,
+) -> Iterator[Any]:  # fmt: skip
+    """The batches that a sampler chooses, padded; what is left out is the sampler's own, with one for padding.
+
+    Raises:
+        ValueError: neither the call nor the sampler gives a size, or the size leaves no room for padding.
+
+    Example:
+        >>> import torch
+        >>> from torch_geometric.data import Data
+        >>> graphs = [Data(x=torch.ones(n, 1), edge_index=torch.tensor([[0], [1]])) for n in (3, 4)]
+        >>> [len(batch.x) for batch in make_fixed_batch_generator(FixedBatchSampler(graphs, 2, 8))]
+        [9]
+    """
+    sizes = {"num_nodes": num_nodes, "num_edges": num_edges, "num_graphs": num_graphs}
+    for name, size in sizes.items():
+        own = getattr(batch_sampler, name, None)
+        sizes[name] = least = size if own is None else own + 1 if size is None else size
+        if least is None or (own is not None and least <= own):
+            raise ValueError(f"`{name}` is {size} and the sampler's own is {own}; pass one more than that at least.")
+    collate = FixedSizeCollater(FixedSizeOptions(**sizes))  # type: ignore[arg-type]  # each is a number by now
+    graphs = batch_sampler.data_source if data_source is None else data_source
+    return (collate([graphs[i] for i in batch]) for batch in batch_sampler)

@@ -1,14 +1,39 @@
-"""How PyG's graphs and batches are taken apart into tensors, and put together again."""
+"""PyG's graphs as PopTorch takes them apart, PyG while a model is compiled, and interfaces of masks."""
 
 import copy
-from collections.abc import Iterable, Iterator
+import functools
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+import torch_geometric
 from torch import Tensor
-from torch_geometric.data import Data
+from torch_geometric.data import Batch, Data, HeteroData
 from torch_geometric.data.data import BaseData
 
 from popgeo.compat.poptorch.call_arguments import ICustomArgParser
+from popgeo.compat.poptorch.compiling import registerPostCompileHook, registerPreCompileHook
+
+DataBatch = type(Batch(_base_cls=Data))
+HeteroDataBatch = type(Batch(_base_cls=HeteroData))
+
+
+def call_once(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A function of which only the first call does anything; later ones return None.
+
+    Example:
+        >>> begin = call_once(lambda: "begun")
+        >>> begin(), begin()
+        ('begun', None)
+    """
+
+    left = [function]
+
+    @functools.wraps(function)
+    def once(*args: Any, **kwargs: Any) -> Any:
+        return left.pop()(*args, **kwargs) if left else None
+
+    return once
 
 
 class PyGArgsParser(ICustomArgParser):
@@ -50,3 +75,109 @@ def _places(graph: Any) -> list[tuple[Any, str]]:
         raise ValueError(f"Unsupported data type: {type(graph)}. Pass a graph or a batch of PyG.")
     places = [(store, name) for store in graph.stores for name, value in store.items() if isinstance(value, Tensor)]
     return sorted(places, key=lambda place: place[1]) if isinstance(graph, Data) else places
+
+
+_FLAG = "disable_dynamic_shapes"
+
+
+class SubstitutionManager:
+    """Lets PyG refuse what has no fixed shape, with the argument that it needs, while the block runs.
+
+    Example:
+        >>> import torch
+        >>> from torch_geometric.utils import to_dense_batch
+        >>> with SubstitutionManager():
+        ...     to_dense_batch(torch.ones(2, 1), torch.tensor([0, 1]))
+        Traceback (most recent call last):
+            ...
+        ValueError: Dynamic shapes disabled. Argument 'batch_size' needs to be set
+    """
+
+    def replace(self) -> None:
+        """Begins."""
+        torch_geometric.experimental.set_experimental_mode(True, _FLAG)
+
+    def restore(self) -> None:
+        """Ends."""
+        torch_geometric.experimental.set_experimental_mode(False, _FLAG)
+
+    def __enter__(self) -> "SubstitutionManager":
+        self.replace()
+        return self
+
+    def __exit__(self, *exception: Any) -> None:
+        self.restore()
+
+
+@call_once
+def register() -> None:
+    """Has executors of PopTorch compile models in the block above."""
+    manager = SubstitutionManager()
+    registerPreCompileHook(manager.replace)
+    registerPostCompileHook(manager.restore)
+
+
+Entries = Tensor | tuple[Tensor, ...]
+Mask = Tensor | None
+Layer = Callable[..., Any]
+
+
+class Masker(ABC):
+    """What a model calls to mask the entries that padding has added."""
+
+    @abstractmethod
+    def node_masker(self, node_entries: Entries, mask: Mask = None) -> Entries:
+        """Masks entries of nodes. [num_nodes, ...]"""
+
+    @abstractmethod
+    def edge_masker(self, edge_entries: Entries, mask: Mask = None) -> Entries:
+        """Masks entries of edges. [num_edges, ...]"""
+
+    @abstractmethod
+    def graph_masker(self, graph_entries: Entries, mask: Mask = None) -> Entries:
+        """Masks entries of graphs. [num_graphs, ...]"""
+
+
+class NoMasker(Masker):
+    """Masks nothing.
+
+    Example:
+        >>> NoMasker().node_masker("entries")
+        'entries'
+    """
+
+    def _as_they_are(self, entries: Entries, mask: Mask = None) -> Entries:
+        """The entries as they are."""
+        return entries
+
+    node_masker = edge_masker = graph_masker = _as_they_are  # type: ignore[assignment]  # their words differ
+
+
+def _masked_first(name: str) -> Callable[["PreLayerMasker", Layer], Layer]:
+    def of_layer(self: "PreLayerMasker", layer: Layer) -> Layer:
+        """The layer, whose arguments are masked first; it takes `mask=`."""
+        return lambda *args, mask=None: layer(*getattr(self.masker, name)(args, mask=mask))
+
+    return of_layer
+
+
+class LayerMasker:
+    """What turns a layer into one whose arguments are masked first, by methods named as the masker's.
+
+    Args:
+        masker: Masks the arguments of a layer, given as a tuple.
+    """
+
+    def __init__(self, masker: Masker) -> None:
+        self.masker = masker
+
+
+class PreLayerMasker(LayerMasker):
+    """Masks the arguments of layers with a `Masker`.
+
+    Example:
+        >>> PreLayerMasker(NoMasker()).node_masker(max)(1, 2, mask=None)
+        2
+    """
+
+    node_masker, edge_masker, graph_masker = map(_masked_first, ("node_masker", "edge_masker", "graph_masker"))

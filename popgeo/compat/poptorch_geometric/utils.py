@@ -51,16 +51,10 @@ class TrainingStepper:
     """
 
     def __init__(
-        self,
-        model: nn.Module,
-        lr: float = 0.001,
-        optimizer: Callable[..., Any] | None = None,
-        options: Any = None,
-        rtol: float | None = None,
-        atol: float | None = None,
-        enable_fp_exception: bool = True,
+        self, model: nn.Module, lr: float = 0.001, optimizer: Callable[..., Any] | None = None, options: Any = None,
+        rtol: float | None = None, atol: float | None = None, enable_fp_exception: bool = True,
         equal_nan: bool = False,
-    ) -> None:
+    ) -> None:  # fmt: skip
         optimizer = optim.Adam if optimizer is None else optimizer
         model.train()
         self.lr, self.rtol, self.atol, self.equal_nan = lr, rtol, atol, equal_nan

@@ -9,25 +9,11 @@ from typing import Any
 
 from torch import Tensor
 
-from popgeo.compat.torch_scatter.composite import *  # noqa: F403
-from popgeo.ops import gather_coo as gather_coo
-from popgeo.ops import gather_csr as gather_csr
-from popgeo.ops import scatter as scatter
-from popgeo.ops import scatter_add as scatter_add
-from popgeo.ops import scatter_max as scatter_max
-from popgeo.ops import scatter_mean as scatter_mean
-from popgeo.ops import scatter_min as scatter_min
-from popgeo.ops import scatter_mul as scatter_mul
-from popgeo.ops import scatter_sum as scatter_sum
-from popgeo.ops import segment_add_csr as segment_add_csr
-from popgeo.ops import segment_coo as segment_coo
-from popgeo.ops import segment_csr as segment_csr
-from popgeo.ops import segment_max_csr as segment_max_csr
-from popgeo.ops import segment_mean_csr as segment_mean_csr
-from popgeo.ops import segment_min_csr as segment_min_csr
-from popgeo.ops import segment_sum_csr as segment_sum_csr
+from popgeo.compat.import_names import fill_module
+from popgeo.ops import scatter_max, scatter_min, segment_coo
 
 __version__ = "2.1.2"  # the torch_scatter whose names these are
+__getattr__ = fill_module(__name__)
 
 
 def _of_sorted(scattered: Callable[..., Any], does: str) -> Callable[..., Any]:

@@ -73,7 +73,7 @@ def wants_itself(optimizer: Optimizer) -> bool:
     hooks = [*optimizer._optimizer_step_pre_hooks.values(), *optimizer._optimizer_step_post_hooks.values()]
     hooks = [hook for hook in hooks if hook is not refuse_empty_update]
     # A scheduler's own wrapper does no more than note that there was a step.
-    is_its_own = step is None or getattr(step, "__wrapped__", None) is type(optimizer).step
+    is_its_own = not callable(step) or getattr(step, "__wrapped__", None) is type(optimizer).step
     return bool(hooks or _global_optimizer_pre_hooks or _global_optimizer_post_hooks or not is_its_own)
 
 

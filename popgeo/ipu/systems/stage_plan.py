@@ -49,7 +49,11 @@ def stage_plan(step: CapturedStep, update: Callable[[], OpGraph | None], options
     planner = StagePlanner(step, None)
     asked = stages_asked_for(planner.graph, options)
     if asked is None:
-        _refuse_recompute(step, options)
+        if options.recompute and step.trained:  # a step as a whole repeats nothing
+            raise ValueError(
+                f"Options.recompute is {options.recompute!r}, but the step runs as a whole, which repeats nothing. Set "
+                "Options.stages too, 1 for one IPU, or leave recompute out."
+            )
         return None
     program = update()
     planned, cut = _planner(step, program).plan(replace(options, stages=asked))
@@ -64,13 +68,9 @@ def _planner(step: CapturedStep, update: OpGraph | None) -> StagePlanner:
     return StagePlanner(step, None if update is None else lambda options: update)
 
 
-def _refuse_recompute(step: CapturedStep, options: Options) -> None:
-    """Refuses to keep less between passes where a step has none."""
-    if options.recompute and step.trained:
-        raise ValueError(
-            f"Options.recompute is {options.recompute!r}, but the step runs as a whole, which repeats nothing. Set "
-            "Options.stages too, 1 for one IPU, or leave recompute out."
-        )
+def num_pipeline_stages(planned: Pipeline) -> int:
+    """The stages that a pipeline has to fill: stages that follow one another on one IPU are one, as in PopTorch."""
+    return 1 + sum(one.ipu != other.ipu for one, other in zip(planned.stages, planned.stages[1:], strict=False))
 
 
 class TooFewMicroBatchesError(ValueError):
@@ -82,10 +82,10 @@ class TooFewMicroBatchesError(ValueError):
 def _require_enough(planned: Pipeline) -> None:
     """Refuses to train with fewer micro-batches than a pipeline needs to fill.
 
-    Where a stage's passes share a turn, as in PopTorch, a micro-batch takes twice the stages less one; PopTorch demands
+    When a stage's passes share a turn, as in PopTorch, a micro-batch takes twice the stages less one; PopTorch demands
     as many for each update (its user guide: "the number of pipeline stages (forward and backward)").
     """
-    stages, count = len(planned.stages), planned.micro_batches
+    stages, count = num_pipeline_stages(planned), planned.micro_batches
     needed = num_depths(stages, trains=True) if planned.schedule is Schedule.LOCK_STEP else stages
     if planned.trains and planned.schedule in _OVERLAPPING and count < needed:
         error = TooFewMicroBatchesError(

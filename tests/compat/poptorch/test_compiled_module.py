@@ -239,7 +239,7 @@ def test_an_executable_alone_needs_a_module(tmp_path):
 def test_a_loaded_model_may_be_given_other_options(tmp_path):
     path = str(tmp_path / "model.poptorch")
     poptorch.inferenceModel(Line(2.0), poptorch.Options().useOfflineIpuTarget()).compileAndExport(path, torch.ones(2))
-    model = poptorch.load(path, edit_opts_fn=lambda options: options.deviceIterations(2))
+    model = poptorch.load(filename=path, edit_opts_fn=lambda options: options.deviceIterations(2))
     assert model.options.device_iterations == 2
     assert model(torch.ones(2)).tolist() == [2.0, 2.0]
 

@@ -62,9 +62,13 @@ def test_nan_is_poptorchs_error_where_it_is_looked_for():
 
 def test_what_needs_graphcores_libraries_is_refused_with_the_reason():
     with pytest.raises(poptorch.Error, match=r"custom_op\('Cube', 'custom.ops'\) cannot run.*C\+\+"):
-        poptorch.custom_op([torch.ones(1)], "Cube", "custom.ops", 1, example_outputs=[torch.ones(1)])
+        poptorch.custom_op(
+            inputs=[torch.ones(1)], name="Cube", domain="custom.ops", domain_version=1, example_outputs=[torch.ones(1)]
+        )
     with pytest.raises(poptorch.Error, match="ctc_beam_search_decoder cannot run"):
-        poptorch.ctc_beam_search_decoder(torch.ones(1, 1, 1), torch.ones(1))
+        poptorch.ctc_beam_search_decoder(
+            probs=torch.ones(1, 1, 1), lengths=torch.ones(1), blank=0, beam_width=1, top_paths=1
+        )
 
 
 def test_there_is_no_machine():

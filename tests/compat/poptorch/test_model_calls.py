@@ -13,10 +13,8 @@ from torch import Tensor, nn
 from popgeo import ipu
 from popgeo.compat.account import ACCOUNT
 from popgeo.compat.poptorch import (
-    blocks,
     call_arguments,
     contexts,
-    loops,
     point_clouds,
     strategies,
     tensor_ops,
@@ -34,11 +32,11 @@ class Serialize:
 
 def test_errors_of_a_loop_are_worded_as_poptorch_words_them():
     with pytest.raises(ValueError, match=r"Object is not list"):
-        loops.for_loop(1, torch.sin, X)
+        contexts.for_loop(1, torch.sin, X)
     with pytest.raises(ValueError, match=r"Object contained in list at index 1 is not torch.tensor"):
-        loops.for_loop(1, lambda x, y: (x, y), [X, 5])
+        contexts.for_loop(1, lambda x, y: (x, y), [X, 5])
     with pytest.raises(ValueError, match="lists of tensors"):
-        loops.cond(torch.tensor(True), torch.sin, X, torch.sin, [X])
+        contexts.cond(torch.tensor(True), torch.sin, X, torch.sin, [X])
 
 
 def test_the_same_tensors_come_back():
@@ -129,15 +127,15 @@ def test_nearest_points_lie_in_the_same_cloud():
 def test_blocks_change_no_result_and_can_be_taken_off():
     model = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
     plain = copy.deepcopy(model)
-    blocks.BeginBlock(model[0], "first", ipu_id=0)
+    strategies.BeginBlock(model[0], "first", ipu_id=0)
     with pytest.raises(ValueError, match="already been assigned to a block"):
-        blocks.BeginBlock(model[0])
+        strategies.BeginBlock(model[0])
     torch.testing.assert_close(ipu.inference_model(model)(X), plain(X).detach())
-    blocks.removeBlocks(model)
+    strategies.removeBlocks(model)
     assert not model[0]._forward_pre_hooks
     assert any("Block('first') on IPU 0" in asked for asked, *_ in ACCOUNT)
-    with blocks.Block("second"):
-        assert blocks.BeginBlock(torch.neg)(torch.ones(1)) == -1
+    with strategies.Block("second"):
+        assert strategies.BeginBlock(torch.neg)(torch.ones(1)) == -1
 
 
 def test_a_name_scope_names_operations_in_the_report():
@@ -248,6 +246,6 @@ def test_records_named_tuples_and_dictionaries_keep_their_kind():
 
 
 def test_a_block_may_be_kept_where_modules_are():
-    kept = nn.ModuleList([blocks.Block("first", ipu_id=0)])
+    kept = nn.ModuleList([strategies.Block("first", ipu_id=0)])
     with kept[0]:
         assert torch.ones(1) == 1

@@ -12,9 +12,9 @@ from popgeo.compat.poptorch_geometric.collate import (
     FixedSizeError,
     make_exclude_keys,
 )
-from popgeo.compat.poptorch_geometric.common import DataBatch, HeteroDataBatch, call_once
 from popgeo.compat.poptorch_geometric.fixed_size_options import FixedSizeOptions
 from popgeo.compat.poptorch_geometric.pyg_collate import Collater
+from popgeo.compat.poptorch_geometric.types import DataBatch, HeteroDataBatch, call_once
 
 EDGES = ("a", "to", "b")
 
@@ -66,8 +66,14 @@ def test_padding_graphs_repeat_what_is_no_tensor_unless_told_otherwise():
 @pytest.mark.parametrize(
     ("sizes", "words"),
     [
-        ((4, 9, 9), "The fixed sizes given don't allocate enough space for the nodes or edges .* Batch has 5 nodes"),
-        ((9, 2, 9), "The fixed sizes given don't allocate enough space for the nodes or edges .* Batch has 3 edges"),
+        (
+            (4, 9, 9),
+            "The fixed sizes given don't allocate enough space for the number of .* required .* Batch has 5 nodes",
+        ),
+        (
+            (9, 2, 9),
+            "The fixed sizes given don't allocate enough space for the number of .* required .* Batch has 3 edges",
+        ),
         ((99, 99, 2), "Requested to pad a batch to 2 graphs but collater got a list of 2 graphs"),
     ],
 )
@@ -177,3 +183,22 @@ def test_classes_of_batches_are_pygs_own():
     once()
     once()
     assert calls == [1]
+
+
+@pytest.mark.parametrize("count", [2, 3])
+def test_graphs_are_pruned_to_the_nodes_or_edges_of_a_batch_and_none_becomes_empty(count):
+    graphs = [graph(5)] * count
+    by_nodes = FixedSizeCollater(FixedSizeOptions(num_nodes=4))._prune_nodes(graphs)
+    assert sum(one.num_nodes for one in by_nodes) == 4
+    assert all(one.num_nodes > 0 for one in by_nodes)
+    by_edges = FixedSizeCollater(FixedSizeOptions(num_nodes=99, num_edges=3))._prune_edges(graphs)
+    assert sum(one.num_edges for one in by_edges) == 3
+    assert [one.num_nodes for one in by_edges] == [5] * count
+    says = f"Too many nodes to trim. Batch has {count} graphs with {5 * count} total nodes. Requested to trim it to"
+    with pytest.raises(RuntimeError, match=says):
+        FixedSizeCollater(FixedSizeOptions(num_nodes=count - 1))._prune_nodes(graphs)
+
+
+def test_the_collater_of_release_3_2_adds_a_graph_to_those_it_is_given():
+    assert FixedSizeCollater(num_nodes=40)([graph(5)] * 3).num_graphs == 4
+    assert FixedSizeCollater(num_nodes=40, num_graphs=None)([graph(5)]).num_graphs == 2

@@ -11,8 +11,7 @@ from torch_geometric.utils import to_dense_batch
 
 from popgeo.compat import disable, enable, poptorch, poptorch_geometric
 from popgeo.compat.poptorch_geometric import TrainingStepper, masker, ops, set_aggregation_dim_size
-from popgeo.compat.poptorch_geometric.override import SubstitutionManager
-from popgeo.compat.poptorch_geometric.types import PyGArgsParser
+from popgeo.compat.poptorch_geometric.types import PyGArgsParser, SubstitutionManager
 
 LINE = torch.tensor([[0.0], [1.0], [3.0], [9.0]])
 GRAPH = torch.tensor([0, 0, 0, 1])

@@ -1,13 +1,14 @@
 """An optimizer's state and settings by the names that PopART gives them, as PopTorch's checkpoints hold them."""
 
-import logging
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-_LOG = logging.getLogger("poptorch")
+from popgeo.compat.sentences import said
+from popgeo.engine.loss_scaling import LossScale
+
 _PREFIXES = {"exp_avg": "Accl1", "exp_avg_sq": "Accl2", "square_avg": "Accl1", "grad_avg": "Accl2"}
 _PREFIXES |= {"momentum_buffer": "Accl3"}  # SGD's aside, which has no other
 _NEEDED = {"grad_avg": "centered", "momentum_buffer": "momentum"}  # settings without which there is no such state
@@ -21,10 +22,15 @@ def named_state(optimizer: Any, names: Names, state: Mapping[int, Mapping[str, A
     return {name: state.get(numbers[p], {}).get(key, torch.zeros(shape)) for name, p, key, shape in places}
 
 
-def named_settings(optimizer: Any, names: Names) -> dict[str, Tensor]:
-    """Numbers of the next update: rates and decays of each parameter, and the scale of the loss."""
+def named_settings(optimizer: Any, names: Names, follows: LossScale | None) -> dict[str, Tensor]:
+    """Numbers of the next update: rates and decays of each parameter, and the scale of the loss.
+
+    A scale that `follows` gradients has a factor, too: how many times its first value it is now.
+    """
     scale = float(optimizer.loss_scaling)
     found = {"lossScaling_FLOAT": torch.tensor(scale)}
+    if follows is not None:
+        found["lossScaleUpdateFactor"] = torch.tensor(follows.value / follows.rule.initial)
     for group in optimizer.param_groups:
         numbers = {"learningRate": group["lr"], "weightDecay": group["weight_decay"]}
         if isinstance(optimizer, torch.optim.SGD):
@@ -36,16 +42,26 @@ def named_settings(optimizer: Any, names: Names) -> dict[str, Tensor]:
 
 
 def take_state(optimizer: Any, names: Names, loaded: Mapping[str, Tensor]) -> None:
-    """Gives an optimizer the state that a checkpoint holds; the rest of a parameter's starts at zero, or stays."""
+    """Gives an optimizer the state that a checkpoint holds; the rest of a parameter's starts at zero, or stays.
+
+    Until SDK 2.6 names had `model.` before the parameter, which is understood, too.
+
+    Raises:
+        ValueError: the optimizer does not keep some of the state, which would be lost.
+    """
     places = list(_places(optimizer, names))
+    own = {name for name, *_ in places}
+    older = {name.replace("___model.", "___", 1): part for name, part in loaded.items()}
+    loaded = max(loaded, older, key=lambda held: len(held.keys() & own))
+    if strange := sorted(loaded.keys() - own):
+        kind, known = type(optimizer).__name__, ", ".join(sorted(own)) or "no state"
+        raise ValueError(said("take_state", strange=", ".join(strange), kind=kind, known=known))
     met = {parameter for name, parameter, _, _ in places if name in loaded}
     for name, parameter, key, shape in places:
         if parameter in met:
-            own = optimizer.state[parameter]
-            part = loaded.get(name, own.get(key, torch.zeros(shape)))
-            own[key] = part.detach().clone().reshape(shape)
-    if strange := sorted(loaded.keys() - {name for name, *_ in places}):
-        _LOG.warning("State that this optimizer does not keep is left out: %s", ", ".join(strange))
+            held = optimizer.state[parameter]
+            part = loaded.get(name, held.get(key, torch.zeros(shape)))
+            held[key] = part.detach().clone().reshape(shape)
 
 
 def _places(optimizer: Any, names: Names) -> Iterator[tuple[str, nn.Parameter, str, torch.Size]]:

@@ -33,12 +33,6 @@ class SGD(PoptorchOptimizer, torch.optim.SGD):
         8.0
     """
 
-    arguments = (
-        "lr", "momentum", "dampening", "weight_decay", "nesterov", "maximize", "foreach", "differentiable",
-        "loss_scaling", "velocity_scaling", "use_combined_accum", "accum_type", "velocity_accum_type", "max_grad_norm",
-    )  # fmt: skip
-    choices = ("velocity_scaling", "use_combined_accum")
-    use_combined_accum: bool | None
     types: Mapping[str, tuple[str, ...]] = {"velocity_accum_type": ("momentum_buffer",)}
     of_groups: Mapping[str, float | None] = {"velocity_scaling": 1.0}
 
@@ -84,10 +78,6 @@ class Adam(PoptorchOptimizer, torch.optim.Adam):
         True
     """
 
-    arguments = (
-        "lr", "betas", "eps", "weight_decay", "amsgrad", "foreach", "maximize", "capturable", "differentiable", "fused",
-        "loss_scaling", "accum_type", *_MOMENTS, "max_grad_norm",
-    )  # fmt: skip
     types = _KEPT_BY_ADAM
 
 
@@ -103,12 +93,6 @@ class AdamW(PoptorchOptimizer, torch.optim.AdamW):
         0.9
     """
 
-    arguments = (
-        "lr", "betas", "eps", "weight_decay", "amsgrad", "maximize", "foreach", "capturable", "differentiable", "fused",
-        "loss_scaling", "bias_correction", "accum_type", *_MOMENTS, "max_grad_norm",
-    )  # fmt: skip
-    choices = ("bias_correction",)
-    bias_correction: bool | None
     types = _KEPT_BY_ADAM
 
     def _update(self) -> None:
@@ -136,12 +120,6 @@ class RMSprop(PoptorchOptimizer, torch.optim.RMSprop):
         0.9
     """
 
-    arguments = (
-        "lr", "alpha", "eps", "weight_decay", "momentum", "centered", "maximize", "foreach", "differentiable",
-        "loss_scaling", "accum_type", *_MOMENTS, "use_tf_variant",
-    )  # fmt: skip
-    choices = ("use_tf_variant",)
-    use_tf_variant: bool | None
     types = _KEPT_BY_RMSPROP
 
     def _update(self) -> None:
@@ -183,12 +161,6 @@ class LAMB(PoptorchOptimizer, torch.optim.AdamW):
     """
 
     elementwise = False  # it looks at the norm of each tensor
-    arguments = (
-        "lr", "betas", "eps", "weight_decay", "bias_correction", "loss_scaling", "max_weight_norm", "accum_type",
-        *_MOMENTS, "max_grad_norm",
-    )  # fmt: skip
-    choices = ("bias_correction", "max_weight_norm")
-    bias_correction: bool | None
     types = _KEPT_BY_ADAM
     of_groups: Mapping[str, float | None] = {"max_weight_norm": None}
 

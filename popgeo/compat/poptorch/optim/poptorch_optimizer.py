@@ -1,8 +1,10 @@
 """What PopTorch's optimizers have in common: arguments, types of their state, and what they tell the engine."""
 
 import copy
+import csv
 import inspect
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -10,12 +12,16 @@ from torch import Tensor, nn
 
 from popgeo.compat.account import ACCOUNT, Treatment
 from popgeo.compat.poptorch.optim.ipu_state import named_settings, named_state, take_state
+from popgeo.compat.sentences import said
+from popgeo.engine.loss_scaling import LossScale
 from popgeo.engine.optimizer.mixed_worker import MixedWorker, needs_mixed
 from popgeo.engine.optimizer.precision import restore_types
 from popgeo.engine.step_options import StepOptions
 
+with Path(__file__).with_name("arguments.csv").open(newline="") as _file:
+    _ROWS = list(csv.DictReader(_file))
 _TYPES = (torch.float16, torch.float32)
-_OWN = ("loss_scaling", "max_grad_norm", "accum_type", "state_types", "variable_attrs", "_names", "_loaded")
+_OWN = ("loss_scaling", "max_grad_norm", "accum_type", "state_types", "variable_attrs", "_names", "_scale", "_loaded")
 _NOTHING: Mapping[str, Any] = {"ipu_state": None, "ipu_param": None}
 _WITHOUT_MEANING = ("amsgrad", "foreach", "capturable", "differentiable", "fused")  # how torch would go about it
 
@@ -26,39 +32,62 @@ class VariableAttributes:
     A setting that is left to its default is constant, until it is marked.
 
     Example:
-        >>> attributes = VariableAttributes(["lr", "momentum"], constant=["momentum"])
+        >>> attributes = VariableAttributes(["lr"], allowed_attributes=["lr", "momentum"])
         >>> attributes.markAsVariable("momentum")
         >>> attributes.isConstant("momentum")
         False
     """
 
-    def __init__(self, names: Iterable[str], constant: Iterable[str] = ()) -> None:
-        self._names, self._constant = frozenset(names), set(constant)
+    def __init__(self, variable_attributes: Iterable[str], allowed_attributes: Iterable[str]) -> None:
+        self._variable_attributes, self._allowed_attributes = list(variable_attributes), list(allowed_attributes)
 
     def isConstant(self, attr: str) -> bool:
-        """Whether a setting is taken not to change."""
-        self._require(attr)
-        return attr in self._constant
+        """Whether a setting is not marked as one that changes."""
+        return attr not in self._variable_attributes
 
     def markAsConstant(self, attr: str) -> None:
         """Takes a setting not to change."""
-        self._require(attr)
-        self._constant.add(attr)
+        self._variable_attributes = [name for name in self._variable_attributes if name != self._known(attr)]
 
     def markAsVariable(self, attr: str) -> None:
         """Takes a setting to change."""
-        self._require(attr)
-        self._constant.discard(attr)
+        self._variable_attributes.append(self._known(attr))
 
-    def _require(self, attr: str) -> None:
-        if attr not in self._names:
-            raise ValueError(f"Unknown attribute {attr!r}; this optimizer has {', '.join(sorted(self._names))}.")
+    def _known(self, attr: str) -> str:
+        if attr not in self._allowed_attributes:
+            names = ", ".join(sorted(self._allowed_attributes))
+            raise ValueError(f"Unknown attribute {attr!r}; this optimizer has {names}.")
+        return attr
+
+
+def new_attributes(optimizer: Any, seen: dict[tuple[type, str], set[str]]) -> Iterator[str]:
+    """What a program has set on an optimizer and its groups since the last look at its kind, in PopTorch's words.
+
+    Args:
+        optimizer: Looked at.
+        seen: The names that were there, by the optimizer's kind and the place; what is found is added.
+
+    Example:
+        >>> optimizer, seen = torch.optim.SGD([torch.ones(1, requires_grad=True)], lr=0.1), {}
+        >>> list(new_attributes(optimizer, seen))
+        []
+        >>> optimizer.lr = 0.2
+        >>> list(new_attributes(optimizer, seen))
+        ["optimizer attribute in SGD optimizer: ['lr']"]
+    """
+    own = {name for name, value in vars(optimizer).items() if not (name.startswith("_") or callable(value))}
+    groups = {f"group {number}": {*group} for number, group in enumerate(optimizer.param_groups)}
+    for place, names in {"optimizer": own, **groups}.items():
+        known = seen.setdefault((type(optimizer), place), names)
+        if new := sorted(names - known):
+            yield f"{place} attribute in {type(optimizer).__name__} optimizer: {new}"
+        seen[type(optimizer), place] = known | names
 
 
 class PoptorchOptimizer(torch.optim.Optimizer):
     """Takes PopTorch's arguments; updates of half weights, and of state in half, are worked out in float32.
 
-    A subclass stands before the optimizer of torch whose arguments it has, and names all of its own.
+    A subclass stands before the optimizer of torch whose arguments it has; `arguments.csv` names all of its own.
 
     Attributes:
         arguments: Names of the constructor's arguments in PopTorch's order; all may be left out, or be None.
@@ -69,15 +98,20 @@ class PoptorchOptimizer(torch.optim.Optimizer):
     """
 
     elementwise = True
-    arguments: tuple[str, ...] = ()
-    choices: tuple[str, ...] = ()
+    arguments: Sequence[str] = ()
+    choices: Sequence[str] = ()
+    bias_correction = use_tf_variant = use_combined_accum = None
     types: Mapping[str, tuple[str, ...]] = {}
     of_groups: Mapping[str, float | None] = {}
     _names: Mapping[nn.Parameter, str] | None = None  # of its parameters, once a model has been compiled with it
+    _scale: LossScale | None = None
     _loaded = _NOTHING  # until then
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
+        for row in _ROWS:
+            if row["optimizer"] == cls.__name__:
+                cls.arguments, cls.choices = row["arguments"].split(), row["choices"].split()
         kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
         names = [inspect.Parameter(name, kind, default=None) for name in cls.arguments]
         cls.__signature__ = inspect.Signature([inspect.Parameter("params", kind), *names])  # type: ignore[attr-defined]
@@ -102,7 +136,7 @@ class PoptorchOptimizer(torch.optim.Optimizer):
         self._take_types(given)
         unchanging = {"maximize", "accum_type", "use_combined_accum", *self.types, *_WITHOUT_MEANING}
         names = {*self.arguments, "max_grad_norm"} - unchanging
-        self.variable_attrs = VariableAttributes(names, names - given.keys())
+        self.variable_attrs = VariableAttributes(names & given.keys(), names)
         for name in ("loss_scaling", "max_grad_norm"):
             if name in given:
                 ACCOUNT.add(f"optim.{name}", Treatment.HONOURED, "the engine scales and limits gradients")
@@ -110,9 +144,7 @@ class PoptorchOptimizer(torch.optim.Optimizer):
     def _take_types(self, given: Mapping[str, Any]) -> None:
         for name in ("accum_type", *self.types):
             if given.get(name, torch.float32) not in _TYPES:
-                raise ValueError(
-                    f"Accumulation types must be either torch.float32 or torch.float16; {name} is {given[name]}."
-                )
+                raise ValueError(said("take_types", name=name, given=given[name]))
         self.accum_type = given.get("accum_type", torch.float32)
         narrow = [name for name in self.types if given.get(name) is torch.float16]
         self.state_types = {key: torch.float16 for name in narrow for key in self.types[name]}
@@ -127,14 +159,14 @@ class PoptorchOptimizer(torch.optim.Optimizer):
     def state_dict(self) -> dict[str, Any]:
         """A copy of torch's own, and what of it PopTorch's checkpoints hold, which is None until a model is compiled.
 
-        `ipu_state` has the state by PopART's names, such as `Accl1___model.lin.weight`, and `ipu_param` the numbers of
+        `ipu_state` has the state by PopART's names, such as `Accl1___lin.weight`, and `ipu_param` the numbers of
         the next update.
         """
         held = copy.deepcopy(super().state_dict())
         if self._names is None:
             return {**self._loaded, **held}
         state = named_state(self, self._names, held["state"])
-        return {"ipu_state": state, "ipu_param": named_settings(self, self._names), **held}
+        return {"ipu_state": state, "ipu_param": named_settings(self, self._names, self._scale), **held}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """As torch's own, but state keeps the types in which it was saved; torch gives it those of the weights.
@@ -145,12 +177,20 @@ class PoptorchOptimizer(torch.optim.Optimizer):
         restore_types(self, state_dict)
         self._loaded = {key: state_dict.get(key) for key in _NOTHING}
         if self._names is not None:
-            self.use_names(self._names)
+            self.use_names(self._names, self._scale)
 
-    def use_names(self, names: Mapping[nn.Parameter, str]) -> None:
-        """Takes the names that a compiled model has for the parameters, and the state that was loaded by them."""
-        loaded, self._names, self._loaded = self._loaded["ipu_state"], names, _NOTHING
-        take_state(self, names, loaded or {})
+    def use_names(self, names: Mapping[nn.Parameter, str], scale: LossScale | None) -> None:
+        """Takes the names that a compiled model has for the parameters, and the state that was loaded by them.
+
+        Args:
+            names: By parameter.
+            scale: The scale of the loss, if it follows the gradients.
+
+        Raises:
+            ValueError: some of the state belongs to no parameter.
+        """
+        take_state(self, names, self._loaded["ipu_state"] or {})
+        self._names, self._scale, self._loaded = names, scale, _NOTHING
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:

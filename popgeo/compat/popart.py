@@ -1,0 +1,13 @@
+"""The enumerations that old programs take from PopART to set `Options._Popart`; there is no PopART here."""
+
+from enum import IntEnum
+
+from popgeo.compat.account import ignored
+
+AccumulateOuterFragmentSchedule = IntEnum(
+    "AccumulateOuterFragmentSchedule", "Scheduler Serial OverlapCycleOptimized OverlapMemoryOptimized", start=0
+)
+RecomputationType = IntEnum("RecomputationType", "NoRecompute Standard NormOnly Pipeline RecomputeAll", start=0)
+SubgraphCopyingStrategy = IntEnum("SubgraphCopyingStrategy", "OnEnterAndExit JustInTime", start=0)
+SyntheticDataMode = IntEnum("SyntheticDataMode", "Off Zeros RandomNormal RandomUniform", start=0)
+ignored("import popart", "its enumerations are numbers for PopART, which is not used here")
