@@ -8,7 +8,8 @@ from pathlib import Path
 from popgeo.atomic_write import write_atomically
 
 CHECKSUM_DIGITS = 64
-_SEAL = re.compile(rb"popgeo ([a-z ]{1,30}) (\d{1,4}) sha256 \Z")
+SEAL_BYTES = 108
+_SEAL = re.compile(rb" *popgeo ([a-z ]+) (\d+) sha256 ")
 
 
 def sealed(content: bytes, kind: str, version: int, *, is_archive: bool = False) -> bytes:
@@ -20,25 +21,25 @@ def sealed(content: bytes, kind: str, version: int, *, is_archive: bool = False)
         version: Of the format.
         is_archive: Whether the content is a zip archive without a comment. The seal becomes its comment.
     """
-    seal = f"popgeo {kind} {version} sha256 ".encode()
     if is_archive:  # which ends with the length of the comment
-        content = content[:-2] + (len(seal) + CHECKSUM_DIGITS).to_bytes(2, "little")
-    return with_checksum(content + seal)
+        content = content[:-2] + SEAL_BYTES.to_bytes(2, "little")
+    seal = f"popgeo {kind} {version} sha256 ".rjust(SEAL_BYTES - CHECKSUM_DIGITS).encode()
+    return _with_checksum(content + seal)
 
 
-def with_checksum(data: bytes) -> bytes:
+def _with_checksum(data: bytes) -> bytes:
     """The bytes, and the checksum of all of them as hexadecimal digits."""
     return data + hashlib.sha256(data).hexdigest().encode()
 
 
 def has_checksum(data: bytes) -> bool:
     """Whether bytes end with the checksum of all bytes before it."""
-    return with_checksum(data[:-CHECKSUM_DIGITS]) == data
+    return _with_checksum(data[:-CHECKSUM_DIGITS]) == data
 
 
 def kind_of(data: bytes) -> tuple[str, int] | None:
     """The kind and the version that a file's seal names; None if there is no seal."""
-    found = _SEAL.search(data[-CHECKSUM_DIGITS - 64 : -CHECKSUM_DIGITS])
+    found = _SEAL.fullmatch(data[-SEAL_BYTES:-CHECKSUM_DIGITS])
     return None if found is None else (found[1].decode(), int(found[2]))
 
 
@@ -67,7 +68,7 @@ def unsealed(data: bytes, path: str | os.PathLike[str], kind: str, version: int)
     if found != (kind, version):
         what = "not sealed by popgeo" if found is None else f"a {found[0]} of version {found[1]}"
         raise ValueError(f"{path} is {what}; a {kind} of version {version} is needed. Write the file again.")
-    return data[: data.rindex(b"popgeo ")]
+    return data[:-SEAL_BYTES]
 
 
 def write_sealed(path: str | os.PathLike[str], content: bytes, kind: str, version: int, **choices: bool) -> None:
