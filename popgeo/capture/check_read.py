@@ -1,28 +1,23 @@
 """Makes sure that a step out of a file is one that a capture could have written, before any of it runs."""
 
 import contextlib
-import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from popgeo.capture.captured_step import CapturedStep
 from popgeo.capture.check_graph import check_graph
 from popgeo.capture.control_flow import COND, FOR_LOOP
 from popgeo.capture.marks import marked, marks_of
-from popgeo.capture.op_graph import LOSS_SCALE, Input, Op, OpGraph, Ref, Role, Value, overload, substitute
-from popgeo.capture.operations import OPERATIONS, name_of
+from popgeo.capture.op_graph import LOSS_SCALE, Input, Op, OpGraph, Ref, Role, Value, substitute
 from popgeo.capture.pytree import Leaf
+from popgeo.capture.safe_operations import require_fitting, require_forward, safe_operation
 from popgeo.capture.schemas import written_by
 from popgeo.capture.structures import leaves
 
-# Of the table, these put a tensor into other memory; of torch, the marked ones compute and do nothing else.
-_NEVER = {"aten.set", "aten.resize"}
-_COMPUTES = {torch.Tag.core, torch.Tag.pointwise}
 _META = torch.device("meta")
 _ROOM = 2**60  # bytes of a memory that is only thought of; where a view ends is checked by `check_graph`
 
@@ -40,6 +35,7 @@ def require_operations(graph: OpGraph) -> None:
         ValueError: one is not, the graph cannot run as it stands, or its memory is not what the operations look at.
     """
     check_graph(graph)
+    require_forward(graph)
     _require(not any(any(value.marks) for value in graph.values), "conjugates and negatives are not written down")
     known: dict[Any, Made] = {}  # layers of a model ask alike
     for op in graph.ops:
@@ -111,7 +107,8 @@ def _form(value: Value) -> Form:
 
 def _made_by_torch(target: str, args: Any, kwargs: Any, forms: tuple[tuple[Form, int], ...], on: torch.device) -> Made:
     """What torch says that an operation makes of operands of these forms, each in one of several memories."""
-    func, takes_device = allowed_operation(target)
+    func = safe_operation(target)
+    takes_device = any(argument.name == "device" for argument in func._schema.arguments)
     try:
         mode = contextlib.nullcontext() if on is _META else FakeTensorMode()
         with mode, torch.no_grad(), torch._C._AutoDispatchBelowAutograd():
@@ -122,6 +119,7 @@ def _made_by_torch(target: str, args: Any, kwargs: Any, forms: tuple[tuple[Form,
             ]
             given, named = (substitute(part, tensors.__getitem__) for part in (args, kwargs))
             _require(named.get("device") in (None, torch.device("cpu")), "no file says where else a result lies")
+            require_fitting(func, given, named)
             if "index_put" in target:
                 _require_fitting_values(*given[:3])
             made = func(*given, **(named | {"device": on} if takes_device else named))
@@ -148,25 +146,6 @@ def _require_fitting_values(x: Tensor, indices: Sequence[Tensor | None], values:
 
 def _form_of(tensor: Tensor) -> Form:
     return tuple(tensor.shape), tensor.stride(), int(tensor.storage_offset()), tensor.dtype, marks_of(tensor)
-
-
-@functools.cache
-def allowed_operation(target: str) -> tuple[OpOverload, bool]:
-    """The function of an operation that a kept step may hold, and whether it is told where its result is to lie.
-
-    Raises:
-        ValueError: no kept step may hold it.
-    """
-    name, found = name_of(target), None
-    if target.count(".") == 2 and name not in _NEVER:
-        found = overload(target)
-    known = isinstance(found, OpOverload) and (
-        name in OPERATIONS or found.namespace == "popgeo" or (found.namespace == "aten" and _COMPUTES & {*found.tags})
-    )
-    if not known:
-        raise ValueError(f"{target} is none of the operations that a kept step may hold")
-    assert isinstance(found, OpOverload)
-    return found, any(argument.name == "device" for argument in found._schema.arguments)
 
 
 def _require_bodies(graph: OpGraph, op: Op) -> None:

@@ -130,7 +130,14 @@ class Recorder(TorchDispatchMode):
             with unset_fake_temporarily():  # a number of a tensor from outside, which a fake tensor could not tell
                 result = func(*args, **keywords)
         else:
+            viewed = args[0] if func.is_view and args and args[0].layout is torch.strided else None
+            memory = 0 if viewed is None else viewed.untyped_storage().nbytes()
             result = self._stand_in(func, args, keywords)
+            if viewed is not None and viewed.untyped_storage().nbytes() > memory:  # as stand-ins allow
+                raise ValueError(
+                    f"{self.line()}: {func._schema.name} makes a view that ends beyond the {memory:,} bytes of the "
+                    "tensor that it views, which eager mode refuses, too. Make it end within the tensor."
+                )
             self.on_result(func, args, keywords, result)
         if makes_tensors(func) or only_raises(func):
             self._write_down(func, args, keywords, result)

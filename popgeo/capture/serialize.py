@@ -15,6 +15,7 @@ from popgeo.capture.captured_step import CapturedStep
 from popgeo.capture.check_read import require_operations
 from popgeo.capture.op_graph import BlockMark, Input, Op, OpGraph, Ref, Value
 from popgeo.capture.pytree import Container, Fixed, Leaf, Structure, besides
+from popgeo.torch_archive import entries_of, load_tensors
 
 _TORCH = {"dtype": torch.dtype, "layout": torch.layout, "memory_format": torch.memory_format, "device": torch.device}
 _PHASES = ("forward", "backward", "update")
@@ -74,10 +75,9 @@ def _constants(raw: bytes, values: Sequence[Value], numbers: Sequence[int]) -> d
         ValueError: torch cannot read them, or one lies in memory otherwise than its value says.
     """
     try:
-        held = torch.load(io.BytesIO(raw), weights_only=True, map_location="cpu")
-    except Exception as error:  # whose words advise to run what the file holds
+        found = dict(zip(numbers, load_tensors(entries_of(raw)), strict=True))
+    except (ValueError, TypeError) as error:
         raise ValueError("its constants cannot be read") from error
-    found = dict(zip(numbers, held, strict=True))
     if any(tensor.stride() != values[v].stride or not tensor.is_cpu for v, tensor in found.items()):
         raise ValueError("a constant lies in memory otherwise than its value says")
     return found

@@ -1,6 +1,5 @@
 """Keeps captured steps in a folder of one's own, for the next start."""
 
-import hashlib
 import json
 import os
 import stat
@@ -10,7 +9,6 @@ from pathlib import Path
 
 from torch import nn
 
-from popgeo.atomic_write import write_atomically
 from popgeo.capture import serialize
 from popgeo.capture.arguments import Arguments
 from popgeo.capture.captured_step import CapturedStep
@@ -19,7 +17,9 @@ from popgeo.capture.fingerprint import Unknown, fingerprint, hash_files
 from popgeo.capture.held_state import module_state
 from popgeo.capture.op_graph import Input, Role
 from popgeo.capture.structures import leaves
+from popgeo.sealed_file import unsealed, write_sealed
 
+KIND, VERSION = "kept step", 1
 Folder = str | os.PathLike[str] | None
 
 
@@ -61,10 +61,10 @@ def load(
     except OSError:
         return None
     try:
-        head, _, body = _read(path).partition(b"\n")
+        head, _, body = unsealed(_read(path), path, KIND, VERSION).partition(b"\n")
         noted = json.loads(head)
-        if (noted["key"], noted["sha256"]) != (key, hashlib.sha256(body).hexdigest()):
-            raise ValueError("it is damaged, or that of another model")
+        if noted["key"] != key:
+            raise ValueError("it is that of a different model")
         if hash_files(noted["files"]) != noted["files"]:
             return None  # the model's source has changed since
         step = serialize.from_bytes(body, arguments.graph_data)
@@ -74,7 +74,7 @@ def load(
     except FileNotFoundError:
         return None
     except Exception as error:  # what is no such file may break the reader in any way
-        warnings.warn(f"{path} is no compiled step ({error}); compiling anew and replacing it.", stacklevel=2)
+        warnings.warn(f"{path} is not a compiled step ({error}); compiling again and replacing it.", stacklevel=2)
         return None
 
 
@@ -88,10 +88,11 @@ def save(folder: Folder, key: str | None, step: CapturedStep) -> None:
         return
     try:
         body = serialize.to_bytes(step)
-        head = {"key": key, "sha256": hashlib.sha256(body).hexdigest(), "files": hash_files(step.files)}
+        head = {"key": key, "files": hash_files(step.files)}
         for place in reversed([place for place in (Path(folder), *Path(folder).parents) if not place.exists()]):
             place.mkdir(mode=0o700, exist_ok=True)
-        write_atomically(_path(folder, key), json.dumps(head).encode() + b"\n" + body, is_private=True)
+        content = json.dumps(head).encode() + b"\n" + body
+        write_sealed(_path(folder, key), content, KIND, VERSION, is_private=True)
     except (OSError, TypeError, ValueError) as error:
         warnings.warn(f"The compiled step is not kept in {folder}: {error}.", stacklevel=2)
 

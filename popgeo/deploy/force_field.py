@@ -14,10 +14,11 @@ from popgeo.nn.models.atom_model import AtomModel
 from popgeo.nn.models.painn import PaiNN
 from popgeo.nn.models.schnet import SchNet
 from popgeo.nn.readout import READOUTS
+from popgeo.torch_archive import read_format, write_format
 
 MODELS: dict[str, type[AtomModel]] = {"schnet": SchNet, "painn": PaiNN}
 """What a force field may be made of, by the names of the command line."""
-_FORMAT = "popgeo force field 1"
+_KIND, _VERSION = "force field", 2
 
 
 class ForceField(nn.Module):
@@ -96,25 +97,43 @@ class ForceField(nn.Module):
     def save(self, path: str | Path) -> None:
         """Writes the file that `load`, and `popgeo predict`, read."""
         content = {"name": self.name, "settings": self.settings, "state_dict": self.state_dict()}
-        torch.save({"format": _FORMAT, **content}, path)
+        write_format(path, content, _KIND, _VERSION)
 
     @classmethod
     def load(cls, path: str | Path) -> "ForceField":
         """What `save` wrote; nothing in the file is executed.
 
         Raises:
-            ValueError: the file is something else.
+            ValueError: the file is damaged, something else, or its settings do not fit its weights.
+            OSError: the file cannot be read.
         """
+        kept = read_format(path, _KIND, _VERSION)
         try:
-            kept = torch.load(path, map_location="cpu", weights_only=True)
-            if kept["format"] != _FORMAT:
-                raise ValueError(f"its format is {kept['format']!r}")
-            state = kept["state_dict"]
-            field = cls(kept["name"], kept["settings"], torch.zeros(MAX_Z)).to(state["scale"].dtype)
-            field.references = field.references.double()
-            field.load_state_dict(state)
-        except OSError:
-            raise
-        except Exception as error:  # torch's, pickle's and zip's own kinds
-            raise ValueError(f"{path} is no force field that popgeo train wrote: {error}") from error
+            field = _like(kept["name"], kept["settings"], kept["state_dict"])
+            field.load_state_dict(kept["state_dict"])
+        except Exception as error:  # what does not fit may break a model in any way
+            reason = str(error) if type(error) is ValueError else f"an entry is missing or of a wrong kind: {error!r}"
+            raise ValueError(f"{path} is not a force field of popgeo: {reason:.200}") from error
         return field.eval()
+
+
+def _like(name: str, settings: dict[str, Any], state: dict[str, Tensor]) -> ForceField:
+    """A force field for weights, built only if its settings declare no more than the weights are.
+
+    Raises:
+        ValueError: the settings declare more layers than there are weights, or weights of different shapes.
+    """
+    elements = sum(tensor.numel() for tensor in state.values())
+    for key, number in settings.items():
+        most = len(state) if key == "num_interactions" else max(elements, 1000)
+        # Otherwise a loop over layers might not end.
+        if key.startswith(("num_", "max_num_", "hidden_")) and not 0 <= number <= most:
+            raise ValueError(f"{key} is {number}; the weights in the file allow 0 to {most}")
+    dtype, shapes = state["scale"].dtype, {key: tensor.shape for key, tensor in state.items()}
+    with torch.device("meta"):
+        declared = ForceField(name, settings, torch.zeros(MAX_Z)).state_dict()
+    if {key: tensor.shape for key, tensor in declared.items()} != shapes:
+        raise ValueError("its settings declare weights of different shapes")
+    field = ForceField(name, settings, torch.zeros(MAX_Z)).to(dtype)
+    field.references = field.references.double()
+    return field

@@ -3,8 +3,9 @@
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor, nn
+
+from popgeo.torch_archive import checked_entries, read_content, written_again
 
 
 def load_weights(path: Path, model: Any) -> nn.Module:
@@ -16,14 +17,12 @@ def load_weights(path: Path, model: Any) -> nn.Module:
             attribute that it was of the module that was trained. Or a class of `LightningModule`.
 
     Raises:
-        ValueError: the file cannot be read as weights, or they are not those of the model.
+        ValueError: a checksum does not match, the file does not hold weights alone, or not those of the model.
     """
     if isinstance(model, type):
-        return model.load_from_checkpoint(path, map_location="cpu", weights_only=True)  # type: ignore[attr-defined]
-    try:
-        kept = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # torch's, pickle's and zip's own kinds
-        raise ValueError(f"{path} cannot be read as weights alone: {error}") from error
+        file = written_again(checked_entries(path, "checkpoint")[0])
+        return model.load_from_checkpoint(file, map_location="cpu", weights_only=True)  # type: ignore[attr-defined]
+    kept = read_content(path)
     state = kept.get("state_dict", kept) if isinstance(kept, dict) else None
     if not isinstance(state, dict) or not all(isinstance(value, Tensor) for value in state.values()):
         raise ValueError(f"{path} holds no state_dict. Save one with torch.save(model.state_dict(), path).")

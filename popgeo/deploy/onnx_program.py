@@ -2,6 +2,7 @@
 
 import importlib
 import json
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -11,10 +12,12 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from popgeo.deploy.fixed_program import Tensors
 from popgeo.deploy.onnx_operations import decompositions, translations
+from popgeo.sealed_file import SEAL_BYTES
 
 _OPSET = 18
+_NEVER: set[str] = set()
 _NOTES = "popgeo"
-_CHECKSUM = b"\x0a\x0dpopgeo.sha256\x12\x40"  # an entry of `metadata_props`, but for its 64 digits
+_SEAL = b"\x0a\x0dpopgeo.sha256\x12" + bytes([SEAL_BYTES])  # an entry of `metadata_props`, without its value
 
 
 def write_onnx(modules: Sequence[fx.GraphModule], examples: Sequence[Tensors], notes: str) -> bytes:
@@ -23,10 +26,10 @@ def write_onnx(modules: Sequence[fx.GraphModule], examples: Sequence[Tensors], n
     Args:
         modules: The one program, which takes tensors in their order, in operations of torch alone, and returns several.
         examples: Tensors like its inputs, by name.
-        notes: What is to be known of it besides.
+        notes: Inputs, results and sizes of the program, as JSON.
 
     Returns:
-        The file, which ends where its checksum is to stand.
+        The file without its seal.
 
     Raises:
         ImportError: a package that ONNX needs is not installed.
@@ -64,45 +67,68 @@ def write_onnx(modules: Sequence[fx.GraphModule], examples: Sequence[Tensors], n
     model = made.model_proto
     entry = model.metadata_props.add()
     entry.key, entry.value = _NOTES, notes
-    # The checksum is the last entry of the file: what follows a message is merged into it.
-    return model.SerializeToString() + b"\x72" + bytes([len(_CHECKSUM) + 64]) + _CHECKSUM
+    # The seal is the last entry of the file: what follows a message is merged into it.
+    return model.SerializeToString() + b"\x72" + bytes([len(_SEAL) + SEAL_BYTES]) + _SEAL
 
 
 def read_notes_of_onnx(data: bytes) -> str:
-    """What stands beside the program of a file; nothing where there is none.
+    """The notes next to the program of a file; empty if there are none.
 
     Raises:
-        ImportError: onnxruntime is not installed.
-        ValueError: onnxruntime cannot read the file.
+        ImportError: onnx is not installed.
+        ValueError: the file holds more than one graph of ONNX's own operations.
     """
-    try:
-        return _session(data, optimizes=False).get_modelmeta().custom_metadata_map.get(_NOTES, "")
-    except ImportError:
-        raise
-    except Exception as error:  # of a class of its own for each kind
-        raise ValueError(f"onnxruntime cannot read the file: {error}") from error
+    return {entry.key: entry.value for entry in _checked(data).metadata_props}.get(_NOTES, "")
 
 
-def open_onnx(data: bytes, count: int) -> list[Callable[..., list[Tensor]]]:
-    """What runs a file of ONNX: from tensors in the order of its notes to several."""
-    session = _session(data, optimizes=True)
-    names = list(json.loads(read_notes_of_onnx(data))["programs"][0]["inputs"])
-    inputs, outputs = ([one.name for one in part] for part in (session.get_inputs(), session.get_outputs()))
+def open_onnx(data: bytes, inputs: Sequence[Tensors]) -> list[Callable[..., list[Tensor]]]:
+    """What runs a file of ONNX: takes tensors in the order of `inputs`, and returns several.
+
+    Raises:
+        ImportError: onnx or onnxruntime is not installed.
+        ValueError: see `read_notes_of_onnx`.
+    """
+    runtime = needed("onnxruntime")
+    options = runtime.SessionOptions()
+    options.intra_op_num_threads = torch.get_num_threads()
+    # Folding would compute, and keep, whatever size of tensor the file declares; `write_onnx` has folded already.
+    kept = {"providers": ["CPUExecutionProvider"], "disabled_optimizers": ["ConstantFolding"]}
+    session = runtime.InferenceSession(_checked(data).SerializeToString(), options, **kept)
+    taken, outputs = ([one.name for one in part] for part in (session.get_inputs(), session.get_outputs()))
 
     def run(*tensors: Tensor) -> list[Tensor]:
-        given = dict(zip(names, tensors, strict=True))
-        return list(map(torch.from_numpy, session.run(outputs, {name: given[name].numpy() for name in inputs})))
+        given = dict(zip(inputs[0], tensors, strict=True))
+        return list(map(torch.from_numpy, session.run(outputs, {name: given[name].numpy() for name in taken})))
 
     return [run]
 
 
-def _session(data: bytes, optimizes: bool) -> Any:
-    runtime = needed("onnxruntime")
-    options = runtime.SessionOptions()
-    options.intra_op_num_threads = torch.get_num_threads()
-    if not optimizes:
-        options.graph_optimization_level = runtime.GraphOptimizationLevel.ORT_DISABLE_ALL
-    return runtime.InferenceSession(data, options, providers=["CPUExecutionProvider"])
+def _checked(data: bytes) -> Any:
+    """The model in a file, if it is one graph of ONNX's own operations with all its tensors in the file.
+
+    Graphs within graphs, such as loops, and functions could run without end; other domains could load libraries.
+    """
+    onnx = needed("onnx")
+    try:
+        model = onnx.load_model_from_string(data)
+    except Exception as error:  # of protobuf
+        raise ValueError(f"onnx cannot read the file: {error}") from error
+    graph, tensors = model.graph, [*model.graph.initializer]
+    if model.functions or model.training_info or graph.sparse_initializer:
+        raise ValueError("it holds functions, training or sparse tensors, which no export writes")
+    for node in graph.node:
+        if node.domain not in ("", "ai.onnx") or node.op_type in _NEVER:
+            raise ValueError(f"{node.domain}.{node.op_type} is not one of the operations that a file may hold")
+        for one in node.attribute:
+            if one.HasField("g") or one.graphs or one.HasField("sparse_tensor") or one.sparse_tensors:
+                raise ValueError(f"{node.op_type} holds a graph of its own or a sparse tensor, which no export writes")
+            tensors += [*one.tensors, *([one.t] if one.HasField("t") else [])]
+    for tensor in tensors:
+        if tensor.external_data or tensor.data_location:
+            raise ValueError(f"the tensor {tensor.name!r:.100} lies in a different file")
+        if min(tensor.dims, default=0) < 0 or math.prod(tensor.dims) > 2 * len(data):
+            raise ValueError(f"the tensor {tensor.name!r:.100} declares more elements than the file can hold")
+    return model
 
 
 def needed(package: str) -> Any:

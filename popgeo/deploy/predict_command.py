@@ -50,7 +50,7 @@ def _with_neighbours(asked: argparse.Namespace) -> tuple[Predictor, list[Any]]:
     """A predictor of what `popgeo train` wrote, and the structures with the neighbours that it was trained with.
 
     Raises:
-        ValueError: the file was not written by `popgeo train`.
+        ValueError: `popgeo train` did not write the file.
     """
     field, structures = ForceField.load(asked.model), list[Any]()
     given = getattr(asked, "cutoff", None)
@@ -73,11 +73,11 @@ def _predictor(asked: argparse.Namespace) -> Predictor:
         ValueError: it cannot be had.
     """
     if Path(asked.model).is_file():
-        return load(asked.model, asked.backend or "cpu")
+        return load(asked.model, asked.backend or "cpu", run_machine_code=asked.run_machine_code)
     module, colon, name = asked.model.partition(":")
     if not colon:
         raise ValueError(
-            f"MODEL is {asked.model!r}, which is no file; name what popgeo train or popgeo.export wrote, or write "
+            f"MODEL is {asked.model!r}, which is not a file; name what popgeo train or popgeo.export wrote, or write "
             "package.module:name of a model, or of what makes one."
         )
     sys.path.insert(0, "")  # as `python -m` looks for modules
@@ -108,6 +108,11 @@ def _parser() -> argparse.ArgumentParser:
     add("--forces", action="store_true", help="also the forces of a model of energies")
     add("--backend", help="cpu (default), inductor, cuda or none")
     add("--batch-size", type=float, help="graphs of a batch, on average")
+    add(
+        "--run-machine-code",
+        action="store_true",
+        help="load a file of the format AOTInductor, which runs what it holds",
+    )
     add("--keep", action="store_true", help="go on where graphs are wrong, and name them")
     add_source(parser)
     return parser

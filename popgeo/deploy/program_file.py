@@ -1,9 +1,6 @@
 """Models as files that run without their source: exported at one or a few fixed shapes, loaded as a predictor."""
 
-import hashlib
-import io
 import warnings
-import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -22,7 +19,6 @@ from popgeo.deploy.predictions import Predictions
 from popgeo.deploy.predictor import Predictor
 from popgeo.deploy.program_notes import read_notes, write_notes
 from popgeo.deploy.torch_program import (
-    CHECKSUM_DIGITS,
     open_compiled,
     open_torch,
     read_notes_of_archive,
@@ -30,7 +26,9 @@ from popgeo.deploy.torch_program import (
     write_torch,
 )
 from popgeo.engine.backend import Backend
+from popgeo.sealed_file import has_checksum, kind_of, sealed, unsealed
 
+_KIND, _VERSION = "program", 1
 _TOLERANCE = 1e-4  # of results, whose rounding may be another
 
 
@@ -101,8 +99,8 @@ def export(
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # of torch's exporters about torch
         data = _WRITERS[format](plain, examples, notes)
-    data += hashlib.sha256(data).hexdigest().encode()
-    found = _loaded(data, str(path), "none")(graphs)
+    data = sealed(data, _KIND, _VERSION, is_archive=format != "onnx")
+    found = _loaded(data, str(path), "none", run_machine_code=True)(graphs)
     for name, tensor in wanted.items():
         tolerance = _TOLERANCE * max(1.0, _largest(tensor))
         if not torch.allclose(found[name], tensor, rtol=0, atol=tolerance, equal_nan=True):
@@ -114,44 +112,54 @@ def export(
     return Path(path)
 
 
-def load(path: str | Path, backend: Backend | str | None = "cpu") -> Predictor:
+def load(path: str | Path, backend: Backend | str | None = "cpu", *, run_machine_code: bool = False) -> Predictor:
     """A predictor of a file that `export` wrote.
 
-    Files of formats torch and ONNX may come from strangers: nothing in them is executed, and their operations do no
-    more than compute. What AOTInductor has compiled is machine code: load only what you would run.
+    Files of the formats torch and ONNX may come from untrusted sources: nothing in them is executed, and their
+    operations do no more than compute. A file of the format AOTInductor is machine code, and loading it runs it.
 
     Args:
         path: The file.
         backend: What compiles programs of format torch: `"cpu"`, `"inductor"`, or `"none"`.
+        run_machine_code: Whether to load a file of the format AOTInductor. Pass True only if you trust its author.
 
     Raises:
         ImportError: a package that the format needs is not installed.
-        ValueError: it is no such file, of another version, truncated or changed, or holds what could be executed.
+        ValueError: the file is something else, of a different version, truncated or changed, holds what could be
+            executed, or is machine code and `run_machine_code` is False.
         OSError: it cannot be read.
     """
-    return _loaded(Path(path).read_bytes(), str(path), backend)
+    return _loaded(Path(path).read_bytes(), str(path), backend, run_machine_code)
 
 
-def _loaded(data: bytes, path: str, backend: Backend | str | None) -> Predictor:
-    if hashlib.sha256(data[:-CHECKSUM_DIGITS]).hexdigest().encode() != data[-CHECKSUM_DIGITS:]:
-        raise ValueError(
-            f"{path} is truncated or changed, or popgeo.export has not written it: its checksum is wrong. Copy it "
-            "again, or export the model again. If torch.save wrote it, it holds weights: make the model and pass both "
-            "to popgeo.Predictor.from_checkpoint(path, model)."
-        )
-    is_archive = zipfile.is_zipfile(io.BytesIO(data))
-    format, programs, results = read_notes((read_notes_of_archive if is_archive else read_notes_of_onnx)(data), path)
+def _loaded(data: bytes, path: str, backend: Backend | str | None, run_machine_code: bool) -> Predictor:
+    is_older = has_checksum(data) and kind_of(data) is None  # from before a seal named a kind
     try:
-        opened = _OPENED[format](data, len(programs))
+        is_older or unsealed(data, path, _KIND, _VERSION)
+    except ValueError as error:
+        raise ValueError(
+            f"{error} If torch.save wrote it, it holds weights: make the model and pass both to "
+            "popgeo.Predictor.from_checkpoint(path, model)."
+        ) from error
+    try:
+        notes = (read_notes_of_archive if data[:2] == b"PK" else read_notes_of_onnx)(data)
+        format, programs, results = read_notes(notes)
+        if format == "aotinductor" and not run_machine_code:
+            raise ValueError(
+                "it is machine code, which runs when it is loaded. If you trust its author, pass "
+                "run_machine_code=True to popgeo.load, or --run-machine-code to popgeo predict"
+            )
+        opened = _OPENED[format](data, [program.inputs for program in programs])
+        made = [
+            replace(program, run=_by_name(compiled_by(backend if format == "torch" else None, run), program, names))
+            for program, run, names in zip(programs, opened, results, strict=True)
+        ]
+        return Predictor.of_programs(made)
     except ImportError:
         raise
     except Exception as error:  # of as many kinds as the readers of others have
-        raise ValueError(f"{path} cannot be loaded: {str(error).partition(chr(10))[0]}") from error
-    made = [
-        replace(program, run=_by_name(compiled_by(backend if format == "torch" else None, run), program, names))
-        for program, run, names in zip(programs, opened, results, strict=True)
-    ]
-    return Predictor.of_programs(made)
+        reason = str(error).partition("\n")[0] if isinstance(error, ValueError) else repr(error)[:300]
+        raise ValueError(f"{path} cannot be loaded: {reason.rstrip('.')}.") from error
 
 
 def _program(

@@ -21,6 +21,7 @@ from popgeo.data.fixed_size_options import FixedSizeOptions
 from popgeo.deploy.fixed_program import FixedProgram, Tensors
 
 VERSION = 1
+FORMATS = ("torch", "aotinductor", "onnx")
 _BY_NAME = (AttrNamePadding, NodeTypePadding, EdgeTypePadding)
 
 
@@ -45,21 +46,25 @@ def write_notes(programs: Sequence[tuple[FixedProgram, Tensors]], format: str, u
         raise ValueError(f"{programs[0][0].sizes} cannot be written to a file: {error}. Pad with numbers.") from error
 
 
-def read_notes(text: str, file: str) -> tuple[str, list[FixedProgram], list[list[str]]]:
+def read_notes(text: str) -> tuple[str, list[FixedProgram], list[list[str]]]:
     """The format of a file, its programs but for what runs them, and the names of all results of each.
 
     Raises:
-        ValueError: they are of another version, or no notes.
+        ValueError: the notes are of a different version, or something is missing, or of a wrong type.
     """
+    version = None
     try:
         notes = json.loads(text)
         version = notes["version"]
-        if version == VERSION:
-            told = notes["programs"]
-            return str(notes["format"]), list(map(_program, told)), [list(one["results"]) for one in told]
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"{file} has no notes of popgeo.export that can be read: {error!r}.") from error
-    raise ValueError(f"{file} is of version {version}; this is popgeo with version {VERSION}. Export the model again.")
+        if version == VERSION and type(version) is int:
+            told, format = notes["programs"], notes["format"]
+            made = format, list(map(_program, told)), [list(one["results"]) for one in told]
+            if told and isinstance(format, str) and format in FORMATS:
+                return made
+            raise ValueError(f"it has {len(told)} programs of the format {format!r:.50}")
+    except Exception as error:  # notes that were crafted may break their reader in any way
+        raise ValueError(f"it has no notes of popgeo.export that can be read: {error!r:.200}") from error
+    raise ValueError(f"it is of version {version!r:.50}; this is popgeo with version {VERSION}. Export the model again")
 
 
 def _told(program: FixedProgram, results: Tensors) -> dict[str, Any]:
@@ -74,7 +79,7 @@ def _told(program: FixedProgram, results: Tensors) -> dict[str, Any]:
 
 def _program(told: Mapping[str, Any]) -> FixedProgram:
     layout = {name: _unpacked(value) for name, value in told["layout"].items()}
-    layout["index_dtype"] = getattr(torch, layout["index_dtype"])
+    layout["index_dtype"] = _dtype(layout["index_dtype"])
     return FixedProgram(
         run=_no_results,
         inputs={name: _like(shape, dtype) for name, (shape, dtype) in told["inputs"].items()},
@@ -85,7 +90,14 @@ def _program(told: Mapping[str, Any]) -> FixedProgram:
 
 
 def _like(shape: list[int], dtype: str) -> Tensor:
-    return torch.empty(shape, dtype=getattr(torch, dtype), device="meta")
+    return torch.empty(shape, dtype=_dtype(dtype), device="meta")
+
+
+def _dtype(name: str) -> torch.dtype:
+    found = vars(torch)[name]
+    if not isinstance(found, torch.dtype):
+        raise ValueError(f"{name!r:.50} is not a type of tensors")
+    return found
 
 
 def _no_results(tensors: Tensors) -> Tensors:

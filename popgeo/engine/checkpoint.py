@@ -1,59 +1,35 @@
 """Everything that a training run needs to go on as if it had never stopped."""
 
-import hashlib
-import io
 import os
-import zipfile
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
-import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from popgeo.atomic_write import write_atomically
 from popgeo.engine.cuda_graph import CudaGraphRunner
 from popgeo.engine.optimizer.precision import restore_types
 from popgeo.engine.replicas import Replicas
 from popgeo.engine.step_runner import StepRunner
+from popgeo.torch_archive import read_format, write_format
 
-_FORMAT, _WITHOUT_CHECKSUM = "popgeo checkpoint 3", "popgeo checkpoint 2"
-# A zip file ends with the length of a comment and the comment, which is where the checksum of all before stands.
-_SEAL, _SEALED = b"popgeo sha256 ", 14 + 64
+_KIND, _VERSION = "checkpoint", 4
 # What a content that was crafted to fit its checksum raises where it is no such content.
 _UNLIKE = (RuntimeError, ValueError, LookupError, TypeError, AttributeError)
 
 
 def save_checkpoint(path: str | os.PathLike[str], content: Mapping[str, Any]) -> None:
     """Writes tensors and numbers to a file that is, at any moment, the old one or the new one."""
-    buffer = io.BytesIO()
-    torch.save({"format": _FORMAT, **content}, buffer)
-    data = buffer.getvalue()[:-2] + _SEALED.to_bytes(2, "little")
-    write_atomically(Path(path), data + _SEAL + hashlib.sha256(data).hexdigest().encode())
+    write_format(path, content, _KIND, _VERSION)
 
 
 def load_checkpoint(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """What `save_checkpoint` wrote, now or before it wrote checksums; nothing in the file is run.
+    """What `save_checkpoint` wrote, in this version or in one from before there were seals; nothing in the file is run.
 
     Raises:
-        ValueError: the file is not such a checkpoint, or damaged.
+        ValueError: the file is not such a checkpoint, or it is damaged.
     """
-    data = Path(path).read_bytes()
-    try:
-        whole = data[:-_SEALED] if data[-_SEALED:].startswith(_SEAL) else b""
-        sealed = hashlib.sha256(whole).hexdigest().encode() == data[-64:]
-        with zipfile.ZipFile(io.BytesIO(data)) as archive:
-            damaged = None if sealed else archive.testzip()
-        content = torch.load(io.BytesIO(data), weights_only=True, map_location="cpu")
-    except Exception as error:  # what is no such file may break the reader in any way
-        reason = str(error).partition("\n")[0][:200]
-        raise ValueError(f"{path} is no checkpoint of popgeo: {reason}") from error
-    if not isinstance(content, dict) or content.get("format") not in (_FORMAT, _WITHOUT_CHECKSUM):
-        raise ValueError(f"{path} is no checkpoint of popgeo; it was written by something else.")
-    if damaged is not None or (content["format"] == _FORMAT and not sealed):
-        raise ValueError(f"{path} is damaged: its checksum is another. Load an earlier checkpoint.")
-    return content
+    return read_format(path, _KIND, _VERSION)
 
 
 def state_of(model: nn.Module, optimizer: Optimizer | None, run: Mapping[str, Any]) -> dict[str, Any]:

@@ -35,7 +35,8 @@ class GaussianSmearing(nn.Module):
         if num_gaussians < 2:
             raise ValueError(f"num_gaussians is {num_gaussians}; their width is their spacing, so pass at least 2.")
         self.register_buffer("offset", torch.linspace(start, stop, num_gaussians))
-        self.coeff = -0.5 / float(self.offset[1] - self.offset[0]) ** 2
+        with_numbers = torch.linspace(start, stop, num_gaussians, device="cpu")  # which "meta" does not have
+        self.coeff = -0.5 / float(with_numbers[1] - with_numbers[0]) ** 2
 
     def forward(self, dist: Tensor) -> Tensor:
         """Distances of any shape, flattened. [num_edges] -> [num_edges, num_gaussians]"""

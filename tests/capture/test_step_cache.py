@@ -130,7 +130,7 @@ def test_a_damaged_file_is_replaced_with_a_warning(tmp_path, damage):
     whole = path.read_bytes()
     path.write_bytes(whole[: len(whole) // 2] if damage is None else damage)
     step = start(tmp_path, ContinuousFilters())
-    with pytest.warns(UserWarning, match="is no compiled step"):
+    with pytest.warns(UserWarning, match="is not a compiled step"):
         assert losses(step) == expected
     assert from_bytes(path.read_bytes().partition(b"\n")[2])
 
@@ -198,7 +198,7 @@ def test_reading_runs_nothing_of_the_file(tmp_path):
     import pickle
 
     path.write_bytes(b"{}\n" + pickle.dumps(Trap()))
-    with pytest.warns(UserWarning, match="is no compiled step"):
+    with pytest.warns(UserWarning, match="is not a compiled step"):
         losses(start(tmp_path, ContinuousFilters()), count=1)
     assert not (tmp_path / "sprung").exists()
     assert from_bytes(path.read_bytes().partition(b"\n")[2])

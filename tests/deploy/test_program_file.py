@@ -1,6 +1,5 @@
 """Models as files: they predict like the model without its source, and what is wrong with a file is said."""
 
-import hashlib
 import io
 import json
 import os
@@ -21,6 +20,7 @@ from torch_geometric.transforms.pad import AttrNamePadding
 from popgeo import FixedSizeOptions, FlatStore, Predictor, export, load
 from popgeo.deploy.predict_command import predict
 from popgeo.nn import GIN, PaiNN, SchNet
+from popgeo.sealed_file import sealed
 
 SIZES = FixedSizeOptions(num_nodes=16, num_edges=60, num_graphs=4)
 
@@ -76,7 +76,7 @@ def test_a_file_of_onnx_that_is_not_whole_is_refused(onnx: Path, tmp_path: Path,
     place = int(at * len(data))
     for wrong in (data[:place], data[:place] + bytes([data[place] ^ 1]) + data[place + 1 :]):
         (tmp_path / "wrong.onnx").write_bytes(wrong)
-        with pytest.raises(ValueError, match="truncated or changed"):
+        with pytest.raises(ValueError, match="truncated, damaged"):
             load(tmp_path / "wrong.onnx")
 
 
@@ -185,9 +185,7 @@ def rewritten(data: bytes, change: Callable[[str, bytes], bytes]) -> bytes:
     with zipfile.ZipFile(io.BytesIO(data)) as archive, zipfile.ZipFile(file, "w") as other:
         for name in archive.namelist():
             other.writestr(name, change(name, archive.read(name)))
-        other.comment = b"-" * 64
-    crafted = file.getvalue()[:-64]
-    return crafted + hashlib.sha256(crafted).hexdigest().encode()
+    return sealed(file.getvalue(), "program", 1, is_archive=True)
 
 
 def replaced(ending: str, old: bytes, new: bytes) -> Callable[[str, bytes], bytes]:
@@ -219,9 +217,8 @@ DAMAGE = {
 CRAFTED = {
     "later": (replaced(SAYS, b'"version": 1', b'"version": 7'), "version 7"),
     "pickle": (replaced("weights_config.json", b'"use_pickle": false', b'"use_pickle": true'), "would be executed"),
-    "file": (replaced(MODEL, b"aten.mul.Tensor", b"aten.from_file.default"), "aten.from_file.default is none"),
-    "shell": (replaced(MODEL, b"torch.ops.aten.mul.Tensor", b"posix.system"), "posix.system is none"),
-    "code": (lambda name, part: code() if name.endswith(".pt") else part, "holds more than tensors"),
+    "file": (replaced(MODEL, b"aten.mul.Tensor", b"aten.from_file.default"), "aten.from_file.default' is not one"),
+    "shell": (replaced(MODEL, b"torch.ops.aten.mul.Tensor", b"posix.system"), "posix.system' is not one"),
 }
 
 
@@ -231,7 +228,7 @@ def test_damaged_and_crafted_files_are_refused_and_nothing_in_them_runs(
 ):
     monkeypatch.chdir(tmp_path)
     data, path = file.read_bytes(), tmp_path / "crafted.pt2"
-    change, why = CRAFTED.get(kind, (None, "truncated or changed"))
+    change, why = CRAFTED.get(kind, (None, "truncated, damaged"))
     path.write_bytes(DAMAGE[kind](data) if change is None else rewritten(data, change))
     with pytest.raises(ValueError, match=why):
         load(path)
@@ -274,7 +271,7 @@ def test_compiled_ahead_of_time_a_file_runs_in_python_and_from_cpp(tmp_path: Pat
     sizes = FixedSizeOptions(num_nodes=8, num_edges=12, num_graphs=3)
     export(schnet(), sizes, path, "aotinductor", graphs=[WATER], forces=True)
     expected = Predictor(schnet(), sizes, "none", forces=True)([WATER])
-    found = load(path)([WATER])
+    found = load(path, run_machine_code=True)([WATER])
     torch.testing.assert_close(found["forces"], expected["forces"], rtol=1e-5, atol=1e-5)
     torch_folder, program = Path(torch.__file__).parent, tmp_path / "predict"
     source = Path(__file__).parents[2] / "examples" / "cpp_predict" / "predict.cpp"

@@ -57,10 +57,10 @@ def test_a_file_of_something_else_is_refused(tmp_path):
     path = tmp_path / "other.pt"
     for content in [{"weights": torch.ones(1)}, nn.Linear(1, 1)]:
         torch.save(content, path)
-        with pytest.raises(ValueError, match="no checkpoint of popgeo"):
+        with pytest.raises(ValueError, match="is not a checkpoint of popgeo"):
             make_step().load(path)
     path.write_bytes(b"something else")
-    with pytest.raises(ValueError, match="no checkpoint of popgeo"):
+    with pytest.raises(ValueError, match="is not a checkpoint of popgeo"):
         make_step().load(path)
 
 

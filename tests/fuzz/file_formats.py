@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch_geometric.data import Data
 
 from popgeo import ipu
+from popgeo.capture.step_cache import KIND, VERSION
 from popgeo.convert.atoms import read_atoms
 from popgeo.convert.pyg import read_pt
 from popgeo.convert.smiles import read_smiles
@@ -22,6 +23,7 @@ from popgeo.data import FlatStore, write
 from popgeo.data.store.save_columns import cut
 from popgeo.data.store.write_folder import FolderWriter
 from popgeo.ipu import Options, training_model
+from popgeo.sealed_file import sealed, unsealed
 from tests.support.graphs import graph
 
 X = torch.tensor([[1.0, 4.0, 2.0], [-2.0, 0.5, 1.0]])
@@ -99,18 +101,14 @@ def _train(folder: Path) -> str:
 
 
 def _split_kept(data: bytes) -> Any:
-    head, _, body = data.partition(b"\n")
-    document, _, _ = body.partition(b"\n")
+    head, document, _ = unsealed(data, "kept step", KIND, VERSION).split(b"\n", 2)
     return {"head": json.loads(head), "graph": json.loads(document)}
 
 
 def _seal_kept(data: bytes, content: Any) -> bytes:
-    raw = data.split(b"\n", 2)[2]
-    body = json.dumps(content["graph"]).encode() + b"\n" + raw
-    head = content["head"]
-    if isinstance(head, dict):
-        head = head | {"sha256": hashlib.sha256(body).hexdigest()}
-    return json.dumps(head).encode() + b"\n" + body
+    raw = unsealed(data, "kept step", KIND, VERSION).split(b"\n", 2)[2]
+    parts = [json.dumps(content[part]).encode() for part in ("head", "graph")]
+    return sealed(b"\n".join([*parts, raw]), KIND, VERSION)
 
 
 def _checkpointed(folder: Path) -> None:

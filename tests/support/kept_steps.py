@@ -1,17 +1,19 @@
 """Kept steps that somebody else has written: what stands in a file, changed and sealed again."""
 
-import hashlib
 import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+from popgeo.capture.step_cache import KIND, VERSION
+from popgeo.sealed_file import sealed, unsealed
 
 Document = dict[str, Any]
 
 
 def parts_of(path: Path) -> tuple[Document, Document, bytes]:
     """The head of a kept step, its graph as JSON has it, and the memory of its constants."""
-    head, _, body = path.read_bytes().partition(b"\n")
+    head, _, body = unsealed(path.read_bytes(), path, KIND, VERSION).partition(b"\n")
     document, _, raw = body.partition(b"\n")
     return json.loads(head), json.loads(document), raw
 
@@ -19,8 +21,7 @@ def parts_of(path: Path) -> tuple[Document, Document, bytes]:
 def write_parts(path: Path, head: Document, document: Document, raw: bytes) -> None:
     """Writes a kept step with the checksum that it should have: only what it says can give it away."""
     body = json.dumps(document).encode() + b"\n" + raw
-    head = head | {"sha256": hashlib.sha256(body).hexdigest()}
-    path.write_bytes(json.dumps(head).encode() + b"\n" + body)
+    path.write_bytes(sealed(json.dumps(head).encode() + b"\n" + body, KIND, VERSION))
 
 
 def plant(path: Path, change: Callable[[Document], bytes | None]) -> None:

@@ -176,7 +176,7 @@ def test_elements_that_were_not_trained_on_are_told_and_never_given_a_number(run
 
 def test_a_file_that_is_no_force_field_is_refused(tmp_path):
     torch.save({"weights": torch.ones(2)}, tmp_path / "other.pt")
-    with pytest.raises(ValueError, match="is no force field that popgeo train wrote"):
+    with pytest.raises(ValueError, match="is not a force field of popgeo"):
         ForceField.load(tmp_path / "other.pt")
 
 

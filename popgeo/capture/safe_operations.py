@@ -1,0 +1,186 @@
+"""The operations that a file may name, `safe_operations.txt`: none leaves its memory, whatever its tensors hold.
+
+Torch's tags do not say so. Some kernels, most of them derivatives, use sizes or indices that only their own callers
+check; those kernels have a rule here, or are not in the list.
+"""
+
+import functools
+import math
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch._ops import OpOverload
+
+from popgeo.capture.op_graph import OpGraph, Ref, overload
+from popgeo.capture.operations import name_of
+
+_SAFE = frozenset(
+    name if "." in name else f"aten.{name}"
+    for name in Path(__file__).with_name("safe_operations.txt").read_text().split()
+)
+# Derivatives that index with what their forward operation has checked or made: which result ties one to the other,
+# which arguments both have, and which argument holds the indices.
+_AFTER_FORWARD = {
+    "aten.nll_loss_backward": ("total_weight", "target weight reduction ignore_index", "target"),
+    "aten.nll_loss2d_backward": ("total_weight", "target weight reduction ignore_index", "target"),
+    "aten.max_pool2d_with_indices_backward": ("indices", "kernel_size stride padding dilation ceil_mode", "indices"),
+    "aten.adaptive_max_pool2d_backward": ("indices", "", "indices"),
+}
+_FORWARD = {"aten.nll_loss": "aten.nll_loss_forward", "aten.nll_loss2d": "aten.nll_loss2d_forward"}
+
+
+@functools.cache
+def safe_operation(target: str) -> OpOverload:
+    """The function of an operation that a file may name.
+
+    Raises:
+        ValueError: no file may name it.
+    """
+    found = overload(target) if target.count(".") == 2 and name_of(target) in _SAFE else None
+    if not isinstance(found, OpOverload):
+        raise ValueError(f"{target!r:.100} is not one of the operations that a file may hold")
+    return found
+
+
+def needs_forward(target: str) -> bool:
+    """Whether an operation indexes with what its forward operation has checked; see `require_forward`."""
+    return name_of(target) in _AFTER_FORWARD
+
+
+def has_rule(target: str) -> bool:
+    """Whether `require_fitting` looks at the arguments of an operation."""
+    return name_of(target) in _FITS
+
+
+def require_fitting(func: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+    """Makes sure that a kernel that trusts its caller gets tensors of sizes that belong together.
+
+    Raises:
+        ValueError: they do not.
+    """
+    target = str(func)
+    if has_rule(target) and not _FITS[name_of(target)](_named(func, args, kwargs)):
+        raise ValueError(f"{target} takes tensors whose sizes do not belong together")
+
+
+def require_forward(graph: OpGraph) -> None:
+    """Makes sure that derivatives that index without a look follow their forward operation, with the same indices.
+
+    Raises:
+        ValueError: one does not.
+    """
+    values = graph.values
+    written = {values[v].storage for op in graph.ops for v in op.writes}
+    makers = {v: op for op in graph.ops for v in op.outputs if v is not None}
+    for op in graph.ops:
+        name = name_of(op.target)
+        if name not in _AFTER_FORWARD:
+            continue
+        tie, shared, indices = _AFTER_FORWARD[name]
+        base = name.removesuffix("_backward")
+        given = _named(overload(op.target), op.args, op.kwargs)
+        maker = makers.get(getattr(given, tie).value) if isinstance(getattr(given, tie), Ref) else None
+        fits = maker is not None and name_of(maker.target) == _FORWARD.get(base, base)
+        if fits:
+            before = _named(overload(maker.target), maker.args, maker.kwargs)
+            fits = all(getattr(given, one) == getattr(before, one) for one in shared.split())
+            same = [values[one.self.value].shape for one in (given, before)]
+            index, grad = values[getattr(given, indices).value], values[given.grad_output.value]
+            fits &= maker.outputs[1] == getattr(given, tie).value and same[0] == same[1]
+            fits &= index.storage not in written and (indices == "target" or index.shape == grad.shape)
+        if not fits:
+            raise ValueError(f"{op.target} takes indices that its forward operation has not checked")
+
+
+def _named(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """The arguments of a call by their names in the schema."""
+    declared = func._schema.arguments
+    given = {one.name: one.default_value for one in declared}
+    return SimpleNamespace(**{**given, **dict(zip(given, args, strict=False)), **kwargs})
+
+
+def _channels(g: Any, *names: str, may_be_missing: bool = True) -> bool:
+    """Whether each of these tensors has one number per channel of the input."""
+    given = [getattr(g, name, None) for name in names]
+    fitting = all(one is None or one.shape == g.input.shape[1:2] for one in given)
+    return g.input.dim() > 1 and fitting and (may_be_missing or not any(one is None for one in given))
+
+
+def _normalizes(g: Any) -> bool:
+    trains = getattr(g, "training", not hasattr(g, "running_mean") or hasattr(g, "reserve"))
+    return _channels(g, "weight", "bias") and _channels(g, "running_mean", "running_var", may_be_missing=trains)
+
+
+def _normalizes_backward(g: Any) -> bool:
+    saved = ("save_mean", "save_invstd" if hasattr(g, "save_invstd") else "save_var")
+    used = saved if getattr(g, "train", getattr(g, "update", None)) else ("running_mean", "running_var")
+    return g.grad_out.shape == g.input.shape and _channels(g, "weight") and _channels(g, *used, may_be_missing=False)
+
+
+def _layer_norm_backward(g: Any) -> bool:
+    rows = g.input.numel() // max(1, math.prod(g.normalized_shape))
+    return g.grad_out.shape == g.input.shape and g.mean.numel() == g.rstd.numel() == rows
+
+
+def _group_norm_backward(g: Any) -> bool:
+    sizes = g.input.numel() == g.N * g.C * g.HxW and g.mean.numel() == g.rstd.numel() == g.N * g.group
+    return sizes and g.grad_out.shape == g.input.shape and (g.weight is None or g.weight.numel() == g.C)
+
+
+def _distances_backward(g: Any) -> bool:
+    shape = (*g.x1.shape[:-1], g.x2.shape[-2])
+    fits = g.x1.shape[:-2] == g.x2.shape[:-2] and g.x1.shape[-1] == g.x2.shape[-1]
+    return fits and g.grad.shape == g.cdist.shape == shape
+
+
+def _attends(g: Any) -> bool:
+    fits = g.key.shape == g.value.shape and g.query.dim() == g.key.dim() == 4
+    fits = fits and all(g.query.shape[i] == g.key.shape[i] for i in (0, 1, 3))
+    if fits and hasattr(g, "logsumexp"):
+        fits = g.grad_out.shape == g.out.shape == g.query.shape and g.logsumexp.numel() == g.query[..., 0].numel()
+    return fits
+
+
+def _convolves_backward(g: Any) -> bool:
+    like = (g.stride, g.padding, g.dilation, g.transposed, g.output_padding, g.groups)
+    return g.grad_output.shape == torch.ops.aten.convolution.default(g.input, g.weight, None, *like).shape
+
+
+def _updates(g: Any) -> bool:
+    """Lists of one optimizer: as many tensors in each, alike in memory without gaps; counts of steps are numbers."""
+    unused = {"momentum_buffer_list": "momentum", "max_exp_avg_sqs": "amsgrad"}
+    alike = [(one.shape, one.stride(), one.dtype) for one in g.self]
+    for name, tensors in vars(g).items():
+        if name == "state_steps":
+            fits = [one.numel() for one in tensors] == [1] * len(alike)
+        elif isinstance(tensors, list | tuple) and (tensors or name not in unused or getattr(g, unused[name])):
+            fits = [(one.shape, one.stride(), one.dtype) for one in tensors] == alike
+        else:
+            continue
+        if not fits:
+            return False
+    return all(torch._prims_common.is_non_overlapping_and_dense(one) for one in g.self)
+
+
+_FITS: dict[str, Callable[[Any], bool]] = {
+    **dict.fromkeys(["aten._softmax_backward_data", "aten._log_softmax_backward_data"],
+                    lambda g: g.grad_output.shape == g.output.shape),
+    **dict.fromkeys([f"aten.{one}" for one in (
+        "native_batch_norm", "_native_batch_norm_legit", "_native_batch_norm_legit_functional",
+        "_native_batch_norm_legit_no_training", "_batch_norm_with_update")], _normalizes),
+    **dict.fromkeys(["aten.native_batch_norm_backward", "aten.batch_norm_backward"], _normalizes_backward),
+    **dict.fromkeys([f"aten._fused_{one}" for one in ("adam", "adamw", "adagrad", "sgd")], _updates),
+    **dict.fromkeys([f"aten._scaled_dot_product_flash_attention_for_cpu{one}" for one in ("", "_backward")], _attends),
+    "aten.native_layer_norm_backward": _layer_norm_backward,
+    "aten.native_group_norm_backward": _group_norm_backward,
+    "aten._cdist_backward": _distances_backward,
+    "aten.convolution_backward": _convolves_backward,
+    "aten.embedding_dense_backward": lambda g: not g.scale_grad_by_freq,
+    "aten._adaptive_avg_pool2d_backward": lambda g: g.grad_output.shape[:-2] == g.self.shape[:-2],
+    "aten._fft_c2r": lambda g: g.self.shape[g.dim[-1]] == g.last_dim_size // 2 + 1,
+    "aten.unfold_backward": lambda g: g.grad_in.shape
+    == torch.empty(g.input_sizes, device="meta").unfold(g.dim, g.size, g.step).shape,
+}  # fmt: skip

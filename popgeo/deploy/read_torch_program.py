@@ -1,0 +1,147 @@
+"""Reads the programs that `torch.export` wrote without torch's own reader, which evaluates texts and unpickles."""
+
+import json
+import operator
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+from torch._export.serde.serialize import (
+    _SERIALIZE_TO_TORCH_DTYPE,
+    _SERIALIZE_TO_TORCH_LAYOUT,
+    _SERIALIZE_TO_TORCH_MEMORY_FORMAT,
+)
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from popgeo.capture.safe_operations import has_rule, needs_forward, require_fitting, safe_operation
+
+# What stands for an argument in the file, and what it is; sizes are numbers, never expressions.
+_PLAIN = {"as_bool": bool, "as_int": int, "as_float": float, "as_string": str}
+_OF_TORCH = {
+    "as_scalar_type": _SERIALIZE_TO_TORCH_DTYPE,
+    "as_layout": _SERIALIZE_TO_TORCH_LAYOUT,
+    "as_memory_format": _SERIALIZE_TO_TORCH_MEMORY_FORMAT,
+}
+_NUMBERS = {"Infinity", "-Infinity", "NaN"}  # as torch writes them
+_STATE = {"buffer": "buffer_name", "parameter": "parameter_name", "tensor_constant": "tensor_constant_name"}
+
+
+def read_program(entries: Mapping[str, bytes], name: str, inputs: Mapping[str, Tensor]) -> fx.GraphModule:
+    """One program of a file, built from its operations, each of which is one that a file may hold.
+
+    Args:
+        entries: What the archive holds, by names without the first folder.
+        name: Of the program.
+        inputs: Tensors like those that the program takes, in order.
+
+    Raises:
+        ValueError: it names a different operation, or holds anything but operations, numbers and tensors.
+        LookupError, TypeError, AttributeError: something is missing, or of a wrong type.
+    """
+    held = json.loads(entries[f"models/{name}.json"])["graph_module"]
+    signature, graph, module = held["signature"], fx.Graph(), nn.Module()
+    weights = _weights(entries, "weights", name) | _weights(entries, "constants", name)
+    nodes: dict[str, fx.Node] = {}
+    for spec in signature["input_specs"]:
+        ((kind, of),) = spec.items()
+        if kind == "user_input":
+            called = of["arg"]["as_tensor"]["name"]
+            nodes[called] = graph.placeholder(f"input_{len(nodes)}")
+        else:
+            called = of["arg"]["name"]
+            module.register_buffer(f"state_{len(nodes)}", weights[of[_STATE[kind]]])
+            nodes[called] = graph.get_attr(f"state_{len(nodes)}")
+    for node in held["graph"]["nodes"]:
+        _add(graph, nodes, node)
+    results = [nodes[spec["user_output"]["arg"]["as_tensor"]["name"]] for spec in signature["output_specs"]]
+    graph.output(tuple(results))
+    made = fx.GraphModule(module, graph)
+    if any(has_rule(str(node.target)) for node in graph.nodes):
+        with FakeTensorMode() as mode, torch.no_grad():
+            _Sizes(made, mode).run(*(torch.empty(one.shape, dtype=one.dtype) for one in inputs.values()))
+    return made
+
+
+class _Sizes(fx.Interpreter):
+    """Runs a program on tensors without memory, and looks at the sizes that its kernels would trust."""
+
+    def __init__(self, module: fx.GraphModule, mode: FakeTensorMode) -> None:
+        super().__init__(module)
+        self._mode = mode
+
+    def fetch_attr(self, target: str) -> Any:
+        return self._mode.from_tensor(super().fetch_attr(target))
+
+    def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if isinstance(target, torch._ops.OpOverload):
+            require_fitting(target, args, kwargs)
+        return super().call_function(target, args, kwargs)
+
+
+def _add(graph: fx.Graph, nodes: dict[str, fx.Node], node: Mapping[str, Any]) -> None:
+    """Adds one operation, and names what it makes."""
+    target = node["target"].removeprefix("torch.ops.")
+    func = safe_operation(target)
+    if needs_forward(target):
+        raise ValueError(f"{target} takes indices that nothing has checked")
+    given = {one["name"]: (_argument(one["arg"], nodes), one["kind"]) for one in node["inputs"]}
+    declared = [one.name for one in func._schema.arguments]
+    positions = [name for name in declared if name in given and given[name][1] == 1]
+    if unknown := {*given} - {*declared} or {*declared[: len(positions)]} - {*positions}:
+        raise ValueError(f"{target} has no such arguments: {', '.join(sorted(unknown)):.100}")
+    args = tuple(given[name][0] for name in positions)
+    made = graph.call_function(func, args, {name: one for name, (one, kind) in given.items() if kind != 1})
+    outputs = node["outputs"]
+    is_list = len(outputs) != 1 or "as_tensors" in outputs[0]
+    several = outputs[0]["as_tensors"] if len(outputs) == 1 and is_list else [one.get("as_tensor") for one in outputs]
+    for position, one in enumerate(several):
+        if one is not None:
+            nodes[one["name"]] = graph.call_function(operator.getitem, (made, position)) if is_list else made
+
+
+def _argument(held: Any, nodes: Mapping[str, fx.Node]) -> Any:
+    """An argument of an operation: a tensor by its name, a number, a thing of torch, or a list of them."""
+    ((kind, value),) = held.items()
+    if kind == "as_none":
+        return None
+    if kind == "as_tensor":
+        return nodes[value["name"]]
+    if kind in _OF_TORCH:
+        return _OF_TORCH[kind][value]
+    if kind == "as_complex":
+        return complex(*(_argument({"as_float": value[part]}, nodes) for part in ("real", "imag")))
+    if kind == "as_device" and value["type"] == "cpu":
+        return torch.device("cpu")
+    if isinstance(value, list) and kind.endswith("s"):
+        is_held = kind.startswith(("as_sym_", "as_optional_"))
+        return [_argument(one if is_held else {kind.removesuffix("s"): one}, nodes) for one in value]
+    if kind.startswith("as_sym_"):
+        return _argument(value, nodes)
+    if kind == "as_float" and (type(value) in (int, float) or value in _NUMBERS):
+        return float(value)
+    if kind not in _PLAIN or type(value) is not _PLAIN[kind]:
+        raise ValueError(f"an argument is {held!r:.100}, which a fixed program on a processor does not need")
+    return value
+
+
+def _weights(entries: Mapping[str, bytes], kind: str, name: str) -> dict[str, Tensor]:
+    """The tensors of a program, which look at memory together as they did when it was written."""
+    config = json.loads(entries[f"data/{kind}/{name}_{kind}_config.json"])["config"]
+    if config and entries.get("byteorder", b"little").decode() != sys.byteorder:
+        raise ValueError("its weights have the byte order of a different kind of processor")
+    memory: dict[tuple[str, torch.dtype], Tensor] = {}
+    found = {}
+    for called, one in config.items():
+        meta, path = one["tensor_meta"], one["path_name"]
+        if one["use_pickle"] is not False or meta["device"]["type"] != "cpu":
+            raise ValueError(f"{called!r:.100} asks for what would be executed, or for a different device")
+        dtype, data = _SERIALIZE_TO_TORCH_DTYPE[meta["dtype"]], entries[f"data/{kind}/{path}"]
+        if (path, dtype) not in memory:
+            plain = torch.empty(0, dtype=dtype)
+            memory[path, dtype] = torch.frombuffer(bytearray(data), dtype=dtype) if data else plain
+        size, stride = (_argument({"as_sym_ints": meta[part]}, {}) for part in ("sizes", "strides"))
+        # which raises if the weight goes beyond the entry
+        found[called] = memory[path, dtype].as_strided(size, stride, _argument(meta["storage_offset"], {}))
+    return found
