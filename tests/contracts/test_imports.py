@@ -43,6 +43,7 @@ MAY_IMPORT = {
     "potentials": {"convert", "data", "deploy", "engine", "loader", "native", "nn", "ops", "packing"},
     "deploy": {
         "atomic_write",
+        "command_line",
         "convert",
         "data",
         "loader",
