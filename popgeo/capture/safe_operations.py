@@ -84,7 +84,7 @@ def require_forward(graph: OpGraph) -> None:
         given = _named(overload(op.target), op.args, op.kwargs)
         maker = makers.get(getattr(given, tie).value) if isinstance(getattr(given, tie), Ref) else None
         fits = maker is not None and name_of(maker.target) == _FORWARD.get(base, base)
-        if fits:
+        if maker is not None and fits:
             before = _named(overload(maker.target), maker.args, maker.kwargs)
             fits = all(getattr(given, one) == getattr(before, one) for one in shared.split())
             same = [values[one.self.value].shape for one in (given, before)]
@@ -162,7 +162,17 @@ def _updates(g: Any) -> bool:
             continue
         if not fits:
             return False
-    return all(torch._prims_common.is_non_overlapping_and_dense(one) for one in g.self)
+    return all(map(_is_dense, g.self))
+
+
+def _is_dense(tensor: Any) -> bool:
+    """Whether the elements lie next to each other in memory, in any order of dimensions, each in its own place."""
+    expected = 1
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size > 1 and stride != expected:
+            return False
+        expected *= size
+    return True
 
 
 _FITS: dict[str, Callable[[Any], bool]] = {

@@ -52,6 +52,8 @@ class ForceField(nn.Module):
             raise ValueError(f"There is no model {name!r}, but {', '.join(MODELS)}.")
         self.name, self.settings = name, dict(settings)
         self.net = MODELS[name](**settings)
+        if not 0 < self.net.cutoff < torch.inf:
+            raise ValueError(f"The cutoff is {self.net.cutoff}; it must be a positive number of angstrom.")
         self.register_buffer("references", references.double())
         self.register_buffer("scale", torch.tensor(scale, dtype=torch.get_default_dtype()))
 
