@@ -91,7 +91,7 @@ def _place_doors() -> None:
 
 def _is_installed(name: str) -> bool:
     spec = importlib.util.find_spec(name)
-    # A mere folder of that name is no package.
+    # A mere folder of that name is not a package.
     return spec is not None and spec.origin is not None and Path(spec.origin).parent != Path(_DOORS)
 
 
