@@ -114,7 +114,7 @@ class _CompatFinder(MetaPathFinder):
 
 
 class _SameModule(Loader):
-    """Hands out the module that stands in this package, with its own name and spec."""
+    """Hands out the module that is in this package, with its own name and spec."""
 
     def __init__(self, real_name: str) -> None:
         self.real_name = real_name
@@ -141,7 +141,7 @@ with Path(__file__).with_name("names.csv").open(newline="") as _file:
 def fill_module(name: str) -> Any:
     """Gives a module of this package, and the modules below it, the names that `names.csv` lists for them.
 
-    A row has modules, the home of their names (a leading dot stands for this package), and the names: `new=old` if the
+    A row has modules, the home of their names (a leading dot means this package), and the names: `new=old` if the
     home has another name for it, `new=.` for the home itself. A module without a file is made.
 
     Args:

@@ -1,4 +1,4 @@
-"""The arguments of a model's call and its results, where PopTorch has rules that a compiled step has not.
+"""The arguments of a model's call and its results, for which PopTorch has rules of its own.
 
 A program's own classes are among them, once it has told how they are taken apart.
 """
