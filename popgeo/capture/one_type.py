@@ -24,7 +24,7 @@ _NORMS = {F.batch_norm, F.instance_norm}
 
 
 class OneType(TorchFunctionMode):
-    """Gives a product of different float types one type: that of its first tensor which is no parameter, or float32.
+    """Gives a product of different float types one type: that of its first tensor that is not a parameter, or float32.
 
     Recurrent layers leave the check of their input's type to it while it is in use.
 

@@ -91,7 +91,7 @@ def _place_doors() -> None:
 
 def _is_installed(name: str) -> bool:
     spec = importlib.util.find_spec(name)
-    # A mere folder of that name is no package.
+    # A mere folder of that name is not a package.
     return spec is not None and spec.origin is not None and Path(spec.origin).parent != Path(_DOORS)
 
 
@@ -114,7 +114,7 @@ class _CompatFinder(MetaPathFinder):
 
 
 class _SameModule(Loader):
-    """Hands out the module that stands in this package, with its own name and spec."""
+    """Hands out the module that is in this package, with its own name and spec."""
 
     def __init__(self, real_name: str) -> None:
         self.real_name = real_name
@@ -141,7 +141,7 @@ with Path(__file__).with_name("names.csv").open(newline="") as _file:
 def fill_module(name: str) -> Any:
     """Gives a module of this package, and the modules below it, the names that `names.csv` lists for them.
 
-    A row has modules, the home of their names (a leading dot stands for this package), and the names: `new=old` if the
+    A row has modules, the home of their names (a leading dot means this package), and the names: `new=old` if the
     home has another name for it, `new=.` for the home itself. A module without a file is made.
 
     Args:

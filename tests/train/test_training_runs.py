@@ -222,6 +222,7 @@ def test_structures_far_from_the_origin_train_like_those_near_it(tmp_path):
 
 
 def test_a_label_that_one_part_lacks_is_named_with_the_way_out(tmp_path, capsys):
+    pytest.importorskip("vesin")
     store = saved(changed(stress=lambda i, one: torch.zeros(1, 6), cell=cube), tmp_path / "store")
     valid = saved(molecules(4), tmp_path / "valid")
     assert train(store, tmp_path / "run", "--valid", str(valid))[0] == 2
@@ -253,6 +254,7 @@ def test_the_log_of_a_run_is_drawn_and_tensorboard_is_an_extra(tmp_path, capsys)
 
 @pytest.mark.parametrize("count", [1, 3, 6, 9])
 def test_stress_belongs_to_the_structure_whatever_its_number_of_atoms(count):
+    pytest.importorskip("vesin")
     from popgeo.convert.atoms import with_pairs
     from tests.train.test_train_command import Data
 

@@ -1,10 +1,9 @@
-"""The arguments of a model's call and its results, where PopTorch has rules that a compiled step has not.
+"""The arguments of a model's call and its results, for which PopTorch has rules of its own.
 
 A program's own classes are among them, once it has told how they are taken apart.
 """
 
 import inspect
-import logging
 from collections import OrderedDict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -17,12 +16,11 @@ from popgeo.capture.op_graph import Input, Role
 from popgeo.capture.pytree import Container, Fixed, Leaf, Structure, flatten, register_kind, unflatten
 from popgeo.capture.structures import leaves
 from popgeo.compat.poptorch.enums import CommGroupType
-from popgeo.compat.poptorch.errors import CheckFailed, Error
+from popgeo.compat.poptorch.errors import CheckFailed, Error, logger
 from popgeo.compat.poptorch.options import Options
 from popgeo.compat.sentences import said
 from popgeo.engine.micro_batches import check_batch_dimension
 
-_LOG = logging.getLogger("poptorch")
 _TYPES = {torch.int64: torch.int32, torch.float64: torch.float32}
 
 
@@ -188,12 +186,13 @@ def check_batch(given: Arguments, options: Options) -> None:
         AssertionError: it is not; it is a ValueError too.
     """
     groups = options.replication_factor // options.input_group_size
+    factor = options.device_iterations * options.Training.gradient_accumulation * groups
     try:
-        check_batch_dimension(
-            given.structure, options.device_iterations * options.Training.gradient_accumulation * groups
-        )
+        check_batch_dimension(given.structure, factor)
     except ValueError as error:
-        raise CheckFailed(str(error)) from None
+        shape = next(tensor.shape for tensor in given.tensors if (tensor.shape or (1,))[0] % factor)
+        found = {"shape": shape, "size": (shape or (1,))[0], "options": options, "factor": factor}
+        raise CheckFailed(said("check_batch", **found, error=error)) from None
 
 
 def refuse_empty(given: Arguments, error: Exception) -> None:
@@ -268,5 +267,5 @@ class _NoBackward:
 def _detached(tensor: Tensor) -> Tensor:
     if not tensor.requires_grad:
         return tensor
-    _LOG.warning(said("detached"))
+    logger.warning(said("detached"))
     return tensor.detach()

@@ -38,7 +38,7 @@ class CompiledModule(HasCallTimes):
     """A module with its compiled step, once there is one; it takes what `PoplarExecutor` takes.
 
     Raises:
-        Error: the options are no `poptorch.Options`, or ask for something that inference does not have.
+        Error: the options are not `poptorch.Options`, or ask for something that inference does not have.
     """
 
     def __init__(
@@ -213,7 +213,7 @@ class CompiledModule(HasCallTimes):
         """Compiles the model for arguments that nest so, whatever is in their tensors."""
         self._compile(call_arguments.example_of(self._signature, structure))
 
-    def _compile_anew(self) -> None:
+    def _compile_again(self) -> None:
         """Forgets the step but not what it was compiled for, and compiles it with the optimizer as it is now."""
         assert self._compiled is not None
         assert self._form is not None

@@ -120,7 +120,8 @@ def for_loop(count: int, body: Callable[..., Any], inputs: list[Tensor]) -> list
         inputs: What the first call is given.
 
     Raises:
-        ValueError: the inputs are no list of tensors, the body returns other shapes, or a gradient would have to pass.
+        ValueError: the inputs are not a list of tensors, or the body returns other shapes, or a gradient would have to
+            pass.
 
     Example:
         >>> import torch
@@ -139,7 +140,7 @@ def cond(
     """Calls one of two bodies, as a tensor of one element tells at each run.
 
     Raises:
-        ValueError: the inputs are no lists of tensors, the bodies return different shapes, or a gradient would have to
+        ValueError: the inputs are not lists of tensors, the bodies return different shapes, or a gradient would have to
             pass.
 
     Example:

@@ -33,7 +33,7 @@ class PoplarExecutor(CompiledModule):
         poptorch_version: Not looked at.
 
     Raises:
-        Error: the options are no `poptorch.Options`, or ask for something that inference does not have.
+        Error: the options are not `poptorch.Options`, or ask for something that inference does not have.
     """
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -141,7 +141,7 @@ class PoplarExecutor(CompiledModule):
     def setOptimizer(self, optimizer: Optimizer) -> None:
         """Goes on with another optimizer; momentum and the like are kept where it brings none of its own.
 
-        One of another kind, or over other parameters, has the step compiled anew at the next call.
+        One of another kind, or over other parameters, has the step compiled again at the next call.
 
         Raises:
             Error: the model is for inference.
@@ -156,12 +156,12 @@ class PoplarExecutor(CompiledModule):
             return
         self._name_optimizer(self._compiled)
         if popgeo_options(self._options, optimizer) != self._compiled.options:
-            self._compile_anew()
+            self._compile_again()
             return
         try:
             self._compiled.set_optimizer(optimizer)
         except ValueError:
-            self._compile_anew()
+            self._compile_again()
 
     def getTensorNames(self) -> list[str]:
         """Names of PopART's tensors.

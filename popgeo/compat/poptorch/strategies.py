@@ -244,7 +244,7 @@ class _PhasedExecution(ExecutionStrategy):
         return self._phases[phase]
 
     def useSeparateBackwardPhase(self, use: bool = True) -> Any:
-        """Lets forward and backward share no phase."""
+        """Keeps the phases of forward and backward apart."""
         return self
 
     def setTensorsLiveness(self, liveness: Any) -> Any:

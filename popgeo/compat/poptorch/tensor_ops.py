@@ -61,7 +61,7 @@ def recomputationCheckpoint(*tensors: Any) -> Any:
     """The same tensors: kept from the forward to the backward pass, as all values are here.
 
     Raises:
-        ValueError: something is no tensor.
+        ValueError: something is not a tensor.
 
     Example:
         >>> a, b = recomputationCheckpoint(torch.ones(1), torch.zeros(1))
@@ -70,7 +70,7 @@ def recomputationCheckpoint(*tensors: Any) -> Any:
         return type(tensors[0])(recomputationCheckpoint(*tensors[0]))
     if not all(isinstance(tensor, Tensor) for tensor in tensors):
         raise ValueError("All inputs must be tensors")
-    recorded("recomputationCheckpoint", "nothing is computed anew in the backward pass")
+    recorded("recomputationCheckpoint", "nothing is computed again in the backward pass")
     return tensors[0] if len(tensors) == 1 else tuple(tensors)
 
 
@@ -78,7 +78,7 @@ def set_overlap_for_input(input_tensors: Any, mode: Any) -> Any:
     """The same tensors, in any nest of lists, tuples and dictionaries."""
     for leaf in tree_leaves(input_tensors):
         _require_tensor(leaf, "You may only set overlap for torch.tensor inputs")
-    recorded("set_overlap_for_input", "the report shows transfers beside the step")
+    recorded("set_overlap_for_input", "the report shows transfers next to the step")
     return input_tensors
 
 
@@ -86,7 +86,7 @@ def set_overlap_for_output(output_tensors: Any, mode: Any) -> Any:
     """The same tensors, likewise."""
     for leaf in tree_leaves(output_tensors):
         _require_tensor(leaf, "You may only set overlap for torch.tensor outputs")
-    recorded("set_overlap_for_output", "the report shows transfers beside the step")
+    recorded("set_overlap_for_output", "the report shows transfers next to the step")
     return output_tensors
 
 

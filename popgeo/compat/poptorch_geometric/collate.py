@@ -66,7 +66,7 @@ class FixedSizeCollater(data.FixedSizeCollater):
     Args:
         args: `fixed_size_options`, which a heterogeneous graph makes sizes per type, in place; `add_masks_to_batch`,
             `trim_nodes`, `trim_edges`, `follow_batch`, `exclude_keys`.
-        skip: Leaves out the graphs that do not fit beside those before them.
+        skip: Leaves out the graphs that do not fit together with those before them.
         kwargs: The same by name.
 
     Example:

@@ -1,4 +1,4 @@
-"""The sizes of a batch as PopTorch Geometric has them, and the words by which release 3.2 was told them."""
+"""The sizes of a batch as PopTorch Geometric has them, and the arguments for them in release 3.2."""
 
 import functools
 import inspect
@@ -24,7 +24,7 @@ class FixedSizeOptions(data.FixedSizeOptions):
         node_pad_value: Fills node attributes of padding; None means 0.
         edge_pad_value: Fills edge attributes of padding; None means 0.
         graph_pad_value: Fills graph attributes of padding; None means 0.
-        pad_graph_defaults: What padding graphs carry for attributes that are no tensors.
+        pad_graph_defaults: What padding graphs carry for attributes that are not tensors.
 
     Raises:
         ValueError: `num_graphs` is below 2.
@@ -76,7 +76,7 @@ _SIZES = ("num_nodes", "num_edges", "num_graphs")
 
 
 Init = Callable[..., None]
-_OLDER_WORDS = frozenset({"num_nodes", "num_edges", "collater_args"})  # what a loader was told its sizes by
+_OLDER_WORDS = frozenset({"num_nodes", "num_edges", "collater_args"})  # the sizes of a loader in release 3.2
 _OF_OPTIONS = ("num_edges", "num_graphs", "node_pad_value", "edge_pad_value", "graph_pad_value", "pad_graph_defaults")
 
 

@@ -86,7 +86,7 @@ class StreamPackingSampler(Sampler[list[int]]):
         """How many batches there are.
 
         Raises:
-            TypeError: the order is a random one, which is drawn anew for each pass.
+            TypeError: the order is a random one, which is drawn again for each pass.
         """
         if isinstance(self.base_sampler, RandomSampler):
             raise UnknownLength(said("StreamPackingSampler 2"))
@@ -128,7 +128,7 @@ def make_fixed_batch_generator(
     batch_sampler: Any, data_source: Any = None, num_graphs: int | None = None, num_nodes: int | None = None,
     num_edges: int | None = None,
 ) -> Iterator[Any]:  # fmt: skip
-    """The batches that a sampler chooses, padded; what is left out is the sampler's own, with one for padding.
+    """The batches that a sampler chooses, padded; a size that is not given is the sampler's own and one for padding.
 
     Raises:
         ValueError: neither the call nor the sampler gives a size, or the size leaves no room for padding.

@@ -249,3 +249,11 @@ def test_empty_memory_holds_zeros_in_a_program_that_is_run(tmp_path):
     command = [*quick_python.command(), "-m", "popgeo.compat", str(script)]
     done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False)
     assert done.stdout == "[0] True\n", done.stderr
+
+
+@pytest.mark.parametrize(("x", "size"), [(torch.ones(4, 2), 4), (torch.tensor(1.0), 1)])
+def test_a_batch_that_cannot_be_shared_out_is_refused_in_poptorchs_words_and_popgeos(x, size):
+    options = poptorch.Options().deviceIterations(3)
+    says = rf"In the input torch.Size\(.*\), the batch dimension \({size}\) must be a multiple of Options.deviceItera"
+    with pytest.raises(AssertionError, match=says + r"tions\(3\) .* = 3 because .* argument `input` has shape"):
+        poptorch.inferenceModel(nn.ReLU(), options)(x)

@@ -65,7 +65,7 @@ def new_attributes(optimizer: Any, seen: dict[tuple[type, str], set[str]]) -> It
 
     Args:
         optimizer: Looked at.
-        seen: The names that were there, by the optimizer's kind and the place; what is found is added.
+        seen: The names of the last look, by the optimizer's kind and the place; new names are added.
 
     Example:
         >>> optimizer, seen = torch.optim.SGD([torch.ones(1, requires_grad=True)], lr=0.1), {}
@@ -171,7 +171,7 @@ class PoptorchOptimizer(torch.optim.Optimizer):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """As torch's own, but state keeps the types in which it was saved; torch gives it those of the weights.
 
-        `ipu_state` counts where there is one. Settings are those of `param_groups`, and not of `ipu_param`.
+        If there is an `ipu_state`, its values are taken. Settings are those of `param_groups`, and not of `ipu_param`.
         """
         super().load_state_dict(state_dict)
         restore_types(self, state_dict)
