@@ -111,7 +111,7 @@ def compare_derivatives(pairs: dict[str, np.ndarray]) -> Iterator[tuple[str, int
         explained = 1 - (error[kept] ** 2).sum() / max((change[kept] ** 2).sum(), 1e-30)
         for column, slope, one in zip(columns.tolist(), slopes.tolist(), certain.tolist(), strict=True):
             is_wrong = (explained > 0.7 and one > 10 and not 0.4 < slope < 2.5) or (
-                explained > 0.95 and one > 30 and not 0.62 < slope < 1.6
+                explained > 0.95 and one > 30 and kept.sum() >= 12 and not 0.62 < slope < 1.6
             )
             if is_wrong:
                 said = f"energies change by {slope:.3g} times what follows from them"
