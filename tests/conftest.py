@@ -2,9 +2,11 @@
 
 import atexit
 import os
+from collections.abc import Generator
 from pathlib import Path
 
 import pytest
+from _pytest.doctest import DoctestModule
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 PUBLISHED = REPOSITORY / "benchmarks" / "data"  # measurements of others, with their sources
@@ -20,6 +22,13 @@ def pytest_configure(config: pytest.Config) -> None:
     hands_out = config.getoption("numprocesses", None) and not hasattr(config, "workerinput")
     if not hands_out:
         config.pluginmanager.import_plugin("tests.support.fixtures")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collect_file(file_path: Path) -> Generator[None, list[pytest.Collector], list[pytest.Collector]]:
+    """Collects no doctests here: if a test file cannot be imported, they skip it, and pytest then finds no test in it."""
+    found = yield
+    return [one for one in found if not isinstance(one, DoctestModule)]
 
 
 def _print_processor_time() -> None:
