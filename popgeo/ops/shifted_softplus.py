@@ -10,6 +10,7 @@ from torch.nn import functional as F
 
 from popgeo.native import library
 from popgeo.ops.exp_or_zero import least_exponent, sigmoid_or_zero
+from popgeo.ops.kernel_arguments import check_array
 from popgeo.ops.register_op import register
 
 _LN2 = math.log(2.0)
@@ -46,6 +47,7 @@ def _forward(x: Tensor) -> Tensor:
 
 def _backward(grad: Tensor, x: Tensor) -> Tensor:
     """grad * sigmoid(x), 0 where the sigmoid is below e^-60."""
+    check_array("grad", grad, x.shape, x.dtype)
     native = library.function("popgeo_shifted_softplus_backward", (_POINTER, _POINTER, _POINTER, _INT))
     if native is None or x.dtype != torch.float32 or x.device.type != "cpu":
         return grad * sigmoid_or_zero(x)

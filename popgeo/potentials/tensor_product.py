@@ -12,14 +12,15 @@ import ctypes
 import functools
 import struct
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from popgeo.native import library
-from popgeo.ops.kernel_arguments import as_int64, pointer
-from popgeo.ops.refusals import refuse_index
+from popgeo.ops.kernel_arguments import as_int64, check_array, pointer
+from popgeo.ops.refusals import check_index, refuse_index
 from popgeo.ops.register_op import register
 
 _NUM_OF_PATH = 8  # channels, then where x, its components, y, its components, w, g and its components are
@@ -37,16 +38,17 @@ def _kernel(
     paths: Sequence[int],
     terms: Sequence[float],
 ) -> Tensor:
-    given = [tensor for tensor in tensors if tensor is not None]
-    like, native = given[0], library.packed("popgeo_tensor_product")
+    like = _check(role, tensors, src, dst, num_nodes, widths)
+    as_paths, as_terms = _tables(tuple(widths), tuple(paths), tuple(terms))
+    native = library.packed("popgeo_tensor_product")
     if native is None or not like.is_cpu or like.dtype not in (torch.float32, torch.float64):
         refuse_index("src", src, num_nodes)
         refuse_index("dst", dst, num_nodes)
         return _plain(role, tensors, src, dst, num_nodes, widths, paths, terms)
     read = [None if tensor is None else tensor.contiguous() for tensor in tensors]
     src, dst, num_edges = as_int64(src), as_int64(dst), src.shape[0]
-    out = like.new_empty(num_edges if role in (1, 2) else num_nodes, widths[role])
-    as_paths, as_terms = _tables(tuple(paths), tuple(terms))
+    rows = num_edges if role in (1, 2) else num_nodes
+    out = (like.new_zeros if role == 2 else like.new_empty)(rows, widths[role])  # paths may leave weights out
     addresses = *map(pointer, read), library.address(src), library.address(dst), out.data_ptr()
     tables = len(paths) // _NUM_OF_PATH, ctypes.addressof(as_paths), ctypes.addressof(as_terms)
     sizes = num_edges, *widths, torch.get_num_threads()
@@ -57,9 +59,71 @@ def _kernel(
     return out
 
 
+def _check(
+    role: int, tensors: Sequence[Tensor | None], src: Tensor, dst: Tensor, num_nodes: int, widths: Sequence[int]
+) -> Tensor:
+    """Checks the shapes of the arrays, and returns one of them: only that which is made is missing."""
+    if (
+        role not in range(4)
+        or len(widths) != 4
+        or [tensor is None for tensor in tensors] != [i == role for i in range(4)]
+    ):
+        given = [name for name, tensor in zip("xywg", tensors, strict=True) if tensor is not None]
+        raise ValueError(f"role is {role} of 0 to 3, there are {len(widths)} widths of 4, and {given} are given. "
+                         "Pass every tensor but the one that the role names.")  # fmt: skip
+    like = next(tensor for tensor in tensors if tensor is not None)
+    num_edges = src.numel()
+    check_index("src", src, num_edges, like)
+    check_index("dst", dst, num_edges, like)
+    if min(num_nodes, *widths) < 0:
+        raise ValueError(f"num_nodes is {num_nodes} and the widths are {list(widths)}; none can be negative.")
+    for name, tensor, rows, width in zip("xywg", tensors, (num_nodes, num_edges, num_edges, num_nodes), widths,
+                                         strict=True):  # fmt: skip
+        if tensor is not None:
+            check_array(name, tensor, (rows, width), like.dtype)
+    return like
+
+
+def _check_paths(widths: Sequence[int], paths: Sequence[int], terms: Sequence[float]) -> None:
+    """Checks that every path stays within the rows, and every coefficient within its path."""
+    num_paths = len(paths) // _NUM_OF_PATH
+    if len(paths) % _NUM_OF_PATH or len(terms) % 5:
+        raise ValueError(f"There are {len(paths)} numbers of paths and {len(terms)} of coefficients; a path has "
+                         f"{_NUM_OF_PATH}, a coefficient 5.")  # fmt: skip
+    if widths[1] > _MOST_COMPONENTS**2:
+        raise ValueError(f"Edges have {widths[1]} components; {_MOST_COMPONENTS**2} is the most.")
+    blocks: list[list[tuple[int, ...]]] = [[], [], []]
+    sizes = []
+    for at in range(num_paths):
+        channels, x, num_x, y, num_y, w, g, num_g = path = paths[at * _NUM_OF_PATH : (at + 1) * _NUM_OF_PATH]
+        ends = x + channels * num_x, y + num_y, w + channels, g + channels * num_g
+        sizes.append((num_x, num_y, num_g))
+        if (
+            min(path) < 0
+            or not channels * num_x * num_y * num_g
+            or max(sizes[-1]) > _MOST_COMPONENTS
+            or any(e > n for e, n in zip(ends, widths, strict=True))
+        ):
+            raise ValueError(f"Path {at} is {list(path)}; it leaves rows of {list(widths)} numbers, or has more than "
+                             f"{_MOST_COMPONENTS} components.")  # fmt: skip
+        for found, block in zip(blocks, ((x, channels, num_x), (w, channels, 1), (g, channels, num_g)), strict=True):
+            found.append(block)
+    for found in (set(blocks[0]), blocks[1], set(blocks[2])):  # paths may share x and g, but only whole blocks
+        ordered = sorted(found)
+        if any(x + channels * num > later[0] for (x, channels, num), later in pairwise(ordered)):
+            raise ValueError(f"The paths' blocks of a row overlap: (start, channels, components) are {ordered}.")
+    for at in range(0, len(terms), 5):
+        number, *places = terms[at : at + 4]
+        if number not in range(num_paths) or any(
+            place not in range(size) for place, size in zip(places, sizes[int(number)], strict=True)
+        ):
+            raise ValueError(f"Coefficient {at // 5} is of path {number} and components {places}, which are not there.")
+
+
 @functools.lru_cache(maxsize=64)
-def _tables(paths: tuple[int, ...], terms: tuple[float, ...]) -> tuple[Any, Any]:
-    """The paths and coefficients as the compiled kernels read them."""
+def _tables(widths: tuple[int, ...], paths: tuple[int, ...], terms: tuple[float, ...]) -> tuple[Any, Any]:
+    """The paths and coefficients as the compiled kernels read them, checked."""
+    _check_paths(widths, paths, terms)
     rows, found, first = [], b"", 0
     for path in _by_path(paths, terms):
         *numbers, chosen = path
@@ -96,7 +160,7 @@ def _plain(
     for channels, x, num_x, y, num_y, w, g, num_g, chosen in _by_path(paths, terms):
         cube = like.new_zeros(num_x, num_y, num_g)
         for i, j, k, factor in chosen:
-            cube[int(i), int(j), int(k)] = factor
+            cube[int(i), int(j), int(k)] += factor
         starts, counts = (x, y, w, g), (channels * num_x, num_y, channels, channels * num_g)
         shapes = ((channels, num_x), (num_y,), (channels,), (channels, num_g))
         letters, parts = ["eui", "ej", "eu", "euk"], []
