@@ -10,6 +10,7 @@ operation, which torch differentiates by itself. The compiled kernels give the s
 
 import ctypes
 import functools
+import math
 import struct
 from collections.abc import Sequence
 from itertools import pairwise
@@ -113,11 +114,13 @@ def _check_paths(widths: Sequence[int], paths: Sequence[int], terms: Sequence[fl
         if any(x + channels * num > later[0] for (x, channels, num), later in pairwise(ordered)):
             raise ValueError(f"The paths' blocks of a row overlap: (start, channels, components) are {ordered}.")
     for at in range(0, len(terms), 5):
-        number, *places = terms[at : at + 4]
+        number, *places, factor = terms[at : at + 5]
         if number not in range(num_paths) or any(
             place not in range(size) for place, size in zip(places, sizes[int(number)], strict=True)
         ):
             raise ValueError(f"Coefficient {at // 5} is of path {number} and components {places}, which are not there.")
+        if not math.isfinite(factor):
+            raise ValueError(f"Coefficient {at // 5} is {factor}; it must be finite.")
 
 
 @functools.lru_cache(maxsize=64)

@@ -8,6 +8,7 @@ import torch
 from matplotlib.figure import Figure
 from torch import Tensor
 
+from popgeo.atomic_write import written_whole
 from popgeo.engine.compiled_step import CompiledStep
 from popgeo.loader import FixedSizeDataLoader
 from popgeo.plots import panels, prediction_scatter
@@ -63,6 +64,5 @@ def draw_parity(pairs: Pairs, title: str, path: Path) -> None:
         ax.set_title(f"{name}: MAE {error:.3g} m{UNITS[name]}")
     figure = axes[0].figure
     assert isinstance(figure, Figure)
-    partial = path.with_name(f"{path.name}.part")
-    figure.savefig(partial, format="png", dpi=150)
-    partial.replace(path)
+    with written_whole(path) as partial:
+        figure.savefig(partial, format="png", dpi=150)

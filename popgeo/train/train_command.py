@@ -10,10 +10,12 @@ from pathlib import Path
 import pandas as pd
 import torch
 
+from popgeo.atomic_write import write_atomically
 from popgeo.command_line import OneLineParser, ShowsDefaults, make_folder
 from popgeo.convert.command import keys_of
 from popgeo.data import FixedSizeOptions
 from popgeo.deploy.force_field import MODELS, ForceField
+from popgeo.folder_lock import folder_lock
 from popgeo.loader import FixedSizeDataLoader
 from popgeo.settings import at_least
 from popgeo.train.evaluate import draw_parity, predictions, table
@@ -31,8 +33,9 @@ def train(arguments: Sequence[str]) -> int:
     try:
         make_folder(asked.out)
         settings = {name: value for name, value in vars(asked).items() if name not in _MAY_CHANGE}
-        _check_folder(asked.out, asked.resume, json.loads(json.dumps(settings, default=str)))
-        return _train(asked)
+        with folder_lock(asked.out):
+            _check_folder(asked.out, asked.resume, json.loads(json.dumps(settings, default=str)))
+            return _train(asked)
     except (ValueError, OSError) as error:
         print(f"popgeo: {error}", file=sys.stderr)
         return 2
@@ -54,7 +57,7 @@ def _check_folder(folder: Path, resume: bool, settings: dict[str, object]) -> No
     if not resume:
         if begun:
             raise ValueError(f"{folder} holds a run. Pass --resume to go on with it, or name another folder by --out.")
-        (folder / SETTINGS).write_text(json.dumps(settings, indent=1))
+        write_atomically(folder / SETTINGS, json.dumps(settings, indent=1).encode())
         return
     if not begun:
         raise ValueError(f"{folder} holds no run to go on with: it has no {CHECKPOINT}. Leave --resume out.")
@@ -167,8 +170,8 @@ def _tell_results(folder: Path, fit: Fit, parts: list[str], why: str) -> None:
     shown = two_lines.to_string(float_format="{:.3g}".format)
     text = f"{why}; the best was epoch {int(fit.reached['best_epoch'])}\n\n{shown}"
     print(f"\n{text}")
-    errors.to_csv(folder / "errors.csv", index_label="part")
-    (folder / "summary.txt").write_text(f"{text}\n")
+    write_atomically(folder / "errors.csv", errors.to_csv(index_label="part").encode())
+    write_atomically(folder / "summary.txt", f"{text}\n".encode())
     draw_parity(found[last], f"predicted for {last}", folder / "parity.png")
     print(f"\nwrote {BEST}, log.csv, errors.csv, summary.txt, parity.png and {CHECKPOINT} to {folder}/")
     print(f"use it: popgeo predict {folder / BEST} FILE --out results.csv")

@@ -15,6 +15,7 @@ from popgeo import FixedSizeDataLoader
 from popgeo.data import FlatStore, write
 from popgeo.data.store.save_columns import cut
 from popgeo.data.store.write_folder import FolderWriter
+from popgeo.folder_lock import LOCK
 from tests.support.graphs import graph, hetero_graph
 
 ODD = [None, True, -1, 0, 1, 2**31, 2**62, 2**80, 1.5, float("nan"), "", "..", "../x", "/etc/passwd", "a\0b", "float64"]
@@ -88,8 +89,8 @@ def test_no_name_leads_out_of_the_folder_of_a_store(tmp_path, outside):
     with pytest.raises(ValueError, match=r"no array in a file of the folder|is a link"):
         graphs.save(tmp_path / "store", progress_bar=False)
     assert bystander.read_bytes() == bytes(1400)
-    (folder / "lock").unlink(missing_ok=True)
-    (folder / "lock").symlink_to(bystander)
+    (folder / LOCK).unlink(missing_ok=True)
+    (folder / LOCK).symlink_to(bystander)
     with pytest.raises(ValueError, match="lock is a link"):
         graphs.save(tmp_path / "store", progress_bar=False)
     assert bystander.read_bytes() == bytes(1400)
