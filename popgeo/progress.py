@@ -3,7 +3,7 @@
 import builtins
 import sys
 from collections.abc import Iterable, Iterator
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from tqdm import tqdm
 
@@ -23,7 +23,9 @@ def progress(items: Iterable[Item], description: str, unit: str, show: bool | No
         >>> list(progress(range(3), "measuring", "graph", show=False))
         [0, 1, 2]
     """
-    return iter(tqdm(items, description, unit=f" {unit}", delay=1, leave=False, disable=not is_seen(show)))
+    return iter(
+        tqdm(items, description, unit=f" {unit}", delay=1, leave=False, disable=not is_seen(show), file=_terminal())
+    )
 
 
 def bar(description: str, unit: str, total: int | None = None, show: bool | None = None) -> tqdm:
@@ -39,7 +41,20 @@ def bar(description: str, unit: str, total: int | None = None, show: bool | None
         >>> with bar("epoch 1", "graphs", total=64, show=False) as shown:
         ...     _ = shown.update(32)
     """
-    return tqdm(desc=description, total=total, unit=f" {unit}", delay=1, leave=False, disable=not is_seen(show))
+    return tqdm(
+        desc=description,
+        total=total,
+        unit=f" {unit}",
+        delay=1,
+        leave=False,
+        disable=not is_seen(show),
+        file=_terminal(),
+    )
+
+
+def _terminal() -> Any:
+    """Where a bar is drawn: past the stream of a command that escapes what moves the cursor."""
+    return getattr(sys.stderr, "raw", sys.stderr)
 
 
 def is_seen(show: bool | None = None) -> bool:
