@@ -1,13 +1,19 @@
 """A progress bar where a pass over a dataset lasts, and none where it does not."""
 
 import builtins
+import os
 import sys
+import threading
 from collections.abc import Iterable, Iterator
 from typing import Any, TypeVar
 
 from tqdm import tqdm
 
 Item = TypeVar("Item")
+
+
+if hasattr(os, "register_at_fork"):  # each bar takes the lock of all, which a thread of the parent may hold
+    os.register_at_fork(after_in_child=lambda: tqdm.set_lock(threading.RLock()))
 
 
 def progress(items: Iterable[Item], description: str, unit: str, show: bool | None = None) -> Iterator[Item]:

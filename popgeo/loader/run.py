@@ -65,9 +65,7 @@ def used_of(state: Mapping[str, Any], num_items: int) -> tuple[Used, ...]:
     ranks = tuple(Used(*one) for one in used)
     positions = {0, *(one.num_items for one in ranks)}
     # Each batch has an item, but those of the last round, which may be repeated to fill up.
-    full = sum(
-        one.num_packs - one.world_size * one.group for one in ranks if one.num_items
-    )
+    full = sum(one.num_packs - one.world_size * one.group for one in ranks if one.num_items)
     if full > num_items or state.get("position", 0) not in positions:
         raise ValueError(
             f"The state says that {[list(one) for one in ranks]} were used and the position is "
