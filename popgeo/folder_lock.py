@@ -62,7 +62,7 @@ def _locked(folder: Path) -> int:
             if fcntl is None:
                 import msvcrt
 
-                msvcrt.locking(handle, msvcrt.LK_NBLCK, 1)  # type: ignore[attr-defined]
+                msvcrt.locking(handle, msvcrt.LK_NBLCK, 1)
                 return handle
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:

@@ -19,7 +19,7 @@ class Lock:
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
-        self._entered: list[threading.RLock] = []  # type: ignore[valid-type]  # a function to mypy
+        self._entered: list[threading.RLock] = []
         _LOCKS.add(self)
 
     def __enter__(self) -> "Lock":

@@ -4,7 +4,6 @@ import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from numbers import Integral
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -57,7 +56,7 @@ def used_of(state: Mapping[str, Any], num_items: int) -> tuple[Used, ...]:
         limits_of_one = (1, _MOST_RANKS), (1, _MOST_RANKS), (0, num_items)
         numbers += [("used", number, limit) for number, limit in zip(one, limits_of_one, strict=True)]
     for name, number, (least, most) in numbers:
-        if not isinstance(number, Integral) or isinstance(number, bool) or not least <= number <= most:
+        if not isinstance(number, int | np.integer) or isinstance(number, bool) or not least <= number <= most:
             raise ValueError(
                 f"The state says that {name!r} is {str(number)[:99]}; allowed are {least} to {most}. Pass what "
                 f"state_dict() returned."

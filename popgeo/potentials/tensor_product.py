@@ -109,7 +109,7 @@ def _check_paths(widths: Sequence[int], paths: Sequence[int], terms: Sequence[fl
                              f"{_MOST_COMPONENTS} components.")  # fmt: skip
         for found, block in zip(blocks, ((x, channels, num_x), (w, channels, 1), (g, channels, num_g)), strict=True):
             found.append(block)
-    for found in (set(blocks[0]), blocks[1], set(blocks[2])):  # paths may share x and g, but only whole blocks
+    for found in ([*set(blocks[0])], blocks[1], [*set(blocks[2])]):  # paths may share x and g, but only whole blocks
         ordered = sorted(found)
         if any(x + channels * num > later[0] for (x, channels, num), later in pairwise(ordered)):
             raise ValueError(f"The paths' blocks of a row overlap: (start, channels, components) are {ordered}.")
