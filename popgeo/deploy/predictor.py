@@ -158,9 +158,8 @@ class Predictor:
         Raises:
             ValueError: a graph failed, which is named; or the model cannot be compiled for these graphs.
         """
-        keep = _keeps(errors)
+        keep, graphs = _keeps(errors), self._opened(graphs)
         world = dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
-        graphs = self._opened(graphs)
         if world == 1:
             return self._all(graphs, 0, keep, progress_bar)
         graphs = graphs if hasattr(graphs, "__len__") else list(graphs)

@@ -10,22 +10,19 @@ operation, which torch differentiates by itself. The compiled kernels give the s
 
 import ctypes
 import functools
-import math
 import struct
 from collections.abc import Sequence
-from itertools import pairwise
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from popgeo.native import library
-from popgeo.ops.kernel_arguments import as_int64, check_array, pointer
-from popgeo.ops.refusals import check_index, refuse_index
+from popgeo.ops.kernel_arguments import as_int64, pointer
+from popgeo.ops.refusals import refuse_index
 from popgeo.ops.register_op import register
+from popgeo.potentials.tensor_product_checks import MOST_COMPONENTS, NUM_OF_PATH, check_arrays, check_paths
 
-_NUM_OF_PATH = 8  # channels, then where x, its components, y, its components, w, g and its components are
-_MOST_COMPONENTS = 11
 _pack_call = struct.Struct("19q").pack
 
 
@@ -39,7 +36,7 @@ def _kernel(
     paths: Sequence[int],
     terms: Sequence[float],
 ) -> Tensor:
-    like = _check(role, tensors, src, dst, num_nodes, widths)
+    like = check_arrays(role, tensors, src, dst, num_nodes, widths)
     as_paths, as_terms = _tables(tuple(widths), tuple(paths), tuple(terms))
     native = library.packed("popgeo_tensor_product")
     if native is None or not like.is_cpu or like.dtype not in (torch.float32, torch.float64):
@@ -51,7 +48,7 @@ def _kernel(
     rows = num_edges if role in (1, 2) else num_nodes
     out = (like.new_zeros if role == 2 else like.new_empty)(rows, widths[role])  # paths may leave weights out
     addresses = *map(pointer, read), library.address(src), library.address(dst), out.data_ptr()
-    tables = len(paths) // _NUM_OF_PATH, ctypes.addressof(as_paths), ctypes.addressof(as_terms)
+    tables = len(paths) // NUM_OF_PATH, ctypes.addressof(as_paths), ctypes.addressof(as_terms)
     sizes = num_edges, *widths, torch.get_num_threads()
     if native(_pack_call(like.dtype is torch.float64, role, *addresses, num_nodes, *tables, *sizes)):
         refuse_index("src", src, num_nodes)
@@ -60,73 +57,10 @@ def _kernel(
     return out
 
 
-def _check(
-    role: int, tensors: Sequence[Tensor | None], src: Tensor, dst: Tensor, num_nodes: int, widths: Sequence[int]
-) -> Tensor:
-    """Checks the shapes of the arrays, and returns one of them: only that which is made is missing."""
-    if (
-        role not in range(4)
-        or len(widths) != 4
-        or [tensor is None for tensor in tensors] != [i == role for i in range(4)]
-    ):
-        given = [name for name, tensor in zip("xywg", tensors, strict=True) if tensor is not None]
-        raise ValueError(f"role is {role} of 0 to 3, there are {len(widths)} widths of 4, and {given} are given. "
-                         "Pass every tensor but the one that the role names.")  # fmt: skip
-    like = next(tensor for tensor in tensors if tensor is not None)
-    num_edges = src.numel()
-    check_index("src", src, num_edges, like)
-    check_index("dst", dst, num_edges, like)
-    if min(num_nodes, *widths) < 0:
-        raise ValueError(f"num_nodes is {num_nodes} and the widths are {list(widths)}; none can be negative.")
-    for name, tensor, rows, width in zip("xywg", tensors, (num_nodes, num_edges, num_edges, num_nodes), widths,
-                                         strict=True):  # fmt: skip
-        if tensor is not None:
-            check_array(name, tensor, (rows, width), like.dtype)
-    return like
-
-
-def _check_paths(widths: Sequence[int], paths: Sequence[int], terms: Sequence[float]) -> None:
-    """Checks that every path stays within the rows, and every coefficient within its path."""
-    num_paths = len(paths) // _NUM_OF_PATH
-    if len(paths) % _NUM_OF_PATH or len(terms) % 5:
-        raise ValueError(f"There are {len(paths)} numbers of paths and {len(terms)} of coefficients; a path has "
-                         f"{_NUM_OF_PATH}, a coefficient 5.")  # fmt: skip
-    if widths[1] > _MOST_COMPONENTS**2:
-        raise ValueError(f"Edges have {widths[1]} components; {_MOST_COMPONENTS**2} is the most.")
-    blocks: list[list[tuple[int, ...]]] = [[], [], []]
-    sizes = []
-    for at in range(num_paths):
-        channels, x, num_x, y, num_y, w, g, num_g = path = paths[at * _NUM_OF_PATH : (at + 1) * _NUM_OF_PATH]
-        ends = x + channels * num_x, y + num_y, w + channels, g + channels * num_g
-        sizes.append((num_x, num_y, num_g))
-        if (
-            min(path) < 0
-            or not channels * num_x * num_y * num_g
-            or max(sizes[-1]) > _MOST_COMPONENTS
-            or any(e > n for e, n in zip(ends, widths, strict=True))
-        ):
-            raise ValueError(f"Path {at} is {list(path)}; it leaves rows of {list(widths)} numbers, or has more than "
-                             f"{_MOST_COMPONENTS} components.")  # fmt: skip
-        for found, block in zip(blocks, ((x, channels, num_x), (w, channels, 1), (g, channels, num_g)), strict=True):
-            found.append(block)
-    for found in ([*set(blocks[0])], blocks[1], [*set(blocks[2])]):  # paths may share x and g, but only whole blocks
-        ordered = sorted(found)
-        if any(x + channels * num > later[0] for (x, channels, num), later in pairwise(ordered)):
-            raise ValueError(f"The paths' blocks of a row overlap: (start, channels, components) are {ordered}.")
-    for at in range(0, len(terms), 5):
-        number, *places, factor = terms[at : at + 5]
-        if number not in range(num_paths) or any(
-            place not in range(size) for place, size in zip(places, sizes[int(number)], strict=True)
-        ):
-            raise ValueError(f"Coefficient {at // 5} is of path {number} and components {places}, which are not there.")
-        if not math.isfinite(factor):
-            raise ValueError(f"Coefficient {at // 5} is {factor}; it must be finite.")
-
-
 @functools.lru_cache(maxsize=64)
 def _tables(widths: tuple[int, ...], paths: tuple[int, ...], terms: tuple[float, ...]) -> tuple[Any, Any]:
     """The paths and coefficients as the compiled kernels read them, checked."""
-    _check_paths(widths, paths, terms)
+    check_paths(widths, paths, terms)
     rows, found, first = [], b"", 0
     for path in _by_path(paths, terms):
         *numbers, chosen = path
@@ -139,10 +73,10 @@ def _tables(widths: tuple[int, ...], paths: tuple[int, ...], terms: tuple[float,
 
 def _by_path(paths: Sequence[int], terms: Sequence[float]) -> list[tuple[Any, ...]]:
     """The numbers of each path, and its coefficients as (i, j, k, factor); terms have the path's number before them."""
-    chosen: list[list[Sequence[float]]] = [[] for _ in range(len(paths) // _NUM_OF_PATH)]
+    chosen: list[list[Sequence[float]]] = [[] for _ in range(len(paths) // NUM_OF_PATH)]
     for at in range(0, len(terms), 5):
         chosen[int(terms[at])].append(terms[at + 1 : at + 5])
-    return [(*paths[at * _NUM_OF_PATH : (at + 1) * _NUM_OF_PATH], one) for at, one in enumerate(chosen)]
+    return [(*paths[at * NUM_OF_PATH : (at + 1) * NUM_OF_PATH], one) for at, one in enumerate(chosen)]
 
 
 def _plain(
@@ -268,8 +202,8 @@ def _dtype_of(product: nn.Module) -> torch.dtype:
 def _read(product: Any) -> tuple[list[int], list[float]]:
     """The paths of a product and the coefficients of each, from its values for components that are 1 one at a time."""
     starts = [[0, *torch.tensor([block.dim for block in irreps]).cumsum(0).tolist()] for irreps in _irreps(product)]
-    if starts[1][-1] > _MOST_COMPONENTS**2:
-        raise ValueError(f"Edges have {starts[1][-1]} components; {_MOST_COMPONENTS**2} is the most.")
+    if starts[1][-1] > MOST_COMPONENTS**2:
+        raise ValueError(f"Edges have {starts[1][-1]} components; {MOST_COMPONENTS**2} is the most.")
     paths: list[int] = []
     terms: list[float] = []
     weight, dtype = 0, _dtype_of(product)
@@ -283,8 +217,8 @@ def _read(product: Any) -> tuple[list[int], list[float]]:
                 f"weights and one channel of edges."
             )
         sizes = [part.ir.dim for part in parts]
-        if max(sizes) > _MOST_COMPONENTS:
-            raise ValueError(f"Path {number} has {max(sizes)} components; {_MOST_COMPONENTS} is the most.")
+        if max(sizes) > MOST_COMPONENTS:
+            raise ValueError(f"Path {number} has {max(sizes)} components; {MOST_COMPONENTS} is the most.")
         x, y, g = (begin[at] for begin, at in zip(starts, places, strict=True))
         i, j = torch.cartesian_prod(torch.arange(sizes[0]), torch.arange(sizes[1])).reshape(-1, 2).T
         rows = torch.arange(len(i))
