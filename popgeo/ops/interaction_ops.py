@@ -173,7 +173,8 @@ def _backward(*arguments: Any) -> list[Tensor]:
     if not call.is_served():
         return call.gradients(grad, wanted)
     call, num_threads = call.laid_out(), torch.get_num_threads()
-    made, grad = _empty_backward(*arguments), library.as_read(grad)  # held by name while it runs
+    made = _empty_backward(*arguments)
+    filters, grad = library.as_read(filters), library.as_read(grad)  # held by name while it runs
     results = [*made, call.workspace(num_threads)]
     interaction_call.run("backward", pack_backward(call, results, num_threads, filters, grad, wanted))
     return made
@@ -185,7 +186,8 @@ def _second(*arguments: Any) -> list[Tensor]:
     if not call.is_served() or not serves_second(first, along):
         return call.second_gradients(grad, first, along, wanted)
     call, num_threads = call.laid_out(), torch.get_num_threads()
-    made, grad = _empty_second(*arguments), library.as_read(grad)  # held by name while it runs
+    made = _empty_second(*arguments)
+    filters, grad = library.as_read(filters), library.as_read(grad)  # held by name while it runs
     along = [None if t is None else library.as_read(t) for t in along]
     results = [*made, call.workspace(num_threads, is_second=True)]
     interaction_call.run("second", pack_second(call, results, num_threads, filters, grad, first, along, wanted))

@@ -39,7 +39,7 @@ def _forward(x: Tensor) -> Tensor:
     native = library.function("popgeo_shifted_softplus", (_POINTER, _POINTER, _INT))
     if native is None or x.dtype != torch.float32 or x.device.type != "cpu":
         return F.softplus(x.clamp(min=least_exponent(x.dtype))) - _LN2
-    x = x.contiguous()
+    x = library.as_read(x)
     out = torch.empty_like(x)
     native(library.address(x), out.data_ptr(), x.numel())
     return out
@@ -51,7 +51,7 @@ def _backward(grad: Tensor, x: Tensor) -> Tensor:
     native = library.function("popgeo_shifted_softplus_backward", (_POINTER, _POINTER, _POINTER, _INT))
     if native is None or x.dtype != torch.float32 or x.device.type != "cpu":
         return grad * sigmoid_or_zero(x)
-    grad, x = grad.contiguous(), x.contiguous()
+    grad, x = library.as_read(grad), library.as_read(x)
     out = torch.empty_like(x)
     native(library.address(grad), library.address(x), out.data_ptr(), x.numel())
     return out

@@ -43,8 +43,8 @@ def _kernel(
         refuse_index("src", src, num_nodes)
         refuse_index("dst", dst, num_nodes)
         return _plain(role, tensors, src, dst, num_nodes, widths, paths, terms)
-    read = [None if tensor is None else tensor.contiguous() for tensor in tensors]
-    src, dst, num_edges = as_int64(src), as_int64(dst), src.shape[0]
+    read = [None if tensor is None else library.as_read(tensor) for tensor in tensors]
+    src, dst, num_edges = library.as_read(as_int64(src)), library.as_read(as_int64(dst)), src.shape[0]
     rows = num_edges if role in (1, 2) else num_nodes
     out = (like.new_zeros if role == 2 else like.new_empty)(rows, widths[role])  # paths may leave weights out
     addresses = *map(pointer, read), library.address(src), library.address(dst), out.data_ptr()
