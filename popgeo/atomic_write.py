@@ -1,51 +1,102 @@
 """Writes files that are whole at any moment."""
 
-import glob
 import os
-import tempfile
+import re
+import secrets
+import stat
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
-_SECONDS_TO_WRITE = 3600.0  # a file that was begun longer ago will not be ended
+_SECONDS_TO_WRITE = 3600.0  # nobody finishes a file that was begun longer ago
+_LEFT = re.compile(r"\.popgeo-(\d+)-[0-9a-f]{16}\.part")
+_NAME_LENGTH = 50  # characters of the file's name in that of its temporary file: names have a limit
+NO_LINKS = getattr(os, "O_NOFOLLOW", 0)
+
+
+@contextmanager
+def written_whole(path: Path, *, is_private: bool = False) -> Iterator[Path]:
+    """A temporary file next to a file; when the block ends without an error it takes the place of the file.
+
+    At any moment there is the old file or the new one, also if the machine stops. The folder of the file is made if it
+    is missing. What killed processes have left of their temporary files is removed after an hour. A private file is for
+    its owner only; other files keep their permissions, and new ones have those of the umask.
+
+    Raises:
+        OSError: the file cannot be written; the error names it, and the old file stays.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     with written_whole(Path(folder) / "notes.txt") as partial:
+        ...         _ = partial.write_text("one epoch")
+        ...     (Path(folder) / "notes.txt").read_text()
+        'one epoch'
+    """
+    partial = path.with_name(f"{path.name[:_NAME_LENGTH]}.popgeo-{os.getpid()}-{secrets.token_hex(8)}.part")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        _remove_left(path)
+        mode = 0o600 if is_private else 0o666
+        os.close(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | NO_LINKS, mode))
+        if path.exists() and not is_private:
+            partial.chmod(stat.S_IMODE(path.stat().st_mode))
+        yield partial
+        with partial.open("rb+") as file:
+            os.fsync(file.fileno())
+        os.replace(partial, path)
+    except BaseException as error:
+        partial.unlink(missing_ok=True)
+        if isinstance(error, OSError):
+            name_file(error, path, partial)
+        raise
 
 
 def write_atomically(path: Path, data: bytes, *, is_private: bool = False) -> None:
-    """Writes a file so that at any moment there is the old one or the new one, also when the machine stops.
-
-    Its folder is made where there is none; what killed writers of the file have left there an hour ago is removed. A
-    private file is for its owner alone; another has the permissions of the umask.
+    """Writes bytes as `written_whole` does.
 
     Raises:
-        OSError: it cannot be written; what was there before stays, and nothing half written.
+        OSError: the file cannot be written; the error names it, and the old file stays.
 
     Example:
+        >>> import tempfile
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     write_atomically(Path(folder) / "run" / "notes.txt", b"one epoch")
         ...     (Path(folder) / "run" / "notes.txt").read_bytes()
         b'one epoch'
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    for left in path.parent.glob(f"{glob.escape(path.name)}*.part"):
-        if left.is_file() and time.time() - left.stat().st_mtime > _SECONDS_TO_WRITE:
-            left.unlink(missing_ok=True)  # of a writer that was killed
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".part")
+    with written_whole(path, is_private=is_private) as partial:
+        partial.write_bytes(data)
+
+
+def name_file(error: OSError, path: Path, partial: Path | None = None) -> None:
+    """Makes an error of the system name a file: one of a full disk names none, and nobody knows a temporary file."""
+    if error.errno is not None and error.filename in (None, str(partial)):
+        error.filename = str(path)
+
+
+def _remove_left(path: Path) -> None:
+    """Removes the temporary files of the same file that processes have left which were killed an hour ago."""
+    for name in os.listdir(path.parent):
+        found = _LEFT.fullmatch(name.removeprefix(path.name[:_NAME_LENGTH]))
+        if found is None or not name.startswith(path.name[:_NAME_LENGTH]):
+            continue
+        left = path.parent / name
+        try:
+            known = left.lstat()
+            is_old = stat.S_ISREG(known.st_mode) and time.time() - known.st_mtime > _SECONDS_TO_WRITE
+            if is_old and not _is_alive(int(found[1])):
+                left.unlink()
+        except OSError:  # of a different user, or gone meanwhile
+            continue
+
+
+def _is_alive(process: int) -> bool:
     try:
-        with os.fdopen(handle, "wb") as file:
-            if not is_private:
-                os.fchmod(file.fileno(), _mode_of(path))
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(name, path)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
-
-
-def _mode_of(path: Path) -> int:
-    """The permissions of a file, or of a new one, as the umask has them; those of a temporary file are narrower."""
-    if path.exists():
-        return path.stat().st_mode & 0o777
-    mask = os.umask(0)
-    os.umask(mask)
-    return 0o666 & ~mask
+        os.kill(process, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except OSError:  # of a different user
+        return True
+    return True

@@ -4,9 +4,10 @@ import argparse
 import os
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
-from typing import NoReturn, TypeVar
+from typing import Any, NoReturn, TextIO, TypeVar
 
 Dataset = TypeVar("Dataset")
 
@@ -25,6 +26,36 @@ class ShowsDefaults(argparse.ArgumentDefaultsHelpFormatter):
         return super()._get_help_string(action) if action.default not in (None, [], False) else action.help
 
 
+def printable(text: str) -> str:
+    r"""The text with control characters as escapes: a name in a file must not move the cursor or colour a terminal.
+
+    Example:
+        >>> print(printable("a\x1b[31m\n"), end="")
+        a\x1b[31m
+    """
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() or c in " \n\t" else c.encode("unicode_escape").decode() for c in text)
+
+
+class Printable:
+    """A stream that writes `printable` text; progress bars, which move the cursor, take its `raw` stream."""
+
+    def __init__(self, raw: TextIO) -> None:
+        self.raw = raw
+
+    def write(self, text: str) -> int:
+        self.raw.write(printable(text))
+        return len(text)
+
+    def writelines(self, lines: Iterable[str]) -> None:
+        for line in lines:
+            self.write(line)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.raw, name)
+
+
 def run(main: Callable[[], int | None]) -> None:
     """Runs a script's `main`; where it returns a status other than 0 the process ends with that.
 
@@ -36,7 +67,8 @@ def run(main: Callable[[], int | None]) -> None:
     name = Path(sys.argv[0]).name
     status = None
     try:
-        status = main()
+        with redirect_stdout(Printable(sys.stdout)), redirect_stderr(Printable(sys.stderr)):
+            status = main()
     except KeyboardInterrupt:
         print(f"\n{name}: stopped by Ctrl-C", file=sys.stderr)
         sys.exit(130)  # what a shell reports of a program that Ctrl-C ended
@@ -44,7 +76,7 @@ def run(main: Callable[[], int | None]) -> None:
         # Whoever read the output, such as `head`, has seen enough; Python would complain once more when it ends.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except OSError as error:
-        sys.exit(f"{name}: {error}")
+        sys.exit(f"{name}: {printable(str(error))}")
     if status:
         sys.exit(status)
 

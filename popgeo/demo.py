@@ -4,6 +4,7 @@ import sys
 import time
 from argparse import Namespace
 from collections.abc import Callable, Sequence
+from io import BytesIO
 from itertools import islice
 from pathlib import Path
 
@@ -17,8 +18,10 @@ from torch_geometric.data import Batch, Data, InMemoryDataset
 from torch_geometric.datasets import QM9
 
 from popgeo import __version__, command_line, ipu, plots
+from popgeo.atomic_write import written_whole
 from popgeo.data import FixedSizeOptions, FlatStore
 from popgeo.datasets import Molecules
+from popgeo.folder_lock import folder_lock
 from popgeo.loader import FixedSizeDataLoader, FixedSizeStrategy
 from popgeo.nn import KNNInteractionGraph, PrecomputeInteractionGraph, SchNet, l1_loss
 from popgeo.progress import bar, progress
@@ -52,11 +55,11 @@ def demo(arguments: Sequence[str]) -> int:
     settings = parse(arguments, __version__)
     try:
         command_line.make_folder(settings.out)
-        dataset = load(settings)
+        with folder_lock(settings.out):
+            train(settings, load(settings))
     except (ValueError, OSError) as error:
         print(f"popgeo: {error}", file=sys.stderr)
         return 2
-    train(settings, dataset)
     return 0
 
 
@@ -215,13 +218,18 @@ def save(folder: Path, metrics: pd.DataFrame, test: pd.DataFrame, report: ipu.Re
         "report.txt": lambda path: path.write_text(f"{report}\n"),
         "report.json": lambda path: report.to_json(path),
         "report.html": lambda path: report.to_html(path, title="SchNet on small molecules, one training step"),
-        "weights.pt": lambda path: torch.save(schnet.state_dict(), path),
+        "weights.pt": lambda path: path.write_bytes(saved(schnet.state_dict())),
     }
     for name, write in written.items():
-        partial = folder / f"{name}.part"
-        write(partial)
-        partial.replace(folder / name)
+        with written_whole(folder / name) as partial:
+            write(partial)
     print(f"wrote {', '.join(written)} to {folder}/\nopen {folder}/report.html to see what the machine did")
+
+
+def saved(content: object) -> bytes:
+    """What torch.save writes, as bytes: on a full disk torch itself names neither the file nor the reason."""
+    torch.save(content, buffer := BytesIO())
+    return buffer.getvalue()
 
 
 def draw(axes: Axes, path: Path) -> None:

@@ -1,13 +1,19 @@
 """A progress bar where a pass over a dataset lasts, and none where it does not."""
 
 import builtins
+import os
 import sys
+import threading
 from collections.abc import Iterable, Iterator
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from tqdm import tqdm
 
 Item = TypeVar("Item")
+
+
+if hasattr(os, "register_at_fork"):  # each bar takes the lock of all, which a thread of the parent may hold
+    os.register_at_fork(after_in_child=lambda: tqdm.set_lock(threading.RLock()))
 
 
 def progress(items: Iterable[Item], description: str, unit: str, show: bool | None = None) -> Iterator[Item]:
@@ -23,7 +29,9 @@ def progress(items: Iterable[Item], description: str, unit: str, show: bool | No
         >>> list(progress(range(3), "measuring", "graph", show=False))
         [0, 1, 2]
     """
-    return iter(tqdm(items, description, unit=f" {unit}", delay=1, leave=False, disable=not is_seen(show)))
+    return iter(
+        tqdm(items, description, unit=f" {unit}", delay=1, leave=False, disable=not is_seen(show), file=_terminal())
+    )
 
 
 def bar(description: str, unit: str, total: int | None = None, show: bool | None = None) -> tqdm:
@@ -39,7 +47,20 @@ def bar(description: str, unit: str, total: int | None = None, show: bool | None
         >>> with bar("epoch 1", "graphs", total=64, show=False) as shown:
         ...     _ = shown.update(32)
     """
-    return tqdm(desc=description, total=total, unit=f" {unit}", delay=1, leave=False, disable=not is_seen(show))
+    return tqdm(
+        desc=description,
+        total=total,
+        unit=f" {unit}",
+        delay=1,
+        leave=False,
+        disable=not is_seen(show),
+        file=_terminal(),
+    )
+
+
+def _terminal() -> Any:
+    """Where a bar is drawn: past the stream of a command that escapes what moves the cursor."""
+    return getattr(sys.stderr, "raw", sys.stderr)
 
 
 def is_seen(show: bool | None = None) -> bool:

@@ -26,7 +26,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collect_file(file_path: Path) -> Generator[None, list[pytest.Collector], list[pytest.Collector]]:
-    """Collects no doctests here: if a test file cannot be imported, they skip it, and pytest then finds no test in it."""
+    """Collects no doctests here: they skip a file that cannot be imported, and pytest then finds no test in it."""
     found = yield
     return [one for one in found if not isinstance(one, DoctestModule)]
 

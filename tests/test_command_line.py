@@ -4,12 +4,16 @@ import os
 import re
 import signal
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
+from torch_geometric.data import Data
 
 from popgeo.command_line import pyg_dataset, run
+from popgeo.data import write
 from tests.conftest import REPOSITORY
 from tests.support import quick_python
 
@@ -77,3 +81,25 @@ def test_a_dataset_that_is_nowhere_says_which_files_to_put_where():
         pyg_dataset(fails(OSError("no network")), "MUTAG_A.txt in data/MUTAG/raw")
     assert "(no network)" in str(ended.value.code)
     assert str(ended.value.code).endswith("Put MUTAG_A.txt in data/MUTAG/raw by hand.")
+
+
+@pytest.mark.parametrize("name", ["a\x1b[31mb", "a\rb", "a\x9b2Jb", "a\u202eb", "a\x07b", "a\udc80b"])
+@pytest.mark.parametrize("stream", ["stdout", "stderr"])
+def test_what_a_file_holds_is_printed_without_control_characters(name, stream, capsys):
+    run(lambda: print(f"{name}\n\tkept", file=getattr(sys, stream)))
+    shown = getattr(capsys.readouterr(), stream[3:])
+    assert shown == f"a{name[1:-1].encode('unicode_escape', 'surrogatepass').decode()}b\n\tkept\n"
+
+
+def test_the_message_of_a_missing_file_has_no_control_characters():
+    with pytest.raises(SystemExit, match=r"\\x1b\[31m"):
+        run(fails(FileNotFoundError(2, "No such file \x1b[31m", "data")))
+
+
+def test_the_columns_of_a_store_are_printed_without_control_characters(tmp_path):
+    write(
+        [Data(x=torch.ones(2, 1), edge_index=torch.zeros(2, 1).long(), **{"a\x1b[2Jb": torch.ones(1)})], tmp_path / "s"
+    )
+    ran = subprocess.run([sys.executable, "-m", "popgeo", "info", str(tmp_path / "s")], capture_output=True, check=True)
+    assert b"\x1b" not in ran.stdout
+    assert b"x1b[2Jb" in ran.stdout

@@ -12,13 +12,14 @@ from torch import Tensor, nn
 
 from popgeo.capture.op_graph import Input, Role
 from popgeo.capture.pytree import SCALARS
+from popgeo.forked import Lock
 
 OF_EVERY_MODULE = frozenset(dir(nn.Module())) - {"forward"}
 """The attributes that torch gives a module."""
 _HOLDERS = (dict, OrderedDict, list, set)
 Reads = Mapping[tuple[int, str], Any]
 """What a module's attributes held when they were first looked at, by the module's id and the attribute's name."""
-ONE_AT_A_TIME = threading.RLock()
+ONE_AT_A_TIME = Lock()
 """Held by who borrows what all threads share: torch's own generator, or functions and attributes during a capture."""
 
 

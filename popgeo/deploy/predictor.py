@@ -1,7 +1,6 @@
 """A trained model in use: graphs of any sizes in, its results out, in order, at a few fixed shapes."""
 
 import copy
-import threading
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -22,10 +21,12 @@ from popgeo.deploy.compile_program import ProgramMaker, backend_on
 from popgeo.deploy.fixed_program import FixedProgram, WithForces, names_taken
 from popgeo.deploy.load_weights import load_weights
 from popgeo.deploy.predictions import Predictions, to_records
+from popgeo.deploy.processes import together
 from popgeo.deploy.read_graphs import GraphReader, named, pieces, reader_of
 from popgeo.deploy.run_batches import run_batches, slots_used, warn_of_others
 from popgeo.did_you_mean import names_arguments
 from popgeo.engine.backend import Backend
+from popgeo.forked import Lock
 from popgeo.loader.source import levels_of
 from popgeo.progress import bar
 
@@ -137,7 +138,7 @@ class Predictor:
         self.shapes = list(shapes)
         self.programs: dict[int, FixedProgram] = {}
         self._reader: GraphReader | None = None
-        self._lock = threading.RLock()
+        self._lock = Lock()
         self._used: dict[str, np.ndarray] = {}
         self.num_compilations = 0
 
@@ -157,9 +158,8 @@ class Predictor:
         Raises:
             ValueError: a graph failed, which is named; or the model cannot be compiled for these graphs.
         """
-        keep = _keeps(errors)
+        keep, graphs = _keeps(errors), self._opened(graphs)
         world = dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
-        graphs = self._opened(graphs)
         if world == 1:
             return self._all(graphs, 0, keep, progress_bar)
         graphs = graphs if hasattr(graphs, "__len__") else list(graphs)
@@ -173,7 +173,7 @@ class Predictor:
         except Exception as error:  # the other processes wait for something
             mine = error
         parts: list[Any] = [None] * world
-        dist.all_gather_object(parts, mine)
+        together("collect the predictions", dist.all_gather_object, parts, mine)
         for part in parts:
             if isinstance(part, Exception):
                 raise part

@@ -3,7 +3,6 @@
 import functools
 import inspect
 import os
-import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -24,6 +23,7 @@ from popgeo.engine.replica_state import ReplicaState
 from popgeo.engine.replicas import Replicas
 from popgeo.engine.step_options import StepOptions
 from popgeo.engine.step_recipe import Recipe, StepPlan
+from popgeo.forked import Lock
 
 
 class CompiledStep:
@@ -40,7 +40,7 @@ class CompiledStep:
 
     def __init__(self, recipe: Recipe, replicas: Replicas | None = None) -> None:
         self._step = FollowedStep(recipe, replicas)
-        self._lock = threading.RLock()
+        self._lock = Lock()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Runs one call: `batch_factor` micro-batches of the options, an update per accumulation when training.

@@ -76,6 +76,10 @@ class ChunkOrder:
         return order
 
 
+def _reader() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(max_workers=1, thread_name_prefix="popgeo-read-ahead")
+
+
 class ReadAhead:
     """Reads a store on disk ahead of its use, one window of `ChunkOrder` before the batches.
 
@@ -86,7 +90,7 @@ class ReadAhead:
 
     def __init__(self, store: FlatStore, order: ChunkOrder) -> None:
         self.store, self.order, self.ranges = store, order, ByteRanges(store)
-        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="popgeo-read-ahead")
+        self._thread, self._process = _reader(), os.getpid()
         self._packs: Packs | None = None
         self._asked = 0
         self._known: dict[int, int] = {}
@@ -95,6 +99,8 @@ class ReadAhead:
         """Says that the batches from number `start` on come next."""
         if packs is not self._packs:
             self._packs, self._asked, self._known = packs, 0, {}
+        if self._process != os.getpid():  # a forked child has no thread of its parent
+            self._thread, self._process = _reader(), os.getpid()
         position, at_once = int(packs.ptr[start]), max(1, min(_GRAPHS_AT_ONCE, self.order.window // 8))
         # More chunks than packing can have pending: the order knows no chunks, and would ask for everything.
         most_chunks = 2 * max(self.order.window, _MOST_PENDING) // self.order.chunk

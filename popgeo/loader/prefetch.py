@@ -1,6 +1,7 @@
 """Runs an iterator ahead of its consumer, on a thread of its own."""
 
 import _thread
+import os
 import queue
 import weakref
 from collections.abc import Iterator
@@ -26,7 +27,7 @@ def in_background(items: Iterator[T], depth: int = 1) -> Iterator[T]:
     ready: queue.SimpleQueue[object] = queue.SimpleQueue()
     room: queue.SimpleQueue[None] = queue.SimpleQueue()
     ended: queue.SimpleQueue[None] = queue.SimpleQueue()
-    begun = False
+    begun, process = False, os.getpid()
     try:
         for _ in range(depth):
             room.put(None)
@@ -34,6 +35,8 @@ def in_background(items: Iterator[T], depth: int = 1) -> Iterator[T]:
         _thread.start_new_thread(_produce, (items, ready, room, ended, weakref.ref(consumer)))
         begun = True
         while True:
+            if os.getpid() != process:
+                raise RuntimeError("Another process began this pass over the batches. Begin a new one in this process.")
             item = ready.get()
             if item is _END:
                 return
@@ -44,7 +47,7 @@ def in_background(items: Iterator[T], depth: int = 1) -> Iterator[T]:
     finally:
         del consumer
         room.put(None)  # it may wait for that
-        if begun:
+        if begun and os.getpid() == process:
             ended.get()
 
 

@@ -1,14 +1,18 @@
 """How far a run has come: what some ranks, and others after them, have used of an epoch's batches."""
 
 import zlib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from popgeo.loader.shard import Shard
 from popgeo.packing import Packs
+
+_MOST = 2**64
+_MOST_RANKS = 2**20
 
 
 class Used(NamedTuple):
@@ -23,6 +27,50 @@ class Used(NamedTuple):
     def num_packs(self) -> int:
         """Batches of all of them."""
         return self.world_size * self.group * self.num_items
+
+
+def used_of(state: Mapping[str, Any], num_items: int) -> tuple[Used, ...]:
+    """What has been used of the epoch in which a loader's state was taken.
+
+    Args:
+        state: What `state_dict` of a loader returned.
+        num_items: Graphs or seeds of the loader. Each batch has at least one.
+
+    Raises:
+        ValueError: a number is missing, is not an integer, or cannot be.
+
+    Example:
+        >>> used_of({"epoch": 0, "seed": 1, "position": -5, "used": [[1, 1, -5]]}, num_items=9)
+        Traceback (most recent call last):
+            ...
+        ValueError: The state says that 'position' is -5; allowed are 0 to 9. Pass what state_dict() returned.
+    """
+    used, batches = state.get("used", ()), state.get("batches")
+    is_table = isinstance(used, list | tuple) and all(isinstance(one, list | tuple) and len(one) == 3 for one in used)
+    if not is_table:
+        raise ValueError(f"The state says that 'used' is {str(used)[:99]}; it is a list of three numbers each.")
+    limits = {"epoch": (0, _MOST), "seed": (-_MOST, _MOST), "position": (0, num_items)}
+    numbers = [(name, state.get(name, 0 if name == "position" else None), limit) for name, limit in limits.items()]
+    numbers += [("batches", batches, (0, _MOST))] if used or batches is not None else []
+    for one in used:
+        limits_of_one = (1, _MOST_RANKS), (1, _MOST_RANKS), (0, num_items)
+        numbers += [("used", number, limit) for number, limit in zip(one, limits_of_one, strict=True)]
+    for name, number, (least, most) in numbers:
+        if not isinstance(number, int | np.integer) or isinstance(number, bool) or not least <= number <= most:
+            raise ValueError(
+                f"The state says that {name!r} is {str(number)[:99]}; allowed are {least} to {most}. Pass what "
+                f"state_dict() returned."
+            )
+    ranks = tuple(Used(*one) for one in used)
+    positions = {0, *(one.num_items for one in ranks)}
+    # Each batch has an item, but those of the last round, which may be repeated to fill up.
+    full = sum(one.num_packs - one.world_size * one.group for one in ranks if one.num_items)
+    if full > num_items or state.get("position", 0) not in positions:
+        raise ValueError(
+            f"The state says that {[list(one) for one in ranks]} were used and the position is "
+            f"{state.get('position')}, which cannot be of {num_items} items. Pass what state_dict() returned."
+        )
+    return ranks
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

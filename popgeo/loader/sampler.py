@@ -6,7 +6,7 @@ goes on. Neither knows how a batch is made of its indices; that is what a loader
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +15,7 @@ import torch
 
 from popgeo.loader.balance import Work, balanced
 from popgeo.loader.epoch_choices import EpochChoices
-from popgeo.loader.run import EpochPlan, Run, Used
+from popgeo.loader.run import EpochPlan, Run, used_of
 from popgeo.loader.shard import Shard, in_whole_steps, num_mini_batches, shard_of_this_process
 from popgeo.packing import Packs
 from popgeo.random_numbers import generator_of
@@ -252,8 +252,11 @@ class EpochSampler:
         """Makes the next pass go on where `state_dict` was taken, with the random seed of that run.
 
         Raises:
-            ValueError: the state is of another loader, or of one with another number of graphs or of seed nodes.
+            ValueError: the state is of a different loader, of a different number of graphs or of seed nodes, or holds
+                an impossible number. The loader then stays as it was.
         """
+        if not isinstance(state, Mapping):
+            raise ValueError(f"The state is a {type(state).__name__}, not a mapping. Pass what state_dict() returned.")
         if state.get("position") and "used" not in state:
             raise ValueError(
                 f"The state was taken in the middle of epoch {state['epoch']} by an earlier version of popgeo, whose "
@@ -267,7 +270,7 @@ class EpochSampler:
                 f"The state is of a loader of {found} {self._unit}, this one has {self.packer.num_items}. "
                 f"Load it into a loader of the same dataset."
             )
+        used = used_of(state, self.packer.num_items)
         self.seed = state["seed"]
-        used = tuple(Used(*ranks) for ranks in state.get("used", ()))
         self._run, self._drawn = Run(state["epoch"], used, state.get("batches")), None
         self._behind, self._is_loaded = 0, True

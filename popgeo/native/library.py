@@ -11,6 +11,8 @@ from typing import Any
 import torch  # loaded first, so that the library shares torch's own OpenMP pool and obeys set_num_threads
 from torch import Tensor
 
+import popgeo.forked  # noqa: F401  kernels of several threads would wait for ever in a forked child
+
 _PATH = Path(__file__).with_name("_popgeo.so")
 _CSRC = Path(__file__).with_name("csrc")
 _STRUCTURE = (ctypes.c_char_p,)

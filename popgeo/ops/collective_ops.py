@@ -15,7 +15,7 @@ def _world(num_shards: int, num_local: int) -> int:
     Raises:
         ValueError: there are others than so many.
     """
-    world_size = num_shards // num_local
+    world_size = num_shards // num_local if num_local > 0 else 0
     found = dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
     if world_size not in (1, found):
         raise ValueError(
@@ -69,6 +69,8 @@ def _joined(x: Tensor, num_shards: int, dim: int, stride: int) -> Tensor:
 
 
 def _cut(x: Tensor, num_shards: int, num_local: int, dim: int, stride: int) -> Tensor:
+    if num_shards < 1:
+        raise ValueError(f"num_shards is {num_shards}; it must be at least 1.")
     parts = x.unflatten(dim, (num_shards, x.shape[dim] // num_shards)).movedim(dim, 0)
     return parts[_here(num_shards, num_local)].clone(memory_format=torch.contiguous_format)
 

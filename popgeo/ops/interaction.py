@@ -9,8 +9,8 @@ from popgeo.ops import interaction_call
 from popgeo.ops.eager import is_eager, is_written_down
 from popgeo.ops.filter_network import FilterNetwork, Gaussians
 from popgeo.ops.interaction_call import Call
+from popgeo.ops.interaction_checks import check_call
 from popgeo.ops.interaction_ops import interact, make_plan
-from popgeo.ops.refusals import check_index
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -140,7 +140,7 @@ def interaction(
         0.0 if gaussians is None else gaussians.width,
         direction=direction,
     )
-    _check(call)
+    check_call(call)
     # The derivative by a centre is asked for by nobody; the definition has it.
     if _needs_gradient(call.centres) or not serves(*call.tensors, call.centres, src, dst):
         return call.sums()
@@ -172,36 +172,3 @@ def _needs_gradient(tensor: Tensor | None) -> bool:
 
 def _version(tensor: Tensor | None) -> int:
     return 0 if tensor is None or tensor.is_inference() else tensor._version
-
-
-def _check(call: Call) -> None:
-    """Refuses shapes that do not fit; looks at no value."""
-    x, centres, num_nodes, num_edges = call.x, call.centres, call.num_nodes, call.src.shape[0]
-    check_index("src", call.src, num_edges, x)
-    check_index("dst", call.dst, num_edges, x)
-    channels, inputs = call.weights[-1].shape[0], call.weights[0].shape[1]
-    width = channels if call.direction is None else channels // 3 * 5
-    if x.dim() != 2 or x.shape[1] != width or (call.direction is not None and channels % 3):
-        raise ValueError(
-            f"x has shape {tuple(x.shape)}; the network makes filters of {channels} channels: [n, {width}]."
-        )
-    if call.direction is not None and call.direction.shape != (num_edges, 3):
-        raise ValueError(
-            f"direction has shape {tuple(call.direction.shape)}; pass one vector for each edge: ({num_edges}, 3)."
-        )
-    wanted = (num_edges,) if centres is not None else (num_edges, inputs)
-    if call.expansion.shape != wanted:
-        raise ValueError(
-            f"expansion has shape {tuple(call.expansion.shape)}; for these edges and this network pass {wanted}."
-        )
-    if centres is not None and centres.shape != (inputs,):
-        raise ValueError(f"There are {centres.numel()} centres; the network takes {inputs} inputs.")
-    if call.envelope is not None and call.envelope.shape != (num_edges,):
-        raise ValueError(
-            f"envelope has shape {tuple(call.envelope.shape)}; pass one factor for each edge: ({num_edges},)."
-        )
-    if call.half_list and x.shape[0] != num_nodes:
-        raise ValueError(
-            f"x has {x.shape[0]} rows and num_nodes is {num_nodes}; in a half list every node sends and receives, so "
-            "they must be equal."
-        )

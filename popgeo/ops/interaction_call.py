@@ -156,7 +156,7 @@ class Call:
             fill_plan(self.src, self.dst, None, distances, (self.x.shape[0], self.num_nodes), plan)
         centres = None if self.centres is None else library.as_read(self.centres)
         tensors = [None if t is None else library.as_read(t) for t in self.tensors]
-        return replace(self.of(tensors), centres=centres, plan=plan)
+        return replace(self.of(tensors), centres=centres, plan=library.as_read(plan))
 
     def pack(
         self,

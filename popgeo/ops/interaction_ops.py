@@ -15,7 +15,10 @@ from popgeo.native import library
 from popgeo.ops import interaction_call
 from popgeo.ops.eager import is_eager
 from popgeo.ops.interaction_call import Call
-from popgeo.ops.register_op import LIBRARY, register
+from popgeo.ops.interaction_checks import check_backward, check_call, check_second
+from popgeo.ops.kernel_arguments import check_array
+from popgeo.ops.refusals import check_index
+from popgeo.ops.register_op import LIBRARY, refusing_none, register
 
 # Those of `Call`, in its order.
 _ARGUMENTS = (
@@ -155,6 +158,7 @@ def _below_autograd(name: str, kernel: Callable[..., Any], arguments: Sequence[A
 
 def _forward(*arguments: Any) -> tuple[Tensor, Tensor]:
     call = Call(*arguments)
+    check_call(call)
     if not call.is_served():
         return call.sums(), call.empty_filters()
     call, num_threads = call.laid_out(), torch.get_num_threads()
@@ -165,10 +169,12 @@ def _forward(*arguments: Any) -> tuple[Tensor, Tensor]:
 
 def _backward(*arguments: Any) -> list[Tensor]:
     call, (filters, grad, wanted) = Call(*arguments[:NUM_ARGUMENTS]), arguments[NUM_ARGUMENTS:]
+    check_backward(call, filters, grad, wanted)
     if not call.is_served():
         return call.gradients(grad, wanted)
     call, num_threads = call.laid_out(), torch.get_num_threads()
-    made, grad = _empty_backward(*arguments), library.as_read(grad)  # held by name while it runs
+    made = _empty_backward(*arguments)
+    filters, grad = library.as_read(filters), library.as_read(grad)  # held by name while it runs
     results = [*made, call.workspace(num_threads)]
     interaction_call.run("backward", pack_backward(call, results, num_threads, filters, grad, wanted))
     return made
@@ -176,10 +182,12 @@ def _backward(*arguments: Any) -> list[Tensor]:
 
 def _second(*arguments: Any) -> list[Tensor]:
     call, (filters, grad, first, along, wanted) = Call(*arguments[:NUM_ARGUMENTS]), arguments[NUM_ARGUMENTS:]
+    check_second(call, filters, grad, first, along, wanted)
     if not call.is_served() or not serves_second(first, along):
         return call.second_gradients(grad, first, along, wanted)
     call, num_threads = call.laid_out(), torch.get_num_threads()
-    made, grad = _empty_second(*arguments), library.as_read(grad)  # held by name while it runs
+    made = _empty_second(*arguments)
+    filters, grad = library.as_read(filters), library.as_read(grad)  # held by name while it runs
     along = [None if t is None else library.as_read(t) for t in along]
     results = [*made, call.workspace(num_threads, is_second=True)]
     interaction_call.run("second", pack_second(call, results, num_threads, filters, grad, first, along, wanted))
@@ -192,6 +200,14 @@ def serves_second(first: Sequence[bool], along: Sequence[Any]) -> bool:
 
 
 def _plan(src: Tensor, dst: Tensor, envelope: Tensor | None, distances: Tensor | None, *sizes: int) -> Tensor:
+    num_edges = src.numel()
+    check_index("src", src, num_edges, src)
+    check_index("dst", dst, num_edges, src)
+    for name, factors in (("envelope", envelope), ("distances", distances)):
+        if factors is not None:
+            check_array(name, factors, (num_edges,), torch.float32)
+    if not all(0 <= number < 2**31 for number in (num_edges, *sizes[:2])):
+        raise ValueError(f"There are {num_edges} edges, {sizes[0]} sources and {sizes[1]} rows; allowed are 0 to 2^31.")
     plan = _empty_plan(src, dst, envelope, distances, *sizes).zero_()
     if interaction_call.is_served():  # elsewhere nobody reads it
         interaction_call.fill_plan(src, dst, envelope, distances, sizes, plan)
@@ -251,6 +267,6 @@ for _name, _run, _definition in (
     ("interaction_backward", interact_backward, Call.gradients),
     ("interaction_second", interact_second, Call.second_gradients),
 ):
-    LIBRARY.impl(_name, _of_arguments(_run), "Autograd")
+    LIBRARY.impl(_name, refusing_none(_name, _of_arguments(_run)), "Autograd")
     # The definition reads no filters.
     register_decomposition(getattr(torch.ops.popgeo, _name).default)(_of_arguments(_definition, NUM_ARGUMENTS + 1))

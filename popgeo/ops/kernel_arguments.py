@@ -33,6 +33,24 @@ def as_int64(index: Tensor) -> Tensor:
     return index if index.dtype is torch.int64 and index.is_contiguous() else index.long().contiguous()
 
 
+def check_array(name: str, tensor: Tensor, shape: Sequence[int], dtype: torch.dtype) -> None:
+    """Checks that a tensor has the shape and the type that a kernel reads.
+
+    Raises:
+        ValueError: it has not.
+
+    Example:
+        >>> check_array("grad", torch.ones(2, 3), (2, 4), torch.float32)
+        Traceback (most recent call last):
+            ...
+        ValueError: grad has shape (2, 3) and dtype torch.float32; it must have (2, 4) and torch.float32.
+    """
+    if tensor.shape != tuple(shape) or tensor.dtype is not dtype:
+        raise ValueError(
+            f"{name} has shape {tuple(tensor.shape)} and dtype {tensor.dtype}; it must have {tuple(shape)} and {dtype}."
+        )
+
+
 def check_plan_tensors(
     name: str, index: Tensor, num_rows: int, rowptr: Tensor, perm: Tensor | None
 ) -> tuple[Tensor, Tensor | None]:

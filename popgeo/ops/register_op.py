@@ -57,12 +57,33 @@ def register(
     name = schema.partition("(")[0]
     LIBRARY.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
     for device in DEVICES:
-        LIBRARY.impl(name, kernel, device)
+        LIBRARY.impl(name, refusing_none(name, kernel), device)
     torch.library.register_fake(f"popgeo::{name}", fake, lib=LIBRARY)
     if backward is None or setup_context is None:
         return RegisteredOp(name, kernel, None)
     torch.library.register_autograd(f"popgeo::{name}", backward, setup_context=setup_context, lib=LIBRARY)
     return RegisteredOp(name, kernel, _autograd_function(name, kernel, setup_context, backward))
+
+
+def refusing_none(name: str, kernel: Callable[..., Any]) -> Callable[..., Any]:
+    """The kernel of an operation for torch's dispatcher, which lets None pass for a tensor that is required.
+
+    Raises:
+        ValueError: when it is called with None for a tensor.
+    """
+    asked = [
+        (at, one.name)
+        for at, one in enumerate(getattr(torch.ops.popgeo, name).default._schema.arguments)
+        if isinstance(one.type, torch.TensorType)
+    ]
+
+    def checked(*arguments: Any) -> Any:
+        for at, argument in asked:
+            if arguments[at] is None:
+                raise ValueError(f"popgeo::{name} was called with {argument}=None; pass a tensor.")
+        return kernel(*arguments)
+
+    return checked
 
 
 def _autograd_function(

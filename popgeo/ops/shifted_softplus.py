@@ -10,6 +10,7 @@ from torch.nn import functional as F
 
 from popgeo.native import library
 from popgeo.ops.exp_or_zero import least_exponent, sigmoid_or_zero
+from popgeo.ops.kernel_arguments import check_array
 from popgeo.ops.register_op import register
 
 _LN2 = math.log(2.0)
@@ -38,7 +39,7 @@ def _forward(x: Tensor) -> Tensor:
     native = library.function("popgeo_shifted_softplus", (_POINTER, _POINTER, _INT))
     if native is None or x.dtype != torch.float32 or x.device.type != "cpu":
         return F.softplus(x.clamp(min=least_exponent(x.dtype))) - _LN2
-    x = x.contiguous()
+    x = library.as_read(x)
     out = torch.empty_like(x)
     native(library.address(x), out.data_ptr(), x.numel())
     return out
@@ -46,10 +47,11 @@ def _forward(x: Tensor) -> Tensor:
 
 def _backward(grad: Tensor, x: Tensor) -> Tensor:
     """grad * sigmoid(x), 0 where the sigmoid is below e^-60."""
+    check_array("grad", grad, x.shape, x.dtype)
     native = library.function("popgeo_shifted_softplus_backward", (_POINTER, _POINTER, _POINTER, _INT))
     if native is None or x.dtype != torch.float32 or x.device.type != "cpu":
         return grad * sigmoid_or_zero(x)
-    grad, x = grad.contiguous(), x.contiguous()
+    grad, x = library.as_read(grad), library.as_read(x)
     out = torch.empty_like(x)
     native(library.address(grad), library.address(x), out.data_ptr(), x.numel())
     return out

@@ -21,9 +21,8 @@ from popgeo.native import library
 from popgeo.ops.kernel_arguments import as_int64, pointer
 from popgeo.ops.refusals import refuse_index
 from popgeo.ops.register_op import register
+from popgeo.potentials.tensor_product_checks import MOST_COMPONENTS, NUM_OF_PATH, check_arrays, check_paths
 
-_NUM_OF_PATH = 8  # channels, then where x, its components, y, its components, w, g and its components are
-_MOST_COMPONENTS = 11
 _pack_call = struct.Struct("19q").pack
 
 
@@ -37,18 +36,19 @@ def _kernel(
     paths: Sequence[int],
     terms: Sequence[float],
 ) -> Tensor:
-    given = [tensor for tensor in tensors if tensor is not None]
-    like, native = given[0], library.packed("popgeo_tensor_product")
+    like = check_arrays(role, tensors, src, dst, num_nodes, widths)
+    as_paths, as_terms = _tables(tuple(widths), tuple(paths), tuple(terms))
+    native = library.packed("popgeo_tensor_product")
     if native is None or not like.is_cpu or like.dtype not in (torch.float32, torch.float64):
         refuse_index("src", src, num_nodes)
         refuse_index("dst", dst, num_nodes)
         return _plain(role, tensors, src, dst, num_nodes, widths, paths, terms)
-    read = [None if tensor is None else tensor.contiguous() for tensor in tensors]
-    src, dst, num_edges = as_int64(src), as_int64(dst), src.shape[0]
-    out = like.new_empty(num_edges if role in (1, 2) else num_nodes, widths[role])
-    as_paths, as_terms = _tables(tuple(paths), tuple(terms))
+    read = [None if tensor is None else library.as_read(tensor) for tensor in tensors]
+    src, dst, num_edges = library.as_read(as_int64(src)), library.as_read(as_int64(dst)), src.shape[0]
+    rows = num_edges if role in (1, 2) else num_nodes
+    out = (like.new_zeros if role == 2 else like.new_empty)(rows, widths[role])  # paths may leave weights out
     addresses = *map(pointer, read), library.address(src), library.address(dst), out.data_ptr()
-    tables = len(paths) // _NUM_OF_PATH, ctypes.addressof(as_paths), ctypes.addressof(as_terms)
+    tables = len(paths) // NUM_OF_PATH, ctypes.addressof(as_paths), ctypes.addressof(as_terms)
     sizes = num_edges, *widths, torch.get_num_threads()
     if native(_pack_call(like.dtype is torch.float64, role, *addresses, num_nodes, *tables, *sizes)):
         refuse_index("src", src, num_nodes)
@@ -58,8 +58,9 @@ def _kernel(
 
 
 @functools.lru_cache(maxsize=64)
-def _tables(paths: tuple[int, ...], terms: tuple[float, ...]) -> tuple[Any, Any]:
-    """The paths and coefficients as the compiled kernels read them."""
+def _tables(widths: tuple[int, ...], paths: tuple[int, ...], terms: tuple[float, ...]) -> tuple[Any, Any]:
+    """The paths and coefficients as the compiled kernels read them, checked."""
+    check_paths(widths, paths, terms)
     rows, found, first = [], b"", 0
     for path in _by_path(paths, terms):
         *numbers, chosen = path
@@ -72,10 +73,10 @@ def _tables(paths: tuple[int, ...], terms: tuple[float, ...]) -> tuple[Any, Any]
 
 def _by_path(paths: Sequence[int], terms: Sequence[float]) -> list[tuple[Any, ...]]:
     """The numbers of each path, and its coefficients as (i, j, k, factor); terms have the path's number before them."""
-    chosen: list[list[Sequence[float]]] = [[] for _ in range(len(paths) // _NUM_OF_PATH)]
+    chosen: list[list[Sequence[float]]] = [[] for _ in range(len(paths) // NUM_OF_PATH)]
     for at in range(0, len(terms), 5):
         chosen[int(terms[at])].append(terms[at + 1 : at + 5])
-    return [(*paths[at * _NUM_OF_PATH : (at + 1) * _NUM_OF_PATH], one) for at, one in enumerate(chosen)]
+    return [(*paths[at * NUM_OF_PATH : (at + 1) * NUM_OF_PATH], one) for at, one in enumerate(chosen)]
 
 
 def _plain(
@@ -96,7 +97,7 @@ def _plain(
     for channels, x, num_x, y, num_y, w, g, num_g, chosen in _by_path(paths, terms):
         cube = like.new_zeros(num_x, num_y, num_g)
         for i, j, k, factor in chosen:
-            cube[int(i), int(j), int(k)] = factor
+            cube[int(i), int(j), int(k)] += factor
         starts, counts = (x, y, w, g), (channels * num_x, num_y, channels, channels * num_g)
         shapes = ((channels, num_x), (num_y,), (channels,), (channels, num_g))
         letters, parts = ["eui", "ej", "eu", "euk"], []
@@ -201,8 +202,8 @@ def _dtype_of(product: nn.Module) -> torch.dtype:
 def _read(product: Any) -> tuple[list[int], list[float]]:
     """The paths of a product and the coefficients of each, from its values for components that are 1 one at a time."""
     starts = [[0, *torch.tensor([block.dim for block in irreps]).cumsum(0).tolist()] for irreps in _irreps(product)]
-    if starts[1][-1] > _MOST_COMPONENTS**2:
-        raise ValueError(f"Edges have {starts[1][-1]} components; {_MOST_COMPONENTS**2} is the most.")
+    if starts[1][-1] > MOST_COMPONENTS**2:
+        raise ValueError(f"Edges have {starts[1][-1]} components; {MOST_COMPONENTS**2} is the most.")
     paths: list[int] = []
     terms: list[float] = []
     weight, dtype = 0, _dtype_of(product)
@@ -216,8 +217,8 @@ def _read(product: Any) -> tuple[list[int], list[float]]:
                 f"weights and one channel of edges."
             )
         sizes = [part.ir.dim for part in parts]
-        if max(sizes) > _MOST_COMPONENTS:
-            raise ValueError(f"Path {number} has {max(sizes)} components; {_MOST_COMPONENTS} is the most.")
+        if max(sizes) > MOST_COMPONENTS:
+            raise ValueError(f"Path {number} has {max(sizes)} components; {MOST_COMPONENTS} is the most.")
         x, y, g = (begin[at] for begin, at in zip(starts, places, strict=True))
         i, j = torch.cartesian_prod(torch.arange(sizes[0]), torch.arange(sizes[1])).reshape(-1, 2).T
         rows = torch.arange(len(i))

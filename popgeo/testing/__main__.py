@@ -7,11 +7,11 @@ from pathlib import Path
 from popgeo.atomic_write import write_atomically
 from popgeo.command_line import OneLineParser, run
 from popgeo.testing.claims import Status, SubjectKind
-from popgeo.testing.conformance import check_conformance, known_claims
+from popgeo.testing.conformance import check_conformance, described, known_claims
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The exit status is 0 where all holds that was tried, 1 where something does not, 2 where nothing can be tried."""
+    """The exit status is 1 if a claim does not hold, else 2 if something asked for could not be tried, else 0."""
     parser = OneLineParser(prog="python -m popgeo.testing", description=__doc__)
     parser.add_argument("model", nargs="*", metavar="module:factory", help="a function that returns a model")
     for kind in SubjectKind:
@@ -38,23 +38,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
             how = {"claims": args.claims, "also": args.also, "slow": args.slow}
             reports.append(check_conformance(origin, kind=kind, **how))
             print(reports[-1])
-    except ValueError as error:
+        if args.json:
+            write_atomically(args.json, f"[{','.join(report.to_json() for report in reports)}]\n".encode())
+        for i, report in enumerate(reports if args.html else ()):
+            path = args.html if i == 0 else args.html.with_stem(f"{args.html.stem}-{i + 1}")
+            write_atomically(path, report.html().encode())
+    except (ValueError, OSError) as error:
         print(f"popgeo.testing: {error}", file=sys.stderr)
         return 2
-    if args.json:
-        write_atomically(args.json, f"[{','.join(report.to_json() for report in reports)}]\n".encode())
-    for i, report in enumerate(reports if args.html else ()):
-        path = args.html if i == 0 else args.html.with_stem(f"{args.html.stem}-{i + 1}")
-        write_atomically(path, report.html().encode())
+    except (Exception, SystemExit) as error:  # a trace would end with status 1, which says that a claim does not hold
+        print(f"popgeo.testing: {origin} could not be tried: {described(error)}", file=sys.stderr)
+        return 2
     if any(report.failed for report in reports):
         return 1
     asked = {*args.also, *(args.claims or ())} - {"all"}
-    untried = {
-        one.claim.name: one.words for report in reports for one in report.findings if one.status is Status.NOT_TRIED
-    }
-    for name in asked & untried.keys():
-        print(f"popgeo.testing: {name} was asked for and not tried: {untried[name]}", file=sys.stderr)
-    return 2 if asked & untried.keys() else 0
+    findings = [one for report in reports for one in report.findings if one.status is Status.NOT_TRIED]
+    untried = {one.claim.name: one.words for one in findings if one.is_broken or one.claim.name in asked}
+    for name, words in untried.items():
+        print(f"popgeo.testing: {name} was asked for and not tried: {words}", file=sys.stderr)
+    return 2 if untried else 0
 
 
 if __name__ == "__main__":

@@ -172,6 +172,7 @@ class Finding:
         case: The smallest case that fails.
         script: That case as a script.
         seconds: That it took.
+        is_broken: Whether it was not tried because the attempt ended: by `sys.exit()`, or without memory.
     """
 
     claim: Claim
@@ -182,3 +183,4 @@ class Finding:
     case: Case | None = None
     script: str = ""
     seconds: float = 0.0
+    is_broken: bool = False

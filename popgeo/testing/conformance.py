@@ -7,6 +7,8 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import torch
+
 from popgeo.testing.claims import CLAIMS, Case, Claim, Finding, NotTriedError, Status, Subject, SubjectKind
 from popgeo.testing.conformance_report import Conformance
 from popgeo.testing.fixed_batches import a_few
@@ -99,6 +101,8 @@ def found_at(origin: str) -> Any:
             found = getattr(found, part)
     except (ImportError, AttributeError, ValueError) as error:
         raise ValueError(f"{origin} is not found: {error}. Name a factory as package.module:function.") from error
+    except (Exception, SystemExit) as error:  # whatever a module does when it is imported
+        raise ValueError(f"{module} cannot be imported: {described(error)}.") from error
     finally:
         sys.path.remove("")
     return found
@@ -118,6 +122,19 @@ def made_by(origin: str) -> Any:
             f"{origin} cannot be called without arguments: {error}. Which factory makes it? Write a function without "
             "arguments that returns the model, or the model and a list of graphs, and name that."
         ) from error
+    except (Exception, SystemExit) as error:
+        raise ValueError(f"{origin} makes nothing: {described(error)}.") from error
+
+
+def described(error: BaseException) -> str:
+    """The kind of an error and its words; of `sys.exit()` what it does."""
+    return f"it calls sys.exit({error.code!r})" if isinstance(error, SystemExit) else f"{type(error).__name__}: {error}"
+
+
+def ends_the_attempt(error: BaseException) -> bool:
+    """Whether an error says nothing of a claim: the model ended the process, or there was no memory to run it."""
+    no_memory = isinstance(error, RuntimeError) and "allocate memory" in str(error)
+    return no_memory or isinstance(error, (SystemExit, MemoryError, torch.OutOfMemoryError))
 
 
 def known_claims(kind: SubjectKind) -> dict[str, Claim]:
@@ -142,7 +159,10 @@ def try_claims(
     for name in {*(claims or ()), *also, *subject.asked} - {*known, "all"}:
         raise ValueError(f"{name!r} is no claim of a {subject.kind.value}; there are {', '.join(known)}.")
     asked = {*also, *subject.asked, *(claims or ())}
-    subject.prepare()
+    try:
+        subject.prepare()
+    except SystemExit as error:
+        raise ValueError(f"{subject.name} cannot be tried: {described(error)}.") from error
     found = []
     for claim in known.values() if claims is None else [known[name] for name in claims]:
         reason = subject.why_not(claim)
@@ -175,7 +195,9 @@ def try_claim(claim: Claim, subject: Subject, ways: Sequence[Mapping[str, Any]],
                 figures[name] = max(value, figures.get(name, value))
         except NotTriedError as error:
             reasons.append(str(error))
-        except Exception as error:  # whatever a stranger's model raises says something of the claim
+        except (Exception, SystemExit) as error:  # whatever a stranger's model raises says something of the claim
+            if ends_the_attempt(error):
+                return seen(status=Status.NOT_TRIED, words=described(error), is_broken=True)
             smaller = _smallest(claim, subject, case, type(error), shrink_seconds) if shrink_seconds else case
             broken = (None if smaller is case else _broken(claim, subject, smaller)) or error
             words = str(broken) if isinstance(broken, AssertionError) else f"{type(broken).__name__}: {broken}"
@@ -196,18 +218,18 @@ def _cases(subject: Subject, ways: Sequence[Mapping[str, Any]]) -> Iterator[Case
     return (Case(graphs=subject.graphs, settings=settings) for settings in ways)
 
 
-def _broken(claim: Claim, subject: Subject, case: Case) -> Exception | None:
+def _broken(claim: Claim, subject: Subject, case: Case) -> BaseException | None:
     """What the claim raises in a case; None where it holds or cannot be tried."""
     try:
         claim.check(subject, case)
     except NotTriedError:
         return None
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         return error
     return None
 
 
-def _smallest(claim: Claim, subject: Subject, case: Case, error: type[Exception], seconds: float) -> Case:
+def _smallest(claim: Claim, subject: Subject, case: Case, error: type[BaseException], seconds: float) -> Case:
     until = time.perf_counter() + seconds
 
     def fails(smaller: Case) -> bool:

@@ -10,6 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from torch import Tensor
 
+from popgeo.atomic_write import written_whole
 from popgeo.convert.atom_keys import WEIGHTS
 from popgeo.engine.compiled_step import CompiledStep
 from popgeo.loader import FixedSizeDataLoader
@@ -107,7 +108,7 @@ def draw_parity(pairs: Pairs, title: str, path: Path) -> None:
 
 def draw(axes: Axes, path: Path) -> None:
     """Writes the figure that holds the axes as PNG; the file appears whole or not at all."""
-    figure, partial = axes.figure, path.with_name(f"{path.name}.part")
+    figure = axes.figure
     assert isinstance(figure, Figure)
-    figure.savefig(partial, format="png", dpi=150, bbox_inches="tight")
-    partial.replace(path)
+    with written_whole(path) as partial:
+        figure.savefig(partial, format="png", dpi=150, bbox_inches="tight")

@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 from torch.optim.swa_utils import AveragedModel
 
+from popgeo.atomic_write import write_atomically, written_whole
 from popgeo.deploy.force_field import ForceField
 from popgeo.engine.checkpoint import load_checkpoint, restore_weights, save_checkpoint
 from popgeo.engine.compile_step import compile_forward, compile_step
@@ -134,9 +135,8 @@ class Fit:
 
     def keep_best(self) -> None:
         """Writes the averages of the weights as the best ones."""
-        partial = self.folder / f"{BEST}.part"
-        self.best.save(partial)
-        partial.replace(self.folder / BEST)
+        with written_whole(self.folder / BEST) as partial:
+            self.best.save(partial)
 
     def save(self) -> None:
         """Keeps where the run stands."""
@@ -151,7 +151,7 @@ class Fit:
             "checksums": self.checksums,
         }
         save_checkpoint(self.folder / CHECKPOINT, content)
-        pd.DataFrame(self.history).to_csv(self.folder / "log.csv", index=False)
+        write_atomically(self.folder / "log.csv", pd.DataFrame(self.history).to_csv(index=False).encode())
 
     def resume(self) -> None:
         """Continues from what `save` kept.

@@ -14,6 +14,7 @@ from popgeo.command_line import make_folder
 from popgeo.convert.command import atoms_options
 from popgeo.data import FixedSizeOptions
 from popgeo.deploy.force_field import ForceField
+from popgeo.folder_lock import folder_lock
 from popgeo.loader import FixedSizeDataLoader
 from popgeo.plots import loss_curve
 from popgeo.train.evaluate import doubts, draw, draw_parity, predictions, table
@@ -31,7 +32,8 @@ def train(arguments: Sequence[str]) -> int:
     asked = parser().parse_args(words)
     try:
         make_folder(asked.out)
-        return _train(of_run(asked, words) if asked.resume else begun(asked))
+        with folder_lock(asked.out):
+            return _train(of_run(asked, words) if asked.resume else begun(asked))
     except (ValueError, OSError) as error:
         print(f"popgeo: {' '.join(str(error).split())}", file=sys.stderr)
         return 2

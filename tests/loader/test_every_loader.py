@@ -2,6 +2,7 @@
 
 import copy
 import inspect
+import itertools
 import pickle
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -172,3 +173,27 @@ def test_a_loader_asked_for_again_with_its_own_batches_is_given_back():
 )
 def test_help_and_editors_are_told_the_arguments_of_a_loader(loader: type, names: list[str]):
     assert [*inspect.signature(loader).parameters][:4] == names
+
+
+NUMBERS = [10**9, -5, 2**70, None, "1", 1.5, float("nan"), True, [], {}]
+
+
+@pytest.mark.parametrize("kind", LOADERS)
+def test_a_state_that_makes_no_sense_is_refused_and_changes_nothing(kind: str):
+    loader = LOADERS[kind]()
+    next(iter(loader))
+    state = loader.state_dict()
+    wrong = [{**state, name: number} for name in ("position", "used") for number in NUMBERS if number != []]
+    wrong += [{**state, name: number} for name in ("epoch", "seed", "batches") for number in NUMBERS[2:]]
+    wrong += [{**state, "epoch": -5}]
+    for at, (number, whole) in itertools.product(range(3), [(n, state["used"][0]) for n in NUMBERS]):
+        wrong.append({**state, "used": [[*whole[:at], number, *whole[at + 1 :]]]})
+    wrong += [{**state, "used": [[1, 1]]}, {k: v for k, v in state.items() if k != "seed"}, [], None, "state"]
+    again = LOADERS[kind]()
+    fresh = again.state_dict()
+    for one in wrong:
+        with pytest.raises(ValueError, match=r"[Tt]he state|The state|Load it"):
+            again.load_state_dict(one)
+        assert again.state_dict() == fresh
+    again.load_state_dict(state)
+    assert again.state_dict() == state

@@ -294,7 +294,7 @@ def broken_interaction(chance: random.Random, edges: int, nodes: int, src: Any, 
     x, rows, weight = torch.randn(nodes, 5), torch.randn(edges, 3), torch.randn(5, 3)
     if chance.random() < 0.25:
         src, dst, rows = (torch.cat([t, t[:1]]) for t in (src, dst, rows))
-    arguments = x, rows, None, [weight], [None], src, dst, nodes, int(Activation.SILU), False, None, 0.0, plan
+    arguments = x, rows, None, [weight], [None], src, dst, nodes, int(Activation.SILU), False, None, 0.0, plan, None
     out, filters = op.interaction(*arguments)
     op.interaction_backward(*arguments, filters, torch.randn(nodes, 5), [True, True, False, True, False])
     return out.nan_to_num()

@@ -3,6 +3,7 @@
 import os
 import shutil
 import zlib
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -98,9 +99,10 @@ class AppendFile:
         self.close()
 
     def close(self) -> None:
-        """Closes the files."""
+        """Closes the files; `flush` reports what could not be written."""
         for file in self._files:
-            file.close()
+            with suppress(OSError):  # the disk is full
+                file.close()
         self._files = []
 
 

@@ -110,6 +110,8 @@ def _check_fits(folder: Path, manifest: Manifest, pointers: dict[Axis, Tensor], 
     if not (nodes and are_known and needed <= set(nodes) and set(sorted_types) == set(manifest.edge_types)):
         raise _damaged(folder / NAME, f"{[axis.label for axis in nodes + edges]} do not fit its class or its files")
     for entry in manifest.attributes:
+        if entry.store not in (None, *manifest.node_types, *manifest.edge_types):
+            raise _damaged(folder / NAME, f"attribute {entry.name!r} is of {entry.store!r}, which is no type of it")
         if not _fits(entry, manifest.num_graphs, int(pointers[entry.axis][-1])):
             raise _damaged(folder / entry.values.file, f"its shape {list(entry.values.shape)} does not fit the others")
     for key, file in manifest.row_ends or ():

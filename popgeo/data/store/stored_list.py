@@ -7,7 +7,7 @@ from typing import Any, overload
 import torch
 from torch import Tensor
 
-from popgeo.data.store.mapped import ByReference
+from popgeo.data.store.mapped import ByReference, mapped_file
 
 
 class StoredList(ByReference, Sequence[Any]):
@@ -36,7 +36,14 @@ class StoredList(ByReference, Sequence[Any]):
         if not -len(self) <= index < len(self):
             raise IndexError(f"Value {index} was asked for; there are {len(self)}.")
         start, stop = self.ends[index % len(self)], self.ends[index % len(self) + 1]
-        return json.loads(self.text[int(start) : int(stop)].numpy().tobytes())
+        try:
+            return json.loads(self.text[int(start) : int(stop)].numpy().tobytes())
+        except (ValueError, RecursionError) as error:
+            file = mapped_file(self.text)
+            raise ValueError(
+                f"Value {index} of {'a list' if file is None else file.reference.path} is not JSON that can be read: "
+                f"{error}. Write the store again."
+            ) from error
 
     def __iter__(self) -> Iterator[Any]:
         return (self[i] for i in range(len(self)))

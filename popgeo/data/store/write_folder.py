@@ -1,8 +1,8 @@
 """Writes the folder of a store, block after block of graphs: whole at the end, and not there before."""
 
-import fcntl
 import os
 import zlib
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -10,14 +10,15 @@ from typing import Any
 
 import torch
 
-from popgeo.atomic_write import write_atomically
+from popgeo.atomic_write import name_file, write_atomically
 from popgeo.data.axes import GRAPHS, Axis, Level
 from popgeo.data.columns import Columns
 from popgeo.data.store import manifest as notes
-from popgeo.data.store.append_file import AppendFile, open_here
+from popgeo.data.store.append_file import AppendFile
 from popgeo.data.store.describe import check_alike, describe, digest, files_of, one_row_each, plain, pointer_file
+from popgeo.folder_lock import LOCK, folder_lock
 
-_JOURNAL, _LOCK, _SUMS = "journal.json", "lock", "block-sums.bin"
+_JOURNAL, _SUMS = "journal.json", "block-sums.bin"
 
 
 class FolderWriter:
@@ -39,19 +40,18 @@ class FolderWriter:
         self.transform, self.indices_checked = transform, indices_checked
         if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
             raise ValueError(f"{folder} exists already. Name another folder, or remove it first.")
+        if self.part.is_symlink():
+            raise ValueError(f"{self.part} is a link, and popgeo writes none. Remove it.")
         self.part.mkdir(parents=True, exist_ok=True)
-        self._lock = open_here(self.part / _LOCK)
+        self._held = ExitStack()
+        self._held.enter_context(folder_lock(self.part))
         self.manifest: notes.Manifest | None = None
         self.files: dict[str, AppendFile] = {}
         self.totals: dict[Axis, int] = {}
         try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             self.is_complete = (self.part / notes.NAME).exists()
             if self.is_complete or (self.part / _JOURNAL).exists():
                 self._go_on()
-        except BlockingIOError as error:
-            self._close()
-            raise ValueError(f"Another process is writing {self.part}. Wait for it, or name another folder.") from error
         except (ValueError, OSError):
             self._close()
             raise
@@ -60,6 +60,8 @@ class FolderWriter:
         return self
 
     def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if isinstance(error, OSError):
+            name_file(error, self.part)
         self._close()
 
     @property
@@ -139,9 +141,9 @@ class FolderWriter:
             write_atomically(self.part / notes.NAME, notes.to_json(self._with_block_sums(self.manifest)))
         for path in self.part.glob("*.row*"):  # the parts that have been put together
             path.unlink()
-        for name in (_JOURNAL, _LOCK):
-            (self.part / name).unlink(missing_ok=True)
+        (self.part / _JOURNAL).unlink(missing_ok=True)
         os.replace(self.part, self.folder)
+        (self.folder / LOCK).unlink(missing_ok=True)
 
     def _with_block_sums(self, manifest: notes.Manifest) -> notes.Manifest:
         """The manifest with the checksums of all blocks, which are written; files are as they were noted."""
@@ -159,7 +161,7 @@ class FolderWriter:
     def _close(self) -> None:
         for file in self.files.values():
             file.close()
-        self._lock.close()
+        self._held.close()
 
     def _note(self, num_graphs: int, last_graph: int) -> None:
         for file in self.files.values():

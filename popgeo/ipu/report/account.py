@@ -1,7 +1,6 @@
 """What every report can be asked for: tables, text, JSON, a page, a trace, what stands out, and what has changed."""
 
 import math
-import os
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -12,6 +11,7 @@ from typing import Any, ClassVar, TypeVar
 
 import pandas as pd
 
+from popgeo.atomic_write import write_atomically
 from popgeo.ipu.report.cost_rows import Row
 from popgeo.ipu.report.figures import Figures
 from popgeo.ipu.report.insights import Insight
@@ -234,11 +234,5 @@ class Account(Figures, ABC):
 def _written(content: str, path: str | PathLike[str] | None) -> str:
     """The content, which is written as a whole where a path is given; folders on the way to it are made."""
     if path is not None:
-        Path(path).parent.mkdir(parents=True, exist_ok=True)
-        part = Path(f"{path}.{os.getpid()}.part")
-        try:
-            part.write_text(content, encoding="utf-8")
-            part.replace(path)
-        finally:
-            part.unlink(missing_ok=True)
+        write_atomically(Path(path), content.encode())
     return content

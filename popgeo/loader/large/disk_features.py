@@ -2,6 +2,7 @@
 
 import mmap
 import os
+import secrets
 import shutil
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -136,7 +137,7 @@ def _batches(path: Path) -> tuple[int, Iterator[Any]]:
 
 def _write_columns(path: Path, folder: Path) -> None:
     """Writes each column of a table as an array of its own; the folder is whole or not there."""
-    part = folder.with_name(f"{folder.name}.{os.getpid()}.part")
+    part = folder.with_name(f"{folder.name}.popgeo-{os.getpid()}-{secrets.token_hex(8)}.part")
     part.mkdir()
     try:
         num_rows, batches = _batches(path)

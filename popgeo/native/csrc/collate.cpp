@@ -6,7 +6,11 @@
 #include <new>
 #include <vector>
 
+#include "aligned.h"
+
 namespace {
+
+using popgeo::number_at;  // tensors over the bytes of a file begin at any byte
 
 enum Kind : int64_t { COPY, SHIFT, SEGMENT, POINTER, MASK, ROW_POINTER };
 
@@ -94,12 +98,13 @@ bool shift(const Slot& slot, const std::vector<Rows>& all, const int64_t* graphs
       rows.fetch_ahead(reinterpret_cast<const char*>(source), g, slot.inner * static_cast<int64_t>(sizeof(In)));
       const int64_t count = (rows.end[g + 1] - rows.end[g]) * slot.inner;
       const In* from = source + rows.start[g] * slot.inner;
-      const int64_t step = slot.increments[graphs[g] * slot.increment_width + o % slot.increment_width];
+      const int64_t step = number_at(slot.increments, graphs[g] * slot.increment_width + o % slot.increment_width);
       // Without signs, since what is outside may be any number: sums of others are the same.
-      for (int64_t i = 0; i < count; ++i) to[i] = static_cast<Out>(uint64_t(int64_t(from[i])) + uint64_t(offset));
+      for (int64_t i = 0; i < count; ++i)
+        to[i] = static_cast<Out>(uint64_t(int64_t(number_at(from, i))) + uint64_t(offset));
       if (slot.checked)
         for (int64_t i = 0; i < count; ++i)
-          outside |= uint64_t(int64_t(from[i])) | (uint64_t(step) - 1 - uint64_t(int64_t(from[i])));
+          outside |= uint64_t(int64_t(number_at(from, i))) | (uint64_t(step) - 1 - uint64_t(int64_t(number_at(from, i))));
       to += count;
       offset += step;
     }
@@ -147,7 +152,7 @@ void row_pointer(const Slot& slot, const Rows& edges, const Rows& nodes, char* b
   for (int64_t g = 0; g < nodes.num_real; ++g) {
     const int64_t* ends = slot.row_ends + nodes.start[g];
     const int64_t count = nodes.end[g + 1] - nodes.end[g];
-    for (int64_t i = 0; i < count; ++i) out[i] = static_cast<Out>(ends[i] + edges.end[g]);
+    for (int64_t i = 0; i < count; ++i) out[i] = static_cast<Out>(number_at(ends, i) + edges.end[g]);
     out += count;
   }
   const int64_t padding = slot.end_slots[1] - nodes.used;
@@ -186,8 +191,8 @@ void find_rows(const int64_t* row_pointer, const int64_t* graphs, int64_t num_re
       continue;
     }
     const int64_t graph = graphs[g];
-    rows.start[g] = row_pointer ? row_pointer[graph] : graph;
-    rows.end[g + 1] = rows.end[g] + (row_pointer ? row_pointer[graph + 1] - rows.start[g] : 1);
+    rows.start[g] = row_pointer ? number_at(row_pointer, graph) : graph;
+    rows.end[g + 1] = rows.end[g] + (row_pointer ? number_at(row_pointer, graph + 1) - rows.start[g] : 1);
   }
   rows.used = rows.end[num_real];
 }

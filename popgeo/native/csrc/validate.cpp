@@ -2,6 +2,8 @@
 
 #include <cstdint>
 
+#include "aligned.h"
+
 #if defined(__GNUC__) && !defined(__clang__) && defined(__x86_64__) && defined(__linux__)
 #define POPGEO_CLONES __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
 #else
@@ -10,19 +12,21 @@
 
 namespace {
 
+using popgeo::number_at;  // tensors over the bytes of a file begin at any byte
+
 // Negative numbers are huge ones when read without a sign, so one comparison sees both ends.
 template <typename Index>
 inline __attribute__((always_inline)) int64_t first_outside(const Index* values, int64_t outer, int64_t rows,
                                                             int64_t inner, const int64_t* row_pointer,
                                                             const int64_t* limits, int64_t width, int64_t num_graphs) {
   for (int64_t g = 0; g < num_graphs; ++g) {
-    const int64_t start = row_pointer[g] * inner, stop = row_pointer[g + 1] * inner;
+    const int64_t start = number_at(row_pointer, g) * inner, stop = number_at(row_pointer, g + 1) * inner;
     for (int64_t o = 0; o < outer; ++o) {
-      const uint64_t limit = static_cast<uint64_t>(limits[g * width + o % width]);
+      const uint64_t limit = static_cast<uint64_t>(number_at(limits, g * width + o % width));
       const Index* from = values + o * rows * inner;
       int64_t outside = 0;
       for (int64_t i = start; i < stop; ++i) {
-        outside |= static_cast<uint64_t>(static_cast<int64_t>(from[i])) >= limit;
+        outside |= static_cast<uint64_t>(static_cast<int64_t>(number_at(from, i))) >= limit;
       }
       if (outside) return g;
     }

@@ -15,7 +15,8 @@ constexpr int64_t FETCHED_BYTES = 8 << 20;  // rows read in order, up to as many
 template <class Tile>
 inline void for_each_tile(const Plan& plan, int64_t channels, Tile tile) {
   const bool parallel = is_parallel(plan, channels);
-  const int64_t num_tiles = plan.num_tiles > 0 ? plan.num_tiles : parallel ? 8 * plan.num_threads : 1;
+  const int64_t asked = plan.num_tiles < plan.num_rows ? plan.num_tiles : plan.num_rows;  // more would have no rows
+  const int64_t num_tiles = asked > 0 ? asked : parallel ? 8 * plan.num_threads : 1;
   if (num_tiles == 1) return tile(int64_t(0), plan.num_rows);
   const uint64_t of_caller = denormals();
 #ifdef _OPENMP

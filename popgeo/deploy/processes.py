@@ -1,0 +1,50 @@
+"""Collectives among the processes of a Predictor, whose failure names the processes that have ended."""
+
+import os
+import socket
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+
+_members: tuple[Any, list[tuple[str, int]]] | None = None  # a process group, and the machine and number of each process
+
+
+def together(act: str, collective: Any, *arguments: Any) -> None:
+    """Runs a collective of the default process group.
+
+    Args:
+        act: What it is for, for the error.
+        collective: A function of `torch.distributed`.
+        arguments: Its arguments.
+
+    Raises:
+        RuntimeError: a process has ended or does not answer; the error names its rank if it ran on this machine.
+    """
+    global _members
+    found: list[tuple[str, int]] = []
+    try:
+        if _members is None or _members[0] is not dist.group.WORLD:
+            parts: list[Any] = [None] * dist.get_world_size()
+            dist.all_gather_object(parts, (socket.gethostname(), os.getpid()))
+            _members = dist.group.WORLD, parts
+        found = _members[1]
+        collective(*arguments)
+    except RuntimeError as error:
+        ended = [rank for rank, (host, process) in enumerate(found) if host == socket.gethostname() and _ended(process)]
+        who = f"rank {', '.join(map(str, ended))} has ended" if ended else "another rank has ended or does not answer"
+        raise RuntimeError(
+            f"Process {dist.get_rank()} of {dist.get_world_size()} could not {act}: {who}. Start all processes again, "
+            "if this is training from the last checkpoint."
+        ) from error
+
+
+def _ended(process: int) -> bool:
+    """Whether a process of this machine has ended, also if nobody has asked for its status yet."""
+    try:
+        os.kill(process, 0)
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] in "ZX"
+    except ProcessLookupError:
+        return True
+    except OSError:  # of a different user, or a system without /proc
+        return False
