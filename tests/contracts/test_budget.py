@@ -21,27 +21,18 @@ PLACES = {
     "kit": ("testing/",),
     "train": ("train/",),
 }
-# The core was 27,000 when the house had been put in order. It has grown since by what was wrong in silence before
-# (random numbers, changes of a model, optimizers of others, files of strangers, datasets that change: about 1,030
-# lines), by edges in chains and selections by masks, by the sampler for other loaders, by files of other people's
-# structures, by PaiNN's messages in one pass, by where a value lies on tiles, by graphs in stores, on disk and on
-# several machines, by slopes kept beside filters, by products in the order that costs less and by sizes that are told
-# when a loader is made; and by what other libraries' users reported and was silent here too (checks that hold in
-# captured code, torch's checks, levels, doors for tensors, negatives with times, edits of a dataset, factors of
-# losses: about 800 lines, which the next consolidation is to win back), and by faults of structures of atoms, which
-# trained models hid until then (`popgeo info`: about 400 lines); 27,000 is still the aim. The kit that tries other
-# people's models, loaders and neighbour lists is a tool of its own: it stands on all the rest, and only tests import
-# it. The reach holds six frameworks, tensor products and SchNetPack's interactions in one pass, weights made once for
-# opposite edges, the predictor and files in three formats, where three frameworks and a calculator were planned. What
-# `popgeo train` is stands on all of them as the kit does, and nothing but the command imports it.
+# The aim is 28,500 for the core and 42,500 in all. The last two rounds mended what other libraries' users had reported
+# (checks in captured code, units, keys and weights of files, folders that processes share, files of strangers, old
+# programs) and needed more lines than they removed: the next consolidation is to win them back. Until then a number
+# may rise only in a change that lowers another one by as much.
 BUDGETS = {
-    "core": 30_395,
+    "core": 31_330,
     "compat": 3_300,
     "systems": 3_300,
-    "models": 1_530,
-    "reach": 3_190,
-    "kit": 2_320,
-    "train": 550,
+    "models": 1_535,
+    "reach": 3_430,
+    "kit": 2_330,
+    "train": 790,
 }
 REMEDY = "A new mechanism names the one it replaces: take that out, or raise the budget here and say why."
 LONGEST_FILE, SHORTEST_FILE_OF_ONE_USER = 300, 40
@@ -169,10 +160,10 @@ def test_only_code_is_counted():
 
 def test_the_check_says_which_part_is_over_and_by_how_much():
     line = "x = 1\n"
-    within = {"nn/models/schnet.py": line * 1_530, "data/batch.py": line * 1_531}
+    within = {"nn/models/schnet.py": line * 1_535, "data/batch.py": line * 1_536}
     assert over_budget(within) == []
     (over,) = over_budget(within | {"nn/models/gcn.py": line * 12})
-    assert over.startswith("models has 1,542 code lines, 12 over its budget of 1,530. A new mechanism names")
+    assert over.startswith("models has 1,547 code lines, 12 over its budget of 1,535. A new mechanism names")
     (over,) = over_budget({"engine/pipeline/parts.py": line * 2_000, "nn/parallel/linear.py": line * 1_301})
     assert over.startswith("systems has 3,301 code lines, 1 over")
 

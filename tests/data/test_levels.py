@@ -49,16 +49,22 @@ def test_a_graph_that_contradicts_what_was_inferred_is_refused_by_its_number():
 
 
 def test_atoms_alone_are_asked_what_their_rows_are(tmp_path):
-    atoms = [Lazy(24)[i] for i in range(3)]
-    with pytest.raises(ValueError, match=r"as many rows in 'forces' as nodes: one.*levels={'forces': 'node'}"):
+    def atom(alone=24, **choices):
+        one = Lazy(alone, **choices)[0]
+        one.pull = one.forces  # a name that does not tell
+        del one.forces
+        return one
+
+    atoms = [atom() for _ in range(3)]
+    with pytest.raises(ValueError, match=r"as many rows in 'pull' as nodes: one.*levels={'pull': 'node'}"):
         next(iter(FixedSizeDataLoader(atoms, 3)))
     for level, rows in (("node", 9), ("graph", 5)):
         options = FixedSizeOptions(9, 4, 5)
-        assert FixedSizeCollater(options, levels={"forces": level})(atoms).forces.shape == (rows, 3)
-    with pytest.raises(ValueError, match=r"Graph 3 of the source.*'forces' has 2 rows, as many as nodes"):
-        write([*atoms, Lazy(0, atoms=2)[0]], tmp_path / "store", buffer_bytes=1)
-    store = write([*atoms, Lazy(0)[0]], tmp_path / "told", buffer_bytes=1, levels={"forces": "node"})
-    assert store.level("forces").value == "node"
+        assert FixedSizeCollater(options, levels={"pull": level})(atoms).pull.shape == (rows, 3)
+    with pytest.raises(ValueError, match=r"Graph 3 of the source.*'pull' has 2 rows, as many as nodes"):
+        write([*atoms, atom(0, atoms=2)], tmp_path / "store", buffer_bytes=1)
+    store = write([*atoms, atom(0)], tmp_path / "told", buffer_bytes=1, levels={"pull": "node"})
+    assert store.level("pull").value == "node"
 
 
 def test_edges_of_rings_are_asked_for_where_they_move():

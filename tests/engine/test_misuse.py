@@ -6,7 +6,8 @@ from torch import nn
 from torch_geometric.data import Data
 
 from popgeo import FixedSizeDataLoader, Predictor, compile_forward, compile_step
-from popgeo.nn import GIN, BatchNorm, global_add_pool, mse_loss
+from popgeo.nn import GIN, BatchNorm, mse_loss
+from popgeo.ops import global_add_pool
 
 
 class Graphs(nn.Module):

@@ -6,16 +6,19 @@ for each such layer, forward and backward, and the time to write and read it.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from popgeo.capture.op_graph import Op
 from popgeo.engine.fuse.def_use import SHOWS, DefUse, ref
-from popgeo.engine.fuse.taken_rows import LEAST_PRODUCT, Instead
 
+LEAST_PRODUCT = 2**16  # elements: smaller operands are left alone
+# A function that replaces an operation, the values that it takes, and what else it depends on.
+Instead = tuple[Callable[..., Any], Sequence[int], Any]
 _MM, _BMM = "aten.mm.default", "aten.bmm.default"
 
 

@@ -10,9 +10,8 @@ from torch import Tensor, mm
 from popgeo.capture.expand import GraphWriter
 from popgeo.capture.op_graph import Op, OpGraph
 from popgeo.engine.fuse.def_use import DefUse, ref
-from popgeo.engine.fuse.edge_matrices import without_edge_matrices
+from popgeo.engine.fuse.edge_matrices import Instead, without_edge_matrices
 from popgeo.engine.fuse.message_sums import out_of_place
-from popgeo.engine.fuse.taken_rows import Instead, before_rows_are_taken
 
 _PRODUCTS = "aten.mm.default", "aten.addmm.default", "aten.bmm.default"
 _NARROW, _LONG = 16, 256  # columns of a product, and rows that it sums over, that libraries are slow at
@@ -37,7 +36,7 @@ def reassociate(graph: OpGraph) -> OpGraph:
 
 
 def _instead_of(uses: DefUse, op: Op) -> Instead | None:
-    for rule in (before_rows_are_taken, without_edge_matrices, _narrow, _shown):
+    for rule in (without_edge_matrices, _narrow, _shown):
         if (instead := rule(uses, op)) is not None:
             return instead
     return None

@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 from popgeo.engine.optimizer.precision import NARROW, is_mixed, rounding_counter
 from popgeo.engine.optimizer.worker import Worker
 from popgeo.engine.step_options import StepOptions
-from popgeo.ops import round_stochastic
+from popgeo.ops.round_stochastic import round_stochastic
 
 MASTER, COUNTER = "master_weights", "rounding"
 

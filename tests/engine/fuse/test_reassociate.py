@@ -123,23 +123,6 @@ def test_matrices_that_something_else_needs_are_made():
     assert largest(KeepsItsMatrices()) == EDGES * WIDTH * WIDTH
 
 
-def test_rows_are_multiplied_before_edges_take_them():
-    class Sum(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layer = nn.Linear(2 * WIDTH, 2 * WIDTH)
-
-        def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
-            return self.layer(torch.cat([x.index_select(0, ends) for ends in edge_index], -1)).relu()
-
-    x, edge_index = torch.randn(NODES, WIDTH), torch.randint(NODES, (2, 2000))
-    model = Sum()
-    runs = fuse(capture(model, bind(model, x, edge_index)).graph)
-    products = [runs.values[op.makes()[0]].shape for op in runs.ops if op.target == "aten.mm.default"]
-    assert products == [(NODES, 2 * WIDTH)] * 2
-    torch.testing.assert_close(compile_forward(model, (x, edge_index))(x, edge_index), model(x, edge_index))
-
-
 def test_rows_of_a_table_larger_than_its_use_are_taken_first():
     layer = nn.Linear(WIDTH, WIDTH)
 
