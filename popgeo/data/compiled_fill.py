@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from popgeo.data.axes import GRAPHS
+from popgeo.data.axes import GRAPHS, Axis, Level, ends_of
 from popgeo.data.fill import fill
 from popgeo.data.flat_store import FlatStore
 from popgeo.data.slots import Layout, Slot, SlotKind
@@ -28,6 +28,7 @@ class Filler:
     """Fills batches of one dataset and one layout, with the compiled library where there is one."""
 
     def __init__(self, store: FlatStore, layout: Layout) -> None:
+        _check_rows(store, layout)
         self.store, self.layout = store, layout
         self.axes = list(store.row_pointers)
         self.kept: list[Tensor] = []  # tensors whose addresses the table holds
@@ -123,6 +124,32 @@ class Filler:
             "row_ends": 0 if row_ends is None else self._address(row_ends),
             "checked": int(attribute is not None and is_unchecked(attribute)),
         }
+
+
+def _check_rows(store: FlatStore, layout: Layout) -> None:
+    """Checks that row pointers ascend through rows that the arrays have, for a store that somebody has put together.
+
+    Raises:
+        ValueError: an array has fewer rows than its row pointer counts.
+    """
+    count, ends = store.num_stored, dict[Axis, int]()
+    for axis, pointer in store.row_pointers.items():
+        fits = pointer.dtype is torch.int64 and pointer.shape == (count + 1,) and int(pointer[0]) == 0
+        if not fits or bool((pointer[1:] < pointer[:-1]).any()):
+            raise ValueError(f"The row pointer of {axis.label} does not ascend from 0 through {count:,} graphs.")
+        ends[axis] = int(pointer[-1])
+    for attribute in (slot.attribute for slot in layout.slots if slot.attribute is not None):
+        shape, rows, steps = list(attribute.tensor.shape), ends[attribute.axis], attribute.increments
+        if shape[attribute.dim] < rows:
+            raise ValueError(
+                f"{attribute.name!r} has shape {shape}, with fewer than {rows:,} rows in dimension {attribute.dim}."
+            )
+        if steps is not None and (steps.dtype is not torch.int64 or steps.dim() != 2 or len(steps) != count):
+            raise ValueError(f"{attribute.name!r} has increments {list(steps.shape)}; pass int64 [{count}, n].")
+    for key, row_ends in (store.row_ends or {}).items():
+        nodes = ends[ends_of(Axis(Level.EDGE, key))[1]]
+        if row_ends.dtype is not torch.int64 or row_ends.shape != (nodes,):
+            raise ValueError(f"row_ends of {key} has shape {list(row_ends.shape)}; it must be int64 [{nodes}].")
 
 
 def _num_written(slot: Slot, num_graphs: int) -> int:

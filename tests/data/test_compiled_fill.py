@@ -7,7 +7,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch_geometric.data import Data
 
+from popgeo import FixedSizeDataLoader
 from popgeo.data import FixedSizeCollater, FixedSizeOptions, FlatStore
 from popgeo.data.axes import GRAPHS
 from popgeo.data.batch_layout import lay_out
@@ -103,3 +105,14 @@ def test_memory_for_fewer_batches_or_other_shapes_is_refused():
     slots = [replace(layout.slots[0], num_slots=6), *layout.slots[1:]]
     with pytest.raises(AssertionError):
         Filler(store, replace(layout, slots=tuple(slots)))
+
+
+@pytest.mark.parametrize("change", [lambda v: v[:-1], lambda v: v + 10**6, lambda v: v - 5, lambda v: v.flip(0),
+                                    lambda v: v.int(), lambda v: v.float(), lambda v: v.repeat(2), lambda v: v * 2,
+                                    lambda v: v[:0]])  # fmt: skip
+def test_row_pointers_that_do_not_fit_are_refused_before_a_row_is_read(change):
+    store = FlatStore.from_dataset([Data(x=torch.ones(n, 2), edge_index=torch.tensor([[0], [1]])) for n in (2, 3, 4)])
+    for axis, pointer in store.row_pointers.items():
+        wrong = replace(store, row_pointers={**store.row_pointers, axis: change(pointer)}, _cache={})
+        with pytest.raises((ValueError, IndexError, RuntimeError)):
+            next(iter(FixedSizeDataLoader(wrong, 2, fixed_size_options=FixedSizeOptions(32, 32, num_graphs=3))))

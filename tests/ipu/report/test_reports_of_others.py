@@ -157,7 +157,7 @@ def test_in_a_browser_the_page_runs_its_own_script_and_no_other(written: str, tm
 def test_a_report_is_written_as_a_whole_or_not_at_all(written: str, tmp_path, monkeypatch):
     path = tmp_path / "page.html"
     path.write_text("before")
-    monkeypatch.setattr("pathlib.Path.replace", lambda *_: (_ for _ in ()).throw(OSError("disk full")))
+    monkeypatch.setattr("os.replace", lambda *_: (_ for _ in ()).throw(OSError("disk full")))
     with pytest.raises(OSError, match="disk full"):
         Report.from_json(written).to_html(path)
     assert path.read_text() == "before"
