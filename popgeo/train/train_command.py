@@ -10,6 +10,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
+from popgeo.atomic_write import write_atomically
 from popgeo.command_line import make_folder
 from popgeo.convert.command import atoms_options
 from popgeo.data import FixedSizeOptions
@@ -205,8 +206,8 @@ def _tell_results(folder: Path, fit: Fit, parts: list[str], why: str, is_weighte
     print(f"\n{text}")
     for doubt in doubts(found["train"]):
         print(f"\nlook at {doubt}")
-    errors.to_csv(folder / "errors.csv", index_label="part")
-    (folder / "summary.txt").write_text(f"{text}\n")
+    write_atomically(folder / "errors.csv", errors.to_csv(index_label="part").encode())
+    write_atomically(folder / "summary.txt", f"{text}\n".encode())
     draw_parity(found[last], f"predicted for {last}", folder / "parity.png")
     if fit.history:
         draw(loss_curve(pd.DataFrame(fit.history)), folder / "loss.png")
