@@ -1,8 +1,8 @@
-"""What a call of a compiled step costs beside the operations of its graphs, for models of few and of many parameters.
+"""What a call of a compiled step costs next to the operations of its graphs, for models of few and of many parameters.
 
 Each step is called once more with its graphs doing nothing: they hand back what they returned before. What is left is
 arguments, the look at what may have changed about the model, threads, denormal numbers, random numbers, the copies of
-inputs and of results, and, when training, what surrounds the optimizer's operations. Beside it stand the whole call
+inputs and of results, and, when training, what surrounds the optimizer's operations. Next to it stand the whole call
 and the same in eager PyTorch; with `--inductor` also a step that inductor has compiled.
 """
 
@@ -20,7 +20,7 @@ from popgeo.command_line import run
 from popgeo.engine.graph_runner import GraphRunner
 from popgeo.engine.inductor import InductorRunner
 
-GOAL, PARAMETERS_OF_GOAL = 30.0, 40  # microseconds, for a model of so many parameters
+GOAL, PARAMETERS_OF_GOAL = 30.0, 40  # microseconds, for a model of that many parameters
 
 
 class Layers(nn.Module):
@@ -72,7 +72,7 @@ def idle_graphs(call: Callable[[], object]) -> Iterator[None]:
 
 
 def figures(parameters: int, trains: bool, backend: str, rounds: int) -> tuple[float, float, float]:
-    """Microseconds of a call beside its graphs, of the whole call, and of eager PyTorch."""
+    """Microseconds of a call next to its graphs, of the whole call, and of eager PyTorch."""
     model, twin, x = Layers(parameters), Layers(parameters), torch.randn(8, 4)
     optimizer, other = (torch.optim.Adam(one.parameters(), lr=1e-3) for one in (model, twin))
     if trains:
@@ -102,7 +102,7 @@ def main() -> None:
                 goal = f" (goal {GOAL:.0f})" if (parameters, backend) == (PARAMETERS_OF_GOAL, "cpu") else ""
                 print(
                     f"{'training' if trains else 'forward':8} {parameters:4} parameters, {backend}: {beside:5.1f} µs a "
-                    f"call beside its graphs{goal}, {whole:7.1f} µs in all, eager {eager:7.1f}"
+                    f"call next to its graphs{goal}, {whole:7.1f} µs in all, eager {eager:7.1f}"
                 )
 
 

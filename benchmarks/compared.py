@@ -3,7 +3,7 @@
     python benchmarks/compared.py
 
 Each row of the table is a question to the package: a signature, a call, a batch. What is said of PopTorch Geometric and
-jraph, which do not install beside a current torch, is from the pages of their documentation that are named.
+jraph, which do not install next to a current torch, is from the pages of their documentation that are named.
 """
 
 import argparse
@@ -106,7 +106,7 @@ def sampling() -> tuple[bool, str]:
 def poptorch_programs() -> tuple[bool, str]:
     files = Path(torch_geometric.__path__[0]).rglob("*.py")
     about = [path.stem for path in files if "poptorch" in path.stem]
-    return not about, f"modules that stand in for PopTorch: {about or 'none'}"
+    return not about, f"modules that are in for PopTorch: {about or 'none'}"
 
 
 def runs_on() -> tuple[bool, str]:

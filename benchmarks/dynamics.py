@@ -1,10 +1,10 @@
-"""A step of dynamics under ASE with compiled models, beside eager ones: a molecule, and a periodic crystal.
+"""A step of dynamics under ASE with compiled models, next to eager ones: a molecule, and a periodic crystal.
 
-    pip install ase vesin schnetpack     # without SchNetPack compiled PaiNN stands beside our eager one alone
+    pip install ase vesin schnetpack     # without SchNetPack compiled PaiNN is next to our eager one alone
     python benchmarks/dynamics.py
 
 One thread, random weights, time steps so short that nothing breaks, denormal numbers flushed. The eager models of the
-crystal stand in the same calculator, so all find neighbours alike.
+crystal are in the same calculator, so all find neighbours alike.
 """
 
 import argparse
@@ -56,7 +56,7 @@ class PyGsSchNet(nn.Module):
 
 
 def steps(atoms: Any, calculator: Calculator, count: int, settle: int) -> Callable[[], object]:
-    """A call that takes so many steps, after a few have been taken."""
+    """A call that takes that many steps, after a few have been taken."""
     from ase.md.verlet import VelocityVerlet
 
     atoms.calc = calculator

@@ -2,7 +2,7 @@
 
 - padded: the arrangement of the notebook published for IPUs, run eagerly: each molecule padded to the largest one,
   nearest neighbours out of all pairs of atoms of the batch, PyG's SchNet.
-- dynamic: PyG's ordinary batches, the same neighbours found beforehand and only where there are any, PyG's SchNet.
+- dynamic: PyG's ordinary batches, the same neighbours found beforehand and only if there are any, PyG's SchNet.
 - popgeo: the main job: each pair of atoms within the cutoff listed beforehand, for both directions; batches of fixed
   size, packed; popgeo's SchNet, compiled.
 - knn: the main job with --num-neighbors 16: the same, but neighbours are found within molecules in each step.
@@ -138,7 +138,7 @@ def dynamic(molecules: list[Data]) -> Callable[[], None]:
 
 
 class GapModel(nn.Module):
-    """SchNet and its loss over the real molecules; edges are found in the step where none are given."""
+    """SchNet and its loss over the real molecules; edges are found in the step if none are given."""
 
     def __init__(self, num_graphs: int, max_num_nodes: int) -> None:
         super().__init__()

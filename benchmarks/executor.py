@@ -4,7 +4,7 @@ Eager PyTorch runs twice: as people run it, and with denormal numbers flushed, a
 against the latter.
 
 For a SchNet on batches of QM9's size (576 nodes, 16,128 edges), and for a graph of tiny tensors that shows what the
-engine itself costs per operation beside torch's own dispatch.
+engine itself costs per operation next to torch's own dispatch.
 """
 
 import argparse

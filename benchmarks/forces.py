@@ -1,4 +1,4 @@
-"""A training step of energies and forces: popgeo's potentials beside PyG's and SchNetPack's.
+"""A training step of energies and forces: popgeo's potentials next to PyG's and SchNetPack's.
 
     python benchmarks/forces.py
     python benchmarks/forces.py --inductor
@@ -203,7 +203,7 @@ class Comparison:
 
 
 def print_table(comparison: Comparison, seconds: dict[str, float], peers: list[str]) -> None:
-    """Each step beside its peers, memory, and the goals that concern it."""
+    """Each step next to its peers, memory, and the goals that concern it."""
     flushed = [name for name in peers if name.endswith(", flushed")]
     for name, value in seconds.items():
         against = "".join(f" {seconds[peer] / value:6.2f}" for peer in flushed)
@@ -238,7 +238,7 @@ def main() -> None:
     parser.add_argument("--blocks", type=int, default=4)
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--only", choices=("schnet", "painn"), help="leave out the other")
-    parser.add_argument("--inductor", action="store_true", help="beside torch's own compiler (it compiles a minute)")
+    parser.add_argument("--inductor", action="store_true", help="next to torch's own compiler (it compiles a minute)")
     parser.add_argument("--quick", action="store_true", help="a small batch, two rounds")
     options = parser.parse_args()
     if options.quick:

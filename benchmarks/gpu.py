@@ -2,7 +2,7 @@
 
 SchNet on molecules of QM9's sizes, GIN on graphs of NCI1's sizes, a layer of graph transformer, at 32 and 512 graphs a
 batch. Each line has the time of a training step, graphs a second, the share of the time that the loop waited for its
-loader, and the ratio to eager PyG on ordinary batches; goals for the CUDA graph stand beside: 3 at 32 graphs, 1.5 at
+loader, and the ratio to eager PyG on ordinary batches; goals for the CUDA graph are next to: 3 at 32 graphs, 1.5 at
 512. Two trainings from the same seed must end in the same bits. Without a CUDA device it says so and ends.
 
 `--device cpu` runs the same code on the processor, to see that it works: its times say nothing about a GPU.
@@ -102,7 +102,7 @@ class Case:
 
 
 def make_cases(num_graphs: int, channels: int) -> list[Case]:
-    """The three models; molecules stand for QM9, random graphs of its sizes for NCI1."""
+    """The three models; molecules represent QM9, random graphs of its sizes for NCI1."""
     pairs = PrecomputeInteractionGraph(5.0)
     molecules = [pairs(Data(z=m.z, pos=m.pos, y=m.y[:, 0])) for m in Molecules()[:num_graphs]]
     qm9 = [Data(x=m.z, pos=m.pos, edge_index=m.edge_index, y=m.y) for m in molecules]

@@ -1,4 +1,4 @@
-"""How fast batches of fixed size are made, beside PyTorch Geometric and a plain copy of the same bytes.
+"""How fast batches of fixed size are made, next to PyTorch Geometric and a plain copy of the same bytes.
 
     python benchmarks/loader.py [--quick] [--graphs 6400]
 
@@ -119,7 +119,7 @@ def without_library(call: Callable[[], None]) -> Callable[[], None]:
 
 
 def copy_of(num_bytes: int, new_memory: bool) -> Callable[[], None]:
-    """A function that copies so many bytes in order, in pieces as large as a few batches."""
+    """A function that copies that many bytes in order, in pieces as large as a few batches."""
     piece = 1 << 20
     pieces = torch.ones(max(1, num_bytes // piece), piece, dtype=torch.uint8)
     target = torch.empty(piece, dtype=torch.uint8)

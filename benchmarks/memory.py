@@ -110,7 +110,7 @@ def main() -> None:
     print(
         f"{options.nodes} atoms, {int(real.sum()):,} real edges, F = {options.channels}, {options.blocks} blocks: PyG "
         f"{theirs / 1e6:.1f} MB, popgeo {ours / 1e6:.1f} MB, {ours / theirs:.2f} of it (goal {GOAL:.2f}); of "
-        f"these {(ours - runner.buffer_bytes - gradients) / 1e6:.1f} MB are allocated anew in each step"
+        f"these {(ours - runner.buffer_bytes - gradients) / 1e6:.1f} MB are allocated again in each step"
     )
 
 

@@ -5,7 +5,7 @@
 One thread. Every model has the same parameters and sees the same interactions; every step includes Adam's update;
 ratios are PyG's time over ours, so above 1 ours is faster. PyG runs twice: as people run it, and with denormal numbers
 flushed (`torch.set_flush_denormal`), which on many processors makes it several times faster; goals are against the
-latter. Real molecules come from the folder that POPGEO_SHARED_DATA names, random ones stand in where it is not set.
+latter. Real molecules come from the folder that POPGEO_SHARED_DATA names, random ones are in if it is not set.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""Edge cut, balance and time of popgeo's own partitioner beside METIS's (`pip install pymetis`), at one thread.
+"""Edge cut, balance and time of popgeo's own partitioner next to METIS's (`pip install pymetis`), at one thread.
 
 python benchmarks/partition.py
 """
@@ -66,7 +66,7 @@ def main() -> None:
             balance = float(parts.bincount(minlength=arguments.parts).max()) * arguments.parts / arguments.nodes
             print(f"{name:12} {method.name:11} {cuts[method]:9.1%} {balance:10.3f} {seconds:8.2f}")
         if len(cuts) == 2:
-            print(f"{name:12} cut beside METIS's: {cuts[PartitionMethod.Multilevel] / cuts[methods[0]]:.2f} x")
+            print(f"{name:12} cut next to METIS's: {cuts[PartitionMethod.Multilevel] / cuts[methods[0]]:.2f} x")
 
 
 if __name__ == "__main__":

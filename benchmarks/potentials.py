@@ -213,7 +213,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--inductor", action="store_true", help="torch.compile too: minutes of compiling")
     parser.add_argument("--framework", choices=("mace", "nequip", "schnetpack"), default="mace")
-    parser.add_argument("--screening", type=int, default=0, help="so many structures, and no training")
+    parser.add_argument("--screening", type=int, default=0, help="that many structures, and no training")
     parser.add_argument("--quick", action="store_true", help="fewer structures and rounds")
     arguments = parser.parse_args()
     if arguments.quick:

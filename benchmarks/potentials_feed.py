@@ -1,4 +1,4 @@
-"""Structures on their way to other people's potentials: host time and slack beside jraph, shapes in a screening.
+"""Structures on their way to other people's potentials: host time and slack next to jraph, shapes in a screening.
 
     python benchmarks/potentials_feed.py --structures 2000                     # jraph.dynamically_batch, if it is there
     python benchmarks/potentials_feed.py --screening 1000                      # torch_sim, if it is there
@@ -6,7 +6,7 @@
 Structures are crystals and clusters of 2 to 60 atoms, with random positions near a lattice and pairs up to 4 angstrom.
 The first part makes each epoch of batches for nequix with popgeo and with `jraph.dynamically_batch`, as nequix does,
 from structures in memory. The second runs a screening of many small systems through one model of fixed shape, and
-counts the shapes that a compiler would see, beside those of the systems as they come.
+counts the shapes that a compiler would see, next to those of the systems as they come.
 """
 
 import argparse

@@ -109,7 +109,7 @@ class NequIPEpochs(OtherEpochs):
         return self.loss_fn(of_real(called(given), batch), of_real(batch, batch))["weighted_sum"]
 
     def known(self, batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """Padding's targets are NaN, which the step leaves out by its masks only where they are numbers."""
+        """Padding's targets are NaN, which the step leaves out by its masks only if they are numbers."""
         return {name: value.nan_to_num() if value.is_floating_point() else value for name, value in batch.items()}
 
     def step(self, model: nn.Module) -> nn.Module:

@@ -1,4 +1,4 @@
-"""Predictions for many molecules of mixed size: `popgeo.Predictor` beside PyG's DataLoader and the model run eagerly.
+"""Predictions for many molecules of mixed size: `popgeo.Predictor` next to PyG's DataLoader and the model run eagerly.
 
     python benchmarks/predict.py [--quick]
 
@@ -7,7 +7,7 @@ same weights and batches of the same number of molecules, at one thread, denorma
 list of graphs, too: making them flat, choosing the shape, compiling, packing and putting results in order are counted.
 SchNet has the pairs within 5 angstrom listed beforehand, PyG's in both directions. GIN is the same module of PyG's
 layers on both sides. The last lines are the time of a new process from its start to its first result, of a model and of
-exported files, in Python and, where there is a g++, in C++ (`examples/cpp_predict`).
+exported files, in Python and, if there is a g++, in C++ (`examples/cpp_predict`).
 """
 
 import argparse
@@ -145,7 +145,7 @@ def schnets(molecules: list[tuple[Tensor, Tensor]], batch_size: int) -> dict[str
 
 
 def gins(molecules: list[tuple[Tensor, Tensor]], batch_size: int) -> dict[str, Callable[[], Tensor]]:
-    """One GIN for both sides, on atoms joined where they are near enough for a bond."""
+    """One GIN for both sides, on atoms joined if they are near enough for a bond."""
     torch.manual_seed(0)
     model = PooledGIN().eval()
     graphs = [Data(x=one_hot(z, 10).float(), edge_index=both(near(pos, 1.7))) for z, pos in molecules]
@@ -212,7 +212,7 @@ def export_forces(file: Path) -> None:
 
 
 def say_first(name: str, seconds: float) -> None:
-    """Prints a time, beside the goal where it is that of a file."""
+    """Prints a time, next to the goal if it is that of a file."""
     goal = f" (goal: {FIRST_RESULT:g} s)" if "file" in name else ""
     print(f"first result of a new process, {name}: {seconds:.2f} s{goal}")
 

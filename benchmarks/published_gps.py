@@ -13,7 +13,7 @@ from popgeo import ipu
 from popgeo.ipu.systems.pipeline import Pipeline
 from popgeo.ops import gather, global_add_pool
 
-PACKS, NODES, EDGES, GRAPHS = 8, 61, 121, 9  # a dummy of each beside 60, 120 and 8
+PACKS, NODES, EDGES, GRAPHS = 8, 61, 121, 9  # a dummy of each next to 60, 120 and 8
 REAL = 3.8 * PACKS  # graphs of a pack: 60 nodes, 89 % of them used, 14.1 nodes a molecule
 NODE, EDGE, GRAPH, HEADS, LAYERS, KERNELS, ENCODED = 256, 128, 64, 32, 16, 128, 32
 # Values of each category, of OGB's table and of the periodic one; the trimmed tables of the run are not known.
@@ -106,7 +106,7 @@ class PackAttention(nn.Module):
 
 
 class Layer(nn.Module):
-    """Messages beside attention, and a feed-forward network behind both."""
+    """Messages next to attention, and a feed-forward network behind both."""
 
     def __init__(self, depth: float) -> None:
         super().__init__()

@@ -149,7 +149,7 @@ def _normed(inputs: int, outputs: int, size: int, stride: int = 1, groups: int =
 
 
 class Bottleneck(nn.Module):
-    """Three convolutions beside a short way, version 1.5: the middle one takes the steps."""
+    """Three convolutions next to a short way, version 1.5: the middle one takes the steps."""
 
     def __init__(self, inputs: int, width: int, stride: int) -> None:
         super().__init__()

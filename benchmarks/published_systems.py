@@ -50,7 +50,7 @@ def _bert(layers: int, width: int, **sizes: Any) -> Callable[[], nn.Module]:
 
 
 def _cuts(counts: tuple[int, ...], head: int) -> dict[str, int]:
-    """Which layer begins on which IPU; the embedding stands on the first, the heads where they are told to."""
+    """Which layer begins on which IPU; the embedding stands on the first, the heads if they are told to."""
     begins, layer = {}, 0
     for number, count in enumerate(counts):
         if count and number:
@@ -131,7 +131,7 @@ def turn_and_rest(seconds: Mapping[int, float]) -> tuple[float, float]:
 
 
 def tell(folder: Path) -> None:
-    """Prints each published row beside its plan, then the turn and the rest of the pairs."""
+    """Prints each published row next to its plan, then the turn and the rest of the pairs."""
     print(f"\n{'BERT, ResNet, EfficientNet':<26}{'IPUs':>5}{'published':>12}{'modelled':>12}{'ratio':>7}", end="")
     print(f"{'turn, ms':>10}{'rest, s':>9}{'memory':>8}  items/s, Bow")
     errors, updates = [], {}
@@ -167,7 +167,7 @@ def tell(folder: Path) -> None:
 
 
 def _parts(plan: Pipeline) -> tuple[float, float]:
-    """Seconds of a turn, or of a micro-batch where one is through before the next one begins, and of the rest."""
+    """Seconds of a turn, or of a micro-batch if one is through before the next one begins, and of the rest."""
     clock, rest = plan.target.clock, max(plan.update)
     whole = max((turn.end - turn.start for turn in plan.turns), default=(plan.cycles - rest) / plan.micro_batches)
     return whole / clock, rest / clock

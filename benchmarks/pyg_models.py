@@ -78,7 +78,7 @@ class Training(nn.Module):
         make: Makes a convolution.
         num_features: Of a node.
         width: Channels of all layers.
-        num_classes: Outputs for each node, or for each graph where there are several.
+        num_classes: Outputs for each node, or for each graph if there are several.
         num_layers: Convolutions, with ReLU after each.
         num_graphs: Graphs of a batch; None for one whose nodes are classified.
     """

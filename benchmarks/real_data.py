@@ -1,4 +1,4 @@
-"""Where benchmarks find real molecules: in the folder that POPGEO_SHARED_DATA names; random ones stand in elsewhere."""
+"""Where benchmarks find real molecules: in the folder that POPGEO_SHARED_DATA names; random ones are in elsewhere."""
 
 import os
 from pathlib import Path
@@ -7,7 +7,7 @@ PUBLISHED = Path(__file__).resolve().parent / "data"  # measurements of others, 
 
 
 def shared(name: str) -> Path | None:
-    """A file of the folder that POPGEO_SHARED_DATA names; None where there is none, which is said on the first line."""
+    """A file of the folder that POPGEO_SHARED_DATA names; None if there is none, which is said on the first line."""
     folder = os.environ.get("POPGEO_SHARED_DATA")
     path = None if folder is None else Path(folder) / name
     return path if path is not None and path.exists() else None

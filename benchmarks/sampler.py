@@ -1,7 +1,8 @@
 """Which graphs go together, for any loader: how full batches are, how equal the ranks' work is, how long a plan takes.
 
 Sizes are drawn as the tables of the datasets give them (mean and largest atoms, most edges; see `DATASETS`), with a
-number of neighbours of its own for each structure, which is what makes two budgets hard. Beside popgeo's sampler stand,
+number of neighbours of its own for each structure, which is what makes two budgets hard. Next to popgeo's sampler
+stand,
 on the same sizes and in the same run: the rule of fairchem's sampler (one order, atoms alone, batches made once), PyG's
 `DynamicBatchSampler` (nodes alone), and the largest graphs first. Where only atoms are counted, edges run over the
 budget; `over` is the share of such batches, which a fixed shape cannot hold.

@@ -1,4 +1,4 @@
-"""How fast neighbours are sampled from a large graph, beside PyTorch Geometric on torch_sparse and a plain gather.
+"""How fast neighbours are sampled from a large graph, next to PyTorch Geometric on torch_sparse and a plain gather.
 
     python benchmarks/sampling.py [--quick] [--plan papers100M]
 

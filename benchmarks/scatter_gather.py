@@ -9,7 +9,7 @@ otherwise the page faults of fresh results swamp whatever is measured. torch_sca
     python benchmarks/scatter_gather.py --out figures       draws the surfaces of the grid
 
 The grid has the points of a published sweep on a Graphcore Bow IPU (fp32, random indices; Graphcore Research, 2023;
-`benchmarks/data`) and prints its cycles beside.
+`benchmarks/data`) and prints its cycles next to.
 """
 
 import argparse
@@ -87,7 +87,7 @@ def with_backward(convolve: Convolution, x: Tensor, w: Tensor) -> Callable[[], o
 
 
 def bench_cfconv(sizes: list[tuple[int, int]], rounds: int) -> pd.DataFrame:
-    """Forward, and forward with backward, beside the streaming of the same filters and the making of the plans."""
+    """Forward, and forward with backward, next to the streaming of the same filters and the making of the plans."""
     table = pd.DataFrame([molecular_row(num_nodes, channels, rounds) for num_nodes, channels in sizes])
     show("cfconv on molecular batches, k=28: time of each peer / ours", table)
     for column in table.columns[table.columns.str.endswith(" fwd")]:

@@ -1,4 +1,4 @@
-"""How fast a dataset on disk is written, opened and read, beside memory and a plain read of the same files.
+"""How fast a dataset on disk is written, opened and read, next to memory and a plain read of the same files.
 
     python benchmarks/storage.py [--quick] [--graphs 400000] [--folder DIR]
 
@@ -51,7 +51,7 @@ def writing(folder: Path, num_graphs: int) -> float:
 
 
 def opening(folder: Path, num_graphs: int) -> float:
-    """Seconds to open a store of so many graphs, one node and one edge each."""
+    """Seconds to open a store of that many graphs, one node and one edge each."""
     ones = torch.ones(num_graphs, dtype=torch.int64)
     few = FlatStore.from_dataset([Data(x=torch.ones(1, 1), edge_index=torch.zeros(2, 1, dtype=torch.int64))])
     pointer = torch.arange(num_graphs + 1)
@@ -142,7 +142,7 @@ def in_new_process(folder: Path, shuffle_bytes: int, limit: int) -> dict[str, fl
 
 
 def job(folder: Path, shuffle_bytes: int, limit: int) -> dict[str, float]:
-    """A cold epoch; then, where there is a limit, one of training within it."""
+    """A cold epoch; then, if there is a limit, one of training within it."""
     found = cold_epoch(folder, shuffle_bytes)
     return {**found, **limited_epoch(folder, limit, shuffle_bytes)} if limit else found
 
@@ -165,14 +165,14 @@ def step(model: torch.nn.Module, optimizer: torch.optim.Optimizer, batch: Batch)
 
 
 def limited_epoch(folder: Path, limit: int, shuffle_bytes: int) -> dict[str, float]:
-    """Trains an epoch with so many more bytes than the process has; then tries to hold the store in memory."""
+    """Trains an epoch with that many more bytes than the process has; then tries to hold the store in memory."""
     torch.manual_seed(0)
     store = FlatStore.open(folder)
     options = sizes_for(store, 32)
     model = GCN(11, 16, 2, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
     made = loader_over(store, options, 0, shuffle_bytes)
-    for batch in made:  # what the first step takes for good is no memory for graphs
+    for batch in made:  # what the first step takes for good is not a memory for graphs
         step(model, optimizer, batch)
         break
     made.set_epoch(0)

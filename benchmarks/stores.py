@@ -2,9 +2,9 @@
 
     python benchmarks/stores.py [--quick] [--part disk|database|machines]
 
-Disk: rows of a file of 4 GB, in random order, in a process that may take 1 GB, beside a plain read of each row
+Disk: rows of a file of 4 GB, in random order, in a process that may take 1 GB, next to a plain read of each row
 (`os.pread`); the file's pages are dropped first. Database: an epoch of GraphSAGE, features in an embedded database
-(`ladybug`, extra `stores`), beside memory and beside PyG's loader on the same store where an extension of PyG is
+(`ladybug`, extra `stores`), next to memory and next to PyG's loader on the same store where an extension of PyG is
 installed. Machines: two processes on an R-MAT graph, with and without the rows that are asked for most.
 """
 
@@ -155,7 +155,7 @@ def epoch(model: torch.nn.Module, batches: Any, seeds: int) -> tuple[float, floa
 
 
 def database(quick: bool) -> None:
-    """Prints what an epoch from the database costs beside one from memory."""
+    """Prints what an epoch from the database costs next to one from memory."""
     sys.path.append(str(Path(__file__).resolve().parent.parent / "examples"))
     from graph_in_database import DatabaseEdges, DatabaseFeatures, made_up, put
     from torch_geometric.data import HeteroData

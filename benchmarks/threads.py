@@ -1,4 +1,4 @@
-"""What a compiled training step gains from threads beside a large matmul, with the other cores idle and busy.
+"""What a compiled training step gains from threads next to a large matmul, with the other cores idle and busy.
 
     python benchmarks/threads.py
 
@@ -25,7 +25,7 @@ GOAL_SHARE, GOAL_WORST = 0.85, 1.2
 
 @contextlib.contextmanager
 def busy_cores(count: int) -> Iterator[None]:
-    """Keeps so many cores busy for the length of a block."""
+    """Keeps that many cores busy for the length of a block."""
     workers = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(count)]
     try:
         yield
@@ -36,7 +36,7 @@ def busy_cores(count: int) -> Iterator[None]:
 
 
 def matmul_with(num_threads: int, size: int) -> Callable[[], object]:
-    """A product of two square matrices that runs with so many threads."""
+    """A product of two square matrices that runs with that many threads."""
     a = torch.randn(size, size)
 
     def run() -> None:

@@ -35,7 +35,7 @@ class Arrangement:
     Attributes:
         name: As the table has it.
         strategy: Of `FixedSizeDataLoader`; None for PyG's ordinary batches.
-        graphs: Graphs that a batch holds, on average where it is packed.
+        graphs: Graphs that a batch holds, on average if it is packed.
         rate: Learning rate over that of the others.
         norms_see_padding: Batch norm takes padding nodes for real ones.
         loss: The mean over the graphs that are real, their sum over always the same number, or the mean over all

@@ -1,7 +1,7 @@
 """Published throughputs of whole systems of IPUs, and what the model says of them; no constant was fitted to any.
 
 One exception is told apart: the 1.3 ms of a call from the host were read off the right end of SchNet's scaling, long
-before, so the column `with host` is no check at 32 and 64 IPUs. The column before it has no such constant.
+before, so the column `with host` is not a check at 32 and 64 IPUs. The column before it has no such constant.
 """
 
 import math
@@ -129,7 +129,7 @@ def attend(
     scores = query @ key.transpose(-1, -2) / torch.full([], query.shape[-1] ** 0.5, dtype=query.dtype)
     before = torch.ones(1, 1, *scores.shape[-2:], dtype=scores.dtype).tril()
     scores = scores * before - 1e4 * (1 - before)
-    scores = scores + torch.zeros(1, 1, 1, scores.shape[-1], dtype=scores.dtype)  # of padding, where there is none
+    scores = scores + torch.zeros(1, 1, 1, scores.shape[-1], dtype=scores.dtype)  # of padding, if there is none
     weights = nn.functional.dropout(scores.softmax(-1), 0.1)
     return (weights @ value).transpose(1, 2), None
 
@@ -215,7 +215,7 @@ def gpt2(run: Gpt2) -> Pipeline:
 
 
 def tell_scaling(folder: Path) -> None:
-    """Prints SchNet's published scaling beside the modelled one."""
+    """Prints SchNet's published scaling next to the modelled one."""
     published, real = points(folder, "schnet", "synthetic"), points(folder, "schnet", "real")
     modelled, host = schnet_scaling(), WORKERS * MOLECULES_PER_SECOND_OF_A_WORKER
     print("\nSchNet on QM9, Bow, molecules/s: synthetic data, then real data (32 workers put batches together)")
@@ -234,7 +234,7 @@ def tell_scaling(folder: Path) -> None:
 
 
 def tell_system(folder: Path, system: str, plan: Pipeline, samples: float, why: str, start: float) -> None:
-    """Prints one published system beside its plan."""
+    """Prints one published system next to its plan."""
     ((ipus, measured),) = points(folder, system, "real").items()
     modelled = plan.micro_batches_per_second * samples
     ratio = modelled / measured

@@ -5,7 +5,7 @@
 
 Without `--data`, a hundred strained and shaken cells are made, with what EMT of ASE says of them. Trains by
 `popgeo train`, then finds the lattice constant by the model's stress alone, and the bulk modulus by how that changes
-with volume; prints both beside EMT's: 3.588 angstrom for 3.590, 135 GPa for 134. A minute on one core.
+with volume; prints both next to EMT's: 3.588 angstrom for 3.590, 135 GPa for 134. A minute on one core.
 Needs `pip install ase vesin`.
 """
 

@@ -1,4 +1,4 @@
-"""A classifier of handwritten digits as PopTorch's users wrote it, beside the same training in plain PyTorch.
+"""A classifier of handwritten digits as PopTorch's users wrote it, next to the same training in plain PyTorch.
 
     python examples/digits_poptorch.py
     python examples/digits_poptorch.py --epochs 3 --device-iterations 5

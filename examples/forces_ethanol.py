@@ -2,15 +2,15 @@
 
     python examples/forces_ethanol.py --data ../shared/data/md
     python examples/forces_ethanol.py --data ../shared/data/md --model painn
-    python examples/forces_ethanol.py --data ../shared/data/md --beside pyg
+    python examples/forces_ethanol.py --data ../shared/data/md --next to pyg
     python examples/forces_ethanol.py --data ../shared/data/md --dynamics 2000
 
 `--data` is a folder with `rmd17_ethanol.npz` of rMD17 (https://doi.org/10.6084/m9.figshare.12672038, in kcal/mol), of
 which a thousand frames each are drawn to train and to test; or with `ethanol_train.npz` and `ethanol_test.npz`: `z`
 [atoms], `pos` [frames, atoms, 3] in angstrom, `energy` [frames] in eV and `forces` [frames, atoms, 3] in eV/angstrom.
 `popgeo train` does the like in one command, from a file that ASE reads. Prints the errors on the test frames (MAE)
-beside those of predicting the mean energy and no force: 0.14 eV and 0.88 eV/angstrom fall to about 0.013 and 0.04 in
-the 60 epochs, a minute on one core. `--beside pyg` trains PyG's own SchNet from the same weights beside it, as its
+next to those of predicting the mean energy and no force: 0.14 eV and 0.88 eV/angstrom fall to about 0.013 and 0.04 in
+the 60 epochs, a minute on one core. `--next to pyg` trains PyG's own SchNet from the same weights next to it, as its
 users do, and prints error and processor minutes of both. Then it shows that padding touches no force. `--dynamics`
 needs ase, and prints how well a run at 300 K keeps its energy.
 """
@@ -118,7 +118,7 @@ class PlainPyG:
 
 
 def potential_of(name: str, channels: int) -> nn.Module:
-    """Three blocks of so many channels."""
+    """Three blocks of that many channels."""
     if name == "painn":
         return PaiNN(channels, num_interactions=3, num_radial=20, cutoff=CUTOFF)
     return SchNet(channels, channels, num_interactions=3, num_gaussians=25, cutoff=CUTOFF)
@@ -158,7 +158,7 @@ def read(folder: Path, part: str, mean: float | None = None) -> tuple[list[Data]
 def loader_of(
     frames: list[Data], frames_a_batch: int, num_nodes: int | None = None, shuffle: bool = False
 ) -> FixedSizeDataLoader:
-    """Batches of so many frames, and one graph of padding."""
+    """Batches of that many frames, and one graph of padding."""
     pairs = max(frame.num_edges for frame in frames)
     atoms = frames_a_batch * frames[0].num_nodes + 1
     sizes = FixedSizeOptions(num_nodes or atoms, frames_a_batch * pairs + 1, frames_a_batch + 1)
@@ -178,7 +178,7 @@ def errors(model: ipu.CompiledStep, frames: FixedSizeDataLoader) -> tuple[float,
 
 
 def told(found: tuple[float, float], seconds: float) -> str:
-    """Errors beside the processor's time that they took."""
+    """Errors next to the processor's time that they took."""
     of_energy, of_forces = found
     return f"test error of energy {of_energy:.3f} eV, forces {of_forces:.3f} eV/A after {seconds / 60:.2f} minutes"
 
@@ -203,7 +203,7 @@ def show_that_padding_touches_no_force(potential: nn.Module, frames: list[Data])
 
 
 def run_dynamics(potential: nn.Module, frame: Data, steps: int) -> None:
-    """Prints the drift of the energy in a run of so many half femtoseconds, and how often the model was compiled."""
+    """Prints the drift of the energy in a run of that many half femtoseconds, and how often the model was compiled."""
     import ase
     from ase import units
     from ase.md.verlet import VelocityVerlet
@@ -222,7 +222,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, default=Path("data/md"), help="folder of the two files")
     parser.add_argument("--model", choices=("schnet", "painn"), default="schnet")
-    parser.add_argument("--frames", type=int, default=1000, help="train on the first so many")
+    parser.add_argument("--frames", type=int, default=1000, help="train on the first that many")
     parser.add_argument("--epochs", type=int, default=60)
     parser.add_argument("--channels", type=int, default=64)
     parser.add_argument("--lr", type=float, default=2e-3, help="first learning rate; falls as a cosine")
@@ -232,7 +232,7 @@ def main() -> None:
     parser.add_argument("--dynamics", type=int, default=0, help="steps of molecular dynamics afterwards")
     arguments = parser.parse_args()
     if arguments.beside and arguments.model != "schnet":
-        parser.error("--beside pyg needs --model schnet: PyG has no PaiNN")
+        parser.error("--next to pyg needs --model schnet: PyG has no PaiNN")
     torch.manual_seed(0)
     torch.set_num_threads(1)
     training, mean = read(arguments.data, "train")

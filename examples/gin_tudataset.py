@@ -4,7 +4,7 @@
 
 The setting follows arXiv:1810.00826: five layers with batch norm, the sum of all nodes of every layer as readout,
 dropout, Adam. As in that paper one epoch is chosen for all folds, where the mean of the ten validation curves is
-highest; that choice has seen the validation data, so the honest figure of the last epoch is printed beside it.
+highest; that choice has seen the validation data, so the honest figure of the last epoch is printed next to it.
 """
 
 import argparse
@@ -107,7 +107,7 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=100)
     parser.add_argument("--hidden", type=int, default=64)
     parser.add_argument("--batch-size", type=int, default=64)
-    parser.add_argument("--folds", type=int, default=FOLDS, help="run only the first so many folds")
+    parser.add_argument("--folds", type=int, default=FOLDS, help="run only the first that many folds")
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
     for name in arguments.name:

@@ -6,7 +6,7 @@
 in eV, such as the 2,000 molecules of graphium's tests. It needs rdkit: pip install rdkit. A pack has 60
 nodes, 120 edges and 8 graphs, as there. Encodings, shortest paths and distances are computed once; in training some
 atoms are corrupted, and the model has to tell what they were. Prints the errors on a tenth of the molecules, held out
-(MAE, eV), beside that of predicting the median, and what a step would cost on an IPU. So few molecules show that all
+(MAE, eV), next to that of predicting the median, and what a step would cost on an IPU. So few molecules show that all
 of it works, not how good GPS++ is: an ensemble of it has 0.072 eV, trained for 450 epochs on 3.4 million. Expect
 0.57 eV after two epochs, where the median is 0.94 eV off.
 """
@@ -144,7 +144,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, default=Path("data/pcqm/pcqm4mv2_2k.csv.gz"), help="the table")
     parser.add_argument("--budget", type=float, default=3.0, help="minutes of training")
-    parser.add_argument("--molecules", type=int, help="use only the first so many")
+    parser.add_argument("--molecules", type=int, help="use only the first that many")
     parser.add_argument("--channels", type=int, default=64)
     parser.add_argument("--layers", type=int, default=4)
     parser.add_argument("--packs", type=int, default=4, help="packs of a step, whose gradients are added up")

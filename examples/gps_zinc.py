@@ -1,10 +1,11 @@
-"""Predict the penalized logP of ZINC's molecules with GPS: message passing beside attention, on packs of fixed size.
+"""Predict the penalized logP of ZINC's molecules with GPS: message passing next to attention, on packs of fixed size.
 
     python examples/gps_zinc.py --root data/ZINC --budget 60
 
 Random-walk encodings are computed once, beforehand; molecules are packed into batches of fixed size, and a step is
 compiled once. The learning rate follows the budget, in minutes, or with `--epochs` the epochs. Prints the training loss
-and the validation error (both MAE, no unit) of each epoch, and in the end the test error, beside that of predicting the
+and the validation error (both MAE, no unit) of each epoch, and in the end the test error, next to that of predicting
+the
 median. ZINC-12k's published split is PyG's; GPS's published test error is 0.070 after 2,000 epochs of ten layers on a
 GPU (arXiv:2205.12454, table 1). Expect 0.20 (validation 0.23) after 17 epochs, which
 took 37 minutes on a busy computer, five of them processor time.
@@ -134,8 +135,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--root", default="data/ZINC", help="where PyG's ZINC is or goes")
     parser.add_argument("--budget", type=float, default=60.0, help="minutes of training")
-    parser.add_argument("--epochs", type=int, help="train for so many epochs instead")
-    parser.add_argument("--molecules", type=int, help="use only the first so many molecules of each split")
+    parser.add_argument("--epochs", type=int, help="train for that many epochs instead")
+    parser.add_argument("--molecules", type=int, help="use only the first that many molecules of each split")
     parser.add_argument("--channels", type=int, default=64)
     parser.add_argument("--layers", type=int, default=4)
     parser.add_argument("--batch-size", type=int, default=32, help="molecules of a step, on average")

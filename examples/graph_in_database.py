@@ -65,7 +65,7 @@ class DatabaseFeatures(FeatureStore):
         first, last = numbers.min(), numbers.max()
         wanted = pa.table({"number": numbers})  # named in the query
         query = f"LOAD FROM wanted MATCH (paper:paper) WHERE paper.id = number RETURN number, {names}"
-        if 4 * len(wanted) > last - first:  # to read all between them costs less than to look up so many
+        if 4 * len(wanted) > last - first:  # to read all between them costs less than to look up that many
             between = f"paper.id >= {first} AND paper.id <= {last}"
             query = f"MATCH (paper:paper) WHERE {between} RETURN paper.id AS number, {names}"
         found = self.connection.execute(query).get_as_arrow(1 << 20).combine_chunks()

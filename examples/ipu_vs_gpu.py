@@ -43,7 +43,7 @@ def gather(table: Tensor, index: Tensor) -> Tensor:
 
 
 def modelled(points: pd.DataFrame) -> pd.DataFrame:
-    """The published points with the modelled time of one Bow IPU beside them."""
+    """The published points with the modelled time of one Bow IPU next to them."""
     sizes = zip(points["op"], points["num_inputs"], points["num_features"], points["num_outputs"], strict=True)
     reports = [compiled(op, int(n), int(f), int(m)).report for op, n, f, m in sizes]
     return points.assign(
@@ -71,7 +71,7 @@ def summary(rows: pd.DataFrame, op: str) -> str:
     ]
     if len(busy):
         lines.append(
-            f"  At the other {len(busy)} sizes, where it has work to do, the ratio is {gmean(busy['speedup']):.1f}x "
+            f"  At the other {len(busy)} sizes, if it has work to do, the ratio is {gmean(busy['speedup']):.1f}x "
             f"(geometric mean); the worst of all is {worst['speedup']:.2f}x at {_size(worst)}."
         )
     return "\n".join(lines)
@@ -87,7 +87,7 @@ def _size(row: pd.Series) -> str:
 
 
 def figure(table: pd.DataFrame) -> Figure:
-    """One panel an operation, modelled beside published."""
+    """One panel an operation, modelled next to published."""
     kinds = {"speedup": "modelled", "published_speedup": "published"}
     parts = [
         table.assign(panel=f"{name}, {kind} IPU", ratio=table[column])[table["op"] == op]

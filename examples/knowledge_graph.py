@@ -1,4 +1,4 @@
-"""Complete a knowledge graph by embeddings, its entities in shards: who stands at the other end of a relation?
+"""Complete a knowledge graph by embeddings, its entities in shards: who is at the other end of a relation?
 
     python examples/knowledge_graph.py --dataset kinship
     python examples/knowledge_graph.py --dataset umls --model rotate --shards 4
@@ -203,8 +203,8 @@ def main() -> None:
     parser.add_argument("--model", choices=MODELS, default="complex")
     parser.add_argument("--root", type=Path, default=Path(shared or "data") / "kg", help="folder of the graphs")
     parser.add_argument("--channels", type=int, help="of an embedding, complex ones where the model has such")
-    parser.add_argument("--epochs", type=int, help="at most so many")
-    parser.add_argument("--minutes", type=float, default=60.0, help="begin no epoch after so many minutes of training")
+    parser.add_argument("--epochs", type=int, help="at most that many")
+    parser.add_argument("--minutes", type=float, default=60.0, help="start no epoch after these minutes of training")
     parser.add_argument("--batch-size", type=int, help="triples of a batch, over all shards")
     parser.add_argument("--negatives", type=int, help="drawn for a batch, over all shards; 0 takes every entity")
     parser.add_argument("--n3", type=float, help="weight of the N3 penalty")

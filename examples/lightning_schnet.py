@@ -4,8 +4,9 @@
     python examples/lightning_schnet.py --devices 2
 
 Each process loads its own share of the batches, in a new order every epoch, and a checkpoint holds where the epoch
-stood: started again with `--resume FILE`, training goes on with the next batch. Prints the error on held-out molecules
-(MAE of the HOMO-LUMO gap, eV) beside that of predicting the mean: 2.4 eV falls to about 0.5 eV in the 8 epochs, half a
+stood: started again with `--resume FILE`, training continues with the next batch. Prints the error on held-out
+molecules
+(MAE of the HOMO-LUMO gap, eV) next to that of predicting the mean: 2.4 eV falls to about 0.5 eV in the 8 epochs, half a
 minute on one core. Needs `pip install lightning`.
 """
 
@@ -65,7 +66,7 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=8)
     parser.add_argument("--channels", type=int, default=48)
     parser.add_argument("--out", default="lightning-run", help="where a checkpoint is kept")
-    parser.add_argument("--resume", help="a checkpoint to go on from")
+    parser.add_argument("--resume", help="a checkpoint to continue from")
     arguments = parser.parse_args()
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     warnings.filterwarnings("ignore", ".*does not have many workers.*")  # batches are cut out of memory, not loaded

@@ -7,7 +7,7 @@ rdkit: pip install rdkit. A molecule is its heavy atoms and bonds. It has 19 lab
 one of ZINC; the others are NaN, and count for nothing. A trunk is shared, each task has a head. The learning rate
 follows the budget, in minutes, or with `--epochs` the epochs.
 
-Prints the losses and validation metrics of each epoch, and in the end the test metrics beside those published for
+Prints the losses and validation metrics of each epoch, and in the end the test metrics next to those published for
 multitask GINE (arXiv:2310.04292), which differ in this: 300 epochs, QM9's fluorides included, and three labels for
 each molecule of ZINC, of which PyG has one. QM9's and ZINC's errors are in standard deviations of the training labels.
 Expect 0.10, 0.85 and 0.14 after eleven epochs: `--budget 27` on one busy core, of it 7 minutes of processor time. With
@@ -57,7 +57,7 @@ TASKS = (
 TRUNKS = {"gine": GINE, "gin": GIN, "gcn": GCN}
 STEPS = 16  # of the random walk
 BOND_CHANNELS = 16
-UNKNOWN = 0  # number of hydrogens, where nothing tells it; otherwise one more than the number
+UNKNOWN = 0  # number of hydrogens, if nothing tells it; otherwise one more than the number
 # Element and charge of each of ZINC's kinds of atoms: C O N F CH S Cl O- NH+ Br NH3+ NH2+ N+ N- S- I P OH+ NH- O+ S+
 ZINC_ATOMS = torch.tensor(
     [
@@ -194,8 +194,8 @@ def main() -> None:
     parser.add_argument("--root", type=Path, default=Path("data"), help="where QM9, molnet and ZINC are or go")
     parser.add_argument("--model", choices=TRUNKS, default="gine")
     parser.add_argument("--budget", type=float, default=15.0, help="minutes of training")
-    parser.add_argument("--epochs", type=int, help="train for so many epochs instead")
-    parser.add_argument("--molecules", type=int, help="use only the first so many of each dataset and split")
+    parser.add_argument("--epochs", type=int, help="train for that many epochs instead")
+    parser.add_argument("--molecules", type=int, help="use only the first that many of each dataset and split")
     parser.add_argument("--channels", type=int, default=96)
     parser.add_argument("--layers", type=int, default=4)
     parser.add_argument("--dropout", type=float, default=0.0)
@@ -270,7 +270,7 @@ def standards(labels: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def print_test(found: list[tuple[Tensor, Tensor]], std: Tensor) -> None:
-    """The metrics of each task beside the published ones."""
+    """The metrics of each task next to the published ones."""
     qm9, tox21, zinc = found
 
     def of(metric: Callable[..., Tensor], pair: tuple[Tensor, Tensor]) -> str:

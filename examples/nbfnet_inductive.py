@@ -178,7 +178,7 @@ def rank(answer: CompiledStep, graph: Graph, slots: Slots, triples: Tensor, size
 
 
 def draw(graph: Graph, slots: Slots, size: int, num_negatives: int) -> Iterator[tuple[Tensor, ...]]:
-    """An epoch: each link once, as a query for its tail or for its head, with negatives that are no known answers."""
+    """An epoch: each link once, as a query for its tail or for its head, with negatives that are not known answers."""
     num_links = graph.train.size(1) // 2
     chosen = torch.arange(num_links) + num_links * torch.randint(2, (num_links,))
     for (head, relation, tail), real in batches(graph.train[:, chosen[torch.randperm(num_links)]], size):
@@ -202,7 +202,7 @@ def main() -> None:
     parser.add_argument("--negatives", type=int, default=32, help="wrong tails of a query in training")
     parser.add_argument("--temperature", type=float, default=0.5, help="of the weights of wrong tails")
     parser.add_argument("--lr", type=float, default=5e-3)
-    parser.add_argument("--links", type=int, help="only so many links for training, validation and test each")
+    parser.add_argument("--links", type=int, help="only that many links for training, validation and test each")
     parser.add_argument("--seed", type=int, default=0)
     choices = parser.parse_args()
     torch.manual_seed(choices.seed)

@@ -101,7 +101,7 @@ def plan(molecules: list[Data], given: argparse.Namespace) -> tuple[ipu.Pipeline
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, default=Path("data/pcqm/pcqm4mv2_2k.csv.gz"), help="the table")
-    parser.add_argument("--molecules", type=int, default=400, help="use only the first so many")
+    parser.add_argument("--molecules", type=int, default=400, help="use only the first that many")
     parser.add_argument("--stages", type=int, default=4)
     parser.add_argument("--replicas", type=int, default=4)
     parser.add_argument("--channels", type=int, default=32, help="of the model that is trained here")

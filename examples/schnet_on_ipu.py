@@ -1,4 +1,4 @@
-"""Where the cycles of a SchNet training step go on one Bow IPU, and how to need fewer of them, step by step.
+"""Where the cycles of a SchNet training step continue one Bow IPU, and how to need fewer of them, step by step.
 
     python examples/schnet_on_ipu.py --out schnet-on-ipu
 
@@ -40,7 +40,7 @@ class Setting:
         num_nodes: Atoms of a batch, about.
         polynomial: Whether filters end by a polynomial instead of half a cosine.
         precomputed: Whether edges come with the data instead of from a search in each step.
-        half_list: Whether each pair of atoms stands in the data once and gets one filter for both directions.
+        half_list: Whether each pair of atoms is in the data once and gets one filter for both directions.
     """
 
     name: str

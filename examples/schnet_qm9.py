@@ -168,7 +168,7 @@ def main() -> None:
     parser.add_argument("--root", default="data/QM9", help="where PyG's QM9 dataset is or goes")
     parser.add_argument("--setting", choices=SETTINGS, default="recommended")
     parser.add_argument("--epochs", type=int, default=5)
-    parser.add_argument("--molecules", type=int, help="use only the first so many molecules")
+    parser.add_argument("--molecules", type=int, help="use only the first that many molecules")
     parser.add_argument("--valid", type=int, default=10_000, help="molecules held out for validation")
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()

@@ -157,7 +157,7 @@ def make_schnet(settings: Namespace, mean: float, std: float, max_num_nodes: int
 
 
 def call(model: ipu.CompiledStep, batch: Batch) -> tuple[Tensor, Tensor]:
-    """Predictions and losses of the mini-batches of one call; where no pairs are listed the model finds neighbours."""
+    """Predictions and losses of the mini-batches of one call; if no pairs are listed the model finds neighbours."""
     pairs = {"pairs": batch.edge_index} if "edge_index" in batch else {}
     return model(batch.z, batch.pos, batch.batch, batch.y, batch.graphs_mask, **pairs)
 

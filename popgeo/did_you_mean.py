@@ -10,7 +10,7 @@ Callable_ = TypeVar("Callable_", bound=Any)
 
 
 def meant(name: str, known: Iterable[str]) -> str:
-    """The question which of the known names one was meant to be; empty where none is like it.
+    """The question which of the known names one was meant to be; empty if none is like it.
 
     Example:
         >>> meant("num_node", ["num_nodes", "num_edges"])
@@ -47,7 +47,7 @@ def require_kinds(owner: str, annotations: Mapping[str, Any], given: Mapping[str
 
 
 def names_arguments(made: Callable_) -> Callable_:
-    """Decorates a function or a class: a call with an unknown keyword says which was meant, beside the name called.
+    """Decorates a function or a class: a call with an unknown keyword says which was meant, next to the name called.
 
     Switches and whole numbers are checked, see `require_kinds`.
 

@@ -1,4 +1,4 @@
-"""A progress bar where a pass over a dataset lasts, and none where it does not."""
+"""A progress bar where a pass over a dataset lasts, and none if it does not."""
 
 import builtins
 import os

@@ -6,7 +6,7 @@ same functions. Those here work on whole arrays of unsigned 64-bit numbers.
 
 The law: what a seed decides is named by whole numbers, `(seed, epoch)` for the order of an epoch, `(seed, epoch, ids)`
 for what is drawn for one batch of it, and `seed_of` makes one seed of them. It is the same in whatever process, and
-whatever was drawn before, so that a run goes on where it stopped.
+whatever was drawn before, so that a run continues where it stopped.
 """
 
 from zlib import crc32

@@ -42,7 +42,7 @@ def parse(arguments: Sequence[str], version: str) -> argparse.Namespace:
         help="bundled molecules (xTB) or PyG's QM9 (DFT)",
     )
     add("--root", type=Path, help="folder of PyG's QM9, for --dataset qm9")
-    add("--limit", type=at_least(10, int), help="use only so many molecules")
+    add("--limit", type=at_least(10, int), help="use only that many molecules")
     add("--out", type=Path, default=Path("popgeo-run"), help="folder that the results are written to")
     add("--epochs", type=count, default=6, help="passes over the training molecules")
     add("--batch-size", type=count, default=32, help="molecules that a mini-batch holds on average")
@@ -51,7 +51,7 @@ def parse(arguments: Sequence[str], version: str) -> argparse.Namespace:
     add(
         "--num-neighbors",
         type=count,
-        help="find so many nearest neighbours of each atom in every step (KNN), instead of listing all pairs of atoms "
+        help="find this many nearest neighbours of each atom in each step (KNN), instead of listing all pairs of atoms "
         "within the cutoff once, beforehand",
     )
     add("--cutoff", type=number, default=5.0, help="longest interaction, in angstrom")

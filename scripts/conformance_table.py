@@ -76,7 +76,7 @@ def graphs() -> list[Data]:
 
 
 def letters(batch: Batch) -> dict[str, Any]:
-    """What the letters of a line stand for."""
+    """What the letters of a line represent."""
     masks = {"nm": batch.get("nodes_mask"), "em": batch.get("edges_mask"), "M": 64, "N": batch.num_nodes}
     return masks | {
         "x": batch.x, "ei": batch.edge_index, "ew": batch.edge_weight, "ea": batch.edge_attr, "et": batch.edge_type,
@@ -148,7 +148,7 @@ def subject(made: str, called: str, group: str) -> ModelSubject:
 
 
 def tried(make: Callable[[], Any], slow: bool, also: Sequence[str] = ()) -> dict[str, list[str]]:
-    """For each claim what came of it, and what was found; one entry, `runs`, where it cannot be used at all."""
+    """For each claim what came of it, and what was found; one entry, `runs`, if it cannot be used at all."""
     torch.manual_seed(0)
     try:
         report = conformance.try_claims(make(), slow=slow, also=also, shrink_seconds=0.0)  # tells no smallest case
@@ -172,7 +172,7 @@ def verdict(found: dict[str, list[str]]) -> str:
 
 
 def as_page(rows: dict[str, dict[str, list[str]]]) -> str:
-    """The table as Markdown, and below it what was found where something does not hold."""
+    """The table as Markdown, and below it what was found if something does not hold."""
     claims = list(dict.fromkeys(claim for found in rows.values() for claim in found if claim != "runs"))
     claims = [
         claim for claim in claims if any(found.get(claim, [""])[0] in ("held", "failed") for found in rows.values())
@@ -199,16 +199,17 @@ batches with more and less padding. `python scripts/conformance_table.py` makes 
 of real rows depend on no padding; "needs masks" that they do, so popgeo's layer of that name, or one with masks, is to
 be taken; "with finite padding" that only NaN in padding reaches them; "not at fixed shape" that it cannot be called so,
 or that the number of its rows depends on data. An empty cell says that the claim was not tried there, as that of a
-smooth cutoff without positions. What a claim means stands in [the guide](guides/conformance.md).
+smooth cutoff without positions. What a claim means is in [the guide](guides/conformance.md).
 
 Models of MACE, NequIP and SchNetPack, small and with random weights, have two rows each. In the first padding edges are
 loops of length 0: MACE and NequIP train on NaN then, since the length of such an edge has no second derivative, and
 SchNetPack counts its structures by the last atom. In the second, "padded for it", the padding is that of the loaders of
 [`popgeo.potentials`](guides/potentials.md), and every claim holds.
 
-A "no" is no fault of a library that never promised fixed shapes: a norm over all rows is right in a batch of real rows.
+A "no" is not a fault of a library that never promised fixed shapes: a norm over all rows is right in a batch of real
+rows.
 Two are of another kind. `APPNP` and `SGConv`, like all that call `gcn_norm` with weights, keep one loop of a node that
-has several, the last: the others are gone without a word, and the result depends on the order of the edges.
+has several, the last: the others are gone silently, and the result depends on the order of the edges.
 
 ```python
 import torch

@@ -35,7 +35,7 @@ def total(tensor):
     return (torch.tanh(flat) * torch.linspace(0.5, 1.5, flat.numel())).mean()
 
 def seeded(draw, seed):
-    """What is drawn from a seed of its own, after which the numbers go on as before."""
+    """What is drawn from a seed of its own, after which the numbers continue as before."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return draw()
@@ -50,7 +50,7 @@ class Following(torch.optim.SGD):
         return super().step(closure)
 '''
 
-# `{f}` stands for a real tensor, `{c}` for a complex one, `{m}` for a mask, `{i}` for whole numbers, `{a}` for any.
+# `{f}` represents a real tensor, `{c}` for a complex one, `{m}` for a mask, `{i}` for whole numbers, `{a}` for any.
 _ELEMENTS = """{f}.sin() {f}.exp().log1p() {f}.tanh() {f}.sigmoid() {f}.square() {f}.abs() {f}.relu() {f}.sgn()
 {f}.neg() F.gelu({f}) F.silu({f}) F.softplus({f}) F.leaky_relu({f},0.1) F.elu({f}) {f}.clamp(-0.7,0.9) {f}.cos()
 {f}.atan() {f}.erf() ({f}.abs()+0.5).sqrt() ({f}.abs()+0.5).rsqrt() ({f}.abs()+1).reciprocal() ({f}.abs()+1).log()
@@ -168,7 +168,7 @@ class Program:
 
     Attributes:
         statements: Lines of its forward pass.
-        results: The names that it returns beside the loss.
+        results: The names that it returns next to the loss.
         optimizer: What trains it; None for a forward pass alone.
         before: Done before the step is compiled.
         after: Done after the first call.
@@ -240,7 +240,7 @@ def draw(seed: int, situations: bool = True) -> Program:
 
 
 def _statement(chance: random.Random, scope: Mapping[str, Any], number: int) -> str | None:
-    """A form with tensors of the right kind in it; None where there is none of that kind."""
+    """A form with tensors of the right kind in it; None if there is none of that kind."""
     kind, form = chance.choice(FORMS)
     names: dict[str, list[str]] = {"f": [], "c": [], "m": [], "i": [], "a": []}
     for name, tensor in scope.items():

@@ -67,7 +67,7 @@ forces: PaiNN(8, 2, 6, 4.0) | z, pos, b, num_graphs=G, nodes_mask=nm
 
 
 class Called(nn.Module):
-    """A model called as a line says, on a whole batch; the tensors that it returns, and forces where they are asked."""
+    """A model called as a line says, on a whole batch; the tensors that it returns, and forces if they are asked."""
 
     def __init__(self, made: str, called: str, group: str) -> None:
         super().__init__()
@@ -148,7 +148,7 @@ HEAD = """# Which models are written in which format
 
 `popgeo.export` of each model, called as its users call it, and `popgeo.load` of the file, on twelve small graphs that
 are packed and padded: "yes" says that all results are those of eager PyTorch within 1e-5. An empty cell was not tried.
-Names are those of `popgeo.nn` where they begin so, and else of `torch_geometric.nn`; letters stand for the tensors of a
+Names are those of `popgeo.nn` where they begin so, and else of `torch_geometric.nn`; letters represent the tensors of a
 batch, as `ei` for `edge_index`, `b` for `batch`, `G` for the number of graphs. `python scripts/export_table.py --page`
 makes this page.
 
@@ -159,7 +159,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--formats", nargs="+", default=["torch", "onnx"], choices=FORMATS)
     parser.add_argument("--only", nargs="+", default=[""], help="lines that begin so")
-    parser.add_argument("--json", type=Path, help="keep what was found here, and go on from it")
+    parser.add_argument("--json", type=Path, help="keep what was found here, and continue from it")
     parser.add_argument("--page", action="store_true", help="write the page")
     given = parser.parse_args()
     warnings.simplefilter("ignore")

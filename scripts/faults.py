@@ -55,7 +55,7 @@ def code_with(fault: Fault) -> ast.Module:
 
 
 def behaviour(node: ast.AST, within: str = "", function: str = "") -> Iterator[tuple[ast.expr | ast.stmt, str]]:
-    """Every expression and statement below a node that says what the code does, and the function that it stands in.
+    """Every expression and statement below a node that says what the code does, and the function that it is in.
 
     Qualified names of functions below begin with `within`; `function` is the innermost one so far.
     """
@@ -73,7 +73,7 @@ def behaviour(node: ast.AST, within: str = "", function: str = "") -> Iterator[t
 
 
 def change(node: ast.AST) -> ast.expr | ast.stmt | None:
-    """The node with its fault, or None where there is nothing to change."""
+    """The node with its fault, or None if there is nothing to change."""
     changed = copy.deepcopy(node)
     match changed:
         case ast.Compare(ops=[operation, *_]) if type(operation) in COMPARISONS:

@@ -5,7 +5,7 @@
     python scripts/fuzz_files.py --cases 300
 
 Cases run in a child process, so that a crash is counted and not suffered. A case ends right (as the whole file does),
-in a clear error (a ValueError, or a file that is missing), in an unclear one, wrong in silence, in a crash, or not
+in a clear error (a ValueError, or a file that is missing), in an unclear one, wrong silently, in a crash, or not
 within a minute; and it must neither start a program nor write to a file outside of its folder. What is none of the
 first two is printed with what shows it again: `--seed S --only N`. The exit status says whether there was any.
 """
@@ -139,7 +139,7 @@ class Child:
 
 
 def fuzz(args: argparse.Namespace) -> Counter[tuple[str, str]]:
-    """Runs cases until the time is over, or so many have run; returns how many of each kind ended how."""
+    """Runs cases until the time is over, or that many have run; returns how many of each kind ended how."""
     counts: Counter[tuple[str, str]] = Counter()
     end, numbers = time.monotonic() + 60 * args.minutes, iter(range(args.cases or 10**9))
     child = Child(args)

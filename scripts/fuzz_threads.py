@@ -77,7 +77,7 @@ class Total(nn.Module):
 
 
 def in_threads(work: Work, number: int) -> None:
-    """Runs the work in so many threads, and raises what one of them raised."""
+    """Runs the work in that many threads, and raises what one of them raised."""
     failed: list[BaseException] = []
 
     def run(index: int) -> None:
@@ -155,7 +155,7 @@ def loader(draw: random.Random, folder: Path) -> None:
 
 
 def store(draw: random.Random, folder: Path) -> FlatStore:
-    """Written anew, so that none of its blocks has been compared yet."""
+    """Written again, so that none of its blocks has been compared yet."""
     return write(GRAPHS, folder / f"store-{draw.random()}", progress_bar=False)
 
 
@@ -207,7 +207,7 @@ def kept(draw: random.Random, folder: Path) -> None:
 
 
 def interrupt(draw: random.Random, folder: Path) -> None:
-    """Ctrl-C in steps with random numbers, beside a thread that runs a step of its own."""
+    """Ctrl-C in steps with random numbers, next to a thread that runs a step of its own."""
     step, x = inference_model(Net(draws=True), Options(random_seed=3)), torch.zeros(8, 24)
     model, ended = Net(), threading.Event()
     other, expected = compile_forward(model), model(x).detach()
@@ -236,7 +236,7 @@ def interrupt(draw: random.Random, folder: Path) -> None:
         ended.set()
         thread.join()
     if failed or step(x).shape != x.shape:
-        raise Wrong("a step beside an interrupted one had other results")
+        raise Wrong("a step next to an interrupted one had other results")
 
 
 def epoch(draw: random.Random, folder: Path) -> None:
@@ -285,7 +285,7 @@ def run(kind: str, draw: random.Random, folder: Path) -> tuple[str, str]:
 
 
 def fuzz(args: argparse.Namespace) -> Counter[tuple[str, str]]:
-    """Runs cases until the time is over, or so many have run; returns how many of each kind ended how."""
+    """Runs cases until the time is over, or that many have run; returns how many of each kind ended how."""
     counts: Counter[tuple[str, str]] = Counter()
     end, kinds = time.monotonic() + 60 * args.minutes, args.kinds or [*KINDS]
     folder = Path(tempfile.mkdtemp(prefix="popgeo-threads"))

@@ -75,7 +75,7 @@ class _Growth:
         return self.rng.choices(kinds, weights)[0] if self.rng.random() < self.hetero else "C"
 
     def attach_atom(self) -> bool:
-        """Adds one atom by a bond of order 1, 2 or 3; False where no atom is open."""
+        """Adds one atom by a bond of order 1, 2 or 3; False if no atom is open."""
         open_atoms = self.open_atoms()
         if self.elements and not open_atoms:
             return False

@@ -85,7 +85,7 @@ def keeps_its_bonds(mol: Chem.Mol) -> bool:
 
 
 def compute_targets(z: np.ndarray, pos: np.ndarray) -> np.ndarray | None:
-    """HOMO, LUMO (eV), dipole (debye) and total energy (eV) by GFN2-xTB, or None where it did not converge.
+    """HOMO, LUMO (eV), dipole (debye) and total energy (eV) by GFN2-xTB, or None if it did not converge.
 
     Args:
         z: Atomic numbers. [num_atoms]
@@ -135,7 +135,7 @@ def records(seed: int) -> Iterator[Record]:
 
 
 def write(path: Path, molecules: list[Record], seed: int) -> None:
-    """Writes the compressed file beside its place and moves it there, so that no reader meets half a file."""
+    """Writes the compressed file next to its place and moves it there, so that no reader meets half a file."""
     partial = path.with_name(path.name + ".part")
     with partial.open("wb") as file:
         np.savez_compressed(

@@ -6,8 +6,8 @@
 A fault is one change of one line (`scripts/faults.py`). The tests run once, to learn which functions each of them
 enters and how long it takes. Each fault then meets the tests that enter its function, the quickest first, in a copy of
 this process that imports the package with the fault in it. Caught means that a test failed, or that the package cannot
-be imported; what takes for ever or ends the process is counted apart. What survives shows a test that is missing or a
-line that does nothing; a fault that can only change the speed is a reason to take a branch out.
+be imported; what takes permanently or ends the process is counted apart. What survives shows a test that is missing or
+a line that does nothing; a fault that can only change the speed is a reason to take a branch out.
 """
 
 import argparse
@@ -125,7 +125,7 @@ def meet(fault: Fault, repository: Path, tests: Collection[str]) -> int:
 
 
 def outcomes(acts: Sequence[Callable[[], int]], seconds: float, repository: Path, jobs: int) -> list[str]:
-    """What becomes of each act in a copy of this process that may take so many seconds of the processor."""
+    """What becomes of each act in a copy of this process that may take that many seconds of the processor."""
     found, waiting, running = ["crashed"] * len(acts), [*range(len(acts))], dict[int, tuple[int, Path]]()
     while waiting or running:
         while waiting and len(running) < jobs:

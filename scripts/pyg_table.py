@@ -1,6 +1,6 @@
 """Compiles what `torch_geometric.nn` has, as its users write it, and compares each with eager PyTorch.
 
-Each line of `LINES` is a module, or a function, and what it is called with; letters stand for the tensors of a small
+Each line of `LINES` is a module, or a function, and what it is called with; letters represent the tensors of a small
 batch with loops, edges given twice and padding (`batch_of`). A line passes where three steps of Adam, on two batches in
 turn, have eager's losses and end with eager's weights, and where two calls in evaluation mode have eager's results, in
 float64. `--write` puts the table into the guide of models.
@@ -76,7 +76,7 @@ class Line(nn.Module):
         self.layer = layer if isinstance(layer, nn.Module) else None
 
     def forward(self, **batch: Any) -> Any:
-        layer = self.layer or getattr(pyg, self.name)  # what stands in while capturing is found by name
+        layer = self.layer or getattr(pyg, self.name)  # what is in while capturing is found by name
         return eval(self.called, {**NAMES, **batch, "x": self.lin(batch["x"]), "layer": layer})
 
 

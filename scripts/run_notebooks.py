@@ -28,7 +28,7 @@ TIMEOUT = 600  # seconds for one cell
 BAR = re.compile(
     r"^.*(\d+%\|.*\| \d+/\d+|\d+ \w+) *\[[^\]]*\]$|^.*\d+%\|[^|]*\| \d+/\d+$"
 )  # of tqdm, with and without a known end
-WIDEST = 100  # columns of stored text: what a laptop shows beside the numbers of the cells
+WIDEST = 100  # columns of stored text: what a laptop shows next to the numbers of the cells
 CLOCK = re.compile(r"\[\d\d:\d\d(?::\d\d)?<[^\],]*,[^\],]*(?:, )?([^\]]*)\]")
 
 

@@ -40,7 +40,7 @@ class Block(contextlib.ContextDecorator):
     """A part of a model, inside of `forward`, that runs on one IPU where `Options.stages` is `"blocks"`.
 
     Args:
-        name: What stages call it; a number where there is none.
+        name: What stages call it; a number if there is none.
         ipu_id: Its IPU; that of the block before, if left out.
 
     Raises:

@@ -51,7 +51,7 @@ def capture(
         trained: Names of the parameters to differentiate the loss by; none captures the forward pass alone.
         loss_scaling: The backward pass starts from this gradient of the loss; None makes it an input of the graph,
             `state:loss_scale`, one float32.
-        autocast: The type that the forward pass computes in where that is safe; None leaves torch's setting.
+        autocast: The type that the forward pass computes in if that is safe; None leaves torch's setting.
         on_operation: Called after each operation, to show how far it is.
 
     Raises:
@@ -197,7 +197,7 @@ def _refuse(problem: Problem) -> None:
 
 
 def _find_loss(results: Sequence[Tensor], recorder: Recorder) -> Tensor:
-    """The marked tensor that all other marked ones feed; where none is marked, the only scalar with a gradient.
+    """The marked tensor that all other marked ones feed; if none is marked, the only scalar with a gradient.
 
     Raises:
         ValueError: there is none, or several that do not feed one of them.
@@ -235,7 +235,7 @@ def _refuse_carried(
 ) -> None:
     """Tells by a second run what the attributes were that a first one had looked at and then changed.
 
-    A cache, which stays from then on, is filled anew in each call of a step, with the results that eager code has.
+    A cache, which stays from then on, is filled again in each call of a step, with the results that eager code has.
 
     Args:
         held: The module, as the first run left it.
@@ -262,7 +262,7 @@ def _refuse_carried(
     reads.update(first_reads)
     if again:
         raise ReplacedStateError(
-            f"The model looks at {', '.join(again)} and changes that in each call, while a compiled step would go on "
+            f"The model reads {', '.join(again)} and changes that in each call, while a compiled step would continue "
             "with what it was at first. Make it a buffer that is changed in place, as register_buffer('n', "
             "torch.zeros(())) and self.n.add_(1), or pass it as an argument that is a tensor.",
             {},

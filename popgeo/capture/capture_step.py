@@ -35,7 +35,7 @@ def capture_step(
         arguments: What it is called with.
         trained: Parameters to differentiate the loss by.
         loss_scaling: Gradient of the loss to start from; None makes it an input, `state:loss_scale`.
-        autocast: The type that the forward pass computes in where that is safe.
+        autocast: The type that the forward pass computes in if that is safe.
         show_progress: Show a bar, at a terminal or in a notebook, when it takes longer than a second.
 
     Raises:

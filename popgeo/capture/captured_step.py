@@ -22,7 +22,7 @@ class CapturedStep:
         captured_ops: How many operations the model asked for.
         files: Source files that took part in the capture.
         loss: Which of the returned tensors is the loss, where a step was captured for training and returns it.
-        reads: The attributes of submodules, by path and name, that the capture looked at; None where nobody knows.
+        reads: The attributes of submodules, by path and name, that the capture looked at; None if nobody knows.
     """
 
     graph: OpGraph
@@ -37,7 +37,7 @@ class CapturedStep:
 
     @cached_property
     def expanded(self) -> "CapturedStep":
-        """The same step without operations that stand for several; what a machine without them runs."""
+        """The same step without operations that represent several; what a machine without them runs."""
         graph = expand(self.graph)
         return self if graph is self.graph else replace(self, graph=graph)
 

@@ -51,7 +51,7 @@ class _Checker:
     def _take_given(self, who: Input | str, v: int) -> None:
         """Checks a value that is given, and adds it to what is known."""
         if v in self.known or not 0 <= v < len(self.values):
-            _refuse(who, v, "is no value, or given twice")
+            _refuse(who, v, "is not a value, or given twice")
         value = self.values[v]
         if value.producer is not None:
             _refuse(who, v, "is also made by an operation")
@@ -72,7 +72,7 @@ class _Checker:
             if v in reads:  # what it changes, it may also return
                 continue
             if v in self.known or not 0 <= v < len(values):
-                _refuse(who, v, "is no value, or made twice")
+                _refuse(who, v, "is not a value, or made twice")
             value = values[v]
             if value.producer != index:
                 _refuse(who, v, f"names operation {value.producer} as its producer")

@@ -62,7 +62,7 @@ def require_fit(
     wanted = {one: (values[v].shape, values[v].stride, values[v].dtype) for one, v in inputs.items()}
     for one in (*wanted, *known):
         _require(known.get(one) == wanted.get(one), f"{one} is {known.get(one)} here, {wanted.get(one)} in the file")
-    _require({*step.written, *step.row_indices} <= {*arguments}, "it changes, or indexes with, what is no argument")
+    _require({*step.written, *step.row_indices} <= {*arguments}, "it changes, or indexes with, what is not an argument")
     _require({*step.trained} <= {*trained} and len({*step.trained}) == len(step.trained), "it trains other weights")
     made = [(leaf.shape, leaf.dtype) for _, leaf in leaves(step.result)]
     made += [known[one][::2] for one in (*step.written, *(Input(Role.PARAMETER, name) for name in step.trained))]
@@ -149,7 +149,7 @@ def _form_of(tensor: Tensor) -> Form:
 
 
 def _require_bodies(graph: OpGraph, op: Op) -> None:
-    """Makes sure that a loop, or the branches of a condition, take and make what stands for them outside."""
+    """Makes sure that a loop, or the branches of a condition, take and make what represents them outside."""
     first, *given = op.args
     if op.target == FOR_LOOP:
         fits, given = type(first) is int and first > 0 and len(given) == 2, [[ref for part in given for ref in part]]

@@ -20,7 +20,7 @@ def check_static(model: Callable[..., Any], *inputs: Any, **named_inputs: Any) -
     """Lists each place in a model where a shape, or the path taken, depends on the data.
 
     Nothing is computed but what follows from whole numbers and masks alone, such as how many graphs a batch has; where
-    the model decides by anything else, the check goes on as if every condition held, every mask kept all, and every
+    the model decides by anything else, the check continues as if every condition held, every mask kept all, and every
     number were 1. Neither the model nor torch's random numbers change.
 
     Args:

@@ -66,7 +66,7 @@ class DrawnNumbers:
 
     Args:
         recorder: Writes the function down.
-        held: The generators that the function holds beside torch's own.
+        held: The generators that the function holds next to torch's own.
     """
 
     def __init__(self, recorder: Recorder, held: list[torch.Generator]) -> None:

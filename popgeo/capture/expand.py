@@ -16,7 +16,7 @@ from popgeo.capture.recorder import Recorder
 
 
 def expand(graph: OpGraph) -> OpGraph:
-    """The graph without operations of ours that have a decomposition in torch's table; the same where it has none.
+    """The graph without operations of ours that have a decomposition in torch's table; the same if it has none.
 
     What several decompositions have in common is computed once, as a forward pass and its backward pass have much.
 
@@ -43,7 +43,7 @@ def _is_expanded(op: Op) -> bool:
 
 
 def _decomposition(op: Op) -> Callable[..., Any] | None:
-    if op.bodies or not op.target.startswith("popgeo."):  # loops and branches are no operations of torch
+    if op.bodies or not op.target.startswith("popgeo."):  # loops and branches are not operations of torch
         return None
     return decomposition_table.get(overload(op.target))  # type: ignore[call-overload]
 
@@ -84,7 +84,7 @@ class GraphWriter:
         """Writes what a function does in the place of an operation.
 
         Args:
-            op: What it stands for; its results are those of the function, in order.
+            op: What it represents; its results are those of the function, in order.
             function: Takes the given tensors; traced once for all of the same shapes and the same key.
             given: Values of the graph that are there before the operation.
             key: What else the function depends on.
@@ -112,7 +112,7 @@ class GraphWriter:
     def _put(self, body: OpGraph, op: Op, given: Sequence[int]) -> list[int | None]:
         """Writes a body in the place of an operation; the numbers of what it makes.
 
-        What works with a parameter stands in the module of that parameter, all else in that of the operation.
+        What works with a parameter is in the module of that parameter, all else in that of the operation.
         """
         number = dict(zip(body.inputs.values(), given, strict=True))
         storage = {body.values[v].storage: self._values[w] for v, w in number.items()}

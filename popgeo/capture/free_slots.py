@@ -117,7 +117,7 @@ class FreeSlots(TorchDispatchMode):
             self._ending = before
 
     def handed_out(self, results: Sequence[Tensor]) -> list[Tensor]:
-        """What is returned, if none of it has free slots: a search's own pairs do without, as -1 stands in those."""
+        """What is returned, if none of it has free slots: a search's own pairs do without, as -1 is in those."""
         given = [self.pairs.get(id(one), one) for one in results]
         for found in map(self.of, given):
             if found is not None:

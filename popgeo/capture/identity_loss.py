@@ -81,7 +81,7 @@ def losses_marked() -> Iterator[None]:
     """Marks each result of torch's loss functions, those of `torch.nn`'s modules too, while the block runs.
 
     A model that is compiled meanwhile is trained on the loss that all others feed, whatever else it returns, and is
-    refused where there are several that do not depend on each other, as PopTorch finds and refuses them.
+    refused if there are several that do not depend on each other, as PopTorch finds and refuses them.
 
     Example:
         >>> import torch

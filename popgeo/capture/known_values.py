@@ -69,7 +69,7 @@ def compute(
 
 
 def _elements(page: Page, tensor: Tensor, given: Mapping[int, Tensor]) -> Tensor:
-    """What a tensor holds, computed anew in memory of its own; a tensor from outside itself where nothing made it."""
+    """What a tensor holds, computed again in memory of its own; a tensor from outside itself if nothing made it."""
     ops, number = page.ops_for(tensor), page.number(tensor)
     if any(is_random(op) or op.bodies for op in ops):
         raise UnknownValue

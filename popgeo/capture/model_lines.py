@@ -32,7 +32,7 @@ def owner_of(code: CodeType) -> str:
 def model_frame(stop: CodeType) -> FrameType | None:
     """The innermost frame of the user's own code below the function whose code is `stop`.
 
-    Where the model is PyG's or ours from top to bottom, its own innermost frame; where it is torch's, the outermost.
+    Where the model is PyG's or ours from top to bottom, its own innermost frame; if it is torch's, the outermost.
     """
     frame: FrameType | None = sys._getframe(1)
     library: FrameType | None = None
@@ -50,9 +50,9 @@ def model_frame(stop: CodeType) -> FrameType | None:
 
 
 def line_of_error(error: BaseException) -> str:
-    """`file:line in function: code` of the user's innermost line that an error came through; empty where none is.
+    """`file:line in function: code` of the user's innermost line that an error came through; empty if none is.
 
-    Where one error came while another was handled, the line is that of the first.
+    If one error came while another was handled, the line is that of the first.
     """
     while error.__context__ is not None:
         error = error.__context__
@@ -85,7 +85,7 @@ def _is_hashed(code: CodeType) -> bool:
 
 
 def describe(frame: FrameType | None) -> str:
-    """`file:line in function: code` of the line that a frame stands at; empty for no frame."""
+    """`file:line in function: code` of the line that a frame is at; empty for no frame."""
     return "" if frame is None else _line(frame.f_code, frame.f_lineno)
 
 

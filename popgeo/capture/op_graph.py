@@ -48,7 +48,7 @@ class Input:
 
 
 LOSS_SCALE = Input(Role.STATE, "loss_scale")
-"""What the backward pass of a step starts from, where that is not constant."""
+"""What the backward pass of a step starts from, if that is not constant."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ class Ref:
 
 @dataclass(frozen=True)
 class Number:
-    """A number that is given anew at each run, such as a learning rate."""
+    """A number that is given again at each run, such as a learning rate."""
 
     slot: int
     value: float
@@ -113,7 +113,7 @@ class Value:
 
     @property
     def end(self) -> int:
-        """Bytes of its storage up to the end of its last element; 0 where it has none."""
+        """Bytes of its storage up to the end of its last element; 0 if it has none."""
         known = self.__dict__.get("_end")
         if known is not None:
             return known
@@ -187,7 +187,7 @@ class OpGraph:
         ops: In the order in which they run.
         values: By number; an operation's `Ref` and `outputs` point here.
         inputs: Values that are given at each run, in the order in which they are given.
-        outputs: Values that a run returns; None where there is nothing to return.
+        outputs: Values that a run returns; None if there is nothing to return.
         constants: Values known when the program was made.
 
     Example:
@@ -236,7 +236,7 @@ class OpGraph:
         return frozenset(self.values[v].storage for op in self.ops for v in op.writes)
 
     def last_uses(self) -> dict[int, int]:
-        """The last operation that needs each storage; as many as there are operations where it is returned."""
+        """The last operation that needs each storage; the same number as there are operations if it is returned."""
         values = self.values
         last = {values[v].storage: i for i, op in enumerate(self.ops) for v in (*op.reads(), *op.makes())}
         return last | {values[v].storage: len(self.ops) for v in self.outputs if v is not None}

@@ -1,4 +1,4 @@
-"""A graph that is being written: operations and values so far, and which tensor stands for which value."""
+"""A graph that is being written: operations and values so far, and which tensor represents which value."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -53,7 +53,7 @@ class Page:
         return self.new_value(tensor, producer=len(self.ops)) if known is None else known
 
     def new_value(self, tensor: Tensor, producer: int | None) -> int:
-        """The number of a new value, which the tensor stands for from now on.
+        """The number of a new value, which the tensor represents from now on.
 
         Raises:
             ValueError: the tensor is a sparse one.
@@ -86,7 +86,7 @@ class Page:
         self._storages.setdefault(view.untyped_storage()._cdata, self.values[self.number(of)].storage)
 
     def forget(self, tensor: Tensor) -> None:
-        """Lets a tensor stand for something else from now on."""
+        """Lets a tensor represent something else from now on."""
         del self._numbers[id(tensor)]
 
     def with_refs(self, argument: Any) -> Any:

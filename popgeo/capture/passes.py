@@ -25,7 +25,7 @@ def merge_equal_values(graph: OpGraph) -> OpGraph:
     stands_for: dict[int, int] = {}
     made: dict[Any, tuple[int, ...]] = {}
     shown: dict[Any, int] = {}
-    moved: dict[int, int] = {}  # views of what is left out look at the memory of what stands for it
+    moved: dict[int, int] = {}  # views of what is left out look at the memory of what represents it
     for number in [*graph.inputs.values(), *graph.constants]:
         shown.setdefault(_view_of_memory(graph.values[number]), number)
     kept = []
@@ -110,7 +110,7 @@ def is_random(op: Op) -> bool:
 
 @functools.cache
 def _draws(target: str) -> bool:
-    # Every pass asks of every operation, and torch looks a name up anew each time.
+    # Every pass asks of every operation, and torch looks a name up again each time.
     return torch.Tag.nondeterministic_seeded in overload(target).tags  # type: ignore[attr-defined]
 
 
@@ -135,7 +135,7 @@ def with_ops(
     constants: Mapping[int, Tensor] | None = None,
     values: Sequence[Value] | None = None,
 ) -> OpGraph:
-    """The graph with other operations; who makes which value is set anew."""
+    """The graph with other operations; who makes which value is set again."""
     known = graph.constants if constants is None else constants
     producer: dict[int, int] = {}
     for index, op in enumerate(ops):
@@ -143,7 +143,7 @@ def with_ops(
             producer.setdefault(v, index)
     for v in (*known, *graph.inputs.values()):
         producer.pop(v, None)
-    # Every pass numbers all values anew.
+    # Every pass numbers all values again.
     numbered = [value.made_by(producer.get(v)) for v, value in enumerate(graph.values if values is None else values)]
     return dataclasses.replace(
         graph, ops=tuple(ops), values=tuple(numbered), outputs=tuple(outputs), constants=dict(known)

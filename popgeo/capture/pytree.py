@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch_geometric.data.data import BaseData
 
 _PARTS = (Tensor, bool, int, float)
-# What is compared by value; everything else that is no tensor must be the same object.
+# What is compared by value; everything else that is not a tensor must be the same object.
 SCALARS = (bool, int, float, complex, str, bytes, type(None))
 
 
@@ -25,7 +25,7 @@ class Leaf:
 
 @dataclass(frozen=True)
 class Fixed:
-    """Something that is no tensor and becomes part of the compiled program."""
+    """Something that is not a tensor and becomes part of the compiled program."""
 
     value: Any
 
@@ -35,7 +35,7 @@ class Container:
     """A container: its type, the names of its parts, and the parts.
 
     Graph data also has the object to copy, and, among results, the number of the argument that holds the same but for
-    tensors: what is no tensor then comes from that argument of each call. Dataclasses, subclasses of dict and what
+    tensors: what is not a tensor then comes from that argument of each call. Dataclasses, subclasses of dict and what
     `register_kind` knows have the object that they are put together like.
     """
 
@@ -173,7 +173,7 @@ def _put_together_like(structure: Container, parts: Sequence[Any]) -> Any:
         if isinstance(made, dict):
             made[key] = part
         else:
-            object.__setattr__(made, key, part)  # also where it is frozen
+            object.__setattr__(made, key, part)  # also if it is frozen
     return made
 
 
@@ -205,5 +205,5 @@ def _find_like(result: Container, arguments: Sequence[Any]) -> int | None:
 
 
 def besides(data: BaseData, keys: Iterable[Any]) -> set[Any]:
-    """Where graph data holds something beside the parts with these keys."""
+    """Where graph data holds something next to the parts with these keys."""
     return {place for place, _ in _data_parts(data)} - set(keys)

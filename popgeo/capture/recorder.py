@@ -33,7 +33,7 @@ class Recorder(TorchDispatchMode):
         stop: Code of the function in which the model starts; lines above it are not the model's.
         on_problem: Called with what depends on data; it may raise.
         phase: What to call what comes first.
-        keeps_state: Refuse changes of tensors that are no inputs, because they would be lost after the step.
+        keeps_state: Refuse changes of tensors that are not inputs, because they would be lost after the step.
         on_result: Called after each operation with it, its arguments and its result.
         instead: Called in the place of an operation whose result depends on data; by default it runs.
     """
@@ -64,7 +64,7 @@ class Recorder(TorchDispatchMode):
 
     @contextlib.contextmanager
     def apart(self) -> Iterator[None]:
-        """Begins a graph of its own, as the body of a loop is, and goes on with the one before after the block.
+        """Begins a graph of its own, as the body of a loop is, and continues with the one before after the block.
 
         What the block uses from outside is a constant of that graph.
         """
@@ -167,7 +167,7 @@ class Recorder(TorchDispatchMode):
         recorded_args = page.with_refs(args)
         recorded_kwargs = {key: page.with_refs(arg) for key, arg in kwargs.items()}
         writes = tuple(map(page.number, changed))
-        if name in VIEWS_IN_PLACE:  # from here on the tensor stands for a view of what it was
+        if name in VIEWS_IN_PLACE:  # from here on the tensor represents a view of what it was
             name, writes = VIEWS_IN_PLACE[name], ()
             page.forget(result)
         self._refuse_other_layouts(func, changed)
@@ -224,7 +224,7 @@ class Recorder(TorchDispatchMode):
                 raise ValueError(
                     f"{self.line()}: {func._schema.name} gives a tensor another shape or other memory in place, as "
                     "torch does inside of some functions with out=. Make a new tensor instead: leave out= out, and "
-                    "copy_() the result to where it is wanted."
+                    "copy_() the result to if it is wanted."
                 )
 
     def _refuse_writes_to_constants(self, func: Any, writes: Sequence[int]) -> None:

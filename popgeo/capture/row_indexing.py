@@ -13,7 +13,7 @@ GATHER, SCATTER = "aten.index_select.default", "aten.index_add.default"
 
 
 def use_row_indexing(graph: OpGraph) -> tuple[OpGraph, frozenset[Input]]:
-    """Replaces `x[index]` by `index_select` and its gradient by `index_add`, where one index picks rows.
+    """Replaces `x[index]` by `index_select` and its gradient by `index_add`, if one index picks rows.
 
     Only indices that are part of an input are looked at, because the results are the same, bit by bit, as long as none
     is negative.

@@ -84,7 +84,7 @@ def _constants(raw: bytes, values: Sequence[Value], numbers: Sequence[int]) -> d
 
 
 def _graph_out(graph: OpGraph) -> dict[str, Any]:
-    """What a graph holds besides its constants; bodies of loops and branches have none."""
+    """What a graph holds in addition its constants; bodies of loops and branches have none."""
     return {
         "inputs": [[str(given), v] for given, v in graph.inputs.items()],
         "outputs": graph.outputs,
@@ -115,7 +115,7 @@ def _graph_in(document: Mapping[str, Any], values: tuple[Value, ...], constants:
 def _op(fields: list[Any]) -> Op:
     target, args, kwargs, outputs, writes, phase, module, source, bodies, block = fields
     if phase not in _PHASES or {type(target), type(module), type(source)} != {str}:
-        raise ValueError(f"{target!r} of phase {phase!r} is no operation of a step")
+        raise ValueError(f"{target!r} of phase {phase!r} is not an operation of a step")
     return Op(
         target=target, args=tuple(from_json(args)), kwargs={key: from_json(arg) for key, arg in kwargs.items()},
         outputs=_whole_or_none(outputs), writes=_whole(*writes), phase=phase, module=module, source=source,
@@ -135,7 +135,7 @@ def _value(fields: list[Any]) -> Value:
 
 
 def _whole(*numbers: Any) -> tuple[int, ...]:
-    """The numbers, if they are whole ones: a text or a 1.0 in the place of a number is no capture's."""
+    """The numbers, if they are whole ones: a text or a 1.0 in the place of a number is not a capture's."""
     if any(type(number) is not int for number in numbers):
         raise ValueError(f"{numbers!r:.100} are not whole numbers")
     return numbers

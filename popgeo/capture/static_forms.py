@@ -1,4 +1,4 @@
-"""Forms of torch's and PyG's functions in which every shape follows from the arguments; they stand in while capturing.
+"""Forms of torch's and PyG's functions in which every shape follows from the arguments; they are in while capturing.
 
 Outside of `static_forms` nothing is replaced.
 """
@@ -20,7 +20,7 @@ from torch.overrides import TorchFunctionMode
 from popgeo.capture import farthest_points, static_layers, static_neighbors, static_rows
 from popgeo.capture.free_slots import FreeSlots
 
-# By module and name, what stands in for it; that of a method is called with PyG's own before the arguments.
+# By module and name, what is in for it; that of a method is called with PyG's own before the arguments.
 _IN_PYG: dict[tuple[str, str], Any] = {
     ("torch_geometric.backend", "use_segment_matmul"): False,  # otherwise the longest segment decides
     ("torch_geometric.utils._scatter", "scatter"): static_rows.scatter,
@@ -53,7 +53,7 @@ _IN_PYG |= {(of, name): form for of in ("torch_geometric.nn.pool", "torch_cluste
 
 @contextlib.contextmanager
 def static_forms() -> Iterator[FreeSlots]:
-    """Lets static forms stand in for functions that read data, while the block runs; gives what follows free slots.
+    """Lets static forms are in for functions that read data, while the block runs; gives what follows free slots.
 
     Example:
         >>> with static_forms():

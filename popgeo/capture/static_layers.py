@@ -41,7 +41,7 @@ def mf_conv(original: Original, layer: Any, x: Any, edge_index: Any, size: Any =
 
 
 def cluster_gcn_conv(original: Original, layer: Any, x: Tensor, edge_index: Any) -> Tensor:
-    """Loops that are there already stay with a weight of 0 beside those that are added. [num_nodes, out_channels]"""
+    """Loops that are there already stay with a weight of 0 next to those that are added. [num_nodes, out_channels]"""
     if not isinstance(edge_index, Tensor) or layer.aggr not in ("add", "sum"):
         return original(layer, x, edge_index)
     num_nodes = x.size(layer.node_dim)

@@ -1,4 +1,4 @@
-"""PyG's searches for neighbours with a fixed number of slots: -1 stands where there is no neighbour."""
+"""PyG's searches for neighbours with a fixed number of slots: -1 stands if there is no neighbour."""
 
 import torch
 from torch import Tensor
@@ -16,7 +16,7 @@ def knn(
     num_workers: int = 1,
     batch_size: int | None = None,
 ) -> Tensor:
-    """For each row of `y` the nearest `k` rows of `x` in its graph; -1 where there are fewer.
+    """For each row of `y` the nearest `k` rows of `x` in its graph; -1 if there are fewer.
 
     Args:
         x: Where neighbours lie. [num_x, channels]
@@ -48,7 +48,7 @@ def knn_graph(
     num_workers: int = 1,
     batch_size: int | None = None,
 ) -> Tensor:
-    """Edges from the nearest `k` nodes of each node in its graph; both ends are -1 where there are fewer.
+    """Edges from the nearest `k` nodes of each node in its graph; both ends are -1 if there are fewer.
 
     Args:
         x: Positions. [num_nodes, channels]
@@ -82,7 +82,7 @@ def radius(
     batch_size: int | None = None,
     ignore_same_index: bool = False,
 ) -> Tensor:
-    """For each row of `y` those of `x` in its graph that are at most `r` away, the nearest where there are too many.
+    """For each row of `y` those of `x` in its graph that are at most `r` away, the nearest if there are too many.
 
     Args:
         x: Where neighbours lie. [num_x, channels]
@@ -146,7 +146,7 @@ def radius_graph(
 
 
 def nearest(x: Tensor, y: Tensor, batch_x: Graphs = None, batch_y: Graphs = None) -> Tensor:
-    """For each row of `x` the nearest row of `y` in its graph; -1 where there is none.
+    """For each row of `x` the nearest row of `y` in its graph; -1 if there is none.
 
     Args:
         x: Where to look from. [num_x, channels]

@@ -146,7 +146,7 @@ def _chosen_by(mask: Tensor, own: tuple[Slots, int]) -> bool:
 
 
 def _set_rows(self: Tensor, index: Tensor, value: Any) -> None:
-    """Where an index occurs more than once, the last value stands there, and each has its gradient, as in PyTorch."""
+    """Where an index occurs more than once, the last value is there, and each has its gradient, as in PyTorch."""
     slots, num_rows = active_slots(), self.size(0)
     chosen = slots.of(index)
     assert chosen is not None  # that is when this form is taken

@@ -102,7 +102,7 @@ def _read(path: Path) -> bytes:
     with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file:
         status = os.fstat(file.fileno())
         if not stat.S_ISREG(status.st_mode):
-            raise ValueError("it is no file")
+            raise ValueError("it is not a file")
         _require_own(status, path, "If it is yours after all, chown it and chmod go-w")
         return file.read()
 

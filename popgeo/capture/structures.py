@@ -97,7 +97,7 @@ def takes(compiled: Structure, given: Any, tensors: list[Tensor], graph_data: li
 
 
 def reordered(structure: Structure, tensors: Sequence[Any], like: Structure) -> tuple[list[Any], Structure]:
-    """A nest with the parts of its dictionaries and graph data in the order of another, where they have the same names.
+    """A nest with the parts of its dictionaries and graph data in the order of another, if they have the same names.
 
     Example:
         >>> from popgeo.capture.pytree import flatten

@@ -23,7 +23,7 @@ def run_notebook(path: Path) -> None:
     Magics such as `%pip install` and commands such as `!ls` are left out, and a line on standard error says so.
 
     Raises:
-        ValueError: the file is no notebook.
+        ValueError: the file is not a notebook.
     """
     cells = list(_code_cells(path))
     module = ModuleType("__main__")
@@ -46,7 +46,7 @@ def run_notebook(path: Path) -> None:
 
 
 def python_lines(source: str) -> tuple[list[str], list[str]]:
-    """A cell's lines, each that is no Python turned into a comment, and those lines.
+    """A cell's lines, each that is not Python turned into a comment, and those lines.
 
     Example:
         >>> python_lines("%pip install torch\\nx = 1\\n!ls")
@@ -90,11 +90,11 @@ def _code_cells(path: Path) -> Iterator[str]:
                 source = cell["source"]
                 yield source if isinstance(source, str) else "".join(source)
     except (ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"{path} is no notebook of version 4: {error!r}.") from error
+        raise ValueError(f"{path} is not a notebook of version 4: {error!r}.") from error
 
 
 def _run_cell(source: str, name: str, names: dict[str, Any]) -> None:
-    """Runs a cell; of its last statement the value is shown where it is an expression."""
+    """Runs a cell; of its last statement the value is shown if it is an expression."""
     linecache.cache[name] = (len(source), None, source.splitlines(keepends=True), name)  # for tracebacks
     tree = ast.parse(source, filename=name)
     last: CodeType | None = None

@@ -58,7 +58,7 @@ def read_atoms(
         units: The file's units, as `{"energy": "kcal/mol", "length": "bohr"}`, also of `forces` and `stress`, which
             follow from these two otherwise. Units that the file names are converted without it.
         levels: Whether what `keys` adds belongs to atoms or to the structure, as `{"q": "node"}`, if that is not clear.
-        labels: "all"; "partial", which lets structures lack some of energy, forces and stress: NaN stands for these; or
+        labels: "all"; "partial", which lets structures lack some of energy, forces and stress: NaN represents these; or
             "none", which reads no label.
 
     Raises:

@@ -18,7 +18,7 @@ _TABLES = {".csv", ".tsv", ".smi"}
 
 
 def convert(arguments: Sequence[str]) -> int:
-    """Converts what a command line asks for; the exit status is 2 where that cannot be done."""
+    """Converts what a command line asks for; the exit status is 2 if that cannot be done."""
     asked = _parser().parse_args(arguments)
     try:
         graphs, options = source_of(asked)
@@ -90,7 +90,7 @@ def _parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("source", help="a class of torch_geometric.datasets, a .pt, a table of SMILES (.csv, .tsv, .smi), MACE's HDF5, "
         "fairchem's aselmdb, a file that ASE reads, or a folder of such")  # fmt: skip
-    add("folder", type=Path, help="the folder to write, which must not exist; an interrupted run is gone on with")
+    add("folder", type=Path, help="the folder to write, which must not exist; an interrupted run is continued")
     add_source(parser)
     return parser
 
@@ -111,7 +111,7 @@ def add_source(parser: argparse.ArgumentParser) -> None:
     of_tables.add_argument("--seed", type=int, default=0, help="what positions are drawn from")
     of_tables.add_argument("--skip", action="store_true", help="leave out rows that rdkit cannot read")
     of_atoms = parser.add_argument_group("files of atoms (needs ase, and vesin for a cutoff)")
-    of_atoms.add_argument("--cutoff", type=float, help="list pairs of atoms within so many angstrom")
+    of_atoms.add_argument("--cutoff", type=float, help="list pairs of atoms within that many angstrom")
     of_atoms.add_argument("--double", action="store_true", help="keep float64")
     add_atoms(of_atoms)
 
@@ -126,4 +126,4 @@ def add_atoms(parser: argparse._ArgumentGroup) -> None:
     add("--level", action="append", default=[], metavar="KEY=LEVEL", help="whether the values of a key belong to atoms "
         "(node) or to the structure (graph)")  # fmt: skip
     add("--partial-labels", dest="labels", action="store_const", const="partial", default="all",
-        help="take structures that lack some of energy, forces and stress; NaN stands for these")  # fmt: skip
+        help="take structures that lack some of energy, forces and stress; NaN represents these")  # fmt: skip

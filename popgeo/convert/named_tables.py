@@ -1,4 +1,4 @@
-"""Triples and events from files as people have them, with the names that their numbers stand for."""
+"""Triples and events from files as people have them, with the names that their numbers represent."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

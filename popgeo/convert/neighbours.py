@@ -25,7 +25,7 @@ def list_pairs(pos: np.ndarray, cell: np.ndarray, pbc: np.ndarray, cutoff: float
 
     Returns:
         `edge_index` [2, num_edges], sorted by destination, and `edge_shift` (angstrom) [num_edges, 3]: the source atom
-        that is meant stands at `pos[source] + edge_shift`, so an edge is as long as
+        that is meant is at `pos[source] + edge_shift`, so an edge is as long as
         `pos[source] + edge_shift - pos[destination]`.
 
     Raises:
@@ -123,7 +123,7 @@ def require_elements(numbers: np.ndarray, known: Sequence[int] | None = None) ->
 
     Args:
         numbers: Of its atoms; 0 is ASE's X, a dummy atom, and the padding of models.
-        known: Those that a model knows; None stands for all elements.
+        known: Those that a model knows; None represents all elements.
 
     Raises:
         ValueError: one is not an element, or not known.

@@ -76,7 +76,7 @@ def _require_whole(file: BinaryIO) -> None:
     """Compares the checksums that torch writes, and does not look at when it loads.
 
     Raises:
-        ValueError: the file is empty, or a checksum in it is another; whatever zipfile raises where it is cut off.
+        ValueError: the file is empty, or a checksum in it is another; whatever zipfile raises if it is cut off.
     """
     start = file.read(4)
     if not start:

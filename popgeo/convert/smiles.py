@@ -103,7 +103,7 @@ def _column(path: Path, table: pd.DataFrame, column: str | None, targets: Sequen
 def _numbers(path: Path, first: int, table: pd.DataFrame) -> Any:
     """What `y` takes of rows that begin with the `first` one; NaN where a field is empty. [num_rows, num_targets]"""
     numbers = table.apply(pd.to_numeric, errors="coerce").to_numpy("float64")
-    # What is no number, and what float32 does not hold, is not to pass for a field that is empty or infinite.
+    # What is not a number, and what float32 does not hold, is not to pass for a field that is empty or infinite.
     odd = table.notna().to_numpy(bool) & ~(abs(numbers) < 3.4e38)
     for row, place in zip(*odd.nonzero(), strict=True):
         raise ValueError(f"{path}, row {first + row}: {table.columns[place]} is {table.iat[row, place]!r}, no number.")
@@ -111,7 +111,7 @@ def _numbers(path: Path, first: int, table: pd.DataFrame) -> Any:
 
 
 def _place(molecule: Any, seed: int) -> Tensor | None:
-    """Positions of the atoms (angstrom) [num_atoms, 3]; None where none are found."""
+    """Positions of the atoms (angstrom) [num_atoms, 3]; None if none are found."""
     from rdkit.Chem import AllChem
 
     parameters = AllChem.ETKDGv3()

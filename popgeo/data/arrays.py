@@ -9,7 +9,7 @@ from torch import Tensor
 def as_arrays(batch: Any) -> dict[str, np.ndarray]:
     """The tensors of a batch as NumPy arrays of the same memory; nothing is copied.
 
-    What is no tensor, such as a list of names, is left out.
+    What is not a tensor, such as a list of names, is left out.
 
     Args:
         batch: A `Batch` on the processor, or a named tuple of tensors.

@@ -24,20 +24,20 @@ NODE_FEATURES, EDGE_FEATURES = {"x", "pos"}, {"edge_index", "edge_attr", "edge_w
 """Never a graph's: a wrong number of rows is an error."""
 
 NUMBERS = {*OF_NODES, *OF_EDGES}
-"""Tensors: a list of these would be left as it is by PyG, without a word."""
+"""Tensors: a list of these would be left as it is by PyG, silently."""
 
 JOINS = {"edge_index", "ptr", "rowptr"}
 """How nodes, edges and graphs are joined."""
 MADE_BY_BATCH = {"batch", "ptr", "num_nodes", "num_edges"}
-"""PyG's collate makes them anew for a batch, or keeps them as plain numbers."""
+"""PyG's collate makes them again for a batch, or keeps them as plain numbers."""
 MADE_BY_SAMPLING = ("seeds_mask", "tree", *TRIMMED)
 """A batch of a large graph carries them."""
 MADE_FOR_LINKS = ("edge_label_index", "edge_label", "edge_label_mask")
 """A batch of seeds that are edges carries them."""
 
 NEVER_PADDED = {*SPLIT_MASKS, *MADE_BY_SAMPLING, "edge_label_mask", "n_id", "e_id"}
-"""Padding takes no part in training, is no seed, and has the number of a row that there is, whatever fills features."""
+"""What padding is filled with whatever fills features: it is not trained on, not a seed, and names an existing row."""
 
 PADDED_WITH = {"edge_shift": 1e3}
-"""What fills these where no value is given: an edge of length 0 has no direction, and its derivatives are NaN, so where
+"""What fills these if no value is given: an edge of length 0 has no direction, and its derivatives are NaN, so where
 edges carry a shift those of padding are longer than any cutoff (1,732 in the unit of positions)."""

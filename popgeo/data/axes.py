@@ -63,7 +63,7 @@ def completed(given: Levels | None, inferred: Levels) -> Levels:
 
 
 def require_certain(attributes: Iterable["Attribute"], why: str) -> None:
-    """Asks for the level of what is taken for one thing and could be another, where that changes a result.
+    """Asks for the level of what is taken for one thing and could be another, if that changes a result.
 
     Args:
         attributes: Attributes of a dataset.
@@ -106,7 +106,7 @@ class Attribute(ByReference):
     name: str
     axis: Axis
     values: Tensor | Sequence[Any]
-    """All rows along dimension `dim`; a list with one entry a graph where the values are no tensors."""
+    """All rows along dimension `dim`; a list with one entry a graph where the values are not tensors."""
     dim: int = 0
     increments: Tensor | None = None
     """How far each graph shifts the values of the graphs after it in a batch (`__inc__`), or None. [num_graphs, ...]"""

@@ -41,7 +41,7 @@ class BatchBuilder:
         self.copy = _FastCopy(self.template) if _is_laid_out_as_expected(self.template) else _SlowCopy(self.template)
 
     def __reduce__(self) -> Any:
-        return BatchBuilder, (self.store, self.layout)  # PyG makes the class of batches anew in each process
+        return BatchBuilder, (self.store, self.layout)  # PyG makes the class of batches again in each process
 
     def build(
         self, tensors: Sequence[Tensor], packs: Sequence[np.ndarray], slicers: Sequence[Slicer] | None = None
@@ -51,7 +51,7 @@ class BatchBuilder:
         Args:
             tensors: One for each slot.
             packs: The stored graphs of the batch; of each batch, where the tensors hold several on dimension 0.
-            slicers: What takes each batch apart, where they are not all of the same graphs.
+            slicers: What takes each batch apart, if they are not all of the same graphs.
         """
         if len(self.keys) == 1:
             mappings: list[dict[str, Any]] = [dict(zip(self.names, tensors))]  # noqa: B905  hot; equal by construction

@@ -95,7 +95,7 @@ def _level(name: str, array: np.ndarray, sizes: Mapping[str, int], levels: Mappi
     if len(fits) != 1:
         found = " and ".join(f"{level}s" for level in fits) or f"none of {dict(sizes)}"
         raise ValueError(
-            f"{name} has shape {array.shape}: its rows are as many as {found}. Pass levels={{{name!r}: ...}} with "
+            f"{name} has shape {array.shape}: its number of rows fits {found}. Pass levels={{{name!r}: ...}} with "
             "'node', 'edge' or 'graph'."
         )
     return fits[0]

@@ -26,14 +26,14 @@ class FixedSizeCollater:
         fixed_size_options: Sizes of the batch and what padding is filled with.
         add_masks_to_batch: Adds `nodes_mask`, `edges_mask`, `graphs_mask` (True = real); heterogeneous batches carry
             the first two in each type's store.
-        trim_nodes: Removes random nodes where there are too many. A batch then carries `num_trimmed_nodes` and
+        trim_nodes: Removes random nodes if there are too many. A batch then carries `num_trimmed_nodes` and
             `num_trimmed_edges`, int64 [num_graphs]: what each graph has lost.
-        trim_edges: Removes random edges where there are too many; both directions of an undirected edge together.
+        trim_edges: Removes random edges if there are too many; both directions of an undirected edge together.
         follow_batch: Attributes to add an assignment vector for, as `Batch.from_data_list` does.
         exclude_keys: Attributes to leave out.
         protect: A boolean node attribute, True for nodes that trimming must keep.
         exact_fit: Lets graphs that fill all nodes and edges to the last one make a batch without padding, of up to
-            `num_graphs` real graphs, and those that fill all nodes alone, beside a padding graph without nodes, one
+            `num_graphs` real graphs, and those that fill all nodes alone, next to a padding graph without nodes, one
             whose padding edges end outside; otherwise one node and one graph are always kept for padding.
         generator: Source of randomness of trimming; None means torch's default one.
         layout: What `LayoutChoices` has, as one, instead of masks, `follow_batch`, `exclude_keys` and `choices`.
@@ -102,7 +102,7 @@ class FixedSizeCollater:
         return flat_graphs(graphs, range(len(graphs)) if numbers is None else numbers, **choices)
 
     def collate(self, store: FlatStore, generator: torch.Generator) -> Batch:
-        """One batch of all graphs of a flat dataset that is no view."""
+        """One batch of all graphs of a flat dataset that is not a view."""
         lost = torch.zeros(2, self.options.num_graphs, dtype=torch.int64)
         if self.trim_nodes or self.trim_edges:
             limits = self.options.limits(store.size_axes)

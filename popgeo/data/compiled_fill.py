@@ -25,14 +25,14 @@ _OUT = 10  # where `out` stands among the fields that `Filler._describe` lists
 
 
 class Filler:
-    """Fills batches of one dataset and one layout, with the compiled library where there is one."""
+    """Fills batches of one dataset and one layout, with the compiled library if there is one."""
 
     def __init__(self, store: FlatStore, layout: Layout) -> None:
         _check_rows(store, layout)
         self.store, self.layout = store, layout
         self.axes = list(store.row_pointers)
         self.kept: list[Tensor] = []  # tensors whose addresses the table holds
-        self.row_pointers = np.zeros(len(self.axes), dtype=np.int64)  # zero stands for one row a graph
+        self.row_pointers = np.zeros(len(self.axes), dtype=np.int64)  # zero represents one row a graph
         for i, axis in enumerate(self.axes):
             if axis != GRAPHS:
                 self.row_pointers[i] = self._address(store.row_pointers[axis].contiguous())

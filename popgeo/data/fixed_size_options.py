@@ -34,7 +34,7 @@ class FixedSizeOptions(FoundSizes):
         edge_pad_value: Fills the edge attributes of padding: a number, `AttrNamePadding` or `EdgeTypePadding`.
         graph_pad_value: Fills the graph attributes of padding: a number or `AttrNamePadding`.
         pad_graph_defaults: What padding graphs carry for single graph attributes, as `{"name": "padding"}`; strings and
-            other values that are no tensors are otherwise repeated from the first graph of the batch.
+            other values that are not tensors are otherwise repeated from the first graph of the batch.
         num_rows: Rows that a batch keeps for a graph attribute whose number of rows differs between graphs.
 
     Raises:
@@ -167,7 +167,7 @@ class FixedSizeOptions(FoundSizes):
             multiple: 8 for half precision on GPUs, 64 for whole tiles, 128 on TPUs.
 
         Raises:
-            ValueError: it is no integer of at least 1.
+            ValueError: it is not an integer of at least 1.
 
         Example:
             >>> FixedSizeOptions(num_nodes=100, num_edges=0, num_graphs=5).round_to(64)

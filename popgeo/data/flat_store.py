@@ -88,14 +88,14 @@ class FlatStore(Columns):
                 True all blocks at once, which reads them, False none. Lengths, shapes and row pointers always are.
 
         Raises:
-            ValueError: the folder is no store, or a file is damaged, which is named; later, too, where one is used.
+            ValueError: the folder is not a store, or a file is damaged, which is named; later, too, if one is used.
         """
         return cls(**vars(open_folder(Path(folder), verify)))
 
     def save(self, folder: str | Path, *, buffer_bytes: int = BUFFER_BYTES, progress_bar: bool | None = None) -> None:
         """Writes the graphs into a new folder, from which `FlatStore.open` reads them.
 
-        The folder is whole or not there. Where writing was interrupted, the same call goes on where it was.
+        The folder is whole or not there. Where writing was interrupted, the same call continues where it was.
 
         Args:
             folder: The folder, which must not exist.
@@ -161,7 +161,7 @@ class FlatStore(Columns):
                 axis, _ = axis_of(one.store, one.name, Level(given), slices, pointers)
                 if axis != one.axis and self.row_ends is not None and Level.EDGE in (axis.level, one.axis.level):
                     raise ValueError(
-                        f"Edges were sorted while {one.name!r} was a {one.axis.level.value}'s. Write anew."
+                        f"Edges were sorted while {one.name!r} was a {one.axis.level.value}'s. Write again."
                     )
                 attributes[i] = dataclasses.replace(one, axis=axis, doubt=None)
         return dataclasses.replace(self, attributes=tuple(attributes), row_pointers=pointers, _cache={})
@@ -216,7 +216,7 @@ def _holds_store(dataset: Any) -> bool:
 
 
 def why_not_flat(dataset: Any) -> str | None:
-    """Why a dataset must be fetched graph by graph instead of being flattened, or None where it need not.
+    """Why a dataset must be fetched graph by graph instead of being flattened, or None if it need not.
 
     Example:
         >>> why_not_flat([]) is None

@@ -31,7 +31,7 @@ class FoundSizes:
         Args:
             dataset: What `FixedSizeDataLoader` takes.
             batch_size: Graphs of a batch, the padding graph included, as in PopTorch Geometric.
-            sample_limit: Measure only so many graphs; later ones may then not fit.
+            sample_limit: Measure only that many graphs; later ones may then not fit.
             progress_bar: Whether to show a bar where it lasts longer than a second; None means at a terminal and in
                 notebooks. Measuring a dataset that lies in memory takes milliseconds.
             values: Pad values, as `FixedSizeOptions` takes them.
@@ -69,7 +69,7 @@ class FoundSizes:
 
     @classmethod
     def from_sizes(cls: type[Self], store: FlatStore, sizes: Iterable[int], num_graphs: int, **values: Any) -> Self:
-        """Options from one number for each of `store.size_axes`; nodes are raised to 1 where nothing has any."""
+        """Options from one number for each of `store.size_axes`; nodes are raised to 1 if nothing has any."""
         counts = [int(size) for size in sizes]
         split = len(store.node_types)
         nodes: Any = dict(zip(store.node_types, (max(1, n) for n in counts[:split]), strict=True))
@@ -88,7 +88,7 @@ class FoundSizes:
         verbose: bool = True,
         **values: Any,
     ) -> Self:
-        """The sizes that `FixedSizeStrategy.Window` fills best, at about so many real graphs a batch.
+        """The sizes that `FixedSizeStrategy.Window` fills best, at about that many real graphs a batch.
 
         Args:
             dataset: What `FixedSizeDataLoader` takes.

@@ -31,7 +31,7 @@ class GraphSizes:
         dataset: What `FixedSizeDataLoader` takes.
         exclude_keys: Attributes to leave out; a graph without `edge_index` has no edges.
         levels: What an attribute's rows belong to, where names and sizes do not tell.
-        known: The sizes, where they are known already. int64 [num_graphs, num_dimensions]
+        known: The sizes, if they are known already. int64 [num_graphs, num_dimensions]
         progress_bar: Whether to show a bar where reading lasts longer than a second; None means at a terminal and in
             notebooks.
 
@@ -115,7 +115,7 @@ def first_graphs(
 ) -> FlatStore:
     """The first graphs of a dataset, flat: enough to know how a batch of it is laid out.
 
-    Where so many leave in doubt what an attribute belongs to, such as those of one node, more are looked at.
+    If that many leave in doubt what an attribute belongs to, such as those of one node, more are looked at.
 
     Raises:
         ValueError: the dataset is empty, or its graphs differ in attributes or types.

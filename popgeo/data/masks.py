@@ -1,4 +1,4 @@
-"""Masks, True for what is real: what they are called, where they stand in a batch, and how they are filled."""
+"""Masks, True for what is real: what they are called, where they are in a batch, and how they are filled."""
 
 import torch
 from torch import Tensor

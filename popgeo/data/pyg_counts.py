@@ -29,12 +29,12 @@ class JoinedColumn:
 
     name: str
     values: Tensor | Sequence[Any]
-    """All rows along dimension `dim`; a list with one entry a graph where the values are no tensors."""
+    """All rows along dimension `dim`; a list with one entry a graph where the values are not tensors."""
     slices: Tensor | None = None
     """Where each graph's rows start, and their total; None for a list. [num_graphs + 1]"""
     dim: int = 0
     increments: Tensor | None = None
-    """What a class's own `__inc__` says of each graph; None where it has PyG's. [num_graphs, ...]"""
+    """What a class's own `__inc__` says of each graph; None if it has PyG's. [num_graphs, ...]"""
     is_number: bool = False
     """Whether graphs have plain numbers, which count nothing up whatever they are called."""
 
@@ -116,7 +116,7 @@ def _refuse_more_rows(guess: Tensor, columns: Sequence[JoinedColumn]) -> None:
 
 
 def _count_edges(columns: Sequence[JoinedColumn], num_graphs: int) -> Tensor:
-    """Edges of each graph; none where no attribute says so. [num_graphs]"""
+    """Edges of each graph; none if no attribute says so. [num_graphs]"""
     column = {column.name: column for column in columns}
     for name in [n for n in COUNT_EDGES if n in column] + [n for n in column if "edge" in n]:
         if (slices := column[name].slices) is not None:
@@ -134,7 +134,7 @@ def _attribute(
     doubt = None if column.is_number else doubt
     increments = column.increments
     if column.is_number or values.is_floating_point() or values.is_complex() or values.dtype is torch.bool:
-        increments = None  # what is no index points at nothing
+        increments = None  # what is not an index points at nothing
     elif increments is None:
         rows = values.movedim(column.dim, 0).flatten(1) if values.dim() > 1 else values[:, None]
         increments = _increments(key, column.name, row_pointers, rows, slices)
@@ -161,8 +161,8 @@ def axis_of(
     if given == GRAPHS and inferred is not Level.GRAPH:
         odd = int((rows != 1).to(torch.int8).argmax())
         raise ValueError(
-            f"In graph {odd} {name!r} has {int(rows[odd])} rows, as many as {inferred.value}s; the graphs that were "
-            f"looked at first have one each, as a graph's has. Pass levels={{{name!r}: {inferred.value!r}}} or 'graph'."
+            f"In graph {odd} {name!r} has {int(rows[odd])} rows, one per {inferred.value}; the graphs that were looked "
+            f"at first have one row each, as a label has. Pass levels={{{name!r}: {inferred.value!r}}} or 'graph'."
         )
     doubt = _doubt(name, level, rows, num_nodes, num_edges) if given is None else None
     if level is not Level.GRAPH:
@@ -272,7 +272,7 @@ def _per_outer_row(name: str, increments: Tensor, values: Tensor, dim: int) -> T
 
 
 def _segment_max(values: Tensor, slices: Tensor) -> Tensor:
-    """The largest value of each graph, -1 where it has none. [num_graphs]"""
+    """The largest value of each graph, -1 if it has none. [num_graphs]"""
     graph = torch.repeat_interleave(torch.arange(slices.numel() - 1), slices.diff())
     start = torch.full((slices.numel() - 1,), -1, dtype=torch.int64)
     return start.scatter_reduce(0, graph, values.to(torch.int64), reduce="amax")

@@ -76,7 +76,7 @@ def _read_collated(dataset: InMemoryDataset, excluded: set[str], levels: Mapping
     columns: dict[StoreKey, list[JoinedColumn]] = {}
     stated: dict[StoreKey, Tensor] = {}
     for store in data.stores:
-        # Attributes of a whole graph have their slices at the top, beside those of the node and edge types.
+        # Attributes of a whole graph have their slices at the top, next to those of the node and edge types.
         slices = all_slices if store._key is None else all_slices.get(store._key, {})
         names = [name for name in store.keys() if name in slices and name not in excluded | MADE_BY_BATCH]  # noqa: SIM118
         columns[store._key] = [_column(data, store, name, store[name], slices[name], graphs) for name in names]

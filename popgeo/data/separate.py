@@ -110,7 +110,7 @@ def mark(
 
     Args:
         batch: The tensors of all, concatenated.
-        parts: For each, PyG's `_slice_dict` and `_inc_dict`, and the nodes of each graph where they are stated.
+        parts: For each, PyG's `_slice_dict` and `_inc_dict`, and the nodes of each graph if they are stated.
         num_nodes: Nodes of one, for each node type.
         num_edges: Edges of one, for each edge type.
     """

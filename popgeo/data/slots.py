@@ -33,7 +33,8 @@ Some batches hold more:
   the rows of all graphs, then padding.
 - Any other attribute that PyG increments, such as `face`, points in its padding at the first row after the real ones.
 - `train_mask`, `val_mask` and `test_mask` are False in padding, whatever fills other node attributes.
-- What is no tensor, such as a name, is a list of G entries; padding repeats the first one, unless `pad_graph_defaults`
+- What is not a tensor, such as a name, is a list of G entries; padding repeats the first one, unless
+`pad_graph_defaults`
   has another.
 - `num_trimmed_nodes` and `num_trimmed_edges` [G], where trimming is allowed: what each graph has lost.
 
@@ -79,7 +80,7 @@ graphs and `graphs_mask` belong to the batch itself.
 
 *Several batches in one item.* The loader's `options` may ask for k batches at once, as PopTorch hands them to a device.
 Every tensor is then the k tensors, concatenated on dimension 0: `x` is [k * N, ...], `edge_index` [2 * k, E], `batch`
-[k * N], `ptr` [k * (G + 1)]. Indices start anew in each; `num_nodes`, `num_edges` and `num_graphs` are those of one.
+[k * N], `ptr` [k * (G + 1)]. Indices start again in each; `num_nodes`, `num_edges` and `num_graphs` are those of one.
 """
 
 from dataclasses import dataclass

@@ -52,7 +52,7 @@ def keep_rows(store: Self, keep: Mapping[Axis, Tensor]) -> Self:
     """A flat dataset without some nodes and edges; the ends of the edges that stay are renumbered.
 
     Args:
-        store: A dataset that is no view.
+        store: A dataset that is not a view.
         keep: For each axis that loses rows, True for those that stay; an edge must not outlive its ends.
     """
     pointers = dict(store.row_pointers)

@@ -1,4 +1,4 @@
-"""Refuses graphs whose indices leave them, or whose positions are no numbers, where they enter."""
+"""Refuses graphs whose indices leave them, or whose positions are not numbers, where they enter."""
 
 import ctypes
 
@@ -102,7 +102,7 @@ def _check_index(columns: Columns, attribute: Attribute, numbers: np.ndarray | N
 
 
 def _first_outside(attribute: Attribute, pointer: Tensor, limits: Tensor) -> int:
-    """The first stored graph that has an index outside, -1 where none has."""
+    """The first stored graph that has an index outside, -1 if none has."""
     values = attribute.tensor
     name, arguments = _ENTRY
     entry = library.function(name, (*arguments, *(ctypes.c_int64,) * 2), ctypes.c_int64)

@@ -34,7 +34,7 @@ class Potential(nn.Module):
     def forward(
         self, z: Tensor, pos: Tensor, batch: Tensor, edge_index: Tensor, edge_shift: Tensor, cell: Tensor
     ) -> tuple[Tensor, ...]:
-        """[2, 1], [num_nodes, 3] and, where it is asked for, [2, 3, 3]"""
+        """[2, 1], [num_nodes, 3] and, if it is asked for, [2, 3, 3]"""
         given: dict[str, Any] = {"edge_shift": edge_shift, "num_graphs": 2}
         if self.with_stress:
             return energy_forces_and_stress(self.model, z, pos, batch, edge_index, cell=cell, **given)
@@ -93,7 +93,7 @@ class Calculator(CalculatorOfAtoms):
     """Lets ASE run dynamics, optimizers and the rest with a model; needs `ase`, and `vesin` for fast neighbour lists.
 
     Each structure fills the same number of atom and edge slots, so that whatever compiles the model does so once for a
-    run in which edges come and go, or a screening of many structures. Where one outgrows its slots, these become half
+    run in which edges come and go, or a screening of many structures. If one outgrows its slots, these become half
     more than it needs, and a warning says so. Neighbours are found over the periodic axes of `atoms.pbc`. The model is
     copied. For models of MACE, NequIP, SchNetPack and fairchem see `popgeo.potentials.evaluator.SystemsCalculator`.
 
@@ -101,12 +101,13 @@ class Calculator(CalculatorOfAtoms):
         model: Called as `model(z, pos, batch, edge_index, edge_shift=..., num_graphs=...)`, such as `SchNet`: energies
             in eV from positions in angstrom.
         cutoff: Longest edge in angstrom; that of the model when left out.
-        num_atoms: Atom slots, without padding; as many as the first structure has when left out.
+        num_atoms: Atom slots, without padding; the same number as the first structure has when left out.
         num_edges: Edge slots; a quarter more than the first structure has when left out. With an even number, opposite
             edges share a filter in a compiled `SchNet`.
         compile: Makes a module of tensors fast, such as `popgeo.ipu.inference_model`, or `torch.compile`'s like; called
             once for each shape. The module is run as it is when left out.
-        skin: Neighbours so much farther than the cutoff are kept, in angstrom, and looked for anew only where an atom
+        skin: Neighbours that much farther than the cutoff are kept, in angstrom, and looked for again only where an
+        atom
             has moved half of it; the edges are the same as of a new list at each step.
 
     Raises:
@@ -182,7 +183,7 @@ class Calculator(CalculatorOfAtoms):
             raise ValueError(f"The model knows too few elements for {what}. Take one that was made for all.") from error
 
     def _fix_shapes(self, num_atoms: int, num_found: int) -> None:
-        """Makes places where there are none, and more of them where a structure has outgrown them."""
+        """Makes places if there are none, and more of them where a structure has outgrown them."""
         atoms, slots = self.num_atoms or num_atoms, self.num_edges or 2 * (num_found * 5 // 8 + 1)
         found, held = (num_atoms, num_found), (atoms, slots)
         if num_atoms > atoms:
@@ -193,7 +194,7 @@ class Calculator(CalculatorOfAtoms):
             warnings.warn(
                 f"The structure has {found[0]} atoms and {found[1]} edges within {self.cutoff} angstrom; num_atoms is "
                 f"{held[0]} and num_edges is {held[1]}. They are {atoms} and {slots} from here on, for which the model "
-                f"is compiled anew; pass num_atoms={atoms}, num_edges={slots} to avoid that.",
+                f"is compiled again; pass num_atoms={atoms}, num_edges={slots} to avoid that.",
                 stacklevel=3,
             )
         elif self._given:

@@ -15,16 +15,16 @@ from popgeo.packing.tune import slot_costs
 _ALIGN = 8  # slots are multiples of this
 _CLASSES = 8  # groups of graphs of about one size that shapes are chosen for
 _WORTH = 0.95  # a further shape must save a twentieth of the slots, as compiling it takes time
-_CALL = 0.02  # what a call, or a shape, costs beside its slots, as a share of those of one batch
-_NODES = 2048  # of a batch, where nothing else is said: what a model makes of them still lies in a cache
+_CALL = 0.02  # what a call, or a shape, costs next to its slots, as a share of those of one batch
+_NODES = 2048  # of a batch, if nothing else is said: what a model makes of them still lies in a cache
 
 
 def choose_shapes(store: FlatStore, batch_size: float | None, most: int) -> list[FixedSizeOptions]:
-    """At most so many shapes that hold these graphs with little waste; one unless another saves a twentieth.
+    """At most that many shapes that hold these graphs with little waste; one unless another saves a twentieth.
 
     Args:
         store: The graphs.
-        batch_size: Real graphs of a batch, on average; None means so many as have about two thousand nodes.
+        batch_size: Real graphs of a batch, on average; None means that many as have about two thousand nodes.
         most: The largest number of shapes.
 
     Example:
@@ -38,7 +38,7 @@ def choose_shapes(store: FlatStore, batch_size: float | None, most: int) -> list
     weights = np.array(slot_costs(sizes, None))
     if batch_size is None:
         batch_size = max(1.0, _NODES / max(sizes[:, : len(store.node_types)].sum(1).mean(), 1))
-    # Where one group ends: at equal numbers of graphs, and where the largest ones are few.
+    # If one group ends: at equal numbers of graphs, and where the largest ones are few.
     ends = {len(order) * i // _CLASSES for i in range(1, _CLASSES)} | {len(order) - 2**i for i in range(8)}
     cuts = [0, *sorted(end for end in ends if 0 < end < len(order)), len(order)]
     found = _best(sizes[order], cuts, weights, batch_size, most)
@@ -151,7 +151,7 @@ def _plan(
 
 
 def grown(options: FixedSizeOptions, store: FlatStore) -> FixedSizeOptions:
-    """The shape that holds the largest of some graphs: half as much more where it must grow, as more may come."""
+    """The shape that holds the largest of some graphs: half as much more if it must grow, as more may come."""
     axes = store.size_axes
     largest, limits = store.sizes.max(0), options.limits(axes)
     slots = [options.slots(axis) for axis in axes]

@@ -19,7 +19,7 @@ from popgeo.engine.compile_step import compile_forward
 
 
 def backend_on(name: Backend | str | None, device: torch.device) -> Backend | None:
-    """What compiles a model on a device; None where nothing does, for `"none"`.
+    """What compiles a model on a device; None if nothing does, for `"none"`.
 
     Raises:
         ValueError: there is no such backend, or it does not run there.
@@ -42,7 +42,7 @@ class ProgramMaker:
 
     Args:
         model: The model, in the mode that it predicts in.
-        backend: What compiles it; None where nothing does.
+        backend: What compiles it; None if nothing does.
         device: Where.
         layout: How batches are laid out.
         arguments: What some arguments of the model are given in every call.
@@ -83,7 +83,7 @@ class ProgramMaker:
 
 
 def compiled_by(backend: Backend | str | None, model: Any) -> Callable[..., Any]:
-    """What runs a model that takes tensors alone; the model itself where nothing is to compile it."""
+    """What runs a model that takes tensors alone; the model itself if nothing is to compile it."""
     return torch.no_grad()(model) if backend in (None, "none") else compile_forward(model, backend=backend)
 
 

@@ -30,9 +30,9 @@ class FixedProgram:
         run: From the tensors of a batch, by name, to tensors of results, by name. It keeps none of them.
         inputs: What `run` takes, in order; tensors without values, of the shape and type of what is to be given.
         sizes: The sizes of the batch, and what its padding is filled with.
-        axes: What the rows of each result belong to: graphs, nodes or edges, of a type where there are several.
+        axes: What the rows of each result belong to: graphs, nodes or edges, of a type if there are several.
         layout: How the batch is laid out.
-        model: What `run` computes, where it has not come from a file.
+        model: What `run` computes, if it has not come from a file.
     """
 
     run: Callable[[Tensors], Tensors]
@@ -72,7 +72,7 @@ class FixedModel(nn.Module):
         self.model, self.call = model, call
 
     def forward(self, *tensors: Tensor) -> dict[str, Tensor]:
-        """The results by name; what is no tensor with rows is left out."""
+        """The results by name; what is not a tensor with rows is left out."""
         given = dict(zip(self.call.inputs, tensors, strict=True))
         arguments: dict[str, Any] = {
             name: given[of] if isinstance(of, str) else {key: given[one] for key, one in of.items()}
@@ -117,7 +117,7 @@ class WithForces(nn.Module):
 
 
 def input_name(slot: Slot) -> str:
-    """What a tensor of a batch is called among a program's inputs, as `x`, or `x[paper]` where there are types."""
+    """What a tensor of a batch is called among a program's inputs, as `x`, or `x[paper]` if there are types."""
     if slot.store is None:
         return slot.name
     return f"{slot.name}[{slot.store if isinstance(slot.store, str) else '-'.join(slot.store)}]"
@@ -133,7 +133,7 @@ def call_of(
     """How a model is called, by the names of its arguments: each gets the attribute of the batch that is called so.
 
     `num_graphs`, `num_nodes` and `num_edges` are the batch's slots, and so is PyG's `batch_size`; `x_dict` and the like
-    are dictionaries by type. A model of one argument that is no attribute, such as `data`, gets the whole batch.
+    are dictionaries by type. A model of one argument that is not an attribute, such as `data`, gets the whole batch.
 
     Args:
         model: The model.
@@ -142,7 +142,7 @@ def call_of(
         results: Names of the results of a model that returns a tuple.
 
     Raises:
-        ValueError: an argument that the model needs is no attribute of the graphs.
+        ValueError: an argument that the model needs is not an attribute of the graphs.
     """
     slots = {slot.name: slot for slot in layout.slots if slot.store is None}
     of_types: dict[str, dict[Any, str]] = {}

@@ -1,4 +1,4 @@
-"""A model of atoms with what it was trained beside: energies of elements, a scale, and the file that keeps them all."""
+"""A model of atoms with the energies of elements and the scale of its training, and the file that keeps them all."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""Neighbours of moving atoms: found anew only where an atom has moved so far that one could be missing."""
+"""Neighbours of moving atoms: found again only where an atom has moved so far that one could be missing."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ from popgeo.convert.neighbours import list_pairs
 
 
 class NeighbourList:
-    """The edges within a cutoff, exactly those of a list made anew, from one that reaches a skin farther.
+    """The edges within a cutoff, exactly those of a list made again, from one that reaches a skin farther.
 
     No edge can be missing while no atom has moved half of the skin: the rest are measured, and kept within the cutoff.
 
@@ -60,5 +60,5 @@ class NeighbourList:
         if len(positions) != len(atoms) or (cell != atoms.cell.array).any() or (pbc != atoms.pbc).any():
             return False
         moved = atoms.positions - positions
-        # NaN is no move that a kept list serves.
+        # NaN is not a move that a kept list serves.
         return bool((np.einsum("ij,ij->i", moved, moved) < (self.skin / 2) ** 2).all())

@@ -1,4 +1,4 @@
-"""What stands in for operations of torch that its ONNX converter has no form of, or a wrong one.
+"""What is in for operations of torch that its ONNX converter has no form of, or a wrong one.
 
 The converter writes sums of rows as `ScatterND`, whose additions onnxruntime spreads over threads without a lock, so
 sums of rows that meet are wrong now and then; means of rows as no reduction at all; and quotients of integers through
@@ -19,7 +19,7 @@ _ATEN = torch.ops.aten
 def decompositions() -> dict[Any, Callable[..., Any]]:
     """For each operation that needs one, a form in operations that the converter writes as they are.
 
-    Derivatives have no form in ONNX; torch knows what each stands for.
+    Derivatives have no form in ONNX; torch knows what each represents.
     """
     of_torch = {op: form for op, form in decomposition_table.items() if "backward" in str(op)}
     return of_torch | {

@@ -1,4 +1,4 @@
-"""A model as a program in operations of torch alone, forward and backward, which runs where this library is not."""
+"""A model as a program in operations of torch alone, forward and backward, which runs if this library is not."""
 
 import math
 from collections.abc import Callable, Mapping

@@ -20,7 +20,7 @@ from popgeo.progress import progress
 
 
 def predict(arguments: Sequence[str]) -> int:
-    """Predicts what a command line asks for; the exit status is 2 where that cannot be done, 1 where graphs failed."""
+    """Predicts what a command line asks for; the exit status is 2 if that cannot be done, 1 where graphs failed."""
     asked = _parser().parse_args(arguments)
     try:
         check_ending(asked.out)
@@ -113,6 +113,6 @@ def _parser() -> argparse.ArgumentParser:
         action="store_true",
         help="load a file of the format AOTInductor, which runs what it holds",
     )
-    add("--keep", action="store_true", help="go on where graphs are wrong, and name them")
+    add("--keep", action="store_true", help="continue where graphs are wrong, and name them")
     add_source(parser)
     return parser

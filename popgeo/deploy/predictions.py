@@ -102,7 +102,7 @@ class Predictions(Mapping[str, Tensor]):
     def save(self, path: str | Path) -> list[Path]:
         """Writes the results: `.npz` has all tensors and where each graph starts, `.csv` and `.parquet` are tables.
 
-        Results of nodes and edges are tables of their own, as `results.nodes.csv` beside `results.csv`.
+        Results of nodes and edges are tables of their own, as `results.nodes.csv` next to `results.csv`.
 
         Returns:
             The files written.

@@ -45,8 +45,8 @@ class Predictor:
     """Predicts for graphs of any sizes, packed into batches of one or a few fixed shapes; compiles once a shape.
 
     The model gets the attributes of the graphs that its arguments are named after, and `num_graphs` and the like; a
-    model of one argument that is no attribute, such as `data`, gets the whole batch. It is copied, and predicts as in
-    `model.eval()`. Results are tensors with one row a graph, node or edge, which their numbers of rows tell.
+    model of one argument that is not an attribute, such as `data`, gets the whole batch. It is copied, and predicts as
+    in `model.eval()`. Results are tensors with one row a graph, node or edge, which their numbers of rows tell.
 
     Args:
         model: The model.
@@ -55,7 +55,7 @@ class Predictor:
             compiled. None means `"cuda"` where the model lies, or `device` is, on a GPU, and else `"cpu"`.
         device: Where it runs; where the model lies when left out.
         batch_size: Real graphs of a batch, on average, where shapes are chosen; None means about two thousand nodes.
-        max_shapes: Shapes to compile at most, where they are chosen. A further one must save a twentieth of the slots.
+        max_shapes: Shapes to compile at most, if they are chosen. A further one must save a twentieth of the slots.
         forces: Whether a model of energies is to give `energy` and `forces`, the negative gradient by `pos`.
         arguments: What some arguments of the model are given in every call, as `{"half_list": True}`.
         results: Names of the results of a model that returns a tuple; or what the rows of results by name belong to,
@@ -150,7 +150,7 @@ class Predictor:
 
         Args:
             graphs: A dataset, a list or any iterable of graphs, or a `FlatStore`; at most some ten thousand of them are
-                in memory at a time, where they need not be.
+                in memory at a time, if they need not be.
             errors: `"raise"`, or `"keep"`: `Predictions.errors` then tells which graphs failed, and why.
             progress_bar: Whether to show a bar where it lasts longer than a second; None means at a terminal and in
                 notebooks.
@@ -244,7 +244,7 @@ class Predictor:
         """The graphs that some shape holds, for which a shape may have to be chosen, or to grow.
 
         Raises:
-            ValueError: a graph is too large for programs that cannot be made anew, and `keep` is False.
+            ValueError: a graph is too large for programs that cannot be made again, and `keep` is False.
         """
         if not self.shapes:
             self.shapes = choose_shapes(store, self._batch_size, self._max_shapes)
@@ -276,7 +276,7 @@ class Predictor:
         return store.view(np.flatnonzero(fits)), right[fits]
 
     def _program(self, i: int, store: FlatStore) -> FixedProgram:
-        """The program of a shape, which is compiled where it has not been."""
+        """The program of a shape, which is compiled if it has not been."""
         if i not in self.programs:
             assert self._maker is not None  # a predictor of programs has them all
             program = self._maker(self.shapes[i].with_rows_for(store), store)

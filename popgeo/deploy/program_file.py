@@ -56,7 +56,7 @@ def export(
         graphs: A few graphs like those to come: their attributes, widths and types are those that the file takes.
         forces: Whether a model of energies is to give `energy` and `forces`; the backward pass is part of the file.
         units: Units of inputs and results, by name, which the file keeps for its readers.
-        choices: What `Predictor` takes besides.
+        choices: What `Predictor` takes in addition.
 
     Returns:
         The file.

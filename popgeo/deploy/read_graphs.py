@@ -41,10 +41,10 @@ class GraphReader:
         """The graphs that are right, flat; which these are; and what is wrong with the others.
 
         Args:
-            graphs: A flat store, a dataset that can be flattened, or a list, where an exception stands for a graph
+            graphs: A flat store, a dataset that can be flattened, or a list, where an exception represents a graph
                 that could not be had.
             first: The number of the first one, for errors.
-            keep: Whether to go on without the graphs that are wrong.
+            keep: Whether to continue without the graphs that are wrong.
 
         Raises:
             ValueError: a graph is wrong, which is named, and `keep` is False.
@@ -111,7 +111,7 @@ class GraphReader:
             raise ValueError(wrong)
 
     def _why_not(self, found: Kinds) -> str | None:
-        """What differs from the inputs that are known; None where nothing does."""
+        """What differs from the inputs that are known; None if nothing does."""
         for name, (shape, dtype) in (self.kinds or {}).items():
             if name not in found:
                 return f"it has no {name}; its attributes give {', '.join(found)}. Set {name}."
@@ -132,7 +132,7 @@ def named(number: int, error: Exception) -> ValueError:
 
 
 def pieces(graphs: Any, size: int) -> Iterable[Any]:
-    """Graphs by so many at a time; an exception stands for one that a dataset could not give.
+    """Graphs by that many at a time; an exception represents one that a dataset could not give.
 
     A batch is taken apart, one of this library without its padding.
 

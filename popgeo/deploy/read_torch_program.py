@@ -17,7 +17,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from popgeo.capture.safe_operations import has_rule, needs_forward, require_fitting, safe_operation
 
-# What stands for an argument in the file, and what it is; sizes are numbers, never expressions.
+# What represents an argument in the file, and what it is; sizes are numbers, never expressions.
 _PLAIN = {"as_bool": bool, "as_int": int, "as_float": float, "as_string": str}
 _OF_TORCH = {
     "as_scalar_type": _SERIALIZE_TO_TORCH_DTYPE,

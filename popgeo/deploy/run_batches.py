@@ -37,7 +37,7 @@ def run_batches(
 
     Args:
         store: The graphs.
-        programs: What computes results, one for each shape; None where no batch has it.
+        programs: What computes results, one for each shape; None if no batch has it.
         packs: Which graphs share a batch of each.
         device: Where the programs take their inputs.
         numbers: What each graph is called. [len(store)]

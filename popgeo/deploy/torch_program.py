@@ -1,4 +1,4 @@
-"""Programs as files of torch: what `torch.export` saves, or what its compiler makes of that, with notes beside them."""
+"""Programs as files of torch: saved by `torch.export` or made by its compiler, with notes next to them."""
 
 import io
 import tempfile

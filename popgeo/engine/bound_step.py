@@ -46,7 +46,7 @@ class BoundStep:
         arguments: How the tensors of a call nest, and what else it is given.
         step: What runs.
         runner: Runs it here.
-        plan: How a machine would run it; None where it was compiled for this computer alone.
+        plan: How a machine would run it; None if it was compiled for this computer alone.
         compile_seconds: How long compiling took.
         run_seconds: How long all calls took together; on a GPU, how long they took to return.
         calls: How many there were.
@@ -97,7 +97,7 @@ class BoundStep:
         if not same(self.arguments, given.structure):
             raise ValueError(
                 f"{first_difference(self.arguments, given.structure)}. A compiled step has fixed shapes: give it what "
-                "it was compiled for, or call reset() and compile anew."
+                "it was compiled for, or call reset() and compile again."
             )
         self._learn_form(len(args), tuple(kwargs))
         return given.tensors, given.graph_data
@@ -118,7 +118,7 @@ class BoundStep:
             self._forms[form] = [(given.index(key), parts[key]) for key in order]
 
     def follow_memory(self) -> None:
-        """Binds the step to the memory in which the weights are now, where they have moved."""
+        """Binds the step to the memory in which the weights are now, if they have moved."""
         if self.watch.has_moved() and isinstance(self.runner, StepRunner):
             self.runner.bind()
         self.watch.look()  # binding moves weights too
@@ -266,7 +266,7 @@ def _key(recipe: Recipe, arguments: Arguments, trained: Sequence[str]) -> str | 
 
 
 def _require_trainable(recipe: Recipe, trained: Sequence[str], replicas: Replicas) -> None:
-    """Refuses to train a model of whose shards others are elsewhere, where this cannot be done."""
+    """Refuses to train a model of whose shards others are elsewhere, if this cannot be done."""
     if recipe.optimizer is None:
         return
     refuse_shared_statistics(recipe.module, recipe.options.replication_factor)

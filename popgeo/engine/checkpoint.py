@@ -1,4 +1,4 @@
-"""Everything that a training run needs to go on as if it had never stopped."""
+"""Everything that a training run needs to continue as if it had never stopped."""
 
 import os
 from collections.abc import Mapping
@@ -14,7 +14,7 @@ from popgeo.engine.step_runner import StepRunner
 from popgeo.torch_archive import read_format, write_format
 
 _KIND, _VERSION = "checkpoint", 4
-# What a content that was crafted to fit its checksum raises where it is no such content.
+# What a content that was crafted to fit its checksum raises if it is no such content.
 _UNLIKE = (RuntimeError, ValueError, LookupError, TypeError, AttributeError)
 
 

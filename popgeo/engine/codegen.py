@@ -141,5 +141,5 @@ class _Writer:
 def _identifier(name: str) -> str:
     """The name, if it is one: nothing else out of a graph may become a part of the source."""
     if not name.isidentifier():
-        raise ValueError(f"{name!r:.100} is no name of an argument.")
+        raise ValueError(f"{name!r:.100} is not a name of an argument.")
     return name

@@ -1,6 +1,6 @@
 """The doors for the hardware that people own: a model's step, or its forward pass alone, compiled.
 
-What they give is `CompiledStep`, in `compiled_step.py`; how a step is captured and bound stands in `bound_step.py`.
+What they give is `CompiledStep`, in `compiled_step.py`; how a step is captured and bound is in `bound_step.py`.
 """
 
 from collections.abc import Callable, Mapping
@@ -45,7 +45,7 @@ def compile_step(
         options: Device iterations, accumulation, loss scaling and others: a `StepOptions`; of a `popgeo.Options` the
             machine is not looked at.
         learning_rate: The rate of each update, counted from 0, instead of the optimizer's own.
-        autocast: `torch.bfloat16` or `torch.float16`: the type that the forward pass computes in where that is safe.
+        autocast: `torch.bfloat16` or `torch.float16`: the type that the forward pass computes in if that is safe.
 
     Returns:
         What to call like `model`.
@@ -107,7 +107,7 @@ def compile_forward(
 
 
 def _compiled_for(step: CompiledStep, example_batch: Any) -> CompiledStep:
-    """The step, compiled for an example where there is one."""
+    """The step, compiled for an example if there is one."""
     if example_batch is None:
         return step
     if isinstance(example_batch, Mapping):

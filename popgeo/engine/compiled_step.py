@@ -105,7 +105,7 @@ class CompiledStep:
 
     @property
     def compile_seconds(self) -> float:
-        """How long compiling took; 0 where nothing is compiled."""
+        """How long compiling took; 0 if nothing is compiled."""
         return self.bound.compile_seconds if self.is_compiled else 0.0
 
     @property
@@ -124,7 +124,7 @@ class CompiledStep:
 
     @property
     def plan(self) -> StepPlan | None:
-        """How the machine would run the step; None where it was compiled for this computer alone."""
+        """How the machine would run the step; None if it was compiled for this computer alone."""
         return self.bound.plan
 
     @property
@@ -149,7 +149,7 @@ class CompiledStep:
 
     @property
     def loss_scale(self) -> LossScale | None:
-        """The scale of the loss and how many updates it left out; None where it is constant, or nothing is compiled."""
+        """The scale of the loss and how many updates it left out; None if it is constant, or nothing is compiled."""
         return self.bound.runner.loss_scale if self.is_compiled else None
 
     @property
@@ -171,7 +171,7 @@ class CompiledStep:
             self._step.recipe = replace(self._recipe, optimizer=optimizer)
 
     def train(self, mode: bool = True) -> "CompiledStep":
-        """Sets the mode of the module and of the step, which is captured anew where it was compiled in another.
+        """Sets the mode of the module and of the step, which is captured again if it was compiled in another.
 
         Raises:
             ValueError: a step that trains is to evaluate.

@@ -31,13 +31,13 @@ class CudaGraphRunner:
 
     The first updates are real ones, so nothing has to be undone: they make the optimizer's state and let libraries
     settle. The next is captured and from then on replayed. Learning rates lie on the device, random numbers advance
-    with each replay. Where weights, buffers or the optimizer's state move, the step is captured anew.
+    with each replay. Where weights, buffers or the optimizer's state move, the step is captured again.
 
     Args:
         recipe: The model, on a device, and what is done with it.
         step: What the model returns and changes, found out without running it.
         arguments: Those of one update: all its micro-batches.
-        cuda: `torch.cuda`, or what stands for it in a test.
+        cuda: `torch.cuda`, or what represents it in a test.
 
     Raises:
         ValueError: the optimizer cannot be captured, or the model does not return its loss.
@@ -96,7 +96,7 @@ class CudaGraphRunner:
         self._addresses = self._addresses_now()
 
     def run_state(self) -> dict[str, Any]:
-        """What a step that is compiled anew goes on from: the count of updates."""
+        """What a step that is compiled again continues from: the count of updates."""
         return {} if self._optimizer is None else {"num_updates": self._optimizer.num_updates}
 
     def restore(self, content: Mapping[str, Any]) -> None:
@@ -221,7 +221,7 @@ class StaticInputs:
     Args:
         like: Tensors of the shapes and types of one call.
         device: Where the step runs.
-        cuda: `torch.cuda`, or what stands for it in a test.
+        cuda: `torch.cuda`, or what represents it in a test.
 
     Attributes:
         tensors: Where the step reads; all in one block.

@@ -16,7 +16,7 @@ class DenormalsFlushed:
 
     Afterwards they all do what the caller did before, also when an exception leaves it. Each thread has a setting of
     its own, which `torch.set_flush_denormal` changes on the calling one only. It may be entered within itself. Without
-    the compiled library, or where that was built without OpenMP, the other threads keep theirs. `torch.exp` of most
+    the compiled library, or if that was built without OpenMP, the other threads keep theirs. `torch.exp` of most
     builds resets the setting for itself and still makes denormal numbers, which what reads them takes for zeros.
 
     Example:
@@ -46,7 +46,7 @@ class DenormalsFlushed:
         self.end()
 
     def end(self) -> None:
-        """What leaving it does, also a second time; nothing where it was not entered."""
+        """What leaving it does, also a second time; nothing if it was not entered."""
         if self._before is None:
             return
         if self._set is None:

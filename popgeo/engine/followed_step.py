@@ -1,4 +1,4 @@
-"""The step of a recipe from call to call: compiled when it is first needed, and anew where its model has changed."""
+"""The step of a recipe from call to call: compiled when it is first needed, and again where its model has changed."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -18,7 +18,7 @@ from popgeo.engine.step_recipe import Recipe
 
 
 class FollowedStep:
-    """A step that follows its model, and whose run goes on when it is compiled anew; one thread at a time uses it.
+    """A step that follows its model, and whose run continues when it is compiled again; one thread at a time uses it.
 
     Args:
         recipe: What is compiled, and how.
@@ -26,7 +26,7 @@ class FollowedStep:
 
     Attributes:
         recipe: As given, with what has been set since.
-        bound: The step as it is compiled; None where it is not.
+        bound: The step as it is compiled; None if it is not.
     """
 
     def __init__(self, recipe: Recipe, replicas: Replicas | None = None) -> None:
@@ -80,7 +80,7 @@ class FollowedStep:
         return bound
 
     def forget(self, modes: Mapping[nn.Module, bool]) -> None:
-        """Forgets what was compiled; the next one goes on with its random numbers, and counts on from its updates."""
+        """Forgets what was compiled; the next one continues with its random numbers, and counts on from its updates."""
         bound, self.bound = self.bound, None
         self.recipe = replace(self.recipe, modes=modes)
         if bound is not None and self._pending is None:

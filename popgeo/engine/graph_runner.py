@@ -94,7 +94,7 @@ class GraphRunner:
         self._run.__globals__.update(zip(map("n{}".format, range(len(values))), values, strict=True))
 
     def _place_outputs(self, places: Mapping[int, Tensor], given: dict[int, Tensor]) -> dict[int, Tensor]:
-        """Lets outputs be written where they are wanted; returns those that must be copied there instead."""
+        """Lets outputs be written if they are wanted; returns those that must be copied there instead."""
         copied = {}
         live = {v for op in self.runs.ops for v in (*op.reads(), *op.makes())}
         views = Counter(self.runs.values[v].storage for v in live)

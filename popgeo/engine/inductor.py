@@ -1,4 +1,4 @@
-"""Runs an `OpGraph` through torch's own compiler, which is handed the captured operations and traces nothing anew."""
+"""Runs an `OpGraph` through torch's own compiler, which is handed the captured operations and traces nothing again."""
 
 import operator
 from collections.abc import Mapping, Sequence

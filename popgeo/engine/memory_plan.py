@@ -53,7 +53,7 @@ def place_values(graph: OpGraph, given: Mapping[int, Tensor], *, overwrites_oper
         expires.setdefault(last, []).append(storage)
     for index, op in enumerate(graph.ops):
         for v in op.outputs:
-            # What an operation changes in place is where it was made, also where torch makes it anew at each run.
+            # What an operation changes in place is where it was made, also where torch makes it again at each run.
             if v is None or v in tensors or v in op.writes:
                 continue
             value = graph.values[v]

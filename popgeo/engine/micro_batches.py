@@ -48,7 +48,7 @@ class Results:
 
     Args:
         mode: Which steps count.
-        period: With `every_n`, the last of each so many counts.
+        period: With `every_n`, the last of each that many counts.
         num_steps: Steps of a call.
     """
 

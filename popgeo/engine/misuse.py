@@ -1,4 +1,4 @@
-"""What torch's habits would do around a compiled step without a word: said when it happens."""
+"""What torch's habits would do around a compiled step silently: said when it happens."""
 
 import warnings
 from collections.abc import Iterable
@@ -27,7 +27,7 @@ def _refuse_backward(*args: Any, **kwargs: Any) -> NoReturn:
 
 
 def refuse_empty_updates(optimizer: Optimizer) -> None:
-    """Lets `step()` of an optimizer explain why there is nothing to do, where no parameter has a gradient."""
+    """Lets `step()` of an optimizer explain why there is nothing to do, if no parameter has a gradient."""
     if refuse_empty_update not in optimizer._optimizer_step_pre_hooks.values():
         optimizer.register_step_pre_hook(refuse_empty_update)
 

@@ -26,7 +26,7 @@ _HOOKS_OF_ALL = tuple(vars(torch_module)[f"_global{name}"] for name in _HOOKS)
 class ModelWatch:
     """Knows what a model was like when its step was captured, and compares.
 
-    Each call asks `is_as_seen`, which looks at identities and addresses that were gathered once. Only where one of
+    Each call asks `is_as_seen`, which looks at identities and addresses that were gathered once. Only if one of
     them is another does `changes` look at what they mean.
 
     Args:
@@ -84,7 +84,7 @@ class ModelWatch:
             self._has_warned = True
             warnings.warn(
                 "The model is in the mode of eval() now, and its compiled forward pass keeps that of train(), in which "
-                "it was compiled: dropout and norms go on as there. To switch it call eval() of the compiled step.",
+                "it was compiled: dropout and norms continue as there. To switch it call eval() of the compiled step.",
                 stacklevel=2,
             )
 
@@ -145,7 +145,7 @@ class ModelWatch:
 
 
 def autocast_around() -> torch.dtype | None:
-    """The type in which torch computes here where that is safe; None where autocast is off.
+    """The type in which torch computes here if that is safe; None where autocast is off.
 
     Example:
         >>> with torch.autocast("cpu", dtype=torch.bfloat16):

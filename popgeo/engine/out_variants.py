@@ -52,7 +52,7 @@ def plain(target: str) -> Callable[..., Any]:
 
 @functools.cache
 def returns_list(target: str) -> bool:
-    """Whether an operation returns a list of tensors, also where there is only one.
+    """Whether an operation returns a list of tensors, also if there is only one.
 
     Example:
         >>> returns_list("aten.unbind.int"), returns_list("aten.relu.default")

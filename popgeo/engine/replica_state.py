@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ReplicaState:
-    """What a replica keeps from call to call beside the weights, which all of them share.
+    """What a replica keeps from call to call next to the weights, which all of them share.
 
     Attributes:
         generator: Where it draws random numbers.

@@ -112,7 +112,7 @@ def refuse_shared_statistics(model: object, replicas: int) -> None:
 
 
 def part_of(numel: int, number: int, parts: int) -> slice:
-    """Which of so many elements belong to a part; parts are as equal as can be.
+    """Which of that many elements belong to a part; parts are as equal as can be.
 
     Example:
         >>> [part_of(10, number, 3) for number in range(3)]

@@ -22,9 +22,9 @@ class _NoTensorEquals(TorchFunctionMode):
 
 
 def holds_the_same(one: Any, other: Any) -> bool:
-    """Whether two nests of lists and dictionaries hold the same tensors, and beside them what is equal.
+    """Whether two nests of lists and dictionaries hold the same tensors, and next to them what is equal.
 
-    Python looks at identity first and at equality only where that fails, all in C; two tensors of one element would
+    Python looks at identity first and at equality only if that fails, all in C; two tensors of one element would
     pass for the same there if they were compared.
 
     Example:

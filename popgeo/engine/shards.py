@@ -1,7 +1,7 @@
 """Models whose weights lie in shards, as `popgeo.nn.parallel` makes them: how many, and the model of some of them.
 
 A module says so by `num_shards` and by a method `local_parts(num_local)`, which gives for each cut parameter how many
-shards, in its first dimensions, a process or an IPU has that holds so many shards of the module.
+shards, in its first dimensions, a process or an IPU has that holds that many shards of the module.
 """
 
 import contextlib
@@ -21,7 +21,7 @@ class _Cut(Protocol):
 
 
 def num_shards(model: object) -> int:
-    """How many shards a model's weights lie in; 1 where none are cut.
+    """How many shards a model's weights lie in; 1 if none are cut.
 
     Raises:
         ValueError: they lie in different numbers of shards.

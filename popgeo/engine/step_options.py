@@ -43,7 +43,7 @@ class StepOptions:
         gradient_accumulation: Micro-batches whose gradients one update joins.
         reduction: Whether gradients of micro-batches and replicas are averaged or summed.
         output_mode: Which steps return their results; None is `final` when training and `all` otherwise.
-        output_period: With `every_n`, the last of each so many steps is returned.
+        output_period: With `every_n`, the last of each that many steps is returned.
         random_seed: Where dropout starts; None takes torch's own seed when the model is compiled.
         num_threads: Threads of a call here; None lets each step find out by measuring its calls, up to torch's own
             number. torch's matrix products may differ in the last bit with it: tell a number where every bit counts.
@@ -51,7 +51,7 @@ class StepOptions:
             which keeps small float16 gradients from vanishing. `"dynamic"` or a `LossScaling` lets it follow the
             gradients: updates with infinity or NaN are left out, and the scale falls; else it grows.
         accumulation_dtype: The type in which gradients of float16 and bfloat16 weights are joined and scaled; float32
-            works updates out in float32, too. None is the weights' own, or float32 where one of the next three is set.
+            works updates out in float32, too. None is the weights' own, or float32 if one of the next three is set.
         optimizer_state_dtype: The type of the optimizer's state (momentum, squares). Updates of float16 weights are
             then worked out in float32. None does what torch does, all of it in the type of the weights.
         master_weights: The optimizer keeps float16 weights in float32 too, and updates those, in float32.
@@ -141,12 +141,12 @@ class StepOptions:
 
     @property
     def constant_loss_scaling(self) -> float | None:
-        """The scale of the loss where it is constant; None where it follows the gradients."""
+        """The scale of the loss if it is constant; None where it follows the gradients."""
         return self.loss_scaling if isinstance(self.loss_scaling, int | float) else None
 
     @property
     def gradient_divisor(self) -> float:
-        """What the sum of an update's gradients is divided by, beside a scale of the loss that is not constant."""
+        """What the sum of an update's gradients is divided by, next to a scale of the loss that is not constant."""
         joined = self.gradient_accumulation * self.replication_factor
         scale = self.constant_loss_scaling
         return (1.0 if scale is None else scale) * (joined if self.reduction is Reduction.MEAN else 1)

@@ -1,4 +1,4 @@
-"""What is to be compiled, how, and for which machine beside this computer; the engine itself knows none."""
+"""What is to be compiled, how, and for which machine next to this computer; the engine itself knows none."""
 
 import inspect
 from abc import ABC, abstractmethod
@@ -25,7 +25,7 @@ _HALVES = (None, torch.bfloat16, torch.float16)
 
 
 def require_optimizer(optimizer: Any) -> None:
-    """Raises ValueError, with what was given, where that is no optimizer."""
+    """Raises ValueError, with what was given, if that is not an optimizer."""
     if isinstance(optimizer, Optimizer) and hasattr(optimizer, "param_groups"):
         return
     given = f"the class {optimizer.__name__}" if isinstance(optimizer, type) else f"a {type(optimizer).__name__}"
@@ -43,7 +43,7 @@ class Recipe:
         options: How often a call repeats the step, and what it returns.
         backend: What runs it.
         learning_rate: The rate of each update, counted from 0, instead of the optimizer's own.
-        autocast: The type that the forward pass computes in where that is safe.
+        autocast: The type that the forward pass computes in if that is safe.
         machine: What else the step is compiled for; None for this computer alone.
         modes: Which submodules train; as they do now when left out.
 
@@ -153,7 +153,7 @@ class StepMachine(ABC):
 
     @abstractmethod
     def what_decides(self, optimizer: Optimizer | None) -> list[object]:
-        """What decides whether a step fits beside the capture itself, since a kept step has passed that."""
+        """What decides whether a step fits next to the capture itself, since a kept step has passed that."""
 
     @abstractmethod
     def plan(self, recipe: Recipe, arguments: Arguments, step: CapturedStep, update: Update | None) -> StepPlan:

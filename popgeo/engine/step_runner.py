@@ -124,7 +124,7 @@ class StepRunner:
         return results.join()
 
     def _follow_seed(self) -> None:
-        """Starts the random numbers anew where `torch.manual_seed` was called since the last call.
+        """Starts the random numbers again where `torch.manual_seed` was called since the last call.
 
         A seed that nothing was drawn from yet tells of it. One number is drawn, so that the next call of it tells, too.
         """
@@ -185,7 +185,7 @@ class StepRunner:
             self.update.accumulate(first=first, names=names)
 
     def reset_buffers(self) -> None:
-        """Gives every replica the module's buffers, where there are several replicas to keep apart."""
+        """Gives every replica the module's buffers, if there are several replicas to keep apart."""
         if len(self.replica_states) == 1:
             return
         graph = self._step.graph

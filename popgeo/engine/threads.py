@@ -48,7 +48,7 @@ class ThreadChoice:
 
     @property
     def picked(self) -> int | None:
-        """The number that calls run with now; None where it is not known yet."""
+        """The number that calls run with now; None if it is not known yet."""
         if self._fixed is not None:
             return self._fixed
         if self._most == 1:
@@ -94,7 +94,7 @@ class ThreadChoice:
         one = self._seconds.get(1, seconds)
         self._cost_of_trial = max(seconds - min(self._seconds.values()), 0.0)
         if seconds > _TOLERATED * one:
-            self._trials = []  # no second call of what has cost so much
+            self._trials = []  # no second call of what has cost that much
         following = min(2 * number, self._most)
         is_worth = not self._trials and self._best() == number and one >= _SHORTEST_SECONDS
         if is_worth and following not in self._seconds:

@@ -22,7 +22,7 @@ from popgeo.ipu.systems.share import Share, is_shared, share_of
 from popgeo.ipu.systems.stage_plan import StagePlan, require_stages_fit, stage_plan, what_would_fit
 from popgeo.ipu.tiles.measure_memory import OutOfTileMemory
 
-# What a kept step depends on besides its capture: whether it fits the tiles.
+# What a kept step depends on in addition its capture: whether it fits the tiles.
 DECIDES = (
     "engine/optimizer/**/*.py", "ipu/cost/**/*.py", "ipu/systems/**/*.py", "ipu/tiles/**/*.py", "ipu/step_cost.py",
     "ipu/target.py",
@@ -54,7 +54,7 @@ class IpuMachine(StepMachine):
         self._options = options
 
     def what_decides(self, optimizer: Optimizer | None) -> list[object]:
-        """What decides whether a step fits, where that is asked for."""
+        """What decides whether a step fits, if that is asked for."""
         options = self._options
         if not options.strict:
             return [hash_sources(*DECIDES)]
@@ -91,7 +91,7 @@ class IpuPlan(StepPlan):
         update: Applies gradients; None for a forward pass.
         options: The machine, replicas and stages.
         stages: How it runs in stages, and what that costs; None where it runs as a whole.
-        capture_share: Captures what one IPU runs of the step; None where no weights lie in shards on several.
+        capture_share: Captures what one IPU runs of the step; None if no weights lie in shards on several.
     """
 
     step: CapturedStep

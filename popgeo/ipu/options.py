@@ -26,7 +26,7 @@ class Options(StepOptions):
             the other. It changes the account and no result.
         strict: Refuse to compile what needs more memory than a tile of the target has. False lets it run, since this
             computer has the memory, and leaves it to the report to tell.
-        stages: Run each micro-batch stage by stage, over several IPUs like the target: so many stages, cut where they
+        stages: Run each micro-batch stage by stage, over several IPUs like the target: that many stages, cut where they
             are even in cycles and memory, as `4`; or the number of the model's alike layers on each IPU, as
             `[0, 3, 3]`; or which layers begin a stage on which IPU, as `{"layers.3": 1}`; or `"blocks"` for those that
             the model names with `Block` or `BeginBlock`, a stage wherever the IPU changes, `"each block"` for a stage

@@ -47,7 +47,7 @@ class Stage:
         names: Of its blocks.
 
     Raises:
-        ValueError: there are none, or one is no name.
+        ValueError: there are none, or one is not a name.
 
     Example:
         >>> Stage("encoder", "pooling").ipu(1)

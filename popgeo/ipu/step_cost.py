@@ -99,7 +99,7 @@ def assess(
     Args:
         step: The program of one micro-batch.
         target: The machine; of a model in shards that of one of them, whose program the step and the update are.
-        update: The program of one update; None where nothing is trained.
+        update: The program of one update; None if nothing is trained.
         micro_batches: How many a replica takes before its update.
         replicas: How many add up their gradients.
         sharded: Names of the gradients that they do not add up, since each replica has a part of its own.

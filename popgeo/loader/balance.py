@@ -9,7 +9,7 @@ import torch
 from popgeo.loader.shard import in_whole_steps
 from popgeo.packing import Budget, Packs
 
-_UNEQUAL = 0.01  # how far the slowest rank may be above the mean before batches are put together anew
+_UNEQUAL = 0.01  # how far the slowest rank may be above the mean before batches are put together again
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -33,7 +33,7 @@ class Work:
         return running[packs.ptr[1:]] - running[packs.ptr[:-1]]
 
     def slowest(self, packs: Packs, together: int) -> np.ndarray:
-        """How far the dearest pack of each step is above the mean of the step, as a share of it. [num_steps]"""
+        """How far the most expensive pack of each step is above the mean of the step, as a share of it. [num_steps]"""
         costs = self.of_packs(packs).reshape(-1, together)
         mean = costs.mean(axis=1)
         return np.divide(costs.max(axis=1), mean, out=np.ones_like(mean), where=mean > 0) - 1
@@ -43,7 +43,7 @@ def balanced(packs: Packs, work: Work, together: int, generator: torch.Generator
     """Packs in steps whose packs cost nearly the same, whoever has which.
 
     They are ordered by what they cost and cut into steps; steps, and the packs of each, then come in a random order.
-    What is too much for whole steps, with the cheapest of the rest, is dealt out anew in equal parts.
+    What is too much for whole steps, with the cheapest of the rest, is dealt out again in equal parts.
 
     Args:
         packs: Packs within the budget.
@@ -69,7 +69,7 @@ def balanced(packs: Packs, work: Work, together: int, generator: torch.Generator
 
 
 def _with_an_equal_beginning(packs: Packs, work: Work, together: int, too_many: int) -> Packs:
-    """Whole steps of packs in rising order of cost, the first ones dealt out anew where they are unequal."""
+    """Whole steps of packs in rising order of cost, the first ones dealt out again if they are unequal."""
     pooled = min(len(packs), too_many + together)
     if not too_many and (not len(packs) or work.slowest(packs[:pooled], together).max() < _UNEQUAL):
         return packs
@@ -86,7 +86,7 @@ def _with_an_equal_beginning(packs: Packs, work: Work, together: int, too_many: 
 
 
 def _dealt_out(ids: np.ndarray, work: Work, number: int) -> Packs | None:
-    """So many packs of nearly equal cost: each graph, the dearest first, goes to the cheapest pack that has room.
+    """Packs of nearly equal cost: each graph, the most expensive first, goes to the cheapest pack that has room.
 
     None where a graph finds no room or a pack no graph. (Graham 1969, doi 10.1137/0117039, without the budget.)
     """

@@ -50,7 +50,7 @@ class FixedSizeBatchSampler(EpochSampler, Sampler[list[int]], metaclass=AskedFor
         rank: Which shard of the batches to give; by default that of this process in `torch.distributed`.
         world_size: Number of shards.
         drop_last: Drops the batches that are too many for equal shards; otherwise some are split in two.
-        dataset: What to measure, where it is given by this name, as fairchem and metatrain do; atoms are then counted
+        dataset: What to measure, if it is given by this name, as fairchem and metatrain do; atoms are then counted
             by `get_metadata("natoms", ...)` or `get_all_atom_counts()`, if there is such a method.
         num_replicas: Another name of `world_size`.
 

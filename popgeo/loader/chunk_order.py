@@ -35,7 +35,7 @@ class ChunkOrder:
     batch two given graphs of one window meet as in a plain shuffle of that window.
 
     Args:
-        chunk: Graphs that lie beside each other and stay in one window.
+        chunk: Graphs that lie next to each other and stay in one window.
         window: Graphs that are shuffled with each other: those of many chunks.
     """
 

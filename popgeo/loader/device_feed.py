@@ -19,14 +19,14 @@ FEATURES = ("x", "edge_attr")
 class DeviceFeed:
     """Copies batches to a device, several ahead, on a thread and on a stream of their own.
 
-    Each batch is written into a page-locked block, converted on the way where that was asked for; one asynchronous copy
+    Each batch is written into a page-locked block, converted on the way if that was asked for; one asynchronous copy
     moves the block; the batch given holds views of it. On the processor the same code runs without streams.
 
     Args:
         device: Where batches are wanted.
         batches_ahead: How many are made and copied before they are asked for.
         feature_dtype: A floating-point type for `x` and `edge_attr`, or one for each of the attributes it names.
-        cuda: `torch.cuda`, or what stands for it in a test; None chooses by the device.
+        cuda: `torch.cuda`, or what represents it in a test; None chooses by the device.
 
     Raises:
         ValueError: there is no such device, or the numbers and types make no sense.
@@ -147,7 +147,7 @@ def _known(device: torch.device | str | int) -> torch.device:
 
 
 class _Processor:
-    """The part of `torch.cuda` that a feed calls, where there is nothing to wait for."""
+    """The part of `torch.cuda` that a feed calls, if there is nothing to wait for."""
 
     class Event:
         def record(self, stream: Any = None) -> None: ...

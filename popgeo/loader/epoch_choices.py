@@ -19,7 +19,7 @@ class EpochChoices:
 
     Args:
         shuffle: Whether each epoch has an order of its own, given by `seed` and the number of the epoch.
-        sampler: What an epoch holds, in order, instead of everything; beside several processes it needs `rank` and
+        sampler: What an epoch holds, in order, instead of everything; next to several processes it needs `rank` and
             `world_size`.
         batch_sampler: What each batch holds, instead of a strategy; like `sampler`.
         seed: With the number of the epoch it decides every order and every draw.
@@ -31,7 +31,7 @@ class EpochChoices:
         options: How many batches one item holds, concatenated on dimension 0 as PopTorch does: a number, or an object
             with `device_iterations`, `replication_factor` and `gradient_accumulation` (such as `popgeo.ipu.Options`),
             whose replicas are shared by the ranks.
-        num_buffers: Reuses the memory of so many items, which saves time; an item is then overwritten once
+        num_buffers: Reuses the memory of that many items, which saves time; an item is then overwritten once
             `num_buffers // 2` more are drawn. 0 gives each item memory of its own.
         background: Makes the coming batches on a thread while one is in use.
         device: Where batches are wanted, `"cpu"` or `"cuda"`; they are copied there ahead of time. See `DeviceFeed`.

@@ -1,6 +1,6 @@
 """A DataLoader of torch over epochs: what every loader of the library has in common.
 
-Order, rank and going on in the middle of an epoch are those of `sampler.py`.
+Order, rank and continuing in the middle of an epoch are those of `sampler.py`.
 """
 
 from abc import abstractmethod
@@ -81,7 +81,7 @@ class EpochLoader(DataLoader, metaclass=AskedForAgain):
         self._epochs = EpochSampler(packer, choices, self._unit)
         ids = BatchIds(GraphIds(self._epochs), self)
         super().__init__(dataset, batch_sampler=ids, collate_fn=source.collater, **kwargs)
-        # What torch sets beside a batch sampler says little: scripts print the size, and trainers look at the sampler.
+        # What torch sets next to a batch sampler says little: scripts print the size, and trainers look at the sampler.
         object.__setattr__(self, "batch_size", batch_size)
         object.__setattr__(self, "sampler", ids.sampler)
         self._maker = BatchMaker(
@@ -97,7 +97,7 @@ class EpochLoader(DataLoader, metaclass=AskedForAgain):
         """What there is to say of the epoch that is running or comes next."""
 
     def _table(self) -> pd.DataFrame | None:
-        """How full its batches are, where that is known."""
+        """How full its batches are, if that is known."""
         return None
 
     def __repr__(self) -> str:
@@ -140,7 +140,7 @@ class EpochLoader(DataLoader, metaclass=AskedForAgain):
     def set_epoch(self, epoch: int) -> None:
         """Chooses the epoch that the next iteration runs through; without it they are counted from 0.
 
-        In the epoch of a state that was just loaded, the iteration still goes on where that was taken.
+        In the epoch of a state that was just loaded, the iteration still continues if that was taken.
         """
         self._epochs.set_epoch(epoch)
 
@@ -154,7 +154,7 @@ class EpochLoader(DataLoader, metaclass=AskedForAgain):
         return self._epochs.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Makes the next iteration go on where `state_dict` was taken.
+        """Makes the next iteration continue where `state_dict` was taken.
 
         The iteration raises a ValueError where its batches are not those among which the state was taken.
 

@@ -132,7 +132,7 @@ class FixedSizeEventLoader(EpochLoader):
         columns = data.to_dict().items()
         wrong = [name for name, v in columns if not isinstance(v, Tensor) or v.shape[:1] != (num_events,)]
         if wrong:
-            raise ValueError(f"{', '.join(wrong)} is no tensor with one row for each of {num_events} events.")
+            raise ValueError(f"{', '.join(wrong)} is not a tensor with one row for each of {num_events} events.")
         times = (data.t.double() if data.t.is_floating_point() else data.t).cpu().numpy()  # NumPy has no bfloat16
         # Neighbours are compared: differences of whole numbers may overflow.
         back = int((~(times[1:] >= times[:-1])).sum()) + int(times[0] != times[0])

@@ -91,7 +91,7 @@ def columns_of(
     Args:
         num_nodes: Nodes of each graph, or a dataset to measure.
         num_edges: Edges of each graph.
-        dataset: What to measure, where it is given by this name.
+        dataset: What to measure, if it is given by this name.
         options: What a batch holds of nodes and edges.
         budgets: Further sizes with their limits.
 

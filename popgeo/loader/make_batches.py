@@ -33,7 +33,7 @@ class BatchMaker:
         source: Makes batches from packs of graphs.
         num_buffers: Items that share reused memory; 0 gives each item memory of its own.
         background: Makes the coming batches on a thread while one is in use.
-        pin_memory: Uses page-locked memory where there is a CUDA device.
+        pin_memory: Uses page-locked memory if there is a CUDA device.
         workers: How to run worker processes, as torch's `DataLoader` takes it; None makes the batches in this one.
     """
 

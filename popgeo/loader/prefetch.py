@@ -9,13 +9,13 @@ from typing import TypeVar
 
 T = TypeVar("T")
 _END = object()
-_LOOKS_EACH = 0.1  # seconds, for a consumer that has gone without a word
+_LOOKS_EACH = 0.1  # seconds, for a consumer that has gone silently
 
 
 def in_background(items: Iterator[T], depth: int = 1) -> Iterator[T]:
     """The same items in the same order, up to `depth` of them made ahead of time on a thread.
 
-    The compiled library and torch release Python's lock while they copy, so the thread runs beside a training step. An
+    The compiled library and torch release Python's lock while they copy, so the thread runs next to a training step. An
     error is raised where the item would have come; closing the iterator early stops the thread.
 
     Example:

@@ -80,7 +80,7 @@ class EpochPlan:
     Args:
         key: Seed and epoch.
         shard: Which of the batches this process loads.
-        used: What other numbers of ranks had used of the epoch before it went on with this one.
+        used: What other numbers of ranks had used of the epoch before it continued with this one.
         whole: The batches of all ranks, before any of them is split.
         left: Those that come with this number of ranks.
         packs: The batches of this rank.

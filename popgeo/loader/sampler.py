@@ -2,7 +2,7 @@
 
 A `Packer` knows what batches are made of and puts indices together. An `EpochSampler` knows all else: the order of an
 epoch, which follows from the seed and its number alone, the shard of this process, and where a run that was broken off
-goes on. Neither knows how a batch is made of its indices; that is what a loader adds.
+continues. Neither knows how a batch is made of its indices; that is what a loader adds.
 """
 
 from abc import ABC, abstractmethod
@@ -179,7 +179,7 @@ class EpochSampler:
         if at.used and not at.has_started:
             if is_copy:
                 raise ValueError(
-                    f"This loader goes on at item {at.position} of epoch {at.epoch} by itself. Iterate over it; do not "
+                    f"This loader continues at item {at.position} of epoch {at.epoch} by itself. Iterate it; do not "
                     f"skip batches (accelerate's skip_first_batches) or copy it to another DataLoader."
                 )
             if at.resumes not in (None, plan.fingerprint):
@@ -218,7 +218,7 @@ class EpochSampler:
     def state_dict(self, num_items: int | None = None) -> dict[str, Any]:
         """After how many items of which epoch the current pass stands; the same for all ranks.
 
-        A run of another number of ranks may go on from it: what is left of the epoch is then shared out anew.
+        A run of another number of ranks may continue from it: what is left of the epoch is then shared out again.
 
         Args:
             num_items: How many items of the pass have been used; None means all that were drawn.
@@ -249,7 +249,7 @@ class EpochSampler:
         return {**state, "batches": known if used else None, "used": used}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Makes the next pass go on where `state_dict` was taken, with the random seed of that run.
+        """Makes the next pass continue where `state_dict` was taken, with the random seed of that run.
 
         Raises:
             ValueError: the state is of a different loader, of a different number of graphs or of seed nodes, or holds

@@ -32,7 +32,7 @@ class SeenTensors:
         self._seen = {place: _mark(value) for place, value in _values(dataset)}
 
     def first_change(self, dataset: Any) -> str | None:
-        """What differs now, in words; None where nothing does."""
+        """What differs now, in words; None if nothing does."""
         now = dict(_values(dataset))
         for place in (*self._seen, *now):
             if place not in now or place not in self._seen or not _is_same(self._seen[place], now[place]):

@@ -29,7 +29,7 @@ class Shard:
 
 
 def shard_of_this_process() -> tuple[int, int]:
-    """Rank and number of the processes in the default group of `torch.distributed`; (0, 1) where there is only one.
+    """Rank and number of the processes in the default group of `torch.distributed`; (0, 1) if there is only one.
 
     Raises:
         ValueError: this is one of several processes, by their launcher's `WORLD_SIZE`, but they have no group yet. Each
@@ -75,7 +75,7 @@ def in_whole_steps(packs: Packs, together: int, drop_last: bool = False) -> Pack
 
 
 def _cuts(ptr: np.ndarray, wanted: int) -> list[int]:
-    """Where to split batches in two to get so many more; the largest first, of equal ones the last."""
+    """Where to split batches in two to get that many more; the largest first, of equal ones the last."""
     cuts: list[int] = []
     heap = [(start - stop, -start, stop) for start, stop in pairwise(ptr.tolist())]
     heapq.heapify(heap)

@@ -1,4 +1,4 @@
-"""Turns packs of graphs into batches: from a flat dataset, or graph by graph where it cannot be flattened."""
+"""Turns packs of graphs into batches: from a flat dataset, or graph by graph if it cannot be flattened."""
 
 import math
 import warnings
@@ -103,7 +103,7 @@ class FetchingSource(BatchSource):
         self.dataset, self.collater, self.like = dataset, collater, like
 
     def cut(self, packs: Packs, key: tuple[int, int], group: int, memory: BatchMemory | None = None) -> list[Batch]:
-        """One item for each `group` packs, each graph fetched anew."""
+        """One item for each `group` packs, each graph fetched again."""
         batches = []
         for ids in packs:
             graphs = [self.dataset[i] for i in ids.tolist()]
@@ -120,7 +120,7 @@ class OpenedDataset:
     Args:
         dataset: The dataset.
         store: Its graphs, flat; only the first ones, enough to know how a batch is laid out, where graphs must be
-            fetched anew in each epoch.
+            fetched again in each epoch.
         sizes: Nodes and edges of every graph, read when first asked for.
         layout: The choices, completed by what the attributes' rows belong to.
         holds_all: Whether `store` has all graphs.
@@ -146,7 +146,7 @@ class OpenedDataset:
             seen = SeenTensors(dataset)
             return cls(dataset=dataset, store=store, sizes=sizes, layout=layout, holds_all=True, seen=seen)
         warnings.warn(
-            f"{why}, so each graph is fetched anew in every epoch, which is slow. If that is not wanted, pass "
+            f"{why}, so each graph is fetched again in every epoch, which is slow. If that is not wanted, pass "
             f"list(dataset) or FlatStore.from_dataset(dataset): transforms then run once.",
             stacklevel=4,
         )

@@ -106,7 +106,7 @@ def put_together(
 
 
 def in_equal_numbers(order: np.ndarray, number: int, drop_last: bool) -> Packs:
-    """Equally many in every batch but the last, which `drop_last` drops where it has fewer.
+    """Equally many in every batch but the last, which `drop_last` drops if it has fewer.
 
     Example:
         >>> [pack.tolist() for pack in in_equal_numbers(np.array([4, 2, 0]), 2, drop_last=False)]

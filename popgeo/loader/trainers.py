@@ -47,7 +47,7 @@ class GraphIds(DistributedSampler[int]):
 class BatchIds:
     """The graphs of each batch, for another `DataLoader` with the same dataset and `collate_fn`: each pass is an epoch.
 
-    Such a copy makes batches graph by graph, which is slower. Where it could not be right, an error says so.
+    Such a copy makes batches graph by graph, which is slower. If it could not be right, an error says so.
     """
 
     def __init__(self, sampler: GraphIds, loader: object) -> None:

@@ -24,7 +24,7 @@ class Waiting:
 
     @property
     def share(self) -> float:
-        """The share of the time so far that was spent waiting; 0 where no step waits.
+        """The share of the time so far that was spent waiting; 0 if no step waits.
 
         Example:
             >>> Waiting(seconds=1.0, items=4, between=3.0).share

@@ -11,7 +11,7 @@ from typing import Any
 import torch  # loaded first, so that the library shares torch's own OpenMP pool and obeys set_num_threads
 from torch import Tensor
 
-import popgeo.forked  # noqa: F401  kernels of several threads would wait for ever in a forked child
+import popgeo.forked  # noqa: F401  kernels of several threads would wait permanently in a forked child
 
 _PATH = Path(__file__).with_name("_popgeo.so")
 _CSRC = Path(__file__).with_name("csrc")
@@ -32,7 +32,7 @@ def _open() -> tuple[ctypes.CDLL | None, str]:
     except OSError as error:
         return None, f"{_PATH} could not be loaded: {error}"
     if _built_from(library) != sources_checksum():
-        return None, f"{_PATH} was built from other sources. Run python setup.py build_ext --inplace, or install anew."
+        return None, f"{_PATH} was built from other sources. Run python setup.py build_ext --inplace, or install again."
     return library, ""
 
 
@@ -42,7 +42,7 @@ def sources_checksum() -> int:
 
 
 def _built_from(library: ctypes.CDLL) -> int:
-    """The checksum of the sources that the library was built from; -1 where it does not say."""
+    """The checksum of the sources that the library was built from; -1 if it does not say."""
     try:
         entry = library.popgeo_sources
     except AttributeError:

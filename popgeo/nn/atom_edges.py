@@ -45,7 +45,7 @@ class Edges:
 
 
 def directions(pos: Tensor, edge_index: Tensor, r: Tensor, cutoff: float, edge_shift: Tensor | None = None) -> Tensor:
-    """Unit vectors from each edge's centre to its neighbour; zero where it is absent or both stand in one place.
+    """Unit vectors from each edge's centre to its neighbour; zero if it is absent or both are in one place.
 
     Args:
         pos: Positions. [num_nodes, 3]
@@ -66,5 +66,5 @@ def directions(pos: Tensor, edge_index: Tensor, r: Tensor, cutoff: float, edge_s
     real = ((r < cutoff) & (r > 0)).unsqueeze(1)  # [num_edges, 1]
     vector = pos.index_select(0, edge_index[0]) - pos.index_select(0, edge_index[1])
     vector = vector if edge_shift is None else vector + edge_shift
-    # Masked before the division, so that whatever stands in a padding node has no gradient either.
+    # Masked before the division, so that whatever is in a padding node has no gradient either.
     return torch.where(real, vector, 0.0) / torch.where(real, r.unsqueeze(1), 1.0)

@@ -121,7 +121,7 @@ class ShortestPaths(_Encoding):
         self.max_num_nodes, self.name = _at_least_one("max_num_nodes", max_num_nodes), name
         self.max_hops = _at_least_one("max_hops", max_hops)
         if max_hops > 253:
-            raise ValueError(f"max_hops is {max_hops}; at most 253 fit a byte beside the two numbers of absent paths.")
+            raise ValueError(f"max_hops is {max_hops}; at most 253 fit a byte next to the two numbers of absent paths.")
 
     def forward(self, data: Data) -> Data:
         """Sets the attribute; PyG copies the graph beforehand."""

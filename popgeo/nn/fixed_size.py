@@ -89,7 +89,7 @@ class FixedSizeReadout(nn.Module):
         return super().train(mode)
 
     def reset_parameters(self) -> None:
-        """Draws the readout's parameters anew."""
+        """Draws the readout's parameters again."""
         self._readout[0].reset_parameters()
 
     def __repr__(self) -> str:
@@ -113,12 +113,12 @@ class FixedSizePool(nn.Module):
 
 
 def _fix(module: nn.Module, num_graphs: int, fixed: dict[nn.Module, nn.Module], *, is_inner: bool) -> nn.Module:
-    """What stands in for a module: itself with its parts fixed, or its counterpart of fixed size.
+    """What is in for a module: itself with its parts fixed, or its counterpart of fixed size.
 
     Args:
         module: Changed in place.
         num_graphs: Graphs of each batch.
-        fixed: What stands in for the modules met before, since one module may stand in several places.
+        fixed: What is in for the modules met before, since one module may be in several places.
         is_inner: Whether it is part of a convolution or of a readout, whose sizes PyG knows.
     """
     if module in fixed:

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 def energy_and_forces(model: nn.Module, z: Tensor, pos: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
     """Energies and F = -dE/dpos of each atom (arXiv:1706.08566, eq. 5), one backward pass through the model.
 
-    While the model trains, forces can be differentiated again, so they can stand in a loss. Energies of padding graphs
+    While the model trains, forces can be differentiated again, so they can be in a loss. Energies of padding graphs
     depend on no real atom, so padding changes no force; a padding atom's force is zero.
 
     Args:

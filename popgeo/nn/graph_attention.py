@@ -99,7 +99,7 @@ class SameGraph:
 
         Raises:
             ValueError: the padded form without `max_num_nodes`, a real graph is larger than that, or `batch` does not
-                ascend. In captured code, where nothing can be raised, attention gives NaN for such a graph.
+                ascend. In captured code, if nothing can be raised, attention gives NaN for such a graph.
 
         Example:
             >>> SameGraph.of(torch.tensor([0, 0, 1]), num_graphs=2).may_see.int()
@@ -236,7 +236,7 @@ class GraphAttention(nn.Module):
 
 def _softmax_of_seen(score: Tensor, may_see: Tensor) -> Tensor:
     """Softmax over the keys that may be seen; exactly 0 for others and for what would be, or lead to, a denormal."""
-    least = torch.finfo(score.dtype).min / 4  # finite, so that a row that sees nothing is no NaN
+    least = torch.finfo(score.dtype).min / 4  # finite, so that a row that sees nothing is not a NaN
     seen = torch.where(may_see, score.detach(), least)
     threshold = seen.amax(-1, keepdim=True) + least_exponent(score.dtype)
     # Added, not chosen: a weight of 0 has no gradient anyway, so the way back needs no mask.

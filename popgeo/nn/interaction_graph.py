@@ -15,7 +15,7 @@ class InteractionGraph(nn.Module):
     """Turns positions into edges; what `SchNet` accepts as `interaction_graph`.
 
     Attributes:
-        half_list: Whether each pair of atoms is listed once and stands for the edges of both directions.
+        half_list: Whether each pair of atoms is listed once and represents the edges of both directions.
     """
 
     half_list = False
@@ -32,7 +32,7 @@ class InteractionGraph(nn.Module):
             nodes_mask: True where the atom is real. [num_nodes]
 
         Returns:
-            `edge_index` (neighbour, centre) [2, num_edges] and the length of each edge, the cutoff where it is absent
+            `edge_index` (neighbour, centre) [2, num_edges] and the length of each edge, the cutoff if it is absent
             [num_edges].
         """
         edge_index, edge_weight, _ = self.find(

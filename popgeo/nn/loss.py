@@ -1,4 +1,4 @@
-"""Losses of the real rows only: what stands in padding, even NaN, changes neither the value nor a gradient.
+"""Losses of the real rows only: what is in padding, even NaN, changes neither the value nor a gradient.
 
 `weight` means what it means in torch: a factor for each entry, or for each class. A mean of weighted entries divides by
 what torch's divides by; `divide_by` replaces that number.
@@ -40,7 +40,7 @@ def known_labels(target: Tensor, mask: Tensor | None = None) -> Tensor:
     """Where a label is known and its row is real: the mask that any loss here takes.
 
     Args:
-        target: Labels, NaN where nobody measured. [rows, ...]
+        target: Labels, NaN if nobody measured. [rows, ...]
         mask: True where the row is real. [rows] or of the target's shape
 
     Example:
@@ -149,7 +149,7 @@ def cross_entropy(
     check_classes(input, target, "cross-entropy")
     num_classes = input.size(1)
     if mask is not None:
-        # Class 0 stands in where there is none: an index outside the classes could not be looked up.
+        # Class 0 is in if there is none: an index outside the classes could not be looked up.
         mask = _entries(target, mask)
         input, target = torch.where(mask.unsqueeze(1), input, 0.0), torch.where(mask, target, 0)
     outside = (target < 0) | (target >= num_classes)
@@ -209,7 +209,7 @@ def binary_cross_entropy(
     logits = require(
         ~outside.any(),
         torch.where(known, input, 0.0),
-        lambda: f"A label is {float(label[outside][0])}; labels are 0 to 1, and NaN where nobody measured.",
+        lambda: f"A label is {float(label[outside][0])}; labels are 0 to 1, and NaN if nobody measured.",
     )
     label = label * (1 - label_smoothing) + label_smoothing / 2 if label_smoothing else label
     values = F.binary_cross_entropy_with_logits(logits, label, pos_weight=pos_weight, reduction="none")
@@ -220,7 +220,7 @@ def check_classes(input: Tensor, target: Tensor, name: str) -> None:
     """Refuses anything but a row of logits for each class.
 
     Raises:
-        ValueError: the shapes are others, or classes are no integers; the message names what needs these.
+        ValueError: the shapes are others, or classes are not integers; the message names what needs these.
     """
     if input.dim() != 2 or target.shape != input.shape[:1]:
         raise ValueError(
@@ -232,7 +232,7 @@ def check_classes(input: Tensor, target: Tensor, name: str) -> None:
 
 
 def _mean(values: Tensor, share: Tensor | None, mask: Tensor | None, divide_by: Tensor | float | None) -> Tensor:
-    """The sum of the values kept, over `divide_by` or else the sum of their shares, each 1 where none are given."""
+    """The sum of the values kept, over `divide_by` or else the sum of their shares, each 1 if none are given."""
     mask = _entries(values, mask)
     total = torch.where(mask, values, 0.0).sum()
     if isinstance(divide_by, Tensor) and divide_by.numel() != 1:

@@ -243,7 +243,7 @@ def make_norm(name: str | None, in_channels: int) -> nn.Module | None:
 
 
 def _unbiased(var: Tensor, num_nodes: Tensor) -> Tensor:
-    """The variance as estimated from so many nodes."""
+    """The variance as estimated from that many nodes."""
     return var * (num_nodes / (num_nodes - 1).clamp(min=1))
 
 

@@ -1,4 +1,4 @@
-"""Which modules stand for a filter network and for Gaussians, of which an interaction makes its own filters."""
+"""Which modules represent a filter network and for Gaussians, of which an interaction makes its own filters."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ class DistanceColumn:
     """What all blocks of a model make their filters from: distances, or rows where they are made from other things.
 
     Attributes:
-        expansion: Distances [num_edges] where there are Gaussians, rows [num_edges, in] elsewhere.
+        expansion: Distances [num_edges] if there are Gaussians, rows [num_edges, in] elsewhere.
         gaussians: What expands the distances, edge by edge.
         envelope: Factor of each filter. [num_edges]
         plan: Of the edges.
@@ -126,7 +126,7 @@ def is_hooked(modules: Iterable[nn.Module]) -> bool:
 def networks_in_one_pass(
     blocks: Iterable[nn.Module], mlps: Iterable[nn.Module], r: Tensor
 ) -> list[FilterNetwork] | None:
-    """The filter networks of blocks whose interaction is one operation here and now; None where one cannot be."""
+    """The filter networks of blocks whose interaction is one operation here and now; None if one cannot be."""
     if is_hooked(blocks):
         return None
     networks = [filter_network_of(mlp) for mlp in mlps]

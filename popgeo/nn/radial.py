@@ -74,7 +74,7 @@ class BesselBasis(nn.Module):
         """Distances of any shape, flattened. [num_edges] -> [num_edges, num_radial]"""
         r = dist.reshape(-1, 1)
         apart = r > 0
-        safe = torch.where(apart, r, 1.0)  # at 0 the limit, which has no slope, stands in
+        safe = torch.where(apart, r, 1.0)  # at 0 the limit, which has no slope, is in
         return torch.where(apart, torch.sin(self.frequency * safe) / safe, self.frequency)
 
     def extra_repr(self) -> str:

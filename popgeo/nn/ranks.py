@@ -92,7 +92,7 @@ def filtered_ranks(scores: Tensor, target: Tensor, known: Tensor | None = None) 
     For a few candidates that are scored anyway; `rank_entities` scores and ranks a whole graph's in blocks.
 
     Args:
-        scores: Higher is better; -inf for what is no candidate. [num_queries, num_candidates]
+        scores: Higher is better; -inf for what is not a candidate. [num_queries, num_candidates]
         target: The answer of each query. [num_queries]
         known: True where a candidate is an answer that is known, the target or another; only the target is ranked.
             [num_queries, num_candidates]

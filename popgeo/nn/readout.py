@@ -16,7 +16,7 @@ READOUTS: dict[str, Callable[[Tensor, Tensor, int], Tensor]] = {
 
 
 def require_readout(name: str | None, *, optional: bool = False) -> None:
-    """Refuses a name that stands for no readout.
+    """Refuses a name that represents no readout.
 
     Args:
         name: What graphs are of their nodes.
@@ -68,6 +68,6 @@ class InnerProductDecoder(nn.Module):
     """
 
     def forward(self, z: Tensor, edge_index: Tensor, edges_mask: Tensor | None = None) -> Tensor:
-        """A logit for each edge, 0 where it is absent. [num_nodes, channels], [2, num_edges] -> [num_edges]"""
+        """A logit for each edge, 0 if it is absent. [num_nodes, channels], [2, num_edges] -> [num_edges]"""
         score = (gather(z, edge_index[0]) * gather(z, edge_index[1])).sum(1)
         return score if edges_mask is None else torch.where(edges_mask, score, 0.0)

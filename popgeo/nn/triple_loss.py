@@ -32,7 +32,7 @@ class _MeanLoss:
 
         Args:
             positive: Scores of the triples. [...]
-            negative: Scores of what stands in their place. [..., num_negatives]
+            negative: Scores of what is in their place. [..., num_negatives]
             counts: False where a negative is none, such as the triple itself. [..., num_negatives]
             mask: True where the triple is real. [...]
             divide_by: What to divide the sum by; see `masked_mean`.
@@ -78,7 +78,7 @@ class SoftmaxLoss(_MeanLoss):
     """Cross-entropy of the true entity among it and the negatives (arXiv:1806.07297, eq. 7, with all others as these).
 
     Args:
-        num_entities: Where negatives are drawn from so many entities: their exponentials are then scaled up to stand
+        num_entities: Where negatives are drawn from that many entities: their exponentials are then scaled up to stand
             for all others, as sampled softmax does. None takes the negatives for all that there are.
 
     Example:

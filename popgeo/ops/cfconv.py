@@ -37,7 +37,7 @@ def cfconv(x: Tensor, w: Tensor, src: Tensor, dst: Tensor, num_nodes: int, plan:
         plan: The plans of both ends, made once and reused by every layer; without it each call makes its own.
 
     Returns:
-        Summed messages; zero where no edge arrives. [num_nodes, channels]
+        Summed messages; zero if no edge arrives. [num_nodes, channels]
 
     Raises:
         ValueError: shapes or dtypes do not fit, an index is out of range, or the plan is of another index.

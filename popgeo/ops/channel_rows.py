@@ -94,7 +94,7 @@ class Rows:
 
 
 def plan_arguments(plan: ScatterPlan | None, index: Tensor, num_rows: int) -> tuple[Tensor | None, Tensor | None, int]:
-    """A plan as the ops take it, once it is known to be that of the index; no plan where that cannot be known."""
+    """A plan as the ops take it, once it is known to be that of the index; no plan if that cannot be known."""
     if plan is None or not plan.check("index", index, num_rows):
         return None, None, 0
     return plan.rowptr, plan.perm, plan.num_tiles

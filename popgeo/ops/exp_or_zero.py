@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 _LEAST = {torch.float64: -600.0}
-_MARGIN = 0.01  # wider than bfloat16 rounds, so that what stands at the floor is surely below the threshold
+_MARGIN = 0.01  # wider than bfloat16 rounds, so that what is at the floor is surely below the threshold
 
 
 def least_exponent(dtype: torch.dtype) -> float:
@@ -25,7 +25,7 @@ def least_exponent(dtype: torch.dtype) -> float:
 
 
 def exp_or_zero(x: Tensor) -> Tensor:
-    """e^x where that is no denormal number nor leads to one, exactly 0 elsewhere; so are its gradients.
+    """e^x if that is not a denormal number nor leads to one, exactly 0 elsewhere; so are its gradients.
 
     Args:
         x: Exponents of a floating point type, any shape; NaN stays NaN.

@@ -17,7 +17,7 @@ from popgeo.ops.interaction_ops import interact, make_plan
 class InteractionPlan:
     """The order in which an interaction goes through its edges, made once for all layers on the same edges.
 
-    It belongs to the tensors that it was made from and is refused, and made anew, where they differ or were changed.
+    It belongs to the tensors that it was made from and is refused, and made again, where they differ or were changed.
 
     Args:
         tensor: As the compiled kernels read it. int32
@@ -41,14 +41,14 @@ class InteractionPlan:
     ) -> "InteractionPlan":
         """The plan of these edges, without those at which the envelope is exactly 0 and has no gradient.
 
-        Where something is captured, so is this.
+        If something is captured, so is this.
 
         Args:
             src: Source of each edge. [num_edges]
             dst: Destination of each edge. [num_edges]
             sizes: Sources and receivers.
             envelope: Factor of each edge. [num_edges]
-            distances: Put edges of like distance beside each other, where many Gaussians are 0. [num_edges]
+            distances: Put edges of like distance next to each other, where many Gaussians are 0. [num_edges]
             takes_part: 0 at edges to leave out although the envelope has a gradient, for who knows that it is 0, too.
                 [num_edges]
 
@@ -108,11 +108,11 @@ def interaction(
         gaussians: What expands distances.
         envelope: Factor of each filter. [num_edges]
         direction: Unit vector from the destination to the source, turned around for the way back. [num_edges, 3]
-        half_list: Each edge stands for both directions: messages also go from `dst` to `src`, by the same filter.
+        half_list: Each edge represents both directions: messages also go from `dst` to `src`, by the same filter.
         plan: Of these edges, made once and reused by every layer; without it each call makes its own.
 
     Returns:
-        Summed messages; zero where no edge arrives. [num_nodes, channels]; with directions scalars and the three axes
+        Summed messages; zero if no edge arrives. [num_nodes, channels]; with directions scalars and the three axes
         of vectors. [num_nodes, 4 * channels / 3]
 
     Raises:
@@ -155,7 +155,7 @@ def interaction(
 def serves(*tensors: Tensor | None) -> bool:
     """Whether an interaction of these tensors is one operation: in float32 on a processor, without autocast.
 
-    Where it is run at once, the processor must have kernels for it; where it is written down, whoever runs it decides.
+    If it is run at once, the processor must have kernels for it; where it is written down, whoever runs it decides.
     """
     given = [t for t in tensors if t is not None]
     return (

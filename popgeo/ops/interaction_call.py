@@ -28,7 +28,7 @@ class Call:
 
     Attributes:
         x: Features of the sources. [num_sources, channels]
-        expansion: Distances where there are centres, else the network's inputs. [num_edges] or [num_edges, inputs]
+        expansion: Distances if there are centres, else the network's inputs. [num_edges] or [num_edges, inputs]
         envelope: Factor of each filter. [num_edges] or [num_edges, 1]
         weights: Of each layer. [out, in]
         biases: Of each layer. [out]
@@ -36,7 +36,7 @@ class Call:
         dst: Receiver of each edge. [num_edges]
         num_nodes: Receivers.
         activation: Between the layers; one of `Activation`.
-        half_list: Whether each edge stands for both directions.
+        half_list: Whether each edge represents both directions.
         centres: Of the Gaussians. [inputs]
         width: What the square of the distance from a centre is multiplied with; negative.
         plan: From `make_plan`.
@@ -174,8 +174,8 @@ class Call:
         """The structure for the kernels.
 
         Args:
-            out: Where the sums go, or the gradient of `x`; None where nobody asks for that.
-            filters: What the forward pass leaves for the backward one; with slopes beside them, rows twice as long.
+            out: Where the sums go, or the gradient of `x`; None if nobody asks for that.
+            filters: What the forward pass leaves for the backward one; with slopes next to them, rows twice as long.
                 `filters_shape`
             grad: Of the sums, for the backward pass. [num_rows, channels]
             grads: Where the gradients of the expansion, the envelope, the direction, and each layer's weight and bias
@@ -184,7 +184,7 @@ class Call:
             along: In the second backward pass, the gradients of those of `x`, expansion, envelope and direction.
             to_grad: Where the gradient of `grad` goes.
             num_threads: How many threads may work on it; the bits are the same for any number.
-            keeps_slopes: That the filters are, where there are none yet.
+            keeps_slopes: That the filters are, if there are none yet.
         """
         keeps_slopes |= filters is not None and filters.shape[1] > self.filters_shape[1]
         missing: list[Tensor | None] = [None] * (3 + 2 * len(self.weights) - len(grads))

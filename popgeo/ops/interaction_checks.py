@@ -65,7 +65,7 @@ def check_backward(call: Call, filters: Tensor, grad: Tensor, wanted: Sequence[b
     """
     check_call(call)
     (rows, width), dtype = call.filters_shape, call.x.dtype
-    twice = filters.dim() == 2 and filters.shape[1] == 2 * width  # with slopes beside the filters
+    twice = filters.dim() == 2 and filters.shape[1] == 2 * width  # with slopes next to the filters
     check_array("filters", filters, (rows, 2 * width if twice else width), dtype)
     channels = call.x.shape[1] if call.direction is None else call.x.shape[1] // 5 * 4
     check_array("grad", grad, (call.num_nodes, channels), dtype)

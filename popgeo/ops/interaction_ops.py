@@ -57,7 +57,7 @@ def interact_second(
 ) -> list[Tensor]:
     """The wanted ones of the gradients by `grad` and `Call.tensors`, from those of the `first` ones: see `Call`.
 
-    Where they may be differentiated again they are the definition's.
+    If they may be differentiated again they are the definition's.
     """
     if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (grad, *along, *call.tensors)):
         return call.second_gradients(grad, first, along, wanted)
@@ -82,7 +82,7 @@ def pack_backward(
 ) -> bytes:
     """The structure of a backward call; its results are the gradients wanted, and the working memory.
 
-    `second` is what `Call.pack` takes besides in the second backward pass.
+    `second` is what `Call.pack` takes in addition in the second backward pass.
     """
     *made, workspace = results
     given = iter(made)
@@ -149,7 +149,7 @@ class _Backward(torch.autograd.Function):
 
 
 def _below_autograd(name: str, kernel: Callable[..., Any], arguments: Sequence[Any]) -> Any:
-    """Runs an operation, which torch's dispatcher sees only where it has something to add."""
+    """Runs an operation, which torch's dispatcher sees only if it has something to add."""
     if is_eager([*arguments, *(t for argument in arguments if isinstance(argument, list | tuple) for t in argument)]):
         return kernel(*arguments)
     with torch._C._AutoDispatchBelowAutograd():

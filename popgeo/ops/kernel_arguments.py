@@ -61,7 +61,7 @@ def check_plan_tensors(
             continue
         if tensor.dtype is not torch.int32 or tensor.device != index.device:
             raise ValueError(
-                f"A tensor of the plan is {tensor.dtype} on {tensor.device}; rowptr and perm are torch.int32 beside "
+                f"A tensor of the plan is {tensor.dtype} on {tensor.device}; rowptr and perm are torch.int32 next to "
                 f"the data. Use ScatterPlan.from_index({name}, {num_rows})."
             )
         if tensor.shape != (size,):

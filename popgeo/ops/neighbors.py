@@ -52,7 +52,7 @@ def knn(
 
     Raises:
         ValueError: `k` or the cutoff is not positive, or a real graph exceeds `max_num_nodes` or `batch` does not
-            ascend; under capture, where nothing can be raised, every length is then NaN.
+            ascend; under capture, if nothing can be raised, every length is then NaN.
 
     Example:
         >>> pos, batch = torch.tensor([[0.0, 0, 0], [1, 0, 0], [3, 0, 0]]), torch.zeros(3, dtype=torch.long)
@@ -105,7 +105,7 @@ def pairs(
 
     Raises:
         ValueError: the cutoff is not positive, or a real graph exceeds `max_num_nodes` or `batch` does not
-            ascend; under capture, where nothing can be raised, every length is then NaN.
+            ascend; under capture, if nothing can be raised, every length is then NaN.
 
     Example:
         >>> pos, batch = torch.tensor([[0.0, 0, 0], [1, 0, 0], [3, 0, 0]]), torch.zeros(3, dtype=torch.long)
@@ -158,7 +158,7 @@ def radius(
 
     Raises:
         ValueError: the cutoff is not positive, or a real graph exceeds `max_num_nodes` or `batch` does not
-            ascend; under capture, where nothing can be raised, every length is then NaN.
+            ascend; under capture, if nothing can be raised, every length is then NaN.
 
     Example:
         >>> pos, batch = torch.tensor([[0.0, 0, 0], [1, 0, 0], [3, 0, 0]]), torch.zeros(3, dtype=torch.long)
@@ -207,7 +207,7 @@ def distance(
     vector = pos.index_select(0, edge_index[0]) - pos.index_select(0, edge_index[1])  # [num_edges, 3]
     vector = vector if edge_shift is None else vector + edge_shift
     if edges_mask is not None:
-        # Masked before squaring, so that whatever stands in a padding node has no gradient either.
+        # Masked before squaring, so that whatever is in a padding node has no gradient either.
         vector = torch.where(edges_mask.unsqueeze(1), vector, 0.0)
     r2 = vector.square().sum(1)
     apart = r2 > 0

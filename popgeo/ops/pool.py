@@ -61,7 +61,7 @@ def global_softmax(x: Tensor, batch: Tensor, num_graphs: int) -> Tensor:
         num_graphs: Graphs in the batch, padding included.
 
     Returns:
-        e^x divided by its sum over the graph; exactly 0 where it is e^-60 or less of the largest (e^-600 in float64),
+        e^x divided by its sum over the graph; exactly 0 if it is e^-60 or less of the largest (e^-600 in float64),
         so that no denormal number arises. [num_nodes, channels]
 
     Example:

@@ -36,7 +36,7 @@ def scatter_mul(src: Tensor, index: Tensor, num_rows: int) -> Tensor:
 
 
 def scatter_extremum(src: Tensor, index: Tensor, num_rows: int, *, largest: bool) -> tuple[Tensor, Tensor]:
-    """The first largest (or smallest) entry per row and channel and its edge; 0 and `num_edges` where none arrives.
+    """The first largest (or smallest) entry per row and channel and its edge; 0 and `num_edges` if none arrives.
 
     A NaN is neither larger nor smaller than anything, so it never wins, as in torch_scatter.
     """

@@ -20,7 +20,7 @@ def require(holds: Tensor, value: Tensor, reason: Callable[[], str]) -> Tensor:
 
     Args:
         holds: The condition: one boolean, or those that go with parts of the value. [] or broadcast to the value
-        value: What must not be used where it does not hold.
+        value: What must not be used if it does not hold.
         reason: Makes the message of the error.
 
     Raises:

@@ -41,7 +41,7 @@ def scatter(
         plan: The plan of a one-dimensional `index`, made once and reused.
 
     Returns:
-        The reduced entries. Where nothing arrives: 0, and 1 for "mul". [..., dim_size, ...]
+        The reduced entries. If nothing arrives: 0, and 1 for "mul". [..., dim_size, ...]
 
     Raises:
         ValueError: an index is out of range, its shape does not broadcast, or `reduce` is unknown.
@@ -121,7 +121,7 @@ def scatter_mul(
     dim_size: int | None = None,
     plan: ScatterPlan | None = None,
 ) -> Tensor:
-    """Multiply the entries that share an index; 1 where nothing arrives. See `scatter`.
+    """Multiply the entries that share an index; 1 if nothing arrives. See `scatter`.
 
     Example:
         >>> scatter_mul(torch.tensor([4.0, 2.0, 3.0]), torch.tensor([0, 2, 0]), dim_size=3)
@@ -159,7 +159,7 @@ def scatter_max(
 ) -> tuple[Tensor, Tensor]:
     """The largest of the entries that share an index, and its position along `dim`; see `scatter`.
 
-    The first of equal entries wins. Where nothing arrives the value is 0 and the position `src.shape[dim]`.
+    The first of equal entries wins. If nothing arrives the value is 0 and the position `src.shape[dim]`.
 
     Example:
         >>> scatter_max(torch.tensor([4.0, 2.0, 3.0]), torch.tensor([0, 2, 0]), dim_size=3)
@@ -254,7 +254,7 @@ def gather(x: Tensor, index: Tensor, dim: int = 0, plan: ScatterPlan | None = No
 def _extreme(
     rows: Rows, plan: ScatterPlan | None, out: Tensor | None, absent: int, find: Callable, is_better: Callable
 ) -> tuple[Tensor, Tensor]:
-    """Extremes and their positions; where there is an `out`, whichever is better, it or what was found."""
+    """Extremes and their positions; if there is an `out`, whichever is better, it or what was found."""
     best, arg = find(rows.src, rows.index, rows.num_rows, *rows.plan(plan))
     best, arg = rows.restore(best), rows.restore_position(arg)
     if out is None:

@@ -23,7 +23,7 @@ _MAX_INT32 = 2**31 - 1
 class ScatterPlan:
     """Which edges arrive at each row, and how the rows are divided over tiles.
 
-    Row `i` receives the edges `perm[rowptr[i]:rowptr[i + 1]]`, in the order in which they stand in the index; where the
+    Row `i` receives the edges `perm[rowptr[i]:rowptr[i + 1]]`, in the order in which they are in the index; where the
     index is already sorted, `perm` is None and the edges are `rowptr[i]:rowptr[i + 1]` themselves.
 
     A plan belongs to one index, which it keeps: an op that is given the plan with another index, or after the index was
@@ -195,7 +195,7 @@ class EdgePlan:
 
 
 def _version(index: Tensor) -> int:
-    """How often the tensor was changed in place; -1 where that is not counted (inference, compilation)."""
+    """How often the tensor was changed in place; -1 if that is not counted (inference, compilation)."""
     return -1 if torch.compiler.is_compiling() or index.is_inference() else index._version
 
 

@@ -73,7 +73,7 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> N
 
 def _differentiate(ctx: Any, grad: Tensor, _: Tensor | None) -> tuple[Tensor | None, ...]:
     (arg,) = ctx.saved_tensors
-    # One row more than there are edges takes the gradients of rows where nothing arrived.
+    # One row more than there are edges takes the gradients of rows if nothing arrived.
     grad_src = grad.new_zeros(ctx.num_edges + 1, grad.shape[1]).scatter(0, arg, grad)[:-1]
     return grad_src, *[None] * 5
 
@@ -149,7 +149,7 @@ def _running_product(src: Tensor, index: Tensor, shift: int) -> Tensor:
 
 
 def _shifted(src: Tensor, index: Tensor, shift: int) -> Tensor:
-    """Each row's entry `shift` positions earlier, or 1 where that belongs to another row."""
+    """Each row's entry `shift` positions earlier, or 1 if that belongs to another row."""
     same = (index[shift:] == index[:-shift]).unsqueeze(1)
     ones = torch.ones_like(src[:shift])
     return torch.cat([ones, torch.where(same, src[:-shift], torch.ones_like(src[:-shift]))])

@@ -72,13 +72,13 @@ def scatter_logsumexp(
     eps: float = 1e-12,
     plan: ScatterPlan | None = None,
 ) -> Tensor:
-    """The logarithm of the sum of exponentials of the entries that share an index; 0 where nothing arrives.
+    """The logarithm of the sum of exponentials of the entries that share an index; 0 if nothing arrives.
 
     Args:
         src: Scores, of a floating point type. [..., num_edges, ...]
         index: Row of each score; see `popgeo.ops.scatter`.
         dim: The dimension that the index runs along.
-        out: One more score for each row, which is the result where nothing else arrives; it stays unchanged.
+        out: One more score for each row, which is the result if nothing else arrives; it stays unchanged.
         dim_size: Number of rows; required under capture.
         eps: Added to each row's sum of exponentials.
         plan: The plan of a one-dimensional `index`, made once and reused.

@@ -147,7 +147,7 @@ def all_to_all(x: Tensor, num_shards: int | None = None) -> Tensor:
 
 
 def exchange_shards(x: Tensor) -> Tensor:
-    """The same as `all_to_all`, and a view of `x` where this process holds all shards, so that nothing is moved.
+    """The same as `all_to_all`, and a view of `x` if this process holds all shards, so that nothing is moved.
 
     Args:
         x: What each local shard holds for each shard. [num_local, num_shards, ...]

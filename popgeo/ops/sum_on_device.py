@@ -19,7 +19,7 @@ def scatter_sum(src: Tensor, index: Tensor, num_rows: int, rowptr: Tensor | None
 
     Args:
         src: [num_edges, channels]
-        index: Only looked at where there is no plan. [num_edges]
+        index: Only looked at if there is no plan. [num_edges]
         num_rows: Rows of the result.
         rowptr: Where the edges of each row start, of a plan. [num_rows + 1]
         perm: Edges in row order; None where they are.
@@ -88,7 +88,7 @@ def require_range(name: str, index: Tensor, num_rows: int) -> None:
 
 @functools.cache
 def triton_kernels() -> ModuleType | None:
-    """The kernels in Triton, or None where it cannot be imported."""
+    """The kernels in Triton, or None if it cannot be imported."""
     try:
         from popgeo.ops import triton_kernels as kernels
     except ImportError:

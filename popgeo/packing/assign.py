@@ -1,4 +1,4 @@
-"""From a plan of sizes to packs of graphs: which graph of a size goes where is drawn anew each epoch."""
+"""From a plan of sizes to packs of graphs: which graph of a size goes where is drawn again each epoch."""
 
 import numpy as np
 import torch

@@ -40,7 +40,7 @@ def completions(room: int, present: Sequence[int], counts: Mapping[int, int], *,
 
 
 def _closest(room: int, present: Sequence[int], counts: Mapping[int, int], alone: _Options) -> _Options:
-    """The same where nothing fills the room to the last: for each size the largest that still fits beside it."""
+    """The same if nothing fills the room to the last: for each size the largest that still fits next to it."""
     options, weights = alone
     best = options[0][0]
     for small in present:

@@ -44,7 +44,7 @@ def best_fit_decreasing(sizes: Histogram) -> SizePlan:
     """Best-fit decreasing on a histogram; as quick for millions of graphs as for hundreds.
 
     Packs with equal contents are handled together: the graphs of one size go to the packs with the least sufficient
-    room, each taking as many as it can, because after one graph that pack is again the fullest with room.
+    room, each taking the same number as it can, because after one graph that pack is again the fullest with room.
 
     Example:
         >>> plan = best_fit_decreasing(Histogram(sizes=(2, 3), counts=(4, 5), capacity=7, num_graphs=9, bound=4))

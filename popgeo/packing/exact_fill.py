@@ -19,7 +19,7 @@ from popgeo.packing.shuffled import uniform_stream
 
 DRAWS = 32  # tries to draw a graph that fits before a pack is closed
 CANDIDATES = 4  # graphs compared per choice, to keep edges in proportion to nodes
-STEERED = 8  # room for so many mean graphs, from which on candidates are compared
+STEERED = 8  # room for that many mean graphs, from which on candidates are compared
 COMPLETIONS = 4  # pairs of sizes tried before a pack is closed by its largest fitting graph
 
 

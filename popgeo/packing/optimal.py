@@ -54,7 +54,7 @@ def optimal_plan(sizes: Histogram) -> SizePlan:
         sizes: How many graphs there are of each size.
 
     Returns:
-        A plan whose `bound` is proven: `gap` is 0 where no plan can be better.
+        A plan whose `bound` is proven: `gap` is 0 if no plan can be better.
 
     Example:
         >>> plan = optimal_plan(Histogram(sizes=(3, 4, 5), counts=(20, 10, 10), capacity=12, num_graphs=9, bound=13))

@@ -108,7 +108,7 @@ class Packs(Sequence[Ids]):
 
     @staticmethod
     def single(num_graphs: int) -> "Packs":
-        """All of so many graphs in one pack, in order.
+        """All of that many graphs in one pack, in order.
 
         Example:
             >>> Packs.single(3)[0]

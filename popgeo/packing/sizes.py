@@ -10,7 +10,7 @@ def as_table(sizes: ArrayLike, *, narrow: bool = False) -> NDArray[np.int64]:
     """The sizes of graphs as one row per graph and one column per dimension.
 
     Args:
-        sizes: Whole numbers. [num_graphs, num_dims], or [num_graphs] where there is one dimension
+        sizes: Whole numbers. [num_graphs, num_dims], or [num_graphs] if there is one dimension
         narrow: Leaves signed numbers of fewer bits as they are, which takes less memory: sums then need care.
 
     Returns:
@@ -83,7 +83,7 @@ def fitting(
 
 
 def names(num_dims: int) -> tuple[str, ...]:
-    """What to call the dimensions of sizes: nodes and edges, or numbered sizes where there are more than two.
+    """What to call the dimensions of sizes: nodes and edges, or numbered sizes if there are more than two.
 
     Example:
         >>> names(1), names(3)

@@ -49,7 +49,7 @@ def stream(sizes: ArrayLike, budget: Budget, *, generator: torch.Generator | Non
 
 
 def _compiled(table: NDArray[np.int64], budget: Budget) -> Ids | None:
-    """Where each pack starts, and the end; None where there is no library."""
+    """Where each pack starts, and the end; None if there is no library."""
     next_fit = library.function("popgeo_next_fit", _NEXT_FIT, ctypes.c_int64)
     if next_fit is None or max(budget.num_graphs, *budget.sizes) >= 2**62:
         return None

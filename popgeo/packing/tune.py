@@ -29,7 +29,7 @@ class Shape:
         slots: Slots for each dimension; one of every node dimension is kept for padding.
         num_graphs: Slots for graphs; one is kept for padding.
         budget: What the real graphs of a batch may use.
-        efficiency: Expected real over slots, for each dimension; 0 where there are no slots.
+        efficiency: Expected real over slots, for each dimension; 0 if there are no slots.
         graphs_per_batch: Expected real graphs of a batch.
         reason: One sentence: what was chosen, and why.
     """
@@ -48,7 +48,7 @@ class Shape:
 
     @property
     def num_edges(self) -> int:
-        """Edge slots; the second dimension, 0 where there is none."""
+        """Edge slots; the second dimension, 0 if there is none."""
         return self.slots[1] if len(self.slots) > 1 else 0
 
     def __repr__(self) -> str:
@@ -67,7 +67,7 @@ def tune(
     num_node_dims: int = 1,
     progress_bar: bool | None = None,
 ) -> Shape:
-    """Choose the fixed shape that wastes least, at about so many real graphs a batch.
+    """Choose the fixed shape that wastes least, at about that many real graphs a batch.
 
     A sample of the dataset is packed by `window` into each candidate: the multiples of `align` around the target for
     the first dimension, each with several amounts of slack in the others. The cheapest per graph wins; of those within
@@ -189,7 +189,7 @@ def _slots(
 
 
 def _try(sample: NDArray[np.int64], slots: NDArray[np.int64], padding: NDArray[np.bool_]) -> _Trial:
-    """Pack the sample; where it is not the whole dataset, only packs made by a full and settled window count."""
+    """Pack the sample; if it is not the whole dataset, only packs made by a full and settled window count."""
     budget = Budget(sizes=tuple((slots - padding).tolist()), num_graphs=len(sample))
     packs = window(sample, budget, window=_WINDOW, generator=torch.Generator().manual_seed(0))
     start, end = 0, len(packs)

@@ -72,7 +72,7 @@ def iter_window(
     skip: bool = False,
     shuffle: bool = True,
 ) -> Iterator[Packs]:
-    """The packs of `window`, some at a time: the first ones at once, the rest while training goes on.
+    """The packs of `window`, some at a time: the first ones at once, the rest while training continues.
 
     Args:
         sizes: As for `window`; or an iterator over the sizes of one graph after another, as an iterable dataset yields
@@ -152,7 +152,7 @@ def _by_scarcity(totals: Sequence[int], budget: Budget) -> list[int]:
 
 
 def _open(budget: Budget, window: int, key: int) -> "_Compiled | exact_fill.Window":
-    """The compiled window; the interpreted one where there is none, or where 64 bits could overflow."""
+    """The compiled window; the interpreted one if there is none, or where 64 bits could overflow."""
     largest = max(budget.sizes) * max(budget.sizes[0], 1) * window * 4
     fits = largest < 2**62 and window < 2**30 and budget.sizes[0] < _MAX_BUCKETS
     new = library.function("popgeo_window_new", _Compiled.NEW, ctypes.c_void_p) if fits else None

@@ -28,7 +28,7 @@ def bsp_timeline(
     """Draws what the machine does over time, one lane for each activity.
 
     Args:
-        supersteps: `Report.to_frame("supersteps")`: `activity`, `start` and `length` in cycles. The host runs beside
+        supersteps: `Report.to_frame("supersteps")`: `activity`, `start` and `length` in cycles. The host runs next to
             and is left out.
         clock: Cycles per second; with it the axis shows microseconds.
         between: First and last cycle to show.

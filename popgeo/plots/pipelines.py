@@ -27,7 +27,7 @@ def pipeline_timeline(
     between: Sequence[tuple[float, float]] | None = None,
     ax: Axes | None = None,
 ) -> Axes:
-    """Draws what each IPU does over time, a row an IPU, with the numbers of micro-batches; where it is grey it waits.
+    """Draws what each IPU does over time, a row an IPU, with the numbers of micro-batches; if it is grey it waits.
 
     Args:
         spans: `Pipeline.to_frame("spans")`: `kind`, `ipu`, `micro_batch`, `start` and `end` in cycles.
@@ -74,7 +74,7 @@ def pipeline_timeline(
 
 
 def _bars(ax: Axes, rows: pd.DataFrame, shift: float, kind: str, whole: float) -> None:
-    """The spans of one kind, with the numbers of their micro-batches where there is room."""
+    """The spans of one kind, with the numbers of their micro-batches if there is room."""
     for ipu, own in rows.groupby("ipu"):
         lengths = own["end"] - own["start"]
         spans = list(zip(own["start"] + shift, lengths, strict=True))

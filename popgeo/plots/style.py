@@ -48,7 +48,7 @@ def panels(
 
 @contextmanager
 def drawing(ax: Axes | None, size: tuple[float, float] = SIZE) -> Iterator[Axes]:
-    """The Axes to draw on, made where none is given, and the one look of all figures while it is drawn on."""
+    """The Axes to draw on, made if none is given, and the one look of all figures while it is drawn on."""
     with mpl.rc_context(THEME):
         yield Figure(figsize=size, layout="constrained").add_subplot() if ax is None else ax
 
@@ -67,7 +67,7 @@ def stacked(
 
 
 def dimensions(table: pd.DataFrame) -> list[str]:
-    """Which of nodes, edges and graphs a table has columns for; a ValueError where it has none."""
+    """Which of nodes, edges and graphs a table has columns for; a ValueError if it has none."""
     if not (found := [column for column in COLORS if column in table]):
         raise ValueError(f"The table has the columns {list(table)}; at least one of {list(COLORS)} is needed.")
     return found

@@ -2,7 +2,7 @@
 
 In a list of neighbours that holds each pair in both directions, half of the work on distances, the radial network that
 gives an edge its weights above all, is done twice. A batch says in `opposite_edge` [E] which edge joins the same atoms
-the other way; padding edges, which are all as long, stand for one another two by two.
+the other way; padding edges, which are all as long, represent one another two by two.
 """
 
 from collections.abc import Mapping
@@ -51,11 +51,11 @@ def note_opposite_edges(graphs: Any) -> None:
 
 
 def opposite_in_batch(batch: Batch) -> dict[str, Tensor]:
-    """The `opposite_edge` of a batch by its name, counted from the first edge of the batch; nothing where it has none.
+    """The `opposite_edge` of a batch by its name, counted from the first edge of the batch; nothing if it has none.
 
     Args:
         batch: With `opposite_edge` counted from the first edge of each structure, and anything for padding; the edges
-            of a structure lie beside one another, padding last.
+            of a structure lie next to one another, padding last.
     """
     if OPPOSITE not in batch:
         return {}
@@ -114,6 +114,6 @@ def _pairs_of(opposite: Tensor) -> tuple[Tensor, Tensor]:
     edge, num_pairs = torch.arange(len(opposite), device=opposite.device), (len(opposite) + 1) // 2
     is_first = edge <= opposite
     rank = is_first.cumsum(0) - 1
-    place = torch.where(is_first, rank, num_pairs)  # behind the last pair for those that are no first ones
+    place = torch.where(is_first, rank, num_pairs)  # behind the last pair for those that are not first ones
     first = edge.new_zeros(num_pairs + 1).scatter(0, place, edge)[:num_pairs]
     return first, rank[torch.minimum(edge, opposite)]

@@ -1,6 +1,7 @@
 """Any framework's potential on systems of any size, at one shape: for dynamics and screening that compile once.
 
-Systems are put together into batches that keep the contract of `padding.py`, as many as it takes. Only a system that
+Systems are put together into batches that keep the contract of `padding.py`, the same number as it takes. Only a
+system that
 alone is larger than a batch changes the shape: it becomes half more than that system needs, for all that follows, and a
 warning says so. No edge is ever dropped. Each framework's file has an `evaluator(model)`; with
 
@@ -29,7 +30,7 @@ class Evaluator:
 
     Args:
         evaluate: Called with the framework's batch; gives `energy` [num_graphs], and `forces` [num_nodes, 3] and
-            `stress` [num_graphs, 3, 3] where there are such, by name, padding included.
+            `stress` [num_graphs, 3, 3] if there are such, by name, padding included.
         as_graph: Makes a graph with the names of `padding.py` of one with `z`, `pos`, `cell`, `pbc`, `edge_index` and
             `edge_shift`, as `popgeo.convert.read_atoms` describes them.
         as_batch: Makes the framework's batch, as that framework's loader does.
@@ -40,7 +41,7 @@ class Evaluator:
             `num_edges` and `num_graphs`.
         num_edges: Edges of a batch.
         num_graphs: Systems of a batch, padding included.
-        skin: Neighbours are looked for anew only where an atom has moved half of it; see `NeighbourList`.
+        skin: Neighbours are looked for again only where an atom has moved half of it; see `NeighbourList`.
         dtype: Of positions; the model's.
         device: The model's.
         energy_unit: The model's, in eV; its lengths are in angstrom.
@@ -156,7 +157,7 @@ class Evaluator:
         return self.as_graph(graph.to(self.device))
 
     def _room_for(self, graphs: list[Data], sizes: np.ndarray) -> PotentialLoader:
-        """Fixes the shape where it is not, and lets it grow where a system alone is larger."""
+        """Fixes the shape if it is not, and lets it grow where a system alone is larger."""
         most, total = sizes.max(axis=0), sizes.sum(axis=0)
         num_nodes, num_edges, num_graphs = self.sizes
         if self._loader is None:
@@ -171,7 +172,7 @@ class Evaluator:
         if (num_nodes, num_edges) != (nodes, edges):
             warnings.warn(
                 f"A system has {most[0]} atoms and {most[1]} edges, more than a batch of {nodes} nodes and {edges} "
-                f"edges holds. It has {num_nodes} and {num_edges} from here on, and the model is compiled anew; pass "
+                f"edges holds. It has {num_nodes} and {num_edges} from here on, and the model is compiled again; pass "
                 f"num_nodes={num_nodes}, num_edges={num_edges}, or call make_room first, to avoid that.",
                 stacklevel=4,
             )
@@ -217,7 +218,7 @@ def with_unit_shift(graph: Data) -> Data:
 
 
 def places_in(numbers: Tensor, z: Tensor) -> Tensor:
-    """Where each atomic number stands in a model's table.
+    """Where each atomic number is in a model's table.
 
     Raises:
         ValueError: one is not in it.

@@ -26,7 +26,7 @@ _RENAMED = {"atomic_numbers": "z", "cell_offsets": "unit_shift"}
 _COUNTED_ANEW = ("natoms", "nedges", "batch")
 _LEVELS = {"charge": "graph", "spin": "graph", "energy": "graph", "stress": "graph", "dataset": "graph"}
 _LEVELS |= {"fixed": "node", "tags": "node", "forces": "node"}
-_INPUTS = ("pos", "cell", "unit_shift")  # the numbers of a structure that are no targets
+_INPUTS = ("pos", "cell", "unit_shift")  # the numbers of a structure that are not targets
 
 
 def fixed_size_loader(

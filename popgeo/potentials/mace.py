@@ -163,7 +163,7 @@ def evaluator(model: Any, **kwargs: Any) -> Evaluator:
     numbers, like = model.atomic_numbers.cpu(), next(model.parameters())
 
     def evaluate(batch: Any) -> Mapping[str, Tensor]:
-        batch.positions.requires_grad_()  # MACE leaves that to the caller where it is compiled
+        batch.positions.requires_grad_()  # MACE leaves that to the caller if it is compiled
         return model(batch.to_dict(), compute_stress=True)
 
     return Evaluator(
@@ -278,7 +278,7 @@ def in_one_pass(model: nn.Module) -> nn.Module:
     one thread at a time may call the model.
 
     Raises:
-        ValueError: it is no model of MACE, or a convolution no weighted product by channels, as with cuEquivariance.
+        ValueError: it is not a model of MACE, or a convolution no weighted product by channels, as with cuEquivariance.
     """
     blocks: Any = getattr(model, "interactions", None)
     if blocks is None:

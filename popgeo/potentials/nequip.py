@@ -14,7 +14,7 @@ Needs `nequip`: pip install nequip. In the YAML, where batches and training are 
       _target_: popgeo.potentials.nequip.FixedSizeLightningModule    # or FixedSizeEMALightningModule
 
 Padding has no targets: they are NaN there. A loss that takes padding for real is then NaN from the first update on,
-rather than wrong in silence. The training modules of this page hand losses and metrics real rows only; without them,
+rather than wrong silently. The training modules of this page hand losses and metrics real rows only; without them,
 `ignore_nan: true` at each metric leaves padding out, too, but for metrics of whole vectors.
 """
 
@@ -108,7 +108,8 @@ def as_graph(frame: Mapping[str, Tensor], *, names: frozenset[str], type_names: 
     """A frame of NequIP as a graph with the names of `popgeo.potentials.padding`.
 
     Raises:
-        ValueError: it is no frame, other fields are in it than in the first one, or an atom is of another type than the
+        ValueError: it is not a frame, other fields are in it than in the first one, or an atom is of another type than
+        the
             model's.
     """
     if type_names is not None:
@@ -180,7 +181,7 @@ def evaluator(model: Any, **kwargs: Any) -> Evaluator:
 
     def typed(graph: Data) -> Data:
         graph = with_unit_shift(graph.update({"z": places_in(numbers, graph.z.cpu()).to(graph.z)}))
-        del graph.edge_shift  # which is no field of NequIP
+        del graph.edge_shift  # which is not a field of NequIP
         return graph
 
     return Evaluator(
@@ -244,7 +245,7 @@ def in_one_pass(model: nn.Module) -> nn.Module:
     One thread at a time may call it with such batches; give another a copy.
 
     Raises:
-        ValueError: there is no convolution in it, or one is no weighted product by channels.
+        ValueError: there is no convolution in it, or one is not a weighted product by channels.
     """
     parts = list(model.modules())
     if not any(isinstance(getattr(one, "tp_scatter", None), TensorProductScatter | _Convolution) for one in parts):
@@ -260,7 +261,7 @@ def in_one_pass(model: nn.Module) -> nn.Module:
 
 
 class _Convolution(nn.Module):
-    """What NequIP calls where it has a product and a sum."""
+    """What NequIP calls if it has a product and a sum."""
 
     def __init__(self, product: nn.Module) -> None:
         super().__init__()

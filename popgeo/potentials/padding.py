@@ -8,7 +8,7 @@ the framework's own. In between stand the names of this page, which every framew
     edge_index  [2, E]      the framework's own direction
     unit_shift  [E, 3]      how many cells an edge crosses
     edge_shift  [E, 3]      the same in lengths: unit_shift @ cell of its structure; only where the framework has it
-    cell        [G, 3, 3]   rows are the vectors; pbc [G, 3] where it has that
+    cell        [G, 3, 3]   rows are the vectors; pbc [G, 3] if it has that
     the rest under the framework's own names, and batch, ptr, nodes_mask, edges_mask, graphs_mask as in all batches
 
 Of N atoms, E edges and G structures, n, e and g are real and come first. Of padding is true, in any framework:
@@ -104,7 +104,7 @@ class PotentialLoader(FixedSizeDataLoader):
         levels: What the rows of further attributes belong to: "node", "edge" or "graph".
         num_nodes: Atoms of a batch, padding included; it, `num_edges` and `batch_size` may be given as
             `fixed_size_options`, and are otherwise measured: the most that `batch_size - 1` structures need with
-            `PadToMax`, else what `FixedSizeOptions.tune` finds for so many on average.
+            `PadToMax`, else what `FixedSizeOptions.tune` finds for that many on average.
         num_edges: Edges of a batch.
         batch_size: Structures of a batch, padding included.
         fixed_size_strategy: As of `FixedSizeDataLoader`; batches within both budgets when left out.
@@ -228,7 +228,7 @@ def unpad_outputs(
     """What a model says of real atoms, edges and structures; its values for padding are left out.
 
     Args:
-        outputs: What it said, by name. What is no tensor, or has a row for none of the three, stays as it is.
+        outputs: What it said, by name. What is not a tensor, or has a row for none of the three, stays as it is.
         masks: The batch, or whatever has its `nodes_mask`, `edges_mask` and `graphs_mask`.
         levels: What the rows of an output belong to, where their number does not tell.
 
@@ -252,7 +252,7 @@ def _unpadded(name: str, value: Any, masks: Mapping[str, Tensor], level: str | N
     fitting = [level] if level else [one for one, mask in masks.items() if len(mask) == len(value)]
     if len(fitting) > 1:
         raise ValueError(
-            f"{name!r} has {len(value)} rows, as many as the batch has {'s and '.join(fitting)}s. Say which are meant: "
+            f"{name!r} has {len(value)} rows, which fits {'s and '.join(fitting)}s of the batch. Say which it has: "
             f"levels={{{name!r}: {fitting[0]!r}}}."
         )
     return value[masks[fitting[0]]] if fitting else value

@@ -92,7 +92,7 @@ def fixed_size_training(
 
 
 def _in_memory(dataset: Any) -> Any:
-    """The items in one list, where they are lists that MACE has joined."""
+    """The items in one list, if they are lists that MACE has joined."""
     parts = dataset.datasets if isinstance(dataset, ConcatDataset) else [dataset]
     return list(chain(*parts)) if all(isinstance(part, list) for part in parts) else dataset
 

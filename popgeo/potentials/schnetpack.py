@@ -6,7 +6,7 @@ Needs `schnetpack`: pip install schnetpack. With a data module of SchNetPack and
     trainer.fit(FixedSizeTask(model, outputs, ...), datamodule=datamodule)      # where AtomisticTask was
 
 Padding has no targets: floating point fields are NaN there, but those that models read. A loss that takes padding for
-real, as of SchNetPack's own task, is then NaN from the first update on, rather than wrong in silence.
+real, as of SchNetPack's own task, is then NaN from the first update on, rather than wrong silently.
 """
 
 from collections.abc import Iterable, Mapping
@@ -57,7 +57,7 @@ def fixed_size_loader(
 ) -> PotentialLoader:
     """Loads SchNetPack's structures in the batches of its `AtomsLoader`, all of one shape.
 
-    They have `nodes_mask`, `edges_mask` and `graphs_mask` beside; `_idx` is -1 in padding.
+    They have `nodes_mask`, `edges_mask` and `graphs_mask` next to; `_idx` is -1 in padding.
 
     Args:
         dataset: A dataset of SchNetPack, or a list of its items, with a neighbour list; a list is kept in memory.
@@ -90,7 +90,7 @@ def as_graph(item: Mapping[str, Tensor], *, names: frozenset[str], max_z: int) -
     """An item of SchNetPack as a graph with the names of `popgeo.potentials.padding`.
 
     Raises:
-        ValueError: it is no item, other fields are in it than in the first one, or an atomic number is too large.
+        ValueError: it is not an item, other fields are in it than in the first one, or an atomic number is too large.
     """
     require_same_fields(frozenset(_checked(item)) - {*_MADE}, names)
     if (largest := int(item[properties.Z].max())) >= max_z:
@@ -158,7 +158,7 @@ def as_batch(batch: Batch, *, levels: Mapping[str, str], inputs: frozenset[str])
 
 
 def evaluator(model: Any, **kwargs: Any) -> Evaluator:
-    """Energies, forces and, where it has them, stress by a model of SchNetPack, with the cutoff that it has itself.
+    """Energies, forces and, if it has them, stress by a model of SchNetPack, with the cutoff that it has itself.
 
     Args:
         model: An `AtomisticModel` whose outputs are called so.

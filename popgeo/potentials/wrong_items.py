@@ -42,7 +42,7 @@ def check_edges(structures: Any, cutoff: float, num_checked: int = 16) -> None:
 
 
 def require_names(batch: Mapping[str, Any], names: Iterable[str], framework: str) -> None:
-    """Refuses the batch of another loader, before a model looks in vain for what it has not.
+    """Refuses the batch of another loader, before a model looks without success for what it has not.
 
     Args:
         batch: Given to a step.
@@ -68,7 +68,7 @@ def require_same_fields(found: Set[str], names: Set[str]) -> None:
     if found != names:
         raise ValueError(
             f"it has the fields {sorted(found - names)} that structure 0 lacks, and lacks {sorted(names - found)}. "
-            f"Give all structures the same, with NaN where there is no value, and a cell to all."
+            f"Give all structures the same, with NaN if there is no value, and a cell to all."
         )
 
 

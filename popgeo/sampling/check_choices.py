@@ -151,7 +151,7 @@ def reverse_types(graphs: Mapping[EdgeType, CompressedGraph]) -> dict[EdgeType, 
         edge_type, twin = (source, relation, destination), (destination, f"rev_{relation}", source)
         if twin in graphs:
             if graphs[twin].num_edges != graphs[edge_type].num_edges:
-                raise ValueError(f"{twin} is no mirror of {edge_type}: their numbers of edges differ.")
+                raise ValueError(f"{twin} is not a mirror of {edge_type}: their numbers of edges differ.")
             reverse_of[edge_type], reverse_of[twin] = twin, edge_type
     for edge_type in graphs.keys() - reverse_of.keys():
         if edge_type[0] != edge_type[2]:

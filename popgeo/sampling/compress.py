@@ -1,4 +1,4 @@
-"""Sorts the edges of a graph by row: a counting sort, compiled where there is a library."""
+"""Sorts the edges of a graph by row: a counting sort, compiled if there is a library."""
 
 import struct
 

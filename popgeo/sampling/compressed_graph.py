@@ -32,14 +32,14 @@ class Direction(str, Enum):
 class CompressedGraph:
     """A graph, or one edge type of a heterogeneous one, by rows: `col[rowptr[i]:rowptr[i + 1]]` are i's neighbours.
 
-    `CompressedGraph.from_edge_index` builds one; a mapping from edge type to `CompressedGraph` stands for a
+    `CompressedGraph.from_edge_index` builds one; a mapping from edge type to `CompressedGraph` represents a
     heterogeneous graph.
 
     Args:
         rowptr: Where each row starts, and the end. int32 or int64 [num_rows + 1]
         col: Neighbours, row after row. The same dtype [num_edges]
         num_cols: How many nodes the neighbours are numbered among; num_rows in a homogeneous graph.
-        perm: The number in `edge_index` of each edge; None where it is its place here. The same dtype [num_edges]
+        perm: The number in `edge_index` of each edge; None if it is its place here. The same dtype [num_edges]
         weight: How likely each edge is drawn, in proportion to the others of its row. float [num_edges]
         time: When each edge may be used from: the time of the edge or of the neighbour; ascends in each row. int64
             [num_edges]

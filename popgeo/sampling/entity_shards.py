@@ -19,7 +19,7 @@ class EntityShards:
         num_entities: How many there are.
         shard: The shard of each entity. [num_entities]
         row: Its row there. [num_entities]
-        entity: Which entity stands in each row; -1 where none does. [num_shards, num_rows]
+        entity: Which entity is in each row; -1 if none does. [num_shards, num_rows]
 
     Example:
         >>> shards = EntityShards.deal(5, num_shards=2, seed=0)
@@ -131,9 +131,9 @@ def pair_of(triples: Tensor, shards: EntityShards) -> Tensor:
 
 
 def deal_triples(pair: Tensor, num_pairs: int, slots: int, order: Tensor | None = None) -> Tensor:
-    """Which triple stands in each slot of each batch of an epoch: each once, those of a pair spread evenly.
+    """Which triple is in each slot of each batch of an epoch: each once, those of a pair spread evenly.
 
-    There are as few batches as hold every triple once with so many slots for each pair.
+    There are as few batches as hold every triple once with that many slots for each pair.
 
     Args:
         pair: The pair of shards of each triple. [num_triples]

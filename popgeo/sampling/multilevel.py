@@ -20,11 +20,12 @@ _POINTER, _INT = ctypes.c_void_p, ctypes.c_int64
 _STREAM = ("popgeo_partition_stream", (_POINTER,) * 7 + (_INT,) * 4, _INT)
 _CONTRACT = ("popgeo_partition_contract", (_POINTER,) * 4 + (_INT, _INT) + (_POINTER,) * 3, _INT)
 
-# A coarse node holds at most this share of a part, so that parts can still be balanced; fewer nodes than so many for
+# A coarse node holds at most this share of a part, so that parts can still be balanced; fewer nodes than that many for
 # each part are not made coarser.
 _SHARE_OF_A_PART, _COARSE_NODES_OF_A_PART = 8, 24
 _PASSES, _STARTS = 12, 4
-# Full parts cannot exchange nodes, so much depends on the start: small graphs are divided several times, for the best.
+# Full parts cannot exchange nodes, that much depends on the start: small graphs are divided several times, for the
+# best.
 _ATTEMPTS, _EDGES_OF_ALL_ATTEMPTS = 16, 2_000_000
 _TOLERANCE = 0.05
 
@@ -36,8 +37,8 @@ class Graph:
     Args:
         rowptr: Where the neighbours of each node start in `col`, and their total. int64 [num_nodes + 1]
         col: Neighbours, in ascending order. int64 [2 * num_edges]
-        edge_weight: How many edges of the first graph each stands for. int64 [2 * num_edges]
-        node_weight: How many nodes of the first graph each stands for. int64 [num_nodes]
+        edge_weight: How many edges of the first graph each represents. int64 [2 * num_edges]
+        node_weight: How many nodes of the first graph each represents. int64 [num_nodes]
     """
 
     rowptr: np.ndarray
@@ -231,7 +232,7 @@ def _stream(graph: Graph, order: np.ndarray, labels: np.ndarray, weights: np.nda
                 best, score = label, value
         if best < 0:
             best = int(np.argmin(weights))
-            # Where nothing has room, heavy coarse nodes stay; a finer graph mends it.
+            # If nothing has room, heavy coarse nodes stay; a finer graph mends it.
             best = own if own >= 0 and weights[best] + weight > capacity else best
         if best != own:
             if own >= 0:

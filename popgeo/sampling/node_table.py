@@ -41,7 +41,7 @@ class NodeTable:
 
     @property
     def trees(self) -> Tensor | None:
-        """The tree of each node, where there are several. int64 [size]"""
+        """The tree of each node, if there are several. int64 [size]"""
         return None if self._trees is None else self._trees[: self.size]
 
     def add(
@@ -54,7 +54,7 @@ class NodeTable:
             places: Places of the edges in `graph.col`. int64 [num_edges]
             ptr: Where the edges of each row start in `places`, and the end. int64 [num_rows + 1]
             first: The number of the first row, in the table of its type.
-            trees: The tree that each row is in, where there are several. int64 [num_rows]
+            trees: The tree that each row is in, if there are several. int64 [num_rows]
             edges: What earlier calls returned. int64 [3, num_before]
 
         Returns:
@@ -87,8 +87,8 @@ class NodeTable:
         Args:
             graph: Whose neighbours are of this type.
             nodes: The rows. int64 [num_rows]
-            trees: The tree that each row is in, where there are several. int64 [num_rows]
-            not_after: The latest time that each row may see, where that matters. int64 [num_rows]
+            trees: The tree that each row is in, if there are several. int64 [num_rows]
+            not_after: The latest time that each row may see, if that matters. int64 [num_rows]
 
         Returns:
             The number of each edge's neighbour, of its row, and of itself in `edge_index`. int64 [3, num_edges]
@@ -114,7 +114,7 @@ class NodeTable:
         return _with_numbers(graph, edges)
 
     def _reserve(self, num_nodes: int) -> None:
-        """Room for so many nodes, in a table that is at most half full."""
+        """Room for that many nodes, in a table that is at most half full."""
         if num_nodes > len(self._nodes):
             self._nodes = torch.cat([self.nodes, self._nodes.new_empty(num_nodes - self.size)])
             if self._trees is not None:

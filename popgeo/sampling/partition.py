@@ -41,8 +41,8 @@ def partition(
         edge_index: Edges of the whole graph. [2, num_edges]
         num_parts: How many parts.
         num_nodes: Nodes of the graph; None means the largest index and one.
-        method: A `PartitionMethod` or its name; None means METIS where it is installed, else our own. Ours keeps every
-            part within 5 % of the mean, or at the mean rounded up where that is more; METIS mostly keeps within 3 %.
+        method: A `PartitionMethod` or its name; None means METIS if it is installed, else our own. Ours keeps every
+            part within 5 % of the mean, or at the mean rounded up if that is more; METIS mostly keeps within 3 %.
         seed: Decides all draws.
 
     Returns:
@@ -71,7 +71,7 @@ def partition(
 
 
 def edge_cut(edge_index: Tensor, parts: Tensor) -> int:
-    """How many edges lead from one part to another, each as often as it stands in `edge_index`.
+    """How many edges lead from one part to another, each as often as it is in `edge_index`.
 
     Args:
         edge_index: Edges of the whole graph. [2, num_edges]
@@ -98,7 +98,7 @@ def _checked_num_nodes(edge_index: Tensor, num_nodes: int | None) -> int:
 def _chosen(method: PartitionMethod | str | None) -> PartitionMethod:
     if isinstance(method, str):
         if method not in PartitionMethod.__members__:
-            raise ValueError(f"{method!r} is no PartitionMethod; pass one of {list(PartitionMethod.__members__)}.")
+            raise ValueError(f"{method!r} is not a PartitionMethod; pass one of {list(PartitionMethod.__members__)}.")
         method = PartitionMethod[method]
     has_metis = find_spec("pymetis") is not None
     if method is PartitionMethod.Metis and not has_metis:

@@ -1,4 +1,4 @@
-"""Neighbour sampling: the k-hop surroundings of seeds, with only so many neighbours of each node.
+"""Neighbour sampling: the k-hop surroundings of seeds, with only that many neighbours of each node.
 
     graph = CompressedGraph.from_edge_index(edge_index, num_nodes)
     sample = sample_neighbors(graph, seeds, [15, 10, 5], seed=step)
@@ -7,9 +7,9 @@
 A heterogeneous graph is a mapping from edge type to `CompressedGraph`; then seeds, their times and `num_neighbors` are
 mappings too, and so are the fields of the result.
 
-Semantics are those of PyTorch Geometric's `NeighborSampler`, also where it does not say so. A node is expanded once,
+Semantics are those of PyTorch Geometric's `NeighborSampler`, also if it does not say so. A node is expanded once,
 in the hop after the one that reached it. A seed that stands twice is two nodes of the sample, each with neighbours of
-its own drawing; where it is somebody's neighbour, it is the first of the two. A node without neighbours brings nothing.
+its own drawing; if it is somebody's neighbour, it is the first of the two. A node without neighbours brings nothing.
 A draw depends on `seed`, the edge type and the node's place in the sample alone, so the same sample comes out for any
 number of threads, with and without the compiled library, of 32- and of 64-bit graphs.
 """
@@ -98,7 +98,7 @@ def sample_neighbors(
         seed: Names the random numbers; None takes a new name from torch's own generator.
 
     Raises:
-        ValueError: a seed is no node, numbers of neighbours, times or types contradict each other or the graph.
+        ValueError: a seed is not a node, numbers of neighbours, times or types contradict each other or the graph.
 
     Example:
         >>> ring = torch.tensor([[1, 2, 3, 0], [0, 1, 2, 3]])

@@ -1,4 +1,4 @@
-"""What a sampler returns: nodes of a large graph, numbered anew with the seeds first, and edges between them."""
+"""What a sampler returns: nodes of a large graph, numbered again with the seeds first, and edges between them."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace

@@ -65,7 +65,7 @@ class TimedNonEdges:
 
         Returns:
             Source and destination of each negative, those of one positive side by side, and whether there is one: where
-            every pair that exists by then has an edge, the positive stands in. [2, number], bool [number]
+            every pair that exists by then has an edge, the positive is in. [2, number], bool [number]
 
         Example:
             >>> edges, time = torch.tensor([[0, 1], [1, 2]]), torch.tensor([0, 1, 2, 9])

@@ -77,9 +77,9 @@ def edges_stay(subject: LoaderSubject, case: Case) -> None:
 
 @_claim("edge features by id")
 def edge_features_belong(subject: LoaderSubject, case: Case) -> None:
-    """The features of an edge stand in its row.
+    """The features of an edge are in its row.
 
-    Tried: the ends that stand in an edge's features are compared to its nodes.
+    Tried: the ends that are in an edge's features are compared to its nodes.
 
     Cause: edges are sorted, filtered or reversed, and their features are left in the old order (PyG issue 9566).
     """
@@ -97,7 +97,7 @@ def masks_tell_the_truth(subject: LoaderSubject, case: Case) -> None:
 
     Tried: each row marked as real is looked for in the data; each that is in the data is looked for among the real.
 
-    Cause: the mask is made of sizes before trimming, is the previous batch's, or is False where something is real.
+    Cause: the mask is made of sizes before trimming, is the previous batch's, or is False if something is real.
     """
     known: dict[str, list[Tensor]] = {}
     for graph in case.graphs:
@@ -118,9 +118,9 @@ def masks_tell_the_truth(subject: LoaderSubject, case: Case) -> None:
 
 @_claim("one shape")
 def shapes_stay(subject: LoaderSubject, case: Case) -> None:
-    """Batches with masks all have one shape, and there are as many as the loader's length says.
+    """Batches with masks all have one shape, and there are the same number as the loader's length says.
 
-    Tried: the shapes of all batches that have masks, and their number beside len.
+    Tried: the shapes of all batches that have masks, and their number next to len.
 
     Cause: the last batch is shorter, or padded to its own size; or len counts before packing.
     """
@@ -144,7 +144,7 @@ def too_large_is_loud(subject: LoaderSubject, case: Case) -> None:
 
     Tried: a graph forty times as large as the largest is put among the others.
 
-    Cause: what is above the budget is skipped or cut without a word: raise ValueError, or count it in num_skipped.
+    Cause: what is above the budget is skipped or cut silently: raise ValueError, or count it in num_skipped.
     """
     sizes = [graph.num_nodes for graph in case.graphs]
     larger = replace(case, graphs=tuple(planted_graphs([*sizes, 40 * max(sizes)])))

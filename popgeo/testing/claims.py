@@ -27,7 +27,7 @@ class Status(Enum):
 
 
 class NotTriedError(Exception):
-    """A claim cannot be tried on this subject; the message says why. It is no failure."""
+    """A claim cannot be tried on this subject; the message says why. It is not a failure."""
 
 
 class BrokenError(AssertionError):
@@ -35,7 +35,7 @@ class BrokenError(AssertionError):
 
     Args:
         words: What was found, what was expected, and where.
-        cause: The usual cause and its remedy, where it is another than the claim's.
+        cause: The usual cause and its remedy, if it is another than the claim's.
         figures: The numbers of it, by name.
     """
 
@@ -64,8 +64,8 @@ class Subject(ABC):
     Attributes:
         what: The model, loader, sampler or neighbour list, or what makes it.
         graphs: What it is tried with.
-        origin: Where a script finds it, as `package.module:factory`; empty where it was handed over.
-        asked: The names of the claims that are tried only where somebody asks for them, as not all subjects make them.
+        origin: Where a script finds it, as `package.module:factory`; empty if it was handed over.
+        asked: The names of the claims that are tried only if somebody asks for them, as not all subjects make them.
     """
 
     kind: ClassVar[SubjectKind]
@@ -102,11 +102,11 @@ class Claim:
         kind: What it is claimed of.
         says: The claim in one sentence.
         tried: What is done to try it.
-        cause: What is usually the reason where it does not hold, and the remedy.
-        check: Raises `BrokenError` where it does not hold in a case, `NotTriedError` where that cannot be told;
+        cause: What is usually the reason if it does not hold, and the remedy.
+        check: Raises `BrokenError` if it does not hold in a case, `NotTriedError` if that cannot be told;
             returns figures that show how well it holds, or nothing.
         settings: The ways in which it is tried, one after the other.
-        optional: Whether it is tried only where somebody asks.
+        optional: Whether it is tried only if somebody asks.
         slow: Whether it takes seconds.
     """
 
@@ -141,7 +141,7 @@ def claim(name: str, kind: SubjectKind, **rest: Any) -> Callable[[Callable], Cal
     """Makes a claim of a function `check(subject, case)`, whose docstring is all that is said of it.
 
     Its first sentence is what is claimed; a paragraph that begins with `Tried:` says what is done, and one that begins
-    with `Cause:` what is usually the reason where it does not hold, and the remedy.
+    with `Cause:` what is usually the reason if it does not hold, and the remedy.
 
     Args:
         name: See `Claim`.

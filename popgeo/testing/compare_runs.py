@@ -157,7 +157,7 @@ def compare_rows(
 
 
 def _loss(seen: Seen, kinds: dict[str, str | None], loss: Callable[[Any, Any], Tensor] | None) -> Tensor | None:
-    """What is trained on; None where nothing is."""
+    """What is trained on; None if nothing is."""
     if loss is not None:
         return loss(seen.run.result, seen.batch.batch)
     trained = [seen.rows(kinds[name], tensor) for name, tensor in seen.run.tensors.items() if tensor.requires_grad]

@@ -69,7 +69,7 @@ def torch_compile(subject: ModelSubject, case: Case) -> dict[str, float]:
     Tried: three batches of one shape with other graphs through torch.compile, in evaluation; the graphs that are traced
     after the first batch are counted.
 
-    Cause: a number that Python worked out of the first batch, by .item(), len, int(batch.max()) or a counter, stands in
+    Cause: a number that Python worked out of the first batch, by .item(), len, int(batch.max()) or a counter, is in
     the program: keep such numbers in tensors, or pass them as sizes that stay.
     """
     model, batches = _epoch(subject, case)
@@ -97,7 +97,7 @@ def export(subject: ModelSubject, case: Case) -> None:
 
     Tried: torch.export of one batch, run on two others of its shape, in evaluation.
 
-    Cause: a number that Python worked out of the first batch, by .item(), len, int(batch.max()) or a counter, stands in
+    Cause: a number that Python worked out of the first batch, by .item(), len, int(batch.max()) or a counter, is in
     the program: keep such numbers in tensors, or pass them as sizes that stay.
     """
     model, batches = _epoch(subject, case)
@@ -110,10 +110,10 @@ def export(subject: ModelSubject, case: Case) -> None:
 def compiled_step(subject: ModelSubject, case: Case) -> None:
     """No shape and no decision depends on data, and a compiled training step is that of eager PyTorch.
 
-    Tried: a training step of popgeo, captured twice with other data of the same shapes and run once, beside eager
+    Tried: a training step of popgeo, captured twice with other data of the same shapes and run once, next to eager
     PyTorch.
 
-    Cause: a shape or a decision that depends on data, or state that is no buffer: the message names the line.
+    Cause: a shape or a decision that depends on data, or state that is not a buffer: the message names the line.
     """
     model, batches = _epoch(subject, case)
     model.model = subject.modes[0]

@@ -48,7 +48,7 @@ def check_conformance(
         what: A model, or a loader's, sampler's or neighbour list's maker; or `"module:factory"`, which makes it or a
             `Subject`, or it and its graphs.
         graphs: What it is tried with: a list of graphs, a dataset or a batch; a few of the bundled molecules otherwise.
-        kind: What it is, if it is no model.
+        kind: What it is, if it is not a model.
         claims: The names of those to try; all otherwise.
         also: Names of claims that are tried only where asked for, such as "rotation"; `["all"]` asks for each.
         slow: Whether to try claims that take seconds each.
@@ -88,7 +88,7 @@ def subject_of(
 
 
 def found_at(origin: str) -> Any:
-    """What stands in a module under a name, `module:name`.
+    """What is in a module under a name, `module:name`.
 
     Raises:
         ValueError: nothing does.
@@ -157,7 +157,7 @@ def try_claims(
     start = time.perf_counter()
     known = known_claims(subject.kind)
     for name in {*(claims or ()), *also, *subject.asked} - {*known, "all"}:
-        raise ValueError(f"{name!r} is no claim of a {subject.kind.value}; there are {', '.join(known)}.")
+        raise ValueError(f"{name!r} is not a claim of a {subject.kind.value}; there are {', '.join(known)}.")
     asked = {*also, *subject.asked, *(claims or ())}
     try:
         subject.prepare()
@@ -167,7 +167,7 @@ def try_claims(
     for claim in known.values() if claims is None else [known[name] for name in claims]:
         reason = subject.why_not(claim)
         if claim.optional and not asked & {claim.name, "all"}:
-            reason = f"only where it is asked for: also={[claim.name]!r}, or --also {claim.name!r}"
+            reason = f"only if it is asked for: also={[claim.name]!r}, or --also {claim.name!r}"
         elif claim.slow and not slow and claim.name not in asked:
             reason = "it takes seconds: slow=True, or --slow"
         ways = claim.settings if settings is None else [settings]

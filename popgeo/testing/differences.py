@@ -1,4 +1,4 @@
-"""The tensors that a model returns, by name, the loss that they stand for, and how far two of them lie apart."""
+"""The tensors that a model returns, by name, the loss that they represent, and how far two of them lie apart."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -49,7 +49,7 @@ def noise_of(slopes: Mapping[str, Tensor]) -> float:
 
 
 def loss_of(trained: Iterable[Tensor]) -> Tensor:
-    """The scalars among results that need a gradient, summed; where there is none, the mean square of each, summed."""
+    """The scalars among results that need a gradient, summed; if there is none, the mean square of each, summed."""
     tensors = list(trained)
     scalars = [tensor for tensor in tensors if tensor.dim() == 0]
     return torch.stack(scalars or [tensor.abs().square().mean() for tensor in tensors]).sum()
@@ -61,8 +61,8 @@ class Difference:
 
     Attributes:
         row: Position on dimension 0; None in a scalar.
-        found: What stands there.
-        expected: What was to stand there.
+        found: What is there.
+        expected: What was to be there.
         allowed: How far apart they may lie.
     """
 

@@ -70,10 +70,11 @@ def fixed_batch(
 
     Args:
         graphs: Real graphs, in the order that they are to have.
-        padding: How much of it beyond the least: so many graphs, and more nodes and edges, of each kind another number.
+        padding: How much of it beyond the least: that many graphs, and more nodes and edges, of each kind another
+        number.
             None means PyG's batch of just these graphs, with masks that are True.
         garbage: What fills the floating point attributes of padding, or a value for each name; others are 0.
-        num_graphs: Graphs of the batch, padding included, where it is not to grow.
+        num_graphs: Graphs of the batch, padding included, if it is not to grow.
     """
     plain = Batch.from_data_list(list(graphs))
     least = FixedSizeOptions.from_loader([plain])

@@ -13,17 +13,17 @@ from popgeo.testing.differences import difference, loss_of, noise_of
 from popgeo.testing.model_subject import MORE, ModelSubject
 
 STEP = 1e-6  # of a difference in float64
-NEAR = 1e-3  # how far a slope may lie from a difference, beside its scale
+NEAR = 1e-3  # how far a slope may lie from a difference, next to its scale
 
 
 @claim("gradients", SubjectKind.MODEL)
 def gradients(subject: ModelSubject, case: Case) -> dict[str, float]:
     """The gradient of every weight is the slope of the loss.
 
-    Tried: the slope of the loss along random directions of all weights in float64, beside differences of the loss, in
+    Tried: the slope of the loss along random directions of all weights in float64, next to differences of the loss, in
     training with dropout left out.
 
-    Cause: a part that loses its gradient, by .detach(), .data, .item(), torch.no_grad or a tensor made anew, or the
+    Cause: a part that loses its gradient, by .detach(), .data, .item(), torch.no_grad or a tensor made again, or the
     backward pass of a function of one's own.
     """
     model = _off_kinks(subject.modes[0])
@@ -68,7 +68,7 @@ def gradients(subject: ModelSubject, case: Case) -> dict[str, float]:
                 found=found,
                 expected=expected,
             )
-    raise BrokenError(f"the gradient of all weights together lies {worst:.2g} from differences, beside its size")
+    raise BrokenError(f"the gradient of all weights together lies {worst:.2g} from differences, next to its size")
 
 
 def _off_kinks(model: Any) -> Any:

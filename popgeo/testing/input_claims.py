@@ -12,7 +12,7 @@ from popgeo.testing.claims import BrokenError, Case, NotTriedError, SubjectKind,
 from popgeo.testing.differences import difference, loss_of
 from popgeo.testing.model_subject import ModelSubject
 
-_FLOAT32 = 1e-3  # how far float32 may lie from float64, beside the largest entry
+_FLOAT32 = 1e-3  # how far float32 may lie from float64, next to the largest entry
 
 
 def _strided(tensor: Tensor) -> Tensor:
@@ -86,7 +86,7 @@ def _same(one: Any, other: Any) -> bool:
 def no_memory(subject: ModelSubject, case: Case) -> None:
     """What a model in evaluation makes of a batch does not depend on the batches that it saw before.
 
-    Tried: a batch after another one of the same model, beside the batch alone, in evaluation.
+    Tried: a batch after another one of the same model, next to the batch alone, in evaluation.
 
     Cause: something of the first batch that is kept, such as normalized weights (cached=True), sizes or a mask: keep
     nothing that depends on data.
@@ -118,7 +118,7 @@ def evaluation(subject: ModelSubject, case: Case) -> None:
 def float32(subject: ModelSubject, case: Case) -> dict[str, float]:
     """In float32 a model gives what it gives in float64, but for rounding.
 
-    Tried: the model and the graphs in float64, beside the same in float32, in evaluation.
+    Tried: the model and the graphs in float64, next to the same in float32, in evaluation.
 
     Cause: numbers that cancel: a variance as mean of squares less square of mean, a distance by squares of lengths,
     differences of running sums, or whole numbers kept as float32.
@@ -146,7 +146,7 @@ def float32(subject: ModelSubject, case: Case) -> dict[str, float]:
 def lone_nodes(subject: ModelSubject, case: Case) -> None:
     """A graph of a single node without neighbours has finite results and gradients.
 
-    Tried: a graph of one node without edges beside the others; results and gradients are to be finite.
+    Tried: a graph of one node without edges next to the others; results and gradients are to be finite.
 
     Cause: a division by a number of neighbours or by a variance that is zero, or the logarithm or maximum of nothing:
     clamp what is divided by.

@@ -1,4 +1,4 @@
-"""The smallest case that fails, as a script that stands in an issue by itself."""
+"""The smallest case that fails, as a script that is in an issue by itself."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -47,7 +47,7 @@ def each_graph_once(subject: LoaderSubject, case: Case) -> None:
 @_both(
     "equal ranks",
     tried="the batches of 2, 3 and 4 ranks are counted",
-    cause="batches are dealt out without evening them: the rank with more of them waits for the others for ever",
+    cause="batches are dealt out without evening them: the rank with more of them waits for the others permanently",
     settings=_RANKS,
 )
 def ranks_are_equal(subject: LoaderSubject, case: Case) -> None:
@@ -85,7 +85,7 @@ def random_numbers_are_new(subject: LoaderSubject, case: Case) -> None:
     cause="the position is not in the state, counts what was drawn ahead, or another order is drawn after a restart",
 )
 def resumes(subject: LoaderSubject, case: Case) -> None:
-    """A run that was broken off goes on with the graphs that it would have had."""
+    """A run that was broken off continues with the graphs that it would have had."""
     whole, loader, again = (subject.made(case.graphs) for _ in range(3))
     if not hasattr(loader, "state_dict"):
         raise NotTriedError("there is no state_dict")
@@ -106,7 +106,7 @@ def resumes(subject: LoaderSubject, case: Case) -> None:
 @_both(
     "order changes",
     tried="the order of three epochs",
-    cause="set_epoch is not handed on to the sampler, or its generator is seeded anew for each epoch",
+    cause="set_epoch is not handed on to the sampler, or its generator is seeded again for each epoch",
 )
 def order_changes(subject: LoaderSubject, case: Case) -> None:
     """Each epoch has an order of its own."""

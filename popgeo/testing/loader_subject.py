@@ -63,7 +63,7 @@ class LoaderSubject(Subject):
         most = 4 * len(case.graphs) + 8
         batches: list[Rows] = [read_rows(self.read(batch), case.graphs) for batch in islice(loader, most)]
         if len(batches) == most:
-            raise BrokenError(f"an epoch of {len(case.graphs)} graphs goes on after {most} batches")
+            raise BrokenError(f"an epoch of {len(case.graphs)} graphs continues after {most} batches")
         lacking = [name for name in needs if any(name not in rows for rows in batches)]
         if lacking:
             raise NotTriedError(f"batches have no {' and no '.join(lacking)}")

@@ -31,7 +31,7 @@ class ModelSubject(Subject):
 
     Attributes:
         call: Calls the model as `call(model, batch)`, where `model` is a copy of it. Otherwise it gets the attributes
-            of the batch that its arguments are named for, or the batch itself where it has one argument of its own.
+            of the batch that its arguments are named for, or the batch itself if it has one argument of its own.
         loss: What gradients are taken of, as `loss(result, batch)`. Otherwise it is the sum of the scalar results, or
             without any the mean square of the real rows of all results.
         num_graphs: Graphs of each batch, padding included, of a model that is built for a fixed number of them.
@@ -99,7 +99,7 @@ class ModelSubject(Subject):
             graphs: Without padding.
             model: The model in one of its modes; in evaluation otherwise.
             padding: See `fixed_batch`; a model of a fixed number of graphs always has some.
-            garbage: What stands in padding.
+            garbage: What is in padding.
             change: What is done to the batch before the model sees it.
             wide: Whether model and graphs are in float64.
             before: Other graphs, of which the same copy sees a batch first.
@@ -165,7 +165,7 @@ class ModelSubject(Subject):
             compare_runs(found, expected, why, kinds=kinds, loss=self.loss, tolerance=self.tolerance)
 
     def unless_rounded(self, check: Callable[[bool], None]) -> None:
-        """Runs a check in the model's own type; a small difference counts only where it is there in float64, too.
+        """Runs a check in the model's own type; a small difference counts only if it is there in float64, too.
 
         Slopes that are zero but for rounding, as those before a norm, differ with any change of order.
         """
@@ -185,7 +185,7 @@ class ModelSubject(Subject):
         compare_rows(found, expected, why, kinds=kinds, tolerance=self.tolerance)
 
     def named(self, seen: Seen, key: str | int) -> Tensor | None:
-        """The result that is returned under a key; None where none is."""
+        """The result that is returned under a key; None if none is."""
         return next((seen.run.tensors[n] for n in (f"result[{key!r}]", f"result.{key}") if n in seen.run.tensors), None)
 
     def kinds(self, model: Any = None) -> dict[str, str | None]:
@@ -244,14 +244,14 @@ class ModelSubject(Subject):
 
 
 def _dtype(model: Any) -> torch.dtype | None:
-    """The floating point type of the model's weights; None where it has none."""
+    """The floating point type of the model's weights; None if it has none."""
     weights = (*model.parameters(), *model.buffers()) if isinstance(model, nn.Module) else ()
     return next((weight.dtype for weight in weights if weight.is_floating_point()), None)
 
 
 @contextmanager
 def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
-    """New tensors of the block have this type where none is named."""
+    """New tensors of the block have this type if none is named."""
     before = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
     try:
@@ -287,6 +287,6 @@ def _arguments(model: Any, batch: Batch) -> list[str] | None:
 
 
 def _attribute(batch: Batch, name: str) -> Any:
-    """What an argument of this name is given; None where nothing is named so."""
+    """What an argument of this name is given; None if nothing is named so."""
     name = _OTHER_NAMES.get(name, name)
     return getattr(batch, name) if name in ("num_graphs", "num_nodes") else batch.get(name, None)

@@ -227,7 +227,7 @@ def capacity_is_loud(subject: NeighbourSubject, case: Case) -> None:
     Tried: structures in which atoms have more than 31 neighbours; any error is as good as all of them.
 
     Cause: arrays of one size are filled and the rest is dropped, as radius_graph of PyG does with its
-    max_num_neighbors=32: count them, and raise where there are more.
+    max_num_neighbors=32: count them, and raise if there are more.
     """
     crowded = 0
     for number, atoms in enumerate(case.graphs):
@@ -240,7 +240,7 @@ def capacity_is_loud(subject: NeighbourSubject, case: Case) -> None:
                 continue
             if missing:
                 raise BrokenError(
-                    f"structure {number}: {len(missing)} of {len(pairs)} neighbours are dropped without a word, of "
+                    f"structure {number}: {len(missing)} of {len(pairs)} neighbours are dropped silently, of "
                     f"{_most(pairs)} that an atom has"
                 )
     if not crowded:

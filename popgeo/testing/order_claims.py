@@ -67,7 +67,7 @@ def reordered(graphs: Sequence[Any], level: Level) -> tuple[list[Any], dict[str,
     """The same graphs with their nodes, or edges, in another order.
 
     Returns:
-        The graphs, and where each row of a kind now stands in a batch of them.
+        The graphs, and where each row of a kind now is in a batch of them.
 
     Raises:
         NotTriedError: an attribute holds numbers of nodes that nobody could renumber.

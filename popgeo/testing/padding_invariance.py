@@ -20,7 +20,7 @@ _LARGE = 1e3  # what no feature is, and whose square float32 still holds
     settings=[{"garbage": 0.0}, {"garbage": 3.0}, {"garbage": _LARGE}, {"garbage": "other species"}],
 )
 def padding(subject: ModelSubject, case: Case) -> None:
-    """What a model makes of real graphs does not depend on how much padding there is, nor on what stands in it.
+    """What a model makes of real graphs does not depend on how much padding there is, nor on what is in it.
 
     Tried: batches with the least padding and with more, of zeros, of 3, of 1000, and of other whole numbers, in
     training and in evaluation; results, loss, gradients and buffers are compared.
@@ -72,7 +72,7 @@ def order_of_graphs(subject: ModelSubject, case: Case) -> None:
 def other_graphs(subject: ModelSubject, case: Case) -> None:
     """What a model makes of a graph in evaluation does not depend on the other graphs of its batch.
 
-    Tried: each graph alone, beside its batch, in evaluation.
+    Tried: each graph alone, next to its batch, in evaluation.
 
     Cause: a norm, mean, maximum or softmax over the whole batch instead of over each graph; popgeo.nn.GraphNorm and
     popgeo.ops.global_softmax take batch.batch and batch.num_graphs.
@@ -126,7 +126,7 @@ def check_padding_invariance(
             without any the mean square of the real rows of all results.
         num_graphs: Graphs of each batch, padding included, of a model that is built for a fixed number of them.
         limit: How many of the graphs are looked at.
-        garbage: What stands in the floating point attributes of padding, one after another: a number, or a number for
+        garbage: What is in the floating point attributes of padding, one after another: a number, or a number for
             each name as in `{"z": 7, "x": math.nan}`. The others are compared to the first.
         tolerance: Largest difference allowed, relative to the largest entry of the same tensor; 1e-4 by default, 1e-8
             in float64.

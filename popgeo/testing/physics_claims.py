@@ -18,7 +18,7 @@ _TURN = torch.linalg.qr(torch.randn(3, 3, generator=torch.Generator().manual_see
 _TURN = _TURN * torch.linalg.det(_TURN).sign()
 _MIRROR = torch.diag(torch.tensor([-1.0, 1.0, 1.0], dtype=torch.float64))
 _MOTIONS = {"translation": torch.eye(3, dtype=torch.float64), "rotation": _TURN, "reflection": _MIRROR @ _TURN}
-_ALIKE = 1e-6  # in float64, beside the largest entry
+_ALIKE = 1e-6  # in float64, next to the largest entry
 
 
 @claim("translation", SubjectKind.MODEL, optional=True, settings=[{"motion": "translation"}])
@@ -91,7 +91,7 @@ def extensive(subject: ModelSubject, case: Case) -> None:
 def forces(subject: ModelSubject, case: Case) -> dict[str, float]:
     """Forces are the negative gradient of the energy by the positions.
 
-    Tried: forces in float64 along random directions of all positions, beside differences of the energy; of a model
+    Tried: forces in float64 along random directions of all positions, next to differences of the energy; of a model
     that returns energies alone, the gradient of their sum.
 
     Cause: a sign, a gradient taken of scaled or detached energies, of one graph's energy only, or forces that a layer
@@ -150,7 +150,7 @@ def _slopes(subject: ModelSubject, case: Case) -> Tensor:
 def smooth_cutoff(subject: ModelSubject, case: Case) -> dict[str, float]:
     """Energy and forces do not jump where two atoms lose sight of each other.
 
-    Tried: two atoms beside a third, from both sides of the cutoff, in float64: the energy and its slope.
+    Tried: two atoms next to a third, from both sides of the cutoff, in float64: the energy and its slope.
 
     Cause: a cutoff without an envelope, or one whose slope is not zero at the cutoff: multiply messages by a cosine or
     polynomial envelope.

@@ -13,7 +13,7 @@ from popgeo.testing.claims import Case
 
 
 def shrink(case: Case, fails: Callable[[Case], bool], tries: int = 200) -> Case:
-    """A case that fails with as few graphs, nodes and edges as were found in so many tries.
+    """A case that fails with as few graphs, nodes and edges as were found in that many tries.
 
     Args:
         case: Fails.

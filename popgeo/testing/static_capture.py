@@ -73,7 +73,7 @@ class _Step(nn.Module):
     def forward(
         self, inputs: Sequence[Any], named_inputs: Mapping[str, Any]
     ) -> tuple[dict[str, Tensor], Tensor | None]:
-        """The results by name, and their loss; None where none needs a gradient."""
+        """The results by name, and their loss; None if none needs a gradient."""
         tensors = returned_tensors(self.model(*inputs, **named_inputs))
         trained = [tensor for tensor in tensors.values() if tensor.requires_grad]
         results = {name: tensor.detach() for name, tensor in tensors.items()}
@@ -133,7 +133,7 @@ def _gradients(step: nn.Module, loss: Tensor | None) -> dict[str, Tensor]:
 
 
 def _rate(step: nn.Module, slopes: Mapping[str, Tensor]) -> float:
-    """A learning rate so large that an update is the gradient, the weights being lost beside it but for rounding."""
+    """A learning rate so large that an update is the gradient, the weights being lost next to it but for rounding."""
     steepest = max((float(slope.abs().max()) for slope in slopes.values()), default=0.0)
     largest = max((float(step.get_parameter(name).detach().abs().max()) for name in slopes), default=0.0)
     if steepest == 0 or not math.isfinite(steepest):
@@ -160,7 +160,7 @@ def _compare(name: str, found: Tensor, expected: Tensor, tolerance: float | None
         raise AssertionError(
             f"{name} differs between the compiled step and eager PyTorch: {apart.found:.6g} compiled, "
             f"{apart.expected:.6g} eager, at row {apart.row}; {apart.allowed:.1e} apart is allowed. The usual cause: "
-            "state that is no buffer, which register_buffer makes it, or random numbers that are not torch's."
+            "state that is not a buffer, which register_buffer makes it, or random numbers that are not torch's."
         )
 
 

@@ -1,4 +1,4 @@
-"""A run of training that can stop after any batch and go on as if it had not."""
+"""A run of training that can stop after any batch and continue as if it had not."""
 
 import math
 import signal
@@ -72,7 +72,7 @@ class Fit:
 
     @property
     def why_over(self) -> str:
-        """Why there is nothing left to do; empty where there is."""
+        """Why there is nothing left to do; empty if there is."""
         if self.epoch >= self.options.epochs:
             return f"all {self.epoch} epochs are through"
         waited = self.epoch - int(self.reached["best_epoch"])
@@ -83,7 +83,7 @@ class Fit:
 
         Raises:
             KeyboardInterrupt: Ctrl-C; where the run stands is kept, to the batch.
-            ValueError: the loss is no number any more.
+            ValueError: the loss is not a number any more.
         """
         with _after_the_batch() as interrupts:
             while not self.why_over:
@@ -122,7 +122,7 @@ class Fit:
         return loss
 
     def _judge(self, train_loss: float, seconds: float) -> None:
-        """Validates the averages, keeps them where none were better, and lets the learning rate fall."""
+        """Validates the averages, keeps them if none were better, and lets the learning rate fall."""
         pairs, costs = predictions(self.evaluate, self.loaders["valid"], self.labels)
         loss = loss_of(costs, self.weights)
         rate = self.optimizer.param_groups[0]["lr"]
@@ -219,7 +219,7 @@ def _moving_average(decay: float) -> Any:
 
 @contextmanager
 def _after_the_batch() -> Iterator[list[int]]:
-    """Collects a Ctrl-C until somebody looks, since half a batch cannot be gone on with; a second one ends at once."""
+    """Collects a Ctrl-C until somebody looks, since half a batch cannot be continued; a second one ends at once."""
     seen: list[int] = []
 
     def note(number: int, frame: FrameType | None) -> None:

@@ -133,7 +133,7 @@ def parser() -> argparse.ArgumentParser:
         "--energy-weight", type=number, default=100.0, help="weight of energies per atom in the loss; 0 trains without"
     )
     of_fit("--forces-weight", type=number, default=100.0, help="weight of forces; 0 trains without")
-    of_fit("--stress-weight", type=number, help="weight of stress; 0 trains without (default: 1000 where there is any)")
+    of_fit("--stress-weight", type=number, help="weight of stress; 0 trains without (default: 1000 if there is any)")
     of_fit("--lr", type=number, default=2e-3, help="first learning rate of AdamW")
     of_fit("--lr-factor", type=share, default=0.8, help="what it is multiplied by where validation stands still")
     of_fit("--lr-patience", "--scheduler-patience", type=count, default=10, help="epochs before it falls")

@@ -143,7 +143,7 @@ def test_no_text_of_a_graph_becomes_source(tmp_path: Path):
         inputs={Input(Role.ARGUMENT, "x"): 0},
         outputs=(2,),
     )
-    with pytest.raises(ValueError, match="is no name of an argument"):
+    with pytest.raises(ValueError, match="is not a name of an argument"):
         emit(graph, {})
 
 
@@ -225,7 +225,7 @@ def wrong_forms():
     yield "results in another order", lambda d: d["outputs"].reverse()
     yield "no gradients", lambda d: d["trained"].clear()
     yield "gradients of other weights", lambda d: d.__setitem__("trained", ["bias"])
-    yield "rows of what is no argument", lambda d: d["row_indices"].append("parameter:weight")
+    yield "rows of what is not an argument", lambda d: d["row_indices"].append("parameter:weight")
     yield "an argument for a parameter", lambda d: d.__setitem__("written", ["parameter:weight"])
     yield "a result more", lambda d: d["result"][2].append(["slot", [], "float32"])
     yield "a class that this process does not have", lambda d: d["result"].__setitem__(0, ["os", "stat_result_"])
@@ -292,7 +292,7 @@ def test_files_that_others_can_write_to_links_and_pipes_are_not_read(kept: Path,
     refused(kept)
     kept.unlink()
     os.mkfifo(kept, 0o600)
-    refused(kept, "it is no file")
+    refused(kept, "it is not a file")
     kept.unlink()
     kept.mkdir()
     refused(kept)

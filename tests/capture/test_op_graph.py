@@ -82,15 +82,15 @@ BROKEN = {
     "a value that nothing makes": (with_op(0, op("mul", 0, 4, outputs=(2,))), r"operation 0 .*%4 is read before"),
     "two makers": (
         with_op(2, op("sin", 2, outputs=(3,))),
-        r"operation 2 \(aten.sin.default\), %3 is no value, or made twice",
+        r"operation 2 \(aten.sin.default\), %3 is not a value, or made twice",
     ),
-    "an input that is made": (with_op(0, op("mul", 1, 1, outputs=(0,))), "operation 0 .*%0 is no value, or made twice"),
+    "an input that is made": (with_op(0, op("mul", 1, 1, outputs=(0,))), "operation 0 .*%0 is not a value"),
     "another producer": (with_value(4, value(1, 3)), "operation 2 .*%4 names operation 1 as its producer"),
     "a producer that makes something else": (parts(ops=OPS[:2], outputs=(3,)), "%4 is not made by operation 2"),
     "an input with a producer": (with_value(0, value(0, 0)), "input:x, %0 is also made by an operation"),
     "an input that is a constant": (
         parts(inputs={Input(Role.BUFFER, "b"): 1}),
-        "a constant, %1 is no value, or given twice",
+        "a constant, %1 is not a value, or given twice",
     ),
     "an input that is no value": (parts(inputs={Input(Role.ARGUMENT, "x"): 9}), "input:x, %9 is no value"),
     "a constant of another shape": (

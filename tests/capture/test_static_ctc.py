@@ -1,4 +1,4 @@
-"""The loss of connectionist temporal classification beside torch's own."""
+"""The loss of connectionist temporal classification next to torch's own."""
 
 import itertools
 

@@ -1,4 +1,4 @@
-"""While a model is captured, static forms stand in for what reads data, with eager PyTorch's results and gradients."""
+"""While a model is captured, static forms are in for what reads data, with eager PyTorch's results and gradients."""
 
 import copy
 from collections.abc import Callable

@@ -105,7 +105,7 @@ def test_an_error_names_the_notebooks_cell(run, tmp_path):
 def test_what_is_no_notebook_is_refused(tmp_path):
     path = tmp_path / "old.ipynb"
     path.write_text("{}")
-    with pytest.raises(ValueError, match="is no notebook of version 4"):
+    with pytest.raises(ValueError, match="is not a notebook of version 4"):
         run_notebook(path)
 
 

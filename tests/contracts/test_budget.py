@@ -77,7 +77,7 @@ def over_budget(sources: Mapping[str, str]) -> list[str]:
 
 
 def classes_given_twice(sources: Mapping[str, str]) -> dict[str, list[str]]:
-    """Public class names that stand in several files, and the files; those of compat belong to others."""
+    """Public class names that are in several files, and the files; those of compat belong to others."""
     found: dict[str, list[str]] = defaultdict(list)
     for path, source in sources.items():
         if budget_of(path) != "compat":
@@ -88,7 +88,7 @@ def classes_given_twice(sources: Mapping[str, str]) -> dict[str, list[str]]:
 
 
 def files_named_twice(paths: list[str]) -> dict[str, list[str]]:
-    """File names that stand in several folders; faces, `__main__.py` and compat, whose names are others', aside."""
+    """File names that are in several folders; faces, `__main__.py` and compat, whose names are others', aside."""
     found: dict[str, list[str]] = defaultdict(list)
     for path in paths:
         folder, _, name = path.rpartition("/")

@@ -165,7 +165,7 @@ def arrows(sources: Mapping[str, tuple[Path, str]], faces: Mapping[str, str] | N
 
 
 def circle_in(graph: Mapping[str, Iterable[str]]) -> list[str]:
-    """The modules of one circle, in order; empty where there is none."""
+    """The modules of one circle, in order; empty if there is none."""
     done: set[str] = set()
     for start in graph:
         path: list[str] = []

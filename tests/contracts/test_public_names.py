@@ -16,7 +16,7 @@ FOLDERS = ("docs", "examples", "notebooks", "benchmarks")
 
 
 def code_in_page(text: str) -> str:
-    """The fenced blocks of a page in Markdown, its indented lines, and what stands in backticks."""
+    """The fenced blocks of a page in Markdown, its indented lines, and what is in backticks."""
     fenced = re.findall(r"^```\w+\n(.*?)^```$", text, flags=re.MULTILINE | re.DOTALL)
     rest = re.sub(r"^```\w*\n.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL)
     return "\n".join([*fenced, *re.findall(r"`([^`]+)`", rest), *re.findall(r"^    .*$", rest, flags=re.MULTILINE)])

@@ -10,7 +10,7 @@ from popgeo.ipu import IpuTarget, TileExact, training_model
 from tests.contracts.test_models import EACH_MODEL, Training, make_batch, make_model, pad
 
 SMALL = IpuTarget(name="small", num_tiles=3, memory_per_tile=2**20, clock=1e9, float32_macs=16, float16_macs=64)
-RATE = 2.0**10  # so large that an update is the gradient, the weights being lost beside it but for rounding
+RATE = 2.0**10  # so large that an update is the gradient, the weights being lost next to it but for rounding
 
 # What runs on one tile: biases of pairs are written by two indices at once, for which there is no lowering.
 ON_ONE_TILE = dict.fromkeys(("GPS, pack, biased", "GPS++"), ("aten.index_put.default",))

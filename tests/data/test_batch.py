@@ -56,7 +56,7 @@ def test_an_attribute_that_is_called_a_batch_counts_on_from_graph_to_graph():
 
 
 class InElectronvolts(Data):
-    """Graph data of a user that keeps something beside the attributes of graphs."""
+    """Graph data of a user that keeps something next to the attributes of graphs."""
 
     def __init__(self, **attributes):
         super().__init__(**attributes)

@@ -64,7 +64,7 @@ def test_types_of_a_heterogeneous_batch_stand_before_the_name():
 @pytest.mark.parametrize(
     ("sizes", "levels", "message"),
     [
-        (FixedSizeOptions(7, 7, 4), None, r"value has shape \(7,\): its rows are as many as nodes and edges.*levels="),
+        (FixedSizeOptions(7, 7, 4), None, r"value has shape \(7,\): its number of rows fits nodes and edges.*levels="),
         (FixedSizeOptions(8, 7, 4), {"value": "atom"}, r"levels\['value'\] is 'atom'; it is one of"),
     ],
     ids=["ambiguous", "unknown"],

@@ -1,4 +1,4 @@
-"""What is no graph, no time, no size or no file of PyG's is refused where it enters, in words that say so."""
+"""What is not a graph, no time, no size or no file of PyG's is refused if it enters, in words that say so."""
 
 from types import SimpleNamespace
 

@@ -1,4 +1,4 @@
-"""Bad graphs are refused where they enter, by the number of the graph and the name of the attribute."""
+"""Bad graphs are refused if they enter, by the number of the graph and the name of the attribute."""
 
 from collections import Counter
 

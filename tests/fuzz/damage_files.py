@@ -79,7 +79,7 @@ def strange_texts(outside: str) -> list[str]:
 
 
 def strange_values(outside: str, before: Any) -> list[Any]:
-    """What may stand in the place of a value."""
+    """What may be in the place of a value."""
     number = type(before) in (int, float) and abs(before) < 1e300
     near = [before + 1, before - 1, -before, before * 2**31, 1.5 * before] if number else []
     numbers = [0, -1, 1, 2**31, 2**61, 2**64, 10**400, 0.5, 1e308, float("nan"), True]

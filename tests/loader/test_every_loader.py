@@ -47,7 +47,7 @@ LOADERS: dict[str, Callable[..., EpochLoader]] = {
         TRIPLES, EntityShards.deal(11, num_shards=2), slots=5, num_negatives=3, seed=5, **choices
     ),
 }
-SHARED_OUT = {  # what numbers the things that batches are made of, and where it is real
+SHARED_OUT = {  # what numbers the things that batches are made of, and if it is real
     "graphs": ("charge", "graphs_mask", range(40)),
     "neighbors": ("n_id", "seeds_mask", range(60)),
     "clusters": ("n_id", "nodes_mask", range(60)),

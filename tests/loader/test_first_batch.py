@@ -34,7 +34,7 @@ class Counted(Dataset):
 @pytest.fixture
 def dataset():
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", ".*fetched anew in every epoch.*", UserWarning)
+        warnings.filterwarnings("ignore", ".*fetched again in every epoch.*", UserWarning)
         yield Counted()
 
 

@@ -67,7 +67,7 @@ def test_two_processes_see_every_graph_once_an_epoch_also_when_killed(tmp_path: 
     ranks = by_two_processes("tests.support.trainer_runs", tmp_path, trainers)
     for trainer in trainers:
         check([rank[trainer] for rank in ranks])
-    # A loader made before the processes have a group waits for it, and says so where it is used too early.
+    # A loader made before the processes have a group waits for it, and says so if it is used too early.
     assert "WORLD_SIZE is 2, but these processes have no group yet" in ranks[0]["refusal"][0]
     assert sorted(ranks[0]["early"][1] + ranks[1]["early"][1]) == ALL
     assert ranks[0]["early"][0] == ranks[1]["early"][0] == len(make_loader(rank=0, world_size=2))

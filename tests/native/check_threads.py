@@ -27,7 +27,7 @@ def compiler() -> str:
 
 
 def archer(name: str) -> str | None:
-    """Where the compiler's OpenMP has what tells the sanitizer of its threads; None where it has none."""
+    """Where the compiler's OpenMP has what tells the sanitizer of its threads; None if it has none."""
     beside = Path(shutil.which(name) or name).resolve().parent.parent / "lib" / "libarcher.so"
     return str(beside) if beside.is_file() else None
 

@@ -31,7 +31,7 @@ PLAIN = {
 
 
 def shards(count: int, dtype: torch.dtype = torch.float64) -> Tensor:
-    """What each of so many shards holds, of odd sizes. [count, 3, 5 * count]"""
+    """What each of that many shards holds, of odd sizes. [count, 3, 5 * count]"""
     generator = torch.Generator().manual_seed(count)
     return torch.randn(count, 3, 5 * count, generator=generator, dtype=torch.float64).to(dtype)
 

@@ -204,7 +204,7 @@ def test_what_the_kernels_are_told_is_the_structure_of_their_header():
         src=SRC, dst=DST, num_nodes=3, activation=Activation.TANH, half_list=True, direction=tensor(4, 3),
     )  # fmt: skip
     out, grad, workspace = (tensor(n) for n in (15, 9, 1))
-    filters = tensor(8, 96)  # with slopes beside them
+    filters = tensor(8, 96)  # with slopes next to them
     grads = [tensor(4), None, tensor(4, 3), tensor(6, 2), tensor(6), None, None]
     given = {"out": out, "filters": filters, "grad": grad, "grads": grads, "workspace": workspace, "num_threads": 9}
     along, to_grad = [tensor(5, 3), None, tensor(4), tensor(4, 3)], tensor(9)

@@ -137,6 +137,6 @@ def test_evening_out_needs_no_more_packs():
 
 
 def test_a_rare_size_is_in_a_mixed_kind_even_of_few_graphs():
-    # Nothing of 24 is filled better by a graph of 3, so it is in a kind with others only where it is the first.
+    # Nothing of 24 is filled better by a graph of 3, so it is in a kind with others only if it is the first.
     sizes = Histogram(sizes=(3, 4, 8), counts=(10, 6000, 5000), capacity=24, num_graphs=4)
     assert _first_kinds(sizes, Knapsack(sizes)) >= {(1, 1, 2), (0, 2, 2), (4, 0, 0)}

@@ -49,7 +49,7 @@ def places(*shape: int) -> Given:
 def graph_of(
     target: str, *args: Any, makes: Sequence[Given | None], writes: Sequence[int] = (), **kwargs: Any
 ) -> OpGraph:
-    """A program of one operation, which takes some tensors and makes some; None where it returns none."""
+    """A program of one operation, which takes some tensors and makes some; None if it returns none."""
     values: list[Value] = []
 
     def number(one: Given, producer: int | None) -> int:

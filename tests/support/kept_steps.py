@@ -1,4 +1,4 @@
-"""Kept steps that somebody else has written: what stands in a file, changed and sealed again."""
+"""Kept steps that somebody else has written: what is in a file, changed and sealed again."""
 
 import json
 from collections.abc import Callable

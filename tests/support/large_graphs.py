@@ -1,4 +1,4 @@
-"""Small graphs that stand in for large ones, and what must hold of every batch of their loaders."""
+"""Small graphs that are in for large ones, and what must hold of every batch of their loaders."""
 
 import torch
 from torch_geometric.data import Data, HeteroData

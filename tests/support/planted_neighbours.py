@@ -25,7 +25,7 @@ def right(positions: np.ndarray, cell: np.ndarray, pbc: np.ndarray, cutoff: floa
 
 
 def of_images(positions: Any, cell: Any, pbc: Any, cutoff: float, reach: Any) -> list[tuple[tuple[int, ...], float]]:
-    """Rows and distances within so many images each way."""
+    """Rows and distances within that many images each way."""
     found = []
     for image in product(*(range(-n, n + 1) for n in np.where(pbc, reach, 0).astype(int))):
         apart = np.linalg.norm(positions[None] - positions[:, None] + np.array(image) @ cell, axis=2)

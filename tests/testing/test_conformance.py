@@ -100,7 +100,7 @@ def test_what_the_kit_cannot_guess_is_asked_for():
         check_conformance(Odd(), GRAPHS)
     with pytest.raises(ValueError, match=r"(?s)does not run on a batch of 3 graphs .*Which graphs does it take"):
         check_conformance(nn.Linear(3, 3), GRAPHS)
-    with pytest.raises(ValueError, match="is no claim of a model; there are padding"):
+    with pytest.raises(ValueError, match="is not a claim of a model; there are padding"):
         check_conformance(Net(), GRAPHS, claims=["colour"])
     meta = Net().to("meta")
     with pytest.raises(ValueError, match="is on meta; the kit runs on the processor"):

@@ -1,4 +1,4 @@
-"""Where a process that a program starts anew finds PopTorch Geometric."""
+"""Where a process that a program starts again finds PopTorch Geometric."""
 
 from popgeo_door import open_door
 

@@ -1,4 +1,4 @@
-"""Where a process that a program starts anew finds torch_cluster."""
+"""Where a process that a program starts again finds torch_cluster."""
 
 from popgeo_door import open_door
 

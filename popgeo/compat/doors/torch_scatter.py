@@ -1,4 +1,4 @@
-"""Where a process that a program starts anew finds torch_scatter."""
+"""Where a process that a program starts again finds torch_scatter."""
 
 from popgeo_door import open_door
 

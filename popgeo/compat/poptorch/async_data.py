@@ -73,7 +73,7 @@ def rebatched(batches: Iterable[Any], size: int, drop_last: bool) -> Iterator[An
     Args:
         batches: Nests of tensors whose first dimension is the batch.
         size: Rows of each batch that comes out.
-        drop_last: Leave out the last one where it would be smaller.
+        drop_last: Leave out the last one if it would be smaller.
 
     Example:
         >>> [batch.tolist() for batch in rebatched([torch.tensor([1, 2]), torch.tensor([3])], size=3, drop_last=True)]
@@ -119,7 +119,7 @@ class AsynchronousDataAccessor:
         early_preload: bool = False, sharing_strategy: SharingStrategy = SharingStrategy.ForkServer,
         rebatched_size: int | None = None,
     ) -> None:  # fmt: skip
-        self._ahead: Iterator[Any] | None = None  # an epoch that is loaded ahead, where one is
+        self._ahead: Iterator[Any] | None = None  # an epoch that is loaded ahead, if one is
         self._epoch: Iterator[Any] = iter(())
         self._is_fresh = False
         if getattr(dataset, "_accessor", None) is not None:

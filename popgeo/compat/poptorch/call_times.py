@@ -34,7 +34,7 @@ class CallTimes:
 
     @contextmanager
     def of_a_call(self, *, num_inputs: int, num_steps: int) -> Iterator[None]:
-        """Measures a call of so many micro-batches; a call that fails leaves the last one's times."""
+        """Measures a call of that many micro-batches; a call that fails leaves the last one's times."""
         start = time.perf_counter()
         yield
         self._start, self._end = start, time.perf_counter()

@@ -28,7 +28,7 @@ def registerPreCompileHook(hook: Hook) -> RemovableHandle:
     """Calls a function before each compilation, until `remove` of the handle.
 
     Raises:
-        RuntimeError: it is no function.
+        RuntimeError: it is not a function.
 
     Example:
         >>> handle = registerPreCompileHook(lambda: None)
@@ -41,7 +41,7 @@ def registerPostCompileHook(hook: Hook) -> RemovableHandle:
     """Calls a function after each compilation, also one that fails, until `remove` of the handle.
 
     Raises:
-        RuntimeError: it is no function.
+        RuntimeError: it is not a function.
 
     Example:
         >>> handle = registerPostCompileHook(lambda: None)
@@ -51,7 +51,7 @@ def registerPostCompileHook(hook: Hook) -> RemovableHandle:
 
 
 def ipuHardwareIsAvailable(num_ipus: int = 1) -> bool:
-    """Whether there are so many IPUs: never.
+    """Whether there are that many IPUs: never.
 
     Example:
         >>> ipuHardwareIsAvailable()
@@ -119,7 +119,7 @@ class PoptorchMachine(IpuMachine):
 
     @contextmanager
     def capturing(self) -> Iterator[None]:
-        """The model's code is the machine's, also where it has changed and is compiled anew."""
+        """The model's code is the machine's, also if it has changed and is compiled again."""
         with nullcontext() if isRunningOnIpu() else compiling(), OneType(self._upcasts):
             yield
 

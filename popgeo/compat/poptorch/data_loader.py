@@ -24,7 +24,7 @@ class DataLoader(torch.utils.data.DataLoader):
         options: Frozen from here on.
         dataset: Of either of torch's kinds.
         batch_size: Elements of a micro-batch; None leaves batches to the dataset.
-        shuffle: Whether the order is drawn anew for each epoch.
+        shuffle: Whether the order is drawn again for each epoch.
         num_workers: Processes that load.
         drop_last: Whether a last batch that is too small is left out.
         persistent_workers: Whether processes stay between epochs; by default those that there are do.
@@ -91,7 +91,7 @@ class DataLoader(torch.utils.data.DataLoader):
         if mode != DataLoaderMode.Sync:
             chosen = async_options or {}
             check("rebatched_size" not in chosen, "rebatched_size is the loader's own: use mode=AsyncRebatched")
-            # Workers end at once where the loader is given up at its last use, and after seconds where it is found in a
+            # Workers end at once where the loader is given up at its last use, and after seconds if it is found in a
             # circle: so its accessor does not keep it.
             self._accessor = AsynchronousDataAccessor(weakref.proxy(self), **chosen)
 
@@ -108,7 +108,7 @@ class DataLoader(torch.utils.data.DataLoader):
         size = self._rebatched_to
         if size is None:
             return super().__len__()
-        elements = len(self.dataset)  # type: ignore[arg-type]  # a TypeError says so where it has none
+        elements = len(self.dataset)  # type: ignore[arg-type]  # a TypeError says so if it has none
         return elements // size if self._drop_last_row else -(-elements // size)
 
     def __iter__(self) -> Any:

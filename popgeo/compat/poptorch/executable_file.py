@@ -25,10 +25,10 @@ class Executable:
     Attributes:
         form: How the arguments nest, with their shapes and types.
         options: Those that the model was compiled with.
-        model: The module, where it was exported.
-        optimizer: Its optimizer, where it was exported.
+        model: The module, if it was exported.
+        optimizer: Its optimizer, if it was exported.
         training: Whether it was a training model; None where the module was not exported.
-        rng_state: Where random numbers go on.
+        rng_state: Where random numbers continue.
     """
 
     form: Structure
@@ -40,7 +40,7 @@ class Executable:
 
 
 def write(filename: str | os.PathLike[str], executable: Executable) -> None:
-    """Writes a file, and its folder where that is missing; in a folder that is there it is `model.poptorch`."""
+    """Writes a file, and its folder if that is missing; in a folder that is there it is `model.poptorch`."""
     path = Path(filename)
     path = path / "model.poptorch" if path.is_dir() else path
     path.parent.mkdir(parents=True, exist_ok=True)

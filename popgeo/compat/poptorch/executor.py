@@ -192,7 +192,7 @@ class PoplarExecutor(CompiledModule):
         return self.report.total_cycles * self._options.device_iterations
 
     def save(self, filename: str, export_model: bool = True, save_rng_state: bool = True) -> None:
-        """Writes what it takes to compile the model again without its arguments, and the module where it is asked for.
+        """Writes what it takes to compile the model again without its arguments, and the module if it is asked for.
 
         Raises:
             Error: the model is not compiled.

@@ -104,7 +104,7 @@ class OptionGroup:
         return dict(self._values)
 
     def _keep(self, option: str, value: Any) -> None:
-        """Keeps a choice: `popart:name` with PopART's own settings, `_name` beside the options that `toDict` lists."""
+        """Keeps a choice: `popart:name` with PopART's own settings, `_name` next to the options that `toDict` lists."""
         if option.startswith("popart:"):
             self._popart.keep(option.removeprefix("popart:"), value)
         elif option.startswith("_"):
@@ -155,7 +155,7 @@ def setter(
 
     Args:
         keeps: The option that the choice is kept under: `popart:name` is one of PopART's own settings, `_name` stands
-            beside the options that `toDict` lists.
+            next to the options that `toDict` lists.
         becomes: What the account says of it; None leaves that to the method.
         because: Why, or how.
         accepts: Turns the name of the setter and its argument into what is kept, or refuses it. A method with a body

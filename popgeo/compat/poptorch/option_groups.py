@@ -172,7 +172,7 @@ class TensorLocationOptions(OptionGroup):
     _asked = "Options.TensorLocations"
     _kinds: ClassVar = {"location": (TensorLocationSettings, _location)}
 
-    @setter("numIOTiles", "recorded", "the modelled machine computes with so many tiles less")
+    @setter("numIOTiles", "recorded", "the modelled machine computes with that many tiles less")
     def numIOTiles(self, num_tiles: int) -> Any:
         """Tiles kept for transfers."""
         is_taken = isinstance(num_tiles, int) and 32 <= num_tiles <= 192 and num_tiles % 2 == 0

@@ -11,7 +11,7 @@ from popgeo.compat.poptorch import enums
 
 
 class ConfigFileError(Exception):
-    """A line of a configuration file is no call of a setter."""
+    """A line of a configuration file is not a call of a setter."""
 
 
 def apply_file(options: Any, path: str | os.PathLike[str]) -> None:
@@ -40,7 +40,7 @@ def apply_json(options: Any, text: str) -> None:
     """Runs the setters that a dictionary names: dots lead into groups, a list holds several arguments.
 
     Raises:
-        ValueError: the text is no dictionary in JSON, or a name no setter.
+        ValueError: the text is not a dictionary in JSON, or a name no setter.
     """
     asked = json.loads(text)
     if not isinstance(asked, dict):
@@ -50,7 +50,7 @@ def apply_json(options: Any, text: str) -> None:
         for part in name.split("."):
             setter = getattr(setter, part, None)
         if not callable(setter):
-            raise ValueError(f"Options in JSON name {name!r}, which is no setter of poptorch.Options.")
+            raise ValueError(f"Options in JSON name {name!r}, which is not a setter of poptorch.Options.")
         arguments = arguments if isinstance(arguments, list) else [arguments]
         setter(*map(_member_or_same, arguments))
 
@@ -77,7 +77,7 @@ class _Names:
     def __getattr__(self, name: str) -> Any:
         found = getattr(sys.modules[__package__ or ""], name, None)
         if not isinstance(found, type):
-            raise _NoCall(f"`poptorch.{name}` is no class of PopTorch")
+            raise _NoCall(f"`poptorch.{name}` is not a class of PopTorch")
         return found
 
 

@@ -26,7 +26,7 @@ def popgeo_options(options: Options, optimizer: Optimizer | None) -> PopgeoOptio
 
     Args:
         options: PopTorch's.
-        optimizer: Holds the scale of the loss and the largest norm of gradients, where it is one of PopTorch's.
+        optimizer: Holds the scale of the loss and the largest norm of gradients, if it is one of PopTorch's.
 
     Raises:
         ValueError: a period that does not divide the steps of a call.
@@ -60,7 +60,7 @@ def options_in_use(options: Options | None, training: bool, optimizer: Optimizer
     """The options of one model: a frozen copy with an output mode picked; those given are frozen too.
 
     Raises:
-        Error: they are no options of PopTorch, or ask for something that inference does not have.
+        Error: they are not options of PopTorch, or ask for something that inference does not have.
 
     Example:
         >>> options_in_use(None, True, None).output_mode == enums.OutputMode.Final
@@ -92,7 +92,7 @@ def options_in_use(options: Options | None, training: bool, optimizer: Optimizer
 
 
 def _of_optimizer(optimizer: Optimizer | None, *, follows_gradients: bool) -> dict[str, Any]:
-    """What PopTorch's optimizers decide beside their update, or start from."""
+    """What PopTorch's optimizers decide next to their update, or start from."""
     found = {name: getattr(optimizer, name, None) for name in ("loss_scaling", "max_grad_norm")}
     kept = {name: value for name, value in found.items() if value is not None and value != float("inf")}
     if follows_gradients and optimizer is not None:
@@ -102,7 +102,7 @@ def _of_optimizer(optimizer: Optimizer | None, *, follows_gradients: bool) -> di
 
 
 def _matmul_proportion(by_ipu: dict[int, float]) -> float | tuple[float, ...]:
-    """The share of a tile's memory that products take on each IPU; where none is told, as on the machine."""
+    """The share of a tile's memory that products take on each IPU; if none is told, as on the machine."""
     default = PopgeoOptions().proportion_of(0)
     return tuple(by_ipu.get(ipu, default) for ipu in range(_MOST_IPUS)) if by_ipu else default
 

@@ -183,7 +183,7 @@ class ExecutionStrategy:
         for stage in self._stages:
             for block in stage.blocks:
                 if block in self._by_block:
-                    raise ValueError(f"Block {block!r} stands in two stages of a {type(self).__name__}.")
+                    raise ValueError(f"Block {block!r} is in two stages of a {type(self).__name__}.")
                 self._by_block[block] = stage
 
     def enter(self) -> None:

@@ -34,7 +34,7 @@ def ipu_print_tensor(
     edge_items: int = 3, max_line_width: int = 80, digits: int = 4, float_format: str = "auto", separator: str = ", ",
     open_bracket: str = "(", close_bracket: str = ")",
 ) -> Tensor:  # fmt: skip
-    """The same tensor, printed in each run of the step, and its gradient where there is one; its result must be used.
+    """The same tensor, printed in each run of the step, and its gradient if there is one; its result must be used.
 
     Lines look as torch prints tensors; brackets, separators and the format of numbers are not looked at.
 
@@ -122,7 +122,7 @@ def dynamic_slice(tensor: Tensor, dim: int, start: Tensor, size: int, step: int)
         dim: Along which dimension.
         start: Where, one whole number; at a run it must lie so that the slice ends within the tensor.
         size: How long the part is that the slice is taken of.
-        step: The slice takes each so many-th of it.
+        step: The slice takes each that many-th of it.
 
     Raises:
         ValueError: an argument is of another type.

@@ -83,7 +83,7 @@ def unwrapped(module: nn.Module) -> Iterator[None]:
 
 
 def replicaGrouping(self: nn.Parameter, comm_group_type: CommGroupType, shards: int, *mode: Any) -> None:
-    """Which replicas share a parameter: all, groups of so many, or none (`NoGrouping`); to be said before compiling."""
+    """Which replicas share a parameter: all, groups of this size, or none (`NoGrouping`); set it before compiling."""
     self.replica_grouping = (CommGroupType(comm_group_type), shards)  # type: ignore[attr-defined]
 
 

@@ -53,7 +53,7 @@ class FixedSizeOptions(data.FixedSizeOptions):
         super().__post_init__()
 
     def to_hetero(self, node_types: Sequence[Any], edge_types: Sequence[Any]) -> "FixedSizeOptions":
-        """Gives every type a size of its own, in place: that of all, where there is one number."""
+        """Gives every type a size of its own, in place: that of all, if there is one number."""
         if not isinstance(self.num_nodes, dict):
             self.__dict__["num_nodes"] = dict.fromkeys(node_types, self.num_nodes)
         if not isinstance(self.num_edges, dict):

@@ -59,8 +59,8 @@ class FixedSizeDataLoader(torch.utils.data.DataLoader[Any]):
         shuffle: Whether each epoch has an order of its own, drawn by torch's random numbers.
         fixed_size_options: Sizes of a batch; None means `FixedSizeOptions.from_dataset(dataset, batch_size)`. A
             heterogeneous dataset makes them sizes per type, in place.
-        fixed_size_strategy: `PadToMax` puts `batch_size - 1` graphs into each batch, `StreamPack` as many as fit.
-        over_size_strategy: What happens to graphs that do not fit.
+        fixed_size_strategy: `PadToMax` puts `batch_size - 1` graphs into each batch, `StreamPack` the same number as
+        fit. over_size_strategy: What happens to graphs that do not fit.
         add_pad_masks: Whether batches carry masks.
         follow_batch: Attributes to add an assignment vector for.
         exclude_keys: Attributes to leave out.

@@ -1,4 +1,4 @@
-"""What PyG has extensions for, over popgeo, where none of them is installed: searches, partitions, samples."""
+"""What PyG has extensions for, over popgeo, if none of them is installed: searches, partitions, samples."""
 
 import functools
 import importlib
@@ -23,12 +23,12 @@ _FLAGS |= {"nearest": "WITH_NEAREST"}
 _LAYERS = ("edge_conv", "gravnet_conv", "x_conv")
 _SAMPLED = ("node", "row", "col", "edge", "batch", "num_sampled_nodes", "num_sampled_edges")
 
-_BEFORE: list[tuple[Any, str, Any]] = []  # what stood where something of ours stands, in the order of the changes
+_BEFORE: list[tuple[Any, str, Any]] = []  # what stood if something of ours stands, in the order of the changes
 _NOTHING = object()
 
 
 def stand_in() -> None:
-    """Lets popgeo stand in for the extensions of PyG that are not installed, until `take_back`; others stay in use.
+    """Lets popgeo are in for the extensions of PyG that are not installed, until `take_back`; others stay in use.
 
     Example:
         >>> stand_in()
@@ -111,7 +111,7 @@ def _replace(module: Any, name: str, function: Callable[..., Any]) -> None:
 
 def _partitioned(clusters: Any, edge_index: Tensor, num_nodes: int) -> Tensor:
     """The part of each node, for `ClusterData`. [num_nodes]"""
-    honoured("torch_geometric.loader.ClusterData", "popgeo's partition stands in for METIS")
+    honoured("torch_geometric.loader.ClusterData", "popgeo's partition is in for METIS")
     return partition(edge_index, clusters.num_parts, num_nodes=num_nodes)
 
 

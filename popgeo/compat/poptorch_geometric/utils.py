@@ -1,4 +1,4 @@
-"""Helps of PopTorch Geometric for models: a fixed number of rows, and training beside eager PyTorch."""
+"""Helps of PopTorch Geometric for models: a fixed number of rows, and training next to eager PyTorch."""
 
 import copy
 import timeit

@@ -1,4 +1,4 @@
-"""torch_cluster's searches in point clouds over popgeo's, for programs that import them where it is not installed."""
+"""torch_cluster's searches in point clouds over popgeo's, for programs that import them if it is not installed."""
 
 from typing import Any
 
@@ -14,7 +14,7 @@ __all__ = ["fps", "knn", "knn_graph", "nearest", "radius", "radius_graph"]
 def knn(x: Tensor, y: Tensor, k: int, *args: Any, **kwargs: Any) -> Tensor:
     """For each row of `y` the nearest `k` rows of `x` in its graph.
 
-    While a model is compiled for the machine, -1 stands where there are fewer; elsewhere those are left out.
+    While a model is compiled for the machine, -1 stands if there are fewer; elsewhere those are left out.
 
     Args:
         x: Where neighbours lie. [num_x, channels]

@@ -1,4 +1,4 @@
-"""torch_scatter's functions over `popgeo.ops`, for programs on computers where that package is not installed.
+"""torch_scatter's functions over `popgeo.ops`, for programs on computers if that package is not installed.
 
 While a step is compiled `dim_size`, or `out`, must be given where torch_scatter would read the length from the index.
 """
@@ -28,5 +28,5 @@ def _of_sorted(scattered: Callable[..., Any], does: str) -> Callable[..., Any]:
 
 segment_sum_coo = segment_add_coo = partial(segment_coo, reduce="sum")
 segment_mean_coo = partial(segment_coo, reduce="mean")
-segment_min_coo = _of_sorted(scatter_min, "Least, and where each is; the length of `src` where there is none,")
-segment_max_coo = _of_sorted(scatter_max, "Greatest, and where each is; the length of `src` where there is none,")
+segment_min_coo = _of_sorted(scatter_min, "Least, and where each is; the length of `src` if there is none,")
+segment_max_coo = _of_sorted(scatter_max, "Greatest, and where each is; the length of `src` if there is none,")

@@ -1,4 +1,4 @@
-"""One array on disk that grows graph after graph, and goes on where a killed writer has left it."""
+"""One array on disk that grows graph after graph, and continues where a killed writer has left it."""
 
 import os
 import shutil
@@ -54,7 +54,7 @@ class AppendFile:
             file.truncate(min(num_bytes, path.stat().st_size))  # what came after the note was not noted
             if path.stat().st_size != num_bytes or sums_of_file(path, 1)[0] != (checksum,):
                 self.close()
-                raise ValueError(f"{path} was left damaged. Remove the folder {path.parent} to start anew.")
+                raise ValueError(f"{path} was left damaged. Remove the folder {path.parent} to start again.")
             file.seek(0, os.SEEK_END)
 
     @property
@@ -113,7 +113,7 @@ def open_here(path: Path) -> BinaryIO:
         ValueError: it is a link, which may lead elsewhere.
     """
     if path.is_symlink():
-        raise ValueError(f"{path} is a link, which no writer has made. Remove the folder {path.parent} to start anew.")
+        raise ValueError(f"{path} is a link, which no writer has made. Remove the folder {path.parent} to start again.")
     return os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666), "r+b")
 
 

@@ -12,7 +12,7 @@ BUFFER_BYTES = 1 << 26
 
 
 def blocks(columns: Columns, start: int, max_bytes: int) -> Iterator[Columns]:
-    """Copies of the graphs from `start` on, in order, in blocks of at most so many bytes, or of one graph.
+    """Copies of the graphs from `start` on, in order, in blocks of at most that many bytes, or of one graph.
 
     Args:
         columns: Flat graphs, also a view of some.

@@ -53,7 +53,7 @@ class AttributeEntry:
     values: ArrayFile
     increments: ArrayFile | None = None
     is_json: bool
-    """Whether it is no tensor: its rows are then the bytes of one value a graph as JSON."""
+    """Whether it is not a tensor: its rows are then the bytes of one value a graph as JSON."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,7 +62,7 @@ class Manifest:
 
     num_graphs: int
     last_graph: int
-    """Checksum of the last graph, by which a writer that goes on knows its source."""
+    """Checksum of the last graph, by which a writer that continues knows its source."""
     data_class: str
     node_types: tuple[StoreKey, ...]
     edge_types: tuple[StoreKey, ...]
@@ -78,7 +78,7 @@ class Manifest:
 
     @property
     def files(self) -> list[ArrayFile]:
-        """Every file of the folder beside the manifest; last the checksums of the blocks of all others."""
+        """Every file of the folder next to the manifest; last the checksums of the blocks of all others."""
         of_attributes = [f for a in self.attributes for f in (a.values, a.increments) if f is not None]
         others = [file for _, file in (*self.row_pointers, *(self.row_ends or ()))]
         return of_attributes + others + ([] if self.block_sums is None else [self.block_sums])
@@ -110,7 +110,7 @@ def read_manifest(folder: Path) -> Manifest:
     """
     path = folder / NAME
     if not path.is_file():
-        raise ValueError(f"{folder} is no store of popgeo: it has no {NAME}. Write one with popgeo.data.write.")
+        raise ValueError(f"{folder} is not a store of popgeo: it has no {NAME}. Write one with popgeo.data.write.")
     manifest = from_json(path)
     for file in manifest.files:
         target = folder / file.file
@@ -182,29 +182,29 @@ def _attribute(entry: Mapping[str, Any]) -> AttributeEntry:
     files = {name: None if entry[name] is None else _file(entry[name]) for name in ("values", "increments")}
     made = AttributeEntry(**{**entry, "store": _key(entry["store"]), "axis": _axis(entry["axis"])} | files)
     if not isinstance(made.name, str) or type(made.dim) is not int or not 0 <= made.dim < len(made.values.shape):
-        raise TypeError(f"{str(entry)[:200]} is no attribute")
+        raise TypeError(f"{str(entry)[:200]} is not an attribute")
     return made
 
 
 def _key(key: str | Sequence[str] | None) -> StoreKey:
     parts = key if isinstance(key, list) and len(key) == 3 else ["" if key is None else key]
     if not all(isinstance(part, str) for part in parts):
-        raise TypeError(f"{str(key)[:200]} is no type of nodes or edges")
+        raise TypeError(f"{str(key)[:200]} is not a type of nodes or edges")
     return tuple(key) if isinstance(key, list) else key  # type: ignore[return-value]  # three, as was just seen
 
 
 def _axis(parts: Sequence[Any]) -> Axis:
     level, store, name = parts
     if not isinstance(name, str | None):
-        raise TypeError(f"{str(name)[:200]} is no name of an attribute")
+        raise TypeError(f"{str(name)[:200]} is not a name of an attribute")
     return Axis(Level(level), _key(store), name)
 
 
 def _file(fields: Mapping[str, Any]) -> ArrayFile:
     file = ArrayFile(**{**fields, "shape": tuple(fields["shape"]), "crc32": tuple(fields["crc32"])})
-    # A name with a way out of the folder would have another file read, or cut off by a writer that goes on.
+    # A name with a way out of the folder would have another file read, or cut off by a writer that continues.
     is_name = file.file == Path(file.file).name and file.file not in ("", "..") and len(file.file.encode()) < 250
     numbers = all(type(number) is int and 0 <= number < _MOST for number in (*file.shape, *file.crc32))
     if not (is_name and isinstance(file.torch_dtype, torch.dtype) and numbers and file.crc32):
-        raise TypeError(f"{str(fields)[:200]} is no array in a file of the folder")
+        raise TypeError(f"{str(fields)[:200]} is not an array in a file of the folder")
     return file

@@ -25,7 +25,7 @@ class FileReference:
     """Bytes and the time of the last change (ns), so that another file is never taken for this one."""
     num_parts: int = 1
     sums: bytes = b""
-    """The CRC-32 of each block of each of so many equal parts, 4 bytes each; empty where none is to be compared."""
+    """The CRC-32 of each block of each of that many equal parts, 4 bytes each; empty if none is to be compared."""
 
 
 class MappedFile(mmap.mmap):
@@ -119,7 +119,7 @@ def packed(value: Any) -> Any:
 
 
 def unpacked(value: Any) -> Any:
-    """The value that `packed` has packed; files are mapped anew.
+    """The value that `packed` has packed; files are mapped again.
 
     Raises:
         ValueError: a file has changed since.

@@ -31,7 +31,7 @@ def open_folder(folder: Path, verify: bool | None) -> Columns:
     """The columns of a store on disk, as `FlatStore.open` says.
 
     Raises:
-        ValueError: the folder is no store, a file is damaged, or the class of its graphs is not known.
+        ValueError: the folder is not a store, a file is damaged, or the class of its graphs is not known.
     """
     manifest = read_manifest(folder)
     try:
@@ -93,7 +93,7 @@ def _block_sums(folder: Path, manifest: Manifest) -> dict[str, bytes]:
 
 
 def _check_fits(folder: Path, manifest: Manifest, pointers: dict[Axis, Tensor], is_hetero: bool) -> None:
-    """Checks that row pointers ascend through all rows of all arrays, so that no row is looked for where there is none.
+    """Checks that row pointers ascend through all rows of all arrays, so that no row is looked for if there is none.
 
     Raises:
         ValueError: a file is damaged, or does not fit the others, whoever made it.
@@ -111,7 +111,7 @@ def _check_fits(folder: Path, manifest: Manifest, pointers: dict[Axis, Tensor], 
         raise _damaged(folder / NAME, f"{[axis.label for axis in nodes + edges]} do not fit its class or its files")
     for entry in manifest.attributes:
         if entry.store not in (None, *manifest.node_types, *manifest.edge_types):
-            raise _damaged(folder / NAME, f"attribute {entry.name!r} is of {entry.store!r}, which is no type of it")
+            raise _damaged(folder / NAME, f"attribute {entry.name!r} is of {entry.store!r}, which is not a type of it")
         if not _fits(entry, manifest.num_graphs, int(pointers[entry.axis][-1])):
             raise _damaged(folder / entry.values.file, f"its shape {list(entry.values.shape)} does not fit the others")
     for key, file in manifest.row_ends or ():

@@ -22,7 +22,7 @@ def extend(writer: FolderWriter, source: Blocks, total: int | None, progress_bar
     Args:
         writer: What may have been begun.
         source: Blocks of the graphs.
-        total: How many graphs there are, where that is known.
+        total: How many graphs there are, if that is known.
         progress_bar: Whether to show a bar.
 
     Raises:
@@ -39,7 +39,7 @@ def extend(writer: FolderWriter, source: Blocks, total: int | None, progress_bar
             if last is None:
                 raise ValueError(
                     f"{writer.part} was begun with more graphs: {start:,} are written, and here are fewer. Remove that "
-                    f"folder to start anew."
+                    f"folder to start again."
                 )
             writer.check_goes_on(last)
         for part in parts:

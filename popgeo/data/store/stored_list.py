@@ -1,4 +1,4 @@
-"""Values that are no tensors, one a graph, kept on disk as JSON and read when asked for."""
+"""Values that are not tensors, one a graph, kept on disk as JSON and read when asked for."""
 
 import json
 from collections.abc import Iterable, Iterator, Sequence

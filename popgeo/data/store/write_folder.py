@@ -24,7 +24,7 @@ _JOURNAL, _SUMS = "journal.json", "block-sums.bin"
 class FolderWriter:
     """Writes a store into `FOLDER.part`, which becomes `FOLDER` when all is there.
 
-    A journal notes after each block what has been written; a writer that finds one goes on behind it.
+    A journal notes after each block what has been written; a writer that finds one continues behind it.
 
     Args:
         folder: The folder to write.
@@ -83,13 +83,13 @@ class FolderWriter:
             ValueError: it is another one, so the source is not the one that was begun with.
         """
         block, _ = plain(block)
-        assert self.manifest is not None  # callers ask only where something is written
+        assert self.manifest is not None  # callers ask only if something is written
         is_sorted = self.manifest.row_ends is not None
         last = digest(block, block.num_stored - 1)
         if is_sorted != (block.row_ends is not None) or last != self.manifest.last_graph:
             raise ValueError(
                 f"{self.part} was begun with other graphs: number {self.num_graphs - 1} differs, or its edges' order. "
-                f"Pass the same ones again to go on, or remove that folder to start anew."
+                f"Pass the same ones again to continue, or remove that folder to start again."
             )
 
     def check(self, block: Columns) -> None:
@@ -103,7 +103,7 @@ class FolderWriter:
             check_alike(self.manifest, new)
 
     def append(self, block: Columns) -> None:
-        """Adds all graphs of a block, which is no view.
+        """Adds all graphs of a block, which is not a view.
 
         Raises:
             ValueError: as of `check`.
@@ -177,14 +177,14 @@ class FolderWriter:
         if (self.manifest.transform, self.manifest.indices_checked) != asked:
             raise ValueError(
                 f"{self.part} was begun with transform {self.manifest.transform!r} and "
-                f"{'' if self.manifest.indices_checked else 'un'}checked indices. Ask for the same to go on, or remove "
-                f"that folder to start anew."
+                f"{'' if self.manifest.indices_checked else 'un'}checked indices. Ask for the same, or remove "
+                f"that folder to start again."
             )
         if not self.is_complete:
             self._open(None)
 
     def _open(self, first: int | None) -> None:
-        """Opens the files; `first` is what row pointers start with, None where they have started."""
+        """Opens the files; `first` is what row pointers start with, None if they have started."""
         assert self.manifest is not None  # callers made it
         for entry in self.manifest.attributes:
             self._file(entry.values, entry.dim)

@@ -41,7 +41,7 @@ class BlockProgram:
     Args:
         chain: What is computed.
         values: The graph's.
-        tensors: Places in memory, where they are known.
+        tensors: Places in memory, if they are known.
 
     Attributes:
         slots: Rows of `Slot` in chain.h.
@@ -54,7 +54,7 @@ class BlockProgram:
         partial_size: Unfinished sums of each chunk.
         sums_columns: Whether a row is summed, and so belongs to one chunk.
         number_slots: Slots of numbers, with their position.
-        value_slots: Slots in memory, with the column that an address stands in and the value.
+        value_slots: Slots in memory, with the column that an address is in and the value.
     """
 
     def __init__(self, chain: Chain, values: Sequence[Value], tensors: Mapping[int, Tensor]) -> None:
@@ -207,7 +207,7 @@ class BlockProgram:
         return column == 1 and (self.domain[0] == 1 or not self._whole_rows or row == self.domain[1])
 
     def _is_read_later(self, result: Place, step: int, last_use: Mapping[int, int]) -> bool:
-        """Whether something that the chain has yet to read lies where this result is to be written."""
+        """Whether something that the chain has yet to read lies if this result is to be written."""
         for index, operand in enumerate(self._chain.operands):
             last = last_use.get(index, -1)
             if last < step or not self._overlap(result, operand):

@@ -54,7 +54,7 @@ class Place:
 
     Attributes:
         value: In the graph.
-        strides: Elements between neighbours, per dimension of the chain; 0 where it has one for all.
+        strides: Elements between neighbours, per dimension of the chain; 0 if it has one for all.
         index: The value that says for each edge, along the first dimension, which row of a table it takes or joins.
     """
 
@@ -73,7 +73,7 @@ class Chain:
         operands: What `VALUE` sources name.
         numbers: What `NUMBER` sources name.
         results: The step that ends up in each value; for a sum a value with stride 0 along what is summed.
-        num_ops: Operations of the graph that it stands for.
+        num_ops: Operations of the graph that it represents.
         of_edges: Whether the first dimension is that of edges, some of whose places have an index.
         order: The value of the edges in order of the rows that they are joined at, where some are.
     """

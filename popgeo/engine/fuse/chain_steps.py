@@ -25,7 +25,7 @@ _WRITERS: dict[str, Write] = {}
 
 
 def writer_of(op: Op) -> Write | None:
-    """What writes an operation as steps, given a `Writer` and the operation's arguments; None where nothing does."""
+    """What writes an operation as steps, given a `Writer` and the operation's arguments; None if nothing does."""
     return _WRITERS.get(op.target)
 
 

@@ -42,7 +42,7 @@ class DefUse:
         return op if op is not None and op.target in targets and self.is_stable(v) else None
 
     def index_of_maker(self, v: int | None) -> int | None:
-        """Where the operation stands that makes a value; None where it is given, or -1 for none."""
+        """Where the operation stands that makes a value; None if it is given, or -1 for none."""
         return None if v is None or v < 0 else self.graph.values[v].producer
 
     def is_stable(self, v: int | None) -> bool:
@@ -90,7 +90,7 @@ class DefUse:
 
 
 def ref(argument: Any) -> int:
-    """The value that an argument is; -1 where it is none."""
+    """The value that an argument is; -1 if it is none."""
     return argument.value if isinstance(argument, Ref) else -1
 
 

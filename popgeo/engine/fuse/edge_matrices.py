@@ -125,7 +125,7 @@ def bias_gradient(x: Tensor, grad: Tensor) -> Tensor:
 
 
 def _scaled(rows: Tensor, features: Tensor) -> Tensor:
-    """Each row times each feature of its edge, beside one another."""
+    """Each row times each feature of its edge, next to one another."""
     return (features.unsqueeze(2) * rows.unsqueeze(1)).view(rows.shape[0], -1)
 
 

@@ -45,7 +45,7 @@ class RowMove:
 def row_moves(graph: OpGraph) -> tuple[OpGraph, Mapping[int, RowMove]]:
     """The graph, and what it moves between edges and rows, by the value that is made.
 
-    Sums into new zeros make a value of their own instead of changing the zeros, and rows are taken anew for each use.
+    Sums into new zeros make a value of their own instead of changing the zeros, and rows are taken again for each use.
     """
     graph = out_of_place(graph)
     found = _moves(graph)
@@ -101,7 +101,7 @@ class EdgeOrders:
         self._made: dict[tuple[int, int], int] = {}
 
     def order(self, index: int, num_rows: int, op: Op, ops: list[Op]) -> int:
-        """The value of the edges in order of their rows; what makes it is added to the operations where it is new."""
+        """The value of the edges in order of their rows; what makes it is added to the operations if it is new."""
         key = index, num_rows
         if key not in self._made:
             like = self.values[index]

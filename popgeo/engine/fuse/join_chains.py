@@ -42,7 +42,7 @@ def _is_fast() -> bool:
 
 
 def describe_joined(graph: OpGraph) -> str:
-    """How many operations run in how many chains; empty where none do."""
+    """How many operations run in how many chains; empty if none do."""
     chains = [op.args[0] for op in graph.ops if op.target in (CHAIN, EDGE_CHAIN)]
     if not chains:
         return ""
@@ -100,7 +100,7 @@ class _Search:
         return self._moves.get(made[0]) if len(made) == len(op.outputs) == 1 else None
 
     def _joined(self, op: Op, near: Sequence[OpenChain]) -> OpenChain | None:
-        """The chain that has taken the operation in; None where none can."""
+        """The chain that has taken the operation in; None if none can."""
         graph, move = self.graph, self._move_of(op)
         sums = summed_dimensions(op, graph.values) is not None
         if not sums and move is None and (writer_of(op) is None or not fits(op, graph.values)):
@@ -174,7 +174,7 @@ class _Search:
 
 
 def _write(chain: OpenChain, graph: OpGraph, outside: set[int], orders: EdgeOrders, ops: list[Op]) -> None:
-    """Adds one operation in place of those of a chain, then views of its results; the same ones where it is no gain."""
+    """Adds one operation in place of those of a chain, then views of its results; the same ones if it is not a gain."""
     computed = [op for op in chain.ops if not graph.is_view(op)]
     # Alone, an operation of torch runs as well by itself; one of ours would allocate its result at each run.
     alone = len(computed) < 2 and not computed[0].target.startswith("popgeo.")

@@ -32,7 +32,7 @@ class MessageSum:
     """`result[dst] += x[src] * w`: the values of the graph, and the operations that product and sum are.
 
     Attributes:
-        gathered: The rows of x at the edges; -1 where they are never in memory.
+        gathered: The rows of x at the edges; -1 if they are never in memory.
     """
 
     x: int

@@ -28,7 +28,7 @@ def shape_of(op: Op, values: Sequence[Value], move: RowMove | None = None) -> tu
 
 
 def summed_dimensions(op: Op, values: Sequence[Value]) -> list[int] | None:
-    """Which dimensions an operation sums away; None where it is no sum that a chain can end in."""
+    """Which dimensions an operation sums away; None if it is not a sum that a chain can end in."""
     if op.target not in SUMS or op.kwargs:
         return None
     operand, result = values[op.reads()[0]], values[op.makes()[0]]
@@ -47,7 +47,7 @@ class OpenChain:
 
     Attributes:
         sizes: As given.
-        ops: What it stands for, views of its results among them.
+        ops: What it represents, views of its results among them.
         made: The storages that it makes.
         tables: What edges take rows from or are joined at: the index and the number of rows.
         joins_at: The one of them at which it joins what edges have, if it does.
@@ -94,7 +94,7 @@ class OpenChain:
         return True
 
     def absorb_view(self, op: Op, graph: OpGraph) -> bool:
-        """Takes in a view that shows what the chain makes element by element, so that the chain may go on with it."""
+        """Takes in a view of the chain's result, element by element, so that the chain may continue with it."""
         if not graph.is_view(op):
             return False
         value = graph.values[op.makes()[0]]

@@ -79,7 +79,7 @@ class _Search:
             self._shown.setdefault((value.storage, value.offset, *_layout(value)), v)
 
     def join(self, found: Sequence[MessageSum]) -> set[int]:
-        """Places the interaction that sums by the same filters are, if they are one; the operations it stands for."""
+        """Places the interaction that sums by the same filters are, if they are one; the operations it represents."""
         uses, one = self._uses, found[0]
         proposed = _propose(uses, one)
         if proposed is None:

@@ -29,7 +29,7 @@ CFCONV, CFCONV_BACKWARD = (f"popgeo.cfconv{kind}.default" for kind in ("", "_bac
 
 
 def plan_interactions(graph: OpGraph) -> OpGraph:
-    """The graph with interactions as the kernels take them; expanded where there are none for what it asks."""
+    """The graph with interactions as the kernels take them; expanded if there are none for what it asks."""
     ops = [op for op in graph.ops if op.target in (FORWARD, BACKWARD, SECOND)]
     if not ops:
         return graph
@@ -40,7 +40,7 @@ def plan_interactions(graph: OpGraph) -> OpGraph:
 
 
 def describe_interactions(joined: OpGraph) -> str:
-    """How many interactions of a graph run in one pass, and why others do not; empty where there is none.
+    """How many interactions of a graph run in one pass, and why others do not; empty if there is none.
 
     Args:
         joined: As it runs.
@@ -156,7 +156,7 @@ class _Planner:
         self._ops.append(dataclasses.replace(op, args=(*call.arguments, *rest), outputs=(*op.outputs, workspace)))
 
     def _can_keep_slopes(self, ops: Sequence[Op]) -> bool:
-        """Whether filters may be kept beside their slopes: then forces need no layer, and edges share with their twins.
+        """Whether filters may be kept next to their slopes: forces then need no layer, and edges share with twins.
 
         They are of Gaussians of distances, which something is differentiated by, but nothing twice.
         """
@@ -223,7 +223,7 @@ def _prepare(
     def prepare(graph: OpGraph, op: Op, tensors: Mapping[int, Tensor]) -> PreparedCall | None:
         results = [tensors[v] for v in op.makes()]
         late, _ = late_arguments(op, tensors)
-        limit = torch.get_num_threads()  # there is working memory for so many
+        limit = torch.get_num_threads()  # there is working memory for that many
 
         def packed(num_threads: int, operands: Mapping[int, Tensor]) -> bytes:
             arguments: Sequence[Any] = substitute(op.args, operands.__getitem__)

@@ -1,4 +1,4 @@
-"""Makes what edges have of rows of a table again for each use, where that costs less than memory for all edges."""
+"""Makes what edges have of rows of a table again for each use, if that costs less than memory for all edges."""
 
 import dataclasses
 import itertools
@@ -13,7 +13,7 @@ from popgeo.engine.fuse.chain_steps import fits, writer_of
 # Steps that are run again at most, and those that cost as much as several.
 _MOST_STEPS = 8
 _SLOW = frozenset(re.split(" ", "exp expm1 log log1p tanh sin cos softplus sigmoid silu silu_backward div"))
-_SMALL = 8  # an operand with so many times fewer elements may be kept for it
+_SMALL = 8  # an operand with that many times fewer elements may be kept for it
 
 
 class RowsAtUses:
@@ -48,7 +48,7 @@ class RowsAtUses:
         return drop_unused(with_ops(self._graph, self._ops, self._graph.outputs, values=self._values))
 
     def _steps_of(self, op: Op, computes: bool) -> int | None:
-        """How many steps it takes to make the result again; None where that costs too much or may not be."""
+        """How many steps it takes to make the result again; None if that costs too much or may not be."""
         (made,), values = op.makes(), self._graph.values
         if made in self._taken:
             return 0
@@ -62,7 +62,7 @@ class RowsAtUses:
         return steps if again and small and steps <= _MOST_STEPS else None
 
     def _remake(self, v: int, own: dict[int, int]) -> None:
-        """Adds what makes a value again, as `own` then says; nothing where it is not to be made again."""
+        """Adds what makes a value again, as `own` then says; nothing if it is not to be made again."""
         if v in own or v not in self._steps:
             return
         op, value = self._maker[v], self._values[v]

@@ -75,7 +75,7 @@ class CapturableOptimizer:
                     raise ValueError(
                         f"{name} of parameter group {number} was {before.get(name)} when the step was captured and is "
                         f"now {value}; only lr may change from call to call. Keep it (OneCycleLR and CyclicLR: "
-                        "cycle_momentum=False), or call reset() to capture the step anew."
+                        "cycle_momentum=False), or call reset() to capture the step again."
                     )
         return True
 

@@ -17,10 +17,10 @@ class UpdateGraph:
     """One way in which an optimizer updates.
 
     Attributes:
-        graph: Its inputs are the parameters, their gradients and, where there is any yet, their state. It returns the
+        graph: Its inputs are the parameters, their gradients and, if there is any yet, their state. It returns the
             state.
         state: The state that it returns, in order, each piece with the number of its parameter.
-        num_numbers: How many floating-point arguments a run is given; where there are none, the graph holds its own.
+        num_numbers: How many floating-point arguments a run is given; if there are none, the graph holds its own.
     """
 
     graph: OpGraph

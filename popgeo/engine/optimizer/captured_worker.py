@@ -71,7 +71,7 @@ class CapturedWorker(Worker):
         self._runners: dict[int, GraphRunner | None] = {}  # by id of the update's graph, which the rehearsal keeps
 
     def _next(self) -> GraphRunner | None:
-        """What runs the next update, with its numbers; None where it cannot be captured."""
+        """What runs the next update, with its numbers; None if it cannot be captured."""
         if not holds_the_same(self.optimizer.param_groups, self._groups):
             self._groups, self._steady = noted_groups(self.optimizer), None
             self._settings = settings_of(self.optimizer)
@@ -96,7 +96,7 @@ class CapturedWorker(Worker):
             return None
         graph = update.graph
         given = {graph.values[v].storage for v in graph.inputs.values()}
-        # A tensor made of a number would keep the value that it has now, and state that is made anew would be lost.
+        # A tensor made of a number would keep the value that it has now, and state that is made again would be lost.
         if graph.constants or any(graph.values[v].storage not in given for v in graph.outputs if v is not None):
             return None
         return GraphRunner(replace(graph, outputs=()), self.tensors())

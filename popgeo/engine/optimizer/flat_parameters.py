@@ -15,7 +15,7 @@ from popgeo.engine.optimizer.precision import gradient_type
 from popgeo.engine.replicas import is_sharded, part_of
 from popgeo.engine.step_options import StepOptions
 
-# Each element's update depends on that element and on numbers alone, so many parameters may be updated as one.
+# Each element's update depends on that element and on numbers alone, that many parameters may be updated as one.
 ELEMENTWISE = ("SGD", "Adam", "AdamW", "Adamax", "NAdam", "RAdam", "RMSprop", "Rprop", "Adagrad", "Adadelta", "ASGD")
 
 
@@ -44,7 +44,7 @@ def refuse_whole_tensors(optimizer: Optimizer, why: str) -> None:
 
 
 class FlatParameters:
-    """Parameters of one group and type, in one tensor. They stay where they are until `take_over`.
+    """Parameters of one group and type, in one tensor. They stay if they are until `take_over`.
 
     Args:
         group: Number of their group in the optimizer.
@@ -57,7 +57,7 @@ class FlatParameters:
     Attributes:
         is_sharded: Whether they are this process's own, so that no other process has gradients for them.
         flat: All of them, one after the other, with their joined gradient.
-        gradient: Where one micro-batch's gradient goes. Its parts are `gradient_views`.
+        gradient: If one micro-batch's gradient goes. Its parts are `gradient_views`.
         total: What an update applies: the gradient itself, or the sum of several. Its parts are `total_views`.
         own: What this process updates: `flat` itself, or a part of it in the same memory.
     """
@@ -145,7 +145,7 @@ class FlatParameters:
         return [count._version for count in self._counts.values()]
 
     def cut(self, parts: int) -> nn.Parameter:
-        """The largest of so many parts of them, with its joined gradient."""
+        """The largest of that many parts of them, with its joined gradient."""
         size = -(-self.flat.numel() // (parts if self.is_divisible else 1))
         data = self.flat.detach()
         cut = nn.Parameter(data.reshape(-1)[:size] if data.dim() else data)
@@ -160,7 +160,7 @@ class FlatParameters:
 
     @property
     def is_divisible(self) -> bool:
-        """Whether each process may update a part: all have them alike, and one element lies beside the other."""
+        """Whether each process may update a part: all have them alike, and one element lies next to the other."""
         return not self.is_sharded and self.flat.dim() > 0 and self.flat.is_contiguous()
 
     @property
@@ -169,7 +169,7 @@ class FlatParameters:
         return self.own is not self.flat
 
     def _split_state(self, state: Tensor) -> list[Tensor]:
-        """What there is of the state of each member; of a part of the members, flat, and empty where there is none."""
+        """What there is of the state of each member; of a part of the members, flat, and empty if there is none."""
         return [state[here] for here in self._ranges()] if self.is_divided else self._split(state)
 
     def _ranges(self) -> list[slice]:

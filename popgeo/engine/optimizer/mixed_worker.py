@@ -19,9 +19,9 @@ MASTER, COUNTER = "master_weights", "rounding"
 class MixedWorker(Worker):
     """Widens weights and state, lets the optimizer step over them, and rounds what is kept in a narrower type.
 
-    Weights of float32 and float64 are stepped as they are; only their state may be kept in another type. Beside the
+    Weights of float32 and float64 are stepped as they are; only their state may be kept in another type. Next to the
     optimizer's own state there is `master_weights`, the weights in float32, and `rounding`, a counter from which
-    random numbers start; both only where they are asked for. An optimizer may have an attribute `state_types`: the
+    random numbers start; both only if they are asked for. An optimizer may have an attribute `state_types`: the
     types in which it wants its state kept, by name; that of the options comes before them.
 
     Args:
@@ -49,7 +49,7 @@ class MixedWorker(Worker):
 
     @torch.no_grad()
     def begin(self, num_updates: int, seed: int) -> None:
-        """Makes what there is beside the optimizer's own state."""
+        """Makes what there is next to the optimizer's own state."""
         self._widen_state()
         for number, parameter in enumerate(self.parameters):
             if self._options.stochastic_rounding:

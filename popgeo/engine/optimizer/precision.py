@@ -52,7 +52,7 @@ def gradient_type(options: StepOptions, optimizer: Optimizer, weights: torch.dty
 
 
 def rounding_counter(seed: int, number: int, num_updates: int, part: int = 0) -> int:
-    """Where the rounding of the weights of this number starts after so many updates.
+    """Where the rounding of the weights of this number starts after that many updates.
 
     Args:
         seed: Where the random numbers of the first update started.

@@ -34,10 +34,10 @@ class Rehearsal:
     it does to settings and counts what the optimizer's code does. An update is rehearsed all the same where the formula
     decides otherwise than when it was written, where anything but a float of the settings changes, where a setting
     changes for the first time, and at the first and each 2**n-th update. A difference there is a sign that code
-    computes where nothing can be written down, as `math.sqrt` does: from then on each update is rehearsed.
+    computes if nothing can be written down, as `math.sqrt` does: from then on each update is rehearsed.
 
     Args:
-        worker: Owns the parameters, and their state where there is any.
+        worker: Owns the parameters, and their state if there is any.
     """
 
     def __init__(self, worker: Worker) -> None:
@@ -93,7 +93,7 @@ class Rehearsal:
     def _rehearse(
         self, settings: Sequence[Mapping[str, Any]], *, writes: bool = False
     ) -> tuple[UpdateGraph | None, list[float]]:
-        """Lets the optimizer update single elements, and where that is asked writes down how its numbers came about."""
+        """Lets the optimizer update single elements, and if that is asked writes down how its numbers came about."""
         numbers, kinds = UpdateNumbers(), self._kinds()
         before = [_noted(self._state.get(p, {})) for p in self._small.parameters]
         writer = FormulaWriter(numbers, [state[key] for state, key in self._counts])
@@ -115,7 +115,7 @@ class Rehearsal:
         return [(state, key) for state in self._state.values() for key, part in state.items() if _is_count(part)]
 
     def _kinds(self) -> Any:
-        """What an update may go by, and change, beside numbers that are seen."""
+        """What an update may go by, and change, next to numbers that are seen."""
         states = [{key: None if isinstance(x, Tensor) else x for key, x in s.items()} for s in self._state.values()]
         return states, {key: x for key, x in vars(self._small.optimizer).items() if isinstance(x, int | float | str)}
 
@@ -181,7 +181,7 @@ def _noted(state: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _resized(part: Any, of: Tensor, to: Tensor) -> Any:
-    """A piece of state for a parameter of another size; what is no tensor of the parameter's shape stays."""
+    """A piece of state for a parameter of another size; what is not a tensor of the parameter's shape stays."""
     if isinstance(part, Tensor) and part.shape == of.shape and of.dim() > 0:
         return torch.ones_like(to.detach(), dtype=part.dtype)
     return copy.deepcopy(part)
@@ -198,7 +198,7 @@ def _is_count(part: Any) -> bool:
 
 
 def _taken(settings: Any) -> tuple[Any, Any, list[float]]:
-    """Settings, what they hold beside floats, and the floats."""
+    """Settings, what they hold next to floats, and the floats."""
     floats: list[float] = []
     with_floats(settings, floats.append)
     return settings, with_floats(settings, type), floats

@@ -85,12 +85,12 @@ class Update:
         self._totals = self._named([part.total_views for part in self._flat])
         self._own = OwnWorker(optimizer, self._flat)
         self._worker = choose_worker(self._own, self._flat, options, part[0])
-        # The user's groups and state as they were last taken; None where they are to be taken anew.
+        # The user's groups and state as they were last taken; None where they are to be taken again.
         self._groups: list[dict[str, Any]] | None = None
         self._adopted: dict[Any, Any] | None = None
 
     def accumulate(self, *, first: bool, names: Sequence[str] | None = None) -> None:
-        """Adds the gradients of one micro-batch to those of the update, or starts anew with the first.
+        """Adds the gradients of one micro-batch to those of the update, or starts again with the first.
 
         Args:
             first: Whether it is the first micro-batch of the update.
@@ -122,7 +122,7 @@ class Update:
 
         Args:
             replicas: Those of this and of other processes, which leave a step out together. Gradients of parameters
-                that are no process's own are added up, and each process hands on what it alone has updated.
+                that belong to no single process are added up, and each process hands on what it alone has updated.
         """
         replicas.add_up([part.total for part in self._flat if not part.is_sharded])
         worker = self._follow_optimizer()
@@ -153,7 +153,7 @@ class Update:
         """The operations on joined gradients and of an update after the first, which makes the optimizer's state.
 
         Args:
-            parts: Of one of so many parts of the parameters: the largest, as one replica of so many updates it.
+            parts: Of one of that many parts of the parameters: the largest, as one replica of that many updates it.
         """
         is_whole = parts == 1 and not any(part.is_divided for part in self._flat)
         worker = self._worker if is_whole else self._worker.over([part.cut(parts) for part in self._flat])
@@ -189,7 +189,7 @@ class Update:
         if type(optimizer) is not type(self.optimizer):
             raise ValueError(
                 f"The model was compiled with {type(self.optimizer).__name__}, not {type(optimizer).__name__}; "
-                "wrap it anew."
+                "wrap it again."
             )
         self._require_same_groups(optimizer)
         if optimizer is not self.optimizer:
@@ -198,7 +198,7 @@ class Update:
             self._keep_types()
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint keeps beside the optimizer's own state."""
+        """What a checkpoint keeps next to the optimizer's own state."""
         kept: dict[str, Any] = {"num_updates": self.num_updates, "rounding_seed": self.seed}
         return kept if self.scale is None else {**kept, "loss_scale": self.scale.state()}
 
@@ -271,7 +271,7 @@ class Update:
             )
 
     def _adopt(self) -> bool:
-        """Takes the user's state where it is another than was shown; False where joined parameters differ in it."""
+        """Takes the user's state if it is another than was shown; False where joined parameters differ in it."""
         if holds_the_same(self.optimizer.state, self._adopted) and all(part.is_as_shown for part in self._flat):
             return True
         if not min([part.adopt(self.optimizer, self._worker.optimizer.state) for part in self._flat]):

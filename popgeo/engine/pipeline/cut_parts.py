@@ -12,7 +12,7 @@ from popgeo.engine.pipeline.staging import Staging, phase_of
 def parts_of(graph: OpGraph, staging: Staging, *, num_results: int, trained: Sequence[str] = ()) -> list[StagePart]:
     """The parts of a step, in the order in which a micro-batch goes through them.
 
-    A view is made anew wherever it is needed, so that parts hand on whole tensors and each only once.
+    A view is made again wherever it is needed, so that parts hand on whole tensors and each only once.
 
     Args:
         graph: The step of one micro-batch, constants folded.
@@ -117,7 +117,7 @@ class _Cutter:
             self._add(rank, producer, again)
 
     def _made_here(self, rank: int, v: int, again: set[int]) -> list[int]:
-        """The operation that makes a value anew in a pass; none where the pass makes it anyway, or receives it."""
+        """The operation that makes a value again in a pass; none where the pass makes it anyway, or receives it."""
         producer = self._graph.values[v].producer
         if producer is not None and (self._views[producer] or producer in again):
             return [producer]

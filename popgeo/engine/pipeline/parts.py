@@ -48,7 +48,7 @@ class StagePart:
 
 
 def owner_of(graph: OpGraph, v: int) -> int:
-    """The value whose memory a value looks at; itself, where it is no view."""
+    """The value whose memory a value looks at; itself, if it is not a view."""
     while (producer := graph.values[v].producer) is not None and graph.is_view(graph.ops[producer]):
         storage = graph.values[v].storage
         v = next(w for w in graph.ops[producer].reads() if graph.values[w].storage == storage)
@@ -62,7 +62,7 @@ def graph_of(
     outputs: Sequence[int],
     constants: Mapping[int, Tensor],
 ) -> OpGraph:
-    """A graph of some of the operations of another, with its values numbered anew."""
+    """A graph of some of the operations of another, with its values numbered again."""
     used = {*inputs.values(), *constants, *outputs} | {v for op in ops for v in (*op.reads(), *op.makes())}
     number = {v: place for place, v in enumerate(sorted(used))}
     given = {*inputs.values(), *constants}

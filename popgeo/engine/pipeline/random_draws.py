@@ -78,7 +78,7 @@ def draws_ahead(graph: OpGraph, parts: Sequence[StagePart], generator: torch.Gen
 def drawing_from(generator: torch.Generator, run: Callable[..., T], *given: Any) -> T:
     """Runs what draws from torch's own generator, and lets it draw from another, which not every operation takes.
 
-    Torch's own is as before afterwards, also where this is interrupted: each of its moves is a single call, and Python
+    Torch's own is as before afterwards, also if this is interrupted: each of its moves is a single call, and Python
     looks for interrupts between calls. What fails draws the same numbers when it is run again.
     """
     own = torch.default_generator

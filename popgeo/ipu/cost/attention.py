@@ -31,7 +31,7 @@ class Attention:
         width: Columns of queries and keys.
         value_width: Columns of the values.
         nbytes: Bytes of an element: 2 or 4.
-        mask: Elements of the mask that is added to the scores; 0 where there is none.
+        mask: Elements of the mask that is added to the scores; 0 if there is none.
         is_dropped: Probabilities are dropped out at random.
     """
 
@@ -62,7 +62,7 @@ def plan_attention(sizes: Attention, machine: Machine, is_backward: bool = False
 
     An IPU has no kernel that keeps the scores out of memory. Where the scores of all heads do not fit, those of some
     heads, or of some rows of a head, are made and used at a time. The backward pass gets the logarithms of the sums
-    that the forward pass divided by, as torch keeps them, so it makes the scores anew: five products. A causal mask
+    that the forward pass divided by, as torch keeps them, so it makes the scores again: five products. A causal mask
     saves nothing: whole products are computed, then masked.
 
     Args:
@@ -126,7 +126,7 @@ def _in_turns(sizes: Attention, turns: int, whole: Plan, machine: Machine, is_ba
 def _turn(sizes: Attention, machine: Machine, is_backward: bool) -> Plan:
     parts = _backward(sizes, machine) if is_backward else _forward(sizes, machine)
     plan = in_sequence("attention", parts)
-    # The probabilities stay while they are used; backward, their gradients stay beside them.
+    # The probabilities stay while they are used; backward, their gradients stay next to them.
     scores = ceil_div((2 if is_backward else 1) * sizes.scores * sizes.nbytes, machine.num_tiles)
     return dataclasses.replace(
         plan,

@@ -13,7 +13,7 @@ class Calibration:
     Fitted by `scripts/calibrate_cost_model.py` to measurements published for a Bow IPU (github.com/graphcore-research/
     hydronet-gnn for gather, scatter-add and the SchNet block; arXiv:2303.16999 for dense products). `..._fixed` are
     cycles per operation: launches, synchronisations and control that its program needs beyond the plan's own.
-    `..._layout` are cycles per element that a tile holds when results or arguments are laid out anew, by element
+    `..._layout` are cycles per element that a tile holds when results or arguments are laid out again, by element
     cycles per byte.
 
     Attributes:
@@ -22,8 +22,8 @@ class Calibration:
         gather_vertex: Factor on the cycles of its vertices.
         gather_result_layout: Cycles per element of the result that a tile holds.
         gather_two_stage: Cycles where the table's rows are split, so that a second stage picks the right part.
-        gather_uneven: Cycles where, besides, the parts are not equal, so that rows must be moved between tiles first.
-        scatter_fixed: Cycles of any scatter-add.
+        gather_uneven: Cycles where, in addition, the parts are not equal, so that rows must be moved between tiles
+        first. scatter_fixed: Cycles of any scatter-add.
         scatter_exchange: Factor on the cycles of its exchanges.
         scatter_vertex: Factor on the cycles of its vertices.
         scatter_result_layout: Cycles per element of the result that a tile holds.

@@ -14,7 +14,7 @@ from popgeo.ipu.cost.published_sizes import elementwise_validity
 from popgeo.ipu.cost.supersteps import compute_step, in_sequence, overhead_step, swap_step
 from popgeo.ipu.cost.vertex_cycles import ceil_div
 
-GRAIN_BYTES = 128  # a tile takes at least so many bytes of a tensor before the next one gets any
+GRAIN_BYTES = 128  # a tile takes at least that many bytes of a tensor before the next one gets any
 
 
 def spread(elements: int, width: int, num_tiles: int) -> tuple[int, int]:
@@ -78,7 +78,7 @@ def plan_elementwise(
 
 
 def _pointwise(graph: OpGraph, op: Op, machine: Machine) -> Plan:
-    """The passes that the table of operations names; where it is one pass, the loop that it takes as long as.
+    """The passes that the table of operations names; if it is one pass, the loop that it takes as long as.
 
     Poplar has no softplus that is safe for large numbers; programs for it write max(x, 0) + log1p(exp(-|x|)), and each
     of these runs on its own, forward and backward. Both forms of gelu, with tanh and with erf, are the one with tanh on
@@ -92,7 +92,7 @@ def _pointwise(graph: OpGraph, op: Op, machine: Machine) -> Plan:
 
 
 def _pow(graph: OpGraph, op: Op, machine: Machine) -> Plan:
-    """A power; exponents that poplar knows run as the operation that they stand for, such as a square."""
+    """A power; exponents that poplar knows run as the operation that they represent, such as a square."""
     known = {2: "square", 3: "cube", 0.5: "sqrt", -0.5: "rsqrt", -1: "inverse", 1: "cast"}
     kind = known.get(op.args[1], "power") if _is_number(op.args[1]) else "power"
     source = read(graph, op)[0]  # the exponent, where the base is a number
@@ -130,7 +130,7 @@ def _result(graph: OpGraph, op: Op) -> Value:
 
 
 def _smaller(graph: OpGraph, op: Op, result: Value) -> int:
-    """Elements of the largest operand that is broadcast, and so must be brought to the tiles; 0 where none is."""
+    """Elements of the largest operand that is broadcast, and so must be brought to the tiles; 0 if none is."""
     return max((distinct(value) for value in read(graph, op) if distinct(value) < result.numel), default=0)
 
 

@@ -27,7 +27,7 @@ RULES = _rules()
 
 
 def plan_all(graph: OpGraph, machine: Machine) -> list[Plan]:
-    """The plan of each operation of a program, in order, with what it lays out anew before it begins."""
+    """The plan of each operation of a program, in order, with what it lays out again before it begins."""
     plans = []
     for op, nbytes in zip(graph.ops, laid_out_anew(graph), strict=True):
         rule = RULES.get(name_of(op.target), plan_unknown)

@@ -2,7 +2,7 @@
 
 An operation by element works where its operands lie. As long as they lie alike, nothing moves: in chains after one
 product, in residual sums of products and in norms of them. Where rows meet blocks, as SchNet's gathered features meet
-its filters, and where a product reads rows, these are laid out anew first.
+its filters, and where a product reads rows, these are laid out again first.
 """
 
 from dataclasses import replace
@@ -60,7 +60,7 @@ def _operands(graph: OpGraph, op: Op, layouts: dict[int, str], *, full: bool) ->
 
 
 def with_layout(plan: Plan, nbytes: int, machine: Machine) -> Plan:
-    """A plan that lays so many bytes out anew before it begins."""
+    """A plan that lays that many bytes out again before it begins."""
     if not nbytes:
         return plan
     cycles = machine.calibration.elementwise_layout * nbytes / machine.num_tiles

@@ -86,7 +86,7 @@ def replica_ring(ipu: int, ipus_of_a_replica: int, replicas: int) -> range:
 
 
 def streaming_rate(num_ipus: int, target: IpuTarget) -> float:
-    """Bytes per second that each of so many IPUs gets from its machine's streaming memory while all read it at once.
+    """Bytes per second that each of that many IPUs gets from its machine's streaming memory while all read it at once.
 
     Example:
         >>> bow = IpuTarget.bow()

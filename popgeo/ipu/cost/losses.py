@@ -16,7 +16,7 @@ from popgeo.ipu.cost.vertex_cycles import ceil_div
 
 
 def _by_element(graph: OpGraph, op: Op, machine: Machine) -> Plan:
-    """Passes over all elements, forward or backward, and their sum where one is asked for."""
+    """Passes over all elements, forward or backward, and their sum if one is asked for."""
     value, result = tensor(graph, op.args[0]), made(graph, op)[0]
     elements, nbytes = max(1, value.numel, result.numel), width(result)
     plans = [plan_elementwise(kind, elements, nbytes, machine) for kind in operation_of(op.target).passes]

@@ -56,7 +56,7 @@ class Product:
 
 @dataclass(frozen=True, kw_only=True)
 class _Way:
-    """A way to compute a product: the cheapest split for so many turns.
+    """A way to compute a product: the cheapest split for that many turns.
 
     Attributes:
         found: The split into rows, contraction and columns, with the cycles and bytes of one turn.

@@ -1,4 +1,4 @@
-"""Operations that lay elements out anew, that make tensors out of nothing, and that only look at memory differently."""
+"""Operations that lay elements out again, that create tensors, and that only view memory differently."""
 
 import functools
 

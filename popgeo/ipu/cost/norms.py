@@ -85,7 +85,7 @@ def _layer_norm(graph: OpGraph, op: Op, machine: Machine) -> Plan:
 
 
 def _norm(value: Value, groups: int, features: int, affine: Sequence[object], machine: Machine) -> Plan:
-    """Sums and sums of squares, whitening, then weight and bias, where there are any."""
+    """Sums and sums of squares, whitening, then weight and bias, if there are any."""
     plans = [_over_last(value, _NORM, groups, machine)]
     for kind, given in zip(("multiply", "add"), affine, strict=True):
         if isinstance(given, Ref):
@@ -101,7 +101,7 @@ def _layer_norm_backward(graph: OpGraph, op: Op, machine: Machine) -> Plan:
 
 
 def _norm_backward(value: Value, groups: int, features: int, op: Op, has_weight: bool, machine: Machine) -> Plan:
-    """Whitens anew; two sums per group for the input's gradient, and one per feature for each of weight and bias.
+    """Whitens again; two sums per group for the input's gradient, and one per feature for each of weight and bias.
 
     With x the whitened input, g its gradient, n the elements of a group and d its inverse deviation, the input's
     gradient is (g - x * sum(x * g) / n - sum(g) / n) * d.

@@ -22,7 +22,7 @@ def made(graph: OpGraph, op: Op) -> list[Value]:
 
 
 def tensor(graph: OpGraph, argument: Any) -> Value:
-    """The tensor that an argument stands for; of a list, the first one.
+    """The tensor that an argument represents; of a list, the first one.
 
     Raises:
         ValueError: the argument is none.
@@ -47,7 +47,7 @@ def width(value: Value) -> int:
 
 
 def distinct(value: Value) -> int:
-    """Elements of a value that are different memory; fewer than it has where it is expanded.
+    """Elements of a value that are different memory; fewer than it has if it is expanded.
 
     Example:
         >>> import torch

@@ -113,7 +113,7 @@ class OpCost:
         source: The model's line that asked for it.
         shapes: Shapes of its tensors, arguments first, as a report shows them.
         plan: How it is divided and what it costs.
-        known: False where no rule knows the operation and a conservative one stood in.
+        known: False if no rule knows the operation and a conservative one stood in.
         count: How often one step runs it: once a micro-batch, or once an update.
         bytes: Bytes that it reads and writes, had each tensor its own memory; those of a broadcast dimension once.
     """

@@ -49,7 +49,7 @@ def plan_reduce(outputs: int, summands: int, width: int, machine: Machine, is_in
         summands: Elements that each of them comes from.
         width: Bytes of an element.
         machine: What to plan for.
-        is_inner: The elements of a set lie next to each other, so that a tile holds whole sets where they are small.
+        is_inner: The elements of a set lie next to each other, so that a tile holds whole sets if they are small.
 
     Example:
         >>> from popgeo.ipu.target import IpuTarget

@@ -67,7 +67,7 @@ def _group(name: str, layer: nn.SyncBatchNorm, replicas: int) -> int:
 
 
 def _shared(op: Op, given: Sequence[int], members: int) -> Callable[..., Any]:
-    """The operation with what it returns beside its result, such as mean and deviation, summed over the members."""
+    """The operation with what it returns next to its result, such as mean and deviation, summed over the members."""
 
     def norm(*tensors: Tensor) -> tuple[Tensor, ...]:
         tensor = dict(zip(given, tensors, strict=True)).__getitem__

@@ -14,7 +14,7 @@ from popgeo.ipu.target import IpuTarget
 # Poplar's own default for the share of a tile's memory that an operation may take while it runs.
 MEMORY_SHARE = 0.6
 USABLE_SHARE = 0.85  # of a tile: its code, stacks and exchange instructions take the rest
-GRAIN_BYTES = 8  # a row is cut between words of so many bytes
+GRAIN_BYTES = 8  # a row is cut between words of that many bytes
 
 
 @functools.lru_cache(maxsize=8)
@@ -26,7 +26,7 @@ def triples(num_tiles: int) -> np.ndarray:
         [[1, 1, 1], [1, 1, 2], [1, 2, 1], [2, 1, 1]]
     """
     every, left = np.empty((0, 1), dtype=np.int32), np.array([num_tiles])
-    for _ in range(3):  # a dimension is cut into 1 part up to as many as the tiles allow that are left for it
+    for _ in range(3):  # a dimension is cut into 1 part up to the same number as the tiles allow that are left for it
         parts = np.arange(1, left.sum() + 1, dtype=np.int32) - np.repeat(left.cumsum(dtype=np.int32) - left, left)
         every = np.concatenate([np.repeat(every, left, axis=1), parts[np.newaxis]], dtype=np.int32)
         left = np.repeat(left, left) // parts
@@ -35,7 +35,7 @@ def triples(num_tiles: int) -> np.ndarray:
 
 
 def within(num_tiles: int, first: int, second: int, third: int) -> np.ndarray:
-    """The splits of `triples` that cut no dimension into more than so many parts. int64[3, splits]"""
+    """The splits of `triples` that cut no dimension into more than that many parts. int64[3, splits]"""
     every = triples(num_tiles)
     limits = np.maximum([[first], [second], [third]], 1)
     return every[:, (every <= limits).all(axis=0)].astype(np.int64)
@@ -66,7 +66,7 @@ class Found:
 
 
 def work_space(target: IpuTarget, held: float = 0, share: float = MEMORY_SHARE) -> float:
-    """Bytes of a tile that one operation may use, beside what its arguments and results hold there.
+    """Bytes of a tile that one operation may use, next to what its arguments and results hold there.
 
     Args:
         target: The machine.
@@ -87,7 +87,7 @@ def cheapest(
     target: IpuTarget,
     share: float = MEMORY_SHARE,
 ) -> Found:
-    """The split of fewest cycles among those that fit in their share of memory; among all where none fits.
+    """The split of fewest cycles among those that fit in their share of memory; among all if none fits.
 
     Args:
         splits: From `within`. int64[3, splits]

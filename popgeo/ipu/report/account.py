@@ -44,7 +44,7 @@ class Comparison:
 
         Args:
             rows: One row for each of `families`, `blocks` or `ops`. Operations are matched by what they are, where they
-                stand in the model and their shapes.
+                are in the model and their shapes.
 
         Raises:
             ValueError: another kind of rows.
@@ -104,13 +104,13 @@ class Account(Figures, ABC):
     """Figures with every form that they are shown in; a kind of report says what its forms show."""
 
     COLUMNS: ClassVar[Mapping[str, tuple[TableColumn, ...]]] = COLUMNS
-    """The columns of its tables; the first table is the one that is shown where none is asked for."""
+    """The columns of its tables; the first table is the one that is shown if none is asked for."""
     VERSION: ClassVar[tuple[str, int]]
     """The name of its JSON, and the version."""
     LEFT_OUT: ClassVar[tuple[str, ...]] = ()
     """Fields that its JSON does not have."""
     DERIVED: ClassVar[tuple[str, ...]]
-    """Numbers that follow from the fields and stand in the JSON, for other programs."""
+    """Numbers that follow from the fields and are in the JSON, for other programs."""
 
     @property
     @abstractmethod
@@ -147,7 +147,7 @@ class Account(Figures, ABC):
         real = {**self.real_of_slots, **(real or {})}
         if bad := {slots: number for slots, number in real.items() if not 0 <= number <= slots}:
             raise ValueError(
-                f"real is {bad}: of so many slots so many are real; pass {{slots: real}}, real at most slots."
+                f"real is {bad}: of that many slots that many are real; pass {{slots: real}}, real at most slots."
             )
         return replace(self, graphs_per_micro_batch=graphs, real_of_slots=real)
 

@@ -60,7 +60,7 @@ class CostRows:
                         **{name: getattr(step, name) for name in _AS_PLANNED},
                     }
                 )
-                start += 0 if step.activity is Activity.HOST else length  # the host runs beside the machine
+                start += 0 if step.activity is Activity.HOST else length  # the host runs next to the machine
         return _read_only(rows)
 
     @cached_property
@@ -217,7 +217,7 @@ def _mean(values: Sequence[float], weights: Sequence[float]) -> float:
 
 
 def module_of(cost: OpCost) -> str:
-    """The module that asked for an operation, or what stands in its place."""
+    """The module that asked for an operation, or what is in its place."""
     return {"update": OPTIMIZER, "accumulate": OPTIMIZER, "host": HOST}.get(cost.phase, cost.module)
 
 

@@ -20,7 +20,7 @@ class Figures:
 
     A step is what one update needs: `micro_batches` times forward and backward, and the update once. Of a function or
     an inference model it is one run. Cycles are those of one IPU that computes; transfers from and to the host run
-    beside them, as prefetching lets them, and are given apart.
+    next to them, as prefetching lets them, and are given apart.
 
     Attributes:
         target: The machine it was compiled for.
@@ -30,11 +30,11 @@ class Figures:
         replicas: How many run the step side by side, each on an IPU (or several) of its own.
         shards: Over how many IPUs one replica's cut weights are spread. They compute side by side, and all figures,
             also those of memory, are those of one of them.
-        memory: What lies in the tiles' memory, where it was worked out.
-        update_captured: Whether the optimizer's update runs as a captured graph; None where there is no optimizer, or
+        memory: What lies in the tiles' memory, if it was worked out.
+        update_captured: Whether the optimizer's update runs as a captured graph; None if there is no optimizer, or
             no update has run yet.
         graphs_per_micro_batch: Real graphs of a micro-batch, as given to `for_batch`.
-        real_of_slots: How many of so many slots are real, as given to `for_batch`.
+        real_of_slots: How many of that many slots are real, as given to `for_batch`.
         captured_ops: Operations that the model asked for; the passes leave fewer.
         state_bytes: Parameters, gradients, optimizer state and buffers.
         buffer_bytes: Memory of this computer for all values in between, allocated once.

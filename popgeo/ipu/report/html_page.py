@@ -23,7 +23,7 @@ def shell(title: str, about: str, sections: Mapping[str, str], data: str = "", s
         about: What stands below that, in HTML.
         sections: Each part with its name, whose first word is its id, as HTML; empty ones are left out.
         data: What the script draws, as JSON.
-        script: All that the page does; a browser runs nothing else, wherever it stands in the page.
+        script: All that the page does; a browser runs nothing else, wherever it is in the page.
     """
     shown = {name: part for name, part in sections.items() if part}
     nav = "".join(f'<a href="#{s.split()[0]}">{s}</a>' for s in shown)
@@ -71,7 +71,7 @@ def totals(cards: Iterable[tuple[str, str]], parts: Mapping[str, float], names: 
 
 
 def key(names: Mapping[str, str]) -> str:
-    """What each colour stands for."""
+    """What each colour represents."""
     items = "".join(f'<span><i style="background:var(--{name})"></i>{words}</span>' for name, words in names.items())
     return f'<div class="key" style="margin-top:8px">{items}</div>'
 

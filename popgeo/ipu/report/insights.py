@@ -26,11 +26,11 @@ class Insight:
         title: What it is, in a few words.
         text: What was found, with figures.
         remedy: What to do about it.
-        share: Part of the step's cycles that it is about, or that its remedy saves, 0 to 1; 0 where it is not about
+        share: Part of the step's cycles that it is about, or that its remedy saves, 0 to 1; 0 if it is not about
             cycles.
         ops: Which operations, by their place in `Report.costs`.
         fatal: The machine could not run the step as it is.
-        change: Arguments of `replan` that do what the remedy says, of a step in stages; empty where no plan does.
+        change: Arguments of `replan` that do what the remedy says, of a step in stages; empty if no plan does.
     """
 
     title: str
@@ -50,7 +50,7 @@ def insights(report: Figures, more: "Sequence[Rule]" = ()) -> tuple[Insight, ...
 
     Args:
         report: The figures to look at.
-        more: Rules besides those that hold of any step.
+        more: Rules in addition those that hold of any step.
     """
     ops = report.rows.ops
     return sorted_insights(insight for rule in (*RULES, *more) for insight in rule(report, ops))

@@ -22,7 +22,7 @@ def dumps(report: Figures, version: tuple[str, int], derived: tuple[str, ...], l
     Args:
         report: All of its fields are written.
         version: The name of the format, and its version.
-        derived: Numbers that follow from the fields, for other programs; reading works them out anew.
+        derived: Numbers that follow from the fields, for other programs; reading works them out again.
         left_out: Fields that are not written.
     """
     content = {"schema": version[0], "version": version[1]}
@@ -34,7 +34,7 @@ def loads(kind: type[Figures], version: tuple[str, int], text: str) -> dict[str,
     """The fields of the report behind a text, each of which has the type that its class declares.
 
     Raises:
-        ValueError: it is no report of this kind, or of another version; the message names the field.
+        ValueError: it is not a report of this kind, or of another version; the message names the field.
     """
     what = kind.__name__
     try:
@@ -44,7 +44,7 @@ def loads(kind: type[Figures], version: tuple[str, int], text: str) -> dict[str,
     found = (content.get("schema"), content.get("version")) if isinstance(content, dict) else (type(content), None)
     if found != version:
         raise ValueError(
-            f"No {what.lower()} of this version: found {found}, expected {version}. Compile or plan the step anew."
+            f"No {what.lower()} of this version: found {found}, expected {version}. Compile or plan the step again."
         )
     given = _fields(kind, content, what.lower())
     return given | {"costs": tuple(map(_in_words_of_today, given.get("costs", ())))}

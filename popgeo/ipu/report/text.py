@@ -54,7 +54,7 @@ def _head(report: Figures) -> Iterable[str]:
     yield (
         "  "
         + ", ".join(f"{a.value} {shares[a] / total:.1%}" for a in Activity if a is not Activity.HOST)
-        + f"; the host beside it {beside:,.0f} cycles{'' if beside <= total else ', which is longer'}"
+        + f"; the host next to it {beside:,.0f} cycles{'' if beside <= total else ', which is longer'}"
     )
     if not report.total_cycles:
         return

@@ -28,9 +28,9 @@ class Move:
 
 
 def best_move(plan: PipelineFigures, slowest: int) -> Move | None:
-    """The move of one layer off a stage after which the step is shortest; None where there is none that fits.
+    """The move of one layer off a stage after which the step is shortest; None if there is none that fits.
 
-    A layer goes to a stage beside it. Where that is as long already, it hands a layer of its own on, and so forth, up
+    A layer goes to a stage next to it. If that is as long already, it hands a layer of its own on, and so forth, up
     to the stage that works least.
     """
     moves = []
@@ -45,7 +45,7 @@ def best_move(plan: PipelineFigures, slowest: int) -> Move | None:
 
 
 def _moves(plan: PipelineFigures, slowest: int) -> Iterator[tuple[str, list[list[str]]]]:
-    """Where one layer of a stage may go, in words, and the layers of all stages then."""
+    """If one layer of a stage may go, in words, and the layers of all stages then."""
     if len(plan.layers[slowest]) < 2:
         return
     work = [stage.forward_pass + stage.backward_pass for stage in plan.stages]
@@ -91,7 +91,7 @@ def _fitting(plan: PipelineFigures, change: Mapping[str, Any]) -> PipelineFigure
     """The plan with other choices; None where it fits no better or there is none."""
     try:
         other = plan.replan(**change)
-    except ValueError:  # blocks that a model names itself may have names that are no layer's
+    except ValueError:  # blocks that a model names itself may have names that are not layer's
         return None
     return other if other.fits else None
 

@@ -1,4 +1,4 @@
-"""Cuts a model where it is asked for, at layers or at the blocks that it names: tells the forms of stages apart."""
+"""Cuts a model if it is asked for, at layers or at the blocks that it names: tells the forms of stages apart."""
 
 from collections.abc import Mapping, Sequence
 
@@ -140,7 +140,7 @@ def cut_at_stages(marks: Sequence[BlockMark], stages: Sequence[Stage]) -> tuple[
     """The first block and the IPU of each stage, where stages name their blocks.
 
     Raises:
-        ValueError: a block stands in no stage or in two, a stage names a block that the model does not run, or the
+        ValueError: a block is in no stage or in two, a stage names a block that the model does not run, or the
             model comes back to a stage.
 
     Example:
@@ -152,7 +152,7 @@ def cut_at_stages(marks: Sequence[BlockMark], stages: Sequence[Stage]) -> tuple[
     for number, stage in enumerate(stages):
         for name in stage.names:
             if name in of:
-                raise ValueError(f"Block {name!r} stands in stages {of[name]} and {number}; a block has one stage.")
+                raise ValueError(f"Block {name!r} is in stages {of[name]} and {number}; a block has one stage.")
             of[name] = number
     names = [mark.name for mark in marks]
     if marks[0] is FIRST and len(marks) > 1:

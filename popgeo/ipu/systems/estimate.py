@@ -32,7 +32,8 @@ def estimate(
     """What a step of a model would cost on the machine, where model and optimizer may be too large for this computer.
 
     Only shapes and types of weights are read, so a model made on the meta device (`with torch.device("meta"):`) or
-    under `FakeTensorMode` will do, and takes next to no memory. A step that does not fit is no error here: the report
+    under `FakeTensorMode` will do, and takes next to no memory. A step that does not fit is not an error here: the
+    report
     tells how much memory it needs. Where a model's weights lie in shards (`popgeo.nn.parallel`) and the target has
     several IPUs, these hold some shards each, and the report is that of one of them. Where the options ask for stages,
     or the model names its blocks on several IPUs, it is that of the stages, as from `pipeline`.
@@ -110,7 +111,7 @@ def pipeline(
         recompute: Keep of each micro-batch only what a stage receives, and repeat its forward pass later. Names of
             layers keep the results of these too (PopTorch's `recomputationCheckpoint`), so that one layer at a time is
             repeated and there.
-        serialize: Linear layers whose outputs are computed in so many parts, by name; PopTorch's `serializedMatMul`.
+        serialize: Linear layers whose outputs are computed in that many parts, by name; PopTorch's `serializedMatMul`.
         optimizer_off_chip: The optimizer's state lies in streaming memory; PopTorch's `useOnChipStorage(False)`.
         overlap_host: Some tiles exchange with the host while the others compute (I/O tiles).
 

@@ -40,7 +40,7 @@ class PipelineFigures(Account):
             results it keeps as well.
         layers: The layers of each stage, in the order in which they run.
         again: Plans the same captured step with other choices; None where the plan is a copy or was read from a file.
-        insights_found: What stands out, where the plan was read from a file; None where it is worked out anew.
+        insights_found: What stands out, where the plan was read from a file; None if it is worked out again.
     """
 
     memory: tuple[float, ...]

@@ -26,10 +26,10 @@ class Passes:
 
 
 def recompute_of(graph: OpGraph, options: Options) -> Recompute | None:
-    """What is repeated, as `Options.recompute` and `recompute_last_stage` say it; None where nothing is.
+    """What is repeated, as `Options.recompute` and `recompute_last_stage` say it; None if nothing is.
 
     Raises:
-        ValueError: a name is no layer of the forward pass.
+        ValueError: a name is not a layer of the forward pass.
     """
     recompute = options.recompute
     if not recompute:
@@ -101,7 +101,7 @@ class _Repeater:
             self._stage,
             ops=tuple(ops),
             values=tuple(
-                value if value.producer is None else value.made_by(producers.get(v))  # None where nobody needs it
+                value if value.producer is None else value.made_by(producers.get(v))  # None if nobody needs it
                 for v, value in enumerate(self._values)
             ),
         )
@@ -137,7 +137,7 @@ class _Repeater:
         )
 
     def _made_again(self, v: int, op: Op) -> int:
-        """A result; one that was kept, beside another that was not, is made once more for nobody."""
+        """A result; one that was kept, next to another that was not, is made once more for nobody."""
         value = self._stage.values[v]
         if op.phase != "forward" or value.storage in self._copies or v in op.reads():
             return self._value(v)

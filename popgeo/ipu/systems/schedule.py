@@ -45,7 +45,7 @@ def timeline(
 
     Args:
         forward: Cycles of a forward pass of each stage, what it receives included.
-        backward: Cycles of a backward pass of each stage; empty where nothing is trained.
+        backward: Cycles of a backward pass of each stage; empty if nothing is trained.
         ipus: The IPU of each stage.
         micro_batches: How many there are between two updates.
         schedule: The order.

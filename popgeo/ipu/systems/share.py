@@ -27,7 +27,7 @@ class Share:
 
     Attributes:
         step: Its program of one micro-batch.
-        update: Its update, over parameters that have shapes only; None where nothing is trained.
+        update: Its update, over parameters that have shapes only; None if nothing is trained.
         target: The machine that runs it.
         shards: How many such machines a replica is.
     """
@@ -82,7 +82,7 @@ def is_shared(model: object, target: IpuTarget) -> bool:
     """Whether a model's shards lie on several IPUs.
 
     Raises:
-        ValueError: it has so many shards that they cannot be shared evenly.
+        ValueError: it has that many shards that they cannot be shared evenly.
     """
     return target.of_shards(num_shards(model))[1] > 1
 
@@ -96,7 +96,7 @@ def share_of(
         model: A module whose weights may lie in shards, or a function.
         arguments: Those of one micro-batch.
         options: The machine, and what becomes of gradients.
-        optimizer: Over parameters of the model; None where nothing is trained.
+        optimizer: Over parameters of the model; None if nothing is trained.
 
     Raises:
         ValueError: a norm that is trained cannot share its statistics among the replicas as it asks for.
@@ -127,7 +127,7 @@ def update_of(model: nn.Module, step: CapturedStep, optimizer: Optimizer, option
     for group in optimizer.param_groups:
         groups.append({**group, "params": [shapes[id(p)] for p in group["params"] if id(p) in shapes]})
     on_meta = object.__new__(type(optimizer))
-    vars(on_meta).update(vars(optimizer))  # torch's own way to copy leaves out what a subclass has beside its groups
+    vars(on_meta).update(vars(optimizer))  # torch's own way to copy leaves out what a subclass has next to its groups
     on_meta.param_groups, on_meta.state = groups, type(optimizer.state)(dict)
     parameters = {name: shapes[id(p)] for name, p in model.named_parameters() if name in step.trained}
     return Update(on_meta, parameters, options)

@@ -32,7 +32,7 @@ class StageCost:
         layers: Its first and last layer.
         ipu: Where it runs.
         forward: Cycles of its forward pass of one micro-batch.
-        backward: Cycles of its backward pass, recomputation included; 0 where nothing is trained.
+        backward: Cycles of its backward pass, recomputation included; 0 if nothing is trained.
         receive_forward: Cycles in which it receives what the stages before send for a forward pass.
         receive_backward: Cycles in which it receives the gradients that later stages send.
         transfers: The messages that these cycles are made of.

@@ -1,6 +1,6 @@
 """What stages cost once they have their IPU: its share of memory, layers in parts, and all that a pass waits for.
 
-Beside them, what follows the last micro-batch: sums over replicas, the optimizer, and its state.
+Next to them, what follows the last micro-batch: sums over replicas, the optimizer, and its state.
 """
 
 import math
@@ -59,14 +59,14 @@ def outputs_of(model: nn.Module, serialize: Mapping[str, int]) -> dict[str, tupl
     """Outputs and parts of each layer that is computed in parts.
 
     Raises:
-        ValueError: a name is no linear layer, or it has fewer outputs than parts.
+        ValueError: a name is not a linear layer, or it has fewer outputs than parts.
     """
     layers = dict(model.named_modules())
     found = {}
     for name, parts in serialize.items():
         weight = getattr(layers.get(name), "weight", None)
         if weight is None or weight.dim() != 2:
-            raise ValueError(f"serialize names {name!r}, which is no linear layer of the model.")
+            raise ValueError(f"serialize names {name!r}, which is not a linear layer of the model.")
         if isinstance(parts, bool) or not isinstance(parts, int) or not 1 <= parts <= weight.shape[0]:
             raise ValueError(f"serialize has {parts!r} parts for {name!r}; it takes 1 to {weight.shape[0]}.")
         found[name] = (weight.shape[0], parts)
@@ -109,11 +109,11 @@ def with_waits(
     *,
     overlap_host: bool = False,
 ) -> list[StageCost]:
-    """Stages with what their passes do besides computing: adding up gradients, putting activations aside, streaming.
+    """Stages with what their passes do in addition to computing: adding gradients, storing activations, streaming.
 
     Args:
         stages: As cut.
-        update: One update; None where nothing is trained.
+        update: One update; None if nothing is trained.
         options: The machine and the replicas.
         schedule: In sequential phases, weights come from streaming memory.
         micro_batches: Between two updates; of one alone, nothing is added up or put aside.
@@ -157,7 +157,7 @@ def serialized(graph: OpGraph, op: Op, machine: Machine, outputs: int, parts: in
         parts: How many.
 
     Returns:
-        The plan; None where the operation is no dense product over the layer's outputs.
+        The plan; None where the operation is not a dense product over the layer's outputs.
     """
     if name_of(op.target) not in ("aten.mm", "aten.matmul", "aten.addmm", "aten.linear"):
         return None
@@ -193,7 +193,7 @@ def update_cycles(
     """Cycles of the update by what they are for, and bytes of gradients and optimizer state, on each IPU.
 
     Args:
-        update: One update of all weights; None where nothing is trained.
+        update: One update of all weights; None if nothing is trained.
         stages: Of the pipeline; each IPU takes the share of the update that its weights are of all.
         num_ipus: Of one replica.
         options: The machine and the replicas; whether each holds a part of the state, and all then gather the weights.

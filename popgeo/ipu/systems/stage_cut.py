@@ -14,7 +14,7 @@ class LayerOps:
     """Consecutive operations of the forward pass that are not cut apart: those of one layer.
 
     Attributes:
-        name: Dotted name of the layer: up to the first number, as in `layers.3`, or the whole name where there is none.
+        name: Dotted name of the layer: up to the first number, as in `layers.3`, or the whole name if there is none.
         ops: Their numbers in the graph.
         numbered: Whether the layer is one of a list of alike ones.
     """
@@ -110,7 +110,7 @@ def cut_evenly(layers: Sequence[LayerOps], cycles: Sequence[float], nbytes: Sequ
 
 
 def cut_by_layers(layers: Sequence[LayerOps], layers_per_ipu: Sequence[int]) -> list[int]:
-    """The first layer of each stage where each IPU is to hold so many of the model's alike layers.
+    """The first layer of each stage where each IPU is to hold that many of the model's alike layers.
 
     What comes before the first of these layers is the first stage's; what comes after the last is the last stage's.
 
@@ -134,7 +134,7 @@ def cut_by_layers(layers: Sequence[LayerOps], layers_per_ipu: Sequence[int]) -> 
         if count == 0 or (done == 0 and numbered[0] == 0):
             raise ValueError(
                 f"The layers per IPU {list(layers_per_ipu)} leave a stage without operations; only the first IPU may "
-                "have no layer, where something runs before the first of them."
+                "have no layer, if something runs before the first of them."
             )
         firsts.append(numbered[done])
         done += count
@@ -150,7 +150,7 @@ def cut_at(
     begins where its first part runs, and again only where another stage has begun since.
 
     Raises:
-        ValueError: a name is no module of the forward pass.
+        ValueError: a name is not a module of the forward pass.
     """
     pieces: list[LayerOps] = []
     firsts, ipus, current = [0], [0], ""
@@ -196,7 +196,7 @@ def numbered_from_0(ipus: list[int]) -> list[int]:
 def cut(graph: OpGraph, layers: Sequence[LayerOps], firsts: Sequence[int], ipus: Sequence[int]) -> StageCut:
     """The stage of every operation: of the forward pass by its layer, of the backward pass by the layer it belongs to.
 
-    A gradient is worked out where the layer is, or, where that is unclear, where the gradient comes from. It never goes
+    A gradient is worked out where the layer is, or, if that is unclear, where the gradient comes from. It never goes
     up to a later stage again.
     """
     groups = [layers[first:end] for first, end in zip(firsts, [*firsts[1:], len(layers)], strict=True)]

@@ -39,7 +39,7 @@ def stage_plan(step: CapturedStep, update: Callable[[], OpGraph | None], options
 
     Args:
         step: The step of one micro-batch.
-        update: Gives the program of one update; None where nothing is trained.
+        update: Gives the program of one update; None if nothing is trained.
         options: Stages, their order, and how many micro-batches there are.
 
     Raises:
@@ -74,7 +74,7 @@ def num_pipeline_stages(planned: Pipeline) -> int:
 
 
 class TooFewMicroBatchesError(ValueError):
-    """An update has fewer micro-batches than its pipeline, of so many `stages`, needs to fill."""
+    """An update has fewer micro-batches than its pipeline, of that many `stages`, needs to fill."""
 
     stages: int
 
@@ -91,7 +91,7 @@ def _require_enough(planned: Pipeline) -> None:
         error = TooFewMicroBatchesError(
             f"Options.gradient_accumulation is {count}, but to train {stages} stages with schedule "
             f"{planned.schedule.value!r} an update needs at least {needed} micro-batches. Raise it, take fewer "
-            "stages, or choose schedule='sharded', where one micro-batch at a time goes through all stages."
+            "stages, or choose schedule='sharded', if one micro-batch at a time goes through all stages."
         )
         error.stages = stages
         raise error

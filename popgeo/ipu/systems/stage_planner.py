@@ -29,7 +29,7 @@ from popgeo.ipu.tiles.measure_memory import CODE
 
 @dataclass(frozen=True, kw_only=True)
 class Placement:
-    """What a plan of stages depends on besides options.
+    """What a plan of stages depends on in addition options.
 
     Attributes:
         serialize: Outputs and parts of the linear layers that are computed in parts, by name.
@@ -47,7 +47,7 @@ class StagePlanner:
 
     Args:
         step: The step of one micro-batch.
-        update: Gives the program of one update under options; None where nothing is trained.
+        update: Gives the program of one update under options; None if nothing is trained.
     """
 
     def __init__(self, step: CapturedStep, update: Callable[[Options], OpGraph] | None) -> None:
@@ -65,7 +65,7 @@ class StagePlanner:
     def plan(
         self, options: Options, placement: Placement | None = None, start: float | None = None
     ) -> tuple[Pipeline, StageCut]:
-        """What the step costs over several IPUs, and where it is cut.
+        """What the step costs over several IPUs, and if it is cut.
 
         Args:
             options: The machine, where to cut, the order of stages, what they repeat, and how many micro-batches and
@@ -86,7 +86,7 @@ class StagePlanner:
         assert options.stages is not None
         cut = cut_model(graph, self.layers, costs(0), options.stages, on_one_ipu=order is Schedule.PHASED)
         if order is Schedule.LOCK_STEP and cut.num_ipus == 1 < len(cut.ipus):
-            order = Schedule.SHARDED  # PopTorch makes a pipeline only where there is another IPU to work meanwhile
+            order = Schedule.SHARDED  # PopTorch makes a pipeline only if there is another IPU to work meanwhile
         placed = placed_costs(graph, costs, cut, options, placement.serialize)
         parts = CutStep(
             graph=graph,

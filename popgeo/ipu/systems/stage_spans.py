@@ -17,7 +17,7 @@ class Span:
 
     Attributes:
         kind: `forward` and `backward` passes; `receive`, from other IPUs; `host` and `streaming`, waiting for the host
-            and for streaming memory; `update`. An IPU waits for others where it has no span.
+            and for streaming memory; `update`. An IPU waits for others if it has no span.
         ipu: Which.
         stage: Of which stage; None for the update.
         micro_batch: Of which micro-batch, counted from 0; None for the update.

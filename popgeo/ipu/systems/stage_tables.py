@@ -1,4 +1,4 @@
-"""The tables of a step in stages: a row for each stage, each IPU, or each message; beside those of its operations."""
+"""The tables of a step in stages: a row for each stage, each IPU, or each message; next to those of its operations."""
 
 from pathlib import Path
 from typing import Any

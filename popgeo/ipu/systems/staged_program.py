@@ -237,7 +237,7 @@ class StagedJoiner(Joiner):
 
 
 def _spread(size: tuple[int, int], target: IpuTarget) -> TileMapping:
-    """So many elements of so many bytes, linearly over the tiles of one IPU."""
+    """That many elements of that many bytes, linearly over the tiles of one IPU."""
     return linear(size[0], target.num_tiles, max(1, GRAIN_BYTES // size[1]))
 
 

@@ -149,7 +149,7 @@ class Life:
         name: An input's name, or the operation that makes it, with type and shape.
         source: The model's line behind it.
         nbytes: Bytes on each tile. int64[tiles]
-        first: The operation that makes it; -1 where it is there from the start.
+        first: The operation that makes it; -1 if it is there from the start.
         last: The last operation that needs it.
     """
 

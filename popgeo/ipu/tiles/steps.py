@@ -64,7 +64,7 @@ class Vertex:
         operation: A torch operation such as `aten.mm.default`, or the name of a codelet.
         reads: What it reads.
         writes: What it writes, one for each result; None for a result that nobody needs.
-        arguments: Positional arguments; `Operand(i)` stands for `reads[i]`, `Scalar(i)` for its number.
+        arguments: Positional arguments; `Operand(i)` represents `reads[i]`, `Scalar(i)` for its number.
         keywords: Keyword arguments, likewise.
     """
 

@@ -101,7 +101,7 @@ class TileMemory:
         before = torch.get_rng_state()
         draws = any(vertex.operation == "call" for vertex in step.vertices)
         if draws and self.random is not None:
-            # Not every operation takes a generator, so torch's own stands in for the replica's while it runs.
+            # Not every operation takes a generator, so torch's own is in for the replica's while it runs.
             torch.set_rng_state(self.random)
         for vertex in step.vertices:
             self._run(step, vertex)

@@ -56,8 +56,8 @@ class ClusterSampler(PartSampler):
 class FixedSizeClusterLoader(SubgraphLoader):
     """Loads clusters of a large graph, with the edges inside and between them, in batches whose shapes never change.
 
-    Clusters are shuffled in every epoch, and as many as fit share a batch (arXiv:1905.07953). `n_id` and `e_id` are the
-    numbers of nodes and edges in the whole graph.
+    Clusters are shuffled in every epoch, and the same number as fit share a batch (arXiv:1905.07953). `n_id` and
+    `e_id` are the numbers of nodes and edges in the whole graph.
 
     Args:
         cluster_data: PyG's `ClusterData`; or the graph itself, or the stores it lives in, with `num_parts` or `parts`.

@@ -21,7 +21,7 @@ from popgeo.data.slots import Slot, SlotKind
 from popgeo.loader.large.feature_rows import FeatureRows, stays_in_store
 from popgeo.loader.large.subgraph import Subgraph
 
-# Batches whose rows a feature store is asked for in one request: so many, and not more bytes, at most.
+# Batches whose rows a feature store is asked for in one request: that many, and not more bytes, at most.
 _MOST_AT_ONCE, _BYTES_AT_ONCE = 16, 1 << 26
 _NUMBERS = {Level.NODE: "n_id", Level.EDGE: "e_id"}
 Values = dict[int, tuple[Tensor, Tensor]]
@@ -100,7 +100,7 @@ class SubgraphCutter:
 
     @property
     def batches_at_once(self) -> int:
-        """How many batches ask a feature store for their rows together; 1 where there is none.
+        """How many batches ask a feature store for their rows together; 1 if there is none.
 
         What a request costs a database may depend little on how many rows it is for.
         """

@@ -53,7 +53,7 @@ def patiently(store: Any, names: str, request: Callable[[], Any]) -> Any:
             if wait is None:
                 raise ConnectionError(
                     f"{store} was asked {len(_WAITS) + 1} times for {names}: {error!r}. Once it is back, make the "
-                    f"loader again, or loader.load_state_dict(loader.state_dict()) to go on with this batch."
+                    f"loader again, or loader.load_state_dict(loader.state_dict()) to continue with this batch."
                 ) from error
             time.sleep(wait)
     raise AssertionError  # the last turn returns or raises
@@ -115,7 +115,7 @@ class FeatureRows:
 
         Args:
             wanted: Their numbers; None for all. int64 [number of them]
-            like: An example of each attribute, where it is known. [at least 0, ...]
+            like: An example of each attribute, if it is known. [at least 0, ...]
 
         Raises:
             ConnectionError: the store does not answer.
@@ -146,7 +146,7 @@ class FeatureRows:
         if not isinstance(answer, Tensor) or not answer.dim():
             raise ValueError(
                 f"{what} with {type(answer).__name__}; rows are a tensor or an array. Pass exclude_keys=[{name[1]!r}] "
-                f"where it has none."
+                f"if it has none."
             )
         if numbers is not None and len(answer) != len(numbers):
             raise ValueError(f"{what} with {len(answer)} rows, and was asked for {len(numbers)}.")
@@ -158,7 +158,7 @@ class FeatureRows:
         return answer.cpu()
 
     def said_size(self, name: Name) -> int | None:
-        """How many rows the store says that an attribute has; None where it does not know."""
+        """How many rows the store says that an attribute has; None if it does not know."""
         try:
             size = self.feature_store.get_tensor_size(self._request(name, None))
         except NotImplementedError:
@@ -166,11 +166,11 @@ class FeatureRows:
         return None if size is None else int(size[0])
 
     def first_row(self, name: Name, num_rows: int) -> Tensor:
-        """The first row of an attribute, or none of it where there are none; others show how the store answers.
+        """The first row of an attribute, or none of it if there are none; others show how the store answers.
 
         Raises:
             ConnectionError: the store does not answer.
-            ValueError: it has not so many rows, or does not answer in the order that it is asked in. [0 or 1, ...]
+            ValueError: it has not that many rows, or does not answer in the order that it is asked in. [0 or 1, ...]
         """
         numbers = torch.linspace(0, max(0, num_rows - 1), _PROBED, dtype=torch.float64).long().unique()[:num_rows]
         rows = self.ask({name: numbers}, {})[name]

@@ -37,14 +37,14 @@ def open_stores(
 ) -> tuple[Data | HeteroData, dict[Any, Level], dict[Name, Tensor]]:
     """A graph in stores as PyG's object: edges are read, features stay where they are, and have a width of 0 here.
 
-    Edges are numbered as the store holds them; where it has several layouts, in the first of COO, CSC and CSR. Who does
-    not say how many nodes there are has as many as edges lead to.
+    Edges are numbered as the store holds them; if it has several layouts, in the first of COO, CSC and CSR. Who does
+    not say how many nodes there are has the same number as edges lead to.
 
     Args:
         rows: Asks the feature store.
         graph_store: The edges.
         excluded: Attributes to leave out.
-        levels: What an attribute's rows belong to, where that is known.
+        levels: What an attribute's rows belong to, if that is known.
         whole: Attributes to read, such as times.
 
     Returns:
@@ -141,13 +141,13 @@ def _axis_of(name: Name, said: int | None, level: Any, edges: dict[StoreKey, Ten
     if known:
         return Axis(Level.EDGE, None)
     raise ValueError(
-        f"{name[1]!r} has {said} rows, as many as there are edges; how many nodes there are, nobody says. Pass "
+        f"{name[1]!r} has {said} rows, the same number as there are edges; how many nodes there are, nobody says. Pass "
         f"levels={{{name[1]!r}: 'node'}} or 'edge'."
     )
 
 
 def _agreed(axis: Axis, said: dict[str, int]) -> int:
-    """How many nodes or edges there are, where all who know say the same; else as many as edges lead to."""
+    """How many nodes or edges there are, where all who know say the same; else the same number as edges lead to."""
     least, known = said.pop("edges", 0), set(said.values())
     if len(known) > 1 or any(count < least for count in known):
         told = "; ".join(f"{who} says {count:,}" for who, count in said.items())

@@ -108,7 +108,7 @@ class FixedSizeLinkLoader(SubgraphLoader):
     """Loads edges of a large graph, with negatives and sampled neighbours of their ends, in batches of one shape.
 
     A batch carries `edge_label_index` [2, num_labels], places of both ends among its nodes; `edge_label` [num_labels],
-    1 for the edges that are seeds, 0 for negatives; and `edge_label_mask` [num_labels], True where there is one, since
+    1 for the edges that are seeds, 0 for negatives; and `edge_label_mask` [num_labels], True if there is one, since
     a last batch has fewer. The ends are the first nodes; `seeds_mask` [num_nodes] is True for them. `num_labels` is
     `batch_size` and its negatives, which stand behind.
 

@@ -11,7 +11,8 @@ from popgeo.loader.large.subgraph_source import PartSampler
 from popgeo.random_numbers import seed_of
 
 SHARE, CONFIDENCE = 0.001, 0.99
-# So many batches are sampled, but where that takes more than so many nodes and edges, only as many as that allows.
+# That many batches are sampled, but if that takes more than that many nodes and edges, only the same number as that
+# allows.
 _SOME, _FEWEST, _WORK = 512, 32, 5_000_000
 # Where hubs make a few batches far larger than the others, many more are sampled, with more work.
 _HEAVY_TAIL, _MORE_WORK = 1.0, 20_000_000
@@ -38,16 +39,16 @@ def measure_sizes(
 ) -> SizeEstimate:
     """Sizes that at most one batch in a thousand exceeds, with a confidence of 99 %.
 
-    That is the largest sampled batch, or, where it is more, a tolerance bound of the normal distribution (Owen 1963),
+    That is the largest sampled batch, or, if it is more, a tolerance bound of the normal distribution (Owen 1963),
     widened by what skewness adds to such a quantile (Cornish and Fisher 1938): the sizes of batches are sums over many
-    seeds. Where a few hubs make these far from normal (an excess kurtosis above 1), so many more batches are sampled
+    seeds. Where a few hubs make these far from normal (an excess kurtosis above 1), that many more batches are sampled
     that the largest of them suffices, whatever the distribution: all of n stay below the size that a share p exceeds
     with probability (1 - p)^n. The work is bounded by nodes and edges, not by a clock, so that the sizes are the same
     on every machine.
 
     Args:
         sampler: Samples the batches.
-        packs: Seeds of batches, as many as are asked for.
+        packs: Seeds of batches, the same number as are asked for.
         axes: Node and edge types.
         most: What no batch can exceed. int64 [num_dimensions]
         key: Names the random numbers.
@@ -93,7 +94,7 @@ def tolerance_bound(sizes: np.ndarray, share: float) -> np.ndarray:
 
 
 def _excess_kurtosis(sizes: np.ndarray) -> float:
-    """How much heavier the tails are than those of a normal distribution, of the dimension where they are heaviest.
+    """How much heavier the tails are than those of a normal distribution, of the dimension if they are heaviest.
 
     One whose long tail is that of small sizes, as where nearly every batch has all nodes there are, does not count.
     """

@@ -255,7 +255,7 @@ def most_of(store: FlatStore, neighborhood: Neighborhood) -> np.ndarray:
 def times_of_ends(
     store: FlatStore, edge_type: StoreKey, time_attr: str | None
 ) -> tuple[Tensor | None, Tensor | None] | None:
-    """The times of the nodes at both ends of edges of a type; None where no node of either has one."""
+    """The times of the nodes at both ends of edges of a type; None if no node of either has one."""
     time_of = _attributes(store, time_attr)
     source, destination = (time_of.get(end) for end in ends_of(Axis(Level.EDGE, edge_type)))
     return None if source is None and destination is None else (source, destination)

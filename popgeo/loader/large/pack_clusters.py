@@ -1,4 +1,4 @@
-"""Which clusters share a batch: as many as fit, edges between them included."""
+"""Which clusters share a batch: the same number as fit, edges between them included."""
 
 from dataclasses import dataclass
 

@@ -65,7 +65,7 @@ class PartitionedFeatures(FeatureStore):
         num_asked: How many rows it has asked others for.
 
     Raises:
-        ValueError: a part is no process.
+        ValueError: a part is not a process.
     """
 
     is_collective = True
@@ -190,7 +190,7 @@ class PartitionedFeatures(FeatureStore):
             dist.all_to_all_single(got, out, group=self.group)
         except RuntimeError as error:
             raise dist.DistNetworkError(
-                f"Process {self.rank} of {self.world_size} waits for rows of others in vain: one has ended, or does "
+                f"Process {self.rank} of {self.world_size} timed out waiting for rows of others: one ended, or does "
                 f"not iterate over its loader. {error}"
             ) from error
         self.num_bytes += out.nbytes // self.world_size * (self.world_size - 1)

@@ -38,7 +38,7 @@ class SubgraphLoader(EpochLoader):
     Args:
         data: What torch's `DataLoader` shows as its dataset.
         store: The graph, from `open_graph`.
-        part_sampler: Says which part of the graph some seeds, or clusters, stand for.
+        part_sampler: Says which part of the graph some seeds, or clusters, represent.
         layout: How a batch is laid out.
         batch_size: Seeds, or clusters, of a batch.
         most: What no batch can exceed, in nodes and edges of each type. int64 [num_dimensions]
@@ -74,7 +74,7 @@ class SubgraphLoader(EpochLoader):
         self._packer = OrderPacker(num_items=part_sampler.num_items, together=self._together)
         part_sampler.sample(np.empty(0, np.int64), seed=0)  # refuses what cannot be sampled before an epoch begins
         self.size_estimate: SizeEstimate | None = None
-        """What the sizes were measured on; None where they were given."""
+        """What the sizes were measured on; None if they were given."""
         sizes = fixed_size_options or self._measured(store, choices.seed, most)
         sizes = sizes.to_hetero(store.node_types, store.edge_types) if store.is_hetero else sizes
         rows = {name: v.shape[-1 if "index" in name else 0] for name, v in part_sampler.labels.items()}
@@ -121,7 +121,7 @@ class SubgraphLoader(EpochLoader):
         return FixedSizeOptions.from_sizes(store, sizes, 2)
 
     def _packs_like_an_epoch(self, seed: int) -> Iterator[np.ndarray]:
-        """Batches such as those of an epoch, but of other draws where they are drawn; without end."""
+        """Batches such as those of an epoch, but of other draws if they are drawn; without end."""
         for epoch in count():
             found = EpochSampler(self._packer, self.choices).whole(seed ^ _MEASURED, epoch)
             full = np.flatnonzero(np.diff(found.ptr) == np.diff(found.ptr).max())

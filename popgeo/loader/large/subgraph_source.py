@@ -21,7 +21,7 @@ from popgeo.random_numbers import seed_of
 
 
 class PartSampler(ABC):
-    """Which part of a large graph a pack of seeds, or of clusters, stands for."""
+    """Which part of a large graph a pack of seeds, or of clusters, represents."""
 
     num_items: int
     """How many seeds, or clusters, there are."""
@@ -34,7 +34,7 @@ class PartSampler(ABC):
 
     @abstractmethod
     def sample(self, ids: np.ndarray, seed: int) -> Subgraph:
-        """The part that some seeds stand for; the same for the same `seed`, in whatever process."""
+        """The part that some seeds represent; the same for the same `seed`, in whatever process."""
 
 
 class SubgraphSource(BatchSource):
@@ -68,7 +68,7 @@ class SubgraphSource(BatchSource):
         return self.cutter.cut([self.part(ids, key) for ids in packs], memory, group)
 
     def part(self, ids: np.ndarray, key: tuple[int, int]) -> Subgraph:
-        """The part of the graph that some seeds stand for, cut down to what a batch holds."""
+        """The part of the graph that some seeds represent, cut down to what a batch holds."""
         seed = seed_of(*key, ids)
         subgraph = self.sampler.sample(ids, seed)
         if all(len(rows) <= self.limits[axis] for axis, rows in subgraph.rows.items()):

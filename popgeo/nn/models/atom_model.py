@@ -53,12 +53,12 @@ class AtomModel(nn.Module):
             z: Atomic numbers, 0 for padding: such an atom neither sends nor receives, nor is it read out. [num_atoms]
             pos: Positions. [num_atoms, 3]
             batch: Molecule of each atom, ascending; all atoms are one molecule when left out. [num_atoms]
-            edge_index: Neighbour and centre of each edge where they are precomputed. [2, num_edges]
+            edge_index: Neighbour and centre of each edge if they are precomputed. [2, num_edges]
             num_graphs: Molecules in the batch, padding included. Read from `batch` when left out, which fixes no shape.
             nodes_mask: True where the atom is real; `z > 0` when left out. [num_atoms]
             edges_mask: True where a precomputed edge is real; those that join an atom to itself, unshifted, never are.
                 [num_edges]
-            half_list: Whether `edge_index` lists each pair once and stands for both directions.
+            half_list: Whether `edge_index` lists each pair once and represents both directions.
             edge_shift: In a periodic cell, what to add to the neighbour's position to reach the image that interacts:
                 whole multiples of the cell's vectors, in the unit of `pos`, zero for padding. [num_edges, 3]
 

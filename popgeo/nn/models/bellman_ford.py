@@ -69,7 +69,7 @@ class QueriedGraph:
         )
 
     def relations(self, of_queries: Tensor) -> Tensor:
-        """What each edge multiplies by, zero where it is hidden; [num_queries, num_relations, channels] ->
+        """What each edge multiplies by, zero if it is hidden; [num_queries, num_relations, channels] ->
         [num_edges, num_queries * channels]"""
         num_queries, _, channels = of_queries.shape
         table = torch.cat([of_queries.transpose(0, 1), of_queries.new_zeros(1, num_queries, channels)])

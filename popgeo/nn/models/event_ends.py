@@ -10,7 +10,7 @@ from torch import Tensor, nn
 class EventEnds:
     """Both ends of each event of a batch in the order of time: the source of the first, its destination, and so on.
 
-    The ends of padding events stand for the last of the first node's, so that they repeat what that one writes; a table
+    The ends of padding events represent the last of the first node's, so that they repeat what that one writes; a table
     needs no spare row for them.
 
     Attributes:
@@ -94,7 +94,7 @@ class LastMet:
         node: The neighbours. [num_rows, size]
         t: When each was met. int64 [num_rows, size]
         msg: What that event carried. [num_rows, size, msg_channels]
-        mask: True where there is one. [num_rows, size]
+        mask: True if there is one. [num_rows, size]
     """
 
     node: Tensor

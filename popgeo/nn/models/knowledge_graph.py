@@ -119,7 +119,7 @@ class KnowledgeGraphModel(nn.Module):
 
     @abstractmethod
     def query(self, known: Tensor, relation: Tensor, side: Side) -> Tensor:
-        """What is compared with the entities that may stand at `side`, given the other end. [..., width] both"""
+        """What is compared with the entities that may be at `side`, given the other end. [..., width] both"""
 
     def entities(self, index: Tensor) -> Tensor:
         """Entities as the model compares them: real parts, then imaginary ones. [...] -> [..., width]"""

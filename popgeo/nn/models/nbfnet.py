@@ -1,4 +1,4 @@
-"""NBFNet: which entity answers a query, by all paths from its head (arXiv:2106.06935); new entities are no obstacle."""
+"""NBFNet: which entity answers a query, by all paths from its head (arXiv:2106.06935), also for new entities."""
 
 import torch
 from torch import Tensor, nn

@@ -1,4 +1,4 @@
-"""GraphSAGE: each node beside an aggregate of its neighbours (arXiv:1706.02216)."""
+"""GraphSAGE: each node next to an aggregate of its neighbours (arXiv:1706.02216)."""
 
 from typing import Any
 

@@ -15,7 +15,7 @@ SINCE = ("now", "last update")
 
 
 class GraphAttentionEmbedding(nn.Module):
-    """A node is its memory beside what attention finds in its last neighbours, eq. 5 of arXiv:2006.10637.
+    """A node is its memory next to what attention finds in its last neighbours, eq. 5 of arXiv:2006.10637.
 
     One layer of PyG's `TransformerConv` (arXiv:2009.09430) over a fixed number of slots; checkpoints of the module of
     this name in PyG's example of TGN load as they are.
@@ -237,7 +237,7 @@ class TGN(nn.Module):
             touched = torch.cat([node, neighbors.node.flatten()])
             place = torch.arange(rows, device=node.device)
             root, place = place[: node.numel()], place[node.numel() :].view_as(neighbors.node)
-        else:  # so many that each node once is less work
+        else:  # that many that each node once is less work
             touched, root, place = torch.arange(self.num_nodes, device=node.device), node, neighbors.node
         memory, last_update = self.memory(touched)
         if self.node_features is not None:

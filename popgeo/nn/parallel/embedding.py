@@ -17,8 +17,8 @@ class ParallelEmbedding(ShardedModule):
     cut by width, each looks up its columns, and these are joined.
 
     Args:
-        num_embeddings: Rows; a multiple of `num_shards` where they are cut.
-        embedding_dim: Columns; a multiple of `num_shards` where they are cut.
+        num_embeddings: Rows; a multiple of `num_shards` if they are cut.
+        embedding_dim: Columns; a multiple of `num_shards` if they are cut.
         num_shards: Into how many parts the table is cut.
         cut: What is cut: `"vocabulary"` or `"width"`.
         **kwargs: `device` and `dtype`.
@@ -84,7 +84,7 @@ class ParallelEmbedding(ShardedModule):
     to_embedding = to_plain
 
     def local_parts(self, num_local: int) -> Mapping[str, tuple[int, ...]]:
-        """How many shards of each cut parameter so many shards of the layer have."""
+        """How many shards of each cut parameter that many shards of the layer have."""
         return {"weight": (num_local,)}
 
     def forward(self, index: Tensor) -> Tensor:

@@ -81,7 +81,7 @@ class RowParallelLinear(ShardedLinear):
         return bias  # all shards have it
 
     def local_parts(self, num_local: int) -> Mapping[str, tuple[int, ...]]:
-        """How many shards of each cut parameter so many shards of the layer have."""
+        """How many shards of each cut parameter that many shards of the layer have."""
         return {"weight": (num_local,)}
 
     def forward(self, x: Tensor) -> Tensor:
@@ -128,7 +128,7 @@ class ParallelLinear2D(ShardedLinear):
         return self.weight.shape[0] * self.weight.shape[1]
 
     def local_parts(self, num_local: int) -> Mapping[str, tuple[int, ...]]:
-        """How many shards of each cut parameter so many shards of the layer have.
+        """How many shards of each cut parameter that many shards of the layer have.
 
         Raises:
             ValueError: they are neither a part of a row of the grid nor whole rows.

@@ -123,7 +123,7 @@ class ShardedLinear(ShardedModule):
     to_linear = to_plain
 
     def local_parts(self, num_local: int) -> Mapping[str, tuple[int, ...]]:
-        """How many shards of each cut parameter so many shards of the layer have."""
+        """How many shards of each cut parameter that many shards of the layer have."""
         return {"weight": (num_local,)} | ({} if self.bias is None else {"bias": (num_local,)})
 
     def extra_repr(self) -> str:

@@ -169,7 +169,7 @@ def test_the_environment_gives_defaults(monkeypatch):
     assert chosen.floating_point_exceptions
     assert chosen.cache_dir == "steps"
     monkeypatch.setenv("POPTORCH_DEFAULT_OPTIONS", '{"deviceIteration": 2}')
-    with pytest.raises(ValueError, match="'deviceIteration', which is no setter"):
+    with pytest.raises(ValueError, match="'deviceIteration', which is not a setter"):
         poptorch.Options()
 
 

@@ -1,4 +1,4 @@
-"""Searches with absent neighbours, training beside eager PyTorch, and what else old programs call."""
+"""Searches with absent neighbours, training next to eager PyTorch, and what else old programs call."""
 
 import importlib
 

@@ -201,7 +201,7 @@ def test_a_manifest_that_is_damaged_or_of_another_version_is_refused(folder):
         path.write_text(wrong)
         with pytest.raises(ValueError, match=message):
             FlatStore.open(folder)
-    with pytest.raises(ValueError, match="is no store of popgeo"):
+    with pytest.raises(ValueError, match="is not a store of popgeo"):
         FlatStore.open(folder.parent)
 
 

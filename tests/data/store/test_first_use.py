@@ -1,4 +1,4 @@
-"""A store that is damaged, cut off or made up by a stranger is refused where it is used first, never read wrongly."""
+"""A store that is damaged, cut off or made up by a stranger is refused if it is used first, never read wrongly."""
 
 import os
 import random

@@ -111,7 +111,7 @@ def test_the_rows_of_an_attribute_are_counted_by_a_name(tmp_path):
     write([graph(2, 3)], tmp_path / "store")
     path = tmp_path / "store" / "manifest.json"
     path.write_bytes(put(json.loads(path.read_text()), ("row_pointers", 0, 0, 2), [None, None]))
-    with pytest.raises(ValueError, match=r"\[None, None\] is no name of an attribute"):
+    with pytest.raises(ValueError, match=r"\[None, None\] is not a name of an attribute"):
         FlatStore.open(tmp_path / "store")
 
 

@@ -1,4 +1,4 @@
-"""What is found out when a folder is opened: its manifest, its row pointers, its values that are no tensors."""
+"""What is found out when a folder is opened: its manifest, its row pointers, its values that are not tensors."""
 
 import json
 import pickle

@@ -1,4 +1,4 @@
-"""What a writer leaves in its folder at every moment, and what it refuses to go on with."""
+"""What a writer leaves in its folder at every moment, and what it refuses to continue with."""
 
 import json
 import os

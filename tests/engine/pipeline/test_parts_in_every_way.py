@@ -146,7 +146,7 @@ def stages_of_buffer(graph: OpGraph, stage_of: Sequence[int], name: str) -> list
 
 
 def fate(uses: Sequence[tuple[int, bool]], one_at_a_time: bool) -> str | None:
-    """The refusal that the uses of a buffer deserve, or None where it runs."""
+    """The refusal that the uses of a buffer deserve, or None if it runs."""
     writers = {stage for stage, writes in uses if writes}
     for reader in {stage for stage, _ in uses} - (writers if len(writers) == 1 else set()):
         if len(writers) > 1 or reader < min(writers):

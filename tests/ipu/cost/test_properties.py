@@ -96,7 +96,7 @@ def plain_way(rows: int, contraction: int, columns: int, cuts: tuple[int, int, i
 
 
 def cheapest_ways(rows: int, contraction: int, columns: int, space: float, turns: int) -> list[float]:
-    """Cycles of all ways that fit, either way round, with so many parts of the columns one after the other."""
+    """Cycles of all ways that fit, either way round, with that many parts of the columns one after the other."""
     every = [cuts for cuts in itertools.product(range(1, 13), repeat=3) if math.prod(cuts) <= 12]
     found = []
     for high, wide in ((rows, columns), (columns, rows)):

@@ -1,6 +1,6 @@
 """Modelled cycles against those that were measured and published.
 
-The sums on GC2 are no check from outside: two constants of reductions were taken from them.
+The sums on GC2 are not check from outside: two constants of reductions were taken from them.
 """
 
 import dataclasses

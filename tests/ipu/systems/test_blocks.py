@@ -16,7 +16,7 @@ X = torch.randn(12, 4, generator=torch.Generator().manual_seed(0))
 
 
 class Named(nn.Module):
-    """Three layers, of which the second is in a block, and the third begins one where it is marked."""
+    """Three layers, of which the second is in a block, and the third begins one if it is marked."""
 
     def __init__(self, second: ipu.Block) -> None:
         super().__init__()

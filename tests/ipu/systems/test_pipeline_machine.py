@@ -138,7 +138,7 @@ def test_phases_share_one_ipu_and_wait_for_their_weights(plain):
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"serialize": {"tail": 2}}, "'tail', which is no linear layer"),
+        ({"serialize": {"tail": 2}}, "'tail', which is not a linear layer"),
         ({"serialize": {"head": 0}}, "0 parts for 'head'"),
         ({"serialize": {"head": OUTPUTS + 1}}, "takes 1 to 512"),
         ({"schedule": "round"}, "round"),

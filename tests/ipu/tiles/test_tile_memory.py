@@ -85,7 +85,7 @@ def test_another_tiles_elements_are_out_of_reach_until_they_are_sent(memory):
 
 def test_what_was_sent_is_gone_after_the_next_compute_set(memory):
     memory.exchange(transfer(2, 3))
-    memory.compute(negation(1, region("x", 2), None))  # also where nobody read it
+    memory.compute(negation(1, region("x", 2), None))  # also if nobody read it
     with pytest.raises(ValueError, match="reads 1 elements of x"):
         memory.compute(negation(0, region("x", 2), None))
 

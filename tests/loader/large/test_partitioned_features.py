@@ -24,9 +24,9 @@ def test_two_processes_with_half_the_features_each_load_what_one_loads(tmp_path)
     # one process is lost: the other is told in time
     seconds, _, message = (tmp_path / "told").read_text().partition(" ")
     assert float(seconds) < 60  # its own patience is 3 seconds, torch's would be half an hour
-    assert "waits for rows of others in vain" in message
+    assert "timed out waiting for rows of others" in message
 
-    # what two processes had used and saved, one goes on with: every seed exactly once
+    # what two processes had used and saved, one continues with: every seed exactly once
     loader, model = memory_loader(0, 1), nn.Linear(3, 2)
     optimizer = torch.optim.Adam(model.parameters())
     model(torch.ones(1, 3)).sum().backward()

@@ -1,4 +1,4 @@
-"""TGN's memory, last neighbours and embedding: equal to PyG's event by event, whatever stands in the padding."""
+"""TGN's memory, last neighbours and embedding: equal to PyG's event by event, whatever is in the padding."""
 
 import copy
 from collections import deque

@@ -16,7 +16,7 @@ Names = Mapping[nn.Parameter, str]
 
 
 def named_state(optimizer: Any, names: Names, state: Mapping[int, Mapping[str, Any]]) -> dict[str, Tensor]:
-    """The state of each parameter, of which there is that of `state_dict`; zeros where there has been no update."""
+    """The state of each parameter, of which there is that of `state_dict`; zeros if there has been no update."""
     numbers = {p: number for number, p in enumerate(p for group in optimizer.param_groups for p in group["params"])}
     places = _places(optimizer, names)
     return {name: state.get(numbers[p], {}).get(key, torch.zeros(shape)) for name, p, key, shape in places}

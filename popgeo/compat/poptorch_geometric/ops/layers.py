@@ -21,7 +21,7 @@ class Aggregation:
 
 
 class ClusterGCNConv(nn.ClusterGCNConv):
-    """PyG's layer; loops that are there already stay with a weight of 0 beside those that are added.
+    """PyG's layer; loops that are there already stay with a weight of 0 next to those that are added.
 
     Example:
         >>> import torch

@@ -25,7 +25,7 @@ def _lower(scope: Scope, op: Op) -> None:
     samples, heads = next(r.elements.shape[:2] for r in given if r.elements.ndim == 4)
     regions = [_by_head(region, samples, heads) for region in given]
     results = [None if v is None else scope.region(v) for v in op.outputs]
-    # Samples first, heads where there are fewer samples than tiles.
+    # Samples first, heads if there are fewer samples than tiles.
     sample_cuts = cuts(samples, min(samples, scope.builder.num_tiles))
     head_cuts = cuts(heads, min(heads, max(1, scope.builder.num_tiles // len(sample_cuts))))
     parts = dict(enumerate(itertools.product(sample_cuts, head_cuts)))

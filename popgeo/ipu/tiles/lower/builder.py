@@ -28,7 +28,7 @@ class Builder:
 
     Attributes:
         constants: What variables hold from the start, flat.
-        numbers: The variable of numbers that are given anew at each run, which every tile has a copy of.
+        numbers: The variable of numbers that are given again at each run, which every tile has a copy of.
     """
 
     def __init__(self, num_tiles: int) -> None:
@@ -138,7 +138,7 @@ class Scope:
         return region_of(self.graph, self._places, v)
 
     def partials(self, out: Region | None, dtype: torch.dtype, holders: np.ndarray) -> Region:
-        """Parts of a result at tiles [parts, ...]; the result itself, if given, where it is one part that lies so."""
+        """Parts of a result at tiles [parts, ...]; the result itself, if given, if it is one part that lies so."""
         if out is not None and len(holders) == 1 and (self.builder.holders(out) == holders[0]).all():
             return Region(variable=out.variable, elements=out.elements[None])
         return self.builder.partial(self.label, dtype, holders)

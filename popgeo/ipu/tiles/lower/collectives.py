@@ -1,6 +1,6 @@
 """Collectives: sums are added where the result lies, in the order of the shards; all else is moved in a pattern.
 
-The tiles of several IPUs stand in a row, so that a transfer may lead from any IPU to any other.
+The tiles of several IPUs are in a row, so that a transfer may lead from any IPU to any other.
 """
 
 import numpy as np

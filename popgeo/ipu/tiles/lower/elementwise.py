@@ -34,7 +34,7 @@ def _lower(scope: Scope, op: Op) -> None:
 
 
 def operands(scope: Scope, op: Op) -> tuple[list[Region], tuple[Any, ...], dict[str, Any]]:
-    """What an operation reads, and its arguments: `Operand` for a tensor, `Scalar` for a number given anew."""
+    """What an operation reads, and its arguments: `Operand` for a tensor, `Scalar` for a number given again."""
     reads: list[Region] = []
 
     def place(v: int) -> Operand:

@@ -19,7 +19,7 @@ from popgeo.ipu.tiles.steps import Operand, Region, Vertex
 
 
 def lowering_of(scope: Scope, op: Op) -> Lowering | None:
-    """How a gather of rows is lowered; None where it does not gather rows."""
+    """How a gather of rows is lowered; None if it does not gather rows."""
     name = name_of(op.target)
     if name == "aten.index" and not one_index(scope, op):
         return None

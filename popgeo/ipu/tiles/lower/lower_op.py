@@ -15,7 +15,7 @@ from popgeo.ipu.tiles.lower.movement import copy
 from popgeo.ipu.tiles.steps import Operand, Vertex
 
 Choice = Callable[[Scope, Op], Lowering | None]
-"""Tells how an operation is divided; None where it cannot be in this way."""
+"""Tells how an operation is divided; None if it cannot be in this way."""
 
 TILE = 0
 
@@ -42,14 +42,14 @@ FALLBACKS = frozenset(row.name for row in OPERATIONS.values() if row.divisions =
 
 
 def lower(scope: Scope, op: Op) -> bool:
-    """Adds an operation's steps; False where no lowering knows it and it runs on one tile."""
+    """Adds an operation's steps; False if no lowering knows it and it runs on one tile."""
     known = lowering_of(scope, op)
     (known or _on_one_tile)(scope, op)
     return known is not None
 
 
 def lowering_of(scope: Scope, op: Op) -> Lowering | None:
-    """How an operation is divided over the tiles; None where it cannot be."""
+    """How an operation is divided over the tiles; None if it cannot be."""
     operation = operation_of(op.target)
     if operation.family == UNKNOWN and not operation.divisions:
         return _as_torch_describes(scope, op)

@@ -10,7 +10,7 @@ from popgeo.capture.operations import Out, operation_of
 from popgeo.ipu.tiles.lower.builder import Lowering, Scope, flat
 from popgeo.ipu.tiles.steps import Operand, Region, Scalar
 
-# Which argument says what a tensor is filled with; where none does, it is a constant.
+# Which argument says what a tensor is filled with; if none does, it is a constant.
 _VALUE_AT = {"full": 1, "full_like": 1, "new_full": 2, "fill": 1, "scalar_tensor": 0}
 
 
@@ -38,7 +38,7 @@ def _fill(scope: Scope, op: Op) -> None:
 
 
 def fill(scope: Scope, out: Region, number: Any) -> None:
-    """Gives each element of a region a number, which may be one that is given anew at each run."""
+    """Gives each element of a region a number, which may be one that is given again at each run."""
     dtype = scope.builder.dtype(out)
     reads: tuple[Region, ...] = ()
     if isinstance(number, Number):
@@ -82,7 +82,7 @@ def assemble(scope: Scope, out: Region, sources: list[Region], pattern: np.ndarr
         out: What to write.
         sources: What to copy from.
         pattern: For each element of `out` the number of its source, 0 for `value`. [out elements]
-        value: What stands where nothing is copied.
+        value: What stands if nothing is copied.
     """
     sizes = [region.elements.size for region in sources]
     firsts = np.cumsum([1, *sizes])

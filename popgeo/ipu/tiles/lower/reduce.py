@@ -21,14 +21,14 @@ _KINDS = ("dim_IntList", "dim", "dim_int", "dims")
 
 
 def lowering_of(scope: Scope, op: Op) -> Lowering | None:
-    """How elements are combined over dimensions in any order; None where a largest or smallest has a place besides."""
+    """How elements are combined over dimensions in any order; None if the place of a maximum or minimum is needed."""
     name, kind = name_of(op.target), op.target.rpartition(".")[2]
     combines = kind == "default" or (kind in _KINDS and name not in ("aten.max", "aten.min"))
     return _lower if len(op.outputs) == 1 and combines else None
 
 
 def _lower(scope: Scope, op: Op) -> None:
-    """Two compute sets, or one where nothing is gained by reducing before moving."""
+    """Two compute sets, or one if nothing is gained by reducing before moving."""
     name = name_of(op.target)
     source, out = scope.region(op.reads()[0]), scope.region(op.outputs[0])
     dims = _dims(op, source.elements.ndim)
@@ -73,7 +73,7 @@ def combine_partials(
     scale: float | None = None,
     name: str = "combine partial results",
 ) -> None:
-    """Reduces elements of different tiles; where there are many for each place, in groups over all tiles first.
+    """Reduces elements of different tiles; if there are many for each place, in groups over all tiles first.
 
     Arguments as in `combine`, and what the compute sets are called.
     """

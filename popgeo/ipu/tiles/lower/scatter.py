@@ -17,7 +17,7 @@ from popgeo.ipu.tiles.steps import Operand, Region, Vertex
 
 
 def lowering_of(scope: Scope, op: Op) -> Lowering | None:
-    """How a sum into rows is lowered; None where it does not go to rows, or does not add."""
+    """How a sum into rows is lowered; None if it does not go to rows, or does not add."""
     name = name_of(op.target)
     if name == "aten.index_put" and not (one_index(scope, op) and (*op.args, False)[3] is True):
         return None

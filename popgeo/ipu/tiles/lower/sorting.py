@@ -53,7 +53,7 @@ def _slices(region: Region, dims: list[int]) -> Region:
 
 
 def _dims(scope: Scope, op: Op) -> list[int] | None:
-    """The dimensions an operation works along, as its schema names them; None where they cannot be cut out."""
+    """The dimensions an operation works along, as its schema names them; None if they cannot be cut out."""
     rank = len(scope.value(op.reads()[0]).shape)
     if not rank or position_of(op, "dim") is None:
         return None
