@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-_SECONDS_TO_WRITE = 3600.0  # nobody finishes a file that was begun longer ago
+_SECONDS_TO_WRITE = 3600.0  # no process finishes a file that was begun longer ago
 _LEFT = re.compile(r"\.popgeo-(\d+)-[0-9a-f]{16}\.part")
 _NAME_LENGTH = 50  # characters of the file's name in that of its temporary file: names have a limit
 NO_LINKS = getattr(os, "O_NOFOLLOW", 0)
@@ -71,7 +71,7 @@ def write_atomically(path: Path, data: bytes, *, is_private: bool = False) -> No
 
 
 def name_file(error: OSError, path: Path, partial: Path | None = None) -> None:
-    """Makes an error of the system name a file: one of a full disk names none, and nobody knows a temporary file."""
+    """Makes an error of the system name a file: one of a full disk names none, and a temporary name helps no user."""
     if error.errno is not None and error.filename in (None, str(partial)):
         error.filename = str(path)
 

@@ -1,4 +1,4 @@
-"""Wrong arguments: an unknown name is told with the one that was meant, as Python 3.13 does; a wrong kind is named."""
+"""Reports wrong arguments: for an unknown keyword it suggests the closest known one, as Python 3.13 does."""
 
 import functools
 from collections.abc import Iterable, Mapping
@@ -10,7 +10,7 @@ Callable_ = TypeVar("Callable_", bound=Any)
 
 
 def meant(name: str, known: Iterable[str]) -> str:
-    """The question which of the known names one was meant to be; empty if none is like it.
+    """The question whether the closest known name was intended; empty if no name is close.
 
     Example:
         >>> meant("num_node", ["num_nodes", "num_edges"])
@@ -47,7 +47,7 @@ def require_kinds(owner: str, annotations: Mapping[str, Any], given: Mapping[str
 
 
 def names_arguments(made: Callable_) -> Callable_:
-    """Decorates a function or a class: a call with an unknown keyword says which was meant, next to the name called.
+    """Decorates a function or a class: a call with an unknown keyword suggests the closest one and names it.
 
     Switches and whole numbers are checked, see `require_kinds`.
 

@@ -1,4 +1,4 @@
-"""A progress bar where a pass over a dataset lasts, and none if it does not."""
+"""A progress bar for a pass over a dataset that takes longer than a second."""
 
 import builtins
 import os
@@ -35,7 +35,7 @@ def progress(items: Iterable[Item], description: str, unit: str, show: bool | No
 
 
 def bar(description: str, unit: str, total: int | None = None, show: bool | None = None) -> tqdm:
-    """A bar that counts what its `update` is told, for what does not go one by one; gone when the work is done.
+    """A progress bar that `update(n)` advances; it disappears when the work is done.
 
     Args:
         description: Stands before the bar.

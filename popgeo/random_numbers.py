@@ -1,7 +1,7 @@
 """Random numbers by counter, and the one law by which a seed, an epoch and a batch name theirs.
 
-Number i of a stream depends on the stream's key and i alone, not on who asks when. So the same draws come out for any
-number of threads, and compiled and interpreted code draw alike, bit for bit: `native/csrc/random_numbers.h` has the
+Number i of a stream depends on the stream's key and i alone, not on the order of calls. So the same draws come out for
+any number of threads, and compiled and interpreted code draw alike, bit for bit: `native/csrc/random_numbers.h` has the
 same functions. Those here work on whole arrays of unsigned 64-bit numbers.
 
 The law: what a seed decides is named by whole numbers, `(seed, epoch)` for the order of an epoch, `(seed, epoch, ids)`

@@ -1,4 +1,4 @@
-"""Reads what `torch.save` wrote from a source that nobody trusts: within the size of the file, and nothing runs."""
+"""Reads what `torch.save` wrote from an untrusted source: within the size of the file, and nothing runs."""
 
 import io
 import os

@@ -40,11 +40,11 @@ class Block(contextlib.ContextDecorator):
     """A part of a model, inside of `forward`, that runs on one IPU where `Options.stages` is `"blocks"`.
 
     Args:
-        name: What stages call it; a number if there is none.
+        name: What stages call it; a number if it has no name.
         ipu_id: Its IPU; that of the block before, if left out.
 
     Raises:
-        ValueError: the number of the IPU is none.
+        ValueError: the number of the IPU is not a whole number of at least 0.
 
     Example:
         >>> from popgeo.capture.capture import bind, capture
@@ -133,7 +133,7 @@ def checked_ipu(ipu: Any) -> int | None:
     """The number of an IPU.
 
     Raises:
-        ValueError: it is none.
+        ValueError: it is not one.
     """
     if ipu is not None and (isinstance(ipu, bool) or not isinstance(ipu, int) or ipu < 0):
         raise ValueError(f"The number of an IPU must be an integer of at least 0, found {ipu!r}.")

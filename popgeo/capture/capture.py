@@ -200,7 +200,7 @@ def _find_loss(results: Sequence[Tensor], recorder: Recorder) -> Tensor:
     """The marked tensor that all other marked ones feed; if none is marked, the only scalar with a gradient.
 
     Raises:
-        ValueError: there is none, or several that do not feed one of them.
+        ValueError: there is no loss, or several losses of which no one depends on the others.
     """
     marked = [tensor for tensor in recorder.marked if tensor.requires_grad]
     if marked:

@@ -22,7 +22,7 @@ class CapturedStep:
         captured_ops: How many operations the model asked for.
         files: Source files that took part in the capture.
         loss: Which of the returned tensors is the loss, where a step was captured for training and returns it.
-        reads: The attributes of submodules, by path and name, that the capture looked at; None if nobody knows.
+        reads: The attributes of submodules, by path and name, that the capture looked at; None if unknown.
     """
 
     graph: OpGraph

@@ -51,7 +51,7 @@ def require_fit(
     """Makes sure that a step takes these weights and arguments, trains these weights and returns what it says.
 
     Raises:
-        ValueError: it does not; the message names what differs.
+        ValueError: it does not fit; the message names the difference.
     """
     values, inputs = step.graph.values, step.graph.inputs
     known = {one: (tuple(tensor.shape), tensor.stride(), tensor.dtype) for one, tensor in state.items()}
@@ -92,7 +92,7 @@ def _require_op(values: Sequence[Value], op: Op, known: dict[Any, Made]) -> None
     asked = op.target, repr(args), repr(kwargs), forms
     if asked not in known:
         known[asked] = _made_by_torch(op.target, args, kwargs, forms, on=_META)
-        if not is_so(known[asked][0]):  # some shapes are others on a processor than without memory
+        if not is_so(known[asked][0]):  # some shapes on a processor differ from those without memory
             known[asked] = _made_by_torch(op.target, args, kwargs, forms, on=torch.device("cpu"))
     made, written = known[asked]
     _require(is_so(made), f"{op.target} makes {made}")

@@ -16,7 +16,7 @@ from popgeo.capture.recorder import Recorder
 
 
 def expand(graph: OpGraph) -> OpGraph:
-    """The graph without operations of ours that have a decomposition in torch's table; the same if it has none.
+    """The graph without operations of ours that have a decomposition in torch's table; else the same graph.
 
     What several decompositions have in common is computed once, as a forward pass and its backward pass have much.
 

@@ -25,7 +25,7 @@ _READABLE = bool | int | float | complex | str | bytes | torch.dtype | torch.dev
 
 
 class Unknown(Exception):
-    """Something in a model cannot be told apart from a changed version of itself."""
+    """Something in a model cannot be distinguished from a changed version of itself."""
 
 
 def fingerprint(model: nn.Module, *choices: object) -> str:

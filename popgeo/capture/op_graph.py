@@ -113,7 +113,7 @@ class Value:
 
     @property
     def end(self) -> int:
-        """Bytes of its storage up to the end of its last element; 0 if it has none."""
+        """Bytes of its storage up to the end of its last element; 0 if it has no elements."""
         known = self.__dict__.get("_end")
         if known is not None:
             return known

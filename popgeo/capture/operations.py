@@ -1,6 +1,6 @@
 """The one table of operations, `operations.csv`: what each is, how its work divides, and how the engine runs it.
 
-A row is all that the rest of the library needs to be told of an operation. Its family names the file of `ipu/cost` that
+A row is all that the rest of the library needs to know about an operation. Its family names the file of `ipu/cost` that
 plans it and the file of `ipu/tiles/lower` that divides it over tiles; views cost nothing and are found where movement
 is. An operation that has no row is planned as slow software, and divided as far as torch's own description goes.
 """
@@ -12,7 +12,7 @@ from enum import Enum
 from pathlib import Path
 
 UNKNOWN = "unknown"
-"""The family of operations for which nobody has written down what they cost."""
+"""The family of operations whose costs are not known."""
 
 
 class Division(str, Enum):
@@ -59,7 +59,7 @@ class ChainStep(str, Enum):
     """As what an operation joins a chain of element-wise steps.
 
     Attributes:
-        NO: It does not.
+        NO: It never does.
         UNARY: The step of the same name, on one operand.
         COMPARISON: The step of the same name, on two operands; its result is a mask.
         OWN: As the steps that `engine/fuse/chain_steps.py` writes for it.
@@ -146,7 +146,7 @@ def name_of(target: str) -> str:
 
 
 def operation_of(target: str) -> Operation:
-    """The row of an operation, whatever its overload; one of an unknown family where the table has none.
+    """The row of an operation, whatever its overload; a row of an unknown family if the table has no row.
 
     Example:
         >>> operation_of("aten.addmm.default").family, operation_of("aten.linalg_inv.default").family

@@ -144,7 +144,7 @@ class Recorder(TorchDispatchMode):
         return result
 
     def _known(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """The result of what depends on data, where the data are known; elsewhere it is told."""
+        """The result of what depends on data, if the data are known; raises otherwise."""
         try:
             return known_values.compute(self.page, func, args, kwargs)
         except known_values.UnknownValue:

@@ -59,7 +59,7 @@ def require_fitting(func: OpOverload, args: Sequence[Any], kwargs: Mapping[str, 
     """Makes sure that a kernel that trusts its caller gets tensors of sizes that belong together.
 
     Raises:
-        ValueError: they do not.
+        ValueError: an argument does not fit.
     """
     target = str(func)
     if has_rule(target) and not _FITS[name_of(target)](_named(func, args, kwargs)):
@@ -70,7 +70,7 @@ def require_forward(graph: OpGraph) -> None:
     """Makes sure that derivatives that index without a look follow their forward operation, with the same indices.
 
     Raises:
-        ValueError: one does not.
+        ValueError: an operation does not fit.
     """
     values = graph.values
     written = {values[v].storage for op in graph.ops for v in op.writes}

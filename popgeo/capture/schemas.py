@@ -70,7 +70,7 @@ def written_by(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> l
 
 
 def position_of(op: Op, name: str) -> int | None:
-    """Where an operation takes the argument of this name; None if it has none.
+    """Where an operation takes the argument of this name; None if it has no such argument.
 
     Example:
         >>> position_of(Op(target="aten.softmax.int", args=(), outputs=()), "dim")

@@ -26,7 +26,7 @@ def to_bytes(step: CapturedStep) -> bytes:
 
     Raises:
         TypeError: the model returns, or an operation takes, something that JSON cannot hold.
-        ValueError: `from_bytes` would refuse it, such as for an operation of somebody else's library.
+        ValueError: `from_bytes` would refuse it, such as for an operation of an unknown library.
     """
     graph = step.graph
     require_operations(graph)
@@ -263,5 +263,5 @@ def torch_thing(kind: str, name: str) -> Any:
     """
     found = torch.device("cpu") if (kind, name) == ("device", "cpu") else vars(torch).get(name)
     if not isinstance(found, _TORCH[kind]):
-        raise ValueError(f"{name!r:.100} is no {kind} that a kept step may have")
+        raise ValueError(f"{name!r:.100} is not a {kind} that a kept step may have")
     return found

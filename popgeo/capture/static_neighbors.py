@@ -146,7 +146,7 @@ def radius_graph(
 
 
 def nearest(x: Tensor, y: Tensor, batch_x: Graphs = None, batch_y: Graphs = None) -> Tensor:
-    """For each row of `x` the nearest row of `y` in its graph; -1 if there is none.
+    """For each row of `x` the nearest row of `y` in its graph; -1 if the graph has no row of `y`.
 
     Args:
         x: Where to look from. [num_x, channels]

@@ -24,7 +24,7 @@ Folder = str | os.PathLike[str] | None
 
 
 def key_of(model: nn.Module, *choices: object) -> str | None:
-    """The name to keep a model's step under; None where what the model holds cannot be told from something else.
+    """The name to keep a model's step under; None if the content of the model cannot be identified.
 
     Args:
         model: What is captured.
@@ -51,7 +51,7 @@ def load(
         trained: The parameters that the step is to train.
 
     Raises:
-        ValueError: the folder is another user's, or others can write to it.
+        ValueError: the folder belongs to a different user, or other users can write to it.
     """
     if folder is None or key is None:
         return None
@@ -73,7 +73,7 @@ def load(
         return step
     except FileNotFoundError:
         return None
-    except Exception as error:  # what is no such file may break the reader in any way
+    except Exception as error:  # a file of another kind may break the reader in any way
         warnings.warn(f"{path} is not a compiled step ({error}); compiling again and replacing it.", stacklevel=2)
         return None
 
@@ -108,10 +108,10 @@ def _read(path: Path) -> bytes:
 
 
 def _require_own(status: os.stat_result, name: str | os.PathLike[str], remedy: str) -> None:
-    """Refuses what somebody other than this user, and the administrator, can have put there.
+    """Rejects what a user other than this one and the administrator may have written.
 
     Raises:
-        ValueError: somebody else owns it or can write to it.
+        ValueError: a different user owns it or can write to it.
     """
     is_others = status.st_uid not in (os.geteuid(), 0)
     if is_others or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):

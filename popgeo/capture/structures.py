@@ -128,4 +128,4 @@ def first_difference(compiled: Structure, given: Structure) -> str:
     for path in [*before, *(path for path in after if path not in before)]:
         if before.get(path) != after.get(path):
             return f"`{path}` is {after.get(path, 'absent')}, but the model was compiled for {before.get(path, 'none')}"
-    return "an argument that is neither a tensor nor a number is another object than the one compiled with"
+    return "an argument that is neither a tensor nor a number is a different object than at compilation"

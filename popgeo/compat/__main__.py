@@ -35,7 +35,8 @@ def main() -> int | None:
     sys.argv = [str(path), *asked.arguments]
     sys.path[0] = str(path.resolve().parent)
     enable(shadow=asked.shadow)
-    torch.empty = functools.partial(_zeros, torch.empty)
+    empty = torch.empty
+    torch.empty = functools.partial(_zeros, empty)
     try:
         if path.suffix == ".ipynb":
             run_notebook(path)
@@ -46,6 +47,8 @@ def main() -> int | None:
     except Exception as error:
         _show(error, str(path))
         return 1
+    finally:
+        torch.empty = empty
     return None
 
 

@@ -251,7 +251,7 @@ def _read_step(path: Path, index: int) -> Any:
 
 
 def _version(path: Path) -> tuple[int, ...]:
-    """What differs where an open file must not be used: the file has changed, or a thread or a process is another."""
+    """What an open file is used for: this version of the file, in this process and thread."""
     file = path.stat()
     return file.st_mtime_ns, file.st_size, os.getpid(), threading.get_ident()
 

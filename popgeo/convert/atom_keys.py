@@ -1,4 +1,4 @@
-"""What a file of structures calls energy, forces and the like, in which units, and what it names that nobody reads."""
+"""What a file of structures calls energy, forces and the like, in which units, and which keys are not read."""
 
 import re
 from collections.abc import Mapping
@@ -59,7 +59,7 @@ def find_names(said: Mapping[str, Any], asked: Keys, wanted: bool = True) -> tup
         wanted: Whether labels and weights are read at all if they are not asked for.
 
     Raises:
-        ValueError: an attribute that is asked for is missing, or it is not clear which key is meant.
+        ValueError: an attribute that is asked for is missing, or several keys fit.
     """
     names = {name: called for name, called in asked.items() if called is not None}
     if missing := sorted({called for name, called in names.items() if name not in WEIGHTS} - said.keys()):
@@ -85,7 +85,7 @@ def find_names(said: Mapping[str, Any], asked: Keys, wanted: bool = True) -> tup
 
 
 def _options(name: str, names: Mapping[str, str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The keys that are read as an attribute, in small letters, and those that are read if there is none of these."""
+    """The keys that are read as an attribute, in small letters, and those that are read if these are missing."""
     if name == "stress":
         return _TAKEN[name], _VIRIALS
     if name == "stress_weight":  # of what the stress is made of

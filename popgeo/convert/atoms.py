@@ -53,8 +53,8 @@ def read_atoms(
         keys: What the file calls an attribute, as `{"energy": "dft_energy"}`, or None to leave it out. Other attributes
             are read if they are named here, as `{"charge": "charge"}`. Energy, forces and stress are found by
             themselves under these names or with `REF_` before them, in capital or small letters. So are head,
-            `config_weight` and `config_energy_weight` and its kin, and the `property_weights` of MACE's HDF5. If there
-            is no stress, it is computed from `virial` or `virials`.
+            `config_weight` and `config_energy_weight` and its kin, and the `property_weights` of MACE's HDF5. A missing
+            stress is computed from `virial` or `virials`.
         units: The file's units, as `{"energy": "kcal/mol", "length": "bohr"}`, also of `forces` and `stress`, which
             follow from these two otherwise. Units that the file names are converted without it.
         levels: Whether what `keys` adds belongs to atoms or to the structure, as `{"q": "node"}`, if that is not clear.

@@ -1,4 +1,4 @@
-"""`popgeo convert SOURCE FOLDER`: which source is meant, and what is asked of it."""
+"""`popgeo convert SOURCE FOLDER`: opens the source with its options and writes a store."""
 
 import argparse
 import ast
@@ -31,7 +31,7 @@ def convert(arguments: Sequence[str]) -> int:
 
 
 def source_of(asked: argparse.Namespace) -> tuple[Any, dict[str, Any]]:
-    """The graphs that are meant, and how they are to be written.
+    """The graphs of the source, and the options to write them with.
 
     Raises:
         ValueError: the source is not known.

@@ -96,7 +96,7 @@ def examine(
     cutoff: float | None = None,
     show: bool | None = None,
 ) -> list[Fault]:
-    """Faults of a set of structures, the most frequent first; a set without faults has none.
+    """Faults of a set of structures, the most frequent first; the list is empty if there is no fault.
 
     Each structure is read once and only its numbers are kept, so memory does not grow with the number of atoms.
 
@@ -125,7 +125,7 @@ def examine(
         with np.errstate(all="ignore"):
             read.add(index, structures, keys or {})
     if not read.index:
-        raise ValueError(f"None of {read.total} structures can be read: {read.said or 'there is none'}")
+        raise ValueError(f"None of {read.total} structures can be read: {read.said or 'the set is empty'}")
     table = read.table().assign(cutoff=cutoff or 0.0)
     counts = _counts(read.compositions)
     add_energy_columns(table, counts)

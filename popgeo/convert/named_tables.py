@@ -41,7 +41,7 @@ def read_triples(path: str | Path, like: NamedTriples | None = None, separator: 
         separator: What stands between the columns.
 
     Raises:
-        ValueError: a line has other than three columns, or names what `like` has not.
+        ValueError: a line has other than three columns, or a name that `like` does not have.
 
     Example:
         >>> import pathlib, tempfile
@@ -164,5 +164,5 @@ def _numbers(path: Any, column: pd.Series, names: pd.Index) -> np.ndarray:
     found = names.get_indexer(pd.Index(column))
     if (found < 0).any():
         row = int((found < 0).argmax())
-        raise ValueError(f"{path} names {column.iloc[row]!r}, which the given vocabulary has not. Leave its rows out.")
+        raise ValueError(f"{path} names {column.iloc[row]!r}, which the vocabulary does not have. Leave its rows out.")
     return found.astype(np.int64)

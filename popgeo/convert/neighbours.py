@@ -24,8 +24,8 @@ def list_pairs(pos: np.ndarray, cell: np.ndarray, pbc: np.ndarray, cutoff: float
         cutoff: Longest distance (angstrom).
 
     Returns:
-        `edge_index` [2, num_edges], sorted by destination, and `edge_shift` (angstrom) [num_edges, 3]: the source atom
-        that is meant is at `pos[source] + edge_shift`, so an edge is as long as
+        `edge_index` [2, num_edges], sorted by destination, and `edge_shift` (angstrom) [num_edges, 3]: the image of the
+        source atom is at `pos[source] + edge_shift`, so an edge is as long as
         `pos[source] + edge_shift - pos[destination]`.
 
     Raises:

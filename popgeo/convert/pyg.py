@@ -76,7 +76,7 @@ def _require_whole(file: BinaryIO) -> None:
     """Compares the checksums that torch writes, and does not look at when it loads.
 
     Raises:
-        ValueError: the file is empty, or a checksum in it is another; whatever zipfile raises if it is cut off.
+        ValueError: the file is empty, or a checksum in it does not match; whatever zipfile raises if it is cut off.
     """
     start = file.read(4)
     if not start:
@@ -84,7 +84,7 @@ def _require_whole(file: BinaryIO) -> None:
     if start == b"PK\x03\x04":  # before torch 1.6 files were none of zip, and without checksums
         with zipfile.ZipFile(file) as archive:
             if damaged := archive.testzip():
-                raise ValueError(f"the checksum of {damaged} is another.")
+                raise ValueError(f"the checksum of {damaged} does not match.")
     file.seek(0)
 
 

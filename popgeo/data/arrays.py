@@ -19,7 +19,7 @@ def as_arrays(batch: Any) -> dict[str, np.ndarray]:
         `author__writes__paper.edge_index`.
 
     Raises:
-        ValueError: a tensor lies on another device, or has a type that NumPy has not.
+        ValueError: a tensor lies on another device, or has a type that NumPy does not know.
 
     Example:
         >>> import torch
@@ -44,5 +44,5 @@ def _array(name: str, tensor: Tensor) -> np.ndarray:
         return tensor.detach().numpy()
     except TypeError:
         raise ValueError(
-            f"{name} is {tensor.dtype}, which NumPy has not; convert it, for example to float32."
+            f"{name} is {tensor.dtype}, which NumPy does not know; convert it, for example to float32."
         ) from None

@@ -14,7 +14,7 @@ StoreKey: TypeAlias = str | tuple[str, str, str] | None
 
 Levels: TypeAlias = Mapping[Any, "str | Level | Axis"]
 """What attributes' rows belong to, as `{"y": "graph"}`; a key may also name the store, as `("paper", "y")`. `GRAPHS`
-instead of a level says that all graphs so far have one row, and that no node or edge has been seen to be meant."""
+instead of a level says that all graphs so far have one row, and that no graph has shown more than that."""
 
 
 class Level(Enum):

@@ -45,7 +45,7 @@ def to_graphs_tuple(batch: Any, levels: Mapping[str, str] | None = None) -> Grap
         Arrays that share the batch's memory, but for the counts.
 
     Raises:
-        ValueError: it holds several node types or joined batches, or what an attribute belongs to cannot be told.
+        ValueError: it holds several node types or joined batches, or the level of an attribute is not clear.
 
     Example:
         >>> import torch

@@ -47,7 +47,7 @@ class Filler:
         """Writes batches into tensors, as `popgeo.data.fill.fill` does; the tensors may have room for more.
 
         Raises:
-            MemoryError: there is none for the row numbers of a batch.
+            MemoryError: there is not enough memory for the row numbers of a batch.
             ValueError: the graphs of a batch do not fit, which callers look at before; or they come from a store on
                 disk that is damaged.
         """
@@ -127,7 +127,7 @@ class Filler:
 
 
 def _check_rows(store: FlatStore, layout: Layout) -> None:
-    """Checks that row pointers ascend through rows that the arrays have, for a store that somebody has put together.
+    """Checks that row pointers ascend through rows that the arrays have, for a store that was put together by hand.
 
     Raises:
         ValueError: an array has fewer rows than its row pointer counts.

@@ -145,7 +145,7 @@ def unpad(batch: Batch | Data | HeteroData, levels: Levels | None = None) -> lis
         return [_unpad_graph(batch, levels)]
     if "graphs_mask" not in batch:
         raise ValueError(
-            "The batch has no graphs_mask, so its padding cannot be told from its graphs. Make it with "
+            "The batch has no graphs_mask, so padding and graphs cannot be distinguished. Make it with "
             "add_pad_masks=True (FixedSizeDataLoader) or add_masks_to_batch=True (FixedSizeCollater)."
         )
     if batch.graphs_mask.numel() > batch.num_graphs:

@@ -272,7 +272,7 @@ def _per_outer_row(name: str, increments: Tensor, values: Tensor, dim: int) -> T
 
 
 def _segment_max(values: Tensor, slices: Tensor) -> Tensor:
-    """The largest value of each graph, -1 if it has none. [num_graphs]"""
+    """The largest value of each graph, -1 if it has no values. [num_graphs]"""
     graph = torch.repeat_interleave(torch.arange(slices.numel() - 1), slices.diff())
     start = torch.full((slices.numel() - 1,), -1, dtype=torch.int64)
     return start.scatter_reduce(0, graph, values.to(torch.int64), reduce="amax")

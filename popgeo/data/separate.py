@@ -1,4 +1,4 @@
-"""What PyG needs to take a batch apart again (`to_data_list`), worked out only when somebody asks."""
+"""What PyG needs to take a batch apart again (`to_data_list`), computed on first use."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass

@@ -183,7 +183,7 @@ class Calculator(CalculatorOfAtoms):
             raise ValueError(f"The model knows too few elements for {what}. Take one that was made for all.") from error
 
     def _fix_shapes(self, num_atoms: int, num_found: int) -> None:
-        """Makes places if there are none, and more of them where a structure has outgrown them."""
+        """Allocates the slots, and more of them if a structure has outgrown them."""
         atoms, slots = self.num_atoms or num_atoms, self.num_edges or 2 * (num_found * 5 // 8 + 1)
         found, held = (num_atoms, num_found), (atoms, slots)
         if num_atoms > atoms:

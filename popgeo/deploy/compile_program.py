@@ -60,7 +60,7 @@ class ProgramMaker:
         """The program for batches of a size, of graphs like those of `store`.
 
         Raises:
-            ValueError: the model needs what the graphs do not have, or what its results are of cannot be told.
+            ValueError: the model needs what the graphs do not have, or the level of its results is not clear.
             DynamicShapeError: a shape depends on data.
         """
         laid = lay_out(store, sizes, self.layout)

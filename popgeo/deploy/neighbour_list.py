@@ -41,7 +41,7 @@ class NeighbourList:
         """Edges (neighbour, centre) [2, n], sorted by centre, and what is added to the neighbour's position [n, 3].
 
         Raises:
-            ValueError: as of `list_pairs`.
+            ValueError: see `list_pairs`.
         """
         if not self._still_serves(atoms):
             found = list_pairs(atoms.positions, atoms.cell.array, atoms.pbc, self.cutoff + self.skin)

@@ -72,7 +72,7 @@ def write_onnx(modules: Sequence[fx.GraphModule], examples: Sequence[Tensors], n
 
 
 def read_notes_of_onnx(data: bytes) -> str:
-    """The notes next to the program of a file; empty if there are none.
+    """The notes next to the program of a file; empty if the file has no notes.
 
     Raises:
         ImportError: onnx is not installed.
@@ -132,7 +132,7 @@ def _checked(data: bytes) -> Any:
 
 
 def needed(package: str) -> Any:
-    """A package that is no part of every installation.
+    """A package that is not part of every installation.
 
     Raises:
         ImportError: it is missing; the message says what to install.

@@ -1,4 +1,4 @@
-"""`popgeo predict MODEL DATA --out FILE`: which model and which graphs are meant, and where the results go."""
+"""`popgeo predict MODEL DATA --out FILE`: opens the model and the graphs, and writes the results."""
 
 import argparse
 import importlib
@@ -39,7 +39,7 @@ def predict(arguments: Sequence[str]) -> int:
 
 
 def _graphs(asked: argparse.Namespace) -> Any:
-    """The graphs that are meant: a store on disk, or what `popgeo convert` reads."""
+    """The graphs: a store on disk, or what `popgeo convert` reads."""
     if (Path(asked.source) / "manifest.json").exists():
         return FlatStore.open(asked.source)
     asked.labels = "none"
@@ -67,10 +67,10 @@ def _with_neighbours(asked: argparse.Namespace) -> tuple[Predictor, list[Any]]:
 
 
 def _predictor(asked: argparse.Namespace) -> Predictor:
-    """A predictor of the model that is meant.
+    """A predictor of the model that the command names.
 
     Raises:
-        ValueError: it cannot be had.
+        ValueError: the model cannot be imported or loaded.
     """
     if Path(asked.model).is_file():
         return load(asked.model, asked.backend or "cpu", run_machine_code=asked.run_machine_code)
@@ -84,7 +84,7 @@ def _predictor(asked: argparse.Namespace) -> Predictor:
     try:
         model: Any = getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError) as error:
-        raise ValueError(f"MODEL is {asked.model!r}, which cannot be had: {error}") from error
+        raise ValueError(f"MODEL is {asked.model!r}, which could not be imported: {error}") from error
     choices = {"forces": asked.forces, "backend": asked.backend, "batch_size": asked.batch_size}
     if asked.weights is None and not isinstance(model, nn.Module):
         model = model()

@@ -105,7 +105,7 @@ class Predictor:
 
     @classmethod
     def of_programs(cls, programs: Sequence[FixedProgram], device: torch.device | str = "cpu") -> "Predictor":
-        """A predictor of programs that somebody else has made, such as those of a file; it cannot grow.
+        """A predictor of finished programs, such as those of a file; it cannot grow.
 
         Args:
             programs: One for each shape; their inputs and results have the same names.
@@ -130,7 +130,7 @@ class Predictor:
             choices: What `Predictor` takes.
 
         Raises:
-            ValueError: the file has no weights, or others than those of the model.
+            ValueError: the file has no weights, or weights of a different model.
         """
         return cls(load_weights(Path(path), model), **choices)
 

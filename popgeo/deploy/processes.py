@@ -40,7 +40,7 @@ def together(act: str, collective: Any, *arguments: Any) -> None:
 
 
 def _ended(process: int) -> bool:
-    """Whether a process of this machine has ended, also if nobody has asked for its status yet."""
+    """Whether a process of this machine has ended, also if its status has not been read yet."""
     try:
         os.kill(process, 0)
         return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] in "ZX"

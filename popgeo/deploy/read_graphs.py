@@ -1,4 +1,4 @@
-"""Graphs of anyone made flat for a program: what differs from its inputs is refused, graph by graph, by number."""
+"""Converts users' graphs to a program's flat inputs; rejects, by number, graphs that differ from these inputs."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -28,7 +28,7 @@ class GraphReader:
     Args:
         layout: How batches are laid out.
         names: The attributes that the program takes; None for all.
-        sizes: The sizes of a batch that `kinds` tells of.
+        sizes: The sizes of a batch, by `kinds`.
         kinds: What the program's inputs are; None where any graphs will do, as long as they are alike.
     """
 
@@ -42,7 +42,7 @@ class GraphReader:
 
         Args:
             graphs: A flat store, a dataset that can be flattened, or a list, where an exception represents a graph
-                that could not be had.
+                that could not be read.
             first: The number of the first one, for errors.
             keep: Whether to continue without the graphs that are wrong.
 
@@ -69,7 +69,7 @@ class GraphReader:
                 kinds[i] = self._kinds(store)
             except Exception as raised:  # whatever a dataset, or its transform, raises
                 errors[i] = raised
-        if self.kinds is None and kinds:  # what most of the graphs are is what is meant
+        if self.kinds is None and kinds:  # the kind of most graphs is the right one
             found = list(kinds.values())
             like = GraphReader(layout=self.layout, names=self.names, kinds=max(found, key=found.count))
         for i, kind in kinds.items():

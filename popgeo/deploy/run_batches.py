@@ -122,7 +122,7 @@ class _Feed:
 def warn_of_others(
     store: FlatStore, programs: Sequence[FixedProgram | None], packs: Sequence[Packs], device: torch.device
 ) -> None:
-    """Warns where the result of a graph is another when it is alone in its batch, as one graph shows."""
+    """Warns if the result of a graph differs when the graph is alone in its batch; one graph is tried."""
     for program, of_shape in zip(programs, packs, strict=True):
         together = next((ids for ids in of_shape if len(ids) > 1), None)
         if program is None or together is None:

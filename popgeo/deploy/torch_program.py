@@ -79,7 +79,7 @@ def parts_of_archive(data: bytes) -> dict[str, bytes]:
 
 
 def read_notes_of_archive(data: bytes) -> str:
-    """The notes next to the programs of a file; empty if there are none."""
+    """The notes next to the programs of a file; empty if the file has no notes."""
     return parts_of_archive(data).get(_NOTES, b"").decode()
 
 

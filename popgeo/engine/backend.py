@@ -23,7 +23,7 @@ def backend_of(name: Backend | str) -> Backend:
     """The backend of a name.
 
     Raises:
-        ValueError: there is none.
+        ValueError: no backend has this name.
 
     Example:
         >>> backend_of("inductor")

@@ -14,7 +14,7 @@ from popgeo.engine.step_runner import StepRunner
 from popgeo.torch_archive import read_format, write_format
 
 _KIND, _VERSION = "checkpoint", 4
-# What a content that was crafted to fit its checksum raises if it is no such content.
+# What a content that was crafted to fit its checksum raises if it is something else.
 _UNLIKE = (RuntimeError, ValueError, LookupError, TypeError, AttributeError)
 
 

@@ -221,7 +221,7 @@ class CompiledStep:
         """Goes on from what `save` wrote, before or after compiling.
 
         Raises:
-            ValueError: the file is no such checkpoint, or of a model that has other weights, or of other replicas; or
+            ValueError: the file is not such a checkpoint, of a model that has other weights, or of other replicas; or
                 a GPU runs the step.
         """
         with self._lock:

@@ -148,7 +148,7 @@ class CudaGraphRunner:
         self._cuda.synchronize(self._device)
         graph = self._cuda.CUDAGraph()
         try:
-            # Another thread may prepare batches meanwhile; its calls are no part of this.
+            # Another thread may prepare batches meanwhile; its calls are not part of this.
             with self._cuda.graph(graph, capture_error_mode="thread_local"):
                 self._made = self._update()
         except Exception as error:

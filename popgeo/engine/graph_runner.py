@@ -132,7 +132,7 @@ def _check(op: Op, operands: Sequence[Tensor], results: Sequence[Tensor | None])
     """Raises where finite operands gave NaN or infinity."""
     if operation_of(op.target).out is Out.NOTHING:
         return
-    made = [tensor for tensor in results if tensor is not None]  # a gradient that nobody asked for is none
+    made = [tensor for tensor in results if tensor is not None]  # a gradient that was not asked for is None
     broken = [tensor for tensor in made if tensor.is_floating_point() and not tensor.isfinite().all()]
     numbers = [arg for arg in (*op.args, *op.kwargs.values()) if isinstance(arg, float)]
     from_finite = all(t.isfinite().all() for t in operands if t.is_floating_point() and not any(t is b for b in broken))

@@ -1,4 +1,4 @@
-"""A scale of the loss that follows the gradients: it falls where they overflow, and grows while they do not."""
+"""A scale of the loss that follows the gradients: it falls if they overflow, and grows while they are finite."""
 
 import math
 from collections.abc import Mapping

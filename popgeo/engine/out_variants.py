@@ -64,7 +64,7 @@ def returns_list(target: str) -> bool:
 
 @functools.cache
 def into(target: str) -> tuple[Callable[..., Any], tuple[str, ...]] | None:
-    """The function that writes into given tensors, and the names of those arguments; None where torch has none."""
+    """The function that writes into given tensors, and the names of those arguments; else None."""
     namespace, name, _ = target.split(".")
     if namespace != "aten":
         return None

@@ -1,4 +1,4 @@
-"""Compares nests that hold tensors as fast as Python compares lists: a tensor is the same or it is another."""
+"""Compares nests that hold tensors as fast as Python compares lists: tensors are compared by identity."""
 
 from typing import Any
 

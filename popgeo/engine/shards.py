@@ -12,7 +12,7 @@ from torch import nn
 
 
 class _Cut(Protocol):
-    """What a module in shards tells of itself."""
+    """The facts that a module in shards states about itself."""
 
     num_shards: int
     num_local: int

@@ -49,7 +49,7 @@ class Recipe:
 
     Raises:
         ValueError: the backend does not serve what is asked for, the module lies elsewhere, or a forward pass is to
-            accumulate gradients; or the optimizer is none.
+            accumulate gradients; or `optimizer` is not an optimizer of torch.
     """
 
     function: Callable[..., Any]

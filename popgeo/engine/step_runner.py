@@ -126,7 +126,7 @@ class StepRunner:
     def _follow_seed(self) -> None:
         """Starts the random numbers again where `torch.manual_seed` was called since the last call.
 
-        A seed that nothing was drawn from yet tells of it. One number is drawn, so that the next call of it tells, too.
+        A seed from which nothing has been drawn shows it. One number is drawn, so that the next call shows, too.
         """
         own = torch.default_generator
         seed = own.initial_seed()

@@ -28,7 +28,7 @@ class ThreadChoice:
 
     Args:
         number: How many each call takes; None finds out by measuring.
-        clock: Seconds, as of `time.perf_counter`.
+        clock: Seconds, like `time.perf_counter`.
 
     Example:
         >>> choice = ThreadChoice(number=1)

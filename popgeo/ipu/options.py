@@ -42,7 +42,7 @@ class Options(StepOptions):
         recompute_last_stage: Repeat that as well: less is kept while the last stage works.
 
     Raises:
-        ValueError: `StepOptions` refuses a choice, or stages, a schedule or a share of memory cannot be meant so.
+        ValueError: `StepOptions` refuses a choice, or stages, a schedule or a share of memory are impossible.
 
     Example:
         >>> options = Options(device_iterations=4, gradient_accumulation=2, output_mode="all")

@@ -17,11 +17,11 @@ class Schedule(str, Enum):
     Attributes:
         LOCK_STEP: As PopTorch's pipelined execution runs on an IPU: in each turn every stage takes its next forward
             and its next backward pass, and the next turn begins for all IPUs at once, when the slowest is done and
-            what they made has been copied. Copies between IPUs are collective in Poplar, so nobody runs ahead
+            what they made has been copied. Copies between IPUs are collective in Poplar, so no IPU runs ahead
             (docs/notes/transforms/pipelining.md of github.com/graphcore/popart). The default, since it is what the
             machine does.
         ONE_F_ONE_B: Each stage alternates between a forward and a backward pass as soon as it can (1F1B), waits for
-            nobody else, and keeps few activations: what a machine with independent links could reach.
+            no other IPU, and keeps few activations: what a machine with independent links could reach.
         GROUPED: All forward passes of an update come first, then all backward passes (GPipe, arXiv:1811.06965).
         SHARDED: One micro-batch at a time goes through all stages; only one IPU works at a time.
         PHASED: All stages follow each other on one IPU, whose weights, gradients and kept activations lie in streaming
@@ -47,7 +47,7 @@ class Stage:
         names: Of its blocks.
 
     Raises:
-        ValueError: there are none, or one is not a name.
+        ValueError: the list is empty, or an entry is not a name.
 
     Example:
         >>> Stage("encoder", "pooling").ipu(1)
@@ -128,7 +128,7 @@ def checked_schedule(schedule: Schedule | str | None) -> str | None:
     """The name of a schedule, which may be given by TensorFlow's name, such as `PipelineSchedule.Grouped`.
 
     Raises:
-        ValueError: there is none of that name.
+        ValueError: no choice has this name.
 
     Example:
         >>> checked_schedule(Schedule.ONE_F_ONE_B)

@@ -1,6 +1,6 @@
 """A batch sampler for any loader: sizes of graphs in, the indices of each batch out.
 
-It is the epoch of `sampler.py` alone, without a loader around it: for who wants to keep a loader, a dataset and a
+It is the epoch of `sampler.py` alone, without a loader around it: for users who keep their loader, a dataset and a
 collate function, and needs to know only which graphs go together.
 """
 

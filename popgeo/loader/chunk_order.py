@@ -17,7 +17,7 @@ from popgeo.data.store.byte_ranges import ByteRanges, is_on_disk, mean_bytes
 from popgeo.packing import Packs
 
 SHUFFLE_BYTES = 1 << 28
-"""Bytes of graphs among which a store on disk is shuffled, unless the loader is told otherwise."""
+"""Bytes of graphs among which a store on disk is shuffled, by default."""
 _CHUNKS_OF_A_WINDOW = 64
 _BYTES_AT_ONCE = 1 << 20
 """Of one request to read ahead; the system may cut it to what the disk takes at once."""

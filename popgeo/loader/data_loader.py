@@ -50,7 +50,7 @@ class FixedSizeDataLoader(EpochLoader):
         seed: With the number of the epoch it decides every order.
         protect: A boolean node attribute, True for nodes that trimming must keep.
         shuffle_bytes: Bytes of graphs among which a store on disk is shuffled, so that it is read in stretches; a store
-            that is no larger is shuffled as a whole. See `popgeo.loader.chunk_order`.
+            that is not larger is shuffled as a whole. See `popgeo.loader.chunk_order`.
         progress_bar: Whether to show a bar where a first pass over the dataset lasts longer than a second; None means
             at a terminal and in notebooks.
         kwargs: By their names, what `LayoutChoices` has: `levels`, `index_dtype`, `sort_edges`, `spread_padding_edges`;

@@ -102,7 +102,7 @@ class DeviceFeed:
     def _make_stages(self, kinds: list[tuple[Any, ...]], names: set[str]) -> None:
         missing = sorted(set(self._dtypes) - names) if self._must_exist else []
         if missing:
-            raise ValueError(f"feature_dtype names {missing}, which batches have not; they have {sorted(names)}.")
+            raise ValueError(f"feature_dtype names {missing}, which batches do not have; they have {sorted(names)}.")
         self._kinds = kinds
         pinned = self.device.type == "cuda"
         self._stages = [(ByteBlock(kinds, pin_memory=pinned), self._cuda.Event()) for _ in range(2)]
@@ -131,7 +131,7 @@ def _known(device: torch.device | str | int) -> torch.device:
     """The device, if this machine has it.
 
     Raises:
-        ValueError: it has not, or nothing feeds such a device.
+        ValueError: the device does not exist, or popgeo cannot feed it.
     """
     try:
         wanted = torch.device(device)

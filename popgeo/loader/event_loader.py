@@ -68,7 +68,7 @@ class FixedSizeEventLoader(EpochLoader):
     """Loads successive events of PyG's `TemporalData`, as many in each batch, the last one filled up with zeros.
 
     A batch is a `TemporalData` with all that the events have and, for each of its slots, `events_mask`, True where
-    there is an event, and `neg_dst`, a random destination for link prediction; with `negatives=None` there is none. A
+    there is an event, and `neg_dst`, a random destination for link prediction; it is missing with `negatives=None`. A
     negative depends on the seed, the epoch and the number of the event, and not on the size of the batches.
 
     Args:
@@ -82,7 +82,7 @@ class FixedSizeEventLoader(EpochLoader):
             torch's `DataLoader` takes, such as `num_workers`.
 
     Raises:
-        ValueError: the events are not in the order of time, there are none, or a number is out of range.
+        ValueError: there are no events, they are not in the order of time, or a number is out of range.
 
     Example:
         >>> src, dst, t = torch.tensor([0, 1, 0]), torch.tensor([3, 4, 4]), torch.tensor([10, 11, 15])

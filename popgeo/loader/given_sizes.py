@@ -128,7 +128,7 @@ def _is_array(sizes: Any) -> bool:
 
 
 def _atoms_of(dataset: Any) -> np.ndarray | None:
-    """The numbers of atoms that a dataset of fairchem or metatrain tells of its structures."""
+    """The numbers of atoms that a dataset of fairchem or metatrain states for its structures."""
     if hasattr(dataset, "get_metadata"):
         return np.asarray(dataset.get_metadata("natoms", list(range(len(dataset)))))
     return np.asarray(dataset.get_all_atom_counts()) if hasattr(dataset, "get_all_atom_counts") else None

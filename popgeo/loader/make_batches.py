@@ -23,7 +23,7 @@ OF_WORKERS = (
     "prefetch_factor",
     "persistent_workers",
 )
-"""What torch's `DataLoader` is told about worker processes."""
+"""The options of torch's `DataLoader` for worker processes."""
 
 
 class BatchMaker:
@@ -50,7 +50,8 @@ class BatchMaker:
         self.num_buffers, self.background = num_buffers, background
         self.pin_memory = pin_memory and torch.cuda.is_available()
         self._pools: list[DataLoader[Any]] = []
-        # In the cycle that a loader is part of, the queues of workers would be closed before they are told to end.
+        # In the cycle that a loader is part of, the queues of workers would be closed before they receive the message
+        # to end.
         weakref.finalize(self, self._pools.clear)
         self._asked: list[tuple[Packs, tuple[int, int]]] = []
         self._ring: list[BatchMemory | None] = []

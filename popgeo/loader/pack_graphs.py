@@ -101,7 +101,7 @@ class GraphPacker(Packer):
             raise ValueError(f"The dataset has changed since the loader read it: {now}. Make a new loader.")
         if self.opened.seen is not None and (change := self.opened.seen.first_change(dataset)) is not None:
             raise ValueError(
-                f"The dataset has changed since the loader read it: {change} is another, or was edited. A batch would "
+                f"The dataset has changed since the loader read it: {change} was replaced or edited. A batch would "
                 "hold what it was before. Make the loader after the change."
             )
         if self.opened.holds_all and not (self.over_size_strategy.trims_nodes or self.over_size_strategy.trims_edges):

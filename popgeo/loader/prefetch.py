@@ -52,7 +52,7 @@ def in_background(items: Iterator[T], depth: int = 1) -> Iterator[T]:
 
 
 class _Consumer:
-    """Lives as long as somebody may ask for items; an interrupt at any point can but end that."""
+    """Lives as long as items may be asked for; an interrupt at any point only ends it."""
 
 
 class _Failure:

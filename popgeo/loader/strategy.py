@@ -47,7 +47,7 @@ def member(enum: type[E], value: E | str) -> E:
         return value
     if isinstance(value, str) and value in enum.__members__:
         return enum[value]
-    raise ValueError(f"{value!r} is no {enum.__name__}; pass one of {list(enum.__members__)}.")
+    raise ValueError(f"{value!r} is not a {enum.__name__}; pass one of {list(enum.__members__)}.")
 
 
 def strategy_of(strategy: "FixedSizeStrategy | Packing | str") -> "FixedSizeStrategy | Packing":

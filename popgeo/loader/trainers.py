@@ -106,7 +106,7 @@ class MostGraphs(int):
 
 
 class AskedForAgain(type(Sampler)):  # type: ignore[misc]  # the type of a class
-    """The type of loaders and samplers: who asks for one with what belongs to another one is given that as it is.
+    """The type of loaders and samplers: constructing one from another loader's arguments returns that loader.
 
     Lightning re-creates a loader in order to predict, from what it finds of its arguments, around the batch sampler of
     the old one; and a batch sampler, in order to share batches out, with the `batch_size` of the old one. It wants the

@@ -16,7 +16,7 @@ def plain_tensor(name: str, value: Any) -> Tensor:
         value: The tensor.
 
     Raises:
-        ValueError: its class or its layout is another, or it holds no values.
+        ValueError: it is of a different class or layout, or it holds no values.
 
     Example:
         >>> from torch_geometric import EdgeIndex

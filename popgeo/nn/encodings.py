@@ -1,4 +1,4 @@
-"""What a graph transformer is told of positions, computed once for each graph: PyG's transforms, in fixed shapes."""
+"""Positional encodings for graph transformers, computed once for each graph: PyG's transforms, in fixed shapes."""
 
 import numpy as np
 import torch

@@ -40,7 +40,7 @@ def known_labels(target: Tensor, mask: Tensor | None = None) -> Tensor:
     """Where a label is known and its row is real: the mask that any loss here takes.
 
     Args:
-        target: Labels, NaN if nobody measured. [rows, ...]
+        target: Labels, NaN if not measured. [rows, ...]
         mask: True where the row is real. [rows] or of the target's shape
 
     Example:
@@ -149,7 +149,7 @@ def cross_entropy(
     check_classes(input, target, "cross-entropy")
     num_classes = input.size(1)
     if mask is not None:
-        # Class 0 is in if there is none: an index outside the classes could not be looked up.
+        # Class 0 is used for a missing class: an index outside the classes could not be looked up.
         mask = _entries(target, mask)
         input, target = torch.where(mask.unsqueeze(1), input, 0.0), torch.where(mask, target, 0)
     outside = (target < 0) | (target >= num_classes)
@@ -183,7 +183,7 @@ def binary_cross_entropy(
     label_smoothing: float = 0.0,
     divide_by: Tensor | float | None = None,
 ) -> Tensor:
-    """Binary cross-entropy over one or many tasks; a NaN label is one that nobody measured and counts for nothing.
+    """Binary cross-entropy over one or many tasks; a NaN label is one that was not measured; it counts for nothing.
 
     Args:
         input: Logits. [rows] or [rows, num_tasks]
@@ -209,7 +209,7 @@ def binary_cross_entropy(
     logits = require(
         ~outside.any(),
         torch.where(known, input, 0.0),
-        lambda: f"A label is {float(label[outside][0])}; labels are 0 to 1, and NaN if nobody measured.",
+        lambda: f"A label is {float(label[outside][0])}; labels are 0 to 1, and NaN if not measured.",
     )
     label = label * (1 - label_smoothing) + label_smoothing / 2 if label_smoothing else label
     values = F.binary_cross_entropy_with_logits(logits, label, pos_weight=pos_weight, reduction="none")
@@ -220,7 +220,7 @@ def check_classes(input: Tensor, target: Tensor, name: str) -> None:
     """Refuses anything but a row of logits for each class.
 
     Raises:
-        ValueError: the shapes are others, or classes are not integers; the message names what needs these.
+        ValueError: the shapes differ, or classes are not integers; the message names the function.
     """
     if input.dim() != 2 or target.shape != input.shape[:1]:
         raise ValueError(

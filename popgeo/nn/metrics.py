@@ -40,7 +40,7 @@ def mean_absolute_error(input: Tensor, target: Tensor, mask: Tensor | None = Non
 
     Args:
         input: Predictions. [rows]
-        target: What they should be, NaN if nobody measured. [rows]
+        target: What they should be, NaN if not measured. [rows]
         mask: True where the row is real. [rows]
 
     Example:
@@ -82,7 +82,7 @@ def r2_score(input: Tensor, target: Tensor, mask: Tensor | None = None) -> Tenso
 
     Args:
         input: Predictions. [rows]
-        target: What they should be, NaN if nobody measured. [rows]
+        target: What they should be, NaN if not measured. [rows]
         mask: True where the row is real. [rows]
 
     Example:
@@ -101,7 +101,7 @@ def roc_auc(input: Tensor, target: Tensor, mask: Tensor | None = None) -> Tensor
 
     Args:
         input: Scores. [rows]
-        target: 0, 1, or NaN if nobody measured. [rows]
+        target: 0, 1, or NaN if not measured. [rows]
         mask: True where the row is real. [rows]
 
     Returns:
@@ -164,7 +164,7 @@ def mean_over_tasks(
     Args:
         metric: Any of this file for rows, such as `roc_auc`.
         input: Predictions or scores. [rows, num_tasks]
-        target: Labels, NaN if nobody measured. [rows, num_tasks]
+        target: Labels, NaN if not measured. [rows, num_tasks]
         mask: True where the row is real. [rows]
 
     Raises:

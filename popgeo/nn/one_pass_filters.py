@@ -113,7 +113,7 @@ def gaussians_of(module: nn.Module) -> Gaussians | None:
 
 
 def is_hooked(modules: Iterable[nn.Module]) -> bool:
-    """Whether somebody but a capture wants to be told when one of these modules, or a part of it, is called."""
+    """Whether one of these modules, or a part of it, has a hook other than a capture's."""
     return any(
         getattr(hook, "__module__", "") != "popgeo.capture.recorder"
         for module in modules

@@ -33,7 +33,7 @@ class _MeanLoss:
         Args:
             positive: Scores of the triples. [...]
             negative: Scores of what is in their place. [..., num_negatives]
-            counts: False where a negative is none, such as the triple itself. [..., num_negatives]
+            counts: False for a row that is not a negative, such as the triple itself. [..., num_negatives]
             mask: True where the triple is real. [...]
             divide_by: What to divide the sum by; see `masked_mean`.
 

@@ -13,7 +13,7 @@ def _world(num_shards: int, num_local: int) -> int:
     """How many processes hold the shards.
 
     Raises:
-        ValueError: there are others than that many.
+        ValueError: the number of parts does not match the size of the group.
     """
     world_size = num_shards // num_local if num_local > 0 else 0
     found = dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1

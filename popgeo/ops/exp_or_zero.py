@@ -15,7 +15,7 @@ def least_exponent(dtype: torch.dtype) -> float:
 
     e^-60 is 1e-26, eighteen orders above the denormal numbers of float32, so that a weight or a gradient times what is
     kept is normal still. Processors take up to a hundred times longer over denormal numbers than over others. float16
-    has none to fear: it is computed in float32.
+    has no denormal results here: it is computed in float32.
 
     Example:
         >>> least_exponent(torch.float32), least_exponent(torch.float64)

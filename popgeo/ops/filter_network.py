@@ -22,7 +22,7 @@ class Activation(IntEnum):
 
     Attributes:
         function: Computes it.
-        module: The module of torch that computes it, with its default settings; None where torch has none.
+        module: The module of torch that computes it, with its default settings; None if torch has no such module.
         target: The operation that a captured graph holds for it.
 
     Example:

@@ -49,7 +49,7 @@ class InteractionPlan:
             sizes: Sources and receivers.
             envelope: Factor of each edge. [num_edges]
             distances: Put edges of like distance next to each other, where many Gaussians are 0. [num_edges]
-            takes_part: 0 at edges to leave out although the envelope has a gradient, for who knows that it is 0, too.
+            takes_part: 0 at edges to leave out although the envelope has a gradient, if it is known to be 0, too.
                 [num_edges]
 
         Raises:
@@ -141,7 +141,7 @@ def interaction(
         direction=direction,
     )
     check_call(call)
-    # The derivative by a centre is asked for by nobody; the definition has it.
+    # The derivative by a centre is never used; the definition has it.
     if _needs_gradient(call.centres) or not serves(*call.tensors, call.centres, src, dst):
         return call.sums()
     sizes = x.shape[0], num_nodes

@@ -109,7 +109,7 @@ class Call:
         with _autograd_again(), torch.enable_grad():
             for i, (t, is_wanted) in enumerate(zip(tensors, wanted, strict=True)):
                 if t is not None:
-                    # Under a name of its own: a distance may also reach the sums through the envelope, which is another
+                    # Under a name of its own: a distance may also reach the sums through the envelope, a second path
                     # gradient.
                     named = t.view_as(t) if again else t.detach()
                     tensors[i] = named if named.requires_grad else named.requires_grad_(is_wanted)
@@ -126,7 +126,7 @@ class Call:
         Args:
             grad: Of the sums.
             first: Which of `tensors` the gradients were made for that this differentiates.
-            along: The gradient of each of those; None for one that nobody used.
+            along: The gradient of each of those; None for an unused one.
             wanted: Of `grad` and each of `tensors`.
         """
         again = torch.is_grad_enabled()
@@ -174,7 +174,7 @@ class Call:
         """The structure for the kernels.
 
         Args:
-            out: Where the sums go, or the gradient of `x`; None if nobody asks for that.
+            out: Where the sums go, or the gradient of `x`; None if it is not asked for.
             filters: What the forward pass leaves for the backward one; with slopes next to them, rows twice as long.
                 `filters_shape`
             grad: Of the sums, for the backward pass. [num_rows, channels]
@@ -184,7 +184,7 @@ class Call:
             along: In the second backward pass, the gradients of those of `x`, expansion, envelope and direction.
             to_grad: Where the gradient of `grad` goes.
             num_threads: How many threads may work on it; the bits are the same for any number.
-            keeps_slopes: That the filters are, if there are none yet.
+            keeps_slopes: The same for filters, if they have no slopes yet.
         """
         keeps_slopes |= filters is not None and filters.shape[1] > self.filters_shape[1]
         missing: list[Tensor | None] = [None] * (3 + 2 * len(self.weights) - len(grads))
@@ -256,7 +256,8 @@ def make_plan(
         src: Source of each edge. int64 [num_edges]
         dst: Receiver of each edge. int64 [num_edges]
         sizes: Sources and receivers; and whether two edges in opposite directions over the same distance share a
-            filter, where every edge has such a twin: for calls that ask for no gradient of an edge. Else they do not.
+            filter, where every edge has such a twin: for calls that ask for no gradient of an edge. Otherwise each
+            edge has its own.
         envelope: Edges at which it is exactly 0 are left out. float32 [num_edges]
         distances: Edges are put into blocks of like ones. float32 [num_edges]
         plan: Where it goes. int32 [plan_size]

@@ -105,7 +105,7 @@ def pack_second(
     along: Sequence[Tensor | None],
     wanted: Sequence[bool],
 ) -> bytes:
-    """The structure of a call of the second backward pass; results as of `pack_backward`, that of `grad` first."""
+    """The structure of a call of the second backward pass; results like those of `pack_backward`, that of `grad` first."""
     used, is_asked = iter(along), wanted[0]
     ways = [next(used) if is_first else None for is_first in first[:_NUM_EDGE_TENSORS]]
     to_grad, rest = (results[0], results[1:]) if is_asked else (None, results)
@@ -209,7 +209,7 @@ def _plan(src: Tensor, dst: Tensor, envelope: Tensor | None, distances: Tensor |
     if not all(0 <= number < 2**31 for number in (num_edges, *sizes[:2])):
         raise ValueError(f"There are {num_edges} edges, {sizes[0]} sources and {sizes[1]} rows; allowed are 0 to 2^31.")
     plan = _empty_plan(src, dst, envelope, distances, *sizes).zero_()
-    if interaction_call.is_served():  # elsewhere nobody reads it
+    if interaction_call.is_served():  # it is not read elsewhere
         interaction_call.fill_plan(src, dst, envelope, distances, sizes, plan)
     return plan
 

@@ -37,7 +37,7 @@ def check_array(name: str, tensor: Tensor, shape: Sequence[int], dtype: torch.dt
     """Checks that a tensor has the shape and the type that a kernel reads.
 
     Raises:
-        ValueError: it has not.
+        ValueError: the shape does not fit.
 
     Example:
         >>> check_array("grad", torch.ones(2, 3), (2, 4), torch.float32)

@@ -60,7 +60,7 @@ def check_index(name: str, index: Tensor, num_edges: int, like: Tensor) -> None:
 def refuse_index(name: str, index: Tensor, num_rows: int) -> None:
     """Raises ValueError with the first value of `index` outside [0, num_rows) and its position, if there is one.
 
-    On a GPU nobody waits for the answer: a later call of torch reports it.
+    On a GPU the check does not wait: a later call of torch reports it.
     """
     if index.is_cuda:  # to look at the values, the host would have to wait for them
         return require_range(name, index, num_rows)

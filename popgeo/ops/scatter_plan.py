@@ -134,7 +134,7 @@ class ScatterPlan:
         object.__setattr__(self, "_seen", (index, _version(index) if is_readable else -1))
 
     def is_of(self, index: Tensor, num_rows: int) -> bool:
-        """Whether the plan has seen this index and it is unchanged since; only `check` can tell that it is not."""
+        """Whether the plan has seen this index and it is unchanged since; only `check` notices a different one."""
         seen, version = self._seen
         return index is seen and num_rows == self.num_rows and version >= 0 and index._version == version
 

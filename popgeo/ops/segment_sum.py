@@ -53,7 +53,7 @@ def _check_pointers(indptr: Tensor, num_edges: int) -> tuple[int, int]:
 
 
 def _require_pointers(indptr: Tensor, num_edges: int) -> None:
-    """The same check on a GPU, if nobody waits for the answer."""
+    """The same check on a GPU, without waiting for the answer."""
     torch._assert_async(_climb(indptr, num_edges), f"indptr descends, or leaves the {num_edges} entries.")
 
 

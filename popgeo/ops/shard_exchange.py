@@ -213,5 +213,5 @@ def _dimension(dim: int, rank: int) -> int:
 
 def _summable(x: Tensor) -> Tensor:
     if x.dtype is torch.bool:
-        raise ValueError("x holds truth values, whose sum is none; convert it with .to(torch.int32) first.")
+        raise ValueError("x is boolean, and booleans have no sum; convert it with .to(torch.int32) first.")
     return x

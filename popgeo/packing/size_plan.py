@@ -50,7 +50,7 @@ class SizePlan:
     Args:
         composition: The sizes in a pack of each kind, in units, largest first.
         counts: How many packs of each kind.
-        bound: No plan, of anyone, has fewer packs.
+        bound: Lower bound of the number of packs of any plan.
         dim: The dimension that the sizes measure.
         unit: Nodes (edges, ...) in a unit.
 

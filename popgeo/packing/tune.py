@@ -48,7 +48,7 @@ class Shape:
 
     @property
     def num_edges(self) -> int:
-        """Edge slots; the second dimension, 0 if there is none."""
+        """Edge slots; the second dimension, 0 without one."""
         return self.slots[1] if len(self.slots) > 1 else 0
 
     def __repr__(self) -> str:

@@ -152,7 +152,7 @@ def _by_scarcity(totals: Sequence[int], budget: Budget) -> list[int]:
 
 
 def _open(budget: Budget, window: int, key: int) -> "_Compiled | exact_fill.Window":
-    """The compiled window; the interpreted one if there is none, or where 64 bits could overflow."""
+    """The compiled window; the interpreted one without the library, or if 64 bits could overflow."""
     largest = max(budget.sizes) * max(budget.sizes[0], 1) * window * 4
     fits = largest < 2**62 and window < 2**30 and budget.sizes[0] < _MAX_BUCKETS
     new = library.function("popgeo_window_new", _Compiled.NEW, ctypes.c_void_p) if fits else None

@@ -67,7 +67,7 @@ def stacked(
 
 
 def dimensions(table: pd.DataFrame) -> list[str]:
-    """Which of nodes, edges and graphs a table has columns for; a ValueError if it has none."""
+    """Which of nodes, edges and graphs a table has columns for; a ValueError if it has no such column."""
     if not (found := [column for column in COLORS if column in table]):
         raise ValueError(f"The table has the columns {list(table)}; at least one of {list(COLORS)} is needed.")
     return found

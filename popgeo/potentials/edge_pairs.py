@@ -24,7 +24,7 @@ def opposite_edges(graph: Data) -> Tensor | None:
         graph: With `edge_index`, and with `unit_shift` where cells repeat.
 
     Returns:
-        None where an edge has none, or is its own.
+        None if an edge has no opposite edge, or is its own.
 
     Example:
         >>> graph = Data(edge_index=torch.tensor([[0, 1, 2, 1], [1, 0, 1, 2]]), unit_shift=torch.zeros(4, 3))
@@ -51,7 +51,7 @@ def note_opposite_edges(graphs: Any) -> None:
 
 
 def opposite_in_batch(batch: Batch) -> dict[str, Tensor]:
-    """The `opposite_edge` of a batch by its name, counted from the first edge of the batch; nothing if it has none.
+    """The `opposite_edge` of a batch by its name, counted from the first edge of the batch; nothing without it.
 
     Args:
         batch: With `opposite_edge` counted from the first edge of each structure, and anything for padding; the edges

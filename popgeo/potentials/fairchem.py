@@ -7,7 +7,7 @@
                      padding out, and their means count real rows only
 
 A model of fairchem takes these edges when it is made with `otf_graph=False`; otherwise it makes its own in each step,
-whose number is another each time.
+whose number changes each time.
 """
 
 from collections.abc import Callable, Mapping
@@ -57,7 +57,7 @@ def fixed_size_loader(
 
     Raises:
         ValueError: with the number of the structure: it has an atom that the model does not know, or edges that do not
-            reach the cutoff; or as of `PotentialLoader`.
+            reach the cutoff; or see `PotentialLoader`.
     """
     as_graph = partial(structure_as_graph, cutoff=cutoff, dataset=dataset, max_num_elements=max_num_elements)
     return PotentialLoader(
@@ -78,7 +78,7 @@ def structure_as_graph(item: Any, cutoff: float, dataset: str | None = None, max
     """One structure with the names of the contract.
 
     Raises:
-        ValueError: as of `fixed_size_loader`.
+        ValueError: see `fixed_size_loader`.
     """
     graph = _from_atomic_data(item) if "atomic_numbers" in item else _from_store(item)
     if dataset is not None and "dataset" not in graph:

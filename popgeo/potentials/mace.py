@@ -66,7 +66,7 @@ def fixed_size_loader(items: Any, *, cutoff: float | None = None, **kwargs: Any)
         kwargs: `num_nodes`, `num_edges`, `batch_size`, `shuffle` and the rest of `PotentialLoader`.
 
     Raises:
-        ValueError: an item is no `AtomicData`, was made with another table of species, or lacks edges within the
+        ValueError: an item is not an `AtomicData`, was made with another table of species, or lacks edges within the
             cutoff; see `PotentialLoader`.
     """
     num_species = Structures(items, _checked)[0].node_attrs.shape[1]
@@ -90,7 +90,7 @@ def as_graph(item: Any, *, num_species: int) -> Data:
     """An `AtomicData` as a graph with the names of `popgeo.potentials.padding`.
 
     Raises:
-        ValueError: it is no `AtomicData`, or an atom is of no species of the table.
+        ValueError: it is not an `AtomicData`, or an atom is of no species of the table.
     """
     attributes = _checked(item).node_attrs
     if attributes.shape[1] != num_species:
@@ -179,7 +179,8 @@ def evaluator(model: Any, **kwargs: Any) -> Evaluator:
 class OverReal(nn.Module):
     """A loss of MACE as a mean over real structures, atoms and components, whatever is made of their errors.
 
-    The errors of padding are 0 to the loss. Its terms over structures are told from those over atoms by giving it one
+    The errors of padding are 0 to the loss. Its terms over structures are distinguished from those over atoms by
+    giving it one
     kind of errors at a time, so it must be a sum of means that are 0 without errors, as all of MACE's are.
 
     Args:

@@ -83,7 +83,7 @@ def fixed_size_loader(
         kwargs: `num_nodes`, `num_edges`, `batch_size`, `shuffle` and the rest of `PotentialLoader`.
 
     Raises:
-        ValueError: a frame is no `AtomicDataDict`, lacks what structure 0 has, is a batch, has a type that the model
+        ValueError: a frame is not `AtomicDataDict`, lacks what structure 0 has, is a batch, has a type that the model
             does not know, or lacks edges within the cutoff; `collate_fn` is one of the user's own; see
             `PotentialLoader`.
     """

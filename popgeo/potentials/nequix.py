@@ -52,7 +52,7 @@ def fixed_size_loader(
 
     Raises:
         ValueError: with the number of the structure: it has an atom that the model does not know, no edges listed, or
-            a stress but no cell in all three directions; or as of `FixedSizeDataLoader`.
+            a stress but no cell in all three directions; or see `FixedSizeDataLoader`.
     """
     table = torch.tensor(sorted(atomic_numbers))
     graphs = Structures(items, lambda item: as_graph(item, table)).in_memory()
@@ -68,7 +68,7 @@ def as_graph(item: Any, table: torch.Tensor) -> Data:
         table: The model's atomic numbers, sorted.
 
     Raises:
-        ValueError: as of `fixed_size_loader`.
+        ValueError: see `fixed_size_loader`.
     """
     if item.edge_index is None or "edge_shift" not in item:
         raise ValueError("it has no edges; list them with read_atoms(..., cutoff=...) or popgeo convert --cutoff.")

@@ -66,10 +66,10 @@ class Structures(Dataset[Data]):
 
     Args:
         items: The framework's own, in whatever can be indexed.
-        as_graph: Makes a graph of an item; its ValueError is told with the number of the item.
+        as_graph: Makes a graph of an item; its ValueError is raised again with the item's index.
 
     Raises:
-        ValueError: there are none.
+        ValueError: there are no structures.
     """
 
     def __init__(self, items: Any, as_graph: Callable[[Any], Data]) -> None:
@@ -111,7 +111,7 @@ class PotentialLoader(FixedSizeDataLoader):
         kwargs: What else `FixedSizeDataLoader` takes.
 
     Raises:
-        ValueError: the cutoff is not positive, no structure would be real, or as of `FixedSizeDataLoader`.
+        ValueError: the cutoff is not positive, no structure would be real, or see `FixedSizeDataLoader`.
     """
 
     def __init__(
@@ -242,7 +242,7 @@ def unpad_outputs(
     """
     found = {level.name.lower(): masks[name] for level, name in MASKS.items() if name in masks}
     if not found:
-        raise ValueError("There are no masks, so padding cannot be told from what is real. Pass the batch itself.")
+        raise ValueError("There are no masks, so padding and real rows cannot be distinguished. Pass the batch itself.")
     return {name: _unpadded(name, value, found, (levels or {}).get(name)) for name, value in outputs.items()}
 
 

@@ -46,7 +46,7 @@ def in_one_pass(model: nn.Module) -> nn.Module:
         if isinstance(representation, SchNet):
             for block in representation.interactions:
                 _activation(block.filter_network[0].activation)
-        # Everything that it has stays; only how it is run is another.
+        # Everything that it has stays; only the way it runs changes.
         representation.__class__ = classes.get(type(representation), type(representation))
     return model
 

@@ -42,7 +42,7 @@ def check_edges(structures: Any, cutoff: float, num_checked: int = 16) -> None:
 
 
 def require_names(batch: Mapping[str, Any], names: Iterable[str], framework: str) -> None:
-    """Refuses the batch of another loader, before a model looks without success for what it has not.
+    """Rejects the batch of another loader, before a model accesses a missing attribute.
 
     Args:
         batch: Given to a step.

@@ -9,7 +9,8 @@ mappings too, and so are the fields of the result.
 
 Semantics are those of PyTorch Geometric's `NeighborSampler`, also if it does not say so. A node is expanded once,
 in the hop after the one that reached it. A seed that stands twice is two nodes of the sample, each with neighbours of
-its own drawing; if it is somebody's neighbour, it is the first of the two. A node without neighbours brings nothing.
+its own drawing; if it is a neighbour of another node, it is the first of the two. A node without neighbours brings
+nothing.
 A draw depends on `seed`, the edge type and the node's place in the sample alone, so the same sample comes out for any
 number of threads, with and without the compiled library, of 32- and of 64-bit graphs.
 """

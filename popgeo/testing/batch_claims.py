@@ -174,8 +174,8 @@ def nothing_is_written_over(subject: LoaderSubject, case: Case) -> None:
     after = read_rows(first, graphs)
     changed = [name for name in held if not torch.equal(held[name], after[name])]
     if changed:
-        raise BrokenError(f"{changed[0]} of the first batch is another when the last has been made")
+        raise BrokenError(f"{changed[0]} of the first batch has changed when the last batch has been made")
     for given, kept in zip(graphs, case.graphs, strict=True):
         changed = [name for name, tensor in kept.items() if not torch.equal(given[name], tensor)]
         if changed:
-            raise BrokenError(f"{changed[0]} of graph {int(kept.y)}, in the list that was given, is another afterwards")
+            raise BrokenError(f"{changed[0]} of graph {int(kept.y)}, in the list that was given, was changed")

@@ -35,7 +35,7 @@ class BrokenError(AssertionError):
 
     Args:
         words: What was found, what was expected, and where.
-        cause: The usual cause and its remedy, if it is another than the claim's.
+        cause: The usual cause and its remedy, if it differs from the claim's.
         figures: The numbers of it, by name.
     """
 
@@ -65,7 +65,7 @@ class Subject(ABC):
         what: The model, loader, sampler or neighbour list, or what makes it.
         graphs: What it is tried with.
         origin: Where a script finds it, as `package.module:factory`; empty if it was handed over.
-        asked: The names of the claims that are tried only if somebody asks for them, as not all subjects make them.
+        asked: The names of the claims that are tried only on request, as not all subjects make them.
     """
 
     kind: ClassVar[SubjectKind]
@@ -103,10 +103,10 @@ class Claim:
         says: The claim in one sentence.
         tried: What is done to try it.
         cause: What is usually the reason if it does not hold, and the remedy.
-        check: Raises `BrokenError` if it does not hold in a case, `NotTriedError` if that cannot be told;
+        check: Raises `BrokenError` if it does not hold in a case, `NotTriedError` if that cannot be decided;
             returns figures that show how well it holds, or nothing.
         settings: The ways in which it is tried, one after the other.
-        optional: Whether it is tried only if somebody asks.
+        optional: Whether it is tried only on request.
         slow: Whether it takes seconds.
     """
 

@@ -93,7 +93,7 @@ def compare_runs(
     loss: Callable[[Any, Any], Tensor] | None,
     tolerance: float | None,
 ) -> None:
-    """Raises BrokenError where a result, the loss, a buffer or a gradient is another.
+    """Raises BrokenError if a result, the loss, a buffer or a gradient differs.
 
     Args:
         found: A run.

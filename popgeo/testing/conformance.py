@@ -112,7 +112,7 @@ def made_by(origin: str) -> Any:
     """What the factory `module:factory` makes.
 
     Raises:
-        ValueError: there is none of that name, or it cannot be called without arguments.
+        ValueError: nothing has this name, or it cannot be called without arguments.
     """
     make = found_at(origin)
     try:

@@ -33,7 +33,7 @@ def returned_tensors(result: Any, remedy: str = "") -> dict[str, Tensor]:
     """The tensors that a model returned, by name.
 
     Raises:
-        ValueError: there is none; the message ends with the remedy.
+        ValueError: no result needs a gradient; the message ends with the remedy.
     """
     tensors = dict(named_tensors(result))
     if not tensors:
@@ -49,7 +49,7 @@ def noise_of(slopes: Mapping[str, Tensor]) -> float:
 
 
 def loss_of(trained: Iterable[Tensor]) -> Tensor:
-    """The scalars among results that need a gradient, summed; if there is none, the mean square of each, summed."""
+    """The scalars among results that need a gradient, summed; without scalars, the mean squares of all."""
     tensors = list(trained)
     scalars = [tensor for tensor in tensors if tensor.dim() == 0]
     return torch.stack(scalars or [tensor.abs().square().mean() for tensor in tensors]).sum()

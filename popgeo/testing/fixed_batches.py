@@ -51,7 +51,7 @@ def a_few(graphs: Any, limit: int) -> list[Data | HeteroData]:
     """The first graphs of a dataset, a list or a batch, padding taken away.
 
     Raises:
-        ValueError: there is none.
+        ValueError: there is no batch.
     """
     if isinstance(graphs, Batch):
         graphs = unpad(graphs) if "graphs_mask" in graphs else graphs.to_data_list()

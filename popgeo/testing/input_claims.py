@@ -71,7 +71,7 @@ def inputs_stay(subject: ModelSubject, case: Case) -> None:
         after = batch.to_dict()
         for name in before.keys() | after.keys():
             if not _same(before.get(name), after.get(name)):
-                raise BrokenError(f"batch.{name} is another after the call")
+                raise BrokenError(f"the call modified batch.{name}")
 
 
 def _same(one: Any, other: Any) -> bool:
@@ -111,7 +111,7 @@ def evaluation(subject: ModelSubject, case: Case) -> None:
     buffers = dict(subject.evaluated.named_buffers()) if isinstance(subject.evaluated, torch.nn.Module) else {}
     for name, buffer in buffers.items():
         if difference(one.run.buffers[name], buffer.to(one.run.buffers[name].dtype)) is not None:
-            raise BrokenError(f"buffer {name} is another after a call in evaluation")
+            raise BrokenError(f"a call in evaluation modified the buffer {name}")
 
 
 @claim("float32", SubjectKind.MODEL)

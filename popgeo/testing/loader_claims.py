@@ -67,7 +67,7 @@ def ranks_are_equal(subject: LoaderSubject, case: Case) -> None:
     only_loaders=True,
 )
 def random_numbers_are_new(subject: LoaderSubject, case: Case) -> None:
-    """What a dataset draws for its graphs is another number for each graph and in each epoch."""
+    """A dataset draws a different number for each graph and in each epoch."""
     loader = subject.made(DrawnGraphs(case.graphs, case.settings["library"]), num_workers=2)
     drawn: list[set[float]] = []
     for epoch in (0, 1):

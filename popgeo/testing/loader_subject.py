@@ -57,7 +57,7 @@ class LoaderSubject(Subject):
         return self.what(list(graphs) if isinstance(graphs, tuple) else graphs, **choices)
 
     def epoch(self, loader: Any, case: Case, epoch: int | None = None, needs: Sequence[str] = ()) -> list[Rows]:
-        """What each batch holds when it comes; of the epoch of that number where a loader or sampler is told it."""
+        """What each batch holds when it comes; of this epoch, if a loader or sampler takes its number."""
         if epoch is not None:
             set_epoch(loader, epoch)
         most = 4 * len(case.graphs) + 8
@@ -77,7 +77,7 @@ class SamplerSubject(LoaderSubject):
 
 
 def set_epoch(loader: Any, number: int) -> bool:
-    """Tells a loader, or the sampler that it holds, which epoch comes next, as trainers do; whether it can be told."""
+    """Tells a loader, or the sampler that it holds, which epoch comes next, as trainers do; returns whether that is possible."""
     parts: list[Any] = [loader, getattr(loader, "sampler", None), getattr(loader, "batch_sampler", None)]
     for part in parts:
         if hasattr(part, "set_epoch"):

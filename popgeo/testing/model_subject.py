@@ -223,10 +223,10 @@ class ModelSubject(Subject):
         )
 
     def why_not(self, claim: Claim) -> str:
-        """A random model is told as such: it never gives the same twice, whatever is claimed."""
+        """Reports that the model is random: its results never repeat, so no claim can be tried."""
         if self.is_random and claim.name != "evaluation":
             return (
-                "the model is random in evaluation: with another seed its results are others, so none can be compared"
+                "the model is random in evaluation: with a different seed its results differ: they cannot be compared"
             )
         return ""
 
@@ -244,7 +244,7 @@ class ModelSubject(Subject):
 
 
 def _dtype(model: Any) -> torch.dtype | None:
-    """The floating point type of the model's weights; None if it has none."""
+    """The floating point type of the model's weights; None if it has no weights of such a type."""
     weights = (*model.parameters(), *model.buffers()) if isinstance(model, nn.Module) else ()
     return next((weight.dtype for weight in weights if weight.is_floating_point()), None)
 

@@ -258,7 +258,7 @@ def layout_does_not_matter(subject: NeighbourSubject, case: Case) -> None:
     for where, atoms, rows, _ in _calm(subject, case):
         others = {*rows} ^ {*subject.rows(atoms, partial(_laid_out, layout=case.settings["layout"]))}
         if others:
-            raise BrokenError(f"{where}: {len(others)} of {len(rows)} rows are others")
+            raise BrokenError(f"{where}: {len(others)} of {len(rows)} rows differ")
 
 
 def _laid_out(array: np.ndarray, layout: str) -> np.ndarray:
@@ -289,4 +289,4 @@ def nothing_is_kept(subject: NeighbourSubject, case: Case) -> None:
             pairs, rows = all_pairs(other, cutoff * (1 + _NEAR)), {*subject.rows(other)}
             wrong = {*_sure(pairs, cutoff)} - rows | (rows - {*pairs})
             if wrong:
-                raise BrokenError(f"{where}, {name}: {len(wrong)} rows are others, {min(wrong)} among them")
+                raise BrokenError(f"{where}, {name}: {len(wrong)} rows differ, {min(wrong)} among them")

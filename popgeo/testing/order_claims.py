@@ -70,7 +70,7 @@ def reordered(graphs: Sequence[Any], level: Level) -> tuple[list[Any], dict[str,
         The graphs, and where each row of a kind now is in a batch of them.
 
     Raises:
-        NotTriedError: an attribute holds numbers of nodes that nobody could renumber.
+        NotTriedError: an attribute holds numbers of nodes that cannot be renumbered.
     """
     store = FlatStore.from_dataset(list(graphs))
     generator = torch.Generator().manual_seed(0)

@@ -83,7 +83,7 @@ def numbers_of(held: Mapping[str, Tensor] | Data) -> dict[str, Tensor]:
 
 
 def read_rows(batch: Any, graphs: Sequence[Data]) -> dict[str, Tensor]:
-    """What a batch of planted graphs holds, by the names of PyG, copied; masks are all True if it has none.
+    """What a batch of planted graphs holds, by the names of PyG, copied; masks are all True if the batch has no masks.
 
     Args:
         batch: One of PyG's, a mapping or named tuple with its names, or indices as a batch sampler gives.

@@ -1,4 +1,4 @@
-"""A run of training that can stop after any batch and continue as if it had not."""
+"""A run of training that can stop after any batch and continue as if it had not stopped."""
 
 import math
 import signal
@@ -219,7 +219,7 @@ def _moving_average(decay: float) -> Any:
 
 @contextmanager
 def _after_the_batch() -> Iterator[list[int]]:
-    """Collects a Ctrl-C until somebody looks, since half a batch cannot be continued; a second one ends at once."""
+    """Collects a Ctrl-C until the batch is done, since half a batch cannot be continued; a second one ends at once."""
     seen: list[int] = []
 
     def note(number: int, frame: FrameType | None) -> None:

@@ -4,6 +4,7 @@ import json
 import sys
 
 import pytest
+import torch
 
 from popgeo.compat.__main__ import main
 from popgeo.compat.notebook import python_lines, run_notebook
@@ -120,3 +121,11 @@ def test_what_is_no_notebook_is_refused(tmp_path):
 )
 def test_python_that_looks_like_a_magic_is_kept(source, kept):
     assert python_lines(source) == (kept, [])
+
+
+def test_torch_is_as_before_when_a_program_has_run(tmp_path, monkeypatch):
+    empty = torch.empty
+    (tmp_path / "old.py").write_text("import torch\nassert not torch.empty(64).any()\n")
+    monkeypatch.setattr(sys, "argv", ["__main__.py", str(tmp_path / "old.py")])
+    assert main() is None
+    assert torch.empty is empty

@@ -86,7 +86,7 @@ T = TypeVar("T")
 
 
 class Channel:
-    """A named set of trace points that nobody records.
+    """A named set of trace points that are not recorded.
 
     Example:
         >>> with Channel("training").tracepoint("epoch"):

@@ -64,7 +64,7 @@ def ipuHardwareVersion() -> int:
     """The generation of the IPU.
 
     Raises:
-        AssertionError: there is none; it is a ValueError too.
+        AssertionError: there is no such program; it is a ValueError, too.
     """
     raise CheckFailed("No IPU hardware available on this system; models run on this computer, the machine is modelled.")
 

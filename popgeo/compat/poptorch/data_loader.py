@@ -108,7 +108,7 @@ class DataLoader(torch.utils.data.DataLoader):
         size = self._rebatched_to
         if size is None:
             return super().__len__()
-        elements = len(self.dataset)  # type: ignore[arg-type]  # a TypeError says so if it has none
+        elements = len(self.dataset)  # type: ignore[arg-type]  # a TypeError says so if it has no length
         return elements // size if self._drop_last_row else -(-elements // size)
 
     def __iter__(self) -> Any:

@@ -167,7 +167,7 @@ class PoplarExecutor(CompiledModule):
         """Names of PopART's tensors.
 
         Raises:
-            Error: always, since there are none; the captured operations are `executor.compiled.graph`.
+            Error: always, because there is no such file; the captured operations are `executor.compiled.graph`.
         """
         raise Error("PopART's names of tensors are not known here; executor.compiled.graph lists what was captured.")
 

@@ -61,7 +61,7 @@ class Options(OptionGroup):
         """Sets what a file asks for, one call a line without `options.` in front; nothing else in it is run.
 
         Raises:
-            ConfigFileError: a line is no such call; the message names it.
+            ConfigFileError: a line is not such a call; the message names it.
         """
         apply_file(self, filepath)
         return self

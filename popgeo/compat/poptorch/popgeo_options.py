@@ -102,7 +102,7 @@ def _of_optimizer(optimizer: Optimizer | None, *, follows_gradients: bool) -> di
 
 
 def _matmul_proportion(by_ipu: dict[int, float]) -> float | tuple[float, ...]:
-    """The share of a tile's memory that products take on each IPU; if none is told, as on the machine."""
+    """The share of a tile's memory that products take on each IPU; if not given, as on the machine."""
     default = PopgeoOptions().proportion_of(0)
     return tuple(by_ipu.get(ipu, default) for ipu in range(_MOST_IPUS)) if by_ipu else default
 

@@ -65,7 +65,7 @@ def BeginBlock(layer_to_call: Any, user_id: str | None = None, ipu_id: int | Non
     with as_poptorch_errors():
         begun = blocks.BeginBlock(layer_to_call, user_id, ipu_id=ipu_id)
     _remember(user_id, ipu_id)
-    if begun is not layer_to_call:  # a function's, which PopTorch tells so
+    if begun is not layer_to_call:  # a function's, which PopTorch distinguishes in this way
         begun._user_id, begun._ipu_id = user_id, ipu_id
     return begun
 

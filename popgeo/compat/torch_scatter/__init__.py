@@ -28,5 +28,5 @@ def _of_sorted(scattered: Callable[..., Any], does: str) -> Callable[..., Any]:
 
 segment_sum_coo = segment_add_coo = partial(segment_coo, reduce="sum")
 segment_mean_coo = partial(segment_coo, reduce="mean")
-segment_min_coo = _of_sorted(scatter_min, "Least, and where each is; the length of `src` if there is none,")
-segment_max_coo = _of_sorted(scatter_max, "Greatest, and where each is; the length of `src` if there is none,")
+segment_min_coo = _of_sorted(scatter_min, "Least, and where each is; the length of `src` if no value is there,")
+segment_max_coo = _of_sorted(scatter_max, "Greatest, and where each is; the length of `src` if no value is there,")

@@ -8,7 +8,7 @@ from popgeo.data.columns import Columns
 from popgeo.data.subset import take
 
 BUFFER_BYTES = 1 << 26
-"""Bytes of graphs that a writer holds at a time, unless it is told otherwise."""
+"""Bytes of graphs that a writer holds at a time, by default."""
 
 
 def blocks(columns: Columns, start: int, max_bytes: int) -> Iterator[Columns]:

@@ -106,7 +106,7 @@ def read_manifest(folder: Path) -> Manifest:
     """Reads the manifest of a folder, and checks it and the length of every file that it names.
 
     Raises:
-        ValueError: there is none, it is damaged or of another version, or a file is missing or has another length.
+        ValueError: the manifest is missing, damaged or of another version, or a file is missing or has another length.
     """
     path = folder / NAME
     if not path.is_file():

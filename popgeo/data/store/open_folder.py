@@ -93,7 +93,7 @@ def _block_sums(folder: Path, manifest: Manifest) -> dict[str, bytes]:
 
 
 def _check_fits(folder: Path, manifest: Manifest, pointers: dict[Axis, Tensor], is_hetero: bool) -> None:
-    """Checks that row pointers ascend through all rows of all arrays, so that no row is looked for if there is none.
+    """Checks that row pointers ascend through all rows of all arrays, so that no missing row is read.
 
     Raises:
         ValueError: a file is damaged, or does not fit the others, whoever made it.

@@ -26,7 +26,7 @@ def extend(writer: FolderWriter, source: Blocks, total: int | None, progress_bar
         progress_bar: Whether to show a bar.
 
     Raises:
-        ValueError: the source is another one than the writer was begun with, or a graph cannot be added.
+        ValueError: the source differs from the one that the writer was started with, or a graph cannot be added.
     """
     start = writer.num_graphs
     if not writer.is_complete:

@@ -80,7 +80,7 @@ class FolderWriter:
         """Checks that the last graph of a block is the last one that was written.
 
         Raises:
-            ValueError: it is another one, so the source is not the one that was begun with.
+            ValueError: it differs, so the source is not the one that the writer was started with.
         """
         block, _ = plain(block)
         assert self.manifest is not None  # callers ask only if something is written
@@ -106,7 +106,7 @@ class FolderWriter:
         """Adds all graphs of a block, which is not a view.
 
         Raises:
-            ValueError: as of `check`.
+            ValueError: see `check`.
         """
         block, json = plain(block)
         new = describe(block, json, self.transform, self.indices_checked)

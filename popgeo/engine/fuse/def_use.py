@@ -90,7 +90,7 @@ class DefUse:
 
 
 def ref(argument: Any) -> int:
-    """The value that an argument is; -1 if it is none."""
+    """The value that an argument is; -1 if the argument is not a value."""
     return argument.value if isinstance(argument, Ref) else -1
 
 

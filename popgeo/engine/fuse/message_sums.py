@@ -46,7 +46,7 @@ class MessageSum:
 
 
 def sums_by_filters(uses: DefUse) -> dict[int, list[MessageSum]]:
-    """The sums of a graph by their filters, in order; the gradient of one by its x is another."""
+    """The sums of a graph by their filters, in order; the gradient of one with respect to its x is such a sum, too."""
     found: dict[int, list[MessageSum]] = {}
     for index, op in enumerate(uses.graph.ops):
         if op.target == CFCONV and len(op.args) == 5:  # without plans of the user's own
@@ -102,7 +102,7 @@ def out_of_place(graph: OpGraph) -> OpGraph:
 
 
 def _made_of_nothing(op: Op, values: Sequence[Value]) -> Op:
-    """Zeros or ones without the tensor whose type they have, so that nobody needs it for that."""
+    """Zeros or ones without the tensor whose type they have, so that this tensor is not needed for that."""
     if op.target not in _FILLED:
         return op
     shape, dtype = list(op.args[1]), values[op.makes()[0]].dtype

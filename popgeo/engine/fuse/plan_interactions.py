@@ -29,7 +29,7 @@ CFCONV, CFCONV_BACKWARD = (f"popgeo.cfconv{kind}.default" for kind in ("", "_bac
 
 
 def plan_interactions(graph: OpGraph) -> OpGraph:
-    """The graph with interactions as the kernels take them; expanded if there are none for what it asks."""
+    """The graph with interactions as the kernels take them; expanded if no kernel does what the graph needs."""
     ops = [op for op in graph.ops if op.target in (FORWARD, BACKWARD, SECOND)]
     if not ops:
         return graph
@@ -40,7 +40,7 @@ def plan_interactions(graph: OpGraph) -> OpGraph:
 
 
 def describe_interactions(joined: OpGraph) -> str:
-    """How many interactions of a graph run in one pass, and why others do not; empty if there is none.
+    """How many interactions of a graph run in one pass, and why others do not; empty if it has no interaction.
 
     Args:
         joined: As it runs.

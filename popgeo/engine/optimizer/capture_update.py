@@ -20,7 +20,7 @@ class UpdateGraph:
         graph: Its inputs are the parameters, their gradients and, if there is any yet, their state. It returns the
             state.
         state: The state that it returns, in order, each piece with the number of its parameter.
-        num_numbers: How many floating-point arguments a run is given; if there are none, the graph holds its own.
+        num_numbers: How many floating-point arguments a run is given; if 0, the graph holds its own numbers.
     """
 
     graph: OpGraph

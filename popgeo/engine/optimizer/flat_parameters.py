@@ -138,7 +138,7 @@ class FlatParameters:
 
     @property
     def is_as_shown(self) -> bool:
-        """Whether nobody has written to counts since they were shown; other state is followed where it lies."""
+        """Whether the counts are unchanged since they were shown; other state is followed in place."""
         return self._versions == self._versions_now()
 
     def _versions_now(self) -> list[int]:
@@ -169,7 +169,7 @@ class FlatParameters:
         return self.own is not self.flat
 
     def _split_state(self, state: Tensor) -> list[Tensor]:
-        """What there is of the state of each member; of a part of the members, flat, and empty if there is none."""
+        """What there is of the state of each member; of a part of the members, flat; empty if there is no state."""
         return [state[here] for here in self._ranges()] if self.is_divided else self._split(state)
 
     def _ranges(self) -> list[slice]:
@@ -207,7 +207,7 @@ def flatten_groups(
         by_kind: dict[Any, list[nn.Parameter]] = defaultdict(list)
         for p in group["params"]:
             if p in trained:
-                # A parameter without dimensions stays alone: its state could not be told from a step count.
+                # A parameter without dimensions stays alone: its state could not be distinguished from a step count.
                 alike = elementwise and p.dim() and p.is_contiguous()
                 kind = (p.dtype, is_sharded(p), _progress(optimizer.state.get(p, {})))
                 by_kind[kind if alike else id(p)].append(p)

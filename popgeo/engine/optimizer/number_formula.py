@@ -117,7 +117,7 @@ class FormulaWriter(TorchFunctionMode):
     def formula(self, settings: Sequence[float]) -> Formula | None:
         """The numbers of an update, from settings and from counts, which it moves on; None where it decides otherwise.
 
-        There is none where a number or a count came about in a way that is not known.
+        There is no formula if a number or a count came about in an unknown way.
 
         Args:
             settings: As they were, for which it is tried.

@@ -82,7 +82,7 @@ class Rehearsal:
         return self._graph, numbers
 
     def _follow(self, settings: Sequence[Mapping[str, Any]]) -> list[int] | None:
-        """Which floats of the settings are others than the last time, by number; None where anything else is."""
+        """The numbers of the settings that changed since the last step; None if anything but a float changed."""
         before, rest, old = self._last
         if settings == before:
             return []
@@ -188,7 +188,7 @@ def _resized(part: Any, of: Tensor, to: Tensor) -> Any:
 
 
 def _is_number(part: Any) -> bool:
-    if isinstance(part, Tensor):  # a counter of integers gives no number that an operation is told
+    if isinstance(part, Tensor):  # a counter of integers gives no number to an operation
         return _is_count(part)
     return part is not None
 

@@ -271,7 +271,7 @@ class Update:
             )
 
     def _adopt(self) -> bool:
-        """Takes the user's state if it is another than was shown; False where joined parameters differ in it."""
+        """Takes the user's state if it is not the one that was shown; False if joined parameters differ in it."""
         if holds_the_same(self.optimizer.state, self._adopted) and all(part.is_as_shown for part in self._flat):
             return True
         if not min([part.adopt(self.optimizer, self._worker.optimizer.state) for part in self._flat]):

@@ -15,8 +15,8 @@ class Worker:
     """Steps an optimizer as torch itself does.
 
     `MixedWorker` does so with weights and state of narrow types, `CapturedWorker` by captured graphs. An optimizer that
-    needs to be treated in yet another way gets a worker of its own: what it is told of the user's optimizer before an
-    update is up to `begin` and `follow`, and what the user is shown afterwards is up to `state`.
+    needs to be treated in yet another way gets a worker of its own: the settings that it receives of the user's
+    optimizer before an update is up to `begin` and `follow`, and what the user is shown afterwards is up to `state`.
 
     Args:
         optimizer: Steps over joined parameters and owns their state, in which a worker may keep numbers of its own.

@@ -27,12 +27,12 @@ OnResults = Callable[[int, int, list[Tensor | None]], object]
 
 
 def _ignore(*given: object) -> None:
-    """What is made of gradients or results that nobody asked for."""
+    """What gradients or results become that were not asked for."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Round:
-    """What a round is given, and who is told what it makes.
+    """The inputs of a round, and who receives its results.
 
     Attributes:
         inputs: The tensors of each micro-batch of each replica.

@@ -31,7 +31,7 @@ class Attention:
         width: Columns of queries and keys.
         value_width: Columns of the values.
         nbytes: Bytes of an element: 2 or 4.
-        mask: Elements of the mask that is added to the scores; 0 if there is none.
+        mask: Elements of the mask that is added to the scores; 0 without a mask.
         is_dropped: Probabilities are dropped out at random.
     """
 

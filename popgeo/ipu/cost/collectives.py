@@ -114,7 +114,7 @@ def _joined(plans: list[Plan], kind: str, nbytes: int, members: int, stride: int
     if members > 1:
         plans = [*plans, plan_collective(kind, nbytes, members, stride, member)]
     elif not plans:
-        return Plan(family="collectives", validity=Validity.ESTIMATE, why="a single shard has nobody to tell")
+        return Plan(family="collectives", validity=Validity.ESTIMATE, why="a single shard has no partner")
     return in_sequence("collectives", plans, main=len(plans) - 1)
 
 

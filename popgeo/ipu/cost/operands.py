@@ -25,7 +25,7 @@ def tensor(graph: OpGraph, argument: Any) -> Value:
     """The tensor that an argument represents; of a list, the first one.
 
     Raises:
-        ValueError: the argument is none.
+        ValueError: the argument is not a tensor.
     """
     if isinstance(argument, list | tuple):
         return next(graph.values[item.value] for item in argument if isinstance(item, Ref))

@@ -26,7 +26,7 @@ def compute_step(
         name: What they do.
         target: The machine.
         vertex: Cycles of the busiest tile's vertices.
-        calibrated: Cycles by the fitted constants; as by the formulas if there are none.
+        calibrated: Cycles by the fitted constants; by the formulas alone if no constant was fitted.
         tiles: Tiles that have a vertex.
         workers: Workers that have work on such a tile, were there enough of them; all by default.
         evenness: Mean work of the tiles at work, as a share of the busiest one's.
@@ -116,7 +116,7 @@ def exchange_step(
         name: What it does.
         target: The machine.
         transfer: Cycles of the busiest tile, from `transfer_cycles`.
-        calibrated: Cycles by the fitted constants; as by the formulas if there are none.
+        calibrated: Cycles by the fitted constants; by the formulas alone if no constant was fitted.
         bytes_in: Most bytes that a tile receives.
         bytes_out: Most bytes that a tile sends.
         fragments: Most pieces that a tile receives.

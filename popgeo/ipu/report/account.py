@@ -201,7 +201,7 @@ class Account(Figures, ABC):
         """The report that `to_json` wrote; it may come from a stranger.
 
         Raises:
-            ValueError: the text is no such report, has another version, or says what cannot be shown.
+            ValueError: the text is not such a report, has another version, or says what cannot be shown.
         """
         given = loads(cls, cls.VERSION, text)
         try:

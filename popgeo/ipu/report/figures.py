@@ -11,7 +11,7 @@ from popgeo.ipu.step_cost import Cost
 from popgeo.ipu.target import IpuTarget
 from popgeo.ipu.tiles.memory_use import MemoryUse
 
-IDLE = ("view", "host")  # families that are no work of the machine
+IDLE = ("view", "host")  # families that cost the machine nothing
 
 
 @dataclass(frozen=True, kw_only=True)

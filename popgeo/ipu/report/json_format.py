@@ -101,7 +101,7 @@ def restored(kind: Any, content: Any, where: str = "it") -> Any:
         return content
     if kind in (int, float) and type(content) in {int, kind} and 0 <= content < _BEYOND:
         return content
-    raise ValueError(f"{where} is {content!r:.60}, which is no {getattr(kind, '__name__', kind)} as a report has it")
+    raise ValueError(f"{where} is {content!r:.60}, which is not a {getattr(kind, '__name__', kind)} as a report has it")
 
 
 def _fields(kind: type, content: Mapping[str, Any], where: str) -> dict[str, Any]:

@@ -28,7 +28,7 @@ class Move:
 
 
 def best_move(plan: PipelineFigures, slowest: int) -> Move | None:
-    """The move of one layer off a stage after which the step is shortest; None if there is none that fits.
+    """The move of one layer off a stage after which the step is shortest; None if no move fits.
 
     A layer goes to a stage next to it. If that is as long already, it hands a layer of its own on, and so forth, up
     to the stage that works least.
@@ -88,7 +88,7 @@ def with_room(plan: PipelineFigures) -> tuple[str, dict[str, Any], PipelineFigur
 
 
 def _fitting(plan: PipelineFigures, change: Mapping[str, Any]) -> PipelineFigures | None:
-    """The plan with other choices; None where it fits no better or there is none."""
+    """The plan with other choices; None if no plan fits, or it is not better."""
     try:
         other = plan.replan(**change)
     except ValueError:  # blocks that a model names itself may have names that are not layer's

@@ -101,7 +101,7 @@ class _Repeater:
             self._stage,
             ops=tuple(ops),
             values=tuple(
-                value if value.producer is None else value.made_by(producers.get(v))  # None if nobody needs it
+                value if value.producer is None else value.made_by(producers.get(v))  # None if it is not needed
                 for v, value in enumerate(self._values)
             ),
         )
@@ -137,7 +137,7 @@ class _Repeater:
         )
 
     def _made_again(self, v: int, op: Op) -> int:
-        """A result; one that was kept, next to another that was not, is made once more for nobody."""
+        """A result; one that was kept, next to another that was not, is made once more without need."""
         value = self._stage.values[v]
         if op.phase != "forward" or value.storage in self._copies or v in op.reads():
             return self._value(v)

@@ -14,7 +14,7 @@ class LayerOps:
     """Consecutive operations of the forward pass that are not cut apart: those of one layer.
 
     Attributes:
-        name: Dotted name of the layer: up to the first number, as in `layers.3`, or the whole name if there is none.
+        name: Dotted name of the layer: up to the first number, as in `layers.3`, or the whole name if it has no number.
         ops: Their numbers in the graph.
         numbered: Whether the layer is one of a list of alike ones.
     """

@@ -86,7 +86,7 @@ class StagePlanner:
         assert options.stages is not None
         cut = cut_model(graph, self.layers, costs(0), options.stages, on_one_ipu=order is Schedule.PHASED)
         if order is Schedule.LOCK_STEP and cut.num_ipus == 1 < len(cut.ipus):
-            order = Schedule.SHARDED  # PopTorch makes a pipeline only if there is another IPU to work meanwhile
+            order = Schedule.SHARDED  # PopTorch makes a pipeline only if a second IPU can work meanwhile
         placed = placed_costs(graph, costs, cut, options, placement.serialize)
         parts = CutStep(
             graph=graph,

@@ -43,7 +43,7 @@ def _fill(count: int, number: float, dtype: torch.dtype) -> Tensor:
 def _assemble(
     count: int, number: float, dtype: torch.dtype, parts: Sequence[Tensor], places: Sequence[np.ndarray]
 ) -> Tensor:
-    """Each part's elements at their places, and a number if there are none."""
+    """Each part's elements at their places, and a number if it has no elements."""
     out = torch.full((count,), number, dtype=dtype)
     for elements, where in zip(parts, places, strict=True):
         out[torch.from_numpy(where)] = elements.to(dtype)

@@ -63,7 +63,7 @@ class Vertex:
         tile: Where it runs.
         operation: A torch operation such as `aten.mm.default`, or the name of a codelet.
         reads: What it reads.
-        writes: What it writes, one for each result; None for a result that nobody needs.
+        writes: What it writes, one for each result; None for an unused result.
         arguments: Positional arguments; `Operand(i)` represents `reads[i]`, `Scalar(i)` for its number.
         keywords: Keyword arguments, likewise.
     """

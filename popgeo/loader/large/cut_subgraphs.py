@@ -100,7 +100,7 @@ class SubgraphCutter:
 
     @property
     def batches_at_once(self) -> int:
-        """How many batches ask a feature store for their rows together; 1 if there is none.
+        """How many batches ask a feature store for their rows together; 1 without a feature store.
 
         What a request costs a database may depend little on how many rows it is for.
         """

@@ -28,7 +28,7 @@ class DiskFeatures(FeatureStore):
     faster than one after the other, hence the threads.
 
     Args:
-        files: For each node or edge type, None if there are none, what it has: a file of a table in Arrow's or
+        files: For each node or edge type (None without types) its source: a file of a table in Arrow's or
             Parquet's format, whose columns are attributes (extra `stores`); or by name `.npy` files and arrays.
             Parquet and compressed Arrow files cannot be mapped: their columns are written next to them once, as `.npy`.
         num_threads: How many rows are read at a time.

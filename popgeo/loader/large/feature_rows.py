@@ -146,7 +146,7 @@ class FeatureRows:
         if not isinstance(answer, Tensor) or not answer.dim():
             raise ValueError(
                 f"{what} with {type(answer).__name__}; rows are a tensor or an array. Pass exclude_keys=[{name[1]!r}] "
-                f"if it has none."
+                f"if the type has no features."
             )
         if numbers is not None and len(answer) != len(numbers):
             raise ValueError(f"{what} with {len(answer)} rows, and was asked for {len(numbers)}.")
@@ -166,7 +166,7 @@ class FeatureRows:
         return None if size is None else int(size[0])
 
     def first_row(self, name: Name, num_rows: int) -> Tensor:
-        """The first row of an attribute, or none of it if there are none; others show how the store answers.
+        """The first row of an attribute, or an empty part of it if it has no rows; others show how the store answers.
 
         Raises:
             ConnectionError: the store does not answer.

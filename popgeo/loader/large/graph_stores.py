@@ -91,7 +91,7 @@ def _edges_of(graph_store: GraphStore) -> tuple[dict[StoreKey, Tensor], Sizes]:
     for attr in graph_store.get_all_edge_attrs():
         listed[attr.edge_type].append(copy.copy(attr))
     if not listed or (None in listed and len(listed) > 1):
-        raise ValueError(f"{graph_store} lists edges of types {list(listed)}; either all have a type, or one has none.")
+        raise ValueError(f"{graph_store} lists edges of types {list(listed)}; give all a type, or use one without.")
     edges: dict[StoreKey, Tensor] = {}
     sizes: Sizes = defaultdict(dict)
     for key, attrs in listed.items():
@@ -141,7 +141,7 @@ def _axis_of(name: Name, said: int | None, level: Any, edges: dict[StoreKey, Ten
     if known:
         return Axis(Level.EDGE, None)
     raise ValueError(
-        f"{name[1]!r} has {said} rows, the same number as there are edges; how many nodes there are, nobody says. Pass "
+        f"{name[1]!r} has {said} rows, the same number as there are edges; the number of nodes is unknown. Pass "
         f"levels={{{name[1]!r}: 'node'}} or 'edge'."
     )
 

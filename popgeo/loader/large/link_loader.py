@@ -125,7 +125,7 @@ class FixedSizeLinkLoader(SubgraphLoader):
         temporal_strategy: `"uniform"` or `"last"`.
         neg_sampling: Negatives for each edge: PyG's `NegativeSampling`, `"binary"` or `"triplet"`, which keeps the
             source of each edge. They are pairs that no edge of the graph joins, and where nodes have times, whose
-            nodes exist at the time of the edge; if there is none, `edge_label_mask` is False.
+            nodes exist at the time of the edge; if no such node exists, `edge_label_mask` is False.
         neg_sampling_ratio: Short for `NegativeSampling("binary", neg_sampling_ratio)`.
         time_attr: The attribute of nodes, or of edges, that has their time.
         weight_attr: The attribute of edges that says how likely each is drawn.

@@ -83,7 +83,7 @@ def tolerance_bound(sizes: np.ndarray, share: float) -> np.ndarray:
         >>> bool(130 < tolerance_bound(draws, 0.001)[0] < 140)  # the quantile is 130.9
         True
     """
-    from scipy import stats  # half a second that only who asks for sizes waits for
+    from scipy import stats  # half a second, spent only if sizes are asked for
 
     count, z = len(sizes), stats.norm.isf(share)
     factor = stats.nct.ppf(CONFIDENCE, count - 1, z * math.sqrt(count)) / math.sqrt(count)

@@ -48,7 +48,7 @@ class PartitionedFeatures(FeatureStore):
 
     The rows of others come in one exchange of the numbers that a batch wants and one of the rows, of sizes that never
     change. A batch that wants more of one process than there is room for has the same exchange again, in which all take
-    part: how many it takes is told along with the numbers. A loader measures the room on sampled batches, and which
+    part: how many it takes is sent with the numbers. A loader measures the room on sampled batches, and which
     rows are wanted most often: `num_cached` of those are kept.
 
     All processes make the same loaders, and iterate over them alike.

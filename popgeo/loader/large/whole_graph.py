@@ -58,7 +58,7 @@ def open_graph(
     for axis in store.size_axes:
         if axis.level is Level.EDGE and (axis.store, "edge_index") not in names:
             what = "no edge_index" if axis.store is None else f"no edge_index of type {axis.store!r}"
-            raise ValueError(f"The graph has {what}; set one, torch.empty(2, 0, dtype=torch.long) if there are none.")
+            raise ValueError(f"The graph has {what}; set one, torch.empty(2, 0, dtype=torch.long) if it has no edges.")
     require_certain((a for a in store.attributes if a.axis != GRAPHS), "a batch holds some nodes and some edges")
     check_numbering(store)
     return store
@@ -138,7 +138,7 @@ def _with_tensors(data: Data | HeteroData) -> Data | HeteroData:
         for name, value in list(store.items()):
             if isinstance(value, np.ndarray):
                 with warnings.catch_warnings():
-                    # A memory map may be read-only; nobody here writes to it.
+                    # A memory map may be read-only; nothing here writes to it.
                     warnings.filterwarnings("ignore", "The given NumPy array is not writable", UserWarning)
                     store[name] = torch.from_numpy(value)
     return data

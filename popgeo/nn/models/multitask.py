@@ -128,7 +128,7 @@ class Multitask(nn.Module):
 
         Args:
             predictions: From `forward`.
-            labels: Of each task, of its predictions' shape; NaN if nobody measured.
+            labels: Of each task, of its predictions' shape; NaN if not measured.
             nodes_mask: True where the node is real. [num_nodes]
             graphs_mask: True where the graph is real. [num_graphs]
 

@@ -42,7 +42,7 @@ def by_sample(scope: Scope, op: Op, cut: int, summed: Collection[int] = ()) -> N
 
 
 def _for_samples(op: Op, arguments: tuple[Any, ...], samples: int) -> tuple[Any, ...]:
-    """Gradients of enlarged pictures are told the size of what was enlarged, samples included."""
+    """Gradients of enlarged pictures receive the size of the original, samples included."""
     if not (op.target.startswith("aten.upsample") and "_backward" in op.target):
         return arguments
     return (*arguments[:2], [samples, *op.args[2][1:]], *arguments[3:])

@@ -40,7 +40,7 @@ def in_parts(
         scope: What is lowered.
         operation: What a vertex computes.
         given: The operands.
-        results: What to make, as `operation` returns it; None for what nobody needs.
+        results: What to make, as `operation` returns it; None for an unused result.
         parts: Which part each tile takes.
         arguments: Of a vertex; by tile where they differ.
         keywords: Of a vertex.

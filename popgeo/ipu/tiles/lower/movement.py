@@ -15,7 +15,7 @@ _VALUE_AT = {"full": 1, "full_like": 1, "new_full": 2, "fill": 1, "scalar_tensor
 
 
 def lowering_of(scope: Scope, op: Op) -> Lowering | None:
-    """How a tensor is made out of a number; None where the number is another tensor's."""
+    """How a tensor is made out of a number; None if the number comes from a tensor."""
     name = operation_of(op.target).short_name
     if name == "print_tensor":  # nothing is printed, since no tile has the tensor
         return _copy_whole
