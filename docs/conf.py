@@ -19,24 +19,21 @@ author = "The popgeo developers"
 copyright = "The popgeo developers"
 version = release = popgeo.__version__
 
-extensions = ["sphinx.ext.autodoc", "sphinx.ext.autosummary", "sphinx.ext.napoleon", "sphinx.ext.mathjax",
-"myst_nb"] html_theme = "furo"
+extensions = ["sphinx.ext.autodoc", "sphinx.ext.autosummary", "sphinx.ext.napoleon", "sphinx.ext.mathjax", "myst_nb"]
+html_theme = "furo"
 html_title = "popgeo"
 html_show_sourcelink = False
 html_static_path = ["_static"]
 html_css_files = ["wide.css"]
 
-# A name in backticks links to its place in the reference where it has one, and is plain code where it has
-# none.
+# A name in backticks links to its place in the reference where it has one, and is plain code where it has none.
 default_role = "py:obj"
 add_module_names = False
 python_use_unqualified_type_names = True
 maximum_signature_line_length = 100
 autodoc_member_order = "bysource"
-autodoc_typehints_format =
-"short"
-# What users call is shown where they look for it, also if a class of ours has it from another; what torch gives is
-# not.
+autodoc_typehints_format = "short"
+# What users call is shown where they look for it, also if a class of ours has it from another; what torch gives is not.
 OF_OTHERS = "DataLoader,Dataset,Module,Sampler,FeatureStore,Enum,int,Exception,dict,list,tuple,object"
 autodoc_default_options = {"members": True, "imported-members": True, "inherited-members": OF_OTHERS}
 autosummary_generate = False
@@ -45,33 +42,25 @@ napoleon_numpy_docstring = False
 napoleon_use_ivar = True
 
 nb_execution_mode = "off"
-myst_enable_extensions = ["colon_fence",
-"dollarmath"] myst_heading_anchors = 3
+myst_enable_extensions = ["colon_fence", "dollarmath"]
+myst_heading_anchors = 3
 
 # Sphinx reads only what lies below this folder, so the notebooks are copied to where their page is.
-COMMITTED = HERE.parent /
-"notebooks" SECTIONS = {
+COMMITTED = HERE.parent / "notebooks"
+SECTIONS = {
     "": "As they were last run; the tests run them from top to bottom.",
     "compat": "By the names of PopTorch and PopTorch Geometric, unchanged from how they ran on an IPU:",
 }
 
 
-
-
-
-
-def in_words(section: str, source: str) ->
-str:
+def in_words(section: str, source: str) -> str:
     """What the picture of a cell shows, for who cannot see it: its section, what was drawn, its titles and axes."""
     drawn = (getattr(popgeo.plots, name) for name in re.findall(r"\bplots\.(\w+)\(", source) if name != "panels")
-    drawn = (*drawn, *([popgeo.ipu.Pipeline.plot] if ".plot()" in source else
-    [])) sentences = [one.__doc__.partition("\n")[0].removeprefix("Draws ") for one in drawn]
+    drawn = (*drawn, *([popgeo.ipu.Pipeline.plot] if ".plot()" in source else []))
+    sentences = [one.__doc__.partition("\n")[0].removeprefix("Draws ") for one in drawn]
     written = re.findall(r'(?:\b(?:title|xlabel|ylabel|label)=|set_\w*(?:title|label)\()"([^"]+)"', source)
     words = [section, *sentences, ", ".join(dict.fromkeys(written))]
     return "; ".join(dict.fromkeys(part.replace("`", "").rstrip(".") for part in words if part))
-
-
-
 
 
 def with_pictures_in_words(notebook: Path) -> str:
@@ -81,13 +70,12 @@ def with_pictures_in_words(notebook: Path) -> str:
         source = "".join(cell["source"])
         if cell["cell_type"] == "markdown":
             section = [section, *re.findall(r"^#+ (.+)", source, flags=re.MULTILINE)][-1]
-        elif any("image/png" in output.get("data", ()) for output in
-        cell["outputs"]):
+        elif any("image/png" in output.get("data", ()) for output in cell["outputs"]):
             cell["metadata"] = {**cell["metadata"], "mystnb": {"image": {"alt": in_words(section, source)}}}
     return json.dumps(content)
 
 
- shutil.rmtree(HERE / "notebooks", ignore_errors=True)
+shutil.rmtree(HERE / "notebooks", ignore_errors=True)
 page = ["# Notebooks"]
 for folder, words in SECTIONS.items():
     (HERE / "notebooks" / folder).mkdir()
@@ -135,17 +123,15 @@ ALSO = {
     "`eval()` and `apply()` are as torch has them.",
     torch.utils.data.DataLoader: "It is a `torch.utils.data.DataLoader`: trainers that look for one take it as it is.",
     torch.utils.data.Sampler: "It is a `torch.utils.data.Sampler`.",
-
 }
-
 
 
 def page_of_class(path: str) -> str:
     """A page for one class: its methods in a table, then each of them, those that it has from others of ours included."""
     module, _, short = path.rpartition(".")
-    held = getattr(import_module(module),
-    short) ours = [base for base in held.__mro__ if
-    base.__module__.startswith("popgeo")] methods = dict.fromkeys(
+    held = getattr(import_module(module), short)
+    ours = [base for base in held.__mro__ if base.__module__.startswith("popgeo")]
+    methods = dict.fromkeys(
         name
         for base in ours
         for name, one in vars(base).items()
@@ -154,26 +140,21 @@ def page_of_class(path: str) -> str:
     documented = [name for name in methods if getattr(getattr(held, name), "__doc__", None)]
     in_order = sorted(
         documented, key=lambda name: isinstance(getattr(held, name), property)
-    )  # what is called comes
-    first table = [".. autosummary::", "   :nosignatures:", "", *(f"   ~{path}.{name}" for name in in_order), ""]
+    )  # what is called comes first
+    table = [".. autosummary::", "   :nosignatures:", "", *(f"   ~{path}.{name}" for name in in_order), ""]
     also = [words for base, words in ALSO.items() if issubclass(held, base)]
-    lines = [f"# {short}", "", *also, "", "```{eval-rst}", *(table if documented else []), f".. autoclass::
-    {path}"] return "\n".join([*lines, "   :special-members: __call__" if "__call__" in methods else "", "```",
-    ""])
+    lines = [f"# {short}", "", *also, "", "```{eval-rst}", *(table if documented else []), f".. autoclass:: {path}"]
+    return "\n".join([*lines, "   :special-members: __call__" if "__call__" in methods else "", "```", ""])
 
 
- LARGE = set()
+LARGE = set()
 for part, classes in OWN_PAGES.items():
-    shutil.rmtree(HERE / "api" / part,
-    ignore_errors=True) (HERE / "api" /
-    part).mkdir()
-    for one in
-    classes:
+    shutil.rmtree(HERE / "api" / part, ignore_errors=True)
+    (HERE / "api" / part).mkdir()
+    for one in classes:
         path = one if one.startswith("popgeo.") else f"popgeo.{part}.{one}"
         LARGE.add(path.rpartition(".")[2])
         (HERE / "api" / part / f"{path.rpartition('.')[2]}.md").write_text(page_of_class(path))
-
-
 
 
 def shorten(app: Any, what: str, name: str, obj: Any, options: Any, signature: str | None, returns: str | None) -> Any:

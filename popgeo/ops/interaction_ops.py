@@ -105,7 +105,7 @@ def pack_second(
     along: Sequence[Tensor | None],
     wanted: Sequence[bool],
 ) -> bytes:
-    """The structure of a call of the second backward pass; results like those of `pack_backward`, that of `grad` first."""
+    """The structure of a call of the second backward pass; results as in `pack_backward`, that of `grad` first."""
     used, is_asked = iter(along), wanted[0]
     ways = [next(used) if is_first else None for is_first in first[:_NUM_EDGE_TENSORS]]
     to_grad, rest = (results[0], results[1:]) if is_asked else (None, results)

@@ -77,7 +77,7 @@ class SamplerSubject(LoaderSubject):
 
 
 def set_epoch(loader: Any, number: int) -> bool:
-    """Tells a loader, or the sampler that it holds, which epoch comes next, as trainers do; returns whether that is possible."""
+    """Tells a loader, or its sampler, which epoch comes next, as trainers do; returns whether that is possible."""
     parts: list[Any] = [loader, getattr(loader, "sampler", None), getattr(loader, "batch_sampler", None)]
     for part in parts:
         if hasattr(part, "set_epoch"):
