@@ -1,6 +1,6 @@
 """How far the modelled cycles are from those measured on a Bow IPU, on the points that no constant was fitted to.
 
-Real functions are compiled with `popgeo.ipu.compile` for the published shapes; the points and where they come from are
+Real functions are compiled with `popgeo.ipu.compile` for the published shapes; the points and if they come from are
 in `benchmarks/data`. No constant has seen these points, but which terms the formulas have was decided with all of them
 in view.
 

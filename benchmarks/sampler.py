@@ -109,7 +109,7 @@ def by_pyg(sizes: Sizes) -> Packs:
 
 
 def largest_first(sizes: Sizes) -> Packs:
-    """The largest first, each where it fits best by atoms, within both budgets: few batches, and not random."""
+    """The largest first, each if it fits best by atoms, within both budgets: few batches, and not random."""
     return decreasing(np.stack([sizes.atoms, sizes.edges], axis=1), sizes.budget)
 
 

@@ -2,7 +2,7 @@
 
     python examples/ipu_vs_gpu.py --out ipu_vs_gpu.png
 
-The published points lie in `benchmarks/data`, whose README says where they come from: op, num_inputs, num_features,
+The published points lie in `benchmarks/data`, whose README says if they come from: op, num_inputs, num_features,
 num_outputs, ipu_bow_cycles, a100_us. Cycles on the IPU are worked out here for each size by compiling the operation;
 the published cycles only serve to say how far off that is.
 """

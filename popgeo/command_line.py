@@ -1,4 +1,4 @@
-"""How a command starts and ends: what is wrong is said in one line, and nothing is left half done."""
+"""How a command starts and ends: errors take one line, and nothing is left half done."""
 
 import argparse
 import os
@@ -57,7 +57,7 @@ class Printable:
 
 
 def run(main: Callable[[], int | None]) -> None:
-    """Runs a script's `main`; where it returns a status other than 0 the process ends with that.
+    """Runs a script's `main`; if it returns a status other than 0 the process ends with that.
 
     Ctrl-C, and files, folders or networks that cannot be reached, end the process with one line instead of a trace.
 

@@ -39,7 +39,7 @@ def bar(description: str, unit: str, total: int | None = None, show: bool | None
 
     Args:
         description: Stands before the bar.
-        unit: What is counted.
+        unit: The name of the counted items.
         total: How many there will be.
         show: As `progress` takes it.
 

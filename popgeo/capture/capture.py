@@ -188,7 +188,7 @@ def _gradients(loss: Tensor, weights: Sequence[Tensor], seed: Tensor) -> list[Te
             raise
         raise ValueError(
             "The model calls torch.utils.checkpoint with use_reentrant=True, which cannot be part of a step. Call it "
-            "with use_reentrant=False; what is drawn and computed is the same."
+            "with use_reentrant=False; draws and results are the same."
         ) from error
 
 

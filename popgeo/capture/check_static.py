@@ -69,7 +69,7 @@ def check_static(model: Callable[..., Any], *inputs: Any, **named_inputs: Any) -
             slots.handed_out(flatten(model(*args, **kwargs))[0])
             held.replaced_buffers(recorder.page.is_constant)
     except Exception:
-        # What follows from a value made up may fail; what was found until then stays true.
+        # Code after a made-up value may fail; the findings until then stay true.
         if not found:
             raise
     return list(found.values())

@@ -103,7 +103,7 @@ class GraphWriter:
                 self._moved |= {self._values[v].storage: self._values[w].storage} if same[0] == same[1] else {}
 
     def graph(self) -> OpGraph:
-        """What was written, without what nothing needs any more; what is computed twice is computed once."""
+        """What was written, without what nothing needs any more; repeated operations run once."""
         outputs = [None if v is None else self._stands_for.get(v, v) for v in self._graph.outputs]
         values = [at_storage(value, self._moved) for value in self._values]
         written = with_ops(self._graph, self._ops, outputs, self._constants, values)

@@ -1,4 +1,4 @@
-"""Rows that a mask chooses, in as many slots as there were rows: what is computed there is followed to where it ends.
+"""Rows that a mask chooses, in as many slots as there were rows: their results are followed to the end.
 
 The slot of a row that the mask leaves out is *free*: it repeats the first row that stays, so nothing new is computed in
 it. PyG's `scatter` passes free slots by, and so no gradient comes back from them. Whatever else would let the rows
@@ -78,7 +78,7 @@ class FreeSlots(TorchDispatchMode):
     """Knows along which axis of which tensor there are slots that may be free.
 
     Attributes:
-        pairs: By the id of those that a search found, all of its slots, -1 where it found none.
+        pairs: By the id of those that a search found, all of its slots, -1 if it found none.
     """
 
     def __init__(self) -> None:
@@ -147,7 +147,7 @@ class FreeSlots(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         result, name = func(*args, **(kwargs or {})), func._schema.name.removeprefix("aten::")
-        # What comes back to free slots in a backward pass is zero; what is new has but the given one's type.
+        # Gradients of free slots are zero; new tensors have the type of the given one.
         if not self._found or self._ending or torch._C._current_autograd_node() is not None or name.startswith("new_"):
             return result
         given = [part for part in tree_leaves((args, kwargs)) if self.of(part) is not None]

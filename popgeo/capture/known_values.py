@@ -1,4 +1,4 @@
-"""What stand-ins hold, worked out when it is asked for, where it follows from constants alone or from what is given."""
+"""What stand-ins hold, worked out when it is asked for, if it follows from constants alone or from what is given."""
 
 from collections.abc import Collection, Mapping
 from typing import Any

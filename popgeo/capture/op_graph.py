@@ -42,7 +42,7 @@ class Input:
 
     @classmethod
     def parse(cls, text: str) -> "Input":
-        """The input that is written like this; a ValueError where it starts with no role."""
+        """The input that is written like this; a ValueError if it starts with no role."""
         role, _, name = text.partition(":")
         return cls(Role(role), name)
 
@@ -141,7 +141,7 @@ class Op:
         target: Its name in torch, such as `aten.mm.default` or `popgeo.cfconv.default`.
         args: Positional arguments; tensors stand as `Ref`.
         kwargs: Keyword arguments, likewise.
-        outputs: The values it makes, in torch's order; None where it returns none.
+        outputs: The values it makes, in torch's order; None if it returns none.
         writes: Values that it changes in place.
         phase: `forward`, `backward` or `update`.
         module: Dotted name of the submodule that asked for it; empty for the model itself.

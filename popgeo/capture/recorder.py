@@ -152,7 +152,7 @@ class Recorder(TorchDispatchMode):
             return self._instead(func, args, kwargs)
 
     def _stand_in(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """The result on stand-ins; where they refuse what the kernel may take, one like the kernel's own."""
+        """The result on stand-ins; if they refuse what the kernel may take, one like the kernel's own."""
         try:
             return func(*args, **kwargs)
         except (DynamicOutputShapeException, DataDependentOutputException):  # torch's table does not say so

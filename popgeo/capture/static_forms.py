@@ -20,7 +20,7 @@ from torch.overrides import TorchFunctionMode
 from popgeo.capture import farthest_points, static_layers, static_neighbors, static_rows
 from popgeo.capture.free_slots import FreeSlots
 
-# By module and name, what is in for it; that of a method is called with PyG's own before the arguments.
+# By module and name, the replacement; that of a method is called with PyG's own before the arguments.
 _IN_PYG: dict[tuple[str, str], Any] = {
     ("torch_geometric.backend", "use_segment_matmul"): False,  # otherwise the longest segment decides
     ("torch_geometric.utils._scatter", "scatter"): static_rows.scatter,
@@ -61,7 +61,7 @@ def static_forms() -> Iterator[FreeSlots]:
         tensor([1, 0, 1, 0])
     """
     slots = FreeSlots()
-    # TorchScript compares constants where it optimizes, which stand-ins cannot.
+    # TorchScript compares constants if it optimizes, which stand-ins cannot.
     with (
         optimized_execution(False), _without_fused_layers(), _without_checked_distributions(),
         _replaced_in_pyg(), slots, _TorchForms(slots),

@@ -27,7 +27,7 @@ def key_of(model: nn.Module, *choices: object) -> str | None:
     """The name to keep a model's step under; None if the content of the model cannot be identified.
 
     Args:
-        model: What is captured.
+        model: The captured model.
         choices: What else the step depends on.
     """
     try:

@@ -54,7 +54,7 @@ def find_names(said: Mapping[str, Any], asked: Keys, wanted: bool = True) -> tup
     """What a structure calls each attribute that is read, and what is left with the option that would read it.
 
     Args:
-        said: What is said of the atoms or of the structure, by the file's names.
+        said: The values of the atoms and of the structure, by the file's names.
         asked: What the user calls attributes; None leaves one out.
         wanted: Whether labels and weights are read at all if they are not asked for.
 
@@ -126,8 +126,8 @@ def find_factors(
     """What numbers are multiplied by, from units that the file or the user names.
 
     Args:
-        said: What is said of the structure; keys such as `energy_unit` or `units` name units.
-        metadata: What is said of the whole file, such as SchNetPack's `_property_unit_dict`.
+        said: The values of the structure; keys such as `energy_unit` or `units` name units.
+        metadata: The metadata of the whole file, such as SchNetPack's `_property_unit_dict`.
         names: What the file calls each attribute.
         given: Units that the user states, by `QUANTITIES`.
 

@@ -1,4 +1,4 @@
-"""What attributes are called: whose rows a name says it holds, what batches make themselves, what is never padded."""
+"""Names of attributes: whose rows they hold, which of them batches make themselves, and which are never padded."""
 
 SPLIT_MASKS = ("train_mask", "val_mask", "test_mask")
 """Of nodes that are trained on, and of others."""

@@ -160,7 +160,7 @@ class FixedSizeOptions(FoundSizes):
     def round_to(self, multiple: int) -> "FixedSizeOptions":
         """These options with nodes and edges, of each type, raised to multiples of a number.
 
-        Matrix units of GPUs and TPUs work on tiles, 8 to 128 rows high: what is left of a tile costs as much as a full
+        Matrix units of GPUs and TPUs work on tiles, 8 to 128 rows high: the rest of a tile costs as much as a full
         one. `tune(align=...)` chooses among multiples from the start, so it wastes less than rounding afterwards.
 
         Args:

@@ -58,7 +58,7 @@ class FlatStore(Columns):
             dataset: An `InMemoryDataset` without transform (also indexed, shuffled or split), a list of `Data` or
                 `HeteroData`, or a `Subset` or `ConcatDataset` of those.
             exclude_keys: Attributes to leave out.
-            levels: What an attribute's rows belong to, as `{"y": "graph"}`; what is not stated is inferred.
+            levels: What an attribute's rows belong to, as `{"y": "graph"}`; the others are inferred.
             progress_bar: Whether to show a bar where reading the graphs lasts longer than a second; None means at a
                 terminal and in notebooks.
             validate: Whether graphs are checked: None checks that every edge ends in its own graph, True also that
@@ -100,7 +100,7 @@ class FlatStore(Columns):
         Args:
             folder: The folder, which must not exist.
             buffer_bytes: The most that is copied in memory at a time.
-            progress_bar: Whether to show a bar where it lasts longer than a second; None means at a terminal and in
+            progress_bar: Whether to show a bar if it lasts longer than a second; None means at a terminal and in
                 notebooks.
 
         Raises:

@@ -32,7 +32,7 @@ class FoundSizes:
             dataset: What `FixedSizeDataLoader` takes.
             batch_size: Graphs of a batch, the padding graph included, as in PopTorch Geometric.
             sample_limit: Measure only that many graphs; later ones may then not fit.
-            progress_bar: Whether to show a bar where it lasts longer than a second; None means at a terminal and in
+            progress_bar: Whether to show a bar if it lasts longer than a second; None means at a terminal and in
                 notebooks. Measuring a dataset that lies in memory takes milliseconds.
             values: Pad values, as `FixedSizeOptions` takes them.
 
@@ -95,7 +95,7 @@ class FoundSizes:
             target_graphs: Real graphs of a batch, on average.
             align: Nodes and edges of a batch are multiples of this.
             cost: What a node and an edge cost, as (a, b) in `a * nodes + b * edges`; see `popgeo.packing.tune`.
-            verbose: Whether to print what was chosen and why, and to show a bar where it lasts.
+            verbose: Whether to print what was chosen and why, and to show a bar if it lasts.
             values: Pad values, as `FixedSizeOptions` takes them.
 
         Raises:

@@ -24,7 +24,7 @@ _KEPT: dict[int, tuple[weakref.ref[Any], _Kept]] = {}
 class GraphSizes:
     """Nodes and edges of each graph of a dataset, which is read for them only where they are needed.
 
-    Datasets that lie in memory tell them at once. Any other is read whole, with a progress bar; what was found is kept
+    Datasets that lie in memory tell them at once. Any other is read whole, with a progress bar; the result is kept
     as long as the dataset object lives, for every loader of it.
 
     Args:

@@ -226,7 +226,7 @@ def _check_is_no_feature(name: str, rows: Tensor, num_nodes: Tensor | None, num_
         what = "nodes" if name in NODE_FEATURES else "edges"
         raise ValueError(
             f"Graph {odd} has {int(rows[odd])} rows in {name!r} and {int(expected[odd])} {what}. Correct it, or pass "
-            f"levels={{{name!r}: 'graph'}} where it belongs to the graph."
+            f"levels={{{name!r}: 'graph'}} if it belongs to the graph."
         )
 
 

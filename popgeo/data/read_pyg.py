@@ -35,7 +35,7 @@ def read(dataset: Any, exclude_keys: Sequence[str] | None, levels: Levels | None
 
 
 def why_not_collated(dataset: Any) -> str | None:
-    """Why the graphs of a dataset of PyG do not lie in memory as they will be used; None where they do."""
+    """Why the graphs of a dataset of PyG do not lie in memory as they will be used; None if they do."""
     name = type(dataset).__name__
     if not isinstance(dataset, InMemoryDataset):
         return f"{name} does not hold its graphs in memory"

@@ -54,7 +54,7 @@ class Joined:
         ends: The nodes that each edge joins, counted through all nodes of a type. int64 [2, number of edges]
         stays: True for the nodes that must stay, such as seeds. [number of nodes]
         owner: The graph of each node; every graph keeps one of each type. [number of nodes]
-        distance: What is farther goes first. [number of nodes]
+        distance: The farthest go first. [number of nodes]
     """
 
     counts: Mapping[Axis, int]
@@ -154,7 +154,7 @@ class Trimmed:
     """A flat dataset cut down to size, and what it lost.
 
     Args:
-        store: What is left.
+        store: The remaining graphs.
         num_nodes: Nodes that each graph lost, over all types. int64 [num_graphs]
         num_edges: Edges that each graph lost, over all types. int64 [num_graphs]
     """

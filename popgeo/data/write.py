@@ -44,11 +44,11 @@ def write(
         transform: What to do to each graph first; the store notes its name.
         sort_edges: Sorts edges by destination, once for all, so that batches carry `rowptr`.
         exclude_keys: Attributes to leave out.
-        levels: What an attribute's rows belong to, as `{"y": "graph"}`. What is not stated is inferred from the first
+        levels: What an attribute's rows belong to, as `{"y": "graph"}`. The others are inferred from the first
             `buffer_bytes`, and a later graph that contradicts is refused.
-        validate: What is checked, as in `FlatStore.from_dataset`.
+        validate: The checks, as in `FlatStore.from_dataset`.
         buffer_bytes: The most that graphs take in memory at a time, waiting and being joined together.
-        progress_bar: Whether to show a bar where it lasts longer than a second; None means at a terminal and in
+        progress_bar: Whether to show a bar if it lasts longer than a second; None means at a terminal and in
             notebooks.
 
     Raises:

@@ -72,7 +72,7 @@ class FixedModel(nn.Module):
         self.model, self.call = model, call
 
     def forward(self, *tensors: Tensor) -> dict[str, Tensor]:
-        """The results by name; what is not a tensor with rows is left out."""
+        """The results by name; results other than tensors with rows are left out."""
         given = dict(zip(self.call.inputs, tensors, strict=True))
         arguments: dict[str, Any] = {
             name: given[of] if isinstance(of, str) else {key: given[one] for key, one in of.items()}
@@ -213,7 +213,7 @@ def axes_of_results(results: Tensors, layout: Layout, given: Mapping[str, str | 
 
 
 def names_taken(model: nn.Module, attributes: Iterable[str]) -> frozenset[str] | None:
-    """The attributes that a model can take, by the names of its arguments; None where it takes the whole batch.
+    """The attributes that a model can take, by the names of its arguments; None if it takes the whole batch.
 
     Args:
         model: The model.

@@ -24,7 +24,7 @@ class Predictions(Mapping[str, Tensor]):
             that failed has NaN (0 among whole numbers) for itself, and no rows of nodes and edges.
         axes: What the rows of each belong to.
         ptr: For each result, where each graph's rows start, and their total. int64 [num_graphs + 1]
-        errors: What is wrong with the graphs that failed, by their numbers.
+        errors: The errors of graphs that failed, by their numbers.
 
     Example:
         >>> y = torch.tensor([1.0, 2.0])
@@ -55,7 +55,7 @@ class Predictions(Mapping[str, Tensor]):
         """The rows of one graph: of a result for graphs its one row, as [1, ...].
 
         Raises:
-            Exception: what was wrong with the graph, where it failed.
+            Exception: the error of the graph, if it failed.
         """
         if graph in self.errors:
             raise self.errors[graph]

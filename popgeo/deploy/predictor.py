@@ -53,7 +53,7 @@ class Predictor:
         sizes: The shape of a batch, or several; None chooses them from the first graphs that come.
         backend: `"cpu"`, this library's executor; `"inductor"`, torch's compiler; `"cuda"`, a GPU; `"none"`, nothing
             compiled. None means `"cuda"` where the model lies, or `device` is, on a GPU, and else `"cpu"`.
-        device: Where it runs; where the model lies when left out.
+        device: If it runs; where the model lies when left out.
         batch_size: Real graphs of a batch, on average, where shapes are chosen; None means about two thousand nodes.
         max_shapes: Shapes to compile at most, if they are chosen. A further one must save a twentieth of the slots.
         forces: Whether a model of energies is to give `energy` and `forces`, the negative gradient by `pos`.
@@ -109,7 +109,7 @@ class Predictor:
 
         Args:
             programs: One for each shape; their inputs and results have the same names.
-            device: Where they take their inputs.
+            device: If they take their inputs.
         """
         made = cls.__new__(cls)
         made.device, made._maker = torch.device(device), None
@@ -152,7 +152,7 @@ class Predictor:
             graphs: A dataset, a list or any iterable of graphs, or a `FlatStore`; at most some ten thousand of them are
                 in memory at a time, if they need not be.
             errors: `"raise"`, or `"keep"`: `Predictions.errors` then tells which graphs failed, and why.
-            progress_bar: Whether to show a bar where it lasts longer than a second; None means at a terminal and in
+            progress_bar: Whether to show a bar if it lasts longer than a second; None means at a terminal and in
                 notebooks.
 
         Raises:

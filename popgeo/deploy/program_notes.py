@@ -29,7 +29,7 @@ def write_notes(programs: Sequence[tuple[FixedProgram, Tensors]], format: str, u
     """The notes of a file.
 
     Args:
-        programs: What is written, each with tensors like all that it returns, in order.
+        programs: The programs to write, each with tensors like all that it returns, in order.
         format: How.
         units: Units of inputs and results.
 

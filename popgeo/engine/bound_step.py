@@ -171,7 +171,7 @@ def bind_step(recipe: Recipe, arguments: Arguments, replicas: Replicas) -> Bound
     Where anything is refused on the way, the model and the optimizer are as they were.
 
     Args:
-        recipe: What is compiled.
+        recipe: The step to compile.
         arguments: Those of a call, with all its micro-batches.
         replicas: Those that run in this process.
 

@@ -34,7 +34,7 @@ class CompiledStep:
     The first call compiles the step for the shapes it gets, unless `compile` has done so.
 
     Args:
-        recipe: What is compiled, and how.
+        recipe: The step to compile, and how.
         replicas: Which replicas run here; those of this process when left out.
     """
 
@@ -45,7 +45,7 @@ class CompiledStep:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Runs one call: `batch_factor` micro-batches of the options, an update per accumulation when training.
 
-        Calls of several threads come one after the other. What has changed about the model since it was compiled is
+        Calls of several threads come one after the other. A change of the model since it was compiled is
         followed, as far as it can be seen: see the guide to the executor.
 
         Raises:

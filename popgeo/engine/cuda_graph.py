@@ -241,7 +241,7 @@ class StaticInputs:
         return self._block.memory.nbytes
 
     def fill(self, tensors: Sequence[Tensor]) -> None:
-        """Puts a call's tensors where the step reads; what is queued on the current stream from here on sees them."""
+        """Puts a call's tensors where the step reads; work queued later on the current stream sees them."""
         if any(tensor.device.type != "cpu" for tensor in tensors):
             for place, tensor in zip(self.tensors, tensors, strict=True):
                 place.copy_(tensor.detach(), non_blocking=True)

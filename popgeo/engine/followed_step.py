@@ -21,7 +21,7 @@ class FollowedStep:
     """A step that follows its model, and whose run continues when it is compiled again; one thread at a time uses it.
 
     Args:
-        recipe: What is compiled, and how.
+        recipe: The step to compile, and how.
         replicas: Which replicas run here; those of this process when left out.
 
     Attributes:
@@ -60,7 +60,7 @@ class FollowedStep:
         return self.compile(args, kwargs)
 
     def compile(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> BoundStep:
-        """Compiles the step for such arguments; what is refused changes neither the model nor the optimizer."""
+        """Compiles the step for such arguments; rejected arguments change neither the model nor the optimizer."""
         replicas = self._replicas_here()
         if self._pending is not None:
             checkpoint.require_replicas(self._pending, replicas)
@@ -72,7 +72,7 @@ class FollowedStep:
             if not given:
                 raise
             raise ValueError(
-                f"The model was given a {given[0]} and failed: {error}. Where it takes tensors, pass those of the "
+                f"The model was given a {given[0]} and failed: {error}. If it takes tensors, pass those of the "
                 f"batch, such as step(batch.x, batch.edge_index), by the names in {self.recipe.signature}."
             ) from error
         self._go_on(bound)
@@ -87,7 +87,7 @@ class FollowedStep:
             self._pending = {"replicas": list(self._replicas_here().local), **bound.runner.run_state()}
 
     def load(self, path: str | os.PathLike[str]) -> None:
-        """Goes on from what a checkpoint holds, where it fits, now or once the step is compiled."""
+        """Goes on from what a checkpoint holds, if it fits, now or once the step is compiled."""
         if self.recipe.backend is Backend.CUDA:
             raise ValueError(NOTHING_ON_A_GPU)
         content = checkpoint.load_checkpoint(path)

@@ -40,7 +40,7 @@ class GraphRunner:
         floating_point_exceptions: Check each operation's result; then none are joined.
 
     Attributes:
-        graph: What was given, with what depends on no input computed.
+        graph: The given graph, with constants computed.
         runs: What runs in its place: the same, with operations joined.
         buffer_bytes: Memory that is allocated for values and inputs.
         peak_bytes: The same with what operations allocate for themselves at the worst moment of a run.

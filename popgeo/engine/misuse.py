@@ -46,7 +46,7 @@ def warn_of_padded_norms(model: nn.Module, names: Iterable[str]) -> None:
     """Warns of torch's norms of batches in a step of graphs: their means count the rows of padding.
 
     Args:
-        model: What was captured, in the mode that it runs in.
+        model: The captured model, in the mode that it runs in.
         names: What its arguments are called.
     """
     of_ours = {

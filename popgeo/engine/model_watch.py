@@ -30,7 +30,7 @@ class ModelWatch:
     them is another does `changes` look at what they mean.
 
     Args:
-        model: What was captured.
+        model: The captured model.
         modes: Which submodules train in the step.
         reads: The attributes that the capture has looked at, by submodule and name; None for all that there are.
         trains: Whether the step trains the model.

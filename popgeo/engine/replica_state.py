@@ -15,7 +15,7 @@ class ReplicaState:
     """What a replica keeps from call to call next to the weights, which all of them share.
 
     Attributes:
-        generator: Where it draws random numbers.
+        generator: If it draws random numbers.
         buffers: Its own copies of the buffers that the step changes, by name; a single replica has the module's own.
     """
 

@@ -57,7 +57,7 @@ def prepare_cond(make_runner: MakeRunner, graph: OpGraph, op: Op, tensors: Mappi
 
 
 class _Body:
-    """A body bound to memory: what it only reads stays where it is, what is its own is copied in."""
+    """A body bound to memory: values that it only reads stay in place, its own values are copied in."""
 
     def __init__(
         self,

@@ -141,7 +141,7 @@ class StepOptions:
 
     @property
     def constant_loss_scaling(self) -> float | None:
-        """The scale of the loss if it is constant; None where it follows the gradients."""
+        """The scale of the loss if it is constant; None if it follows the gradients."""
         return self.loss_scaling if isinstance(self.loss_scaling, int | float) else None
 
     @property

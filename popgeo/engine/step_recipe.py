@@ -38,7 +38,7 @@ class Recipe:
     """All that a compiled step knows before it sees the arguments of a call.
 
     Attributes:
-        function: What is captured: a module, or a function of tensors.
+        function: The function to capture: a module, or a function of tensors.
         optimizer: Over parameters of the module; None for a forward pass.
         options: How often a call repeats the step, and what it returns.
         backend: What runs it.
@@ -107,7 +107,7 @@ class RunFigures:
         calls: How many there were.
         state_bytes: Parameters, gradients, optimizer state and buffers.
         buffer_bytes: Memory for all values in between, allocated once.
-        how_it_runs: What is joined into single calls, and with how many threads it runs, in words.
+        how_it_runs: In words, the operations joined into single calls, and the number of threads.
     """
 
     compile_seconds: float
@@ -124,7 +124,7 @@ class StepPlan(ABC):
     @property
     @abstractmethod
     def staging(self) -> Staging | None:
-        """The stages in which the step runs, here too; None where it runs as a whole."""
+        """The stages in which the step runs, here too; None if it runs as a whole."""
 
     @property
     @abstractmethod
@@ -160,7 +160,7 @@ class StepMachine(ABC):
         """How the machine would run a captured step.
 
         Args:
-            recipe: What was captured; its module is in the modes of the step.
+            recipe: The captured step; its module is in the modes of the step.
             arguments: Those of one micro-batch.
             step: Its operations.
             update: The optimizer's update; None for a forward pass.

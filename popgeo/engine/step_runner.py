@@ -237,7 +237,7 @@ class StepRunner:
 
     @property
     def loss_scale(self) -> LossScale | None:
-        """The scale of the loss, where it follows the gradients."""
+        """The scale of the loss, if it follows the gradients."""
         return None if self.update is None else self.update.scale
 
     @property
@@ -248,7 +248,7 @@ class StepRunner:
         return self._usual
 
     def program_for(self, tensors: Sequence[Tensor]) -> tuple[OpGraph, list[StagePart]]:
-        """The operations that run for these inputs, and the parts in which they run; none where they run as a whole."""
+        """The operations that run for these inputs, and the parts in which they run; none if they run as a whole."""
         runner = self._runner_for(tensors)
         return runner.graph, runner.parts if isinstance(runner, RoundRunner) else []
 

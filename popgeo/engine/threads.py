@@ -101,7 +101,7 @@ class ThreadChoice:
             self._trials = [following] * _TRIALS
 
     def _watch(self, number: int, seconds: float) -> None:
-        """Follows what calls cost, and tries something else where they become slow, or where a trial is due."""
+        """Follows what calls cost, and tries something else if they become slow, or where a trial is due."""
         self._since_trial += seconds
         if number > 1 and seconds > _TOLERATED * self._seconds[1]:
             self._seconds = dict.fromkeys([n for n in self._seconds if n > 1], seconds)

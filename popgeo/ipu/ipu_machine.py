@@ -90,7 +90,7 @@ class IpuPlan(StepPlan):
         step: What runs.
         update: Applies gradients; None for a forward pass.
         options: The machine, replicas and stages.
-        stages: How it runs in stages, and what that costs; None where it runs as a whole.
+        stages: How it runs in stages, and what that costs; None if it runs as a whole.
         capture_share: Captures what one IPU runs of the step; None if no weights lie in shards on several.
     """
 
@@ -102,7 +102,7 @@ class IpuPlan(StepPlan):
 
     @property
     def staging(self) -> Staging | None:
-        """The stages in which the step runs, here too; None where it runs as a whole."""
+        """The stages in which the step runs, here too; None if it runs as a whole."""
         return None if self.stages is None else self.stages.staging
 
     @property

@@ -44,7 +44,7 @@ class ChunkOrder:
 
     @classmethod
     def of(cls, store: FlatStore, shuffle_bytes: int) -> "ChunkOrder | None":
-        """How to shuffle a store; None where it lies in memory, or where all of it is one window."""
+        """How to shuffle a store; None if it lies in memory, or where all of it is one window."""
         if not is_on_disk(store):
             return None
         window = max(_CHUNKS_OF_A_WINDOW, int(shuffle_bytes / max(1.0, mean_bytes(store))))

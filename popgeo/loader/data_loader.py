@@ -31,7 +31,7 @@ class FixedSizeDataLoader(EpochLoader):
         dataset: An `InMemoryDataset` (also indexed, shuffled or split), a list of `Data` or `HeteroData`, a `Subset`
             or `ConcatDataset` of those, or a `FlatStore`; any other dataset of graphs works too, but more slowly: where
             batches depend on the sizes of graphs, it is read once for them. The others are read when the loader
-            is made: what is assigned to their graphs afterwards does not reach the batches.
+            is made: later assignments to their graphs do not reach the batches.
         batch_size: Graphs of a batch, the padding graph included, as in PopTorch Geometric: with `PadToMax` a batch has
             `batch_size - 1` real graphs. It must equal `fixed_size_options.num_graphs`.
         shuffle: Whether each epoch has an order of its own, given by `seed` and the number of the epoch.

@@ -13,7 +13,7 @@ from popgeo.byte_block import ByteBlock
 from popgeo.loader.prefetch import in_background
 
 FEATURES = ("x", "edge_attr")
-"""What `feature_dtype` is of, where it names no attributes."""
+"""What `feature_dtype` is of, if it names no attributes."""
 
 
 class DeviceFeed:

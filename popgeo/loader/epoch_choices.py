@@ -96,7 +96,7 @@ def chosen(noun: type[Noun], arguments: dict[str, Any], **named: Any) -> Noun:
 
     Args:
         noun: A dataclass, such as `EpochChoices`.
-        arguments: What a caller was given as `**kwargs`; what is left of it is for others.
+        arguments: The `**kwargs` of a caller; the remaining ones are for others.
         named: Fields that the caller has as arguments of its own.
 
     Example:

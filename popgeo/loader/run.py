@@ -110,7 +110,7 @@ class Run:
 
     Args:
         epoch: Its number.
-        used: What has been used of the epoch, last with the number of ranks that it has now.
+        used: The used parts of the epoch, last with the number of ranks that it has now.
         resumes: The fingerprint of the batches among which that was.
     """
 

@@ -105,8 +105,8 @@ class EpochSampler:
             if world_size > 1 and self.choices.has_own_order:
                 raise ValueError(
                     f"There are {world_size} processes, and a sampler or batch_sampler draws in each by itself. Leave "
-                    f"it out; or pass rank=0, world_size=1 where it already chooses the graphs of its process, as "
-                    f"DistributedSampler does; or the process's rank= and world_size= where it draws the same in each."
+                    f"it out; or pass rank=0, world_size=1 if it already chooses the graphs of its process, as "
+                    f"DistributedSampler does; or the process's rank= and world_size= if it draws the same in each."
                 )
         return Shard(rank=rank, world_size=world_size, group=num_mini_batches(options, world_size))
 
@@ -218,7 +218,7 @@ class EpochSampler:
     def state_dict(self, num_items: int | None = None) -> dict[str, Any]:
         """After how many items of which epoch the current pass stands; the same for all ranks.
 
-        A run of another number of ranks may continue from it: what is left of the epoch is then shared out again.
+        A run of another number of ranks may continue from it: the rest of the epoch is then shared out again.
 
         Args:
             num_items: How many items of the pass have been used; None means all that were drawn.

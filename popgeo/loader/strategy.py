@@ -82,7 +82,7 @@ def put_together(
         budget: What the real graphs of one batch may use.
         strategy: How to put them together.
         generator: Source of randomness.
-        skip: Leave a graph out where it overflows its batch of `PadToMax`; otherwise that batch is too large.
+        skip: Leave a graph out if it overflows its batch of `PadToMax`; otherwise that batch is too large.
         drop_last: Drop an incomplete last batch of `PadToMax`.
 
     Raises:

@@ -1,4 +1,4 @@
-"""How long a training waited for its batches: where it did, the loader starves the step."""
+"""How long a training waited for its batches: if it did, the loader starves the step."""
 
 import time
 from collections.abc import Iterator

@@ -103,7 +103,7 @@ class ShortestPaths(_Encoding):
 
     Args:
         max_num_nodes: Nodes of the largest graph.
-        max_hops: What is further counts as so far; what no path joins as one more.
+        max_hops: Longer distances count as this; pairs without a path as one more.
         name: The attribute to set; absent nodes have `max_hops + 2`. uint8 [num_nodes, max_num_nodes]
 
     Raises:

@@ -118,7 +118,7 @@ def _fix(module: nn.Module, num_graphs: int, fixed: dict[nn.Module, nn.Module], 
     Args:
         module: Changed in place.
         num_graphs: Graphs of each batch.
-        fixed: What is in for the modules met before, since one module may be in several places.
+        fixed: The replacements of the modules met before, since one module may be in several places.
         is_inner: Whether it is part of a convolution or of a readout, whose sizes PyG knows.
     """
     if module in fixed:

@@ -1,4 +1,4 @@
-"""Losses of the real rows only: what is in padding, even NaN, changes neither the value nor a gradient.
+"""Losses of the real rows only: values in padding, even NaN, change neither the value nor a gradient.
 
 `weight` means what it means in torch: a factor for each entry, or for each class. A mean of weighted entries divides by
 what torch's divides by; `divide_by` replaces that number.

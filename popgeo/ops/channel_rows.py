@@ -119,7 +119,7 @@ def is_shared(full: Tensor, dim: int) -> bool:
 
 
 def _vector(index: Tensor, src: Tensor, dim: int) -> Tensor | None:
-    """One index per position along `dim`, or None where it differs between channels."""
+    """One index per position along `dim`, or None if it differs between channels."""
     if index.dim() == 1:
         return index
     full = broadcast(index, src, dim)

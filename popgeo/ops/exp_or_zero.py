@@ -38,7 +38,7 @@ def exp_or_zero(x: Tensor) -> Tensor:
         tensor([1.0000e+00, 2.3803e-26, 0.0000e+00, 0.0000e+00, 0.0000e+00])
     """
     least = least_exponent(x.dtype)
-    # Lowered to a floor first, because MKL's exponential takes eight times as long where it underflows.
+    # Lowered to a floor first, because MKL's exponential takes eight times as long if it underflows.
     return F.threshold(torch.exp(x.clamp(min=least)), math.exp(least + _MARGIN), 0.0)
 
 

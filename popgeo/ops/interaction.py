@@ -17,7 +17,7 @@ from popgeo.ops.interaction_ops import interact, make_plan
 class InteractionPlan:
     """The order in which an interaction goes through its edges, made once for all layers on the same edges.
 
-    It belongs to the tensors that it was made from and is refused, and made again, where they differ or were changed.
+    It belongs to the tensors that it was made from and is refused, and made again, if they differ or were changed.
 
     Args:
         tensor: As the compiled kernels read it. int32

@@ -212,7 +212,7 @@ class Call:
 
     @property
     def filters_shape(self) -> tuple[int, int]:
-        """Of the filters that the forward pass keeps; where it keeps slopes, too, rows are twice as long."""
+        """Of the filters that the forward pass keeps; if it keeps slopes, too, rows are twice as long."""
         channels = self.x.shape[1]
         if self.direction is not None:  # three sections, each on lines of its own
             channels = 3 * 16 * -(-channels // 80)
@@ -260,7 +260,7 @@ def make_plan(
             edge has its own.
         envelope: Edges at which it is exactly 0 are left out. float32 [num_edges]
         distances: Edges are put into blocks of like ones. float32 [num_edges]
-        plan: Where it goes. int32 [plan_size]
+        plan: If it goes. int32 [plan_size]
     """
     native = library.packed("popgeo_interaction_plan")
     assert native is not None

@@ -29,7 +29,7 @@ def filled(given: Sequence[Any], defaults: Sequence[Any]) -> tuple[Any, ...]:
 
 
 def as_int64(index: Tensor) -> Tensor:
-    """The index as the compiled kernels read it; nothing is copied where it already is that."""
+    """The index as the compiled kernels read it; nothing is copied if it already is that."""
     return index if index.dtype is torch.int64 and index.is_contiguous() else index.long().contiguous()
 
 

@@ -22,7 +22,7 @@ def scatter_sum(src: Tensor, index: Tensor, num_rows: int, rowptr: Tensor | None
         index: Only looked at if there is no plan. [num_edges]
         num_rows: Rows of the result.
         rowptr: Where the edges of each row start, of a plan. [num_rows + 1]
-        perm: Edges in row order; None where they are.
+        perm: Edges in row order; None if they are.
 
     Example:
         >>> scatter_sum(torch.tensor([[1.0], [2.0], [3.0]]), torch.tensor([1, 1, 0]), 3, None, None).flatten()

@@ -10,7 +10,7 @@ def completions(room: int, present: Sequence[int], counts: Mapping[int, int], *,
     """The sizes that leave the least of the room, and how likely two random draws would yield each.
 
     Args:
-        room: What is left of the budget, at least the smallest size.
+        room: The rest of the budget, at least the smallest size.
         present: Sizes of pending graphs, in rising order.
         counts: How many graphs of each there are.
         pair: Whether two graphs are allowed.

@@ -68,7 +68,7 @@ class Packs(Sequence[Ids]):
     def __getitem__(self, index: slice) -> "Packs": ...
 
     def __getitem__(self, index: int | slice) -> "Ids | Packs":
-        """The ids of one pack, as a view; or the packs of a slice, views too where it takes them in a row."""
+        """The ids of one pack, as a view; or the packs of a slice, views too if it takes them in a row."""
         if isinstance(index, slice):
             start, stop, step = index.indices(len(self.ptr) - 1)
             if step != 1:

@@ -31,7 +31,7 @@ class Shape:
         budget: What the real graphs of a batch may use.
         efficiency: Expected real over slots, for each dimension; 0 if there are no slots.
         graphs_per_batch: Expected real graphs of a batch.
-        reason: One sentence: what was chosen, and why.
+        reason: One sentence: the choice and its reason.
     """
 
     slots: tuple[int, ...]
@@ -80,7 +80,7 @@ def tune(
         cost: What a slot of each dimension costs, as (a, b) in `a * nodes + b * edges`. By default the slots that a
             mean graph needs cost the same in every dimension.
         num_node_dims: How many dimensions, from the first, are nodes and keep a slot for padding.
-        progress_bar: Whether to show a bar where it lasts longer than a second, as without a compiler; None means at a
+        progress_bar: Whether to show a bar if it lasts longer than a second, as without a compiler; None means at a
             terminal and in notebooks.
 
     Returns:

@@ -125,7 +125,7 @@ def size_histogram(
     Args:
         sizes: The size of each graph; or, with `num_graphs`, each size that occurs.
         num_graphs: How many graphs have that size.
-        quantity: What is counted: `nodes` or `edges`.
+        quantity: `nodes` or `edges`.
         title: Title of the picture.
 
     Raises:

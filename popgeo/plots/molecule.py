@@ -36,7 +36,7 @@ def molecule(
     title: str = "",
     ax: Axes | None = None,
 ) -> Axes:
-    """Draws a molecule in three dimensions, its broad side to the front; what is farther away is paler.
+    """Draws a molecule in three dimensions, its broad side to the front; farther atoms are paler.
 
     Args:
         z: Atomic numbers; atoms of number 0 are padding and are left out. [num_atoms]

@@ -228,7 +228,7 @@ def unpad_outputs(
     """What a model says of real atoms, edges and structures; its values for padding are left out.
 
     Args:
-        outputs: What it said, by name. What is not a tensor, or has a row for none of the three, stays as it is.
+        outputs: Its results, by name. Results without rows for one of the three stay as they are.
         masks: The batch, or whatever has its `nodes_mask`, `edges_mask` and `graphs_mask`.
         levels: What the rows of an output belong to, where their number does not tell.
 

@@ -162,7 +162,7 @@ class SumOfProducts(nn.Module):
 
     def __init__(self, product: Any) -> None:
         super().__init__()
-        object.__setattr__(self, "product", product)  # no part of this one: what is saved has the product's own names
+        object.__setattr__(self, "product", product)  # not part of this one: saved weights have the product's own names
         self.widths = [product.irreps_in1.dim, product.irreps_in2.dim, product.weight_numel, product.irreps_out.dim]
         self.paths, self.terms = _read(product)
         self._compare()

@@ -20,7 +20,7 @@ def check_edges(structures: Any, cutoff: float, num_checked: int = 16) -> None:
         num_checked: How many of them at least, from first to last: datasets often begin with single atoms.
 
     Raises:
-        ValueError: a structure has fewer edges than pairs of atoms within the cutoff, or no cell where it repeats.
+        ValueError: a structure has fewer edges than pairs of atoms within the cutoff, or no cell if it repeats.
     """
 
     def check(graph: Data) -> Data:
@@ -86,7 +86,7 @@ def three_vectors(cell: Tensor) -> Tensor:
 def call_model(
     function: Callable[[Any], Any], batch: Mapping[str, Tensor], *, model: nn.Module, species: str, owner: str
 ) -> Any:
-    """Calls a model, and says which structure has a species beyond its table, where it only says index out of range.
+    """Calls a model, and says which structure has a species beyond its table, if it only says index out of range.
 
     Args:
         function: Calls the model with a batch.

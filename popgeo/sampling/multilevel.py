@@ -190,12 +190,12 @@ def stream(
     and leaves one that is too heavy for the best of those that have room.
 
     Args:
-        graph: What is divided.
+        graph: The graph to divide.
         order: The nodes in the order in which they choose. int64 [num_nodes]
         labels: The label of each node, -1 for none; changed in place. int64 [num_nodes]
         weights: The weight of the nodes of each label; changed in place. int64 [num_labels]
         capacity: The most weight that a label should have.
-        least: The least; what is so light already loses no more.
+        least: The least weight; lighter parts lose no more.
 
     Returns:
         How many nodes changed their label.

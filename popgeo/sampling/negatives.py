@@ -169,7 +169,7 @@ def sample_negatives(
 
 
 def below(keys: Words, limits: _Places) -> _Places:
-    """Whole numbers below limits of up to 62 bits: as many random bits as the limit has, again where they reach it."""
+    """Whole numbers below limits of up to 62 bits: as many random bits as the limit has, again if they reach it."""
     bits = np.frexp(np.maximum(limits - 1, 1).astype(np.float64))[1]  # one too many near powers of 2 beyond 2^53
     shift = (64 - bits).astype(np.uint64)
     drawn = np.empty(len(keys), np.int64)

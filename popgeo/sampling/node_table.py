@@ -19,7 +19,7 @@ class NodeTable:
     Args:
         seeds: The first nodes. One that stands twice gets two numbers, and as a neighbour it is the first of them.
             int64 [num_seeds]
-        trees: The tree of each seed, where every seed grows a tree of its own; None where they share one sample.
+        trees: The tree of each seed, where every seed grows a tree of its own; None if they share one sample.
             int64 [num_seeds]
         num_nodes: How many nodes of this type the graph has.
         num_trees: How many trees there are.

@@ -39,7 +39,7 @@ class TimedNonEdges:
         Args:
             edge_index: Source and destination of each edge. [2, num_edges]
             num_nodes: How many sources and how many destinations there are.
-            times: The time of each source and of each destination; None where they always exist.
+            times: The time of each source and of each destination; None if they always exist.
         """
         known = [np.full(n, -np.inf) if t is None else t.numpy() for n, t in zip(num_nodes, times, strict=True)]
         source, destination = (np.argsort(of, kind="stable") for of in known)

@@ -144,7 +144,7 @@ def too_large_is_loud(subject: LoaderSubject, case: Case) -> None:
 
     Tried: a graph forty times as large as the largest is put among the others.
 
-    Cause: what is above the budget is skipped or cut silently: raise ValueError, or count it in num_skipped.
+    Cause: graphs above the budget are skipped or cut silently: raise ValueError, or count it in num_skipped.
     """
     sizes = [graph.num_nodes for graph in case.graphs]
     larger = replace(case, graphs=tuple(planted_graphs([*sizes, 40 * max(sizes)])))

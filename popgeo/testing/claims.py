@@ -1,4 +1,4 @@
-"""The nouns of the kit: what is claimed of a model, a loader, a sampler or a neighbour list, and what came of it."""
+"""The nouns of the kit: claims about a model, a loader, a sampler or a neighbour list, and their results."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -34,7 +34,7 @@ class BrokenError(AssertionError):
     """A claim does not hold.
 
     Args:
-        words: What was found, what was expected, and where.
+        words: The finding, the expectation, and the place.
         cause: The usual cause and its remedy, if it differs from the claim's.
         figures: The numbers of it, by name.
     """
@@ -89,7 +89,7 @@ class Subject(ABC):
         """
 
     def why_not(self, claim: "Claim") -> str:
-        """Why a claim says nothing about this one; empty where it does."""
+        """Why a claim says nothing about this one; empty if it does."""
         return ""
 
 
@@ -101,8 +101,8 @@ class Claim:
         name: In a few words, as on the command line.
         kind: What it is claimed of.
         says: The claim in one sentence.
-        tried: What is done to try it.
-        cause: What is usually the reason if it does not hold, and the remedy.
+        tried: How it is tried.
+        cause: The usual reason if it does not hold, and the remedy.
         check: Raises `BrokenError` if it does not hold in a case, `NotTriedError` if that cannot be decided;
             returns figures that show how well it holds, or nothing.
         settings: The ways in which it is tried, one after the other.
@@ -164,10 +164,10 @@ class Finding:
     """What came of trying a claim.
 
     Attributes:
-        claim: What was tried.
+        claim: The claim that was tried.
         status: What came of it.
-        words: What was found; why it was not tried.
-        cause: The usual cause and its remedy, where it failed.
+        words: The finding, or why it was not tried.
+        cause: The usual cause and its remedy, if it failed.
         figures: Numbers, by name.
         case: The smallest case that fails.
         script: That case as a script.

@@ -1,4 +1,4 @@
-"""Two runs of a model on the same graphs in different batches: where they differ, and what usually causes it."""
+"""Two runs of a model on the same graphs in different batches: if they differ, and what usually causes it."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -67,7 +67,7 @@ class Seen:
 
 
 def kinds_of_rows(one: Seen, other: Seen) -> dict[str, str | None]:
-    """For each result whether it has a row for each graph, node or edge; None where it has as many in any batch.
+    """For each result whether it has a row for each graph, node or edge; None if it has as many in any batch.
 
     Raises:
         ValueError: a result is none of that.

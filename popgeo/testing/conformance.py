@@ -219,7 +219,7 @@ def _cases(subject: Subject, ways: Sequence[Mapping[str, Any]]) -> Iterator[Case
 
 
 def _broken(claim: Claim, subject: Subject, case: Case) -> BaseException | None:
-    """What the claim raises in a case; None where it holds or cannot be tried."""
+    """What the claim raises in a case; None if it holds or cannot be tried."""
     try:
         claim.check(subject, case)
     except NotTriedError:

@@ -61,8 +61,8 @@ class Difference:
 
     Attributes:
         row: Position on dimension 0; None in a scalar.
-        found: What is there.
-        expected: What was to be there.
+        found: The value found.
+        expected: The expected value.
         allowed: How far apart they may lie.
     """
 

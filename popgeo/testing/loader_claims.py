@@ -31,7 +31,7 @@ _RANKS = tuple({"world_size": number} for number in (2, 3, 4))
 @_both("once over ranks", tried="the ranks of 2, 3 and 4 together", cause=_ONCE, settings=_RANKS)
 @_both("once from workers", tried="2 workers", cause=_ONCE, settings=({"num_workers": 2},), only_loaders=True)
 def each_graph_once(subject: LoaderSubject, case: Case) -> None:
-    """Each graph comes exactly once in an epoch, whatever it is shared out to; what is left out is counted."""
+    """Each graph comes exactly once in an epoch, however it is shared out; graphs that are left out are counted."""
     world_size = case.settings.get("world_size")
     ranks = [{"rank": rank, "world_size": world_size} for rank in range(world_size)] if world_size else [case.settings]
     loaders = [subject.made(case.graphs, **choices) for choices in ranks]

@@ -42,7 +42,7 @@ class LoaderSubject(Subject):
             raise ValueError(
                 f"A {self.kind.value} is tried by what makes it, and a {type(self.what).__name__} was given. Which "
                 "function makes one of a list of graphs? Pass lambda graphs: ..., with seed, rank, world_size and "
-                "num_workers where it can."
+                "num_workers if it can."
             )
         loader = self.made(self.graphs)
         for batch in islice(loader, 1):

@@ -99,8 +99,8 @@ class ModelSubject(Subject):
             graphs: Without padding.
             model: The model in one of its modes; in evaluation otherwise.
             padding: See `fixed_batch`; a model of a fixed number of graphs always has some.
-            garbage: What is in padding.
-            change: What is done to the batch before the model sees it.
+            garbage: The content of padding.
+            change: A change of the batch before the model sees it.
             wide: Whether model and graphs are in float64.
             before: Other graphs, of which the same copy sees a batch first.
             how: As of `observe`.
@@ -110,7 +110,7 @@ class ModelSubject(Subject):
         """
         few = graphs if self.num_graphs is None else graphs[: max(self.num_graphs - 1, 1)]
         model = self.evaluated if model is None else model
-        # The same run serves many claims; what is kept holds the graphs and the model, so that ids stay theirs.
+        # The same run serves many claims; the kept results hold the graphs and the model, so that ids stay theirs.
         kept = self.__dict__.setdefault("_seen", {})
         key = (*map(id, few), id(model), padding, str(garbage), wide)
         plain = change is None and not before and not how
@@ -261,7 +261,7 @@ def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
 
 
 def _arguments(model: Any, batch: Batch) -> list[str] | None:
-    """The arguments that the model gets by name; None where it gets the whole batch.
+    """The arguments that the model gets by name; None if it gets the whole batch.
 
     Raises:
         ValueError: it needs one that no attribute is named for.

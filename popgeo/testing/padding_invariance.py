@@ -126,7 +126,7 @@ def check_padding_invariance(
             without any the mean square of the real rows of all results.
         num_graphs: Graphs of each batch, padding included, of a model that is built for a fixed number of them.
         limit: How many of the graphs are looked at.
-        garbage: What is in the floating point attributes of padding, one after another: a number, or a number for
+        garbage: The content of floating point attributes of padding, one after another: a number, or a number for
             each name as in `{"z": 7, "x": math.nan}`. The others are compared to the first.
         tolerance: Largest difference allowed, relative to the largest entry of the same tensor; 1e-4 by default, 1e-8
             in float64.

@@ -215,7 +215,7 @@ def _positions(batch: Any) -> Tensor:
 
 
 def _energies(subject: ModelSubject, seen: Seen) -> Tensor:
-    """The energies of graphs: what is called so, or else all results that have a row for each graph."""
+    """The energies of graphs: the result of this name, or else all results that have a row for each graph."""
     energy = subject.named(seen, subject.energy)
     if energy is None:
         of_graphs = [name for name, kind in subject.kinds().items() if kind == "graph"]

@@ -19,7 +19,7 @@ from popgeo.train.training_set import UNITS, weight_of
 
 
 class Pair(NamedTuple):
-    """Known labels, what was predicted for them, and how much each of them counts."""
+    """Known labels, their predictions, and the weight of each."""
 
     label: Tensor
     predicted: Tensor

@@ -32,7 +32,7 @@ class Fit:
     """Trains a force field, keeps the best of its averages, and where the run stands.
 
     Args:
-        field: What is trained.
+        field: The force field to train.
         loaders: Of the structures for `train` and `valid`.
         weights: Of what is learned, in the loss.
         options: The rest, by the names of the command line.
@@ -79,7 +79,7 @@ class Fit:
         return f"no better epoch in {waited}" if waited >= self.options.patience else ""
 
     def run(self) -> Iterator[dict[str, float]]:
-        """Trains on, one epoch after the other, and says how each went; what is reached is kept before.
+        """Trains on, one epoch after the other, and says how each went; the state is saved first.
 
         Raises:
             KeyboardInterrupt: Ctrl-C; where the run stands is kept, to the batch.

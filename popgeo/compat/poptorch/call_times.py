@@ -76,7 +76,7 @@ class HasCallTimes:
     getComputeLatency = getLatency
 
     def getHostIpuLatency(self) -> Latency:
-        """Shortest, longest and mean seconds in which a step gets its inputs, which lie where it computes."""
+        """Shortest, longest and mean seconds in which a step gets its inputs, which lie if it computes."""
         return 0.0, 0.0, 0.0
 
     getIpuHostLatency = getHostIpuLatency

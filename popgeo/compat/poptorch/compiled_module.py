@@ -152,7 +152,7 @@ class CompiledModule(HasCallTimes):
     compiled = property(_require_compiled, doc="popgeo's compiled step; an Error until there is one.")
 
     def _pass(self, given: Arguments, call: Callable[..., Any]) -> Any:
-        """Calls a step with a micro-batch for each replica, and with the replicas' numbers where it asks for them."""
+        """Calls a step with a micro-batch for each replica, and with the replicas' numbers if it asks for them."""
         tensors: Sequence[Tensor] = given.tensors
         if self._options.input_group_size > 1:
             tensors = [call_arguments.for_each_replica(tensor, self._options) for tensor in tensors]

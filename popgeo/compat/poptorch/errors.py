@@ -21,7 +21,7 @@ class Error(RuntimeError, ValueError):
     """What PopTorch refuses.
 
     Attributes:
-        message: What is wrong, without the kind in front of it.
+        message: The error, without the kind in front of it.
         type: The kind that PopTorch gives it.
         location: Where in PopTorch's own code it arose; empty here.
 
@@ -48,7 +48,7 @@ class RecoverableError(Error):
     """A failure of the machine that goes away when it is reset; it never arises here.
 
     Attributes:
-        recovery_action: What has to be reset.
+        recovery_action: The part to reset.
     """
 
     recovery_action = "FULL_RESET"

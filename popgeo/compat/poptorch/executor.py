@@ -25,7 +25,7 @@ class PoplarExecutor(CompiledModule):
     """A model to call like the module, compiled at the first call; what it does not have itself, the module may have.
 
     Args:
-        model: What is called.
+        model: The model to call.
         options: PopTorch's; frozen from here on.
         training: Whether a call also runs backward and the optimizer.
         optimizer: For training; SGD with a rate of 0.01 by default.
@@ -139,7 +139,7 @@ class PoplarExecutor(CompiledModule):
         return self.train(False)
 
     def setOptimizer(self, optimizer: Optimizer) -> None:
-        """Goes on with another optimizer; momentum and the like are kept where it brings none of its own.
+        """Goes on with another optimizer; momentum and the like are kept if it brings none of its own.
 
         One of another kind, or over other parameters, has the step compiled again at the next call.
 

@@ -108,7 +108,7 @@ def _matmul_proportion(by_ipu: dict[int, float]) -> float | tuple[float, ...]:
 
 
 def _shards_state(options: Options, optimizer: Optimizer | None) -> bool:
-    """Whether replicas keep a part each of the optimizer's state; not where it looks at whole tensors, as LAMB does."""
+    """Whether replicas keep a part each of the optimizer's state; not if it looks at whole tensors, as LAMB does."""
     location = options.TensorLocations.toDict().get("location_optimizer", {})
     if optimizer is None or not location.get("useReplicatedTensorSharding"):
         return False

@@ -118,7 +118,7 @@ def dynamic_slice(tensor: Tensor, dim: int, start: Tensor, size: int, step: int)
     """A slice that starts where a tensor says.
 
     Args:
-        tensor: What is cut.
+        tensor: The tensor to cut.
         dim: Along which dimension.
         start: Where, one whole number; at a run it must lie so that the slice ends within the tensor.
         size: How long the part is that the slice is taken of.
@@ -140,8 +140,8 @@ def dynamic_update(input: Tensor, src: Tensor, dim: int, start: Tensor, size: in
     """A copy of a tensor with another in the place of a slice that starts where a tensor says.
 
     Args:
-        input: What is copied.
-        src: What is put in; as `input` but for dimension `dim`, which is `size`.
+        input: The tensor to copy.
+        src: The values to put in; as `input` but for dimension `dim`, which is `size`.
         dim: Along which dimension.
         start: Where, one whole number.
         size: How long the slice is.

@@ -36,7 +36,7 @@ class AppendFile:
 
     Args:
         folder: Where the files are.
-        entry: What has been written: no rows, or what an earlier writer had noted.
+        entry: The rows written so far: none, or those that an earlier writer noted.
         dim: The dimension that grows.
 
     Raises:

@@ -38,7 +38,7 @@ def describe(block: Columns, json: frozenset[tuple[object, str]], transform: str
     Args:
         block: Graphs, all their attributes as tensors.
         json: Which attributes are JSON.
-        transform: What has been done to the graphs.
+        transform: The transform that the graphs went through.
         checked: Whether every edge has been seen to end in its graph.
     """
     entries = []

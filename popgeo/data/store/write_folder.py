@@ -28,7 +28,7 @@ class FolderWriter:
 
     Args:
         folder: The folder to write.
-        transform: What has been done to the graphs, by name.
+        transform: The name of the transform that the graphs went through.
         indices_checked: Whether every edge has been seen to end in its graph.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Writes a chain as instructions on blocks of elements: what is loaded, computed and stored, and where."""
+"""Writes a chain as instructions on blocks of elements: the loads, computations and stores."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -39,7 +39,7 @@ class BlockProgram:
     """The instructions of a chain for each block of its elements.
 
     Args:
-        chain: What is computed.
+        chain: The operations to compute.
         values: The graph's.
         tensors: Places in memory, if they are known.
 

@@ -8,7 +8,7 @@ import torch
 
 from popgeo.capture.op_graph import Op, OpGraph, Ref, Value
 
-# Another shape of the same elements, where they leave the number of these as it is.
+# Another shape of the same elements, if they leave the number of these as it is.
 SHOWS = (
     "aten.view.default", "aten._unsafe_view.default", "aten.unsqueeze.default", "aten.squeeze.dim",
     "aten.expand.default", "aten.select.int", "aten.select_backward.default",

@@ -1,7 +1,7 @@
 """Products by a matrix for each edge, as in edge-conditioned convolutions, without making the matrices.
 
 A layer makes the matrix of an edge of its features: `A_e = sum_f e_f W_f + B`. Then `x A_e = sum_f (e_f x) W_f + x B`,
-whose operands are rows of edges; so is the gradient by each part. What is saved is memory of [num_edges, rows, columns]
+whose operands are rows of edges; so is the gradient by each part. It saves memory of [num_edges, rows, columns]
 for each such layer, forward and backward, and the time to write and read it.
 """
 

@@ -245,7 +245,7 @@ class OpenChain:
         return True
 
     def _source(self, v: int, value: Value, shape: tuple[int, ...]) -> Source | None:
-        """What an operation takes; None where it looks otherwise at memory that the chain makes or changes."""
+        """What an operation takes; None if it looks otherwise at memory that the chain makes or changes."""
         key = self._key(value, shape)
         if key in self._held:
             return self._held[key]

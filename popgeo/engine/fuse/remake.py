@@ -34,7 +34,7 @@ class RowsAtUses:
         self._steps: dict[int, int] = {}  # to make a value again
 
     def graph(self) -> OpGraph:
-        """The graph where they have."""
+        """The graph if they have."""
         for op in self._graph.ops:
             computes = writer_of(op) is not None and fits(op, self._graph.values)
             joins = not self._joined.isdisjoint(op.makes()) or op.target.startswith("aten.sum.")

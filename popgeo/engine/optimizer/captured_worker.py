@@ -125,8 +125,8 @@ def choose_worker(own: OwnWorker, flat: Sequence[FlatParameters], options: StepO
         raise ValueError(
             f"{type(optimizer).__name__} may keep progress elsewhere than in the state of single parameters, so its "
             "update is not worked out in other types. Leave out accumulation_dtype, optimizer_state_dtype, "
-            "master_weights and stochastic_rounding; or give its class an attribute elementwise: True where it treats "
-            "every element alike, False where it looks at whole parameters, one at a time."
+            "master_weights and stochastic_rounding; or give its class an attribute elementwise: True if it treats "
+            "every element alike, False if it looks at whole parameters, one at a time."
         )
     alone = without_parameters(optimizer)
     groups = [optimizer.param_groups[part.group] for part in flat]

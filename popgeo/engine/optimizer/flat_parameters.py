@@ -99,7 +99,7 @@ class FlatParameters:
                 parameter.data = view
 
     def adopt(self, optimizer: Optimizer, state: dict[Any, Any]) -> bool:
-        """Takes the state that the user's optimizer has of the members; False, and nothing, where they differ in it."""
+        """Takes the state that the user's optimizer has of the members; False, and nothing, if they differ in it."""
         self._published, self._counts = {}, {}
         state.pop(self.own, None)
         states = [optimizer.state.get(p, {}) for p in self.members]
@@ -197,7 +197,7 @@ class FlatParameters:
 def flatten_groups(
     optimizer: Optimizer, trained: Set[nn.Parameter], options: StepOptions, part: tuple[int, int]
 ) -> list[FlatParameters]:
-    """The trained parameters of an optimizer, those that it treats alike as one; alone where it looks at whole ones.
+    """The trained parameters of an optimizer, those that it treats alike as one; alone if it looks at whole ones.
 
     Of what all processes have alike, this one updates a part: number and count.
     """

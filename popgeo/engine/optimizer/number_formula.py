@@ -64,7 +64,7 @@ class FormulaWriter(TorchFunctionMode):
 
     The optimizer's own code runs with settings that are `TracedNumber`s. Each operation of Python on them becomes a
     line that calls the same method of `float`, each change of a count the same function of torch on a tensor of the
-    same type, and each decision a line that ends the formula where it falls otherwise. So the formula does to other
+    same type, and each decision a line that ends the formula if it falls otherwise. So the formula does to other
     settings and counts what the optimizer's code does, in the same order: its numbers are the same to the last bit.
 
     Args:
@@ -115,7 +115,7 @@ class FormulaWriter(TorchFunctionMode):
         return result
 
     def formula(self, settings: Sequence[float]) -> Formula | None:
-        """The numbers of an update, from settings and from counts, which it moves on; None where it decides otherwise.
+        """The numbers of an update, from settings and from counts, which it moves on; None if it decides otherwise.
 
         There is no formula if a number or a count came about in an unknown way.
 

@@ -181,7 +181,7 @@ def _noted(state: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _resized(part: Any, of: Tensor, to: Tensor) -> Any:
-    """A piece of state for a parameter of another size; what is not a tensor of the parameter's shape stays."""
+    """A piece of state for a parameter of another size; other values stay."""
     if isinstance(part, Tensor) and part.shape == of.shape and of.dim() > 0:
         return torch.ones_like(to.detach(), dtype=part.dtype)
     return copy.deepcopy(part)

@@ -42,7 +42,7 @@ class Update:
         optimizer: As given, or as set later.
         gradients: Where the step writes the gradient of each parameter, by name.
         num_updates: How many there have been; those left out because gradients overflowed do not count.
-        scale: The scale of the loss, where it follows the gradients.
+        scale: The scale of the loss, if it follows the gradients.
         seed: Where the random numbers start by which weights are rounded.
 
     Raises:
@@ -85,7 +85,7 @@ class Update:
         self._totals = self._named([part.total_views for part in self._flat])
         self._own = OwnWorker(optimizer, self._flat)
         self._worker = choose_worker(self._own, self._flat, options, part[0])
-        # The user's groups and state as they were last taken; None where they are to be taken again.
+        # The user's groups and state as they were last taken; None if they are to be taken again.
         self._groups: list[dict[str, Any]] | None = None
         self._adopted: dict[Any, Any] | None = None
 
@@ -118,7 +118,7 @@ class Update:
         return frozenset(f"{number}" for number, part in enumerate(self._flat) if part.is_sharded)
 
     def apply(self, replicas: Replicas = _ALONE) -> None:
-        """One step with the gradients of all processes, scaled as the options say; none where they overflowed.
+        """One step with the gradients of all processes, scaled as the options say; none if they overflowed.
 
         Args:
             replicas: Those of this and of other processes, which leave a step out together. Gradients of parameters
@@ -160,7 +160,7 @@ class Update:
         return capture_later_update(worker, self._scaling)
 
     def capture_scaling(self) -> OpGraph | None:
-        """The operations on joined gradients alone, before each update; None where they stay as they are."""
+        """The operations on joined gradients alone, before each update; None if they stay as they are."""
         return None if self._scaling.changes_nothing else capture_scaling(self._worker, self._scaling)
 
     def members(self) -> list[list[str]]:

@@ -99,7 +99,7 @@ class Worker:
 
 
 def settings_of(optimizer: Optimizer) -> list[dict[str, Any]]:
-    """What each parameter group holds next to its parameters, as it is now; what is changed in place later is not here.
+    """What each parameter group holds next to its parameters, as it is now; later changes in place are not included.
 
     Example:
         >>> import torch

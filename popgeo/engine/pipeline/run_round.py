@@ -37,7 +37,7 @@ class Round:
     Attributes:
         inputs: The tensors of each micro-batch of each replica.
         random: Where each replica draws its random numbers.
-        of_replica: What has to be in place while a part of a replica runs.
+        of_replica: The values that must be in place while a part of a replica runs.
         on_gradients: Told which gradients are there, None for all, and whether they are the first of the round.
         on_results: Given a micro-batch, a replica and its results, once the micro-batch is through.
     """

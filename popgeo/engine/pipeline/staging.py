@@ -40,7 +40,7 @@ class Recompute:
     last_stage: bool = False
 
     def keeps(self, module: str) -> str:
-        """The named layer that a submodule belongs to; empty where it belongs to none."""
+        """The named layer that a submodule belongs to; empty if it belongs to none."""
         return next((name for name in self.layers if f"{module}.".startswith(f"{name}.")), "")
 
 
@@ -53,7 +53,7 @@ class Staging:
     Attributes:
         stage_of: The stage of each operation of the step, once constants are folded.
         order: Every pass of a round. None comes before one that it needs something of.
-        recompute: What is worked out twice; None keeps all that a backward pass reads.
+        recompute: The activations to compute twice; None keeps all that a backward pass reads.
         names: What each stage is, for messages.
     """
 

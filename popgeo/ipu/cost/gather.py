@@ -153,7 +153,7 @@ def indexed(graph: OpGraph, value: Value, indices: Any) -> tuple[int, int]:
 
 
 def named_rows(table: Value, dim: int, index: Value) -> tuple[int, int, int]:
-    """Rows, columns and lookups of an index of many dimensions; where it differs in all of them, single elements."""
+    """Rows, columns and lookups of an index of many dimensions; if it differs in all of them, single elements."""
     dim %= max(1, len(index.shape))
     others = [
         (size, stride) for d, (size, stride) in enumerate(zip(index.shape, index.stride, strict=True)) if d != dim

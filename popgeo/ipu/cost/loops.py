@@ -12,8 +12,8 @@ class Loop:
 
     Attributes:
         start: Cycles before its first element.
-        vector: Cycles per vector, load and store left out, float32 and float16; None where it goes one by one.
-        element: Cycles per element where it goes one by one, float32 and float16.
+        vector: Cycles per vector, load and store left out, float32 and float16; None if it goes one by one.
+        element: Cycles per element if it goes one by one, float32 and float16.
         once: Cycles of the tile around its workers.
         flops: Floating-point operations per element.
     """

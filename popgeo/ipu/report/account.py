@@ -35,7 +35,7 @@ class Comparison:
 
     @property
     def speedup(self) -> float:
-        """How many times faster the second is, each on its own clock; infinite where it takes no time any more."""
+        """How many times faster the second is, each on its own clock; infinite if it takes no time any more."""
         before, after = self.before.microseconds, self.after.microseconds
         return before / after if after else math.inf if before else 1.0
 

@@ -8,7 +8,7 @@ from popgeo.capture.operations import operation_of
 from popgeo.ipu.report.cost_rows import Row
 from popgeo.ipu.report.figures import Figures
 
-NOTABLE = 0.03  # of the cycles of a step; what is below is not worth a line
+NOTABLE = 0.03  # of the cycles of a step; a smaller share is not worth a line
 SEARCHES = {"topk", "sort", "argsort", "cdist", "_cdist_forward", "_euclidean_dist"}
 SOFTWARE_FUNCTIONS = {"cos", "sin", "tan", "acos", "asin", "atan", "atan2", "sinh", "cosh", "sinc", "pow"}
 INSTEAD = {
@@ -24,7 +24,7 @@ class Insight:
 
     Attributes:
         title: What it is, in a few words.
-        text: What was found, with figures.
+        text: The finding, with figures.
         remedy: What to do about it.
         share: Part of the step's cycles that it is about, or that its remedy saves, 0 to 1; 0 if it is not about
             cycles.

@@ -44,7 +44,7 @@ def columns_of(names: Mapping[str, str], file: Path) -> dict[str, tuple[TableCol
 
     Args:
         names: The names of each table's columns, with spaces between them.
-        file: Has the unit and the meaning of each name, wherever it stands; those of `table.name` where it means
+        file: Has the unit and the meaning of each name, wherever it stands; those of `table.name` if it means
             something else in that table.
     """
     with file.open(newline="") as rows:

@@ -50,7 +50,7 @@ class CutStep:
         target: One IPU.
         num_results: How many of the graph's outputs are results; the others are gradients.
         recompute: Which layers' results a stage keeps, in addition what it receives, and repeats its forward pass from;
-            None where it keeps all that its backward pass reads.
+            None if it keeps all that its backward pass reads.
         memories: Of stages of the same graph that were worked out before, by what tells them apart; new ones are added.
     """
 

@@ -139,7 +139,7 @@ class PipelineFigures(Account):
         overlap_host: bool | None = None,
         device_iterations: int | None = None,
     ) -> Plan:
-        """The same model planned with other choices, without capturing it again; what is left out stays as it is.
+        """The same model planned with other choices, without capturing it again; the other choices stay.
 
         Args:
             stages: Where to cut it, as `ipu.pipeline` takes it.

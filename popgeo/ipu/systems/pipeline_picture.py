@@ -41,7 +41,7 @@ def timeline(plan: PipelineFigures) -> str:
 
 
 def left_out(plan: PipelineFigures) -> str:
-    """What the timeline does not show, in words; empty where it shows all."""
+    """What the timeline does not show, in words; empty if it shows all."""
     shown = windows(plan)
     if len(shown) == 1:
         return ""
@@ -55,7 +55,7 @@ def bars(rows: Sequence[Mapping[str, float]], parts: Sequence[str], whole: float
     Args:
         rows: One an IPU.
         parts: Which of its columns to join, in order.
-        whole: What is 100 %.
+        whole: The value of 100 %.
         limit: Where to draw a dashed line, as a share.
     """
     row, width = 24, WIDTH - LEFT - 60

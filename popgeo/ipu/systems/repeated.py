@@ -15,7 +15,7 @@ class Passes:
     """The operations of a stage as one micro-batch runs them: the forward pass, then the backward pass.
 
     Attributes:
-        graph: The program; what is repeated makes values of its own.
+        graph: The program; repeated operations make values of their own.
         ops: Which operation of the stage each one is.
         repeated: The operations that run a second time.
     """

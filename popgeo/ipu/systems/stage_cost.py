@@ -30,7 +30,7 @@ class StageCost:
 
     Attributes:
         layers: Its first and last layer.
-        ipu: Where it runs.
+        ipu: If it runs.
         forward: Cycles of its forward pass of one micro-batch.
         backward: Cycles of its backward pass, recomputation included; 0 if nothing is trained.
         receive_forward: Cycles in which it receives what the stages before send for a forward pass.

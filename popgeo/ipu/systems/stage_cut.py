@@ -178,7 +178,7 @@ def cut_at(
 
 
 def _innermost(names: Collection[str], module: str) -> str:
-    """The longest of some names that a module is, or is inside of; empty where it is in none."""
+    """The longest of some names that a module is, or is inside of; empty if it is in none."""
     return max((name for name in names if f"{module}.".startswith(f"{name}.")), key=len, default="")
 
 

@@ -65,7 +65,7 @@ class Training:
         members: For each joined weight tensor the names of its parameters, in order.
         trained: Names of the parameters in the order of the step's gradients.
         updates: The update of each device iteration, in order.
-        scaling: What is done to sums of gradients before each update; None leaves them.
+        scaling: Applied to sums of gradients before each update; None leaves them.
     """
 
     members: Sequence[Sequence[str]]

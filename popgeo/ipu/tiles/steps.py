@@ -60,7 +60,7 @@ class Vertex:
     """A piece of work on one tile, which sees that tile's memory and nothing else.
 
     Attributes:
-        tile: Where it runs.
+        tile: If it runs.
         operation: A torch operation such as `aten.mm.default`, or the name of a codelet.
         reads: What it reads.
         writes: What it writes, one for each result; None for an unused result.
@@ -117,7 +117,7 @@ class Exchange:
     """Transfers that happen at the same time, before the compute set that needs them.
 
     Attributes:
-        name: What is moved for what.
+        name: The tensor that is moved, and its use.
         transfers: Who sends what to whom; the same at each run, whatever the data.
     """
 

@@ -86,7 +86,7 @@ class SubgraphCutter:
             group: Batches in one item; it divides the number of subgraphs.
         """
         memory = memory or BatchMemory(self.layout, len(parts), group=group)
-        # A batch holds one graph, or none where it is of padding alone.
+        # A batch holds one graph, or none if it is of padding alone.
         packs = [np.arange(int(any(map(len, part.rows.values())))) for part in parts]
         parts = [part.sorted_by_destination() for part in parts] if self.sorts else parts
         requests = [[part] for part in parts] if self.asks_batch_by_batch else [parts]
@@ -134,7 +134,7 @@ class SubgraphCutter:
         return values
 
     def _store_of(self, subgraph: Subgraph) -> FlatStore:
-        """A subgraph as a flat dataset of one graph; what is gathered still has the values of the whole graph."""
+        """A subgraph as a flat dataset of one graph; gathered attributes still have the values of the whole graph."""
         pointers = {**self.whole.row_pointers, GRAPHS: torch.arange(2)}
         for axis, rows in subgraph.rows.items():
             pointers[axis] = torch.tensor([0, len(rows)])

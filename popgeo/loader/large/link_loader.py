@@ -26,7 +26,7 @@ class LinkSampler(PartSampler):
         neighborhood: What neighbours are sampled in.
         edge_type: The type of the edges.
         links: Source and destination of each. int64 [2, num_links]
-        label: What is known of each; None where all are positives. [num_links]
+        label: The label of each; None if all are positives. [num_links]
         times: The time of each. int64 [num_links]
         negatives: How many to draw for each, and how; None for none.
         non_edges: What negatives are drawn from.
@@ -117,7 +117,7 @@ class FixedSizeLinkLoader(SubgraphLoader):
         num_neighbors: How many neighbours of each node each hop takes, as `FixedSizeNeighborLoader` takes them.
         edge_label_index: The edges that are seeds, [2, num_links], or None for all; for a heterogeneous graph an edge
             type, or a pair of it and those.
-        edge_label: What is known of each; None means 1. With `neg_sampling` all must be positives. [num_links]
+        edge_label: The label of each; None means 1. With `neg_sampling` all must be positives. [num_links]
         edge_label_time: The time of each, with `time_attr`. [num_links]
         replace: Draws with replacement.
         subgraph_type: `"directional"`, `"bidirectional"` or `"induced"`.

@@ -54,7 +54,7 @@ class PartitionedFeatures(FeatureStore):
     All processes make the same loaders, and iterate over them alike.
 
     Args:
-        features: What has all rows, such as `DiskFeatures`; only those of this process are read, once.
+        features: A source of all rows, such as `DiskFeatures`; only those of this process are read, once.
         parts: For each node or edge type the process that has each row, as `popgeo.sampling.partition` makes it; rows
             of a type that is left out are dealt in equal ranges. int64 [number of nodes or edges]
         num_cached: How many rows of others each process keeps of each attribute.

@@ -67,7 +67,7 @@ class AtomModel(nn.Module):
 
         Raises:
             ValueError: shifts without the edges that they belong to, or edges of a periodic cell without their shifts,
-                where atoms that are joined to themselves show it. What is compiled returns NaN then.
+                where atoms that are joined to themselves show it. Compiled code returns NaN then.
         """
         if z.is_floating_point():
             raise ValueError(f"z has dtype {z.dtype}; atomic numbers are whole: z.long().")

@@ -25,7 +25,7 @@ class QueriedGraph:
         keep: False where an edge is padding or hidden from a query. [num_edges, num_queries, 1]
         degree: Edges that arrive at each node and are kept. [num_nodes, num_queries, 1]
         is_reached: Whether any edge slot ends at a node. [num_nodes, 1, 1]
-        query: What is asked. [num_queries, channels]
+        query: The query. [num_queries, channels]
         boundary: The query at its head, zero at all other nodes. [num_nodes, num_queries, channels]
         nodes_mask: True where the node is real. [num_nodes]
     """
@@ -115,7 +115,7 @@ def pna(h: Tensor, w: Tensor, graph: QueriedGraph) -> Tensor:
     """Principal neighbourhood aggregation of the messages kept and the boundary, arXiv:2004.05718, eq. 6 to 8.
 
     Args:
-        h: What is at the sources. [num_nodes, num_queries, channels]
+        h: Features at the sources. [num_nodes, num_queries, channels]
         w: What each edge multiplies it by. [num_edges, num_queries * channels]
         graph: The edges.
 

@@ -73,7 +73,7 @@ class EventEnds:
         """Writes one row of a table for each end, in place; ends with the same row must bring the same value.
 
         Args:
-            table: What is written to. [num_rows, ...]
+            table: The table to write to. [num_rows, ...]
             row: Where. [2 * num_events]
             value: What. [2 * num_events, ...]
         """

@@ -61,7 +61,7 @@ def enter(
     nodes_mask: Tensor | None,
     edges_mask: Tensor | None,
 ) -> tuple[Tensor, Batched]:
-    """A batch as it comes to a model: what is in padding, even NaN, is zero from here on, and edges stay in it."""
+    """A batch as it comes to a model: padding, even NaN, is zero from here on, and edges stay in it."""
     if edge_weight is not None:
         if edge_weight.numel() != edge_index.size(1):
             raise ValueError(

@@ -79,7 +79,7 @@ class GPS(nn.Module):
     """A stack of `GPSConv` with a readout and a head: graphs or nodes of a pack, each seeing all of its own graph.
 
     Positional and structural encodings are features: `popgeo.nn.RandomWalkEncoding` and `LaplacianEncoding` compute
-    them once, and they are concatenated to `x`. What is known of pairs is a bias of the attention.
+    them once, and they are concatenated to `x`. Features of pairs are a bias of the attention.
 
     Args:
         in_channels: Features of a node, encodings included.

@@ -55,7 +55,7 @@ class Multitask(nn.Module):
         trunk: Makes `channels` features of each node, such as `GINE`, `GIN`, `GCN` or `GPS` without a readout.
             Checkpoints of PyG's load into it.
         channels: Features that it makes.
-        tasks: What is predicted.
+        tasks: The tasks to predict.
         hidden_channels: Of each head; `channels` when left out.
         readout: What graphs are of their nodes, `"add"`, `"mean"` or `"max"`.
         dropout: Share of features zeroed before each head in training.

@@ -20,11 +20,11 @@ class ParallelEmbedding(ShardedModule):
         num_embeddings: Rows; a multiple of `num_shards` if they are cut.
         embedding_dim: Columns; a multiple of `num_shards` if they are cut.
         num_shards: Into how many parts the table is cut.
-        cut: What is cut: `"vocabulary"` or `"width"`.
+        cut: The dimension that is cut: `"vocabulary"` or `"width"`.
         **kwargs: `device` and `dtype`.
 
     Raises:
-        ValueError: what is cut cannot be shared evenly; the message names the nearest numbers that can.
+        ValueError: the dimension cannot be shared evenly; the message names the nearest numbers that can.
 
     Example:
         >>> ParallelEmbedding(10, 4, num_shards=2)(torch.tensor([[0, 9, 5]])).shape

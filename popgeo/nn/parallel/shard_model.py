@@ -18,7 +18,7 @@ def shard_linears(model: nn.Module, cuts: Mapping[str, Cut | str], num_shards: i
     activation or dropout. Attention is `ParallelAttention.from_linears`.
 
     Args:
-        model: What is changed; other layers stay as they are, and all shards have them alike.
+        model: The model to change; other layers stay as they are, and all shards have them alike.
         cuts: How each layer is cut, by the end of its dotted name: `"mlp.up"` names those of all blocks.
         num_shards: Into how many parts.
 

@@ -20,7 +20,7 @@ class ShardedTraining(nn.Module):
         model: Its entities are the rows of the local shards, one shard after the other.
         loss: Compares triples with negatives.
         num_shards: How many shards there are.
-        num_local: How many of them this process holds; all when left out. Where it holds fewer, its tables of entities
+        num_local: How many of them this process holds; all when left out. If it holds fewer, its tables of entities
             are its own: training neither shares their weights with other processes nor adds up their gradients.
         sides: Which ends of a triple negatives replace; the loss is the mean over them.
         n3: Weight of the cubed absolute values of head, relation and tail, arXiv:1806.07297; 0 leaves them out.

@@ -1,4 +1,4 @@
-"""The sizes of a batch: fields that can be assigned to, and where they come from."""
+"""The sizes of a batch: fields that can be assigned to, and if they come from."""
 
 import pytest
 import torch

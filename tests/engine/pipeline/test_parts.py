@@ -62,7 +62,7 @@ def test_each_part_has_its_operations_and_takes_and_leaves_no_more_than_is_neede
     parts = parts_of(graph, Staging(stage_of=stage_of, order=order), num_results=1, trained=["weight"])
     assert [(part.stage, part.backward) for part in parts] == [(0, False), (1, False), (1, True), (0, True)]
     first, second, back, none = parts
-    # What replaces the buffer is copied where it is made, not where the step ends; before that the old one is saved.
+    # What replaces the buffer is copied if it is made, not where the step ends; before that the old one is saved.
     assert [targets(part.graph) for part in parts] == [
         ["exp", "mean", "copy_"],
         ["mul", "tanh", "sub", "sum"],

@@ -1,4 +1,4 @@
-"""Each insight is given where a captured step has the fault, and not where it has not."""
+"""Each insight is given where a captured step has the fault, and not if it has not."""
 
 import dataclasses
 

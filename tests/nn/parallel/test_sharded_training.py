@@ -92,7 +92,7 @@ def test_empty_slots_and_what_stands_in_them_change_nothing():
     torch.manual_seed(0)
     part, batch = ComplEx(SHARDS.num_shards * SHARDS.num_rows, 3, 4).double(), make_batch()
     training, empty = ShardedTraining(part, SoftmaxLoss(), num_shards=SHARDS.num_shards), ~batch.triples_mask
-    there = empty.transpose(0, 1)  # tails stand where they are looked up
+    there = empty.transpose(0, 1)  # tails stand if they are looked up
     changed = batch._replace(
         head=torch.where(empty, 1, batch.head),
         relation=torch.where(empty, 2, batch.relation),

@@ -32,7 +32,7 @@ def gather_rows(scope: Scope, table: Region, index: Region, out: Region | None =
     """The rows of a table that an index names.
 
     Args:
-        scope: What is lowered.
+        scope: The operation to lower, with its operands.
         table: [rows, columns]
         index: Row of each lookup. [lookups]
         out: Where to write; a partial result when left out. [lookups, columns]

@@ -37,12 +37,12 @@ def in_parts(
     Results that lie otherwise are copied to where they lie afterwards.
 
     Args:
-        scope: What is lowered.
+        scope: The operation to lower, with its operands.
         operation: What a vertex computes.
         given: The operands.
         results: What to make, as `operation` returns it; None for an unused result.
         parts: Which part each tile takes.
-        arguments: Of a vertex; by tile where they differ.
+        arguments: Of a vertex; by tile if they differ.
         keywords: Of a vertex.
         whole: Operands, by position, that every tile takes all of.
         summed: Results, by position, that every tile makes a part of each element of; these are added up.

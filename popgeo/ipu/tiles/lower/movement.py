@@ -78,7 +78,7 @@ def assemble(scope: Scope, out: Region, sources: list[Region], pattern: np.ndarr
     """Copies into each element of `out` the element that `pattern` numbers, counted from 1 over all sources.
 
     Args:
-        scope: What is lowered.
+        scope: The operation to lower, with its operands.
         out: What to write.
         sources: What to copy from.
         pattern: For each element of `out` the number of its source, 0 for `value`. [out elements]

@@ -65,7 +65,7 @@ def _batch_norm_backward(scope: Scope, op: Op) -> None:
 
 
 def _by_channel(scope: Scope, op: Op, changed: list[Region]) -> None:
-    """A tile takes channels; what is changed in place is written back."""
+    """A tile takes channels; tensors changed in place are written back."""
     given, arguments, _ = operands(scope, op)
     made = [v for v in op.outputs if v is not None and v not in op.reads() and scope.value(v).numel]
     kept = tuple(v in made for v in op.outputs)

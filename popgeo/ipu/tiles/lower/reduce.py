@@ -44,7 +44,7 @@ def combine(
     """Reduces elements into places, first on the tiles that hold several elements of the same place.
 
     Args:
-        scope: What is lowered.
+        scope: The operation to lower, with its operands.
         out: What to write.
         source: What to reduce.
         places: The position in `out`, in row-major order, that each element of `source` goes to. [source shape]

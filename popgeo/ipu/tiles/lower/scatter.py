@@ -44,7 +44,7 @@ def scatter_rows(
     """Reduces rows into those that an index names.
 
     Args:
-        scope: What is lowered.
+        scope: The operation to lower, with its operands.
         out: What to write. [rows, columns]
         index: Row that each update goes to. [lookups]
         updates: [lookups, columns]

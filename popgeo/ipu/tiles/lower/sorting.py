@@ -12,7 +12,7 @@ from popgeo.ipu.tiles.steps import Region
 
 
 def lowering_of(scope: Scope, op: Op) -> Lowering | None:
-    """How slices along an operation's dimensions are computed; None where they depend on each other."""
+    """How slices along an operation's dimensions are computed; None if they depend on each other."""
     if not op.reads() or (op.writes and op.outputs != op.writes):
         return None
     dims = _dims(scope, op)
