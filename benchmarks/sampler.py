@@ -2,10 +2,9 @@
 
 Sizes are drawn as the tables of the datasets give them (mean and largest atoms, most edges; see `DATASETS`), with a
 number of neighbours of its own for each structure, which is what makes two budgets hard. Next to popgeo's sampler
-stand,
-on the same sizes and in the same run: the rule of fairchem's sampler (one order, atoms alone, batches made once), PyG's
-`DynamicBatchSampler` (nodes alone), and the largest graphs first. Where only atoms are counted, edges run over the
-budget; `over` is the share of such batches, which a fixed shape cannot hold.
+stand, on the same sizes and in the same run: the rule of fairchem's sampler (one order, atoms alone, batches made
+once), PyG's `DynamicBatchSampler` (nodes alone), and the largest graphs first. Where only atoms are counted, edges run
+over the budget; `over` is the share of such batches, which a fixed shape cannot hold.
 
     python benchmarks/sampler.py             # a million and a half structures, some seconds
     python benchmarks/sampler.py --large     # a hundred million: two minutes, its memory printed

@@ -5,10 +5,9 @@
 Random-walk encodings are computed once, beforehand; molecules are packed into batches of fixed size, and a step is
 compiled once. The learning rate follows the budget, in minutes, or with `--epochs` the epochs. Prints the training loss
 and the validation error (both MAE, no unit) of each epoch, and in the end the test error, next to that of predicting
-the
-median. ZINC-12k's published split is PyG's; GPS's published test error is 0.070 after 2,000 epochs of ten layers on a
-GPU (arXiv:2205.12454, table 1). Expect 0.20 (validation 0.23) after 17 epochs, which
-took 37 minutes on a busy computer, five of them processor time.
+the median. ZINC-12k's published split is PyG's; GPS's published test error is 0.070 after 2,000 epochs of ten layers on
+a GPU (arXiv:2205.12454, table 1). Expect 0.20 (validation 0.23) after 17 epochs, which took 37 minutes on a busy
+computer, five of them processor time.
 """
 
 import argparse

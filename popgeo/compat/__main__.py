@@ -8,6 +8,7 @@ import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import Tensor
@@ -35,20 +36,17 @@ def main() -> int | None:
     sys.argv = [str(path), *asked.arguments]
     sys.path[0] = str(path.resolve().parent)
     enable(shadow=asked.shadow)
-    empty = torch.empty
-    torch.empty = functools.partial(_zeros, empty)
     try:
-        if path.suffix == ".ipynb":
-            run_notebook(path)
-        else:
-            runpy.run_path(str(path), run_name="__main__")
+        with patch.object(torch, "empty", functools.partial(_zeros, torch.empty)):
+            if path.suffix == ".ipynb":
+                run_notebook(path)
+            else:
+                runpy.run_path(str(path), run_name="__main__")
     except (KeyboardInterrupt, BrokenPipeError):
         raise
     except Exception as error:
         _show(error, str(path))
         return 1
-    finally:
-        torch.empty = empty
     return None
 
 

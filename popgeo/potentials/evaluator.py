@@ -1,9 +1,8 @@
 """Any framework's potential on systems of any size, at one shape: for dynamics and screening that compile once.
 
 Systems are put together into batches that keep the contract of `padding.py`, the same number as it takes. Only a
-system that
-alone is larger than a batch changes the shape: it becomes half more than that system needs, for all that follows, and a
-warning says so. No edge is ever dropped. Each framework's file has an `evaluator(model)`; with
+system that alone is larger than a batch changes the shape: it becomes half more than that system needs, for all that
+follows, and a warning says so. No edge is ever dropped. Each framework's file has an `evaluator(model)`; with
 
     atoms.calc = SystemsCalculator(evaluator)                                  # ASE; one system at a time
     model = popgeo.potentials.torch_sim.FixedSizeModel(evaluator)              # torch_sim; many at once

@@ -180,8 +180,7 @@ class OverReal(nn.Module):
     """A loss of MACE as a mean over real structures, atoms and components, whatever is made of their errors.
 
     The errors of padding are 0 to the loss. Its terms over structures are distinguished from those over atoms by
-    giving it one
-    kind of errors at a time, so it must be a sum of means that are 0 without errors, as all of MACE's are.
+    giving it one kind of errors at a time, so it must be a sum of means that are 0 without errors, as MACE's are.
 
     Args:
         loss_fn: Called as `loss_fn(ref=batch, pred=output)`.

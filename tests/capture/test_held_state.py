@@ -235,8 +235,8 @@ class Remembers(nn.Module):
 @pytest.mark.parametrize(
     ("form", "why"),
     [
-        ("number", "looks at calls and changes that in each call"),
-        ("attribute", "looks at hidden and changes that in each call"),
+        ("number", "reads calls and changes that in each call"),
+        ("attribute", "reads hidden and changes that in each call"),
         ("table", "replaces a tensor in table"),
         ("first call", "first call of the model changes shift and sets is_ready, later ones do not"),
     ],

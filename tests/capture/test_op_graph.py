@@ -92,7 +92,7 @@ BROKEN = {
         parts(inputs={Input(Role.BUFFER, "b"): 1}),
         "a constant, %1 is not a value, or given twice",
     ),
-    "an input that is no value": (parts(inputs={Input(Role.ARGUMENT, "x"): 9}), "input:x, %9 is no value"),
+    "an input that is not a value": (parts(inputs={Input(Role.ARGUMENT, "x"): 9}), "input:x, %9 is not a value"),
     "a constant of another shape": (
         parts(constants={1: torch.ones(3, 2)}),
         r"%1 is given a tensor of torch.float32 \[3, 2\]",

@@ -18,7 +18,7 @@ def test_triples_keep_the_vocabulary_of_training(tmp_path):
     assert train.triples.tolist() == [[1, 0, 2], [2, 0, 1], [2, 1, 0]]
     assert read_triples(tmp_path / "test.tsv.gz", like=train).triples.tolist() == [[2, 1, 1]]
     (tmp_path / "new.tsv").write_text("ZA\thas\tBW\n")
-    with pytest.raises(ValueError, match="names 'BW', which the given vocabulary has not"):
+    with pytest.raises(ValueError, match="names 'BW', which the vocabulary does not have"):
         read_triples(tmp_path / "new.tsv", like=train)
 
 

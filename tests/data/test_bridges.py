@@ -126,10 +126,11 @@ def test_arrays_that_make_no_tuple_are_refused(missing):
 
 
 @pytest.mark.parametrize(
-    ("value", "what"), [(np.zeros(9), "as many as none of {'node': 3"), (np.zeros(()), "as many as none of {'node': 3")]
+    ("value", "what"),
+    [(np.zeros(9), "fits none of {'node': 3"), (np.zeros(()), "fits none of {'node': 3")],
 )
 def test_arrays_of_no_known_length_are_refused(value, what):
-    with pytest.raises(ValueError, match=rf"value has shape .*: its rows are {what}"):
+    with pytest.raises(ValueError, match=rf"value has shape .*: its number of rows {what}"):
         to_graphs_tuple(arrays(value=value))
 
 
@@ -145,7 +146,7 @@ def test_arrays_of_another_device_are_refused():
 
 
 def test_what_numpy_cannot_hold_is_named():
-    with pytest.raises(ValueError, match=r"x is torch\.bfloat16, which NumPy has not"):
+    with pytest.raises(ValueError, match=r"x is torch\.bfloat16, which NumPy does not know"):
         as_arrays(Batch(x=torch.ones(2, dtype=torch.bfloat16)))
 
 

@@ -167,7 +167,7 @@ def test_a_graph_of_types_that_is_too_large_is_refused_by_the_type(sizes, messag
 
 
 def test_a_batch_without_masks_cannot_be_unpadded():
-    with pytest.raises(ValueError, match="The batch has no graphs_mask, so its padding cannot be told from its graphs"):
+    with pytest.raises(ValueError, match="The batch has no graphs_mask, so padding and graphs cannot be distinguished"):
         unpad(FixedSizeCollater(FixedSizeOptions(6, 6, 3))([graph(3, 2)]))
 
 

@@ -56,7 +56,7 @@ def test_a_step_is_called_trains_what_the_optimizer_holds_and_says_so():
     assert step.loss_scale is None
     with pytest.raises(ValueError, match=r"`x` is float32\[5\], but the model was compiled for float32\[4\]\. .*reset"):
         step.compile(torch.zeros(5), torch.zeros(5))
-    with pytest.raises(ValueError, match=r"call reset\(\) and compile anew"):
+    with pytest.raises(ValueError, match=r"call reset\(\) and compile again"):
         step(torch.zeros(5), torch.zeros(5))
     assert step.calls == 2
     held = model.trained.data_ptr()
@@ -96,7 +96,7 @@ def test_the_order_of_a_dictionarys_parts_does_not_matter():
     a, b = torch.full((2,), 5.0), torch.full((2,), 3.0)
     step = compile_forward(Difference(), ({"a": a, "b": b},))
     assert step({"b": b, "a": a}).tolist() == step({"a": a, "b": b}).tolist() == [2, 2]
-    with pytest.raises(ValueError, match=r"call reset\(\) and compile anew"):
+    with pytest.raises(ValueError, match=r"call reset\(\) and compile again"):
         step({"a": a})
 
 

@@ -47,8 +47,8 @@ def test_what_comes_back_is_like_the_arguments_of_that_call(door):
     ("door", "remedy"),
     [
         ("model", r"give it what it was compiled for, or call reset\(\)"),
-        ("function", "and compile anew"),
-        ("tiles", "and compile anew"),
+        ("function", "and compile again"),
+        ("tiles", "and compile again"),
     ],
 )
 def test_other_arguments_are_refused_by_name_with_what_to_do(door, remedy):

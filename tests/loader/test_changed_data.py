@@ -56,7 +56,7 @@ def test_another_tensor_of_a_dataset_in_memory_is_noticed():
     loader = FixedSizeDataLoader(dataset, 8)
     list(loader)
     dataset._data.y = dataset._data.y / 2
-    with pytest.raises(ValueError, match="'y' of the dataset is another"):
+    with pytest.raises(ValueError, match="'y' of the dataset was replaced"):
         next(iter(loader))
 
 

@@ -110,7 +110,7 @@ def test_a_state_counts_what_was_given_not_what_was_made_ahead():
 
 
 def test_an_error_of_the_feed_reaches_the_loop():
-    with pytest.raises(ValueError, match=r"feature_dtype names \['z'\], which batches have not"):
+    with pytest.raises(ValueError, match=r"feature_dtype names \['z'\], which batches do not have"):
         list(loader(device="cpu", feature_dtype={"z": torch.float16}))
     with pytest.raises(ValueError, match=r"asks for edge_index as torch.float16, and it is torch.int64"):
         list(loader(device="cpu", feature_dtype={"edge_index": torch.float16}))

@@ -12,7 +12,7 @@ from tests.support.loaders import loader_of
         ({"batch_size": 3}, "batch_size is 3 and fixed_size_options.num_graphs is 6"),
         ({"num_nodes": 3}, "Both fixed_size_options and num_nodes"),
         ({"fixed_size_options": None, "num_edges": 3}, "num_edges is given without num_nodes"),
-        ({"strategy": "Best"}, r"'Best' is no FixedSizeStrategy; pass one of \['PadToMax'"),
+        ({"strategy": "Best"}, r"'Best' is not a FixedSizeStrategy; pass one of \['PadToMax'"),
         ({"collate_fn": list}, "takes no collate_fn"),
         ({"generator": torch.Generator()}, "takes no generator"),
         ({"rank": 2, "world_size": 2}, "rank is 2 and world_size 2"),

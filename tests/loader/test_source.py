@@ -37,7 +37,7 @@ def test_a_random_transform_runs_anew_each_epoch_and_says_that_it_is_slow():
         data.pos = data.pos + torch.rand_like(data.pos)
         return data
 
-    with pytest.warns(UserWarning, match="has a transform, which may be random, so each graph is fetched anew"):
+    with pytest.warns(UserWarning, match="has a transform, which may be random, so each graph is fetched again"):
         loader = loader_of(InMemory(GRAPHS, transform=jitter))
     assert not same(next(iter(loader)).pos, next(iter(loader)).pos)
     assert sorted(seeds(loader)) == list(range(40))

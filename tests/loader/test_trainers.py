@@ -155,7 +155,7 @@ def test_skipping_batches_of_a_loader_that_goes_on_by_itself_is_refused():
     next(iter(loader))
     again = make_loader()
     again.load_state_dict(loader.state_dict())
-    with pytest.raises(ValueError, match="goes on at item 1 of epoch 0 by itself"):
+    with pytest.raises(ValueError, match="continues at item 1 of epoch 0 by itself"):
         next(iter(again.batch_sampler))
 
 

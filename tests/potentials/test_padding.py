@@ -99,7 +99,7 @@ def test_a_batch_that_would_be_padding_alone_is_refused() -> None:
 
 def test_outputs_lose_their_padding_and_doubtful_ones_are_asked_about() -> None:
     masks = {"nodes_mask": torch.tensor([True, False]), "graphs_mask": torch.tensor([False, False])}
-    with pytest.raises(ValueError, match="'energy' has 2 rows, the same number as the batch has nodes and graphs"):
+    with pytest.raises(ValueError, match="'energy' has 2 rows, which fits nodes and graphs"):
         unpad_outputs({"energy": torch.zeros(2)}, masks)
     assert len(unpad_outputs({"energy": torch.zeros(2)}, masks, {"energy": "node"})["energy"]) == 1
     assert unpad_outputs({"hessian": None, "r_max": torch.zeros(7)}, masks)["r_max"].shape == (7,)

@@ -144,7 +144,7 @@ def test_a_sample_is_what_its_drawn_edges_lead_to(question):
         (
             {WRITTEN: CompressedGraph.from_edge_index(tensor(0).expand(2, 1), (4, 3))},
             {"subgraph_type": "bidirectional"},
-            "no mirror",
+            "not a mirror",
         ),
     ],
 )

@@ -115,7 +115,7 @@ def test_directions_loops_and_repeated_edges_do_not_count() -> None:
         (torch.tensor([[0], [1]]), 3, {}, "num_parts is 3 for 2 nodes"),
         (torch.tensor([[0], [1]]), 0, {}, "num_parts is 0"),
         (torch.zeros(3, 2), 2, {}, r"shape \(3, 2\); pass integers"),
-        (torch.tensor([[0], [1]]), 2, {"method": "Best"}, "'Best' is no PartitionMethod"),
+        (torch.tensor([[0], [1]]), 2, {"method": "Best"}, "'Best' is not a PartitionMethod"),
     ],
 )
 def test_wrong_input_is_refused(edges: Tensor, num_parts: int, choices: dict[str, object], message: str) -> None:

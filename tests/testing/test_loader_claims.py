@@ -173,5 +173,5 @@ def test_a_loader_that_never_ends_is_told():
             yield graphs[0]
 
     subject = subject_of(endless, kind="loader")
-    with pytest.raises(BrokenError, match="goes on after"):
+    with pytest.raises(BrokenError, match="continues after"):
         subject.epoch(subject.made(subject.graphs), Case(graphs=subject.graphs))

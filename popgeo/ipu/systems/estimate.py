@@ -33,10 +33,9 @@ def estimate(
 
     Only shapes and types of weights are read, so a model made on the meta device (`with torch.device("meta"):`) or
     under `FakeTensorMode` will do, and takes next to no memory. A step that does not fit is not an error here: the
-    report
-    tells how much memory it needs. Where a model's weights lie in shards (`popgeo.nn.parallel`) and the target has
-    several IPUs, these hold some shards each, and the report is that of one of them. Where the options ask for stages,
-    or the model names its blocks on several IPUs, it is that of the stages, as from `pipeline`.
+    report tells how much memory it needs. Where a model's weights lie in shards (`popgeo.nn.parallel`) and the target
+    has several IPUs, these hold some shards each, and the report is that of one of them. Where the options ask for
+    stages, or the model names its blocks on several IPUs, it is that of the stages, as from `pipeline`.
 
     Args:
         model: A module, or a function of tensors; with an optimizer it returns its loss.

@@ -91,7 +91,7 @@ def test_no_name_leads_out_of_the_folder_of_a_store(tmp_path, outside):
         (folder / "link").symlink_to(bystander)
     place = ("attributes", 0, "values", "file")
     (folder / "journal.json").write_bytes(put(journal, place, name))
-    with pytest.raises(ValueError, match=r"no array in a file of the folder|is a link"):
+    with pytest.raises(ValueError, match=r"not an array in a file of the folder|is a link"):
         graphs.save(tmp_path / "store", progress_bar=False)
     assert bystander.read_bytes() == bytes(1400)
     (folder / LOCK).unlink(missing_ok=True)
@@ -103,7 +103,7 @@ def test_no_name_leads_out_of_the_folder_of_a_store(tmp_path, outside):
         graphs.save(tmp_path / "whole", progress_bar=False)
         path = tmp_path / "whole" / "manifest.json"
         path.write_bytes(put(json.loads(path.read_text()), place, name))
-        with pytest.raises(ValueError, match="no array in a file of the folder"):
+        with pytest.raises(ValueError, match="not an array in a file of the folder"):
             FlatStore.open(tmp_path / "whole")
 
 

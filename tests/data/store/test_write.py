@@ -131,7 +131,7 @@ def test_what_a_killed_writer_left_is_checked_before_going_on(folder):
         write(interrupted_at(GRAPHS, 4), folder, buffer_bytes=1)
     path = folder.with_name("store.part") / "00-x.bin"
     path.write_bytes(b"0" + path.read_bytes()[1:])
-    with pytest.raises(ValueError, match=r"00-x.bin was left damaged. Remove the folder .*store.part to start anew"):
+    with pytest.raises(ValueError, match=r"00-x.bin was left damaged. Remove the folder .*store.part to start again"):
         write(GRAPHS, folder)
 
 

@@ -215,7 +215,7 @@ def test_weights_changed_from_outside_win_over_master_weights():
 
 def test_another_optimizer_must_be_of_the_same_kind_over_the_same_groups():
     update, held = make("adam")
-    with pytest.raises(ValueError, match=r"compiled with Adam, not SGD; wrap it anew"):
+    with pytest.raises(ValueError, match=r"compiled with Adam, not SGD; wrap it again"):
         update.set_optimizer(KINDS["sgd"](held.values()))
     with pytest.raises(ValueError, match=r"compiled with Adam, not AdamW"):
         update.set_optimizer(optim.AdamW(held.values()))

@@ -238,7 +238,7 @@ def test_a_store_that_goes_away_is_asked_again_and_no_batch_is_lost_or_doubled()
             seen.append(batch)
             features.failures = 99
 
-    with pytest.raises(ConnectionError, match=r"asked 3 times for 'x' of None.*go on with this batch"):
+    with pytest.raises(ConnectionError, match=r"asked 3 times for 'x' of None.*continue with this batch"):
         take(loader)
     features.failures = 0
     state = loader.state_dict()
