@@ -74,7 +74,7 @@ def _data(report: Account) -> dict[str, Any]:
 
 
 def _rounded(part: Any) -> Any:
-    """Numbers with as many digits as anybody reads."""
+    """Numbers with few digits."""
     if isinstance(part, float):
         return round(part, 4)
     if isinstance(part, Mapping):
