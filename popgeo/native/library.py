@@ -11,7 +11,7 @@ from typing import Any
 import torch  # loaded first, so that the library shares torch's own OpenMP pool and obeys set_num_threads
 from torch import Tensor
 
-import popgeo.forked  # noqa: F401  kernels of several threads would wait permanently in a forked child
+import popgeo.forked  # noqa: F401  kernels of several threads would wait forever in a forked child
 
 _PATH = Path(__file__).with_name("_popgeo.so")
 _CSRC = Path(__file__).with_name("csrc")

@@ -47,7 +47,7 @@ def each_graph_once(subject: LoaderSubject, case: Case) -> None:
 @_both(
     "equal ranks",
     tried="the batches of 2, 3 and 4 ranks are counted",
-    cause="batches are dealt out without evening them: the rank with more of them waits for the others permanently",
+    cause="batches are dealt out without evening them: the rank with more of them waits forever for the others",
     settings=_RANKS,
 )
 def ranks_are_equal(subject: LoaderSubject, case: Case) -> None:
