@@ -1,4 +1,4 @@
-"""Files that end with their kind, their version and a checksum of all bytes before it: no changed bit passes unnoticed."""
+"""Files that end with their kind, their version and a checksum of all bytes before it."""
 
 import hashlib
 import os

@@ -83,5 +83,5 @@ def test_a_file_that_holds_other_weights_is_refused(tmp_path):
     with pytest.raises(ValueError, match="no weights for"):
         Predictor.from_checkpoint(tmp_path / "other.pt", GIN(4, 8, 5))
     (tmp_path / "cut.pt").write_bytes((tmp_path / "other.pt").read_bytes()[:500])
-    with pytest.raises(ValueError, match="is not a file of torch.save"):
+    with pytest.raises(ValueError, match=r"is not a file of torch\.save"):
         Predictor.from_checkpoint(tmp_path / "cut.pt", GIN(4, 8, 3))

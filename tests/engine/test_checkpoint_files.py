@@ -83,7 +83,7 @@ def test_a_checkpoint_from_before_there_were_checksums_is_read_and_flipped_bits_
     whole = path.read_bytes()
     place = whole.index(torch.arange(5000.0).numpy().tobytes())
     path.write_bytes(whole[: place + 40] + b"\xff" + whole[place + 41 :])
-    with pytest.raises(ValueError, match="is not a checkpoint of popgeo.*damaged"):
+    with pytest.raises(ValueError, match=r"is not a checkpoint of popgeo.*damaged"):
         load_checkpoint(path)
 
 
