@@ -22,6 +22,7 @@ from popgeo.capture.held_state import (
     swapped,
 )
 from popgeo.capture.identity_loss import instead_of_a_loss
+from popgeo.capture.interrupts import held_interrupts
 from popgeo.capture.marks import marked, marks_of
 from popgeo.capture.op_graph import LOSS_SCALE, Input, Role
 from popgeo.capture.pytree import flatten
@@ -34,6 +35,7 @@ class NothingToTrainError(ValueError):
     """There is a loss, but none of the parameters to train has a part in it."""
 
 
+@held_interrupts()
 def capture(
     function: Callable[..., Any],
     arguments: Arguments,
@@ -68,7 +70,7 @@ def capture(
     given = [Input(Role.ARGUMENT, name) for name, _ in leaves(arguments.structure)]
     _refuse_other_kinds(zip(given, arguments.tensors, strict=True))
     fake_mode = FakeTensorMode(allow_non_fake_inputs=True)
-    recorder = Recorder(capture.__code__, _refuse)
+    recorder = Recorder(inspect.unwrap(capture).__code__, _refuse)
     recorder.on_operation = on_operation
     state = module_state(module)
     with fake_mode:

@@ -1,5 +1,6 @@
 """Finds everything in a model that is not static, at once; `dynamic_shapes.py` says why, and the remedy."""
 
+import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -10,12 +11,14 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from popgeo.capture.capture import fake_of
 from popgeo.capture.dynamic_shapes import Problem
 from popgeo.capture.held_state import swapped
+from popgeo.capture.interrupts import held_interrupts
 from popgeo.capture.known_values import compute
 from popgeo.capture.pytree import flatten, unflatten
 from popgeo.capture.recorder import Recorder
 from popgeo.capture.static_forms import static_forms
 
 
+@held_interrupts()
 def check_static(model: Callable[..., Any], *inputs: Any, **named_inputs: Any) -> list[Problem]:
     """Lists each place in a model where a shape, or the path taken, depends on the data.
 
@@ -58,7 +61,7 @@ def check_static(model: Callable[..., Any], *inputs: Any, **named_inputs: Any) -
     def instead(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         return compute(recorder.page, func, args, kwargs, given, makes_up=True)
 
-    recorder = Recorder(check_static.__code__, note, keeps_state=False, instead=instead)
+    recorder = Recorder(inspect.unwrap(check_static).__code__, note, keeps_state=False, instead=instead)
     args, kwargs = unflatten(structure, fakes)
     by_id = {id(tensor): fake for tensor, fake in zip(state, fakes[len(tensors) :], strict=True)}
     try:

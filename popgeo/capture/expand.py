@@ -1,6 +1,7 @@
 """Puts the decomposition of an operation in its place: what a machine without that operation would run."""
 
 import dataclasses
+import inspect
 from collections.abc import Callable, Container, Sequence
 from typing import Any
 
@@ -9,6 +10,7 @@ from torch import Tensor
 from torch._decomp import decomposition_table
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from popgeo.capture.interrupts import held_interrupts
 from popgeo.capture.marks import empty_like
 from popgeo.capture.op_graph import Input, Op, OpGraph, Ref, Role, Value, overload, substitute
 from popgeo.capture.passes import at_storage, drop_unused, merge_equal_values, replace_values, with_ops
@@ -153,6 +155,7 @@ class GraphWriter:
         return layouts[0] == layouts[1] and old.offset == 0 and value.storage not in taken
 
 
+@held_interrupts()
 def trace(function: Callable[..., Any], values: Sequence[Value]) -> OpGraph:
     """The operations of a function of tensors, given values that are like its arguments, each in memory of its own.
 
@@ -160,7 +163,7 @@ def trace(function: Callable[..., Any], values: Sequence[Value]) -> OpGraph:
         function: Takes one tensor for each value; returns a tensor, or several.
         values: What the tensors are like; the inputs of the graph, in this order.
     """
-    fake_mode, recorder = FakeTensorMode(), _Recorder(trace.__code__, _refuse)
+    fake_mode, recorder = FakeTensorMode(), _Recorder(inspect.unwrap(trace).__code__, _refuse)
     with fake_mode:
         fakes = list(map(empty_like, values))
     for number, fake in enumerate(fakes):

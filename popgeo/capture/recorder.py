@@ -19,6 +19,7 @@ from torch.utils.hooks import RemovableHandle
 
 from popgeo.capture import dynamic_shapes, known_values, model_lines
 from popgeo.capture.dynamic_shapes import Problem
+from popgeo.capture.interrupts import raise_held
 from popgeo.capture.op_graph import BlockMark, Op, OpGraph
 from popgeo.capture.page import Page
 from popgeo.capture.schemas import IN_MEMORY, VIEWS_IN_PLACE, makes_tensors, only_raises, target, written_by
@@ -60,7 +61,7 @@ class Recorder(TorchDispatchMode):
         self.block: BlockMark | None = None
         self.unnamed_blocks = 0
         self._paused = self._in_body = False
-        self.refusal: Exception | None = None
+        self.refusal: BaseException | None = None
 
     @contextlib.contextmanager
     def apart(self) -> Iterator[None]:
@@ -120,6 +121,11 @@ class Recorder(TorchDispatchMode):
     ) -> Any:
         if func is torch.ops.prim.device.default:  # autograd asks for it at every gradient
             return args[0].device
+        try:
+            raise_held()
+        except BaseException as error:  # which TorchScript would hand on without its kind
+            self.refusal = error
+            raise
         keywords = dict(kwargs or {})
         if self._paused:
             return func(*args, **keywords)

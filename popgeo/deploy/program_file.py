@@ -158,8 +158,9 @@ def _loaded(data: bytes, path: str, backend: Backend | str | None, run_machine_c
     except ImportError:
         raise
     except Exception as error:  # of as many kinds as the readers of others have
-        reason = str(error).partition("\n")[0] if isinstance(error, ValueError) else repr(error)[:300]
-        raise ValueError(f"{path} cannot be loaded: {reason.rstrip('.')}.") from error
+        is_gap = isinstance(error, (LookupError, TypeError, AttributeError))
+        reason = f"a part is missing or of a wrong type: {error!r}" if is_gap else str(error).partition("\n")[0]
+        raise ValueError(f"{path} cannot be loaded: {reason[:300].rstrip('.') or repr(error)}.") from error
 
 
 def _program(

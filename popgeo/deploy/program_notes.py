@@ -1,7 +1,7 @@
 """What a file with a program says of itself: inputs, results, sizes, layout and units, as JSON."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
@@ -22,6 +22,7 @@ from popgeo.deploy.fixed_program import FixedProgram, Tensors
 
 VERSION = 1
 FORMATS = ("torch", "aotinductor", "onnx")
+_MOST = 2**40  # slots of a batch
 _BY_NAME = (AttrNamePadding, NodeTypePadding, EdgeTypePadding)
 
 
@@ -80,13 +81,41 @@ def _told(program: FixedProgram, results: Tensors) -> dict[str, Any]:
 def _program(told: Mapping[str, Any]) -> FixedProgram:
     layout = {name: _unpacked(value) for name, value in told["layout"].items()}
     layout["index_dtype"] = _dtype(layout["index_dtype"])
+    sizes = {name: _unpacked(value) for name, value in told["sizes"].items()}
+    for name, value in sizes.items():
+        is_count = name.startswith("num_")
+        if isinstance(value, Mapping) and name.endswith("_pad_value"):
+            raise ValueError(f"{name} is {value!r:.50}")
+        for one in () if name == "pad_graph_defaults" else _numbers(value):
+            if type(one) not in ((int,) if is_count else (bool, int, float)) or (is_count and not 0 <= one < _MOST):
+                raise ValueError(f"{name} is {one!r:.50}")
+    for level in (layout["levels"] or {}).values():
+        Level(level)
+    axes = {name: Axis(Level(of[0]), _unpacked(of[1])) for name, of in told["results"].items() if of}
+    stores = {None, *(sizes["num_nodes"] if isinstance(sizes["num_nodes"], dict) else ())}
+    stores |= {*(sizes["num_edges"] if isinstance(sizes["num_edges"], dict) else ())}
+    if strange := [axis.store for axis in axes.values() if axis.store not in stores]:
+        raise ValueError(f"results belong to {strange!r:.50}")
+    if not axes:
+        raise ValueError("no result belongs to graphs, nodes or edges")
     return FixedProgram(
         run=_no_results,
         inputs={name: _like(shape, dtype) for name, (shape, dtype) in told["inputs"].items()},
-        sizes=FixedSizeOptions(**{name: _unpacked(value) for name, value in told["sizes"].items()}),
-        axes={name: Axis(Level(of[0]), _unpacked(of[1])) for name, of in told["results"].items() if of},
+        sizes=FixedSizeOptions(**sizes),
+        axes=axes,
         layout=LayoutChoices(**layout),
     )
+
+
+def _numbers(value: Any) -> Iterator[Any]:
+    """The numbers of a size or of a padding, whether it is one for all or one for each type."""
+    if isinstance(value, Mapping):
+        for one in value.values():
+            yield from _numbers(one)
+    elif isinstance(value, MappingPadding):
+        yield from (*_numbers(value.values), *_numbers(value.default))
+    elif value is not None:
+        yield value.value if isinstance(value, UniformPadding) else value
 
 
 def _like(shape: list[int], dtype: str) -> Tensor:

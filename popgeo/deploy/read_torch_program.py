@@ -40,7 +40,10 @@ def read_program(entries: Mapping[str, bytes], name: str, inputs: Mapping[str, T
         ValueError: it names a different operation, or holds anything but operations, numbers and tensors.
         LookupError, TypeError, AttributeError: something is missing, or of a wrong type.
     """
-    held = json.loads(entries[f"models/{name}.json"])["graph_module"]
+    held = json.loads(entries[f"models/{name}.json"], object_pairs_hook=_fixed)
+    if held["range_constraints"]:
+        raise ValueError("it has sizes that vary, which a fixed program does not need")
+    held = held["graph_module"]
     signature, graph, module = held["signature"], fx.Graph(), nn.Module()
     weights = _weights(entries, "weights", name) | _weights(entries, "constants", name)
     nodes: dict[str, fx.Node] = {}
@@ -62,6 +65,14 @@ def read_program(entries: Mapping[str, bytes], name: str, inputs: Mapping[str, T
         with FakeTensorMode() as mode, torch.no_grad():
             _Sizes(made, mode).run(*(torch.empty(one.shape, dtype=one.dtype) for one in inputs.values()))
     return made
+
+
+def _fixed(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object of JSON without what torch's own reader would evaluate."""
+    found = dict(pairs)
+    if "as_expr" in found or len(found) < len(pairs):
+        raise ValueError("a size is an expression, or stands twice, which a fixed program does not need")
+    return found
 
 
 class _Sizes(fx.Interpreter):

@@ -19,9 +19,7 @@ def test_a_batch_where_the_model_takes_tensors_is_told_with_what_to_pass():
     model = Square(2, 1)
     batch = Batch.from_data_list([Data(x=torch.ones(3, 2), edge_index=torch.zeros(2, 1, dtype=torch.long))])
     step = compile_step(model, torch.optim.SGD(model.parameters(), lr=0.1))
-    with pytest.raises(
-        ValueError, match=r"given a DataBatch.*Where it takes tensors, pass those of the batch, .*\(x\)"
-    ):
+    with pytest.raises(ValueError, match=r"given a DataBatch.*If it takes tensors, pass those of the batch, .*\(x\)"):
         step(batch)
     assert step(batch.x).shape == ()
 

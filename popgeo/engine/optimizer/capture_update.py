@@ -1,11 +1,13 @@
 """An optimizer's update as a graph of operations."""
 
 import copy
+import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from torch import Tensor, nn
 
+from popgeo.capture.interrupts import held_interrupts
 from popgeo.capture.op_graph import Input, OpGraph, Role
 from popgeo.capture.recorder import Recorder
 from popgeo.engine.optimizer.gradient_scaling import GradientScaling, set_gradient
@@ -71,9 +73,10 @@ def capture_scaling(worker: Worker, scaling: GradientScaling) -> OpGraph:
     return _record(lambda: scaling.apply(copies.parameters), gradients).page.graph([])
 
 
+@held_interrupts()
 def _record(act: Callable[[], None], inputs: Mapping[Input, Tensor]) -> Recorder:
     """Writes down what is done to tensors."""
-    recorder = Recorder(_record.__code__, lambda problem: None, phase="update", keeps_state=False)
+    recorder = Recorder(inspect.unwrap(_record).__code__, lambda problem: None, phase="update", keeps_state=False)
     for given, tensor in inputs.items():
         recorder.page.add_input(given, tensor)
     with recorder:

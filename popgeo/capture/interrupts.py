@@ -1,0 +1,53 @@
+"""Ctrl-C while torch records operations: it waits for the next operation, from which an error reaches the caller.
+
+Torch calls back from places that no error may leave: it would end the process, or be lost.
+"""
+
+import contextlib
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+_SIGNALS = [getattr(signal, name) for name in ("SIGALRM", "SIGTERM", "SIGINT") if hasattr(signal, name)]
+_waiting: list[Callable[[], Any]] = []
+
+
+@contextlib.contextmanager
+def held_interrupts() -> Iterator[None]:
+    """Lets handlers of signals run between operations, and after the block, instead of at any moment.
+
+    A second signal does not wait, so that a model that never ends can be interrupted.
+
+    Example:
+        >>> with held_interrupts():
+        ...     raise_held()
+    """
+    before: dict[int, Any] = {}
+
+    def hold(number: int, frame: Any) -> None:
+        _waiting.append(lambda: before[number](number, frame))
+        if len(_waiting) > 1:
+            raise_held()
+
+    hold.holds = True  # type: ignore[attr-defined]
+    try:
+        for number in _SIGNALS if threading.current_thread() is threading.main_thread() else ():
+            handler = signal.getsignal(number)
+            if callable(handler) and not hasattr(handler, "holds"):
+                before[number] = handler
+                signal.signal(number, hold)
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        if before:
+            raise_held()
+
+
+def raise_held() -> None:
+    """Runs the handlers of signals that came since, which raise KeyboardInterrupt for Ctrl-C."""
+    if _waiting and threading.current_thread() is threading.main_thread():
+        run = _waiting[0]
+        _waiting.clear()
+        run()
