@@ -2,6 +2,7 @@
 
 import os
 import socket
+import time
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,12 @@ def together(act: str, collective: Any, *arguments: Any) -> None:
         found = _members[1]
         collective(*arguments)
     except RuntimeError as error:
-        ended = [rank for rank, (host, process) in enumerate(found) if host == socket.gethostname() and _ended(process)]
+        here = [(rank, process) for rank, (host, process) in enumerate(found) if host == socket.gethostname()]
+        ended: list[int] = []
+        for _ in range(20):  # its connections close shortly before a process has ended
+            if ended := [rank for rank, process in here if _ended(process)]:
+                break
+            time.sleep(0.1)
         who = f"rank {', '.join(map(str, ended))} has ended" if ended else "another rank has ended or does not answer"
         raise RuntimeError(
             f"Process {dist.get_rank()} of {dist.get_world_size()} could not {act}: {who}. Start all processes again, "
