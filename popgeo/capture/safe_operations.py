@@ -12,6 +12,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch._ops import OpOverload
 
 from popgeo.capture.op_graph import OpGraph, Ref, overload
@@ -80,17 +81,19 @@ def require_forward(graph: OpGraph) -> None:
         if name not in _AFTER_FORWARD:
             continue
         tie, shared, indices = _AFTER_FORWARD[name]
-        base = name.removesuffix("_backward")
-        given = _named(overload(op.target), op.args, op.kwargs)
-        maker = makers.get(getattr(given, tie).value) if isinstance(getattr(given, tie), Ref) else None
-        fits = maker is not None and name_of(maker.target) == _FORWARD.get(base, base)
-        if fits:
+        given, made = _named(overload(op.target), op.args, op.kwargs), name.removesuffix("_backward")
+        maker = makers.get(getattr(given, tie).value)
+        fits = maker is not None and name_of(maker.target) == _FORWARD.get(made, made)
+        if maker is not None and fits:
             before = _named(overload(maker.target), maker.args, maker.kwargs)
-            fits = all(getattr(given, one) == getattr(before, one) for one in shared.split())
-            same = [values[one.self.value].shape for one in (given, before)]
             index, grad = values[getattr(given, indices).value], values[given.grad_output.value]
-            fits &= maker.outputs[1] == getattr(given, tie).value and same[0] == same[1]
-            fits &= index.storage not in written and (indices == "target" or index.shape == grad.shape)
+            fits = (
+                all(getattr(given, one) == getattr(before, one) for one in shared.split())
+                and maker.outputs[1] == getattr(given, tie).value
+                and values[given.self.value].shape == values[before.self.value].shape
+                and index.storage not in written
+                and (indices == "target" or index.shape == grad.shape)
+            )
         if not fits:
             raise ValueError(f"{op.target} takes indices that its forward operation has not checked")
 
@@ -162,7 +165,17 @@ def _updates(g: Any) -> bool:
             continue
         if not fits:
             return False
-    return all(torch._prims_common.is_non_overlapping_and_dense(one) for one in g.self)
+    return all(map(_is_dense, g.self))
+
+
+def _is_dense(tensor: Tensor) -> bool:
+    """Whether the elements lie next to each other, each in a place of its own."""
+    expected = 1
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size != 1 and stride != expected:
+            return False
+        expected *= size
+    return True
 
 
 _FITS: dict[str, Callable[[Any], bool]] = {

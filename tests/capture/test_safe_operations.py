@@ -61,6 +61,17 @@ def test_a_kernel_that_would_leave_its_memory_is_refused(name: str):
         require_fitting(func, OUTSIDE[name], more)
 
 
+@pytest.mark.parametrize("shape", [(3, 4), (4,), ()])
+def test_lists_of_an_optimizer_that_belong_together_are_taken(shape: tuple[int, ...]):
+    func, choices = torch.ops.aten._fused_sgd_.default, SGD | {"is_first_step": False}
+    one = [torch.ones(shape)]
+    require_fitting(func, (one, one, one), choices)
+    require_fitting(func, (one, one, []), choices | {"momentum": 0.0})
+    for wrong in ((one, one, []), ([torch.ones(1).expand(7)],) * 3, (one, [], one)):
+        with pytest.raises(ValueError, match="sizes do not belong together"):
+            require_fitting(func, wrong, choices)
+
+
 @pytest.mark.parametrize(
     "name",
     ["_reshape_alias", "set_", "resize_", "_embedding_bag", "max_unpool2d", "segment_reduce", "_ctc_loss", "from_file"],
