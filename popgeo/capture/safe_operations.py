@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch._ops import OpOverload
 
-from popgeo.capture.op_graph import OpGraph, Ref, overload
+from popgeo.capture.op_graph import OpGraph, overload
 from popgeo.capture.operations import name_of
 
 _SAFE = frozenset(

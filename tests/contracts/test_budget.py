@@ -32,13 +32,15 @@ PLACES = {
 # people's models, loaders and neighbour lists is a tool of its own: it stands on all the rest, and only tests import
 # it. The reach holds six frameworks, tensor products and SchNetPack's interactions in one pass, weights made once for
 # opposite edges, the predictor and files in three formats, where three frameworks and a calculator were planned. What
-# `popgeo train` is stands on all of them as the kit does, and nothing but the command imports it.
+# `popgeo train` is stands on all of them as the kit does, and nothing but the command imports it. Files from untrusted
+# sources added 120 lines to the core (the seal, the archive, rules for kernels that trust their caller, held signals)
+# and 160 to the reach (a reader of programs in the place of torch's, checks of notes and of ONNX).
 BUDGETS = {
-    "core": 29_990,
+    "core": 30_110,
     "compat": 3_495,
     "systems": 3_300,
     "models": 1_530,
-    "reach": 3_190,
+    "reach": 3_350,
     "kit": 2_320,
     "train": 550,
 }
