@@ -12,9 +12,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch._ops import OpOverload
 
-from popgeo.capture.op_graph import OpGraph, Ref, overload
+from popgeo.capture.op_graph import OpGraph, overload
 from popgeo.capture.operations import name_of
 
 _SAFE = frozenset(
@@ -80,17 +81,19 @@ def require_forward(graph: OpGraph) -> None:
         if name not in _AFTER_FORWARD:
             continue
         tie, shared, indices = _AFTER_FORWARD[name]
-        base = name.removesuffix("_backward")
-        given = _named(overload(op.target), op.args, op.kwargs)
-        maker = makers.get(getattr(given, tie).value) if isinstance(getattr(given, tie), Ref) else None
-        fits = maker is not None and name_of(maker.target) == _FORWARD.get(base, base)
+        given, made = _named(overload(op.target), op.args, op.kwargs), name.removesuffix("_backward")
+        maker = makers.get(getattr(given, tie).value)
+        fits = maker is not None and name_of(maker.target) == _FORWARD.get(made, made)
         if maker is not None and fits:
             before = _named(overload(maker.target), maker.args, maker.kwargs)
-            fits = all(getattr(given, one) == getattr(before, one) for one in shared.split())
-            same = [values[one.self.value].shape for one in (given, before)]
             index, grad = values[getattr(given, indices).value], values[given.grad_output.value]
-            fits &= maker.outputs[1] == getattr(given, tie).value and same[0] == same[1]
-            fits &= index.storage not in written and (indices == "target" or index.shape == grad.shape)
+            fits = (
+                all(getattr(given, one) == getattr(before, one) for one in shared.split())
+                and maker.outputs[1] == getattr(given, tie).value
+                and values[given.self.value].shape == values[before.self.value].shape
+                and index.storage not in written
+                and (indices == "target" or index.shape == grad.shape)
+            )
         if not fits:
             raise ValueError(f"{op.target} takes indices that its forward operation has not checked")
 
@@ -165,11 +168,11 @@ def _updates(g: Any) -> bool:
     return all(map(_is_dense, g.self))
 
 
-def _is_dense(tensor: Any) -> bool:
-    """Whether the elements lie next to each other in memory, in any order of dimensions, each in its own place."""
+def _is_dense(tensor: Tensor) -> bool:
+    """Whether the elements lie next to each other, each in a place of its own."""
     expected = 1
     for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
-        if size > 1 and stride != expected:
+        if size != 1 and stride != expected:
             return False
         expected *= size
     return True

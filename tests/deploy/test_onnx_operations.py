@@ -11,6 +11,7 @@ from torch.testing import assert_close
 
 from popgeo.deploy.onnx_program import open_onnx, read_notes_of_onnx, write_onnx
 from popgeo.deploy.plain_operations import plain_module
+from popgeo.sealed_file import SEAL_BYTES
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*treespec:FutureWarning")
 pytest.importorskip("onnxruntime")
@@ -59,8 +60,8 @@ def made() -> tuple[dict[str, Tensor], dict[str, Tensor], bytes]:
     cases = Cases(CASES)
     notes = json.dumps({"programs": [{"inputs": dict.fromkeys(given), "results": dict.fromkeys(CASES)}]})
     data = write_onnx([plain_module(cases, given)], [given], notes)
-    assert read_notes_of_onnx(data + b"0" * 64) == notes
-    (run,) = open_onnx(data + b"0" * 64, 1)
+    assert read_notes_of_onnx(data + b"0" * SEAL_BYTES) == notes
+    (run,) = open_onnx(data + b"0" * SEAL_BYTES, [given])
     return cases(**given), dict(zip(CASES, run(*given.values()), strict=True)), data
 
 
@@ -71,7 +72,7 @@ def test_operations_are_those_of_torch(made, name):
 
 
 def test_no_sum_is_one_that_onnxruntime_spreads_over_threads(made):
-    nodes = onnx.load_model_from_string(made[2] + b"0" * 64).graph.node
+    nodes = onnx.load_model_from_string(made[2] + b"0" * SEAL_BYTES).graph.node
     assert any(node.op_type == "ScatterElements" for node in nodes)
     reductions = [one.s for node in nodes if node.op_type == "ScatterND" for one in node.attribute]
     assert set(reductions) <= {b"none"}
@@ -80,7 +81,7 @@ def test_no_sum_is_one_that_onnxruntime_spreads_over_threads(made):
 def test_a_missing_package_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
     with pytest.raises(ImportError, match=r"onnxruntime is missing.*pip install onnx"):
-        open_onnx(b"", 1)
+        open_onnx(b"", [{}])
 
 
 def test_a_model_that_draws_random_numbers_is_refused():
