@@ -232,7 +232,7 @@ def test_a_second_start_is_five_times_faster(tmp_path):
             super().__init__(blocks=24)
 
     seconds = []
-    for _ in range(3):
+    for _ in range(6):  # the best of five, on a busy machine
         step = start(tmp_path, Deep())
         began = time.process_time()
         step.compile(**make_batch(0, torch.float32))
