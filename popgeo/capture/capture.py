@@ -81,8 +81,10 @@ def capture(
         recorder.page.add_input(one, tensor)
     if scale is not None:
         recorder.page.add_input(LOSS_SCALE, scale)
-    for one, tensor in zip(given, inputs, strict=True):
+    for one, tensor, real in zip(given, inputs, arguments.tensors, strict=True):
         recorder.page.add_input(one, tensor)
+        if real.layout is torch.strided and (real.storage_offset() or not real.is_contiguous()):
+            recorder.moved.add(tensor.untyped_storage()._cdata)
     placed = {**fakes, **dict(zip(given, inputs, strict=True))}
     by_id = {id(tensor): fakes[one] for one, tensor in state.items()}
     following = drawn_numbers(function, arguments, recorder)

@@ -62,6 +62,8 @@ class Recorder(TorchDispatchMode):
         self.unnamed_blocks = 0
         self._paused = self._in_body = False
         self.refusal: BaseException | None = None
+        self.moved: set[int] = set()
+        """The storages of inputs that lie differently in the caller's memory: views with an offset or with strides."""
 
     @contextlib.contextmanager
     def apart(self) -> Iterator[None]:
@@ -138,6 +140,11 @@ class Recorder(TorchDispatchMode):
         else:
             viewed = args[0] if func.is_view and args and args[0].layout is torch.strided else None
             memory = 0 if viewed is None else viewed.untyped_storage().nbytes()
+            if func is torch.ops.aten.as_strided.default and args[0].untyped_storage()._cdata in self.moved:
+                raise ValueError(
+                    f"{self.line()}: as_strided counts from the memory of an argument that is itself a view, and a "
+                    "compiled step has arguments in memory of its own. Index the tensor, or pass x.clone()."
+                )
             result = self._stand_in(func, args, keywords)
             if viewed is not None and viewed.untyped_storage().nbytes() > memory:  # as stand-ins allow
                 raise ValueError(

@@ -58,3 +58,15 @@ def test_a_view_beyond_memory_is_refused_as_eager_mode_does(name: str):
 def test_a_view_within_memory_is_computed(name: str):
     model, x = Viewed(WITHIN[name]), torch.arange(16.0)
     torch.testing.assert_close(compile_forward(model)(x), model(x).detach(), check_stride=False)
+
+
+@pytest.mark.parametrize("view", [lambda x: x[4:14], lambda x: x.view(4, 4).t()], ids=["offset", "strides"])
+def test_as_strided_of_an_argument_that_is_a_view_is_refused_as_it_would_count_from_elsewhere(view):
+    class Strided(nn.Module):
+        def forward(self, x):
+            return torch.as_strided(x, (4,), (1,), 2) + 0.0
+
+    whole = torch.arange(16.0)
+    torch.testing.assert_close(compile_forward(Strided())(whole), torch.tensor([2.0, 3, 4, 5]))
+    with pytest.raises(ValueError, match="as_strided counts from the memory of an argument that is itself a view"):
+        compile_forward(Strided())(view(whole))
