@@ -12,7 +12,6 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from popgeo.capture.arguments import Arguments
 from popgeo.capture.captured_step import CapturedStep
 from popgeo.capture.drawn_numbers import drawn_numbers
-from popgeo.capture.dynamic_shapes import DynamicShapeError, Problem
 from popgeo.capture.held_state import (
     ONE_AT_A_TIME,
     HeldState,
@@ -27,6 +26,7 @@ from popgeo.capture.marks import marked, marks_of
 from popgeo.capture.op_graph import LOSS_SCALE, Input, Role
 from popgeo.capture.pytree import flatten
 from popgeo.capture.recorder import Recorder
+from popgeo.capture.refused_shapes import DynamicShapeError, Problem
 from popgeo.capture.static_forms import static_forms
 from popgeo.capture.structures import leaves
 
@@ -67,62 +67,124 @@ def capture(
         %1 float32[3] = aten.mul.Tensor(%0, 2)
     """
     module = function if isinstance(function, nn.Module) else nn.Module()
-    given = [Input(Role.ARGUMENT, name) for name, _ in leaves(arguments.structure)]
-    _refuse_other_kinds(zip(given, arguments.tensors, strict=True))
-    fake_mode = FakeTensorMode(allow_non_fake_inputs=True)
+    state, placed = module_state(module), dict[Input, Tensor]()
     recorder = Recorder(inspect.unwrap(capture).__code__, _refuse)
     recorder.on_operation = on_operation
-    state = module_state(module)
+    fake_mode = FakeTensorMode(allow_non_fake_inputs=True)
     with fake_mode:
-        fakes = {one: fake_of(tensor, one.name in trained) for one, tensor in state.items()}
-        inputs = [torch.empty(tensor.shape, dtype=tensor.dtype) for tensor in arguments.tensors]
+        placed = {one: fake_of(tensor, one.name in trained) for one, tensor in state.items()}
         scale = torch.empty(()) if loss_scaling is None and trained else None
-    for one, tensor in fakes.items():
+        inputs = _stand_ins(arguments)
+    for one, tensor in [*placed.items(), *([] if scale is None else [(LOSS_SCALE, scale)]), *inputs.items()]:
         recorder.page.add_input(one, tensor)
-    if scale is not None:
-        recorder.page.add_input(LOSS_SCALE, scale)
-    for one, tensor, real in zip(given, inputs, arguments.tensors, strict=True):
-        recorder.page.add_input(one, tensor)
-        if real.layout is torch.strided and (real.storage_offset() or not real.is_contiguous()):
-            recorder.moved.add(tensor.untyped_storage()._cdata)
-    placed = {**fakes, **dict(zip(given, inputs, strict=True))}
-    by_id = {id(tensor): fakes[one] for one, tensor in state.items()}
+    recorder.moved = _moved(inputs.values(), arguments.tensors)
+    by_id = {id(tensor): placed[one] for one, tensor in state.items()}
+    placed |= inputs
+    casting = contextlib.nullcontext() if autocast is None else torch.autocast("cpu", dtype=autocast)
+
+    def run() -> tuple[list[Tensor], Any]:
+        return _run(function, arguments, list(inputs.values()), module, recorder, casting)
+
     following = drawn_numbers(function, arguments, recorder)
     with (
         ONE_AT_A_TIME, following as drawn, fake_mode, noted_reads() as reads, swapped(module, by_id) as held,
         torch.enable_grad(),
     ):  # fmt: skip
-        casting = contextlib.nullcontext() if autocast is None else torch.autocast("cpu", dtype=autocast)
-
-        def run() -> tuple[list[Tensor], Any]:
-            with static_forms() as slots, recorder.follow_modules(module), recorder, casting:
-                results, result = flatten(arguments.pass_to(function, inputs))
-                return slots.handed_out(results), result
-
         before = held.attributes()
-        try:
-            results, result = run()
-        except RuntimeError as error:
-            if recorder.refusal is not None:  # TorchScript hands on neither the error nor its words
-                raise recorder.refusal from error
-            raise
-        gradients: list[Tensor | None] = []
-        position = None
-        if trained:
-            loss = _find_loss(results, recorder)
-            position = next((i for i, tensor in enumerate(results) if tensor is loss), None)
-            with recorder:
-                recorder.phase = "backward"
-                seed = torch.full_like(loss, loss_scaling or 1.0) if scale is None else _spread(scale, loss)
-                weights = [fakes[Input(Role.PARAMETER, name)] for name in trained]
-                gradients = _gradients(loss, weights, seed)
+        results, result = run()
+        weights = {name: placed[Input(Role.PARAMETER, name)] for name in trained}
+        loss, slopes = _backward(results, weights, recorder, loss_scaling if scale is None else scale)
         written_first = recorder.page.changed(placed)
-        used = tuple(name for name, gradient in zip(trained, gradients, strict=True) if gradient is not None)
-        made = [*results, *(gradient for gradient in gradients if gradient is not None)]
-        made = _keep_buffers(held, made, recorder)
+        made = _keep_buffers(held, [*results, *slopes.values()], recorder)
         drawn.go_on()
         if moved := held.carried(before, reads):
             _refuse_carried(held, moved, run, reads, written_first, placed, recorder)
+    _refuse_constants_of_the_state(recorder, state)
+    changed = recorder.page.changed(placed)
+    written = tuple(one for one in inputs if one in changed)
+    paths = {id(one): path for path, one in module.named_modules()}
+    kept = [inputs[one] for one in written]
+    graph = recorder.page.graph([*made[: len(results)], *kept, *made[len(results) :]])
+    return CapturedStep(
+        graph=graph,
+        result=result,
+        written=written,
+        trained=tuple(slopes),
+        captured_ops=len(graph.ops),
+        files=frozenset(recorder.files),
+        loss=next((i for i, tensor in enumerate(results) if tensor is loss), None),
+        reads=frozenset((paths[one], name) for one, name in reads if one in paths),
+    )
+
+
+def _stand_ins(arguments: Arguments) -> dict[Input, Tensor]:
+    """A tensor in memory of its own for each tensor of a call.
+
+    Raises:
+        ValueError: one is a sparse or a quantized tensor.
+    """
+    given = [Input(Role.ARGUMENT, name) for name, _ in leaves(arguments.structure)]
+    for one, tensor in zip(given, arguments.tensors, strict=True):
+        if tensor.layout is not torch.strided or tensor.is_quantized:
+            raise ValueError(
+                f"`{one.name}` is a {tensor.layout} tensor of {tensor.dtype}, whose elements have no fixed places. "
+                "Pass tensor.to_dense() or tensor.dequantize(), or a sparse matrix as its edge_index and values."
+            )
+    tensors = (torch.empty(tensor.shape, dtype=tensor.dtype) for tensor in arguments.tensors)
+    return dict(zip(given, tensors, strict=True))
+
+
+def _moved(inputs: Iterable[Tensor], real: Iterable[Tensor]) -> set[int]:
+    """The storages of stand-ins whose real tensors are views with an offset or with strides."""
+    pairs = zip(inputs, real, strict=True)
+    return {own.untyped_storage()._cdata for own, one in pairs if one.storage_offset() or not one.is_contiguous()}
+
+
+def _run(
+    function: Callable[..., Any],
+    arguments: Arguments,
+    inputs: Sequence[Tensor],
+    module: nn.Module,
+    recorder: Recorder,
+    casting: contextlib.AbstractContextManager[Any],
+) -> tuple[list[Tensor], Any]:
+    """Writes the forward pass down: the tensors that it returns, and how they nest."""
+    try:
+        with static_forms() as slots, recorder.follow_modules(module), recorder, casting:
+            results, result = flatten(arguments.pass_to(function, inputs))
+            return slots.handed_out(results), result
+    except RuntimeError as error:
+        if recorder.refusal is not None:  # TorchScript hands on neither the error nor its words
+            raise recorder.refusal from error
+        raise
+
+
+def _backward(
+    results: Sequence[Tensor], weights: Mapping[str, Tensor], recorder: Recorder, start: Tensor | float | None
+) -> tuple[Tensor | None, dict[str, Tensor]]:
+    """Writes the backward pass down: the loss, and the gradients of the weights that it depends on, by name."""
+    if not weights:
+        return None, {}
+    loss = _find_loss(results, recorder)
+    with recorder:
+        recorder.phase = "backward"
+        if isinstance(start, Tensor):  # in the type and shape of the loss, in memory of its own
+            seed = start.to(loss.dtype, copy=True).expand(loss.shape)
+        else:
+            seed = torch.full_like(loss, start or 1.0)
+        try:
+            slopes = torch.autograd.grad(loss, list(weights.values()), seed, allow_unused=True)
+        except RuntimeError as error:
+            if "use_reentrant" not in str(error):
+                raise
+            raise ValueError(
+                "The model calls torch.utils.checkpoint with use_reentrant=True, which cannot be part of a step. Call "
+                "it with use_reentrant=False; draws and results are the same."
+            ) from error
+    return loss, {name: slope for name, slope in zip(weights, slopes, strict=True) if slope is not None}
+
+
+def _refuse_constants_of_the_state(recorder: Recorder, state: Mapping[Input, Tensor]) -> None:
     own = {id(tensor): one.name for one, tensor in state.items()}
     aside = [own[id(tensor)] for tensor in recorder.page.constants.values() if id(tensor) in own]
     if aside:
@@ -130,21 +192,6 @@ def capture(
             f"The model, or a hook, reads {', '.join(aside)} out of a closure, a list or a partial, where the compiled "
             "step would neither see it change nor train it. Read it as an attribute of its module, such as self.weight."
         )
-    changed = recorder.page.changed(placed)
-    written = tuple(one for one in given if one in changed)
-    kept = [tensor for one, tensor in zip(given, inputs, strict=True) if one in changed]
-    paths = {id(one): path for path, one in module.named_modules()}
-    graph = recorder.page.graph([*made[: len(results)], *kept, *made[len(results) :]])
-    return CapturedStep(
-        graph=graph,
-        result=result,
-        written=written,
-        trained=used,
-        captured_ops=len(graph.ops),
-        files=frozenset(recorder.files),
-        loss=position,
-        reads=frozenset((paths[one], name) for one, name in reads if one in paths),
-    )
 
 
 def bind(function: Callable[..., Any], *inputs: Any, **named_inputs: Any) -> Arguments:
@@ -168,32 +215,6 @@ def fake_of(tensor: Tensor, trained: bool) -> Tensor:
     for hook in (tensor._backward_hooks or {}).values() if trained else ():
         fake.register_hook(hook)
     return fake
-
-
-def _spread(scale: Tensor, loss: Tensor) -> Tensor:
-    """The scale in the type and shape of the loss, in memory of its own."""
-    return scale.to(loss.dtype, copy=True).expand(loss.shape)
-
-
-def _refuse_other_kinds(given: Iterable[tuple[Input, Tensor]]) -> None:
-    for one, tensor in given:
-        if tensor.layout is not torch.strided or tensor.is_quantized:
-            raise ValueError(
-                f"`{one.name}` is a {tensor.layout} tensor of {tensor.dtype}, whose elements have no fixed places. "
-                "Pass tensor.to_dense() or tensor.dequantize(), or a sparse matrix as its edge_index and values."
-            )
-
-
-def _gradients(loss: Tensor, weights: Sequence[Tensor], seed: Tensor) -> list[Tensor | None]:
-    try:
-        return list(torch.autograd.grad(loss, weights, seed, allow_unused=True))
-    except RuntimeError as error:
-        if "use_reentrant" not in str(error):
-            raise
-        raise ValueError(
-            "The model calls torch.utils.checkpoint with use_reentrant=True, which cannot be part of a step. Call it "
-            "with use_reentrant=False; draws and results are the same."
-        ) from error
 
 
 def _refuse(problem: Problem) -> None:

@@ -1,4 +1,4 @@
-"""Finds everything in a model that is not static, at once; `dynamic_shapes.py` says why, and the remedy."""
+"""Finds everything in a model that is not static, at once; `refused_shapes.py` says why, and the remedy."""
 
 import inspect
 from collections.abc import Callable, Mapping
@@ -9,12 +9,12 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from popgeo.capture.capture import fake_of
-from popgeo.capture.dynamic_shapes import Problem
 from popgeo.capture.held_state import swapped
 from popgeo.capture.interrupts import held_interrupts
 from popgeo.capture.known_values import compute
 from popgeo.capture.pytree import flatten, unflatten
 from popgeo.capture.recorder import Recorder
+from popgeo.capture.refused_shapes import Problem
 from popgeo.capture.static_forms import static_forms
 
 

@@ -17,11 +17,11 @@ from torch._subclasses.fake_tensor import (
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 from torch.utils.hooks import RemovableHandle
 
-from popgeo.capture import dynamic_shapes, known_values, model_lines
-from popgeo.capture.dynamic_shapes import Problem
+from popgeo.capture import known_values, model_lines, refused_shapes
 from popgeo.capture.interrupts import raise_held
 from popgeo.capture.op_graph import BlockMark, Op, OpGraph
 from popgeo.capture.page import Page
+from popgeo.capture.refused_shapes import Problem
 from popgeo.capture.schemas import IN_MEMORY, VIEWS_IN_PLACE, makes_tensors, only_raises, target, written_by
 
 
@@ -132,7 +132,7 @@ class Recorder(TorchDispatchMode):
         if self._paused:
             return func(*args, **keywords)
         func = IN_MEMORY.get(func, func)
-        if dynamic_shapes.is_dynamic(func, args, keywords):
+        if refused_shapes.is_dynamic(func, args, keywords):
             result = self._known(func, args, keywords)
         elif not makes_tensors(func) and not any(isinstance(arg, FakeTensor) for arg in args):
             with unset_fake_temporarily():  # a number of a tensor from outside, which a fake tensor could not tell
@@ -218,7 +218,7 @@ class Recorder(TorchDispatchMode):
     def problem_here(self, name: str) -> Callable[[], None]:
         """Tells, when it is called, that an operation on the line that runs now depends on the data."""
         module = self.modules[-1] if self.modules else ""
-        remedy = dynamic_shapes.remedy(name, dynamic_shapes.callers(sys._getframe(2)))
+        remedy = refused_shapes.remedy(name, refused_shapes.callers(sys._getframe(2)))
         problem = Problem(name, self.line(), module, remedy)
 
         def report() -> None:

@@ -5,10 +5,10 @@ from popgeo.capture.blocks import Block as Block
 from popgeo.capture.check_static import check_static as check_static
 from popgeo.capture.control_flow import cond as cond
 from popgeo.capture.control_flow import for_loop as for_loop
-from popgeo.capture.dynamic_shapes import DynamicShapeError as DynamicShapeError
 from popgeo.capture.identity_loss import identity_loss as identity_loss
 from popgeo.capture.identity_loss import losses_marked as losses_marked
 from popgeo.capture.print_tensor import print_tensor as print_tensor
+from popgeo.capture.refused_shapes import DynamicShapeError as DynamicShapeError
 from popgeo.engine.compiled_step import CompiledStep as CompiledStep
 from popgeo.engine.loss_scaling import LossScaling as LossScaling
 from popgeo.engine.step_options import OutputMode as OutputMode

@@ -6,7 +6,7 @@ from torch import Tensor, nn
 from torch.testing import assert_close
 
 from popgeo import compile_step
-from popgeo.capture.dynamic_shapes import DynamicShapeError
+from popgeo.capture.refused_shapes import DynamicShapeError
 from popgeo.ipu import check_static, compile, inference_model
 
 ROWS = torch.linspace(-1, 1, 24).reshape(4, 6).cos()
