@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from popgeo.capture.op_graph import Input, Role
 from popgeo.capture.pytree import SCALARS
 from popgeo.forked import Lock
+from popgeo.replaced import replaced
 
 OF_EVERY_MODULE = frozenset(dir(nn.Module())) - {"forward"}
 """The attributes that torch gives a module."""
@@ -89,11 +90,8 @@ def noted_reads() -> Iterator[dict[tuple[int, str], Any]]:
             reads.setdefault((id(module), name), vars(module).get(name))
         return object.__getattribute__(module, name)
 
-    nn.Module.__getattribute__ = note  # type: ignore[assignment, method-assign]
-    try:
+    with replaced(nn.Module, "__getattribute__", note):
         yield reads
-    finally:
-        del nn.Module.__getattribute__
 
 
 @contextlib.contextmanager

@@ -20,13 +20,6 @@ def _print(
     return x.clone()
 
 
-@_print.register_fake
-def _print_fake(
-    x: Tensor, title: str, gradient_title: str, threshold: int, edge_items: int, width: int, digits: int
-) -> Tensor:
-    return torch.empty_like(x)
-
-
 def _remember(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     ctx.how = inputs[2:]
 
@@ -36,6 +29,7 @@ def _print_backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
     return _print(grad, title, "", *how) if title else grad, *(None,) * 6
 
 
+_print.register_fake(lambda x, *how: torch.empty_like(x))
 _print.register_autograd(_print_backward, setup_context=_remember)
 
 

@@ -19,6 +19,7 @@ from torch.overrides import TorchFunctionMode
 
 from popgeo.capture import farthest_points, static_layers, static_neighbors, static_rows
 from popgeo.capture.free_slots import FreeSlots
+from popgeo.replaced import replaced
 
 # By module and name, the replacement; that of a method is called with PyG's own before the arguments.
 _IN_PYG: dict[tuple[str, str], Any] = {
@@ -61,23 +62,19 @@ def static_forms() -> Iterator[FreeSlots]:
         tensor([1, 0, 1, 0])
     """
     slots = FreeSlots()
-    # TorchScript compares constants if it optimizes, which stand-ins cannot.
-    with (
-        optimized_execution(False), _without_fused_layers(), _without_checked_distributions(),
-        _replaced_in_pyg(), slots, _TorchForms(slots),
-    ):  # fmt: skip
+    with contextlib.ExitStack() as stack:
+        # TorchScript compares constants if it optimizes, which stand-ins cannot.
+        stack.enter_context(optimized_execution(False))
+        # A recurrent layer of oneDNN has no derivative that can be written down; its operations one by one have.
+        stack.callback(torch._C._set_mkldnn_enabled, torch._C._get_mkldnn_enabled())
+        torch._C._set_mkldnn_enabled(False)
+        # Distributions look at their parameters to refuse a negative variance; such a one makes their samples NaN.
+        stack.enter_context(replaced(Distribution, "_validate_args", False))
+        for (module, path), form in _IN_PYG.items():
+            _put_in(stack, module, path, form)
+        stack.enter_context(slots)
+        stack.enter_context(_TorchForms(slots))
         yield slots
-
-
-@contextlib.contextmanager
-def _without_fused_layers() -> Iterator[None]:
-    """A recurrent layer of oneDNN has no derivative that can be written down; its operations one by one have."""
-    before = torch._C._get_mkldnn_enabled()
-    torch._C._set_mkldnn_enabled(False)
-    try:
-        yield
-    finally:
-        torch._C._set_mkldnn_enabled(before)
 
 
 class _TorchForms(TorchFunctionMode):
@@ -218,36 +215,22 @@ _IN_TORCH: dict[Any, Callable[..., Any]] = {
 }
 
 
-@contextlib.contextmanager
-def _without_checked_distributions() -> Iterator[None]:
-    """Distributions look at their parameters, to refuse a negative variance; such a one makes their samples NaN."""
-    before = Distribution._validate_args
-    Distribution.set_default_validate_args(False)
-    try:
-        yield
-    finally:
-        Distribution.set_default_validate_args(before)
-
-
-@contextlib.contextmanager
-def _replaced_in_pyg() -> Iterator[None]:
-    """Lets the table's forms run where PyG's functions are called, under whatever name, and by whoever holds one."""
-    with contextlib.ExitStack() as stack:
-        for (module, path), form in _IN_PYG.items():
-            owner, _, name = path.rpartition(".")
-            holder = sys.modules.get(module)  # what no one has imported, no model uses
-            holder = getattr(holder, owner) if holder and owner else holder
-            if holder is None or name not in vars(holder):
-                continue
-            original = vars(holder)[name]
-            if getattr(original, "is_static", False):  # a form itself, which checks what it is given
-                continue
-            if isinstance(original, FunctionType) and not owner:
-                stack.enter_context(_running(original, form))
-            else:
-                stack.callback(setattr, holder, name, original)
-                setattr(holder, name, _standing_in(original, form) if owner else form)
-        yield
+def _put_in(stack: contextlib.ExitStack, module: str, path: str, form: Any) -> None:
+    """Lets a form of the table run where PyG's is called, under whatever name, and by whoever holds it."""
+    owner, _, name = path.rpartition(".")
+    holder = sys.modules.get(module)  # what no one has imported, no model uses
+    holder = getattr(holder, owner) if holder and owner else holder
+    if holder is None or name not in vars(holder):
+        return
+    original = vars(holder)[name]
+    if getattr(original, "is_static", False):  # a form itself, which checks what it is given
+        return
+    if owner:
+        stack.enter_context(replaced(holder, name, _standing_in(original, form)))
+    elif isinstance(original, FunctionType):
+        stack.enter_context(_running(original, form))
+    else:
+        stack.enter_context(replaced(holder, name, form))
 
 
 @contextlib.contextmanager

@@ -8,7 +8,6 @@ import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 import torch
 from torch import Tensor
@@ -16,6 +15,7 @@ from torch import Tensor
 from popgeo.command_line import OneLineParser, run
 from popgeo.compat.import_names import enable
 from popgeo.compat.notebook import run_notebook
+from popgeo.replaced import replaced
 
 
 def main() -> int | None:
@@ -37,7 +37,7 @@ def main() -> int | None:
     sys.path[0] = str(path.resolve().parent)
     enable(shadow=asked.shadow)
     try:
-        with patch.object(torch, "empty", functools.partial(_zeros, torch.empty)):
+        with replaced(torch, "empty", functools.partial(_zeros, torch.empty)):
             if path.suffix == ".ipynb":
                 run_notebook(path)
             else:

@@ -5,6 +5,7 @@ import importlib
 import inspect
 import sys
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from torch_geometric.sampler import HeteroSamplerOutput, NeighborSampler, Sample
 
 from popgeo.compat import torch_cluster
 from popgeo.compat.account import honoured, ignored
+from popgeo.replaced import replaced
 from popgeo.sampling import CompressedGraph, partition, sample_neighbors
 
 _FLAGS = {"knn": "WITH_KNN", "knn_graph": "WITH_KNN", "radius": "WITH_RADIUS", "radius_graph": "WITH_RADIUS"}
@@ -23,8 +25,8 @@ _FLAGS |= {"nearest": "WITH_NEAREST"}
 _LAYERS = ("edge_conv", "gravnet_conv", "x_conv")
 _SAMPLED = ("node", "row", "col", "edge", "batch", "num_sampled_nodes", "num_sampled_edges")
 
-_BEFORE: list[tuple[Any, str, Any]] = []  # what stood if something of ours stands, in the order of the changes
-_NOTHING = object()
+_CHANGES = ExitStack()  # closing it gives PyG its own functions again
+_IN_PLACE: list[str] = []  # what popgeo stands in for now
 
 
 def stand_in() -> None:
@@ -37,7 +39,7 @@ def stand_in() -> None:
                 [2, 1]])
         >>> take_back()
     """
-    if _BEFORE:
+    if _IN_PLACE:
         return
     for name, flag in _FLAGS.items():
         if not getattr(pyg_typing, flag):
@@ -59,17 +61,13 @@ def take_back() -> None:
     Example:
         >>> take_back()
     """
-    while _BEFORE:
-        holder, name, before = _BEFORE.pop()
-        if before is _NOTHING:
-            delattr(holder, name)
-        else:
-            setattr(holder, name, before)
+    _CHANGES.close()
+    _IN_PLACE.clear()
 
 
 def _put(holder: Any, name: str, part: Any) -> None:
-    _BEFORE.append((holder, name, vars(holder).get(name, _NOTHING)))
-    setattr(holder, name, part)
+    _CHANGES.enter_context(replaced(holder, name, part))
+    _IN_PLACE.append(name)
 
 
 def _take_what_pyg_took() -> None:
