@@ -26,7 +26,7 @@ from popgeo.compat.poptorch.errors import Error, as_poptorch_errors, check, log_
 from popgeo.compat.poptorch.optim.poptorch_optimizer import PoptorchOptimizer, new_attributes
 from popgeo.compat.poptorch.options import Options
 from popgeo.compat.poptorch.popgeo_options import options_in_use, popgeo_options
-from popgeo.compat.poptorch.wrapped_module import as_replicas_see, unwrap, unwrapped, wrap
+from popgeo.compat.poptorch.wrapped_module import as_replicas_see, unwrap, wrap
 from popgeo.compat.sentences import said
 from popgeo.engine.compiled_step import CompiledStep
 from popgeo.engine.step_recipe import Recipe
@@ -179,7 +179,7 @@ class CompiledModule(HasCallTimes):
         before, self._model.training = self._model.training, self._mode
         try:
             marked = losses_marked() if self._training else nullcontext()
-            with unwrapped(self._user_model), compiling(), as_poptorch_errors(), marked:
+            with compiling(), as_poptorch_errors(), marked:
                 step = self._captured(given, popgeo_options(self._options, self._optimizer), self._optimizer)
                 self._require_own_buffers(step)
             if self._options.updatable_named_buffers:  # the host's are its own from here on, until they are copied

@@ -1,10 +1,7 @@
 """A module that a training model holds, and a module of which each replica sees its own parameters."""
 
-import copyreg
 import inspect
 import weakref
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -18,37 +15,12 @@ from popgeo.compat.sentences import said
 from popgeo.engine.replicas import Replicas
 from popgeo.engine.step_options import StepOptions
 
-
-class _Wrapped:
-    """Marks the classes that `wrap` makes."""
+_HELD: "weakref.WeakKeyDictionary[nn.Module, weakref.ref[Any]]" = weakref.WeakKeyDictionary()
 
 
 def wrap(module: nn.Module, owner: Any) -> None:
-    """Gives a module the methods `destroy` and `copyWeightsToHostIfNeeded`; it stays an instance of its own class.
-
-    Args:
-        module: Changes its class.
-        owner: The training model that holds it, whose methods of these names are called; not kept alive by the module.
-    """
-    own: Any = type(module)
-    held_by = weakref.ref(owner)
-
-    def destroy(self: nn.Module) -> None:
-        """Lets the module go, so that it can be wrapped again."""
-        if (held := held_by()) is not None:
-            held.destroy()
-        unwrap(self)
-
-    def reduce(self: nn.Module, protocol: int) -> Any:
-        """Pickles and copies as an instance of the module's own class."""
-        make, arguments, *state = own.__reduce_ex__(self, protocol)
-        if make is copyreg.__newobj__:  # type: ignore[attr-defined]  # pickle checks that it makes the object's class
-            make, arguments = copyreg._reconstructor, (own, object, None)  # type: ignore[attr-defined]
-        return (make, arguments, *state)
-
-    names = {"destroy": destroy, "__reduce_ex__": reduce, "__wrapped__": own, "__module__": own.__module__}
-    names["copyWeightsToHostIfNeeded"] = lambda _: False  # they are up to date always
-    module.__class__ = type(f"Poptorch{own.__name__}", (own, _Wrapped), names)
+    """Notes which training model holds a module; it is not kept alive for that."""
+    _HELD[module] = weakref.ref(owner)
 
 
 def is_wrapped(module: nn.Module) -> bool:
@@ -58,28 +30,34 @@ def is_wrapped(module: nn.Module) -> bool:
         >>> is_wrapped(nn.Linear(2, 2))
         False
     """
-    return isinstance(module, _Wrapped)
+    return module in _HELD
 
 
 def unwrap(module: nn.Module) -> None:
-    """Gives a module its own class back."""
-    if is_wrapped(module):
-        module.__class__ = type(module).__mro__[1]
+    """Forgets which training model holds a module, so that a different one can."""
+    _HELD.pop(module, None)
+
+
+def destroy(self: nn.Module) -> None:
+    """Lets a module go, so that it can be wrapped again; without a training model that holds it, nothing happens."""
+    held = _HELD[self]() if is_wrapped(self) else None
+    if held is not None:
+        held.destroy()
+    unwrap(self)
+
+
+def copyWeightsToHostIfNeeded(self: nn.Module) -> bool:
+    """Whether weights had to be brought up to date: never."""
+    return False
+
+
+# Programs ask each module for these methods.
+nn.Module.destroy = destroy  # type: ignore[attr-defined]
+nn.Module.copyWeightsToHostIfNeeded = copyWeightsToHostIfNeeded  # type: ignore[attr-defined]
 
 
 def leave(*of_module: Any) -> None:
     """Does nothing: weights and buffers of a wrapped module keep their own classes, and PyG's data need no parser."""
-
-
-@contextmanager
-def unwrapped(module: nn.Module) -> Iterator[None]:
-    """A module has its own class while the block runs: a kept step is found by the class's source."""
-    held = type(module)
-    unwrap(module)
-    try:
-        yield
-    finally:
-        module.__class__ = held
 
 
 def replicaGrouping(self: nn.Parameter, comm_group_type: CommGroupType, shards: int, *mode: Any) -> None:
