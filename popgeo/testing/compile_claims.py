@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from popgeo.testing.claims import BrokenError, Case, NotTriedError, SubjectKind, claim
 from popgeo.testing.compare_runs import Seen
-from popgeo.testing.differences import difference, returned_tensors
+from popgeo.testing.differences import require_alike, returned_tensors
 from popgeo.testing.model_subject import MORE, ModelSubject
 from popgeo.testing.static_capture import check_static_capture
 
@@ -51,15 +51,11 @@ def _epoch(subject: ModelSubject, case: Case) -> tuple[_OfTensors, list[dict[str
     return _OfTensors(subject, seen[0]), batches
 
 
-def _require_alike(found: Any, expected: Any, by: str, tolerance: float | None) -> None:
-    new, old = returned_tensors(found), returned_tensors(expected)
-    for name, tensor in old.items():
-        apart = difference(new[name], tensor, tolerance)
-        if apart is not None:
-            raise BrokenError(
-                f"{name} is {apart.found:.6g} {by} and {apart.expected:.6g} in eager PyTorch, at row {apart.row}; "
-                f"{apart.allowed:.1e} apart is allowed"
-            )
+def _require_same(found: Any, expected: Any, how: str, tolerance: float | None) -> None:
+    new = returned_tensors(found)
+    words = "is {found:.6g} and {expected:.6g} in eager PyTorch, at row {row}; {allowed:.1e} apart is allowed"
+    for name, tensor in returned_tensors(expected).items():
+        require_alike(f"{name} {how}", new[name], tensor, tolerance, words)
 
 
 @claim("torch.compile", SubjectKind.MODEL, settings=[{"backend": "aot_eager"}], slow=True)
@@ -84,7 +80,7 @@ def torch_compile(subject: ModelSubject, case: Case) -> dict[str, float]:
     compiled = torch.compile(model, backend=backend, dynamic=False)
     counts = []
     for batch in batches:
-        _require_alike(compiled(batch), model(batch), "compiled", subject.tolerance)
+        _require_same(compiled(batch), model(batch), "compiled", subject.tolerance)
         counts.append(traces)
     if counts[-1] > counts[0]:
         raise BrokenError(f"batches of one shape were traced again: {counts} graphs after each of three batches")
@@ -103,7 +99,7 @@ def export(subject: ModelSubject, case: Case) -> None:
     model, batches = _epoch(subject, case)
     program = torch.export.export(model, (batches[0],), strict=False).module()
     for batch in batches:
-        _require_alike(program(batch), model(batch), "exported", subject.tolerance)
+        _require_same(program(batch), model(batch), "exported", subject.tolerance)
 
 
 @claim("compiled step", SubjectKind.MODEL, slow=True)

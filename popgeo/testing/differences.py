@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from popgeo.testing.claims import BrokenError
+
 _TOLERANCES = {torch.float64: 1e-8, torch.complex128: 1e-8, torch.float16: 2e-2, torch.bfloat16: 5e-2}
 _SMALLEST_SCALE = 1e-3
 
@@ -109,3 +111,21 @@ def difference(
     row = worst // max(expected[0].numel(), 1) if expected.dim() else None
     entries = (float(tensor.flatten()[worst].real) for tensor in (one, other))
     return Difference(row=row, found=next(entries), expected=next(entries), allowed=allowed)
+
+
+def require_alike(
+    what: str, found: Tensor, expected: Tensor, tolerance: float | None, words: str, scale: float = _SMALLEST_SCALE
+) -> None:
+    """Refuses two tensors that differ by more than is allowed.
+
+    Args:
+        what: The tensors' name.
+        found: See `difference`, as `expected`, `tolerance` and `scale`.
+        words: What to say of the entries furthest apart, after the name, with the fields of `Difference` in braces.
+
+    Raises:
+        BrokenError: they differ.
+    """
+    apart = difference(found, expected, tolerance, scale=scale)
+    if apart is not None:
+        raise BrokenError(f"{what} {words.format(**vars(apart))}", found=apart.found, expected=apart.expected)

@@ -1,6 +1,6 @@
 """A few graphs in batches of fixed size that hold more or less padding, with anything written into it."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any
@@ -12,6 +12,7 @@ from torch_geometric.data.data import BaseData
 from torch_geometric.transforms.pad import AttrNamePadding
 
 from popgeo.data import FixedSizeCollater, FixedSizeOptions, FlatStore, unpad
+from popgeo.data.axes import Axis
 
 Garbage = float | Mapping[str, float]
 
@@ -76,7 +77,7 @@ def fixed_batch(
         garbage: What fills the floating point attributes of padding, or a value for each name; others are 0.
         num_graphs: Graphs of the batch, padding included, if it is not to grow.
     """
-    plain = Batch.from_data_list(list(graphs))
+    plain, store = Batch.from_data_list(list(graphs)), FlatStore.from_dataset(list(graphs))
     least = FixedSizeOptions.from_loader([plain])
     fill = _padding(plain, garbage)
     grown, extra = {}, padding or 0
@@ -93,14 +94,11 @@ def fixed_batch(
         edge_pad_value=fill,
         graph_pad_value=fill,
         **grown,
-    ).with_rows_for(FlatStore.from_dataset(list(graphs)))
-    counts = {"graph": torch.ones(len(graphs), dtype=torch.int64)}
-    slots = {"graph": options.num_graphs}
-    for kind, field, key, number in _kinds(options):
-        counts[kind] = torch.tensor(
-            [int(getattr(graph if key is None else graph[key], field) or 0) for graph in graphs]
-        )
-        slots[kind] = number
+    ).with_rows_for(store)
+    counts, slots = {"graph": torch.ones(len(graphs), dtype=torch.int64)}, {"graph": options.num_graphs}
+    for axis, numbers in zip(store.size_axes, store.sizes.T, strict=True):
+        if axis.name is None:
+            counts[kind_of(axis)], slots[kind_of(axis)] = torch.tensor(numbers), options.slots(axis)
     if padding is None:
         slots = {kind: int(count.sum()) for kind, count in counts.items()}
         batch = _with_masks(plain)
@@ -118,15 +116,9 @@ def _with_masks(plain: Batch) -> Batch:
     return plain
 
 
-def _kinds(options: FixedSizeOptions) -> Iterator[tuple[str, str, Any, int]]:
-    """Each kind of node and edge: what to call it, the field that counts it, its type, and its slots in a batch."""
-    for level in ("node", "edge"):
-        field = f"num_{level}s"
-        sizes = getattr(options, field)
-        if isinstance(sizes, dict):
-            yield from ((f"{level} {key!r}", field, key, number) for key, number in sizes.items())
-        else:
-            yield level, field, None, sizes
+def kind_of(axis: Axis) -> str:
+    """What to call the nodes or edges of an axis."""
+    return axis.level.value if axis.store is None else f"{axis.level.value} {axis.store!r}"
 
 
 def _padding(plain: Batch, garbage: Garbage) -> AttrNamePadding:

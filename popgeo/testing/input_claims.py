@@ -9,7 +9,7 @@ from torch import Tensor
 from torch_geometric.data import Batch
 
 from popgeo.testing.claims import BrokenError, Case, NotTriedError, SubjectKind, claim
-from popgeo.testing.differences import difference, loss_of
+from popgeo.testing.differences import difference, loss_of, require_alike
 from popgeo.testing.model_subject import ModelSubject
 
 _FLOAT32 = 1e-3  # how far float32 may lie from float64, next to the largest entry
@@ -131,12 +131,9 @@ def float32(subject: ModelSubject, case: Case) -> dict[str, float]:
             continue
         if found.dtype != torch.float32:
             raise NotTriedError(f"{name} is {found.dtype}".replace("torch.", ""))
-        apart = difference(found.double(), expected.double(), _FLOAT32)
-        if apart is not None:
-            raise BrokenError(
-                f"{name} is {apart.found:.6g} in float32 and {apart.expected:.6g} in float64; {apart.allowed:.1e} "
-                "apart is allowed"
-            )
+
+        words = "is {found:.6g} in float32 and {expected:.6g} in float64; {allowed:.1e} apart is allowed"
+        require_alike(name, found.double(), expected.double(), _FLOAT32, words)
         gap = (found.double() - expected).detach().abs().amax() if found.numel() else torch.zeros(())
         worst = max(worst, float(gap))
     return {"largest difference": worst}

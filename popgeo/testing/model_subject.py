@@ -5,7 +5,7 @@ import inspect
 import math
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, ClassVar
 
@@ -52,6 +52,8 @@ class ModelSubject(Subject):
     energy: str | int = "energy"
     forces: str | int = "forces"
     vectors: Collection[str] = ("pos", "cell", "shifts")
+    _runs: dict[Any, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _kinds: dict[int, dict[str, str | None]] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if not self.graphs:
@@ -111,11 +113,10 @@ class ModelSubject(Subject):
         few = graphs if self.num_graphs is None else graphs[: max(self.num_graphs - 1, 1)]
         model = self.evaluated if model is None else model
         # The same run serves many claims; the kept results hold the graphs and the model, so that ids stay theirs.
-        kept = self.__dict__.setdefault("_seen", {})
         key = (*map(id, few), id(model), padding, str(garbage), wide)
         plain = change is None and not before and not how
-        if plain and key in kept:
-            return kept[key][0]
+        if plain and key in self._runs:
+            return self._runs[key][0]
         used = copy.deepcopy(model).double() if wide and isinstance(model, nn.Module) else model
         dtype = torch.float64 if wide else _dtype(model)
         batches = [self._batch(some, padding, garbage, dtype) for some in (before, few) if some]
@@ -135,9 +136,9 @@ class ModelSubject(Subject):
                 raise
         found = Seen(batch=made, run=seen, places={}).of_graphs(range(len(few)))
         if plain:
-            if len(kept) > _KEPT:
-                kept.clear()
-            kept[key] = found, few, model
+            if len(self._runs) > _KEPT:
+                self._runs.clear()
+            self._runs[key] = found, few, model
         return found
 
     def _batch(self, graphs: Sequence[Any], padding: int | None, garbage: Garbage, dtype: Any) -> FixedBatch:
@@ -180,21 +181,16 @@ class ModelSubject(Subject):
             except NotTriedError:
                 raise error from None
 
-    def compare_some(self, found: Seen, expected: Seen, why: str, kinds: dict[str, str | None]) -> None:
-        """The same for some results in evaluation."""
-        compare_rows(found, expected, why, kinds=kinds, tolerance=self.tolerance)
-
     def named(self, seen: Seen, key: str | int) -> Tensor | None:
         """The result that is returned under a key; None if none is."""
         return next((seen.run.tensors[n] for n in (f"result[{key!r}]", f"result.{key}") if n in seen.run.tensors), None)
 
     def kinds(self, model: Any = None) -> dict[str, str | None]:
         """For each result, in a mode, whether it has a row for each graph, node or edge."""
-        kept = self.__dict__.setdefault("_kinds", {})
-        if id(model) not in kept:
+        if id(model) not in self._kinds:
             least, more = (self.see(self.graphs, model=model, padding=padding) for padding in (0, MORE))
-            kept[id(model)] = kinds_of_rows(more, least)
-        return kept[id(model)]
+            self._kinds[id(model)] = kinds_of_rows(more, least)
+        return self._kinds[id(model)]
 
     def prepare(self) -> None:
         """Runs it once on a plain batch."""

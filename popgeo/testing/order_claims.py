@@ -11,6 +11,8 @@ from torch import Tensor
 from popgeo.data import FlatStore, Level
 from popgeo.data.axes import Attribute, Axis, ends_of
 from popgeo.testing.claims import Case, NotTriedError, SubjectKind, claim
+from popgeo.testing.compare_runs import compare_rows
+from popgeo.testing.fixed_batches import kind_of
 from popgeo.testing.model_subject import ModelSubject
 
 
@@ -60,7 +62,7 @@ def duplicate_edges(subject: ModelSubject, case: Case) -> None:
         twice.append(again)
     before, after = subject.see(case.graphs), subject.see(twice)
     kinds: dict[str, str | None] = {n: kind for n, kind in subject.kinds().items() if kind in ("graph", "node")}
-    subject.compare_some(after, before, "an edge that is listed twice", kinds)
+    compare_rows(after, before, "an edge that is listed twice", kinds=kinds, tolerance=subject.tolerance)
 
 
 def reordered(graphs: Sequence[Any], level: Level) -> tuple[list[Any], dict[str, Tensor]]:
@@ -82,8 +84,7 @@ def reordered(graphs: Sequence[Any], level: Level) -> tuple[list[Any], dict[str,
             ]
             orders[axis] = torch.cat(parts)
     attributes = tuple(_moved(store, attribute, orders) for attribute in store.attributes)
-    kinds = {axis: level.value if axis.store is None else f"{level.value} {axis.store!r}" for axis in orders}
-    places = {kinds[axis]: new_order.argsort() for axis, new_order in orders.items()}
+    places = {kind_of(axis): new_order.argsort() for axis, new_order in orders.items()}
     return list(replace(store, attributes=attributes, row_ends=None, _cache={})), places
 
 

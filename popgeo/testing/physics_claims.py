@@ -9,7 +9,7 @@ from torch_geometric.data import Batch, Data
 
 from popgeo.testing.claims import BrokenError, Case, NotTriedError, SubjectKind, claim
 from popgeo.testing.compare_runs import Seen
-from popgeo.testing.differences import difference
+from popgeo.testing.differences import difference, require_alike
 from popgeo.testing.gradient_claims import STEP
 from popgeo.testing.input_claims import first_nodes
 from popgeo.testing.model_subject import ModelSubject
@@ -82,9 +82,9 @@ def extensive(subject: ModelSubject, case: Case) -> None:
     if "num_nodes" in graph:
         joined.num_nodes = 2 * graph.num_nodes
     one, two = (_energies(subject, subject.see([g], wide=True)) for g in (graph, joined))
-    apart = difference(two, 2 * one, _ALIKE)
-    if apart is not None:
-        raise BrokenError(f"the energy of two copies is {apart.found:.6g}, and twice that of one {apart.expected:.6g}")
+
+    words = "is {found:.6g}, and twice that of one {expected:.6g}"
+    require_alike("the energy of two copies", two, 2 * one, _ALIKE, words)
 
 
 @claim("forces", SubjectKind.MODEL)
@@ -119,14 +119,9 @@ def forces(subject: ModelSubject, case: Case) -> dict[str, float]:
     found = torch.zeros(owner.max() + 1, dtype=torch.float64).index_add(
         0, owner, (pulled.detach() * way).sum(1).double()
     )
-    apart = difference(found[: len(expected)], expected, 1e-4)
-    if apart is not None:
-        raise BrokenError(
-            f"the forces of graph {apart.row} along a random direction are {apart.found:.6g}, and the energy falls by "
-            f"{apart.expected:.6g}",
-            found=apart.found,
-            expected=apart.expected,
-        )
+
+    words = "of graph {row} along a random direction are {found:.6g}, and the energy falls by {expected:.6g}"
+    require_alike("the forces", found[: len(expected)], expected, 1e-4, words)
     return {"largest difference": float((found[: len(expected)] - expected).abs().detach().max())}
 
 

@@ -8,12 +8,17 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch_geometric.data.data import BaseData
 
 from popgeo import ipu
-from popgeo.testing.differences import difference, loss_of, noise_of, returned_tensors
+from popgeo.capture.pytree import flatten, unflatten
+from popgeo.testing.differences import loss_of, noise_of, require_alike, returned_tensors
 
 _OPTIONS = ipu.Options(strict=False, show_progress=False, random_seed=0)
+_DIFFERS = (
+    "differs between the compiled step and eager PyTorch: {found:.6g} compiled, {expected:.6g} eager, at row {row}; "
+    "{allowed:.1e} apart is allowed. The usual cause: state that is not a buffer, which register_buffer makes it, or "
+    "random numbers that are not torch's."
+)
 
 
 def check_static_capture(
@@ -113,14 +118,14 @@ def _check_capture(
     torch.manual_seed(0)
     found = first(_cloned(inputs), _cloned(named_inputs))[0]
     for name, expected in results.items():
-        _compare(name, found[name], expected, tolerance)
+        require_alike(name, found[name], expected, tolerance, _DIFFERS)
     for name, expected in eager.named_buffers():
-        _compare(f"buffer {_own(name)}", first.model.get_buffer(name), expected, tolerance)
+        require_alike(f"buffer {_own(name)}", first.model.get_buffer(name), expected, tolerance, _DIFFERS)
     scale = noise_of(slopes)
     before, after = dict(step.named_parameters()), dict(first.model.named_parameters())
     for name, expected in slopes.items():
         slope = (before[name].detach() - after[name].detach()) / rate
-        _compare(f"the gradient of {_own(name)}", slope, expected, tolerance, scale=scale)
+        require_alike(f"the gradient of {_own(name)}", slope, expected, tolerance, _DIFFERS, scale)
 
 
 def _gradients(step: nn.Module, loss: Tensor | None) -> dict[str, Tensor]:
@@ -154,16 +159,6 @@ def _compare_programs(first: ipu.CompiledStep, second: ipu.CompiledStep) -> None
         )
 
 
-def _compare(name: str, found: Tensor, expected: Tensor, tolerance: float | None, **scale: float) -> None:
-    apart = difference(found, expected, tolerance, **scale)
-    if apart is not None:
-        raise AssertionError(
-            f"{name} differs between the compiled step and eager PyTorch: {apart.found:.6g} compiled, "
-            f"{apart.expected:.6g} eager, at row {apart.row}; {apart.allowed:.1e} apart is allowed. The usual cause: "
-            "state that is not a buffer, which register_buffer makes it, or random numbers that are not torch's."
-        )
-
-
 def _own(name: str) -> str:
     return name.removeprefix("model.")
 
@@ -181,13 +176,5 @@ def _other(tensor: Tensor) -> Tensor:
 
 def _mapped(nest: Any, function: Callable[[Tensor], Tensor]) -> Any:
     """The nest with `function` of each of its tensors."""
-    if isinstance(nest, Tensor):
-        return function(nest)
-    if isinstance(nest, BaseData):
-        return copy.copy(nest).apply(function)
-    if isinstance(nest, Mapping):
-        return {key: _mapped(part, function) for key, part in nest.items()}
-    if isinstance(nest, tuple | list):
-        parts = [_mapped(part, function) for part in nest]
-        return type(nest)(*parts) if hasattr(nest, "_fields") else type(nest)(parts)
-    return nest
+    tensors, structure = flatten(nest)
+    return unflatten(structure, list(map(function, tensors)))
