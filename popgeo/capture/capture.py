@@ -303,7 +303,7 @@ def _keep_buffers(held: HeldState, made: Sequence[Tensor], recorder: Recorder) -
     """Writes what the model put in the place of buffers into them, after all that reads the old values.
 
     Returns:
-        The step's results; copies of those that are the old value of such a buffer.
+        The step's results, copied if they are the old value of a replaced buffer.
     """
     replaced = held.replaced_buffers(recorder.page.is_constant)
     old = {buffer.untyped_storage()._cdata for buffer, _ in replaced}

@@ -86,7 +86,7 @@ class GraphWriter:
         """Writes what a function does in the place of an operation.
 
         Args:
-            op: What it represents; its results are those of the function, in order.
+            op: The operation that the function replaces; both have the same results, in order.
             function: Takes the given tensors; traced once for all of the same shapes and the same key.
             given: Values of the graph that are there before the operation.
             key: What else the function depends on.

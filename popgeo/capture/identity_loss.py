@@ -70,7 +70,7 @@ _LOSSES = frozenset(getattr(functional, name) for name in _NAMES)
 
 @contextlib.contextmanager
 def losses_marked() -> Iterator[None]:
-    """Marks each result of torch's loss functions, those of `torch.nn`'s modules too, while the block runs.
+    """Marks each result of torch's loss functions, also if a module of `torch.nn` calls them, while the block runs.
 
     A model that is compiled meanwhile is trained on the loss that all others feed, whatever else it returns, and is
     refused if there are several that do not depend on each other, as PopTorch finds and refuses them.

@@ -9,7 +9,7 @@ from torch._guards import detect_fake_mode
 from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 from torch.utils._pytree import tree_map
 
-from popgeo.capture.op_graph import overload, substitute
+from popgeo.capture.op_graph import run_op
 from popgeo.capture.page import Page
 from popgeo.capture.passes import is_random
 
@@ -81,8 +81,5 @@ def _elements(page: Page, tensor: Tensor, given: Mapping[int, Tensor]) -> Tensor
             raise UnknownValue
         values[v] = held.detach().clone() if ops else held
     for op in ops:
-        args, kwargs = (substitute(part, values.__getitem__) for part in (op.args, op.kwargs))
-        result = overload(op.target)(*args, **kwargs)
-        results = result if isinstance(result, tuple | list) else (result,)
-        values |= {v: made for v, made in zip(op.outputs, results, strict=True) if v is not None}
+        values |= run_op(op, values)
     return values[number]

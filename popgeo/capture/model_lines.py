@@ -4,6 +4,7 @@ import functools
 import linecache
 import os
 import sys
+from collections.abc import Iterator
 from types import CodeType, FrameType
 
 import torch
@@ -29,15 +30,21 @@ def owner_of(code: CodeType) -> str:
     return "torch" if path.startswith(_TORCH) or path.startswith("<") else "user"
 
 
+def frames(frame: FrameType | None, stop: CodeType | None = None) -> Iterator[FrameType]:
+    """A frame and its callers, innermost first, down to the function whose code is `stop`."""
+    while frame is not None and frame.f_code is not stop:
+        yield frame
+        frame = frame.f_back
+
+
 def model_frame(stop: CodeType) -> FrameType | None:
     """The innermost frame of the user's own code below the function whose code is `stop`.
 
     Where the model is PyG's or ours from top to bottom, its own innermost frame; if it is torch's, the outermost.
     """
-    frame: FrameType | None = sys._getframe(1)
     library: FrameType | None = None
     torchs: FrameType | None = None
-    while frame is not None and frame.f_code is not stop:
+    for frame in frames(sys._getframe(1), stop):
         owner = owner_of(frame.f_code)
         if owner == "user":
             return frame
@@ -45,7 +52,6 @@ def model_frame(stop: CodeType) -> FrameType | None:
             library = frame
         if frame.f_code.co_filename.startswith(_LAYERS) and not frame.f_code.co_filename.endswith("module.py"):
             torchs = frame
-        frame = frame.f_back
     return library or torchs
 
 
@@ -69,13 +75,8 @@ def line_of_error(error: BaseException) -> str:
 
 def files(stop: CodeType) -> set[str]:
     """The source files of all functions on the stack below the one whose code is `stop`, torch's own left out."""
-    frame: FrameType | None = sys._getframe(1)
-    found = set()
-    while frame is not None and frame.f_code is not stop:
-        if _is_hashed(frame.f_code):
-            found.add(frame.f_code.co_filename)
-        frame = frame.f_back
-    return found
+    codes = (frame.f_code for frame in frames(sys._getframe(1), stop))
+    return {code.co_filename for code in codes if _is_hashed(code)}
 
 
 @functools.cache

@@ -153,7 +153,7 @@ class Page:
             if self._numbers[id(tensor)] != self.inputs[one] or memory != value.storage:
                 raise ValueError(
                     f"The model gives {one.name} another shape or other memory, as t_() and an assignment to .data do; "
-                    "a compiled step keeps what it is given where it is. Change it with copy_(), or make a new tensor."
+                    "a compiled step leaves arguments in their memory. Change it with copy_() or make a new tensor."
                 )
         written = self.storages(v for op in self.ops for v in op.writes)
         return {one for one in given if self.values[self.inputs[one]].storage in written}

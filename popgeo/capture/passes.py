@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from popgeo.capture.op_graph import Number, Op, OpGraph, Ref, Value, overload, substitute
+from popgeo.capture.op_graph import Number, Op, OpGraph, Ref, Value, overload, run_op, substitute
 from popgeo.capture.schemas import only_raises
 
 # Beyond this, making a tensor again at each run is cheaper than keeping it.
@@ -90,10 +90,7 @@ def fold_constants(graph: OpGraph) -> OpGraph:
             kept.append(op)
             continue
         with torch.no_grad():
-            args, kwargs = (substitute(given, known.__getitem__) for given in (op.args, op.kwargs))
-            result = overload(op.target)(*args, **kwargs)
-        results = result if isinstance(result, tuple | list) else (result,)
-        known |= {v: tensor for v, tensor in zip(op.outputs, results, strict=True) if v is not None}
+            known |= run_op(op, known)
     used = {v for op in kept for v in op.reads()} | {v for v in graph.outputs if v is not None}
     return with_ops(graph, kept, graph.outputs, {v: tensor for v, tensor in known.items() if v in used})
 

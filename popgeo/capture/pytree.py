@@ -35,7 +35,7 @@ class Container:
     """A container: its type, the names of its parts, and the parts.
 
     Graph data also has the object to copy, and, among results, the number of the argument that holds the same but for
-    tensors: what is not a tensor then comes from that argument of each call. Dataclasses, subclasses of dict and what
+    tensors: everything else then comes from that argument of each call. Dataclasses, subclasses of dict and what
     `register_kind` knows have the object that they are put together like.
     """
 

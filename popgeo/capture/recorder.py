@@ -203,7 +203,7 @@ class Recorder(TorchDispatchMode):
         self.on_operation()
 
     def _place(self) -> tuple[str, str, BlockMark | None]:
-        """Submodule, line and block; in the backward pass those of the forward operation that it differentiates."""
+        """Submodule, line and block of an operation; in the backward pass, of the forward operation."""
         if self.phase == "backward":
             node = torch._C._current_autograd_node()
             nowhere = "", "", None
@@ -231,7 +231,7 @@ class Recorder(TorchDispatchMode):
         return report
 
     def _refuse_other_layouts(self, func: Any, changed: Sequence[Tensor]) -> None:
-        """Where a tensor gets another shape or other memory, what has its number is no longer that tensor."""
+        """Refuses a tensor with a different shape or memory: its number would name a different tensor."""
         for tensor in changed:
             if func._schema.name == "aten::set_" or self.page.has_other_shape(tensor):
                 raise ValueError(

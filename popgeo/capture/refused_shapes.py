@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from types import FrameType
 from typing import Any
 
@@ -9,7 +10,7 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
-from popgeo.capture.model_lines import owner_of
+from popgeo.capture.model_lines import frames, owner_of
 
 _POOL = "pass size=, the fixed number of graphs of a batch, to the pooling"
 _LOOPS = "reduce over edges with torch_geometric.utils.scatter alone, or take torch_geometric.transforms."
@@ -108,9 +109,5 @@ def is_dynamic(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
 
 def callers(frame: FrameType | None) -> list[str]:
     """The names of the functions on the stack, innermost first, torch's own left out, up to the first of the user's."""
-    names: list[str] = []
-    while frame is not None and owner_of(frame.f_code) != "user":
-        if owner_of(frame.f_code) != "torch":
-            names.append(getattr(frame.f_code, "co_qualname", frame.f_code.co_name))
-        frame = frame.f_back
-    return names
+    codes = takewhile(lambda code: owner_of(code) != "user", (one.f_code for one in frames(frame)))
+    return [getattr(code, "co_qualname", code.co_name) for code in codes if owner_of(code) != "torch"]

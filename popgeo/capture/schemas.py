@@ -81,7 +81,7 @@ def position_of(op: Op, name: str) -> int | None:
 
 
 def argument_of(op: Op, name: str) -> Any:
-    """An argument by the name that the operation's schema gives it; its default where it was left out."""
+    """An argument by the name that the operation's schema gives it, or its default."""
     position = position_of(op, name)
     assert position is not None, f"{op.target} has no argument {name}"
     default = overload(op.target)._schema.arguments[position].default_value  # type: ignore[attr-defined]

@@ -68,7 +68,7 @@ def static_forms() -> Iterator[FreeSlots]:
         # A recurrent layer of oneDNN has no derivative that can be written down; its operations one by one have.
         stack.callback(torch._C._set_mkldnn_enabled, torch._C._get_mkldnn_enabled())
         torch._C._set_mkldnn_enabled(False)
-        # Distributions look at their parameters to refuse a negative variance; such a one makes their samples NaN.
+        # Distributions look at their parameters to refuse a negative variance, which makes their samples NaN.
         stack.enter_context(replaced(Distribution, "_validate_args", False))
         for (module, path), form in _IN_PYG.items():
             _put_in(stack, module, path, form)

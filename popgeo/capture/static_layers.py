@@ -114,7 +114,7 @@ def mean_of_batches(original: Callable[..., Tensor], norm: Any, x: Tensor) -> Te
 def gps_conv(
     original: Original, layer: Any, x: Tensor, edge_index: Any, batch: Tensor | None = None, **kwargs: Any
 ) -> Tensor:
-    """Attention over the nodes of the batch, of which each sees those of its graph. [num_nodes, channels]"""
+    """Attention over the nodes of the batch; each node sees the nodes of its graph. [num_nodes, channels]"""
     if not isinstance(layer.attn, nn.MultiheadAttention):
         return original(layer, x, edge_index, batch, **kwargs)
 

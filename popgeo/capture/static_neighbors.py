@@ -1,4 +1,4 @@
-"""PyG's searches for neighbours with a fixed number of slots: -1 stands if there is no neighbour."""
+"""PyG's searches for neighbours with a fixed number of slots: -1 means that there is no neighbour."""
 
 import torch
 from torch import Tensor
@@ -67,7 +67,7 @@ def knn_graph(
         tensor([[1, 0, 1],
                 [0, 1, 2]])
     """
-    edges = _pairs(*nearest_rows(x, x, k, _candidates(x, batch, loop), cosine))
+    edges = _pairs(*nearest_rows(x, x, k, _same_graph(x, x, batch, batch, loop), cosine))
     return edges.flip([0]) if flow == "source_to_target" else edges
 
 
@@ -82,7 +82,7 @@ def radius(
     batch_size: int | None = None,
     ignore_same_index: bool = False,
 ) -> Tensor:
-    """For each row of `y` those of `x` in its graph that are at most `r` away, the nearest if there are too many.
+    """For each row of `y` the rows of `x` in its graph at a distance of at most `r`, the nearest first.
 
     Args:
         x: Where neighbours lie. [num_x, channels]
@@ -103,11 +103,8 @@ def radius(
         tensor([[ 0,  0, -1],
                 [ 0,  1, -1]])
     """
-    slots = x.size(0) if max_num_neighbors is None else min(max_num_neighbors, x.size(0))
-    near = _same_graph(x, y, batch_x, batch_y) & (_squared_distances(x, y) <= r * r)
-    if ignore_same_index:
-        near &= ~torch.eye(y.size(0), x.size(0), dtype=torch.bool)
-    return _pairs(*nearest_rows(x, y, slots, near))
+    allowed = _same_graph(x, y, batch_x, batch_y, loop=not ignore_same_index)
+    return _within(x, y, r, allowed, max_num_neighbors)
 
 
 def radius_graph(
@@ -139,9 +136,7 @@ def radius_graph(
         tensor([[1, 0],
                 [0, 1]])
     """
-    slots = x.size(0) if max_num_neighbors is None else min(max_num_neighbors, x.size(0))
-    near = _candidates(x, batch, loop) & (_squared_distances(x, x) <= r * r)
-    edges = _pairs(*nearest_rows(x, x, slots, near))
+    edges = _within(x, x, r, _same_graph(x, x, batch, batch, loop), max_num_neighbors)
     return edges.flip([0]) if flow == "source_to_target" else edges
 
 
@@ -174,7 +169,7 @@ def knn_interpolate(
     k: int = 3,
     num_workers: int = 1,
 ) -> Tensor:
-    """Features at `pos_y`: those of the nearest `k` of `pos_x`, weighted by the inverse squared distance.
+    """Features at `pos_y`: means over the nearest `k` of `pos_x`, weighted by the inverse squared distance.
 
     A point with fewer neighbours takes those that it has. Source: arXiv:1706.02413, equation 2.
 
@@ -225,19 +220,22 @@ def _squared_distances(x: Tensor, y: Tensor) -> Tensor:
     return (y.unsqueeze(1) - x.unsqueeze(0)).square().sum(-1)
 
 
-def _same_graph(x: Tensor, y: Tensor, batch_x: Graphs, batch_y: Graphs) -> Tensor:
-    if batch_x is None and batch_y is None:
-        return torch.ones(y.size(0), x.size(0), dtype=torch.bool)
-    of_x, of_y = (
-        torch.zeros(points.size(0), dtype=torch.long) if batch is None else batch
-        for points, batch in ((x, batch_x), (y, batch_y))
-    )
-    return of_y.unsqueeze(1) == of_x.unsqueeze(0)
+def _within(x: Tensor, y: Tensor, r: float, allowed: Tensor, max_num_neighbors: int | None) -> Tensor:
+    """The pairs that are allowed and at most `r` apart. [2, num_y * min(max_num_neighbors, num_x)]"""
+    slots = x.size(0) if max_num_neighbors is None else min(max_num_neighbors, x.size(0))
+    return _pairs(*nearest_rows(x, y, slots, allowed & (_squared_distances(x, y) <= r * r)))
 
 
-def _candidates(x: Tensor, batch: Graphs, loop: bool) -> Tensor:
-    allowed = _same_graph(x, x, batch, batch)
-    return allowed if loop else allowed & ~torch.eye(x.size(0), dtype=torch.bool)
+def _same_graph(x: Tensor, y: Tensor, batch_x: Graphs, batch_y: Graphs, loop: bool = True) -> Tensor:
+    """Whether two points are in one graph and, without `loop`, have different numbers. [num_y, num_x]"""
+    allowed = torch.ones(y.size(0), x.size(0), dtype=torch.bool)
+    if batch_x is not None or batch_y is not None:
+        of_x, of_y = (
+            torch.zeros(points.size(0), dtype=torch.long) if batch is None else batch
+            for points, batch in ((x, batch_x), (y, batch_y))
+        )
+        allowed = of_y.unsqueeze(1) == of_x.unsqueeze(0)
+    return allowed if loop else allowed & ~torch.eye(y.size(0), x.size(0), dtype=torch.bool)
 
 
 def _pairs(rows: Tensor, found: Tensor) -> Tensor:

@@ -24,9 +24,8 @@ pyg_scatter = FunctionType(_of_pyg.__code__, _of_pyg.__globals__, _of_pyg.__name
 def get_item(self: Tensor, index: Any) -> Any:
     """`x[mask]` along one axis: as many slots as there are rows; free ones repeat the first row that stays.
 
-    PyG's `remove_self_loops` and `add_remaining_self_loops` choose edges so. What they return has the edges that stay
-    where they were, with free slots between them, and added loops behind all; where an edge has a weight or attributes,
-    a free slot repeats those, too.
+    PyG's `remove_self_loops` and `add_remaining_self_loops` choose edges in this way. The edges that stay keep their
+    places, with free slots between them, and added loops come last. A free slot also repeats weights and attributes.
     """
     parts = index if isinstance(index, tuple) else (index,)
     masks = [part for part in parts if isinstance(part, FakeTensor) and part.dtype == torch.bool and part.dim() == 1]

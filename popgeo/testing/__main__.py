@@ -19,7 +19,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.add_argument(flag, action="append", dest=kind.name, default=[], metavar="module:factory")
     parser.add_argument("--claims", action="append", metavar="NAME", help="try this claim only; may be given again")
     parser.add_argument("--also", action="append", default=[], metavar="NAME", help="a claim that has to be asked for")
-    parser.add_argument("--slow", action="store_true", help="try claims that take seconds, such as those of compilers")
+    parser.add_argument(
+        "--slow", action="store_true", help="try claims that take seconds, such as claims about compilers"
+    )
     parser.add_argument("--list", action="store_true", help="list the claims")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write what came of it for programs")
     parser.add_argument("--html", type=Path, metavar="FILE", help="write it as a page")

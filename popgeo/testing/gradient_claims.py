@@ -1,4 +1,4 @@
-"""Gradients are those of the results: none is lost, and padding is in none, of second order neither."""
+"""Gradients belong to the results: none is lost, and padding changes none, not even of second order."""
 
 import copy
 from typing import Any
@@ -84,7 +84,7 @@ def _off_kinks(model: Any) -> Any:
 
 @claim("second derivatives", SubjectKind.MODEL)
 def second_derivatives(subject: ModelSubject, case: Case) -> None:
-    """Padding changes no derivative by an input, nor the gradient of a loss of such derivatives; all are finite.
+    """Padding changes no derivative by an input, nor the gradient of a loss of these derivatives; all are finite.
 
     Tried: the slope of the loss by the floating point inputs of real nodes and edges, and the slope of its square by
     the weights, as training on forces takes them, with least padding and with more.

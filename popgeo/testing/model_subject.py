@@ -240,7 +240,7 @@ class ModelSubject(Subject):
 
 
 def _dtype(model: Any) -> torch.dtype | None:
-    """The floating point type of the model's weights; None if it has no weights of such a type."""
+    """The floating point type of the model's weights; None if it has no floating point weights."""
     weights = (*model.parameters(), *model.buffers()) if isinstance(model, nn.Module) else ()
     return next((weight.dtype for weight in weights if weight.is_floating_point()), None)
 

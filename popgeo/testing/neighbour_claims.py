@@ -131,7 +131,7 @@ _claim: Callable[..., Callable[[Callable], Callable]] = partial(claim, kind=Subj
 
 
 def _against_all_pairs(name: str, **words: str) -> Callable[[Compare], Compare]:
-    """Makes a claim of what yields where the rows of a list are other than those of all pairs."""
+    """Makes a claim of a function that yields each difference between a list's rows and all pairs."""
 
     def register(compare: Compare) -> Compare:
         def check(subject: NeighbourSubject, case: Case) -> None:
@@ -273,7 +273,7 @@ def _laid_out(array: np.ndarray, layout: str) -> np.ndarray:
 
 @_claim("nothing is kept")
 def nothing_is_kept(subject: NeighbourSubject, case: Case) -> None:
-    """Neighbours are those of the structure at hand, whatever was asked before.
+    """Neighbours belong to the structure at hand, whatever was asked before.
 
     Tried: a structure, then one whose atoms have moved, one of another cell, and the first again.
 

@@ -20,7 +20,7 @@ from popgeo.loader.prefetch import in_background
 
 
 class PartOfDataset(torch.utils.data.Dataset):
-    """A block of a dataset for each process: those of process 0 first, then those of process 1.
+    """A block of a dataset for each process: the elements of process 0 first, then the elements of process 1.
 
     Args:
         dataset: All of it.

@@ -174,7 +174,7 @@ def write_back(given: Arguments, narrow: Arguments, written: Collection[Input]) 
 
 
 def example_of(signature: inspect.Signature, structure: Structure) -> Arguments:
-    """Arguments that nest as those of another call, with zeros in all tensors."""
+    """Arguments that nest like a different call, with zeros in all tensors."""
     zeros = [torch.zeros(leaf.shape, dtype=leaf.dtype) for _, leaf in leaves(structure)]
     return Arguments(signature=signature, tensors=zeros, structure=structure)
 

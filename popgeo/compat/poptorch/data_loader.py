@@ -18,7 +18,7 @@ from popgeo.compat.sentences import said
 
 
 class DataLoader(torch.utils.data.DataLoader):
-    """torch's loader, whose batches are those of a whole call: device iterations x accumulation x replicas of them.
+    """torch's loader; one batch serves a whole call: device iterations x accumulation x replicas micro-batches.
 
     Args:
         options: Frozen from here on.

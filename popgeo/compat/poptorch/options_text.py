@@ -82,7 +82,7 @@ class _Names:
 
 
 def _value_of(node: ast.expr, names: Mapping[str, Any]) -> Any:
-    """The value of a literal, a name among `names`, an attribute of such a name, or a call of one."""
+    """The value of a literal, of a name among `names` or its attribute, or of a call."""
     match node:
         case ast.Name() if node.id in names:
             return names[node.id]

@@ -18,7 +18,7 @@ from popgeo.ipu.options import Options as PopgeoOptions
 from popgeo.ipu.target import IpuTarget
 
 _MODES = {"Final": "final", "EveryN": "every_n", "All": "all", "Sum": "sum"}  # PopTorch's names and popgeo's
-_MOST_IPUS = 64  # of one replica: those of a pod
+_MOST_IPUS = 64  # of one replica: a pod has no more
 
 
 def popgeo_options(options: Options, optimizer: Optimizer | None) -> PopgeoOptions:

@@ -192,7 +192,7 @@ class ExecutionStrategy:
         honoured(what, "stages run here one by one, in its order, where the model names blocks; results stay the same")
 
     def stages(self) -> str | list[Any] | None:
-        """The stages in popgeo's terms; None for those of the IPUs that blocks name."""
+        """The stages in popgeo's terms; None if the IPUs that blocks name decide."""
         automatic = stage_choices.EACH_BLOCK if self.auto_stage == AutoStage.AutoIncrement else None
         return list(self._stages) or automatic
 

@@ -67,7 +67,7 @@ def inferenceModel(model: nn.Module | PoplarExecutor, options: Options | None = 
 
 
 def load(filename: str | os.PathLike[str], edit_opts_fn: Callable[[Options], object] | None = None) -> PoplarExecutor:
-    """The model that `compileAndExport` wrote, compiled; its weights are those of then.
+    """The model that `compileAndExport` wrote, compiled, with the weights in the file.
 
     Args:
         filename: Load only files from those whom you trust: they are pickles.

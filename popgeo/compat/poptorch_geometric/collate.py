@@ -179,7 +179,7 @@ def _joined(parts: list[Any]) -> Any:
 
 
 def make_per_type(options: data.FixedSizeOptions, graph: Any) -> None:
-    """Makes the sizes those of each type, in place, for graphs of several types."""
+    """Gives each type sizes of its own, in place, for graphs of several types."""
     if isinstance(graph, HeteroData) and not options.is_hetero():
         options.to_hetero(graph.node_types, graph.edge_types)
 

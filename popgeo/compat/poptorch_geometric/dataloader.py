@@ -13,7 +13,7 @@ from popgeo.compat.poptorch_geometric.collate import CombinedBatchingCollater
 
 
 class OfWholeCalls:
-    """What turns a loader of single batches into one whose items hold those of a whole call, as the options ask for.
+    """What turns a loader of single batches into one whose items hold the batches of a whole call.
 
     Args:
         args: What the loader takes, in its order.

@@ -87,7 +87,7 @@ _OF_COLLATER += ["follow_batch", "exclude_keys"]
 def in_todays_words(
     dataset: Any, num_nodes: int | None, batch_size: int | None, given: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """The arguments of `FixedSizeDataLoader` that mean what those of `CustomFixedSizeDataLoader` did.
+    """The arguments of `FixedSizeDataLoader` that mean the same as arguments of `CustomFixedSizeDataLoader`.
 
     Args:
         dataset: The graphs.

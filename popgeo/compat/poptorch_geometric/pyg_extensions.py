@@ -26,7 +26,7 @@ _LAYERS = ("edge_conv", "gravnet_conv", "x_conv")
 _SAMPLED = ("node", "row", "col", "edge", "batch", "num_sampled_nodes", "num_sampled_edges")
 
 _CHANGES = ExitStack()  # closing it gives PyG its own functions again
-_IN_PLACE: list[str] = []  # what popgeo stands in for now
+_IN_PLACE: list[str] = []  # the names of the functions that popgeo has replaced
 
 
 def stand_in() -> None:

@@ -60,7 +60,7 @@ def radius(x: Tensor, y: Tensor, r: float, *args: Any, **kwargs: Any) -> Tensor:
 
 
 def radius_graph(x: Tensor, r: float, *args: Any, **kwargs: Any) -> Tensor:
-    """Edges to each node from those of its graph that are at most `r` away.
+    """Edges to each node from the nodes of its graph at a distance of at most `r`.
 
     Example:
         >>> import torch

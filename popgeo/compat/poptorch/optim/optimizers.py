@@ -82,7 +82,7 @@ class Adam(PoptorchOptimizer, torch.optim.Adam):
 
 
 class AdamW(PoptorchOptimizer, torch.optim.AdamW):
-    """AdamW with PopTorch's arguments: those of `Adam`, and `bias_correction`.
+    """AdamW with the arguments of `Adam`, and `bias_correction`.
 
     Example:
         >>> weight = torch.nn.Parameter(torch.ones(1))

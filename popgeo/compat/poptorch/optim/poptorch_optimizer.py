@@ -169,9 +169,9 @@ class PoptorchOptimizer(torch.optim.Optimizer):
         return {"ipu_state": state, "ipu_param": named_settings(self, self._names, self._scale), **held}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """As torch's own, but state keeps the types in which it was saved; torch gives it those of the weights.
+        """Loads state in the types in which it was saved; torch's own method takes the types of the weights.
 
-        If there is an `ipu_state`, its values are taken. Settings are those of `param_groups`, and not of `ipu_param`.
+        If there is an `ipu_state`, its values are taken. Settings come from `param_groups`, and not from `ipu_param`.
         """
         super().load_state_dict(state_dict)
         restore_types(self, state_dict)

@@ -1,4 +1,4 @@
-"""Layers of PyG that look at data, in forms that do not; aggregations, which need no look at all."""
+"""Layers of PyG that read data, in forms that do not; aggregations, which never read data."""
 
 from typing import Any
 
@@ -67,7 +67,7 @@ class InstanceNorm(nn.InstanceNorm):
 
 
 class MFConv(nn.MFConv):
-    """PyG's layer; each node is taken through the weights of all degrees, and those of its own are kept.
+    """PyG's layer; each node is taken through the weights of all degrees, and the result for its own degree is kept.
 
     Example:
         >>> import torch
