@@ -2,10 +2,8 @@
 
 import copy
 from collections import deque
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
-from functools import partial
 from itertools import islice
 
 import torch
@@ -15,15 +13,13 @@ from popgeo.testing.claims import BrokenError, Case, NotTriedError, SubjectKind,
 from popgeo.testing.loader_subject import LoaderSubject, order_of, require_once
 from popgeo.testing.planted_graphs import MASKS, numbers_of, planted_graphs, read_rows
 
-_claim: Callable[..., Callable[[Callable], Callable]] = partial(claim, kind=SubjectKind.LOADER)
-
 
 def _first(wrong: Tensor) -> int | None:
     """The first row of which something is wrong."""
     return int(wrong.nonzero()[0]) if wrong.any() else None
 
 
-@_claim("graphs come whole")
+@claim("graphs come whole", SubjectKind.LOADER)
 def graphs_come_whole(subject: LoaderSubject, case: Case) -> None:
     """No node and no edge of a graph is cut off.
 
@@ -40,7 +36,7 @@ def graphs_come_whole(subject: LoaderSubject, case: Case) -> None:
                     raise BrokenError(f"graph {int(graph.y)} has {left} of its {len(numbers)} {kind}s in its batch")
 
 
-@_claim("nodes know their graph")
+@claim("nodes know their graph", SubjectKind.LOADER)
 def nodes_know_their_graph(subject: LoaderSubject, case: Case) -> None:
     """`batch` leads from each real node to its own graph.
 
@@ -55,7 +51,7 @@ def nodes_know_their_graph(subject: LoaderSubject, case: Case) -> None:
             raise BrokenError(f"node {at} is of graph {int(rows['x'][at, 1])}, and batch leads to graph {int(led[at])}")
 
 
-@_claim("edges stay in their graph")
+@claim("edges stay in their graph", SubjectKind.LOADER)
 def edges_stay(subject: LoaderSubject, case: Case) -> None:
     """A real edge joins real nodes of one graph, and a padding edge joins padding nodes.
 
@@ -75,7 +71,7 @@ def edges_stay(subject: LoaderSubject, case: Case) -> None:
             raise BrokenError(f"{kind} edge {at} joins nodes of graphs {found[0]} and {found[1]}; 0 is padding")
 
 
-@_claim("edge features by id")
+@claim("edge features by id", SubjectKind.LOADER)
 def edge_features_belong(subject: LoaderSubject, case: Case) -> None:
     """The features of an edge are in its row.
 
@@ -91,7 +87,7 @@ def edge_features_belong(subject: LoaderSubject, case: Case) -> None:
             raise BrokenError(f"edge {at} joins nodes {ends[:, at].int().tolist()} and has the features of {said}")
 
 
-@_claim("masks tell the truth")
+@claim("masks tell the truth", SubjectKind.LOADER)
 def masks_tell_the_truth(subject: LoaderSubject, case: Case) -> None:
     """Masks are True for all that is real, and for nothing else.
 
@@ -116,7 +112,7 @@ def masks_tell_the_truth(subject: LoaderSubject, case: Case) -> None:
                 raise BrokenError(f"{kind} {at} of a batch is real, and its mask says that it is padding")
 
 
-@_claim("one shape")
+@claim("one shape", SubjectKind.LOADER)
 def shapes_stay(subject: LoaderSubject, case: Case) -> None:
     """Batches with masks all have one shape, and there are the same number as the loader's length says.
 
@@ -138,7 +134,7 @@ def shapes_stay(subject: LoaderSubject, case: Case) -> None:
         raise BrokenError(f"batches of one epoch have {len(shapes)} shapes: {sorted(shapes)[:2]}")
 
 
-@_claim("too large is loud")
+@claim("too large is loud", SubjectKind.LOADER)
 def too_large_is_loud(subject: LoaderSubject, case: Case) -> None:
     """A graph above the budget is refused, comes whole, or is counted.
 
@@ -158,7 +154,7 @@ def too_large_is_loud(subject: LoaderSubject, case: Case) -> None:
         graphs_come_whole(subject, larger)
 
 
-@_claim("nothing is written over")
+@claim("nothing is written over", SubjectKind.LOADER)
 def nothing_is_written_over(subject: LoaderSubject, case: Case) -> None:
     """Making further batches changes neither those made before nor the graphs that were given.
 

@@ -137,7 +137,7 @@ def require(subject: Subject, name: str, **settings: Any) -> None:
 CLAIMS: dict[tuple[SubjectKind, str], Claim] = {}
 
 
-def claim(name: str, kind: SubjectKind, **rest: Any) -> Callable[[Callable], Callable]:
+def claim(name: str, kind: SubjectKind, *more: SubjectKind, **rest: Any) -> Callable[[Callable], Callable]:
     """Makes a claim of a function `check(subject, case)`, whose docstring is all that is said of it.
 
     Its first sentence is what is claimed; a paragraph that begins with `Tried:` says what is done, and one that begins
@@ -146,14 +146,16 @@ def claim(name: str, kind: SubjectKind, **rest: Any) -> Callable[[Callable], Cal
     Args:
         name: See `Claim`.
         kind: See there.
-        rest: `settings`, `optional`, `slow`.
+        more: Other kinds of subjects of which the same is claimed.
+        rest: `settings`, `optional`, `slow`; `tried` and `cause`, if the docstring does not say them.
     """
 
     def register(check: Callable) -> Callable:
-        says, *more = (" ".join(part.split()) for part in (check.__doc__ or "").split("\n\n"))
-        told = dict(part.rstrip(".").split(": ", 1) for part in more if part.startswith(("Tried: ", "Cause: ")))
-        about = {"says": says, "tried": told.get("Tried", ""), "cause": told.get("Cause", "")}
-        CLAIMS[kind, name] = Claim(name=name, kind=kind, check=check, **{**about, **rest})
+        says, *parts = (" ".join(part.split()) for part in (check.__doc__ or "").split("\n\n"))
+        given = dict(part.rstrip(".").split(": ", 1) for part in parts if part.startswith(("Tried: ", "Cause: ")))
+        about = {"says": says, "tried": given.get("Tried", ""), "cause": given.get("Cause", ""), **rest}
+        for one in (kind, *more):
+            CLAIMS[one, name] = Claim(name=name, kind=one, check=check, **about)
         return check
 
     return register

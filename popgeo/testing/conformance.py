@@ -3,7 +3,7 @@
 import importlib
 import sys
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -189,21 +189,20 @@ def try_claim(claim: Claim, subject: Subject, ways: Sequence[Mapping[str, Any]],
         return Finding(claim=claim, seconds=time.perf_counter() - start, **rest)
 
     reasons = []
-    for case in _cases(subject, ways):
-        try:
-            for name, value in (claim.check(subject, case) or {}).items():
-                figures[name] = max(value, figures.get(name, value))
-        except NotTriedError as error:
+    for settings in ways:
+        case = Case(graphs=subject.graphs, settings=settings)
+        made, error = _tried(claim, subject, case)
+        figures |= {name: max(value, figures.get(name, value)) for name, value in made.items()}
+        if isinstance(error, NotTriedError):
             reasons.append(str(error))
-        except (Exception, SystemExit) as error:  # whatever a stranger's model raises says something of the claim
-            if ends_the_attempt(error):
-                return seen(status=Status.NOT_TRIED, words=described(error), is_broken=True)
+        elif error is not None and ends_the_attempt(error):
+            return seen(status=Status.NOT_TRIED, words=described(error), is_broken=True)
+        elif error is not None:
             smaller = _smallest(claim, subject, case, type(error), shrink_seconds) if shrink_seconds else case
-            broken = (None if smaller is case else _broken(claim, subject, smaller)) or error
-            words = str(broken) if isinstance(broken, AssertionError) else f"{type(broken).__name__}: {broken}"
+            broken = (None if smaller is case else _tried(claim, subject, smaller)[1]) or error
             return seen(
                 status=Status.FAILED,
-                words=words,
+                words=str(broken) if isinstance(broken, AssertionError) else described(broken),
                 cause=getattr(broken, "cause", "") or claim.cause,
                 figures=getattr(broken, "figures", {}),
                 case=smaller,
@@ -214,26 +213,19 @@ def try_claim(claim: Claim, subject: Subject, ways: Sequence[Mapping[str, Any]],
     return seen(status=Status.HELD, figures=figures)
 
 
-def _cases(subject: Subject, ways: Sequence[Mapping[str, Any]]) -> Iterator[Case]:
-    return (Case(graphs=subject.graphs, settings=settings) for settings in ways)
-
-
-def _broken(claim: Claim, subject: Subject, case: Case) -> BaseException | None:
-    """What the claim raises in a case; None if it holds or cannot be tried."""
+def _tried(claim: Claim, subject: Subject, case: Case) -> tuple[Mapping[str, float], BaseException | None]:
+    """The figures of a claim in a case, and whatever it raises; a stranger's model may raise anything."""
     try:
-        claim.check(subject, case)
-    except NotTriedError:
-        return None
+        return claim.check(subject, case) or {}, None
     except (Exception, SystemExit) as error:
-        return error
-    return None
+        return {}, error
 
 
 def _smallest(claim: Claim, subject: Subject, case: Case, error: type[BaseException], seconds: float) -> Case:
     until = time.perf_counter() + seconds
 
     def fails(smaller: Case) -> bool:
-        if time.perf_counter() >= until or type(_broken(claim, subject, smaller)) is not error:
+        if time.perf_counter() >= until or type(_tried(claim, subject, smaller)[1]) is not error:
             return False
         try:
             replace(subject, graphs=smaller.graphs).prepare()  # or its script would end before the claim

@@ -1,9 +1,7 @@
 """What a loader or a batch sampler promises of its epochs: what comes, in which order, and to whom."""
 
 import copy
-from collections.abc import Callable
 from itertools import islice
-from typing import Any
 
 import torch
 
@@ -11,25 +9,14 @@ from popgeo.testing.claims import BrokenError, Case, NotTriedError, SubjectKind,
 from popgeo.testing.loader_subject import LoaderSubject, order_of, require_once, set_epoch
 from popgeo.testing.planted_graphs import DRAWS, DrawnGraphs, read_rows
 
-
-def _both(name: str, *, only_loaders: bool = False, **rest: Any) -> Callable[[Callable], Callable]:
-    """A claim of loaders, and of samplers unless it is about what batches hold."""
-
-    def register(check: Callable) -> Callable:
-        for kind in (SubjectKind.LOADER,) if only_loaders else (SubjectKind.LOADER, SubjectKind.SAMPLER):
-            claim(name, kind, **rest)(check)
-        return check
-
-    return register
-
-
+_BOTH = (SubjectKind.LOADER, SubjectKind.SAMPLER)
 _ONCE = "the last batch is dropped, each worker or rank walks the whole dataset, or a sampler evens out by repeats"
 _RANKS = tuple({"world_size": number} for number in (2, 3, 4))
 
 
-@_both("each graph once", tried="two epochs, and one after a pass that was broken off", cause=_ONCE)
-@_both("once over ranks", tried="the ranks of 2, 3 and 4 together", cause=_ONCE, settings=_RANKS)
-@_both("once from workers", tried="2 workers", cause=_ONCE, settings=({"num_workers": 2},), only_loaders=True)
+@claim("each graph once", *_BOTH, tried="two epochs, and one after a pass that was broken off", cause=_ONCE)
+@claim("once over ranks", *_BOTH, tried="the ranks of 2, 3 and 4 together", cause=_ONCE, settings=_RANKS)
+@claim("once from workers", SubjectKind.LOADER, tried="2 workers", cause=_ONCE, settings=({"num_workers": 2},))
 def each_graph_once(subject: LoaderSubject, case: Case) -> None:
     """Each graph comes exactly once in an epoch, however it is shared out; graphs that are left out are counted."""
     world_size = case.settings.get("world_size")
@@ -44,8 +31,9 @@ def each_graph_once(subject: LoaderSubject, case: Case) -> None:
         require_once(again, case.graphs, loaders[0], "after a pass that was broken off at its first batch")
 
 
-@_both(
+@claim(
     "equal ranks",
+    *_BOTH,
     tried="the batches of 2, 3 and 4 ranks are counted",
     cause="batches are dealt out without evening them: the rank with more of them waits forever for the others",
     settings=_RANKS,
@@ -58,13 +46,13 @@ def ranks_are_equal(subject: LoaderSubject, case: Case) -> None:
         raise BrokenError(f"{size} ranks have {lengths} batches")
 
 
-@_both(
+@claim(
     "new random numbers",
+    SubjectKind.LOADER,
     tried="a dataset that draws a number for each graph it is asked for, from 2 workers, in two epochs",
     cause="workers are copies of one state of a generator (numpy's issue of 2018 in torch's workers), or the same seed "
     "is set in each epoch: seed by torch.initial_seed() and the worker's number",
     settings=tuple({"library": library} for library in DRAWS),
-    only_loaders=True,
 )
 def random_numbers_are_new(subject: LoaderSubject, case: Case) -> None:
     """A dataset draws a different number for each graph and in each epoch."""
@@ -79,8 +67,9 @@ def random_numbers_are_new(subject: LoaderSubject, case: Case) -> None:
         raise BrokenError("the random numbers of epoch 0 come again in epoch 1")
 
 
-@_both(
+@claim(
     "resumes",
+    *_BOTH,
     tried="state_dict in the middle of epoch 1, load_state_dict into a new loader, and the epoch after it",
     cause="the position is not in the state, counts what was drawn ahead, or another order is drawn after a restart",
 )
@@ -103,8 +92,9 @@ def resumes(subject: LoaderSubject, case: Case) -> None:
             )
 
 
-@_both(
+@claim(
     "order changes",
+    *_BOTH,
     tried="the order of three epochs",
     cause="set_epoch is not handed on to the sampler, or its generator is seeded again for each epoch",
 )
@@ -120,8 +110,9 @@ def order_changes(subject: LoaderSubject, case: Case) -> None:
         raise BrokenError(f"two of three epochs have one order: {orders[0][:9]}")
 
 
-@_both(
+@claim(
     "order by seed",
+    *_BOTH,
     tried="two loaders of one seed, one of another, and one told set_epoch(1); torch's own numbers move on",
     cause="the order is drawn from torch's global numbers, or from a generator that other things draw from, too",
 )

@@ -127,7 +127,6 @@ def _most(pairs: dict[Row, float]) -> int:
 
 
 Compare = Callable[[list[Row], dict[Row, float], float], Iterator[str]]
-_claim: Callable[..., Callable[[Callable], Callable]] = partial(claim, kind=SubjectKind.NEIGHBOUR_LIST)
 
 
 def _against_all_pairs(name: str, **words: str) -> Callable[[Compare], Compare]:
@@ -140,7 +139,7 @@ def _against_all_pairs(name: str, **words: str) -> Callable[[Compare], Compare]:
                     raise BrokenError(f"{where}: {wrong}")
 
         check.__doc__ = compare.__doc__
-        _claim(name, **words)(check)
+        claim(name, SubjectKind.NEIGHBOUR_LIST, **words)(check)
         return compare
 
     return register
@@ -220,7 +219,7 @@ def none_is_doubled(rows: list[Row], pairs: dict[Row, float], cutoff: float) -> 
             yield f"{row} is listed {times} time{'s' * (times > 1)}"
 
 
-@_claim("capacity is loud")
+@claim("capacity is loud", SubjectKind.NEIGHBOUR_LIST)
 def capacity_is_loud(subject: NeighbourSubject, case: Case) -> None:
     """Where an atom has more neighbours than the list holds, there is an error.
 
@@ -247,7 +246,11 @@ def capacity_is_loud(subject: NeighbourSubject, case: Case) -> None:
         raise NotTriedError("no structure is crowded")
 
 
-@_claim("any memory layout", settings=({"layout": "columns"}, {"layout": "strided"}, {"layout": "read-only"}))
+@claim(
+    "any memory layout",
+    SubjectKind.NEIGHBOUR_LIST,
+    settings=({"layout": "columns"}, {"layout": "strided"}, {"layout": "read-only"}),
+)
 def layout_does_not_matter(subject: NeighbourSubject, case: Case) -> None:
     """Neighbours depend on the numbers, and not on how they lie in memory.
 
@@ -271,7 +274,7 @@ def _laid_out(array: np.ndarray, layout: str) -> np.ndarray:
     return array
 
 
-@_claim("nothing is kept")
+@claim("nothing is kept", SubjectKind.NEIGHBOUR_LIST)
 def nothing_is_kept(subject: NeighbourSubject, case: Case) -> None:
     """Neighbours belong to the structure at hand, whatever was asked before.
 

@@ -94,7 +94,7 @@ class PyGFixedSizeNeighborLoader(torch.utils.data.DataLoader[Any]):
         ids = torch.as_tensor(index, dtype=torch.int64).flatten()
         seed = int(torch.randint(2**62, ()))  # by torch.manual_seed
         sample = _as_graph(self._whole, self._neighbors.sample(ids.numpy(), seed))
-        place = sample if self.input_type is None else sample[self.input_type]
+        place = self._of_seeds(sample)
         place.input_id, place.batch_size = ids, len(ids)
         return sample if self._transform is None else self._transform(sample)
 
@@ -105,7 +105,7 @@ class PyGFixedSizeNeighborLoader(torch.utils.data.DataLoader[Any]):
             FixedSizeError: it does not fit.
         """
         sample = sample.clone() if isinstance(sample, Data) else sample.__copy__()
-        place = sample if self.input_type is None else sample[self.input_type]
+        place = self._of_seeds(sample)
         kept = {name: place[name] for name in ("batch_size", "input_id") if name in place}
         for name in kept:
             del place[name]
@@ -116,10 +116,12 @@ class PyGFixedSizeNeighborLoader(torch.utils.data.DataLoader[Any]):
         batch = self.fixed_size_collater([sample])
         for store in [batch] if self.input_type is None else batch.node_stores:
             del store[_SEEDS]
-        place = batch if self.input_type is None else batch[self.input_type]
-        for name, value in kept.items():
-            place[name] = value
+        self._of_seeds(batch).update(kept)
         return BatchOfSeeds.of(batch) if self.input_type is None else batch
+
+    def _of_seeds(self, graph: Any) -> Any:
+        """The graph, or its store of the seeds' type."""
+        return graph if self.input_type is None else graph[self.input_type]
 
     def _collate(self, index: Any) -> Batch:
         return self.fixedSizeCollate(self.nativeCollate(index))
