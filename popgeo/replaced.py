@@ -1,4 +1,4 @@
-"""Other attributes of objects that belong to somebody else, for as long as a block runs."""
+"""Replaces attributes of other libraries' objects for as long as a block runs."""
 
 import contextlib
 from collections.abc import Iterator

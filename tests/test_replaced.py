@@ -1,4 +1,4 @@
-"""An attribute of somebody else's object is different while a block runs, and as it was afterwards."""
+"""An attribute of a different library's object is replaced while a block runs, and as it was afterwards."""
 
 from types import SimpleNamespace
 

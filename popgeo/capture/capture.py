@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from popgeo.capture.arguments import Arguments
+from popgeo.capture.backward import backward
 from popgeo.capture.captured_step import CapturedStep
 from popgeo.capture.drawn_numbers import drawn_numbers
 from popgeo.capture.held_state import (
@@ -20,7 +21,6 @@ from popgeo.capture.held_state import (
     noted_reads,
     swapped,
 )
-from popgeo.capture.identity_loss import instead_of_a_loss
 from popgeo.capture.interrupts import held_interrupts
 from popgeo.capture.marks import marked, marks_of
 from popgeo.capture.op_graph import LOSS_SCALE, Input, Role
@@ -29,10 +29,6 @@ from popgeo.capture.recorder import Recorder
 from popgeo.capture.refused_shapes import DynamicShapeError, Problem
 from popgeo.capture.static_forms import static_forms
 from popgeo.capture.structures import leaves
-
-
-class NothingToTrainError(ValueError):
-    """There is a loss, but none of the parameters to train has a part in it."""
 
 
 @held_interrupts()
@@ -93,7 +89,7 @@ def capture(
         before = held.attributes()
         results, result = run()
         weights = {name: placed[Input(Role.PARAMETER, name)] for name in trained}
-        loss, slopes = _backward(results, weights, recorder, loss_scaling if scale is None else scale)
+        loss, slopes = backward(results, weights, recorder, loss_scaling if scale is None else scale)
         written_first = recorder.page.changed(placed)
         made = _keep_buffers(held, [*results, *slopes.values()], recorder)
         drawn.go_on()
@@ -159,31 +155,6 @@ def _run(
         raise
 
 
-def _backward(
-    results: Sequence[Tensor], weights: Mapping[str, Tensor], recorder: Recorder, start: Tensor | float | None
-) -> tuple[Tensor | None, dict[str, Tensor]]:
-    """Writes the backward pass down: the loss, and the gradients of the weights that it depends on, by name."""
-    if not weights:
-        return None, {}
-    loss = _find_loss(results, recorder)
-    with recorder:
-        recorder.phase = "backward"
-        if isinstance(start, Tensor):  # in the type and shape of the loss, in memory of its own
-            seed = start.to(loss.dtype, copy=True).expand(loss.shape)
-        else:
-            seed = torch.full_like(loss, start or 1.0)
-        try:
-            slopes = torch.autograd.grad(loss, list(weights.values()), seed, allow_unused=True)
-        except RuntimeError as error:
-            if "use_reentrant" not in str(error):
-                raise
-            raise ValueError(
-                "The model calls torch.utils.checkpoint with use_reentrant=True, which cannot be part of a step. Call "
-                "it with use_reentrant=False; draws and results are the same."
-            ) from error
-    return loss, {name: slope for name, slope in zip(weights, slopes, strict=True) if slope is not None}
-
-
 def _refuse_constants_of_the_state(recorder: Recorder, state: Mapping[Input, Tensor]) -> None:
     own = {id(tensor): one.name for one, tensor in state.items()}
     aside = [own[id(tensor)] for tensor in recorder.page.constants.values() if id(tensor) in own]
@@ -219,34 +190,6 @@ def fake_of(tensor: Tensor, trained: bool) -> Tensor:
 
 def _refuse(problem: Problem) -> None:
     raise DynamicShapeError(str(problem))
-
-
-def _find_loss(results: Sequence[Tensor], recorder: Recorder) -> Tensor:
-    """The marked tensor that all other marked ones feed; if none is marked, the only scalar with a gradient.
-
-    Raises:
-        ValueError: there is no loss, or several losses of which no one depends on the others.
-    """
-    marked = [tensor for tensor in recorder.marked if tensor.requires_grad]
-    if marked:
-        numbers = set(map(recorder.page.number, marked))
-        final = [tensor for tensor in marked if numbers <= recorder.page.depends_on(tensor)]
-        if len(final) == 1:
-            return final[0]
-        raise ValueError(
-            f"Multiple independent losses found in graph. Graph must have one final loss. Wrap final graph loss "
-            f"in poptorch.identity_loss. Of {len(marked)} marked tensors none depends on all others; popgeo.ipu has "
-            "identity_loss too."
-        )
-    scalars = [tensor for tensor in results if tensor.dim() == 0 and tensor.requires_grad]
-    if len(scalars) == 1:
-        return scalars[0]
-    found = instead_of_a_loss(results) if not scalars else f"{len(scalars)} scalars that could be the loss"
-    has_one = not scalars and (recorder.marked or any(tensor.dim() == 0 for tensor in results))
-    raise (NothingToTrainError if has_one else ValueError)(
-        f"Couldn't find a loss in graph: the model returns {found}. Return one loss, or mark it with "
-        "popgeo.ipu.identity_loss(loss)."
-    )
 
 
 def _refuse_carried(

@@ -9,9 +9,8 @@ from torch._guards import detect_fake_mode
 from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 from torch.utils._pytree import tree_map
 
-from popgeo.capture.op_graph import run_op
 from popgeo.capture.page import Page
-from popgeo.capture.passes import is_random
+from popgeo.capture.passes import is_random, run_op
 
 # Positions of the arguments that do not decide how many elements such an operation returns.
 _DATA = {"index": (0,), "masked_select": (0,), **dict.fromkeys(("index_put", "index_put_", "_index_put_impl_"), (0, 2))}

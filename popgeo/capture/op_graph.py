@@ -286,19 +286,6 @@ def substitute(argument: Any, replace: Callable[[int], Any]) -> Any:
     return argument
 
 
-def run_op(op: Op, values: Mapping[int, Any]) -> dict[int, Any]:
-    """What an operation makes of the values that it reads, by value.
-
-    Example:
-        >>> run_op(Op(target="aten.relu.default", args=(Ref(0),), outputs=(1,)), {0: torch.tensor([-1.0, 1.0])})
-        {1: tensor([0., 1.])}
-    """
-    args, kwargs = (substitute(given, values.__getitem__) for given in (op.args, op.kwargs))
-    made = overload(op.target)(*args, **kwargs)
-    results = made if isinstance(made, tuple | list) else (made,)
-    return {v: result for v, result in zip(op.outputs, results, strict=True) if v is not None}
-
-
 def _append_refs(arguments: Iterable[Any], found: list[int]) -> None:
     for argument in arguments:
         if isinstance(argument, Ref):

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from popgeo.capture.op_graph import Number, Op, OpGraph, Ref, Value, overload, run_op, substitute
+from popgeo.capture.op_graph import Number, Op, OpGraph, Ref, Value, overload, substitute
 from popgeo.capture.schemas import only_raises
 
 # Beyond this, making a tensor again at each run is cheaper than keeping it.
@@ -93,6 +93,19 @@ def fold_constants(graph: OpGraph) -> OpGraph:
             known |= run_op(op, known)
     used = {v for op in kept for v in op.reads()} | {v for v in graph.outputs if v is not None}
     return with_ops(graph, kept, graph.outputs, {v: tensor for v, tensor in known.items() if v in used})
+
+
+def run_op(op: Op, values: Mapping[int, Any]) -> dict[int, Any]:
+    """What an operation makes of the values that it reads, by value.
+
+    Example:
+        >>> run_op(Op(target="aten.relu.default", args=(Ref(0),), outputs=(1,)), {0: torch.tensor([-1.0, 1.0])})
+        {1: tensor([0., 1.])}
+    """
+    args, kwargs = (substitute(given, values.__getitem__) for given in (op.args, op.kwargs))
+    made = overload(op.target)(*args, **kwargs)
+    results = made if isinstance(made, tuple | list) else (made,)
+    return {v: result for v, result in zip(op.outputs, results, strict=True) if v is not None}
 
 
 def is_random(op: Op) -> bool:

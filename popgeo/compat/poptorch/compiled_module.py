@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 
 from popgeo import ipu
 from popgeo.capture.arguments import Arguments
-from popgeo.capture.capture import NothingToTrainError
+from popgeo.capture.backward import NothingToTrainError
 from popgeo.capture.identity_loss import losses_marked
 from popgeo.capture.pytree import Structure
 from popgeo.compat.poptorch import call_arguments, enums
