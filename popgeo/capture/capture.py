@@ -63,12 +63,12 @@ def capture(
         %1 float32[3] = aten.mul.Tensor(%0, 2)
     """
     module = function if isinstance(function, nn.Module) else nn.Module()
-    state, placed = module_state(module), dict[Input, Tensor]()
+    state = module_state(module)
     recorder = Recorder(inspect.unwrap(capture).__code__, _refuse)
     recorder.on_operation = on_operation
     fake_mode = FakeTensorMode(allow_non_fake_inputs=True)
     with fake_mode:
-        placed = {one: fake_of(tensor, one.name in trained) for one, tensor in state.items()}
+        placed: dict[Input, Tensor] = {one: fake_of(tensor, one.name in trained) for one, tensor in state.items()}
         scale = torch.empty(()) if loss_scaling is None and trained else None
         inputs = _stand_ins(arguments)
     for one, tensor in [*placed.items(), *([] if scale is None else [(LOSS_SCALE, scale)]), *inputs.items()]:

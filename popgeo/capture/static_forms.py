@@ -1,6 +1,8 @@
 """Forms of torch's and PyG's functions in which every shape follows from the arguments; they are in while capturing.
 
-Outside of `static_forms` nothing is replaced.
+This file is the one place that puts forms in. The forms themselves are in `static_layers` (layers and norms),
+`static_neighbors` and `farthest_points` (searches) and `static_rows` (rows that masks choose; see `free_slots`).
+Outside of the block `static_forms` nothing is replaced.
 """
 
 import contextlib
@@ -54,7 +56,7 @@ _IN_PYG |= {(of, name): form for of in ("torch_geometric.nn.pool", "torch_cluste
 
 @contextlib.contextmanager
 def static_forms() -> Iterator[FreeSlots]:
-    """Lets static forms are in for functions that read data, while the block runs; gives what follows free slots.
+    """Replaces functions that read data by their static forms while the block runs; gives the follower of free slots.
 
     Example:
         >>> with static_forms():

@@ -1,4 +1,4 @@
-"""While a model is captured, static forms are in for what reads data, with eager PyTorch's results and gradients."""
+"""While a model is captured, static forms replace functions that read data; results and gradients stay the same."""
 
 import copy
 from collections.abc import Callable

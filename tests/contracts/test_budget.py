@@ -27,11 +27,11 @@ PLACES = {
 # may rise only in a change that lowers another one by as much.
 BUDGETS = {
     "core": 31_415,
-    "compat": 3_300,
+    "compat": 3_285,
     "systems": 3_300,
     "models": 1_535,
     "reach": 3_475,
-    "kit": 2_330,
+    "kit": 2_295,
     "train": 790,
 }
 REMEDY = "A new mechanism names the one it replaces: take that out, or raise the budget here and say why."

@@ -1,4 +1,4 @@
-"""What PyG has extensions for, over popgeo, if none of them is installed: searches, partitions, samples."""
+"""Searches, partitions and samples of popgeo, for the extensions of PyG that are not installed."""
 
 import functools
 import importlib
@@ -30,7 +30,7 @@ _IN_PLACE: list[str] = []  # the names of the functions that popgeo has replaced
 
 
 def stand_in() -> None:
-    """Lets popgeo are in for the extensions of PyG that are not installed, until `take_back`; others stay in use.
+    """Lets popgeo replace the extensions of PyG that are not installed, until `take_back`; others stay in use.
 
     Example:
         >>> stand_in()
@@ -109,7 +109,7 @@ def _replace(module: Any, name: str, function: Callable[..., Any]) -> None:
 
 def _partitioned(clusters: Any, edge_index: Tensor, num_nodes: int) -> Tensor:
     """The part of each node, for `ClusterData`. [num_nodes]"""
-    honoured("torch_geometric.loader.ClusterData", "popgeo's partition is in for METIS")
+    honoured("torch_geometric.loader.ClusterData", "popgeo's partition replaces METIS")
     return partition(edge_index, clusters.num_parts, num_nodes=num_nodes)
 
 
