@@ -14,12 +14,12 @@ from popgeo.engine.loss_scaling import LossScaling as LossScaling
 from popgeo.engine.step_options import OutputMode as OutputMode
 from popgeo.engine.step_options import Reduction as Reduction
 from popgeo.ipu.options import Options as Options
+from popgeo.ipu.report.pipeline import Pipeline as Pipeline
 from popgeo.ipu.report.report import Report as Report
 from popgeo.ipu.stage_choices import Schedule as Schedule
 from popgeo.ipu.stage_choices import Stage as Stage
 from popgeo.ipu.systems.estimate import estimate as estimate
 from popgeo.ipu.systems.estimate import pipeline as pipeline
-from popgeo.ipu.systems.pipeline import Pipeline as Pipeline
 from popgeo.ipu.target import IpuTarget as IpuTarget
 from popgeo.ipu.tile_exact import TileExact as TileExact
 from popgeo.ipu.tiles.measure_memory import OutOfTileMemory as OutOfTileMemory

@@ -4,18 +4,15 @@ from dataclasses import dataclass, replace
 from inspect import getdoc
 from typing import TypeVar
 
-from popgeo.ipu.cost.plan import Activity
 from popgeo.ipu.report.account import Account
-from popgeo.ipu.report.chrome_trace import chrome_trace
-from popgeo.ipu.report.cost_rows import block_names
+from popgeo.ipu.report.chrome_trace import trace_of_step
 from popgeo.ipu.report.figures import Figures
 from popgeo.ipu.report.html_page import summary
 from popgeo.ipu.report.insights import OF_ONE_IPU, Insight, insights
-from popgeo.ipu.report.step_page import page
+from popgeo.ipu.report.pages import page
 from popgeo.ipu.report.text import text
 from popgeo.ipu.tiles.memory_use import MemoryUse
 
-_SHOWN_IN_A_TRACE = ("op", "module", "phase", "balance", "tiles", "workers", "bytes_in", "bytes_out", "bytes_total")
 _SUMS = (
     "costs", "micro_batches", "captured_ops", "state_bytes", "buffer_bytes", "compile_seconds", "calls", "steps",
     "run_seconds",
@@ -42,26 +39,7 @@ class Report(Account):
         return page(self, title)
 
     def _trace(self) -> str:
-        """A process for each block of the model, with a track for each activity; of one micro-batch and its update."""
-        steps = self.rows.supersteps
-        names = block_names([step["module"] for step in steps])
-        used = {(name, step["activity"]) for step, name in zip(steps, names, strict=True)}
-        blocks = list(dict.fromkeys(names))
-        tracks = [activity.value for activity in Activity]
-        events = [
-            {
-                "name": f"{step['op']}: {step['step']}",
-                "cat": f"{step['activity']},{step['phase']}",
-                "pid": blocks.index(name),
-                "tid": tracks.index(step["activity"]),
-                "start": step["start"],
-                "length": step["length"],
-                "args": {key: step[key] for key in _SHOWN_IN_A_TRACE},
-            }
-            for step, name in zip(steps, names, strict=True)
-        ]
-        lanes = [(name, {n: a for n, a in enumerate(tracks) if (name, a) in used}) for name in blocks]
-        return chrome_trace(lanes, events, self.target, profile=self.profile.value)
+        return trace_of_step(self)
 
     def __repr__(self) -> str:
         return (

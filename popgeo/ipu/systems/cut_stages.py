@@ -10,8 +10,8 @@ from popgeo.capture.op_graph import Input, OpGraph, Role
 from popgeo.engine.pipeline.staging import Recompute
 from popgeo.ipu.cost.links import message_seconds
 from popgeo.ipu.cost.plan import OpCost, Profile
+from popgeo.ipu.report.stage_cost import StageCost, StageMessage
 from popgeo.ipu.systems.repeated import contents, repeated
-from popgeo.ipu.systems.stage_cost import StageCost, StageMessage
 from popgeo.ipu.systems.stage_cut import StageCut
 from popgeo.ipu.target import IpuTarget
 from popgeo.ipu.tiles.measure_memory import CODE, code_of, memory

@@ -7,11 +7,11 @@ from popgeo.capture.captured_step import CapturedStep
 from popgeo.capture.op_graph import OpGraph
 from popgeo.engine.pipeline.staging import Pass, Staging
 from popgeo.ipu.options import Options
+from popgeo.ipu.report.pipeline import Pipeline
+from popgeo.ipu.report.timeline import num_depths
 from popgeo.ipu.stage_choices import USUAL, Schedule
 from popgeo.ipu.systems.cut_model import stages_asked_for
-from popgeo.ipu.systems.pipeline import Pipeline
 from popgeo.ipu.systems.repeated import recompute_of
-from popgeo.ipu.systems.schedule import num_depths
 from popgeo.ipu.systems.stage_planner import StagePlanner
 from popgeo.ipu.tiles.measure_memory import OutOfTileMemory
 

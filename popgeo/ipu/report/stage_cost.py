@@ -85,6 +85,11 @@ class StageCost:
         return self.receive_backward + self.streaming_backward
 
     @property
+    def computes_and_receives(self) -> float:
+        """Cycles of both passes in which it computes or receives from other IPUs."""
+        return self.forward + self.backward + self.receive_forward + self.receive_backward
+
+    @property
     def forward_pass(self) -> float:
         """Cycles of a forward pass with all that it waits for and puts aside."""
         return self.waits_forward + self.forward + self.stash_copy

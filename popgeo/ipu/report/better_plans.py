@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
 
+from popgeo.ipu.report.pipeline_figures import PipelineFigures
 from popgeo.ipu.stage_choices import Schedule
-from popgeo.ipu.systems.pipeline_figures import PipelineFigures
 
 MORE_STAGES = (1.0, 1.25, 1.5, 2.0)  # times the stages that memory asks for, tried in turn
 

@@ -4,11 +4,10 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from popgeo.ipu.report.better_plans import best_move, with_room
 from popgeo.ipu.report.insights import Insight, sorted_insights
+from popgeo.ipu.report.pipeline_figures import PipelineFigures
 from popgeo.ipu.stage_choices import Schedule
-from popgeo.ipu.systems.better_plans import best_move, with_room
-from popgeo.ipu.systems.pipeline_figures import PipelineFigures
-from popgeo.ipu.systems.stage_spans import cycles_by_kind
 
 GOOD_BUBBLE = 0.05  # share of the time that IPUs may wait before a remedy is named
 UNEVEN = 1.1  # how much longer than the mean the slowest stage may take before it is named
@@ -134,7 +133,7 @@ def host_is_waited_for(plan: PipelineFigures) -> Iterator[Insight]:
     """Inputs, results and calls of the host take a good part of a step."""
     if plan.again is None:
         return
-    share = sum(of["host"] for of in cycles_by_kind(plan)) / (plan.num_ipus * plan.cycles)
+    share = sum(of["host"] for of in plan.cycles_by_kind) / (plan.num_ipus * plan.cycles)
     if share > NOTABLE and _saved(plan, other := plan.replan(overlap_host=True)) > WORTH_IT:
         yield _advice(
             plan,

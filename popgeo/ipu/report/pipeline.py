@@ -1,23 +1,20 @@
 """The report of a step over several IPUs."""
 
-from collections.abc import Iterable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from inspect import getdoc
 from os import PathLike
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from popgeo.ipu.report.chrome_trace import chrome_trace
-from popgeo.ipu.report.cost_rows import Row
+from popgeo.ipu.report.chrome_trace import trace_of_stages
 from popgeo.ipu.report.figures import Figures
 from popgeo.ipu.report.html_page import summary
 from popgeo.ipu.report.insights import Insight, insights
-from popgeo.ipu.systems.pipeline_figures import PipelineFigures
-from popgeo.ipu.systems.pipeline_insights import stage_insights
-from popgeo.ipu.systems.pipeline_page import page
-from popgeo.ipu.systems.pipeline_text import headline, text
-from popgeo.ipu.systems.stage_spans import spans, windows
-from popgeo.ipu.systems.stage_tables import COLUMNS, ipus_of, stages_of
+from popgeo.ipu.report.pages import page_of_stages
+from popgeo.ipu.report.pipeline_figures import PipelineFigures
+from popgeo.ipu.report.stage_insights import stage_insights
+from popgeo.ipu.report.tables import COLUMNS_OF_STAGES
+from popgeo.ipu.report.text import headline, text_of_stages
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -33,7 +30,7 @@ class Pipeline(PipelineFigures):
 {getdoc(Figures)}
 """
 
-    COLUMNS = COLUMNS
+    COLUMNS = COLUMNS_OF_STAGES
     VERSION = ("popgeo.ipu.pipeline", 2)
     LEFT_OUT = ("again",)
     DERIVED = (
@@ -58,48 +55,11 @@ class Pipeline(PipelineFigures):
         known = replace(self, insights_found=self.insights)
         return super(Pipeline, known).to_json(path)
 
-    @property
-    def table_of_stages(self) -> list[dict[str, Any]]:
-        """The rows of `to_frame("stages")`."""
-        return stages_of(self)
-
-    @property
-    def table_of_ipus(self) -> list[dict[str, Any]]:
-        """The rows of `to_frame("ipus")`."""
-        return ipus_of(self)
-
-    def _table(self, rows: str) -> Iterable[Row]:
-        if rows in ("stages", "ipus"):
-            return self.table_of_stages if rows == "stages" else self.table_of_ipus
-        if rows == "spans":
-            return map(asdict, spans(self))
-        if rows == "transfers":
-            return (asdict(transfer) for stage in self.stages for transfer in stage.transfers)
-        return super()._table(rows)
-
     def _page(self, title: str) -> str:
-        return page(self, title)
+        return page_of_stages(self, title)
 
     def _trace(self) -> str:
-        """A process for each IPU, with a track for each of its stages and one for its update."""
-        last = len(self.stages)
-        tracks = [{last: "update"} if cycles else dict[int, str]() for cycles in self.update]
-        for number, stage in enumerate(self.stages):
-            tracks[stage.ipu][number] = f"stage {number}: {stage.layers}"
-        events = [
-            {
-                "name": span.kind if span.micro_batch is None else f"{span.kind} {span.micro_batch}",
-                "cat": span.kind,
-                "pid": span.ipu,
-                "tid": last if span.stage is None else span.stage,
-                "start": span.start,
-                "length": span.end - span.start,
-                "args": {"micro_batch": span.micro_batch},
-            }
-            for span in spans(self)
-        ]
-        processes = [(f"IPU {ipu}", its) for ipu, its in enumerate(tracks)]
-        return chrome_trace(processes, events, self.target, schedule=self.schedule.value)
+        return trace_of_stages(self)
 
     def plot(self, ax: "Axes | None" = None) -> "Axes":
         """Draws the timeline of all IPUs; a long step without its middle.
@@ -112,7 +72,7 @@ class Pipeline(PipelineFigures):
         """
         from popgeo.plots.pipelines import pipeline_timeline  # only here, since figures take a second to import
 
-        return pipeline_timeline(self.to_frame("spans"), clock=self.target.clock, between=windows(self), ax=ax)
+        return pipeline_timeline(self.to_frame("spans"), clock=self.target.clock, between=self.windows, ax=ax)
 
     def __repr__(self) -> str:
         return (
@@ -125,10 +85,10 @@ class Pipeline(PipelineFigures):
         return summary(
             f"{bold}{self.micro_batches_per_second:,.1f} micro-batches/s",
             f"; IPUs wait {self.bubble:.1%} of the time",
-            COLUMNS["stages"],
+            self.COLUMNS["stages"],
             self.table_of_stages,
             self.insights,
         )
 
     def __str__(self) -> str:
-        return text(self)
+        return text_of_stages(self)
