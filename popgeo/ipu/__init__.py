@@ -13,6 +13,7 @@ from popgeo.engine.compiled_step import CompiledStep as CompiledStep
 from popgeo.engine.loss_scaling import LossScaling as LossScaling
 from popgeo.engine.step_options import OutputMode as OutputMode
 from popgeo.engine.step_options import Reduction as Reduction
+from popgeo.ipu.fits_in_memory import OutOfTileMemory as OutOfTileMemory
 from popgeo.ipu.options import Options as Options
 from popgeo.ipu.report.pipeline import Pipeline as Pipeline
 from popgeo.ipu.report.report import Report as Report
@@ -22,7 +23,6 @@ from popgeo.ipu.systems.estimate import estimate as estimate
 from popgeo.ipu.systems.estimate import pipeline as pipeline
 from popgeo.ipu.target import IpuTarget as IpuTarget
 from popgeo.ipu.tile_exact import TileExact as TileExact
-from popgeo.ipu.tiles.measure_memory import OutOfTileMemory as OutOfTileMemory
 from popgeo.ipu.wrap_model import compile as compile
 from popgeo.ipu.wrap_model import inference_model as inference_model
 from popgeo.ipu.wrap_model import training_model as training_model

@@ -114,7 +114,7 @@ def _in_turns(sizes: Attention, turns: int, whole: Plan, machine: Machine, is_ba
     loop = compute_step(
         "loop over parts", machine.target, vertex=SERIAL_CYCLES - machine.target.launch_cycles, tiles=machine.num_tiles
     )
-    steps = (*in_sequence("attention", plans).supersteps, loop)
+    steps = (*in_sequence("attention", *plans).supersteps, loop)
     return dataclasses.replace(
         one,
         split={"heads": heads, "serial": turns},
@@ -125,7 +125,7 @@ def _in_turns(sizes: Attention, turns: int, whole: Plan, machine: Machine, is_ba
 
 def _turn(sizes: Attention, machine: Machine, is_backward: bool) -> Plan:
     parts = _backward(sizes, machine) if is_backward else _forward(sizes, machine)
-    plan = in_sequence("attention", parts)
+    plan = in_sequence("attention", *parts)
     # The probabilities stay while they are used; backward, their gradients stay next to them.
     scores = ceil_div((2 if is_backward else 1) * sizes.scores * sizes.nbytes, machine.num_tiles)
     return dataclasses.replace(

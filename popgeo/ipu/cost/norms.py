@@ -52,7 +52,7 @@ def plan_groups(
         else:
             kind, operand = step.removesuffix(_BY_GROUP), groups if step.endswith(_BY_GROUP) else 0
             plans.append(plan_elementwise(kind, elements, width, machine, operand))
-    return in_sequence("norms", plans)
+    return in_sequence("norms", *plans)
 
 
 def _over_last(value: Value, steps: Sequence[str], groups: int, machine: Machine, is_inner: bool = True) -> Plan:
@@ -90,7 +90,7 @@ def _norm(value: Value, groups: int, features: int, affine: Sequence[object], ma
     for kind, given in zip(("multiply", "add"), affine, strict=True):
         if isinstance(given, Ref):
             plans.append(_by_feature(kind, value, features, machine))
-    return in_sequence("norms", plans)
+    return in_sequence("norms", *plans)
 
 
 def _layer_norm_backward(graph: OpGraph, op: Op, machine: Machine) -> Plan:
@@ -112,7 +112,7 @@ def _norm_backward(value: Value, groups: int, features: int, op: Op, has_weight:
     plans.append(_over_last(value, ("multiply", *_SUMS_AND_GRADIENT), groups, machine))
     if any(v is not None for v in op.outputs[1:]):
         plans.append(_over_last(value, ("multiply", REDUCE, REDUCE), features, machine, is_inner=False))
-    return in_sequence("norms", plans)
+    return in_sequence("norms", *plans)
 
 
 def _group_norm(graph: OpGraph, op: Op, machine: Machine) -> Plan:

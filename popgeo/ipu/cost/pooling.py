@@ -106,7 +106,7 @@ def _pool_backward(graph: OpGraph, op: Op, machine: Machine) -> Plan:
 
 def _nearest(graph: OpGraph, op: Op, machine: Machine) -> Plan:
     out = made(graph, op)[0]
-    return in_sequence("pooling", [plan_copy(max(1, out.numel), width(out), machine)])
+    return in_sequence("pooling", plan_copy(max(1, out.numel), width(out), machine))
 
 
 def _bilinear(graph: OpGraph, op: Op, machine: Machine) -> Plan:
@@ -116,7 +116,7 @@ def _bilinear(graph: OpGraph, op: Op, machine: Machine) -> Plan:
     kinds = ("multiply", "add product", "add product", "add product")
     copy = plan_copy(4 * elements, nbytes, machine, pieces=4)
     passes = [plan_elementwise(kind, elements, nbytes, machine) for kind in kinds]
-    return in_sequence("pooling", [copy, *passes])
+    return in_sequence("pooling", copy, *passes)
 
 
 RULES: dict[str, Rule] = {

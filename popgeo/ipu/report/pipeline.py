@@ -1,9 +1,8 @@
 """The report of a step over several IPUs."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from inspect import getdoc
-from os import PathLike
 from typing import TYPE_CHECKING
 
 from popgeo.ipu.report.chrome_trace import trace_of_stages
@@ -46,20 +45,9 @@ class Pipeline(PipelineFigures):
             return self.insights_found
         return *stage_insights(self), *insights(self)
 
-    def to_json(self, path: str | PathLike[str] | None = None) -> str:
-        """All of it as JSON, with what stands out, since a plan that is read again cannot be planned with changes.
-
-        Args:
-            path: Where to write it; it is only returned when left out.
-        """
-        known = replace(self, insights_found=self.insights)
-        return super(Pipeline, known).to_json(path)
-
-    def _page(self, title: str) -> str:
-        return page_of_stages(self, title)
-
-    def _trace(self) -> str:
-        return trace_of_stages(self)
+    _page = page_of_stages
+    _trace = trace_of_stages
+    __str__ = text_of_stages
 
     def plot(self, ax: "Axes | None" = None) -> "Axes":
         """Draws the timeline of all IPUs; a long step without its middle.
@@ -89,6 +77,3 @@ class Pipeline(PipelineFigures):
             self.table_of_stages,
             self.insights,
         )
-
-    def __str__(self) -> str:
-        return text_of_stages(self)

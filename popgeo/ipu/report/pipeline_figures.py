@@ -42,8 +42,8 @@ class PipelineFigures(Account):
         recompute: Whether each stage keeps only what it receives and repeats its forward pass, or the layers whose
             results it keeps as well.
         layers: The layers of each stage, in the order in which they run.
-        again: Plans the same captured step with other choices; None where the plan is a copy or was read from a file.
-        insights_found: What stands out, where the plan was read from a file; None if it is worked out again.
+        again: Plans the same captured step with other choices; None if the plan is a copy or was read from a file.
+        insights_found: What stands out, if the plan is a copy or was read from a file; None if it is worked out.
     """
 
     memory: tuple[float, ...]
@@ -63,8 +63,8 @@ class PipelineFigures(Account):
     insights_found: tuple[Insight, ...] | None = field(default=None, repr=False, compare=False)
 
     def __getstate__(self) -> dict[str, Any]:
-        """What a copy, or a file, gets: the fields, without the model to plan again."""
-        return super().__getstate__() | {"again": None}
+        """What a copy gets: the fields, and what stands out in place of the model to plan again."""
+        return super().__getstate__() | {"again": None, "insights_found": self.insights}
 
     @property
     def num_ipus(self) -> int:

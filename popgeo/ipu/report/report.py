@@ -35,11 +35,9 @@ class Report(Account):
     def insights(self) -> tuple[Insight, ...]:
         return insights(self, OF_ONE_IPU)
 
-    def _page(self, title: str) -> str:
-        return page(self, title)
-
-    def _trace(self) -> str:
-        return trace_of_step(self)
+    _page = page
+    _trace = trace_of_step
+    __str__ = text
 
     def __repr__(self) -> str:
         return (
@@ -82,9 +80,6 @@ class Report(Account):
             graphs_per_micro_batch=_graphs(self, other),
             real_of_slots={**self.real_of_slots, **other.real_of_slots},
         )
-
-    def __str__(self) -> str:
-        return text(self)
 
 
 T = TypeVar("T")

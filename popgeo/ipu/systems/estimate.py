@@ -68,15 +68,7 @@ def estimate(
     if asked is not None and isinstance(model, nn.Module):
         planner = _planner_of(model, share.step, optimizer)
         return planner.plan(replace(chosen, stages=asked), start=start)[0]
-    assessment = share.assessment(chosen)
-    return share.report(
-        assessment,
-        chosen,
-        captured_ops=share.step.captured_ops,
-        state_bytes=assessment.state_bytes,
-        buffer_bytes=0,
-        compile_seconds=time.perf_counter() - start,
-    )
+    return replace(share.report(chosen), compile_seconds=time.perf_counter() - start)
 
 
 @names_arguments

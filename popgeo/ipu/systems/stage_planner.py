@@ -164,6 +164,11 @@ class StagePlanner:
         return self._updates.get(accumulates)
 
 
+def planner_of(step: CapturedStep, update: OpGraph | None) -> StagePlanner:
+    """A planner for a step whose update is captured already; None if nothing is trained."""
+    return StagePlanner(step, None if update is None else lambda options: update)
+
+
 def _refuse_several_ipus(options: Options) -> None:
     if options.target.num_ipus > 1:
         raise ValueError(
