@@ -1,4 +1,4 @@
-"""Does a step fit in memory? Refuses a step that does not, and says what would fit."""
+"""Whether a step fits in memory: a step that does not is refused with advice."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace

@@ -22,7 +22,7 @@ from popgeo.ipu.step_cost import BESIDE
 from popgeo.ipu.systems.share import Share, is_shared, share_of
 from popgeo.ipu.systems.stage_plan import StagePlan, stage_plan
 
-# What a kept step depends on in addition its capture: whether it fits the tiles.
+# What a kept step depends on next to its capture: whether it fits the tiles.
 DECIDES = (
     "engine/optimizer/**/*.py", "ipu/cost/**/*.py", "ipu/systems/**/*.py", "ipu/tiles/**/*.py", "ipu/step_cost.py",
     "ipu/target.py", "ipu/fits_in_memory.py", "ipu/report/pipeline_figures.py", "ipu/report/stage_cost.py",
@@ -42,7 +42,7 @@ class IpuMachine(StepMachine):
         options: The target, whether what does not fit is refused, stages, and shares of memory.
 
     Raises:
-        ValueError: the options are those of a run alone.
+        ValueError: the options are a `StepOptions`, which names no machine.
     """
 
     def __init__(self, options: Options) -> None:

@@ -133,7 +133,7 @@ def _gradients(update: OpGraph) -> dict[Input, Value]:
 
 
 def accumulation(update: OpGraph) -> OpGraph:
-    """Adds the gradients of one micro-batch to those of the update."""
+    """Adds the gradients of one micro-batch to the sums that the update takes."""
     values, inputs, ops = list[Value](), dict[Input, int](), list[Op]()
     for given, gradient in _gradients(update).items():
         total, made = len(values), len(values) + 1

@@ -60,7 +60,7 @@ class Attention:
 def plan_attention(sizes: Attention, machine: Machine, is_backward: bool = False) -> Plan:
     """Attention as products, scaling, mask and softmax, one after the other, as PopART runs them.
 
-    An IPU has no kernel that keeps the scores out of memory. Where the scores of all heads do not fit, those of some
+    An IPU has no kernel that keeps the scores out of memory. If the scores of all heads do not fit, the scores of some
     heads, or of some rows of a head, are made and used at a time. The backward pass gets the logarithms of the sums
     that the forward pass divided by, as torch keeps them, so it makes the scores again: five products. A causal mask
     saves nothing: whole products are computed, then masked.

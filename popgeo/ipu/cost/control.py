@@ -32,7 +32,7 @@ def rules(plan_graph: PlanGraph) -> dict[str, Rule]:
         )
 
     def cond(graph: OpGraph, op: Op, machine: Machine) -> Plan:
-        """The more expensive branch runs, and its results go where those of the other would."""
+        """The more expensive branch runs, and its results go where the other branch would put its own."""
         plans = [plan_graph(body, machine) for body in op.bodies]
         carry = _carry(made(graph, op), machine)
         branches = [in_sequence("control", *branch, carry) for branch in plans]

@@ -70,7 +70,7 @@ def plan_convolution(sizes: Convolution, machine: Machine, kind: str = "forward"
     """
     wide, deep = max(1, sizes.wide // sizes.groups), max(1, sizes.deep // sizes.groups)
     few = sizes.samples * sizes.few
-    # Elements of the pictures as a share of those of all windows.
+    # Elements of the pictures, as a share of the elements of all windows.
     overlap = min(1.0, sizes.many / (sizes.few * sizes.window))
     if kind == "weight":
         ways = [(sizes.window * wide, few, deep, (overlap, 1.0))]

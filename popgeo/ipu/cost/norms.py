@@ -19,7 +19,8 @@ _OF_SUMS = {"inverse of sums": "inverse", "log of sums": "log", "inverse deviati
 SOFTMAX = (REDUCE, "subtract by group", "exp", REDUCE, "inverse of sums", "multiply by group")
 _LOG_SOFTMAX = (REDUCE, "subtract by group", "exp", REDUCE, "log of sums", "subtract by group")
 _WHITEN = ("subtract by group", "multiply by group")  # mean and inverse deviation: `poplin::normWhiten`
-# Two sums of each group; what is whitened times one, plus its gradient, plus the other, times the inverse deviation.
+# Two sums of each group; the whitened elements times one sum, plus the gradient, plus the other sum, all times the
+# inverse deviation.
 _SUMS_AND_GRADIENT = (REDUCE, REDUCE, "multiply by group", "add", "add by group", "multiply by group")
 _NORM = (REDUCE, REDUCE, "inverse deviations", *_WHITEN)
 

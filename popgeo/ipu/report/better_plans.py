@@ -89,7 +89,7 @@ def _fitting(plan: PipelineFigures, words: str, change: Mapping[str, Any]) -> Be
     """The plan with other choices; None if it does not fit, or there is no such plan."""
     try:
         other = plan.replan(**change)
-    except ValueError:  # blocks that a model names itself may have names that are not those of layers
+    except ValueError:  # blocks that a model names itself may have names that no layer has
         return None
     return BetterPlan(words, change, other) if other.fits else None
 

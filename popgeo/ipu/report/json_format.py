@@ -69,7 +69,7 @@ def restored(kind: Any, content: Any, where: str = "it") -> Any:
     """The value of a declared type that `plain` was made of.
 
     Raises:
-        ValueError: it was made of something else, or is a number that no report has; the message says where it stands.
+        ValueError: it was made of something else, or is a number that no report has; the message names its place.
 
     Example:
         >>> restored(tuple[int, ...] | None, [1, 2]), restored(Mapping[int, float], {"4": 0.5})

@@ -193,7 +193,7 @@ def page_of_stages(plan: PipelineFigures, title: str = "") -> str:
     """
     ipus = plan.table_of_ipus
     kinds = [kind for kind in KINDS if any(of[kind] for of in ipus)]  # on which IPUs spend any time
-    numbers = "Numbers are those of micro-batches; rest the pointer on one for its cycles. " + left_out(plan)
+    numbers = "Each number names a micro-batch; rest the pointer on one for its cycles. " + left_out(plan)
     cycles = bars(ipus, KINDS, plan.cycles) + key(_words(kinds))
     memory = bars(ipus, MEMORY, 1.0, limit=1.0) + key(_words(MEMORY))
     stages = table(COLUMNS_OF_STAGES["stages"], plan.table_of_stages, HEADINGS)
@@ -229,7 +229,7 @@ def _totals_of_stages(plan: PipelineFigures, ipus: Iterable[Row], kinds: Iterabl
 def _of_stages(plan: PipelineFigures) -> str:
     shared = f" {', '.join(plan.shared[:3])} stands on several IPUs." if plan.shared else ""
     return (
-        f"Cycles are those of one micro-batch.{shared} {quantity(sum(s.weight_bytes for s in plan.stages), 'B')} of "
+        f"Cycles are of one micro-batch.{shared} {quantity(sum(s.weight_bytes for s in plan.stages), 'B')} of "
         f"weights, {quantity(sum(plan.extra_bytes), 'B')} of gradients and optimizer state."
     )
 

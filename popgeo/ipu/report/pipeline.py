@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class Pipeline(PipelineFigures):
-    # What the fields mean is written where they stand, and shown where users look.
+    # The fields are explained next to their definition, and shown in this class too.
     __doc__ = f"""The account of a step over several IPUs; `print` it. It has what a report of one IPU has, too.
 
 {getdoc(PipelineFigures)}

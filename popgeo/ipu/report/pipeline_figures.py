@@ -24,7 +24,7 @@ _AS_PLANNED = ("ipu", "layers", "forward", "backward", "received_bytes", "weight
 class PipelineFigures(Account):
     """A step over several IPUs, as modelled. A step is all micro-batches between two updates, and the update.
 
-    Its costs are those of every operation on the IPU of its stage, a repeated one counted once, and of the whole
+    Its costs are of every operation on the IPU of its stage, a repeated one counted once, and of the whole
     update; what IPUs send each other is in `stages`.
 
     Attributes:

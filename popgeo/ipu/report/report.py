@@ -21,7 +21,7 @@ _SUMS = (
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class Report(Account):
-    # What the fields mean is written where they stand, and shown where users look.
+    # The fields are explained next to their definition, and shown in this class too.
     __doc__ = f"""The account of one compiled step; `print` it. Reports of the same target add up with `+`.
 
 {getdoc(Figures)}

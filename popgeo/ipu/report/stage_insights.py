@@ -85,7 +85,7 @@ def pipeline_waits(plan: PipelineFigures) -> Iterator[Insight]:
         f"{how} for a bubble below {limit:.0%}: ",
         {"micro_batches": count},
         by_throughput=True,
-        besides="" if found.bubble <= GOOD_BUBBLE else "; the rest is mostly waiting for the slowest stage",
+        then="" if found.bubble <= GOOD_BUBBLE else "; the rest is mostly waiting for the slowest stage",
     )
 
 
@@ -217,14 +217,14 @@ def _advice(
     change: Mapping[str, Any],
     *,
     by_throughput: bool = False,
-    besides: str = "",
+    then: str = "",
 ) -> Insight:
     """Advises another plan, with what it gives: samples per second, or cycles at the same number of samples."""
     gives, share = _instead(plan, other), _saved(plan, other)
     if by_throughput:
         before, after = plan.micro_batches_per_second, other.micro_batches_per_second
         gives, share = f"{after:,.1f} micro-batches/s instead of {before:,.1f}", _gained(plan, other)
-    return Insight(title=title, text=text, remedy=f"{how}{gives}{besides}.", share=share, change=change)
+    return Insight(title=title, text=text, remedy=f"{how}{gives}{then}.", share=share, change=change)
 
 
 def _saved(plan: PipelineFigures, other: PipelineFigures) -> float:

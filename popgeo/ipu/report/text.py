@@ -54,11 +54,11 @@ def _head(report: Figures) -> Iterable[str]:
     total = max(report.total_cycles, 1)
     shares = report.cycles_by_activity
     ops = report.rows.ops
-    beside = shares[Activity.HOST]
+    host = shares[Activity.HOST]
     yield (
         "  "
         + ", ".join(f"{a.value} {shares[a] / total:.1%}" for a in Activity if a is not Activity.HOST)
-        + f"; the host next to it {beside:,.0f} cycles{'' if beside <= total else ', which is longer'}"
+        + f"; the host next to it {host:,.0f} cycles{'' if host <= total else ', which is longer'}"
     )
     if not report.total_cycles:
         return
@@ -152,13 +152,13 @@ def text_of_stages(plan: PipelineFigures) -> str:
 def headline(plan: PipelineFigures) -> str:
     """What a step is, in one line."""
     several = "es" if plan.micro_batches > 1 else ""
-    beside = f" x {plan.replicas} replicas" if plan.replicas > 1 else ""
+    replicas = f" x {plan.replicas} replicas" if plan.replicas > 1 else ""
     again = ", recomputed" if plan.recompute else ""
     if isinstance(plan.recompute, tuple) and plan.recompute:
         again += f" from the results of {len(plan.recompute)} layer{'s' if len(plan.recompute) > 1 else ''}"
     return (
         f"One step of {plan.micro_batches} micro-batch{several}, {plan.schedule.value}{again}, on {plan.num_ipus} x "
-        f"{plan.target.name}{beside}"
+        f"{plan.target.name}{replicas}"
     )
 
 

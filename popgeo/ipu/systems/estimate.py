@@ -93,7 +93,7 @@ def pipeline(
         options: `gradient_accumulation` micro-batches go through the pipeline between two updates (in inference,
             `device_iterations`), `replication_factor` pipelines run side by side, each stage on one `target`;
             `matmul_proportion` limits what dense products may take of a tile, with `shard_optimizer_state` each replica
-            holds a part of the optimizer's state. `stages`, `schedule`, `recompute` hold where they are left out here.
+            holds a part of the optimizer's state. `stages`, `schedule` and `recompute` count if left out here.
         optimizer: Over parameters of the model; None for inference.
         stages: How many, cut so that they are even in cycles and memory; or the number of the model's alike layers on
             each IPU, as `[0, 3, 3]`; or which layers begin a stage on which IPU, as `{"layers.3": 1}`; or

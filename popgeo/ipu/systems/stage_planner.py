@@ -30,7 +30,7 @@ from popgeo.ipu.tiles.measure_memory import CODE
 
 @dataclass(frozen=True, kw_only=True)
 class Placement:
-    """What a plan of stages depends on in addition options.
+    """What a plan of stages depends on, next to the options.
 
     Attributes:
         serialize: Outputs and parts of the linear layers that are computed in parts, by name.

@@ -65,7 +65,7 @@ class StagedJoiner(Joiner):
     """A program in stages in the making: each pass of a round, with inputs before the first and results after the last
     of a micro-batch; then all-reduce and update, as `join` repeats them.
 
-    It is for the tiles of all IPUs, those of IPU `i` from `i` times a target's tiles on. Weights and gradients are
+    It is for the tiles of all IPUs; IPU `i` has them from `i` times a target's tiles on. Weights and gradients are
     named as in `join`, what a part leaves for others as `Left` says.
 
     Args:

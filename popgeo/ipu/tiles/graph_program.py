@@ -15,7 +15,7 @@ from popgeo.ipu.tiles.tile_mapping import TileMapping
 
 
 def declare(builder: Builder, graph: OpGraph, mappings: Mapping[int, TileMapping], prefix: str) -> Places:
-    """A variable for each storage that is mapped, where the mappings put it; those of parameters and buffers last."""
+    """A variable for each storage that is mapped, where the mappings put it; parameters and buffers last."""
     dtypes: dict[int, torch.dtype] = {}
     for value in graph.values:
         if dtypes.setdefault(value.storage, value.dtype) is not value.dtype:

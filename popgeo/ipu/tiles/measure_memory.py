@@ -55,7 +55,7 @@ def memory(
         gradient_parts: How many parts sums of gradients have, of which the update applies one.
 
     Returns:
-        Bytes per tile; its curve covers the operations of the step, then those of the update.
+        Bytes per tile; its curve covers the operations of the step, then the update's.
 
     Example:
         >>> import torch
