@@ -17,7 +17,7 @@ from torch import nn
 from whole_systems import points
 
 from popgeo import ipu
-from popgeo.ipu.systems.pipeline import Pipeline
+from popgeo.ipu.report.pipeline import Pipeline
 
 MEDIAN_GATE, WORST_GATE, PART_GATE = 0.10, 0.25, 0.15
 FLOOR = 1.14  # the same program between two frameworks

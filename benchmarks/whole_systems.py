@@ -22,8 +22,8 @@ from popgeo import ipu
 from popgeo.capture.capture import bind
 from popgeo.capture.capture_step import capture_step, trained_names
 from popgeo.ipu.cost.plan import Profile
+from popgeo.ipu.report.pipeline import Pipeline
 from popgeo.ipu.step_cost import assess
-from popgeo.ipu.systems.pipeline import Pipeline
 from popgeo.ipu.systems.share import update_of
 
 SCALING_GATE, SYSTEM_GATE = 0.10, 1.5

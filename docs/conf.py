@@ -112,7 +112,7 @@ OWN_PAGES = {
         "Pipeline",
         "IpuTarget",
         "report.figures.Figures",
-        "systems.pipeline_figures.PipelineFigures",
+        "report.pipeline_figures.PipelineFigures",
     ),
     "engine": ("popgeo.StepOptions", "loss_scaling.LossScale"),
     "deploy": ("popgeo.Predictor", "Calculator", "ForceField"),

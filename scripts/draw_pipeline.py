@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from popgeo import ipu
 from popgeo.ipu.report.html_page import PARTS
-from popgeo.ipu.systems.pipeline_picture import timeline
+from popgeo.ipu.report.timeline_picture import timeline_picture
 
 PICTURE = Path(__file__).resolve().parent.parent / "docs" / "pictures" / "pipeline.svg"
 
@@ -42,7 +42,7 @@ def draw() -> str:
     style = (PARTS / "page.css").read_text(encoding="utf-8")
     light = style[: style.index("@media")]
     colors = dict(re.findall(r"--(\w+): (#\w+);", light))
-    picture = re.sub(r"var\(--(\w+)\)", lambda found: colors[found[1]], timeline(plan))
+    picture = re.sub(r"var\(--(\w+)\)", lambda found: colors[found[1]], timeline_picture(plan))
     rules = (
         "text{font:11px sans-serif;fill:#5b6775}text.on{fill:#fff;font-size:10px;text-anchor:middle}"
         "text.gap{font-size:22px;text-anchor:middle}line{stroke:#dde3ea}"

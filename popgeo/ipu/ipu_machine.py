@@ -14,18 +14,19 @@ from popgeo.capture.op_graph import OpGraph
 from popgeo.engine.optimizer.update import Update
 from popgeo.engine.pipeline.staging import Staging
 from popgeo.engine.step_recipe import Recipe, RunFigures, StepMachine, StepPlan
+from popgeo.ipu.fits_in_memory import require_fit, require_stages_fit, what_would_fit
 from popgeo.ipu.options import Options
+from popgeo.ipu.report.pipeline import Pipeline
 from popgeo.ipu.report.report import Report
-from popgeo.ipu.step_cost import Assessment
-from popgeo.ipu.systems.pipeline import Pipeline
+from popgeo.ipu.step_cost import BESIDE
 from popgeo.ipu.systems.share import Share, is_shared, share_of
-from popgeo.ipu.systems.stage_plan import StagePlan, require_stages_fit, stage_plan, what_would_fit
-from popgeo.ipu.tiles.measure_memory import OutOfTileMemory
+from popgeo.ipu.systems.stage_plan import StagePlan, stage_plan
 
-# What a kept step depends on in addition its capture: whether it fits the tiles.
+# What a kept step depends on next to its capture: whether it fits the tiles.
 DECIDES = (
     "engine/optimizer/**/*.py", "ipu/cost/**/*.py", "ipu/systems/**/*.py", "ipu/tiles/**/*.py", "ipu/step_cost.py",
-    "ipu/target.py",
+    "ipu/target.py", "ipu/fits_in_memory.py", "ipu/report/pipeline_figures.py", "ipu/report/stage_cost.py",
+    "ipu/report/timeline.py",
 )  # fmt: skip
 # Options that change neither the cost nor the memory of a step.
 _DECIDE_NOTHING = (
@@ -41,7 +42,7 @@ class IpuMachine(StepMachine):
         options: The target, whether what does not fit is refused, stages, and shares of memory.
 
     Raises:
-        ValueError: the options are those of a run alone.
+        ValueError: the options are a `StepOptions`, which names no machine.
     """
 
     def __init__(self, options: Options) -> None:
@@ -124,16 +125,14 @@ class IpuPlan(StepPlan):
         """
         if not self.options.strict:
             return
+        advice = partial(what_would_fit, self.step, _captured(self.update), self.options)
         if self.stages is not None:
-            require_stages_fit(self.stages.pipeline, self.step, _captured(self.update), self.options)
-        elif not self.assessment.memory.fits:
-            try:
-                self.assessment.require_fit()
-            except OutOfTileMemory as error:
-                if self.options.target.num_ipus > 1:  # stages and operations over several IPUs exclude each other
-                    raise
-                advice = what_would_fit(self.step, _captured(self.update), self.options)
-                raise OutOfTileMemory(f"{error} {advice}") from None
+            require_stages_fit(self.stages.pipeline, advice)
+            return
+        use, costs = self.account.tile_memory, [one for one in self.account.costs if one.phase not in BESIDE]
+        assert use is not None
+        # Stages and operations over several IPUs exclude each other.
+        require_fit(use, costs, str if self.options.target.num_ipus > 1 else advice)
 
     @cached_property
     def share(self) -> Share:
@@ -143,9 +142,9 @@ class IpuPlan(StepPlan):
         return Share(step=self.step, update=self.update, target=self.options.target, shards=1)
 
     @cached_property
-    def assessment(self) -> Assessment:
+    def account(self) -> Report:
         """Cycles and memory on the target, worked out when first asked for; nothing runs."""
-        return self.share.assessment(self.options, frozenset() if self.update is None else self.update.sharded())
+        return self.share.report(self.options, frozenset() if self.update is None else self.update.sharded())
 
     def report(self, run: RunFigures) -> Report | Pipeline:
         """The account of a step: cycles, memory and plans on the target, and what this computer did for it.
@@ -158,9 +157,7 @@ class IpuPlan(StepPlan):
             "steps": run.calls * self.options.batch_factor,
             **vars(run),
         }
-        if self.stages is not None:
-            return replace(self.stages.pipeline, **facts)
-        return self.share.report(self.assessment, self.options, **facts)
+        return replace(self.account if self.stages is None else self.stages.pipeline, **facts)
 
 
 def _share_of(recipe: Recipe, arguments: Arguments, options: Options) -> Share:

@@ -1,4 +1,4 @@
-"""The options of a compiled model: those of a run, and the simulated machine that it is compiled for."""
+"""The options of a compiled model: how it runs, and the simulated machine that it is compiled for."""
 
 from collections.abc import Sequence
 from dataclasses import MISSING, dataclass, field, fields
@@ -17,7 +17,7 @@ from popgeo.ipu.target import IpuTarget
 class Options(StepOptions):
     """How a compiled model runs, and on which machine; change one option with `dataclasses.replace`.
 
-    The options of a run, from `device_iterations` to `show_progress`, are those of `popgeo.StepOptions`.
+    The options of a run, from `device_iterations` to `show_progress`, come from `popgeo.StepOptions`.
 
     Attributes:
         target: The machine that the step is compiled for.

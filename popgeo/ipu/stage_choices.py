@@ -90,32 +90,25 @@ def checked_stages(stages: Any) -> Any:
         >>> checked_stages(2.5)
         Traceback (most recent call last):
             ...
-        ValueError: Options.stages is 2.5; give a number of stages, the layers of each IPU as [0, 3, 3], the layers \
-that begin a stage and their IPU as {'layers.3': 1}, or 'blocks', 'each block' or a list of ipu.Stage for the blocks \
-that the model names.
+        ValueError: Options.stages is 2.5; give a number of stages, at least one, the layers of each IPU as [0, 3, 3], \
+the layers that begin a stage and their IPU as {'layers.3': 1}, or 'blocks', 'each block' or a list of ipu.Stage for \
+the blocks that the model names.
     """
     match stages:
         case None:
             return None
-        case bool():  # an int to Python
-            pass
-        case int():
-            if stages >= 1:
-                return stages
-            raise ValueError(f"Options.stages is {stages!r}; ask for at least one.")
-        case str():
-            if stages in (BLOCKS, EACH_BLOCK):
-                return stages
-        case Mapping():
-            if stages and all(isinstance(name, str) and _is_count(ipu) for name, ipu in stages.items()):
-                return dict(stages)
-        case Sequence():
-            if stages and (all(map(_is_count, stages)) or all(isinstance(one, Stage) for one in stages)):
-                return tuple(stages)
+        case int() if _is_count(stages) and stages >= 1:
+            return stages
+        case str() if stages in (BLOCKS, EACH_BLOCK):
+            return stages
+        case Mapping() if stages and all(isinstance(name, str) and _is_count(ipu) for name, ipu in stages.items()):
+            return dict(stages)
+        case Sequence() if stages and (all(map(_is_count, stages)) or all(isinstance(one, Stage) for one in stages)):
+            return tuple(stages)
     raise ValueError(
-        f"Options.stages is {stages!r}; give a number of stages, the layers of each IPU as [0, 3, 3], the layers that "
-        f"begin a stage and their IPU as {{'layers.3': 1}}, or {BLOCKS!r}, {EACH_BLOCK!r} or a list of ipu.Stage for "
-        "the blocks that the model names."
+        f"Options.stages is {stages!r}; give a number of stages, at least one, the layers of each IPU as [0, 3, 3], "
+        f"the layers that begin a stage and their IPU as {{'layers.3': 1}}, or {BLOCKS!r}, {EACH_BLOCK!r} or a list of "
+        "ipu.Stage for the blocks that the model names."
     )
 
 

@@ -12,7 +12,7 @@ from popgeo.ipu.cost.graph_cost import cost
 from popgeo.ipu.cost.plan import Activity, OpCost, Plan, Profile, Superstep, Validity
 from popgeo.ipu.cost.splits import MEMORY_SHARE
 from popgeo.ipu.target import IpuTarget
-from popgeo.ipu.tiles.measure_memory import memory, require_fit
+from popgeo.ipu.tiles.measure_memory import memory
 from popgeo.ipu.tiles.memory_use import MemoryUse
 
 BESIDE = ("host", "accumulate")  # phases that have no place of their own between a micro-batch and the update
@@ -59,7 +59,7 @@ class Assessment:
 
     Attributes:
         costs: Every operation of a step, and each transfer of the host, in order.
-        memory: Bytes of each tile; its curve goes over the operations of `curve`.
+        memory: Bytes of each tile; its curve goes over a micro-batch and the update.
         state_bytes: Of weights and buffers and, in training, of gradients and of the optimizer's state, as a replica
             keeps it.
     """
@@ -67,19 +67,6 @@ class Assessment:
     costs: tuple[OpCost, ...]
     memory: MemoryUse
     state_bytes: int
-
-    @property
-    def curve(self) -> tuple[OpCost, ...]:
-        """The operations that follow each other in time: a micro-batch, then the update."""
-        return tuple(cost for cost in self.costs if cost.phase not in BESIDE)
-
-    def require_fit(self) -> None:
-        """Refuses a step that does not fit.
-
-        Raises:
-            OutOfTileMemory: a tile needs more memory than it has.
-        """
-        require_fit(self.memory, self.curve)
 
 
 def assess(
@@ -146,7 +133,7 @@ def _gradients(update: OpGraph) -> dict[Input, Value]:
 
 
 def accumulation(update: OpGraph) -> OpGraph:
-    """Adds the gradients of one micro-batch to those of the update."""
+    """Adds the gradients of one micro-batch to the sums that the update takes."""
     values, inputs, ops = list[Value](), dict[Input, int](), list[Op]()
     for given, gradient in _gradients(update).items():
         total, made = len(values), len(values) + 1

@@ -238,7 +238,7 @@ def _nothing(joined: CallProgram, variable: str) -> Tensor:
 
 
 def _put(flat: Tensor, at: Region, tensor: Tensor) -> Tensor:
-    """Writes a tensor where it is in its variable."""
+    """Writes a tensor to its place in a variable."""
     flat[torch.from_numpy(at.elements.ravel())] = tensor.detach().reshape(-1)
     return flat
 

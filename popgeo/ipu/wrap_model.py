@@ -104,7 +104,7 @@ def compile(
     """Compiles a function of tensors for the shapes of example inputs.
 
     Args:
-        function: Any function, or a module, whose parameters are then used where they are.
+        function: Any function, or a module, whose parameters are then used in place.
         example_inputs: Its positional arguments; tensors, or nests of them.
         target: The machine to compile for; a Bow IPU by default.
         strict: Refuse what needs more memory than a tile has; with False only the report tells.

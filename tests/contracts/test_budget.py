@@ -26,9 +26,9 @@ PLACES = {
 # programs) and needed more lines than they removed: the next consolidation is to win them back. Until then a number
 # may rise only in a change that lowers another one by as much.
 BUDGETS = {
-    "core": 31_415,
-    "compat": 3_285,
-    "systems": 3_300,
+    "core": 32_314,
+    "compat": 3_300,
+    "systems": 2_329,
     "models": 1_535,
     "reach": 3_475,
     "kit": 2_295,
@@ -164,8 +164,8 @@ def test_the_check_says_which_part_is_over_and_by_how_much():
     assert over_budget(within) == []
     (over,) = over_budget(within | {"nn/models/gcn.py": line * 12})
     assert over.startswith("models has 1,547 code lines, 12 over its budget of 1,535. A new mechanism names")
-    (over,) = over_budget({"engine/pipeline/parts.py": line * 2_000, "nn/parallel/linear.py": line * 1_301})
-    assert over.startswith("systems has 3,301 code lines, 1 over")
+    (over,) = over_budget({"engine/pipeline/parts.py": line * 2_000, "nn/parallel/linear.py": line * 330})
+    assert over.startswith("systems has 2,330 code lines, 1 over")
 
 
 def test_the_check_sees_a_class_of_the_same_name():

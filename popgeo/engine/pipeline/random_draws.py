@@ -57,7 +57,7 @@ def draws_ahead(graph: OpGraph, parts: Sequence[StagePart], generator: torch.Gen
     """The state of a generator before each part of a round, as if one micro-batch came after the other.
 
     In a pipeline a stage takes the next micro-batch before the last stage has seen this one. The draws of a whole
-    micro-batch are made once, and thrown away, to know where those of the next begin.
+    micro-batch are made once, and thrown away, to know where the numbers of the next one begin.
     """
     before = {}
 

@@ -1,6 +1,6 @@
 """Runs a round of micro-batches in stages, whose parts have memory of their own.
 
-A round is as many micro-batches as share an update, or those of a call if nothing is trained.
+A round is as many micro-batches as share an update, or all of a call if nothing is trained.
 """
 
 from collections.abc import Callable, Mapping, Sequence

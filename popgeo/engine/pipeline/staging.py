@@ -48,7 +48,7 @@ class Recompute:
 class Staging:
     """How a step runs in stages.
 
-    A round is as many micro-batches as share an update, or those of a call if nothing is trained.
+    A round is as many micro-batches as share an update, or all of a call if nothing is trained.
 
     Attributes:
         stage_of: The stage of each operation of the step, once constants are folded.

@@ -60,7 +60,7 @@ class Attention:
 def plan_attention(sizes: Attention, machine: Machine, is_backward: bool = False) -> Plan:
     """Attention as products, scaling, mask and softmax, one after the other, as PopART runs them.
 
-    An IPU has no kernel that keeps the scores out of memory. Where the scores of all heads do not fit, those of some
+    An IPU has no kernel that keeps the scores out of memory. If the scores of all heads do not fit, the scores of some
     heads, or of some rows of a head, are made and used at a time. The backward pass gets the logarithms of the sums
     that the forward pass divided by, as torch keeps them, so it makes the scores again: five products. A causal mask
     saves nothing: whole products are computed, then masked.
@@ -114,7 +114,7 @@ def _in_turns(sizes: Attention, turns: int, whole: Plan, machine: Machine, is_ba
     loop = compute_step(
         "loop over parts", machine.target, vertex=SERIAL_CYCLES - machine.target.launch_cycles, tiles=machine.num_tiles
     )
-    steps = (*in_sequence("attention", plans).supersteps, loop)
+    steps = (*in_sequence("attention", *plans).supersteps, loop)
     return dataclasses.replace(
         one,
         split={"heads": heads, "serial": turns},
@@ -125,7 +125,7 @@ def _in_turns(sizes: Attention, turns: int, whole: Plan, machine: Machine, is_ba
 
 def _turn(sizes: Attention, machine: Machine, is_backward: bool) -> Plan:
     parts = _backward(sizes, machine) if is_backward else _forward(sizes, machine)
-    plan = in_sequence("attention", parts)
+    plan = in_sequence("attention", *parts)
     # The probabilities stay while they are used; backward, their gradients stay next to them.
     scores = ceil_div((2 if is_backward else 1) * sizes.scores * sizes.nbytes, machine.num_tiles)
     return dataclasses.replace(

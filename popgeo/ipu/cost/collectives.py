@@ -115,7 +115,7 @@ def _joined(plans: list[Plan], kind: str, nbytes: int, members: int, stride: int
         plans = [*plans, plan_collective(kind, nbytes, members, stride, member)]
     elif not plans:
         return Plan(family="collectives", validity=Validity.ESTIMATE, why="a single shard has no partner")
-    return in_sequence("collectives", plans, main=len(plans) - 1)
+    return in_sequence("collectives", *plans, main=len(plans) - 1)
 
 
 def _keep(graph: OpGraph, op: Op, machine: Machine) -> Plan:
@@ -125,7 +125,7 @@ def _keep(graph: OpGraph, op: Op, machine: Machine) -> Plan:
     elements = result.numel // result.shape[0] * held
     if elements == tensor(graph, op.args[0]).numel:
         return Plan(family="collectives", validity=Validity.ESTIMATE, why="taken to cost nothing")
-    return in_sequence("collectives", [plan_copy(max(1, elements), width(result), member)])
+    return in_sequence("collectives", plan_copy(max(1, elements), width(result), member))
 
 
 def _all_to_all(graph: OpGraph, op: Op, machine: Machine) -> Plan:
@@ -134,7 +134,7 @@ def _all_to_all(graph: OpGraph, op: Op, machine: Machine) -> Plan:
     members, held, member = _members(op.args[1], value.shape[0], machine)
     own = value.nbytes // value.shape[0] * held
     if members == 1:
-        return in_sequence("collectives", [plan_copy(max(1, value.numel), width(value), member)])
+        return in_sequence("collectives", plan_copy(max(1, value.numel), width(value), member))
     target, sent = member.target, own * (members - 1) // members
     ends = range(0, members * target.num_ipus, target.num_ipus)
     rate = min(link_rate(0, other, target) for other in ends[1:]) * target.num_ipus

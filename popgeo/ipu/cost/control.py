@@ -21,7 +21,7 @@ def rules(plan_graph: PlanGraph) -> dict[str, Rule]:
         """Each turn runs the body and moves what it gives to where the next turn finds it."""
         count, (body,) = op.args[0], op.bodies
         plans = [*plan_graph(body, machine), _carry(made(graph, op), machine)]
-        turn = in_sequence("control", plans)
+        turn = in_sequence("control", *plans)
         return dataclasses.replace(
             turn,
             split={"serial": count},
@@ -32,10 +32,10 @@ def rules(plan_graph: PlanGraph) -> dict[str, Rule]:
         )
 
     def cond(graph: OpGraph, op: Op, machine: Machine) -> Plan:
-        """The more expensive branch runs, and its results go where those of the other would."""
+        """The more expensive branch runs, and its results go where the other branch would put its own."""
         plans = [plan_graph(body, machine) for body in op.bodies]
         carry = _carry(made(graph, op), machine)
-        branches = [in_sequence("control", [*branch, carry]) for branch in plans]
+        branches = [in_sequence("control", *branch, carry) for branch in plans]
         costliest = max(branches, key=lambda branch: branch.cycles(Profile.CALIBRATED))
         return dataclasses.replace(
             costliest,

@@ -70,7 +70,7 @@ def plan_convolution(sizes: Convolution, machine: Machine, kind: str = "forward"
     """
     wide, deep = max(1, sizes.wide // sizes.groups), max(1, sizes.deep // sizes.groups)
     few = sizes.samples * sizes.few
-    # Elements of the pictures as a share of those of all windows.
+    # Elements of the pictures, as a share of the elements of all windows.
     overlap = min(1.0, sizes.many / (sizes.few * sizes.window))
     if kind == "weight":
         ways = [(sizes.window * wide, few, deep, (overlap, 1.0))]
@@ -127,7 +127,7 @@ def _convolution(graph: OpGraph, op: Op, machine: Machine) -> Plan:
     if not isinstance(op.args[2], Ref):
         return product
     bias = plan_elementwise("add", max(1, out.numel), width(out), machine, operand=out.shape[1])
-    return in_sequence("convolution", [product, bias])
+    return in_sequence("convolution", product, bias)
 
 
 def _convolution_backward(graph: OpGraph, op: Op, machine: Machine) -> Plan:
@@ -142,7 +142,7 @@ def _convolution_backward(graph: OpGraph, op: Op, machine: Machine) -> Plan:
     if op.args[-1][2]:
         channels = max(1, grad.shape[1])
         plans.append(plan_reduce(channels, max(1, grad.numel // channels), width(grad), machine))
-    return in_sequence("convolution", plans)
+    return in_sequence("convolution", *plans)
 
 
 RULES: dict[str, Rule] = {

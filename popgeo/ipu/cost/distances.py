@@ -27,23 +27,19 @@ def plan_cdist(left: int, right: int, features: int, width: int, machine: Machin
     root = plan_elementwise("sqrt", pairs, width, machine)
     direct = in_sequence(
         "distances",
-        [
-            plan_elementwise("subtract", pairs * features, width, machine, operand=max(left, right) * features),
-            plan_elementwise("square", pairs * features, width, machine),
-            plan_reduce(pairs, features, width, machine, is_inner=True),
-            root,
-        ],
+        plan_elementwise("subtract", pairs * features, width, machine, operand=max(left, right) * features),
+        plan_elementwise("square", pairs * features, width, machine),
+        plan_reduce(pairs, features, width, machine, is_inner=True),
+        root,
     )
     product = in_sequence(
         "distances",
-        [
-            plan_matmul(left, features, right, width, machine),
-            plan_elementwise("square", (left + right) * features, width, machine),
-            plan_reduce(left + right, features, width, machine, is_inner=True),
-            plan_elementwise("add product", pairs, width, machine, operand=left),
-            plan_elementwise("add", pairs, width, machine, operand=right),
-            root,
-        ],
+        plan_matmul(left, features, right, width, machine),
+        plan_elementwise("square", (left + right) * features, width, machine),
+        plan_reduce(left + right, features, width, machine, is_inner=True),
+        plan_elementwise("add product", pairs, width, machine, operand=left),
+        plan_elementwise("add", pairs, width, machine, operand=right),
+        root,
     )
     return min(direct, product, key=lambda plan: plan.cycles(Profile.CALIBRATED))
 
@@ -60,12 +56,10 @@ def _cdist_backward(graph: OpGraph, op: Op, machine: Machine) -> Plan:
     left, right, features = max(1, x.shape[-2]), max(1, y.shape[-2]), max(1, x.shape[-1])
     return in_sequence(
         "distances",
-        [
-            plan_elementwise("divide", left * right, width(x), machine),
-            plan_matmul(left, right, features, width(x), machine),
-            plan_reduce(left, right, width(x), machine, is_inner=True),
-            plan_elementwise("add product", left * features, width(x), machine, operand=left),
-        ],
+        plan_elementwise("divide", left * right, width(x), machine),
+        plan_matmul(left, right, features, width(x), machine),
+        plan_reduce(left, right, width(x), machine, is_inner=True),
+        plan_elementwise("add product", left * features, width(x), machine, operand=left),
         main=1,
     )
 

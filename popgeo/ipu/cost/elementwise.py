@@ -120,7 +120,7 @@ def _passes(
     plans = [
         plan_elementwise(kind, elements, nbytes, machine, smaller if n == 0 else 0) for n, kind in enumerate(kinds)
     ]
-    return in_sequence("elementwise", plans)
+    return in_sequence("elementwise", *plans)
 
 
 def _result(graph: OpGraph, op: Op) -> Value:

@@ -1,5 +1,8 @@
 """Operations that are one here and several to poplar: they cost what poplar would run for them."""
 
+import functools
+from collections.abc import Sequence
+
 from popgeo.capture.op_graph import Op, OpGraph
 from popgeo.ipu.cost.calibration import Machine
 from popgeo.ipu.cost.elementwise import plan_elementwise
@@ -16,11 +19,9 @@ def _cfconv(graph: OpGraph, op: Op, machine: Machine) -> Plan:
     num_edges, channels = filters.shape
     return in_sequence(
         "fused",
-        [
-            plan_gather(x.shape[0], channels, num_edges, width(x), machine),
-            plan_elementwise("multiply", num_edges * channels, width(x), machine),
-            plan_scatter_add(result.shape[0], channels, num_edges, width(x), machine, makes_table=True),
-        ],
+        plan_gather(x.shape[0], channels, num_edges, width(x), machine),
+        plan_elementwise("multiply", num_edges * channels, width(x), machine),
+        plan_scatter_add(result.shape[0], channels, num_edges, width(x), machine, makes_table=True),
         main=2,
     )
 
@@ -32,29 +33,24 @@ def _cfconv_backward(graph: OpGraph, op: Op, machine: Machine) -> Plan:
     multiply = plan_elementwise("multiply", num_edges * channels, width(x), machine)
     return in_sequence(
         "fused",
-        [
-            plan_gather(grad.shape[0], channels, num_edges, width(x), machine),
-            multiply,
-            plan_scatter_add(x.shape[0], channels, num_edges, width(x), machine, makes_table=True),
-            plan_gather(x.shape[0], channels, num_edges, width(x), machine),
-            multiply,
-        ],
+        plan_gather(grad.shape[0], channels, num_edges, width(x), machine),
+        multiply,
+        plan_scatter_add(x.shape[0], channels, num_edges, width(x), machine, makes_table=True),
+        plan_gather(x.shape[0], channels, num_edges, width(x), machine),
+        multiply,
         main=2,
     )
 
 
-def _adam(graph: OpGraph, op: Op, machine: Machine) -> Plan:
-    """Two running means, the root of the second, their quotient and the step, on all parameters at once."""
+def _update(kinds: Sequence[str], graph: OpGraph, op: Op, machine: Machine) -> Plan:
+    """Passes over all parameters at once."""
     elements = sum(value.numel for value in read(graph, op)[: len(op.args[0])])
-    kinds = ("mix", "add product", "add", "sqrt", "divide", "add quotient")
-    return in_sequence("fused", [plan_elementwise(kind, max(1, elements), 4, machine) for kind in kinds])
+    return in_sequence("fused", *(plan_elementwise(kind, max(1, elements), 4, machine) for kind in kinds))
 
 
-def _momentum(graph: OpGraph, op: Op, machine: Machine) -> Plan:
-    elements = sum(value.numel for value in read(graph, op)[: len(op.args[0])])
-    return in_sequence("fused", [plan_elementwise("mix", max(1, elements), 4, machine)] * 2)
-
-
+# Two running means, the root of the second, their quotient and the step.
+_adam = functools.partial(_update, ("mix", "add product", "add", "sqrt", "divide", "add quotient"))
+_momentum = functools.partial(_update, ("mix", "mix"))
 RULES: dict[str, Rule] = {
     "popgeo.cfconv": _cfconv,
     "popgeo.cfconv_backward": _cfconv_backward,

@@ -16,7 +16,7 @@ from popgeo.ipu.target import IpuTarget
 
 
 def _rules() -> dict[str, Rule]:
-    """The rule of each operation, from the file of its family; those of views are in `movement.py`."""
+    """The rule of each operation, from the file of its family; the rules of views are in `movement.py`."""
     found: dict[str, Rule] = {}
     for family in {row.family for row in OPERATIONS.values()} - {UNKNOWN, "view", "control"}:
         found |= importlib.import_module(f"popgeo.ipu.cost.{family}").RULES

@@ -11,7 +11,7 @@ from popgeo.ipu.target import IpuTarget
 
 IPUS_OF_A_MACHINE, IPUS_OF_A_POD = 4, 64
 # Between boards one pair of IPUs reached 27.7 GB/s where a pair of one board reached 55: arXiv:1912.03413, first
-# generation; those of the second generation are not published.
+# generation; the second generation's are not published.
 BETWEEN_MACHINES_BYTES_PER_SECOND = 28e9
 # Two gateway links of 100 gigabit per second each leave a machine, for its four IPUs together: Bow-2000 data sheet.
 # They are Ethernet, which carries as much each way at the same time.

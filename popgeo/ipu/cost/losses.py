@@ -22,7 +22,7 @@ def _by_element(graph: OpGraph, op: Op, machine: Machine) -> Plan:
     plans = [plan_elementwise(kind, elements, nbytes, machine) for kind in operation_of(op.target).passes]
     if result.numel == 1 < elements:
         plans.append(plan_reduce(1, elements, nbytes, machine))
-    return in_sequence("losses", plans)
+    return in_sequence("losses", *plans)
 
 
 # Cycles of a tile for each row whose target it marks (`popops::EncodeOneHot`).
@@ -34,25 +34,25 @@ def _nll_loss(graph: OpGraph, op: Op, machine: Machine) -> Plan:
     value, target = tensor(graph, op.args[0]), tensor(graph, op.args[1])
     rows, nbytes = max(1, target.numel), width(value)
     elements = max(1, value.numel)
-    plans = [
+    return in_sequence(
+        "losses",
         _marks(rows, elements, nbytes, machine),
         plan_elementwise("multiply", elements, nbytes, machine),
         plan_reduce(rows, max(1, elements // rows), nbytes, machine, is_inner=True),
         plan_reduce(1, rows, nbytes, machine),
-    ]
-    return in_sequence("losses", plans)
+    )
 
 
 def _nll_loss_backward(graph: OpGraph, op: Op, machine: Machine) -> Plan:
     """Marks each row's target with a one, and multiplies by minus the loss's gradient, all in place."""
     result, target = made(graph, op)[0], tensor(graph, op.args[2])
     elements, nbytes = max(1, result.numel), width(result)
-    plans = [
+    return in_sequence(
+        "losses",
         _marks(max(1, math.prod(target.shape)), elements, nbytes, machine),
         plan_elementwise("negate", elements, nbytes, machine),
         plan_elementwise("multiply", elements, nbytes, machine),
-    ]
-    return in_sequence("losses", plans)
+    )
 
 
 def _marks(rows: int, elements: int, width: int, machine: Machine) -> Plan:

@@ -19,7 +19,8 @@ _OF_SUMS = {"inverse of sums": "inverse", "log of sums": "log", "inverse deviati
 SOFTMAX = (REDUCE, "subtract by group", "exp", REDUCE, "inverse of sums", "multiply by group")
 _LOG_SOFTMAX = (REDUCE, "subtract by group", "exp", REDUCE, "log of sums", "subtract by group")
 _WHITEN = ("subtract by group", "multiply by group")  # mean and inverse deviation: `poplin::normWhiten`
-# Two sums of each group; what is whitened times one, plus its gradient, plus the other, times the inverse deviation.
+# Two sums of each group; the whitened elements times one sum, plus the gradient, plus the other sum, all times the
+# inverse deviation.
 _SUMS_AND_GRADIENT = (REDUCE, REDUCE, "multiply by group", "add", "add by group", "multiply by group")
 _NORM = (REDUCE, REDUCE, "inverse deviations", *_WHITEN)
 
@@ -52,7 +53,7 @@ def plan_groups(
         else:
             kind, operand = step.removesuffix(_BY_GROUP), groups if step.endswith(_BY_GROUP) else 0
             plans.append(plan_elementwise(kind, elements, width, machine, operand))
-    return in_sequence("norms", plans)
+    return in_sequence("norms", *plans)
 
 
 def _over_last(value: Value, steps: Sequence[str], groups: int, machine: Machine, is_inner: bool = True) -> Plan:
@@ -90,7 +91,7 @@ def _norm(value: Value, groups: int, features: int, affine: Sequence[object], ma
     for kind, given in zip(("multiply", "add"), affine, strict=True):
         if isinstance(given, Ref):
             plans.append(_by_feature(kind, value, features, machine))
-    return in_sequence("norms", plans)
+    return in_sequence("norms", *plans)
 
 
 def _layer_norm_backward(graph: OpGraph, op: Op, machine: Machine) -> Plan:
@@ -112,7 +113,7 @@ def _norm_backward(value: Value, groups: int, features: int, op: Op, has_weight:
     plans.append(_over_last(value, ("multiply", *_SUMS_AND_GRADIENT), groups, machine))
     if any(v is not None for v in op.outputs[1:]):
         plans.append(_over_last(value, ("multiply", REDUCE, REDUCE), features, machine, is_inner=False))
-    return in_sequence("norms", plans)
+    return in_sequence("norms", *plans)
 
 
 def _group_norm(graph: OpGraph, op: Op, machine: Machine) -> Plan:

@@ -115,7 +115,7 @@ class OpCost:
         plan: How it is divided and what it costs.
         known: False if no rule knows the operation and a conservative one stood in.
         count: How often one step runs it: once a micro-batch, or once an update.
-        bytes: Bytes that it reads and writes, had each tensor its own memory; those of a broadcast dimension once.
+        bytes: Bytes that it reads and writes, had each tensor its own memory; a broadcast dimension counts once.
     """
 
     target: str

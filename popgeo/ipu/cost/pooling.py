@@ -79,7 +79,7 @@ def plan_pooling(
 
 
 def _window(op: Op, large: tuple[int, ...], small: tuple[int, ...], kernel: int) -> int:
-    """Positions of a window: those of the kernel, or the same number as it takes to cover the larger picture."""
+    """Positions of a window: the kernel's, or as many as cover the larger picture."""
     if "adaptive" not in op.target:
         return math.prod(op.args[kernel]) * (op.args[kernel][0] if len(op.args[kernel]) == 1 else 1)
     return math.prod(ceil_div(a, max(1, b)) for a, b in zip(large[-2:], small[-2:], strict=True))
@@ -106,7 +106,7 @@ def _pool_backward(graph: OpGraph, op: Op, machine: Machine) -> Plan:
 
 def _nearest(graph: OpGraph, op: Op, machine: Machine) -> Plan:
     out = made(graph, op)[0]
-    return in_sequence("pooling", [plan_copy(max(1, out.numel), width(out), machine)])
+    return in_sequence("pooling", plan_copy(max(1, out.numel), width(out), machine))
 
 
 def _bilinear(graph: OpGraph, op: Op, machine: Machine) -> Plan:
@@ -116,7 +116,7 @@ def _bilinear(graph: OpGraph, op: Op, machine: Machine) -> Plan:
     kinds = ("multiply", "add product", "add product", "add product")
     copy = plan_copy(4 * elements, nbytes, machine, pieces=4)
     passes = [plan_elementwise(kind, elements, nbytes, machine) for kind in kinds]
-    return in_sequence("pooling", [copy, *passes])
+    return in_sequence("pooling", copy, *passes)
 
 
 RULES: dict[str, Rule] = {

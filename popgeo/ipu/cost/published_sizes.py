@@ -19,7 +19,7 @@ Judgement = tuple[Validity, str]
 
 
 def gather_validity(table_rows: int, columns: int, lookups: int, width: int, machine: Machine) -> Judgement:
-    """Whether sizes of a gather were measured, and if not, in words, what is beyond.
+    """Whether sizes of a gather were measured, and if not, which sizes are beyond.
 
     Example:
         >>> from popgeo.ipu.target import IpuTarget

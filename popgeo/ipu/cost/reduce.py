@@ -122,13 +122,13 @@ def _reduce(graph: OpGraph, op: Op, machine: Machine) -> Plan:
     name = op.target.split(".")[1]
     if name in ("var", "std", "var_mean", "std_mean"):
         square = plan_elementwise("add product", source.numel, width(source), machine, operand=outputs)
-        return in_sequence("reduce", [plan, square, plan])
+        return in_sequence("reduce", plan, square, plan)
     if name not in _AROUND:
         return plan
     before, after = _AROUND[name]
     plans = [plan_elementwise(kind, max(1, source.numel), width(source), machine) for kind in before]
     last = plan_elementwise(after, outputs, width(source), machine)
-    return in_sequence("reduce", [*plans, plan, last], main=len(before))
+    return in_sequence("reduce", *plans, plan, last, main=len(before))
 
 
 def _cumsum(graph: OpGraph, op: Op, machine: Machine) -> Plan:
@@ -139,7 +139,7 @@ def _cumsum(graph: OpGraph, op: Op, machine: Machine) -> Plan:
     local = compute_step("running sums on each tile", machine.target, vertex=17 + most, tiles=tiles, workers=1)
     running = Plan(family="reduce", split={"tiles": tiles}, supersteps=(local,), flops=elements)
     add = plan_elementwise("add", elements, nbytes, machine, operand=tiles)
-    return in_sequence("reduce", [running, plan_reduce(1, tiles, nbytes, machine), add])
+    return in_sequence("reduce", running, plan_reduce(1, tiles, nbytes, machine), add)
 
 
 _RUNNING = {f"aten.{name}" for name in ("cumsum", "cumprod", "cummax", "cummin", "logcumsumexp")}

@@ -185,7 +185,7 @@ def _scatter_reduce(graph: OpGraph, op: Op, machine: Machine) -> Plan:
     rows, _, summands = named_rows(result, dim, index)
     counts = plan_scatter_add(rows, 1, summands, width(result), machine, makes_table=True)
     divide = plan_elementwise("divide", max(1, result.numel), width(result), machine, operand=rows)
-    return in_sequence("scatter", [total, counts, divide])
+    return in_sequence("scatter", total, counts, divide)
 
 
 def _index_put(graph: OpGraph, op: Op, machine: Machine) -> Plan:
@@ -236,7 +236,7 @@ def _popgeo_extreme(graph: OpGraph, op: Op, machine: Machine) -> Plan:
     back = plan_row_gather(result, result.shape[0], source.shape[0], machine)
     match = plan_elementwise("select", max(1, source.numel), width(source), machine)
     write = _popgeo_scatter(graph, op, machine, "write")
-    return in_sequence("scatter", [found, back, match, write])
+    return in_sequence("scatter", found, back, match, write)
 
 
 def _change_rows(

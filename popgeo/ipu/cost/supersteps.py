@@ -1,7 +1,6 @@
 """Compute sets and exchanges as supersteps, how long a transfer takes, and plans that run one after the other."""
 
 import dataclasses
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -165,7 +164,7 @@ def swap_step(
 _WEAKEST = (Validity.ESTIMATE, Validity.EXTRAPOLATED, Validity.VALIDATED)
 
 
-def in_sequence(family: str, plans: Sequence[Plan], *, main: int = 0) -> Plan:
+def in_sequence(family: str, *plans: Plan, main: int = 0) -> Plan:
     """One plan out of several, no more trustworthy than the weakest of them.
 
     Args:
@@ -175,7 +174,7 @@ def in_sequence(family: str, plans: Sequence[Plan], *, main: int = 0) -> Plan:
 
     Example:
         >>> first, second = Plan(family="gather", flops=1), Plan(family="multiply", flops=2)
-        >>> both = in_sequence("both", [first, second])
+        >>> both = in_sequence("both", first, second)
         >>> both.flops, len(both.parts)
         (3, 2)
     """
@@ -190,7 +189,7 @@ def in_sequence(family: str, plans: Sequence[Plan], *, main: int = 0) -> Plan:
         considered=sum(plan.considered for plan in plans),
         validity=validity,
         why="; ".join(reasons),
-        parts=tuple(plans),
+        parts=plans,
     )
 
 

@@ -32,7 +32,7 @@ class CostRows:
 
     @cached_property
     def ops(self) -> tuple[Row, ...]:
-        """One row for each operation, in order; cycles are those of the whole step."""
+        """One row for each operation, in order; its cycles are all runs of a step."""
         cycles = activity_cycles(self.costs, self.profile)
         total = sum(n for activity, n in cycles.items() if activity is not Activity.HOST) or 1.0
         rows = (_op_row(cost, self.target, self.profile, total) for cost in self.costs)
@@ -40,7 +40,7 @@ class CostRows:
 
     @cached_property
     def supersteps(self) -> tuple[Row, ...]:
-        """One row for each superstep of one micro-batch and its update; `start` and `length` are those of one run."""
+        """One row for each superstep of one micro-batch and its update; `start` and `length` are of one run."""
         rows, start = list[dict[str, Any]](), 0.0
         for index, cost in enumerate(self.costs):
             for step in cost.plan.supersteps:

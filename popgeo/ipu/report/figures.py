@@ -19,17 +19,17 @@ class Figures:
     """What a step costs on the machine, and what this computer did for it.
 
     A step is what one update needs: `micro_batches` times forward and backward, and the update once. Of a function or
-    an inference model it is one run. Cycles are those of one IPU that computes; transfers from and to the host run
+    an inference model it is one run. Cycles count on one IPU that computes; transfers from and to the host run
     next to them, as prefetching lets them, and are given apart.
 
     Attributes:
         target: The machine it was compiled for.
         costs: Every operation of a step with its plan, in order; transfers of the host come with the phase `host`.
-        profile: Which cycles count: those fitted to published measurements, or those of the formulas alone.
+        profile: Which cycles count: fitted to published measurements, or by the formulas alone.
         micro_batches: How many a replica takes in a step.
         replicas: How many run the step side by side, each on an IPU (or several) of its own.
         shards: Over how many IPUs one replica's cut weights are spread. They compute side by side, and all figures,
-            also those of memory, are those of one of them.
+            memory included, are for one of them.
         memory: What lies in the tiles' memory, if it was worked out.
         update_captured: Whether the optimizer's update runs as a captured graph; None if there is no optimizer, or
             no update has run yet.

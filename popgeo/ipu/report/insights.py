@@ -50,7 +50,7 @@ def insights(report: Figures, more: "Sequence[Rule]" = ()) -> tuple[Insight, ...
 
     Args:
         report: The figures to look at.
-        more: Rules in addition those that hold of any step.
+        more: Rules in addition to the rules of any step.
     """
     ops = report.rows.ops
     return sorted_insights(insight for rule in (*RULES, *more) for insight in rule(report, ops))

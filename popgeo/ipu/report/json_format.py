@@ -26,7 +26,7 @@ def dumps(report: Figures, version: tuple[str, int], derived: tuple[str, ...], l
         left_out: Fields that are not written.
     """
     content = {"schema": version[0], "version": version[1]}
-    content |= {part.name: plain(getattr(report, part.name)) for part in fields(report) if part.name not in left_out}
+    content |= {name: plain(value) for name, value in report.__getstate__().items() if name not in left_out}
     return json.dumps(content | {name: plain(getattr(report, name)) for name in derived}, allow_nan=False)
 
 
@@ -69,7 +69,7 @@ def restored(kind: Any, content: Any, where: str = "it") -> Any:
     """The value of a declared type that `plain` was made of.
 
     Raises:
-        ValueError: it was made of something else, or is a number that no report has; the message says where it stands.
+        ValueError: it was made of something else, or is a number that no report has; the message names its place.
 
     Example:
         >>> restored(tuple[int, ...] | None, [1, 2]), restored(Mapping[int, float], {"4": 0.5})

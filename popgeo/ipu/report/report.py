@@ -4,18 +4,15 @@ from dataclasses import dataclass, replace
 from inspect import getdoc
 from typing import TypeVar
 
-from popgeo.ipu.cost.plan import Activity
 from popgeo.ipu.report.account import Account
-from popgeo.ipu.report.chrome_trace import chrome_trace
-from popgeo.ipu.report.cost_rows import block_names
+from popgeo.ipu.report.chrome_trace import trace_of_step
 from popgeo.ipu.report.figures import Figures
 from popgeo.ipu.report.html_page import summary
 from popgeo.ipu.report.insights import OF_ONE_IPU, Insight, insights
-from popgeo.ipu.report.step_page import page
+from popgeo.ipu.report.pages import page
 from popgeo.ipu.report.text import text
 from popgeo.ipu.tiles.memory_use import MemoryUse
 
-_SHOWN_IN_A_TRACE = ("op", "module", "phase", "balance", "tiles", "workers", "bytes_in", "bytes_out", "bytes_total")
 _SUMS = (
     "costs", "micro_batches", "captured_ops", "state_bytes", "buffer_bytes", "compile_seconds", "calls", "steps",
     "run_seconds",
@@ -24,7 +21,7 @@ _SUMS = (
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class Report(Account):
-    # What the fields mean is written where they stand, and shown where users look.
+    # The fields are explained next to their definition, and shown in this class too.
     __doc__ = f"""The account of one compiled step; `print` it. Reports of the same target add up with `+`.
 
 {getdoc(Figures)}
@@ -38,30 +35,9 @@ class Report(Account):
     def insights(self) -> tuple[Insight, ...]:
         return insights(self, OF_ONE_IPU)
 
-    def _page(self, title: str) -> str:
-        return page(self, title)
-
-    def _trace(self) -> str:
-        """A process for each block of the model, with a track for each activity; of one micro-batch and its update."""
-        steps = self.rows.supersteps
-        names = block_names([step["module"] for step in steps])
-        used = {(name, step["activity"]) for step, name in zip(steps, names, strict=True)}
-        blocks = list(dict.fromkeys(names))
-        tracks = [activity.value for activity in Activity]
-        events = [
-            {
-                "name": f"{step['op']}: {step['step']}",
-                "cat": f"{step['activity']},{step['phase']}",
-                "pid": blocks.index(name),
-                "tid": tracks.index(step["activity"]),
-                "start": step["start"],
-                "length": step["length"],
-                "args": {key: step[key] for key in _SHOWN_IN_A_TRACE},
-            }
-            for step, name in zip(steps, names, strict=True)
-        ]
-        lanes = [(name, {n: a for n, a in enumerate(tracks) if (name, a) in used}) for name in blocks]
-        return chrome_trace(lanes, events, self.target, profile=self.profile.value)
+    _page = page
+    _trace = trace_of_step
+    __str__ = text
 
     def __repr__(self) -> str:
         return (
@@ -104,9 +80,6 @@ class Report(Account):
             graphs_per_micro_batch=_graphs(self, other),
             real_of_slots={**self.real_of_slots, **other.real_of_slots},
         )
-
-    def __str__(self) -> str:
-        return text(self)
 
 
 T = TypeVar("T")

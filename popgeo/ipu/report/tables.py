@@ -27,6 +27,7 @@ class TableColumn:
 
 _ACTIVITIES = "compute exchange sync host"
 _GROUPED = f"ops cycles share {_ACTIVITIES} fixed ideal calibrated traffic flops balance validated trust"
+_INSIGHTS = "title text remedy share ops fatal"
 _NAMES = {
     "ops": f"index op family phase module cycles share count {_ACTIVITIES} fixed ideal calibrated balance tiles "
     "workers traffic flops temporary_bytes split considered shapes trust known why source target",
@@ -35,19 +36,25 @@ _NAMES = {
     "modules": "module cycles share own ops forward backward update",
     "blocks": f"module {_GROUPED}",
     "families": f"family {_GROUPED}",
-    "insights": "title text remedy share ops fatal",
+    "insights": _INSIGHTS,
+}
+_NAMES_OF_STAGES = {
+    "stages": "stage ipu layers forward backward receive other received_bytes weight_bytes stash_bytes in_flight "
+    "memory busy",
+    "ipus": "ipu stages forward backward receive host streaming update wait weights optimizer stashes working memory",
+    "spans": "kind ipu stage micro_batch start end",
+    "transfers": "sender receiver backward nbytes cycles",
+    **_NAMES,
+    "insights": f"{_INSIGHTS} change",
 }
 
 
-def columns_of(names: Mapping[str, str], file: Path) -> dict[str, tuple[TableColumn, ...]]:
-    """The columns of some tables, in order.
+def _columns_of(names: Mapping[str, str]) -> dict[str, tuple[TableColumn, ...]]:
+    """The columns of some tables, in order, with the units and meanings that the file next to this one has.
 
-    Args:
-        names: The names of each table's columns, with spaces between them.
-        file: Has the unit and the meaning of each name, wherever it stands; those of `table.name` if it means
-            something else in that table.
+    The file calls a column by its name, or by `table.name` if it means something else in that table.
     """
-    with file.open(newline="") as rows:
+    with Path(__file__).with_name("columns.csv").open(newline="") as rows:
         meanings = {row["name"]: row for row in csv.DictReader(rows)}
 
     def column(table: str, name: str) -> TableColumn:
@@ -57,8 +64,10 @@ def columns_of(names: Mapping[str, str], file: Path) -> dict[str, tuple[TableCol
     return {table: tuple(column(table, name) for name in its.split()) for table, its in names.items()}
 
 
-COLUMNS = columns_of(_NAMES, Path(__file__).with_name("columns.csv"))
+COLUMNS = _columns_of(_NAMES)
 """The columns of each table of a report, in order."""
+COLUMNS_OF_STAGES = _columns_of(_NAMES_OF_STAGES)
+"""The columns of each table of a step in stages, in order."""
 
 
 def frame(columns: Sequence[TableColumn], rows: Iterable[Row]) -> pd.DataFrame:

@@ -1,17 +1,21 @@
-"""A report on one screen, at most 50 lines of at most 100 characters, and how far its figures can be trusted."""
+"""A report on one screen, and how far its figures can be trusted.
+
+That of one IPU has at most 50 lines of at most 100 characters; that of stages a line for each stage.
+"""
 
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from popgeo.ipu.cost.plan import Activity, Profile, Validity
 from popgeo.ipu.report.account import Account
 from popgeo.ipu.report.cost_rows import Row
 from popgeo.ipu.report.figures import IDLE, Figures
-from popgeo.ipu.report.insights import Insight
+from popgeo.ipu.report.pipeline_figures import PipelineFigures
 from popgeo.quantity import quantity
 
-WIDTH = 100
+WIDTH, WIDTH_OF_STAGES = 100, 88  # the latter is as wide as a page of the site shows without a fold
 FAMILIES, BLOCKS, OPS, INSIGHTS = 7, 6, 5, 4  # rows that fit
+OF_OPERATIONS = 3  # insights about operations that fit next to those about stages
 
 
 def text(report: Account) -> str:
@@ -21,7 +25,7 @@ def text(report: Account) -> str:
         lines += _groups("by family", "family", report.rows.families, FAMILIES)
         lines += _groups("by block", "module", report.rows.blocks, BLOCKS)
         lines += _most_expensive(report)
-        lines += _insights(report.insights)
+        lines += _insights(report)
         lines += footer(report)
     return "\n".join(part for line in (*lines, *this_computer(report)) for part in _wrapped(line))
 
@@ -50,11 +54,11 @@ def _head(report: Figures) -> Iterable[str]:
     total = max(report.total_cycles, 1)
     shares = report.cycles_by_activity
     ops = report.rows.ops
-    beside = shares[Activity.HOST]
+    host = shares[Activity.HOST]
     yield (
         "  "
         + ", ".join(f"{a.value} {shares[a] / total:.1%}" for a in Activity if a is not Activity.HOST)
-        + f"; the host next to it {beside:,.0f} cycles{'' if beside <= total else ', which is longer'}"
+        + f"; the host next to it {host:,.0f} cycles{'' if host <= total else ', which is longer'}"
     )
     if not report.total_cycles:
         return
@@ -107,14 +111,17 @@ def _sum(rows: Iterable[Row], key: str) -> float:
     return sum(row[key] for row in rows)
 
 
-def _insights(found: Sequence[Insight]) -> Iterable[str]:
-    if not found:
-        return
-    more = f" ({len(found) - INSIGHTS} more in .insights)" if len(found) > INSIGHTS else ""
-    yield f"what stands out{more}"
-    for insight in found[:INSIGHTS]:
-        share = f" ({insight.share:.0%})" if insight.share else ""
-        yield f"  - {insight.title}{share}: {insight.remedy}"
+def _insights(report: Account) -> Iterable[str]:
+    found = report.insights
+    shares = [f" ({insight.share:.0%})" if insight.share else "" for insight in found]
+    lines = [f"  - {one.title}{share}: {one.remedy}" for one, share in zip(found, shares, strict=True)]
+    return _what_stands_out(lines[:INSIGHTS], len(lines) - INSIGHTS)
+
+
+def _what_stands_out(lines: Sequence[str], left_out: int) -> Iterable[str]:
+    if lines:
+        yield f"what stands out{f' ({left_out} more in .insights)' if left_out > 0 else ''}"
+    yield from lines
 
 
 def this_computer(report: Figures) -> Iterable[str]:
@@ -134,6 +141,75 @@ def this_computer(report: Figures) -> Iterable[str]:
 def cut_start(name: str, width: int) -> str:
     """The end of a name that is too long."""
     return name if len(name) <= width else "…" + name[-(width - 1) :]
+
+
+def text_of_stages(plan: PipelineFigures) -> str:
+    """The plan in words and columns."""
+    here = this_computer(plan) if plan.calls or plan.buffer_bytes else ()
+    return "\n".join([*_head_of_stages(plan), *_stages(plan), *_foot(plan), *_insights_of_stages(plan), *here])
+
+
+def headline(plan: PipelineFigures) -> str:
+    """What a step is, in one line."""
+    several = "es" if plan.micro_batches > 1 else ""
+    replicas = f" x {plan.replicas} replicas" if plan.replicas > 1 else ""
+    again = ", recomputed" if plan.recompute else ""
+    if isinstance(plan.recompute, tuple) and plan.recompute:
+        again += f" from the results of {len(plan.recompute)} layer{'s' if len(plan.recompute) > 1 else ''}"
+    return (
+        f"One step of {plan.micro_batches} micro-batch{several}, {plan.schedule.value}{again}, on {plan.num_ipus} x "
+        f"{plan.target.name}{replicas}"
+    )
+
+
+def _head_of_stages(plan: PipelineFigures) -> Iterable[str]:
+    yield headline(plan)
+    host = f" and {1e3 * plan.host_seconds:,.3f} ms of the host's call" if plan.host_seconds else ""
+    yield (
+        f"  {plan.cycles:,.0f} cycles = {1e3 * plan.seconds:,.3f} ms{host}: {plan.micro_batches_per_second:,.1f} "
+        "micro-batches/s"
+    )
+    yield f"  IPUs wait {plan.bubble:.1%} of the time; {pace(plan)}"
+
+
+def pace(plan: PipelineFigures) -> str:
+    """Which IPU the others wait for, in words."""
+    words = f"IPU {plan.bottleneck} works longest"
+    if not plan.turns or plan.num_ipus == 1:
+        return words
+    slowest = sum(turn.ipu == plan.bottleneck for turn in plan.turns)
+    return f"{words} and sets the pace of {slowest:,} of {len(plan.turns):,} turns"
+
+
+def _stages(plan: PipelineFigures) -> Iterable[str]:
+    rows = plan.table_of_stages
+    least = {"forward": 12, "backward": 12, "receive": 10, "other": 9}
+    wide = {key: max([width, *(len(f"{row[key]:,.0f}") + 1 for row in rows)]) for key, width in least.items()}
+    yield f"{'stage':>5} {'IPU':>3} {'layers':<21}{_cells(wide, {key: key for key in wide})}{'busy':>6}{'memory':>8}"
+    for row in rows:
+        cycles = _cells(wide, {key: f"{row[key]:,.0f}" for key in wide})
+        name = cut_start(row["layers"], 20)
+        yield f"{row['stage']:>5} {row['ipu']:>3} {name:<21}{cycles}{row['busy']:>6.0%}{row['memory']:>8.0%}"
+
+
+def _cells(wide: Mapping[str, int], words: Mapping[str, str]) -> str:
+    return "".join(f"{words[key]:>{width}}" for key, width in wide.items())
+
+
+def _foot(plan: PipelineFigures) -> Iterable[str]:
+    weights = quantity(sum(stage.weight_bytes for stage in plan.stages), "B")
+    yield f"  {weights} of weights, {quantity(sum(plan.extra_bytes), 'B')} of gradients and optimizer state"
+    yield f"  update and sum over replicas {max(plan.update):,.0f} cycles; planned in {plan.seconds_to_plan:.1f} s"
+
+
+def _insights_of_stages(plan: PipelineFigures) -> Iterable[str]:
+    """All that stands out of the stages, and what costs most among their operations."""
+    left_out = [insight for insight in plan.insights if insight.ops][OF_OPERATIONS:]
+    lines = list[str]()
+    for insight in plan.insights:
+        if insight not in left_out:
+            lines += textwrap.wrap(str(insight), WIDTH_OF_STAGES, initial_indent="  - ", subsequent_indent="    ")
+    return _what_stands_out(lines, len(left_out))
 
 
 # Median error of calibrated cycles on published measurements that no constant was fitted to is at most this; the gates

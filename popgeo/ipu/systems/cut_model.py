@@ -6,7 +6,7 @@ from popgeo.capture.op_graph import BlockMark, OpGraph, Role
 from popgeo.ipu.cost.plan import OpCost, Profile
 from popgeo.ipu.options import Options
 from popgeo.ipu.stage_choices import BLOCKS, EACH_BLOCK, Stage, Stages
-from popgeo.ipu.systems.stage_cut import LayerOps, StageCut, cut, cut_at, cut_by_layers, cut_evenly, numbered_from_0
+from popgeo.ipu.systems.stage_cut import LayerOps, StageCut, cut, cut_at, cut_by_layers, cut_evenly
 
 
 def stages_asked_for(graph: OpGraph, options: Options) -> Stages | None:
@@ -34,23 +34,23 @@ def cut_model(
     Raises:
         ValueError: the stages do not cover the model.
     """
-    of_ipus = () if isinstance(stages, int | str | Mapping) else tuple(stages)
-    named = [one for one in of_ipus if isinstance(one, Stage)]
-    counts = [one for one in of_ipus if isinstance(one, int)]
-    if named or isinstance(stages, str):
-        marked = named_blocks(graph)
-        marks, layers = [mark for mark, _ in marked], [block for _, block in marked]
     if isinstance(stages, Mapping):
         return cut(graph, *cut_at(graph, layers, stages))
+    ipus: Sequence[int] | None = None
     if isinstance(stages, int):
-        firsts, ipus = cut_evenly(layers, *_weights(graph, layers, costs), stages), [*range(stages)]
-    elif isinstance(stages, str):
-        firsts, ipus = cut_at_ipus(marks) if stages == BLOCKS else cut_at_each(marks)
-    elif named:
-        firsts, ipus = cut_at_stages(marks, named)
+        firsts = cut_evenly(layers, *_weights(graph, layers, costs), stages)
+    elif counts := [one for one in stages if isinstance(one, int)]:
+        firsts = cut_by_layers(layers, counts)
     else:
-        firsts, ipus = cut_by_layers(layers, counts), [*range(len(counts))]
-    return cut(graph, layers, firsts, [0] * len(ipus) if on_one_ipu else ipus)
+        marked = named_blocks(graph)
+        marks, layers = [mark for mark, _ in marked], [block for _, block in marked]
+        if stages == BLOCKS:
+            firsts, ipus = cut_at_ipus(marks)
+        elif stages == EACH_BLOCK:
+            firsts, ipus = cut_at_each(marks)
+        else:
+            firsts, ipus = cut_at_stages(marks, [one for one in stages if isinstance(one, Stage)])
+    return cut(graph, layers, firsts, [0] * len(firsts) if on_one_ipu else ipus or range(len(firsts)))
 
 
 def _weights(
@@ -106,9 +106,6 @@ def named_blocks(graph: OpGraph) -> list[tuple[BlockMark, LayerOps]]:
 def cut_at_ipus(marks: Sequence[BlockMark]) -> tuple[list[int], list[int]]:
     """The first block and the IPU of each stage: a new stage wherever the IPU changes.
 
-    Raises:
-        ValueError: the IPUs are not numbered from 0 without gaps.
-
     Example:
         >>> cut_at_ipus([BlockMark("a", 0), BlockMark("b", None), BlockMark("c", 1)])
         ([0, 2], [0, 1])
@@ -118,22 +115,17 @@ def cut_at_ipus(marks: Sequence[BlockMark]) -> tuple[list[int], list[int]]:
         if mark.ipu is not None and mark.ipu != ipus[-1]:
             firsts.append(number)
             ipus.append(mark.ipu)
-    return firsts, numbered_from_0(ipus)
+    return firsts, ipus
 
 
 def cut_at_each(marks: Sequence[BlockMark]) -> tuple[list[int], list[int]]:
     """The first block and the IPU of each stage: every block is one.
 
-    Raises:
-        ValueError: the IPUs are not numbered from 0 without gaps.
-
     Example:
         >>> cut_at_each([BlockMark("a", None), BlockMark("b", None), BlockMark("c", 0)])
         ([0, 1, 2], [0, 1, 0])
     """
-    return list(range(len(marks))), numbered_from_0(
-        [n if mark.ipu is None else mark.ipu for n, mark in enumerate(marks)]
-    )
+    return list(range(len(marks))), [n if mark.ipu is None else mark.ipu for n, mark in enumerate(marks)]
 
 
 def cut_at_stages(marks: Sequence[BlockMark], stages: Sequence[Stage]) -> tuple[list[int], list[int]]:
@@ -173,4 +165,4 @@ def cut_at_stages(marks: Sequence[BlockMark], stages: Sequence[Stage]) -> tuple[
                 )
             firsts.append(number)
             order.append(of[name])
-    return firsts, numbered_from_0([n if stages[n].on_ipu is None else stages[n].on_ipu or 0 for n in order])
+    return firsts, [n if stages[n].on_ipu is None else stages[n].on_ipu or 0 for n in order]

@@ -10,8 +10,8 @@ from popgeo.capture.op_graph import Input, OpGraph, Role
 from popgeo.engine.pipeline.staging import Recompute
 from popgeo.ipu.cost.links import message_seconds
 from popgeo.ipu.cost.plan import OpCost, Profile
+from popgeo.ipu.report.stage_cost import StageCost, StageMessage
 from popgeo.ipu.systems.repeated import contents, repeated
-from popgeo.ipu.systems.stage_cost import StageCost, StageMessage
 from popgeo.ipu.systems.stage_cut import StageCut
 from popgeo.ipu.target import IpuTarget
 from popgeo.ipu.tiles.measure_memory import CODE, code_of, memory
@@ -49,7 +49,7 @@ class CutStep:
         cut: Which stage each operation belongs to.
         target: One IPU.
         num_results: How many of the graph's outputs are results; the others are gradients.
-        recompute: Which layers' results a stage keeps, in addition what it receives, and repeats its forward pass from;
+        recompute: Which layers' results a stage keeps, next to what it receives, and repeats its forward pass from;
             None if it keeps all that its backward pass reads.
         memories: Of stages of the same graph that were worked out before, by what tells them apart; new ones are added.
     """
@@ -84,7 +84,7 @@ class CutStep:
 
     @cached_property
     def sums(self) -> set[int]:
-        """The operations that add parts of a gradient from several stages; each part accumulates where it is made."""
+        """The operations that add parts of a gradient from several stages; each stage accumulates its own part."""
         gradients = set(self.graph.outputs[self.num_results :])
         of = self.cut.stage_of
         return {

@@ -13,10 +13,10 @@ from popgeo.capture.captured_step import CapturedStep
 from popgeo.capture.op_graph import OpGraph
 from popgeo.did_you_mean import names_arguments
 from popgeo.ipu.options import Options
+from popgeo.ipu.report.pipeline import Pipeline
 from popgeo.ipu.report.report import Report
 from popgeo.ipu.stage_choices import Schedule, Stages
 from popgeo.ipu.systems.cut_model import stages_asked_for
-from popgeo.ipu.systems.pipeline import Pipeline
 from popgeo.ipu.systems.share import share_of, update_of
 from popgeo.ipu.systems.stage_costs import outputs_of
 from popgeo.ipu.systems.stage_planner import Placement, StagePlanner
@@ -68,15 +68,7 @@ def estimate(
     if asked is not None and isinstance(model, nn.Module):
         planner = _planner_of(model, share.step, optimizer)
         return planner.plan(replace(chosen, stages=asked), start=start)[0]
-    assessment = share.assessment(chosen)
-    return share.report(
-        assessment,
-        chosen,
-        captured_ops=share.step.captured_ops,
-        state_bytes=assessment.state_bytes,
-        buffer_bytes=0,
-        compile_seconds=time.perf_counter() - start,
-    )
+    return replace(share.report(chosen), compile_seconds=time.perf_counter() - start)
 
 
 @names_arguments
@@ -101,7 +93,7 @@ def pipeline(
         options: `gradient_accumulation` micro-batches go through the pipeline between two updates (in inference,
             `device_iterations`), `replication_factor` pipelines run side by side, each stage on one `target`;
             `matmul_proportion` limits what dense products may take of a tile, with `shard_optimizer_state` each replica
-            holds a part of the optimizer's state. `stages`, `schedule`, `recompute` hold where they are left out here.
+            holds a part of the optimizer's state. `stages`, `schedule` and `recompute` count if left out here.
         optimizer: Over parameters of the model; None for inference.
         stages: How many, cut so that they are even in cycles and memory; or the number of the model's alike layers on
             each IPU, as `[0, 3, 3]`; or which layers begin a stage on which IPU, as `{"layers.3": 1}`; or

@@ -47,7 +47,7 @@ def recompute_of(graph: OpGraph, options: Options) -> Recompute | None:
 
 
 def contents(op: Op) -> tuple[int, ...]:
-    """The values that an operation reads; not those of which it takes the shape alone."""
+    """The values that an operation reads, without values of which it takes only the shape."""
     return () if op.target.split(".")[1] in _SHAPES_ALONE else op.reads()
 
 

@@ -1,35 +1,12 @@
-"""When each stage works on which micro-batch: the timeline of a pipeline, and the turns of one that keeps step."""
+"""Works out when each stage works on which micro-batch, in the order that a schedule says."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
+from popgeo.ipu.report.timeline import TimedPass, depth_of, num_depths
 from popgeo.ipu.stage_choices import Schedule
 
 
-@dataclass(frozen=True, kw_only=True)
-class TimedPass:
-    """One pass of one micro-batch through one stage.
-
-    Attributes:
-        stage: The stage.
-        ipu: Its IPU.
-        micro_batch: Counted from 0.
-        backward: Whether it is the backward pass.
-        start: When it starts to receive what it needs, in cycles.
-        end: When it is done, in cycles.
-        receive: The cycles at its start in which it only receives.
-    """
-
-    stage: int
-    ipu: int
-    micro_batch: int
-    backward: bool
-    start: float
-    end: float
-    receive: float = 0.0
-
-
-def timeline(
+def timed_passes(
     forward: Sequence[float],
     backward: Sequence[float],
     ipus: Sequence[int],
@@ -52,7 +29,7 @@ def timeline(
         receive: How much of each forward and of each backward pass is receiving, which only the tasks tell.
 
     Example:
-        >>> tasks = timeline([1.0, 1.0], [2.0, 2.0], ipus=[0, 1], micro_batches=2)
+        >>> tasks = timed_passes([1.0, 1.0], [2.0, 2.0], ipus=[0, 1], micro_batches=2)
         >>> max(task.end for task in tasks)  # turns of 1, 3, 3 and 2 cycles
         9.0
     """
@@ -80,23 +57,6 @@ def timeline(
         micro_batch = state.run(stage, is_backward, begins + lengths[is_backward][stage])
         tasks.append(task(stage, is_backward, micro_batch, begins))
     return tasks
-
-
-def num_depths(stages: int, trains: bool) -> int:
-    """How many turns one micro-batch needs from its first pass to its last: Poplar's number of pipeline stages.
-
-    The last stage takes its backward pass in the turn of its forward pass; the others each have a turn for both.
-
-    Example:
-        >>> num_depths(8, trains=True), num_depths(8, trains=False)
-        (15, 8)
-    """
-    return 2 * stages - 1 if trains else stages
-
-
-def depth_of(stage: int, is_backward: bool, stages: int) -> int:
-    """In which turn after its first a micro-batch takes a pass."""
-    return 2 * (stages - 1) - stage if is_backward else stage
 
 
 def _in_step(
@@ -167,77 +127,3 @@ class _State:
             last = (0, micro_batch - 1, True) if self.trains else (self.stages - 1, micro_batch - 1, False)
             return self.ends.get(last)
         return 0.0
-
-
-def most_in_flight(tasks: Sequence[TimedPass], stage: int, trains: bool) -> int:
-    """The most micro-batches whose activations a stage keeps at one time.
-
-    Example:
-        >>> for schedule in (Schedule.LOCK_STEP, Schedule.ONE_F_ONE_B):
-        ...     tasks = timeline([1.0, 1.0], [2.0, 2.0], ipus=[0, 1], micro_batches=8, schedule=schedule)
-        ...     most_in_flight(tasks, 0, True), most_in_flight(tasks, 1, True)
-        (3, 1)
-        (2, 1)
-    """
-    if not trains:
-        return 1
-    changes = [(task.end, -1) if task.backward else (task.start, 1) for task in tasks if task.stage == stage]
-    held = most = 0
-    for _, change in sorted(changes):
-        held += change
-        most = max(most, held)
-    return most
-
-
-@dataclass(frozen=True, kw_only=True)
-class Turn:
-    """One turn of a pipeline that keeps step.
-
-    Attributes:
-        start: When it starts, in cycles.
-        end: When its slowest IPU is done.
-        ipu: The slowest one.
-        filling: Whether the last stage has no work yet.
-        draining: Whether the first stage begins no more micro-batches.
-    """
-
-    start: float
-    end: float
-    ipu: int
-    filling: bool
-    draining: bool
-
-
-def turns_of(tasks: Sequence[TimedPass], stages: int, micro_batches: int) -> list[Turn]:
-    """The turns of a timeline in lock-step: one for each micro-batch, and those that fill and drain the pipeline.
-
-    Example:
-        >>> from popgeo.ipu.systems.schedule import timeline
-        >>> tasks = timeline([1.0, 5.0], [2.0, 2.0], ipus=[0, 1], micro_batches=3)
-        >>> turns = turns_of(tasks, stages=2, micro_batches=3)
-        >>> [(turn.end - turn.start, turn.ipu) for turn in turns]
-        [(1.0, 0), (7.0, 1), (7.0, 1), (7.0, 1), (2.0, 0)]
-        >>> [turn.filling for turn in turns], [turn.draining for turn in turns]
-        ([True, False, False, False, False], [False, False, False, True, True])
-    """
-    trains = any(task.backward for task in tasks)
-    by_turn: dict[int, dict[int, tuple[float, float]]] = {}
-    for task in tasks:
-        number = task.micro_batch + depth_of(task.stage, task.backward, stages)
-        ipus = by_turn.setdefault(number, {})
-        first, last = ipus.get(task.ipu, (task.start, task.end))
-        ipus[task.ipu] = min(first, task.start), max(last, task.end)
-    turns = []
-    for number in range(micro_batches + num_depths(stages, trains) - 1):
-        spans = by_turn[number]
-        slowest = max(spans, key=lambda ipu: spans[ipu][1])
-        turns.append(
-            Turn(
-                start=min(first for first, _ in spans.values()),
-                end=spans[slowest][1],
-                ipu=slowest,
-                filling=number < stages - 1,
-                draining=number >= micro_batches,
-            )
-        )
-    return turns

@@ -17,7 +17,7 @@ from popgeo.engine.step_recipe import require_optimizer
 from popgeo.ipu.cost.shared_statistics import with_shared_statistics
 from popgeo.ipu.options import Options
 from popgeo.ipu.report.report import Report
-from popgeo.ipu.step_cost import Assessment, assess
+from popgeo.ipu.step_cost import assess
 from popgeo.ipu.target import IpuTarget
 
 
@@ -37,8 +37,8 @@ class Share:
     target: IpuTarget
     shards: int
 
-    def assessment(self, options: Options, sharded: frozenset[str] = frozenset()) -> Assessment:
-        """Cycles and memory of a step; nothing runs.
+    def report(self, options: Options, sharded: frozenset[str] = frozenset()) -> Report:
+        """The report of a step, without facts of this computer; nothing runs.
 
         Args:
             options: Micro-batches and replicas.
@@ -47,7 +47,7 @@ class Share:
         part = None
         if self.update is not None and options.shard_optimizer_state and options.replication_factor > 1:
             part = self.update.capture(options.replication_factor)
-        return assess(
+        needs = assess(
             self.step,
             self.target,
             None if self.update is None else self.update.capture(),
@@ -58,23 +58,17 @@ class Share:
             shards=self.shards,
             matmul_proportion=options.proportion_of(0),
         )
-
-    def report(self, assessment: Assessment, options: Options, **facts: Any) -> Report:
-        """The report of a step that was assessed.
-
-        Args:
-            assessment: Its cycles and memory.
-            options: Micro-batches and replicas.
-            facts: What else the report tells: of this computer, and what was captured.
-        """
         return Report(
             target=self.target,
-            costs=assessment.costs,
-            memory=assessment.memory,
+            costs=needs.costs,
+            memory=needs.memory,
             micro_batches=options.gradient_accumulation,
             replicas=options.replication_factor,
             shards=self.shards,
-            **facts,
+            captured_ops=self.step.captured_ops,
+            state_bytes=needs.state_bytes,
+            buffer_bytes=0,
+            compile_seconds=0.0,
         )
 
 

@@ -20,9 +20,9 @@ from popgeo.ipu.cost.operands import width
 from popgeo.ipu.cost.plan import OpCost, Plan, Superstep
 from popgeo.ipu.cost.supersteps import repeated
 from popgeo.ipu.options import Options
+from popgeo.ipu.report.stage_cost import StageCost
 from popgeo.ipu.stage_choices import Schedule
 from popgeo.ipu.step_cost import accumulation, total
-from popgeo.ipu.systems.stage_cost import StageCost
 from popgeo.ipu.systems.stage_cut import StageCut
 from popgeo.ipu.target import IpuTarget
 

@@ -11,7 +11,7 @@ _NUMBERED = re.compile(r"^(.*?\.)?\d+(?=\.|$)")
 
 @dataclass(frozen=True, kw_only=True)
 class LayerOps:
-    """Consecutive operations of the forward pass that are not cut apart: those of one layer.
+    """Consecutive operations of the forward pass that are not cut apart: one layer.
 
     Attributes:
         name: Dotted name of the layer: up to the first number, as in `layers.3`, or the whole name if it has no number.
@@ -174,7 +174,7 @@ def cut_at(
         if not any(f"{module}.".startswith(f"{name}.") for module in modules):
             names = dict.fromkeys(layer.name for layer in layers)
             raise ValueError(f"No layer is called {name!r}; the forward pass runs {', '.join(names)}.")
-    return pieces, firsts, numbered_from_0(ipus)
+    return pieces, firsts, ipus
 
 
 def _innermost(names: Collection[str], module: str) -> str:
@@ -182,23 +182,17 @@ def _innermost(names: Collection[str], module: str) -> str:
     return max((name for name in names if f"{module}.".startswith(f"{name}.")), key=len, default="")
 
 
-def numbered_from_0(ipus: list[int]) -> list[int]:
-    """The IPUs of stages.
-
-    Raises:
-        ValueError: they are not numbered from 0 without gaps.
-    """
-    if set(ipus) != {*range(len(set(ipus)))}:
-        raise ValueError(f"The stages are on IPUs {ipus}; number them from 0 without gaps.")
-    return ipus
-
-
 def cut(graph: OpGraph, layers: Sequence[LayerOps], firsts: Sequence[int], ipus: Sequence[int]) -> StageCut:
     """The stage of every operation: of the forward pass by its layer, of the backward pass by the layer it belongs to.
 
     A gradient is worked out where the layer is, or, if that is unclear, where the gradient comes from. It never goes
     up to a later stage again.
+
+    Raises:
+        ValueError: the IPUs are not numbered from 0 without gaps.
     """
+    if {*ipus} != {*range(len({*ipus}))}:
+        raise ValueError(f"The stages are on IPUs {[*ipus]}; number them from 0 without gaps.")
     groups = [layers[first:end] for first, end in zip(firsts, [*firsts[1:], len(layers)], strict=True)]
     stage_of = [len(firsts) - 1] * len(graph.ops)
     of_module: dict[tuple[str, BlockMark | None], set[int]] = {}

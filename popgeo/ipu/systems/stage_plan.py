@@ -7,16 +7,14 @@ from popgeo.capture.captured_step import CapturedStep
 from popgeo.capture.op_graph import OpGraph
 from popgeo.engine.pipeline.staging import Pass, Staging
 from popgeo.ipu.options import Options
-from popgeo.ipu.stage_choices import USUAL, Schedule
+from popgeo.ipu.report.pipeline import Pipeline
+from popgeo.ipu.report.timeline import num_depths
+from popgeo.ipu.stage_choices import Schedule
 from popgeo.ipu.systems.cut_model import stages_asked_for
-from popgeo.ipu.systems.pipeline import Pipeline
 from popgeo.ipu.systems.repeated import recompute_of
-from popgeo.ipu.systems.schedule import num_depths
-from popgeo.ipu.systems.stage_planner import StagePlanner
-from popgeo.ipu.tiles.measure_memory import OutOfTileMemory
+from popgeo.ipu.systems.stage_planner import StagePlanner, planner_of
 
 _OVERLAPPING = {one for one in Schedule if one not in (Schedule.SHARDED, Schedule.PHASED)}
-MOST_STAGES = 64  # as far as the number of IPUs that a model fits is looked for
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,16 +54,12 @@ def stage_plan(step: CapturedStep, update: Callable[[], OpGraph | None], options
             )
         return None
     program = update()
-    planned, cut = _planner(step, program).plan(replace(options, stages=asked))
+    planned, cut = planner_of(step, program).plan(replace(options, stages=asked))
     _require_enough(planned)
     recompute = None if program is None else recompute_of(planner.graph, options)
     passes = [Pass(task.stage, task.micro_batch, task.backward) for task in planned.tasks]
     staging = Staging(stage_of=cut.stage_of, order=tuple(passes), recompute=recompute, names=cut.names)
     return StagePlan(pipeline=planned, staging=staging, ipus=cut.ipus)
-
-
-def _planner(step: CapturedStep, update: OpGraph | None) -> StagePlanner:
-    return StagePlanner(step, None if update is None else lambda options: update)
 
 
 def num_pipeline_stages(planned: Pipeline) -> int:
@@ -95,46 +89,3 @@ def _require_enough(planned: Pipeline) -> None:
         )
         error.stages = stages
         raise error
-
-
-def require_stages_fit(planned: Pipeline, step: CapturedStep, update: OpGraph | None, options: Options) -> None:
-    """Refuses stages of which one fits no IPU.
-
-    Raises:
-        OutOfTileMemory: a tile of some IPU needs more memory than it has; the message names its layers, and how many
-            stages would do.
-    """
-    if planned.fits:
-        return
-    fullest = max(range(planned.num_ipus), key=planned.memory.__getitem__)
-    layers = ", ".join(stage.layers for stage in planned.stages if stage.ipu == fullest)
-    raise OutOfTileMemory(
-        f"IPU {fullest} ({layers}) needs {planned.memory[fullest]:.1f} times the memory that it has. "
-        f"{what_would_fit(step, update, options)} Smaller micro-batches and recompute=True need less; strict=False "
-        "reports it without refusing."
-    )
-
-
-def what_would_fit(step: CapturedStep, update: OpGraph | None, options: Options) -> str:
-    """The smallest number of IPUs that a step fits, cut automatically, as a sentence; or the layer that fits none."""
-    planner = _planner(step, update)
-    phased = options.schedule == Schedule.PHASED.value  # which takes one IPU, whatever it needs
-    order = USUAL.value if phased else options.schedule
-
-    def plan(stages: int) -> Pipeline:
-        enough = max(stages, options.gradient_accumulation) if update is not None else options.gradient_accumulation
-        return planner.plan(replace(options, stages=stages, schedule=order, gradient_accumulation=enough))[0]
-
-    most = min(len(planner.layers), MOST_STAGES)
-    finest = plan(most)
-    if not finest.fits:
-        largest = max(range(most), key=finest.memory.__getitem__)
-        return (
-            f"{finest.stages[largest].layers or 'The model'} alone needs {finest.memory[largest]:.1f} times the memory "
-            f"of an IPU, so no number of IPUs up to {most}, one for each layer, would do."
-        )
-    low, high = 0, most  # what does not fit, and what does
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (low, middle) if plan(middle).fits else (middle, high)
-    return f"Options(stages={high}) would do, on {high} IPU{'s' if high > 1 else ''}."

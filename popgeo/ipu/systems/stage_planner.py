@@ -14,13 +14,14 @@ from popgeo.capture.passes import fold_constants
 from popgeo.ipu.cost.graph_cost import cost
 from popgeo.ipu.cost.plan import OpCost
 from popgeo.ipu.options import Options
+from popgeo.ipu.report.pipeline import Pipeline
+from popgeo.ipu.report.stage_cost import StageCost
+from popgeo.ipu.report.timeline import TimedPass, most_in_flight, turns_of
 from popgeo.ipu.stage_choices import USUAL, Schedule, checked_recompute
 from popgeo.ipu.systems.cut_model import cut_model
 from popgeo.ipu.systems.cut_stages import CutStep, Memories
-from popgeo.ipu.systems.pipeline import Pipeline
 from popgeo.ipu.systems.repeated import recompute_of
-from popgeo.ipu.systems.schedule import TimedPass, most_in_flight, timeline, turns_of
-from popgeo.ipu.systems.stage_cost import StageCost
+from popgeo.ipu.systems.schedule import timed_passes
 from popgeo.ipu.systems.stage_costs import UpdateCost, placed_costs, update_cycles, with_waits
 from popgeo.ipu.systems.stage_cut import LayerOps, StageCut, layers_of
 from popgeo.ipu.target import IpuTarget
@@ -29,7 +30,7 @@ from popgeo.ipu.tiles.measure_memory import CODE
 
 @dataclass(frozen=True, kw_only=True)
 class Placement:
-    """What a plan of stages depends on in addition options.
+    """What a plan of stages depends on, next to the options.
 
     Attributes:
         serialize: Outputs and parts of the linear layers that are computed in parts, by name.
@@ -99,7 +100,7 @@ class StagePlanner:
         ).stages()
         update = self._update(options)
         parts = with_waits(parts, update, options, order, count, overlap_host=placement.overlap_host)
-        tasks = timeline(
+        tasks = timed_passes(
             [part.forward_pass for part in parts],
             [part.backward_pass for part in parts] if trains else [],
             cut.ipus,
@@ -161,6 +162,11 @@ class StagePlanner:
         if self._capture_update is not None and accumulates not in self._updates:
             self._updates[accumulates] = UpdateCost.of(self._capture_update(options), options.target)
         return self._updates.get(accumulates)
+
+
+def planner_of(step: CapturedStep, update: OpGraph | None) -> StagePlanner:
+    """A planner for a step whose update is captured already; None if nothing is trained."""
+    return StagePlanner(step, None if update is None else lambda options: update)
 
 
 def _refuse_several_ipus(options: Options) -> None:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from popgeo.capture.op_graph import Input, OpGraph, Role
+from popgeo.capture.op_graph import Input, OpGraph, Role, Value
 from popgeo.engine.pipeline.parts import Kept, StagePart, owner_of
 from popgeo.engine.pipeline.staging import Pass
 from popgeo.ipu.cost.calibration import Machine
@@ -36,12 +36,37 @@ class StagesOnIpus:
     ipus: Sequence[int]
 
 
+@dataclass(frozen=True, kw_only=True)
+class Left:
+    """What later parts of a micro-batch find.
+
+    Attributes:
+        kept: Which value, in which state.
+        part: Counts the part that left it among all; None for an argument of the call.
+        micro_batch: Counts the micro-batch that it belongs to.
+    """
+
+    kept: Kept
+    part: int | None
+    micro_batch: int
+
+    @property
+    def variable(self) -> str:
+        """The variable of the program that holds it."""
+        how = "given" if self.part is None else "before" if self.kept.before else "sent"
+        return f"{how} {self.kept.value}, part {self.part}, micro-batch {self.micro_batch}"
+
+    def region(self, value: Value) -> Region:
+        """Where the elements of the value, or of a view of it, are."""
+        return Region(variable=self.variable, elements=elements_of(value))
+
+
 class StagedJoiner(Joiner):
     """A program in stages in the making: each pass of a round, with inputs before the first and results after the last
     of a micro-batch; then all-reduce and update, as `join` repeats them.
 
-    It is for the tiles of all IPUs, those of IPU `i` from `i` times a target's tiles on. Weights and gradients are
-    named as in `join`, what a part leaves for others as `_left` says.
+    It is for the tiles of all IPUs; IPU `i` has them from `i` times a target's tiles on. Weights and gradients are
+    named as in `join`, what a part leaves for others as `Left` says.
 
     Args:
         graph: The captured step, constants folded.
@@ -135,12 +160,11 @@ class StagedJoiner(Joiner):
         for kept in part.receives:
             copy(self._scope("receive"), region_of(graph, places, kept.value), self._found(kept, rank, micro_batch))
         for kept in part.saves:
-            saved = Region(variable=_left(kept, rank, micro_batch), elements=elements_of(graph.values[kept.value]))
+            saved = Left(kept=kept, part=rank, micro_batch=micro_batch).region(graph.values[kept.value])
             copy(self._scope("save"), saved, region_of(graph, self._places, kept.value))
         self.builder.steps += steps
         for value in part.sends:
-            left = _left(Kept(value), rank, micro_batch)
-            sent = Region(variable=left, elements=elements_of(graph.values[value]))
+            sent = Left(kept=Kept(value), part=rank, micro_batch=micro_batch).region(graph.values[value])
             copy(self._scope("send"), sent, region_of(graph, places, value))
         wanted = dict(zip(self._trained(), graph.outputs[self._num_results :], strict=True))
         for name in part.gradients:
@@ -150,24 +174,23 @@ class StagedJoiner(Joiner):
 
     def _found(self, kept: Kept, rank: int, micro_batch: int, v: int | None = None) -> Region:
         """What was left for a part last, or an argument, or a weight; a view of it, if told which."""
-        value = self._graph.values[kept.value if v is None else v]
-        senders = [sender for sender in self._senders.get(kept, ()) if sender < rank]
-        if senders:
-            return Region(variable=_left(kept, max(senders), micro_batch), elements=elements_of(value))
-        if kept.value in self._arguments:
-            return Region(variable=_given(self._arguments[kept.value], micro_batch), elements=elements_of(value))
-        return self._region(kept.value if v is None else v)
+        v = kept.value if v is None else v
+        part = max((sender for sender in self._senders.get(kept, ()) if sender < rank), default=None)
+        if part is None and kept.value not in self._arguments:
+            return self._region(v)
+        return Left(kept=kept, part=part, micro_batch=micro_batch).region(self._graph.values[v])
 
     def _receive(self, micro_batch: int) -> None:
-        streams = {_given(one, micro_batch): str(one) for one in self._arguments.values()}
+        streams = {self._given(v, micro_batch).variable: str(one) for v, one in self._arguments.items()}
         if streams:
             self.builder.steps.append(HostCopy(to_host=False, streams=streams))
 
+    def _given(self, v: int, micro_batch: int) -> Left:
+        return Left(kept=Kept(v), part=None, micro_batch=micro_batch)
+
     def _return(self, micro_batch: int) -> None:
         rank = len(self._stages.parts)
-        streams = {}
-        for v in self._owners():
-            streams[self._found(Kept(v), rank, micro_batch).variable] = f"result:{v}"
+        streams = {self._found(Kept(v), rank, micro_batch).variable: f"result:{v}" for v in self._owners()}
         self.builder.steps.append(HostCopy(to_host=True, streams=streams))
 
     def _owners(self) -> list[int]:
@@ -210,14 +233,14 @@ class StagedJoiner(Joiner):
 
     def _declare_arguments(self) -> None:
         """A variable for each argument of each micro-batch, where the part that uses it first wants it."""
-        for v, one in self._arguments.items():
+        for v in self._arguments:
             value = self._graph.values[v]
             rank = next((r for r, part in enumerate(self._stages.parts) if Kept(v) in part.receives), None)
             mapping = _spread(storage_sizes(self._graph)[value.storage], self._one)
             if rank is not None:
                 mapping = self.builder.variables[self._steps[rank][1][value.storage][0]].mapping
             for micro_batch in self._micro_batches:
-                self.builder.declare(_given(one, micro_batch), value.dtype, mapping)
+                self.builder.declare(self._given(v, micro_batch).variable, value.dtype, mapping)
 
     def _declare_left(self) -> dict[Kept, list[int]]:
         """A variable for what each part leaves of each micro-batch; tells which parts leave what."""
@@ -229,7 +252,8 @@ class StagedJoiner(Joiner):
                 mapping = self.builder.variables[places[value.storage][0]].mapping
                 senders.setdefault(kept, []).append(rank)
                 for micro_batch in self._micro_batches:
-                    self.builder.declare(_left(kept, rank, micro_batch), value.dtype, mapping)
+                    left = Left(kept=kept, part=rank, micro_batch=micro_batch)
+                    self.builder.declare(left.variable, value.dtype, mapping)
         return senders
 
     def _on(self, ipu: int, mapping: TileMapping) -> TileMapping:
@@ -239,13 +263,3 @@ class StagedJoiner(Joiner):
 def _spread(size: tuple[int, int], target: IpuTarget) -> TileMapping:
     """That many elements of that many bytes, linearly over the tiles of one IPU."""
     return linear(size[0], target.num_tiles, max(1, GRAIN_BYTES // size[1]))
-
-
-def _left(kept: Kept, part: int, micro_batch: int) -> str:
-    """The variable of what one part, counted among all, leaves for later parts of the same micro-batch."""
-    return f"{'before' if kept.before else 'sent'}{kept.value}.{part}.{micro_batch}"
-
-
-def _given(argument: Input, micro_batch: int) -> str:
-    """The variable of an argument of one micro-batch."""
-    return f"given:{argument.name}.{micro_batch}"

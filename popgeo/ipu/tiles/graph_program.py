@@ -15,7 +15,7 @@ from popgeo.ipu.tiles.tile_mapping import TileMapping
 
 
 def declare(builder: Builder, graph: OpGraph, mappings: Mapping[int, TileMapping], prefix: str) -> Places:
-    """A variable for each storage that is mapped, where the mappings put it; those of parameters and buffers last."""
+    """A variable for each storage that is mapped, where the mappings put it; parameters and buffers last."""
     dtypes: dict[int, torch.dtype] = {}
     for value in graph.values:
         if dtypes.setdefault(value.storage, value.dtype) is not value.dtype:
@@ -46,11 +46,23 @@ def add_operations(builder: Builder, graph: OpGraph, plans: Sequence[Plan], plac
 
 
 def _add_body(builder: Builder, graph: OpGraph, plans: Sequence[Plan], given: Places) -> Places:
-    """The steps of a body whose inputs have a place already, and where all of its values are."""
+    return add_graph(builder, graph, plans, given, f"body{len(builder.variables)}.")
+
+
+def add_graph(builder: Builder, graph: OpGraph, plans: Sequence[Plan], given: Places, prefix: str) -> Places:
+    """The steps of a graph whose inputs have a place already, and where all of its values are.
+
+    Args:
+        builder: Receives the steps and the variables.
+        graph: The captured graph.
+        plans: One for each of its operations, in order.
+        given: Where its inputs are.
+        prefix: Begins the names of its other variables.
+    """
     known = {storage: builder.variables[name].mapping for storage, (name, _) in given.items()}
     mappings = map_storages(graph, plans, builder.num_tiles, known)
     own = {storage: mapping for storage, mapping in mappings.items() if storage not in given}
-    places = declare(builder, graph, own, f"body{len(builder.variables)}.") | given
+    places = declare(builder, graph, own, prefix) | given
     add_operations(builder, graph, plans, places)
     return places
 

@@ -12,7 +12,7 @@ from popgeo.ipu.cost.calibration import Machine
 from popgeo.ipu.cost.graph_cost import plan_all
 from popgeo.ipu.cost.plan import Plan
 from popgeo.ipu.target import IpuTarget
-from popgeo.ipu.tiles.graph_program import add_operations, declare, finish
+from popgeo.ipu.tiles.graph_program import add_graph, add_operations, declare, finish
 from popgeo.ipu.tiles.lower.builder import Builder, Places, Scope, region_of
 from popgeo.ipu.tiles.lower.elementwise import NUMBERS, add
 from popgeo.ipu.tiles.lower.movement import copy, fill
@@ -208,14 +208,10 @@ class Joiner:
     def _add(self, graph: OpGraph, given: Mapping[Input, str]) -> Places:
         """The steps of a graph whose inputs are variables that there are already."""
         places: Places = {graph.values[v].storage: (given[one], 0) for one, v in graph.inputs.items()}
-        plans = plan_all(graph, Machine(target=self._target))
-        known = {storage: self.builder.variables[name].mapping for storage, (name, _) in places.items()}
-        mappings = map_storages(graph, plans, self.builder.num_tiles, known)
         self._updates += 1
-        own = {storage: mapping for storage, mapping in mappings.items() if storage not in places}
-        places |= declare(self.builder, graph, own, f"u{self._updates}.")
-        add_operations(self.builder, graph, plans, places)
-        return places
+        return add_graph(
+            self.builder, graph, plan_all(graph, Machine(target=self._target)), places, f"u{self._updates}."
+        )
 
     def _results(self) -> list[Region]:
         """What the host receives of a micro-batch."""

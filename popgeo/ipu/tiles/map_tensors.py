@@ -33,7 +33,7 @@ def map_storages(
         given: Storages that lie somewhere already.
 
     Returns:
-        By storage number; elements are those of the storage, from its first on.
+        By storage number; elements count from the first one of the storage.
     """
     sizes = storage_sizes(graph)
     mappings: dict[int, TileMapping] = dict(given or {})

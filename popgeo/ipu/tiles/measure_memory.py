@@ -28,10 +28,6 @@ CODE = ("vertex state", "vertex code", "control code", "exchange code")
 """What operations of the same kind share in memory."""
 
 
-class OutOfTileMemory(ValueError):
-    """A tile needs more memory than it has."""
-
-
 def memory(
     graph: OpGraph,
     costs: Sequence[OpCost],
@@ -59,7 +55,7 @@ def memory(
         gradient_parts: How many parts sums of gradients have, of which the update applies one.
 
     Returns:
-        Bytes per tile; its curve covers the operations of the step, then those of the update.
+        Bytes per tile; its curve covers the operations of the step, then the update's.
 
     Example:
         >>> import torch
@@ -102,31 +98,6 @@ def memory(
     values = {name: sum((life.nbytes for life in group), nothing) for name, group in resident.items()}
     lasting = [life for group in resident.values() for life in group]
     return _over_time(values, code_of(every, tiles), lasting, changing, every, target)
-
-
-def require_fit(use: MemoryUse, costs: Sequence[OpCost] = ()) -> None:
-    """Refuses what does not fit.
-
-    Args:
-        use: Bytes per tile.
-        costs: The operations of its curve, to name the one that needs most.
-
-    Raises:
-        OutOfTileMemory: a tile needs more than it has; the message names tile, operation and largest values.
-    """
-    if use.fits:
-        return
-    over = int((use.peak > use.limit).sum())
-    step = f"operation {use.peak_op}"
-    if use.peak_op < len(costs):
-        running = costs[use.peak_op]
-        step = f"{running.target} {running.shapes} ({running.phase}{', ' + running.source if running.source else ''})"
-    largest = ", ".join(f"{item.name} {item.nbytes:,} B" for item in use.largest[:4])
-    raise OutOfTileMemory(
-        f"Tile {use.peak_tile} needs {int(use.peak[use.peak_tile]):,} bytes of its {use.limit:,} while {step} runs; "
-        f"{over} of {len(use.peak)} tiles exceed theirs. Largest there: {largest}. Use smaller batches and more "
-        "gradient_accumulation, fewer channels, float16, or more IPUs; strict=False reports it without refusing."
-    )
 
 
 def code_of(costs: Sequence[OpCost], tiles: int) -> dict[str, np.ndarray]:

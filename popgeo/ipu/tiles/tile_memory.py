@@ -79,7 +79,7 @@ class TileMemory:
         return self._program.variables[name].dtype
 
     def exchange(self, step: Exchange) -> None:
-        """Copies what each transfer lists to where it lists."""
+        """Copies the elements of each transfer to the tile that receives them."""
         for transfer in step.transfers:
             source = self._tiles[transfer.source].held.get(transfer.variable)
             values, found = source.find(transfer.elements) if source is not None else (None, np.zeros(1, bool))

@@ -11,7 +11,7 @@ from popgeo.ops.shard_exchange import all_gather, all_reduce, part_of
 
 
 class ParallelEmbedding(ShardedModule):
-    """An embedding in shards (arXiv:1909.08053): results are those of the plain one, bit for bit.
+    """An embedding in shards (arXiv:1909.08053): results equal the plain one's, bit for bit.
 
     Cut by vocabulary, each shard looks up what it has and takes 0 for the rest, and the rows are summed over shards;
     cut by width, each looks up its columns, and these are joined.

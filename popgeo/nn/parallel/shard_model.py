@@ -19,7 +19,7 @@ def shard_linears(model: nn.Module, cuts: Mapping[str, Cut | str], num_shards: i
 
     Args:
         model: The model to change; other layers stay as they are, and all shards have them alike.
-        cuts: How each layer is cut, by the end of its dotted name: `"mlp.up"` names those of all blocks.
+        cuts: How each layer is cut, by the end of its dotted name: `"mlp.up"` names this layer of all blocks.
         num_shards: Into how many parts.
 
     Returns:
@@ -73,10 +73,10 @@ def join_shards(model: nn.Module) -> nn.Module:
 
 
 def keep_shards(model: nn.Module, rank: int, world_size: int) -> nn.Module:
-    """Leaves a model the shards of one of several processes, in place; the collectives reach those of the others.
+    """Leaves a model the shards of one of several processes, in place; the collectives reach the shards of the others.
 
     Every process calls this on the same model, and trains with plain PyTorch: gradients of cut weights are its own,
-    and those of all others are the same in all processes.
+    and all other gradients are the same in all processes.
 
     Args:
         model: With layers in shards.

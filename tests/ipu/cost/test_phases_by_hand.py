@@ -119,10 +119,10 @@ def test_of_splits_that_fit_the_quickest_is_taken_and_where_none_fits_the_quicke
 def test_what_a_plan_in_sequence_cannot_be_trusted_for_is_said_once():
     sure = Plan(family="gather", validity=Validity.VALIDATED, split={"rows": 2})
     large = Plan(family="matmul", validity=Validity.EXTRAPOLATED, why="large", temporary_bytes=7)
-    both = in_sequence("both", [sure, large, large], main=1)
+    both = in_sequence("both", sure, large, large, main=1)
     assert (both.validity, both.why, both.temporary_bytes) == (Validity.EXTRAPOLATED, "matmul: large", 7)
-    assert in_sequence("both", [large, Plan(family="x", why="unknown"), sure]).validity is Validity.ESTIMATE
-    assert in_sequence("both", [sure, sure]).validity is Validity.VALIDATED
+    assert in_sequence("both", large, Plan(family="x", why="unknown"), sure).validity is Validity.ESTIMATE
+    assert in_sequence("both", sure, sure).validity is Validity.VALIDATED
 
 
 @pytest.mark.parametrize(("size", "is_inside"), [(15, False), (16, True), (4096, True), (4097, False)])

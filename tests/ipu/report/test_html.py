@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from popgeo import ipu
-from popgeo.ipu.report.step_page import script
+from popgeo.ipu.report.pages import script
 from popgeo.ipu.report.tables import COLUMNS
 
 

@@ -8,7 +8,7 @@ import torch
 
 from popgeo import ipu
 from popgeo.ipu.report import tables
-from popgeo.ipu.report.tables import COLUMNS, TableColumn
+from popgeo.ipu.report.tables import COLUMNS, COLUMNS_OF_STAGES, TableColumn
 
 GUIDE = Path(__file__).resolve().parents[3] / "docs" / "guides" / "report.md"
 UNITS = {"", "0 to 1", "B", "FLOP", "cycles", "operations", "pieces", "plans", "runs", "tiles", "workers"}
@@ -55,7 +55,8 @@ def test_a_table_without_rows_has_its_columns_all_the_same():
 def test_a_meaning_that_no_table_uses_is_none():
     with Path(tables.__file__).with_name("columns.csv").open(newline="") as file:
         known = [row["name"] for row in csv.DictReader(file)]
-    used = {f"{rows}.{c.name}" if f"{rows}.{c.name}" in known else c.name for rows in COLUMNS for c in COLUMNS[rows]}
+    every = COLUMNS | COLUMNS_OF_STAGES
+    used = {f"{rows}.{c.name}" if f"{rows}.{c.name}" in known else c.name for rows in every for c in every[rows]}
     assert sorted(used) == sorted(known)
 
 

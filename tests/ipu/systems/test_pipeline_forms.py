@@ -12,9 +12,7 @@ import pytest
 from torch import empty, nn, ones
 
 from popgeo import ipu
-from popgeo.ipu.report.tables import TableColumn
-from popgeo.ipu.systems.stage_spans import cycles_by_kind, spans, windows
-from popgeo.ipu.systems.stage_tables import COLUMNS
+from popgeo.ipu.report.tables import COLUMNS_OF_STAGES, TableColumn
 from tests.ipu.systems.conftest import plan_of
 
 GUIDE = Path(__file__).resolve().parents[3] / "docs" / "guides" / "many_ipus.md"
@@ -95,7 +93,7 @@ def test_every_table_says_what_its_columns_are(long_plan):
 def test_the_guide_lists_every_column_that_only_stages_have():
     tables: dict[TableColumn, list[str]] = {}
     for rows in ("stages", "ipus", "spans", "transfers"):
-        for column in COLUMNS[rows]:
+        for column in COLUMNS_OF_STAGES[rows]:
             tables.setdefault(column, []).append(f"`{rows}`")
     lines = [f"| `{c.name}` | {', '.join(its)} | {c.unit} | {c.about} |" for c, its in tables.items()]
     shown = [line for line in GUIDE.read_text().splitlines() if line.startswith("| `")]
@@ -123,8 +121,8 @@ def test_a_plan_is_compared_with_another_and_told_what_a_micro_batch_holds(long_
 @pytest.mark.parametrize("schedule", ipu.Schedule)
 def test_windows_show_both_ends_of_a_long_step_and_all_of_a_short_one(long_plan, schedule):
     longer, short = long_plan.replan(schedule=schedule, micro_batches=256), long_plan.replan(micro_batches=4)
-    assert windows(short) == [(0.0, short.cycles)]
-    shown = windows(longer)
+    assert short.windows == [(0.0, short.cycles)]
+    shown = longer.windows
     assert (shown[0][0], shown[-1][1]) == (0.0, longer.cycles)
     assert sum(end - start for start, end in shown) < 0.4 * longer.cycles
     assert all(before[1] < after[0] for before, after in pairwise(shown))
@@ -196,13 +194,13 @@ def test_planning_again_is_planning_anew(long_plan):
 
 
 def test_spans_of_an_ipu_follow_each_other_and_a_pass_receives_first(long_plan):
-    by_ipu = {ipu: [s for s in spans(long_plan) if s.ipu == ipu] for ipu in range(4)}
+    by_ipu = {ipu: [s for s in long_plan.spans if s.ipu == ipu] for ipu in range(4)}
     for number, own in by_ipu.items():
         assert all(a.end <= b.start + 1e-6 for a, b in pairwise(own))
         assert own[-1].kind == "update"
         assert sum(s.end - s.start for s in own) == pytest.approx(long_plan.busy[number])
     assert long_plan.to_frame("transfers")["nbytes"].sum() == sum(s.received_bytes for s in long_plan.stages)
-    assert cycles_by_kind(long_plan)[0]["receive"] == pytest.approx(64 * long_plan.stages[0].receive_backward)
+    assert long_plan.cycles_by_kind[0]["receive"] == pytest.approx(64 * long_plan.stages[0].receive_backward)
 
 
 def test_a_stage_begins_at_any_module_also_inside_of_a_layer_or_called_in_parts():

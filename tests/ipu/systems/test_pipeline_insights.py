@@ -5,7 +5,7 @@ import re
 import pytest
 
 from popgeo import ipu
-from popgeo.ipu.systems.pipeline_insights import GOOD_BUBBLE
+from popgeo.ipu.report.stage_insights import GOOD_BUBBLE
 from tests.ipu.systems.conftest import plan_of
 
 

@@ -6,7 +6,7 @@ from torch import nn
 
 from popgeo import ipu
 from popgeo.ipu.cost.plan import Profile
-from popgeo.ipu.systems.schedule import turns_of
+from popgeo.ipu.report.timeline import turns_of
 
 WIDTH, ROWS, OUTPUTS = 32, 8, 512
 

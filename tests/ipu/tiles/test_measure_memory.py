@@ -10,7 +10,8 @@ from torch import nn
 from popgeo.capture.capture import bind, capture
 from popgeo.ipu import IpuTarget, training_model
 from popgeo.ipu.cost.graph_cost import cost
-from popgeo.ipu.tiles.measure_memory import OutOfTileMemory, memory, require_fit
+from popgeo.ipu.fits_in_memory import OutOfTileMemory, require_fit
+from popgeo.ipu.tiles.measure_memory import memory
 from popgeo.ipu.tiles.tile_mapping import blocked, concatenated, from_holders, linear
 from popgeo.nn import SchNet
 

@@ -1,4 +1,4 @@
-"""Collects the steps of a program; what must be moved follows from what vertices read and where it lies."""
+"""Collects the steps of a program; exchanges follow from the reads of vertices and the places of variables."""
 
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

@@ -31,7 +31,7 @@ def by_sample(scope: Scope, op: Op, cut: int, summed: Collection[int] = ()) -> N
         scope: The operation's.
         op: The operation.
         cut: Operands, from the first on, that have a dimension of samples in front; the others go to every tile.
-        summed: Results that have none: those of the tiles are added up.
+        summed: Results without samples: the parts of the tiles are added up.
     """
     given, arguments, _ = operands(scope, op)
     results = [None if v is None else scope.region(v) for v in op.outputs]

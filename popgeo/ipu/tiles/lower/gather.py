@@ -1,7 +1,7 @@
 """Gathers of rows whose numbers are data: what moves is the same whatever they are.
 
 Each block of the table answers all lookups of its part that fall into its rows; an exchange of fixed size brings the
-answers together, where those of the right block are chosen.
+answers together, and a second step chooses the answers of the right block.
 """
 
 import itertools

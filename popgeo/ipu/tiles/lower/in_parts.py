@@ -34,7 +34,7 @@ def in_parts(
 ) -> None:
     """One compute set: each tile works on its part of the operands and makes that part of the results.
 
-    Results that lie otherwise are copied to where they lie afterwards.
+    Results that lie otherwise are copied to their places afterwards.
 
     Args:
         scope: The operation to lower, with its operands.
@@ -56,7 +56,7 @@ def in_parts(
         return (*(slice(None),) * (dim if region.elements.ndim > 1 else 0), *parts[tile])
 
     def home(number: int, result: Region) -> Region:
-        """The result itself where it lies as the tiles make it, else a partial result that does."""
+        """The result itself if it lies as the tiles make it, else a partial result that does."""
         if number in summed:
             at = np.arange(len(parts)).reshape(-1, *[1] * result.elements.ndim)
             return builder.partial(

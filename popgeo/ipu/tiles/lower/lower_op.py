@@ -69,7 +69,7 @@ def _as_torch_describes(scope: Scope, op: Op) -> Lowering | None:
 
 
 def _on_one_tile(scope: Scope, op: Op) -> None:
-    """All operands go to one tile, the operation runs there, and its results go where they lie."""
+    """All operands go to one tile, the operation runs there, and its results go to their places."""
     builder = scope.builder
     reads, arguments, keywords = operands(scope, op)
     fresh = [v for v in op.outputs if v is not None and v not in op.reads()]

@@ -6,28 +6,28 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
 
+from popgeo.ipu.report.pipeline_figures import PipelineFigures
 from popgeo.ipu.stage_choices import Schedule
-from popgeo.ipu.systems.pipeline_figures import PipelineFigures
 
 MORE_STAGES = (1.0, 1.25, 1.5, 2.0)  # times the stages that memory asks for, tried in turn
 
 
-@dataclass(frozen=True, kw_only=True)
-class Move:
-    """A layer moved.
+@dataclass(frozen=True)
+class BetterPlan:
+    """A plan with a change.
 
     Attributes:
-        words: Which layer to which stage.
-        stages: The cut after it, as `ipu.pipeline` takes it: which layers begin a stage on which IPU.
-        plan: The plan of that cut.
+        words: What to change.
+        change: The same as arguments of `replan`.
+        plan: The plan after it.
     """
 
     words: str
-    stages: dict[str, int]
+    change: Mapping[str, Any]
     plan: PipelineFigures
 
 
-def best_move(plan: PipelineFigures, slowest: int) -> Move | None:
+def best_move(plan: PipelineFigures, slowest: int) -> BetterPlan | None:
     """The move of one layer off a stage after which the step is shortest; None if no move fits.
 
     A layer goes to a stage next to it. If that is as long already, it hands a layer of its own on, and so forth, up
@@ -40,7 +40,7 @@ def best_move(plan: PipelineFigures, slowest: int) -> Move | None:
         if all(every.count(name) == 1 for name in begins):  # else a name would begin two stages
             other = plan.replan(stages=begins)
             if other.fits or not plan.fits:
-                moves.append(Move(words=words, stages=begins, plan=other))
+                moves.append(BetterPlan(words, {"stages": begins}, other))
     return min(moves, key=lambda move: move.plan.cycles, default=None)
 
 
@@ -70,30 +70,28 @@ def _dealt(names: Sequence[str], sizes: Sequence[int]) -> list[list[str]]:
     return [list(names[end - size : end]) for size, end in zip(sizes, ends, strict=True)]
 
 
-def with_room(plan: PipelineFigures) -> tuple[str, dict[str, Any], PipelineFigures] | None:
-    """What makes it fit, in words and as arguments of `replan`, and the plan then: on as many IPUs if that can be."""
-    if plan.again is None:
-        return None
-    tried = ((words, change, _fitting(plan, change)) for words, change in _less_memory(plan))
-    fitting = [(words, change, other) for words, change, other in tried if other is not None]
-    if fitting:
-        return min(fitting, key=lambda one: one[2].cycles)
+def with_room(plan: PipelineFigures) -> BetterPlan | None:
+    """What makes it fit, on as many IPUs if that is possible; None if nothing does."""
+    tried = [_fitting(plan, words, change) for words, change in _less_memory(plan)]
+    if fitting := [one for one in tried if one is not None]:
+        return min(fitting, key=lambda one: one.plan.cycles)
     layers, least = sum(map(len, plan.layers)), max(len(plan.stages) + 1, math.ceil(sum(plan.memory)))
     for number in dict.fromkeys(min(layers, math.ceil(least * times)) for times in MORE_STAGES):
         for recompute in dict.fromkeys((plan.recompute, plan.trains, _each_layer(plan))):
             change = {"stages": number, "recompute": recompute}
-            if number > len(plan.stages) and (other := _fitting(plan, change)) is not None:
-                return ", ".join([f"stages={number}", *_recomputes(recompute)]), change, other
+            words = ", ".join([f"stages={number}", *_recomputes(recompute)])
+            if number > len(plan.stages) and (found := _fitting(plan, words, change)) is not None:
+                return found
     return None
 
 
-def _fitting(plan: PipelineFigures, change: Mapping[str, Any]) -> PipelineFigures | None:
-    """The plan with other choices; None if no plan fits, or it is not better."""
+def _fitting(plan: PipelineFigures, words: str, change: Mapping[str, Any]) -> BetterPlan | None:
+    """The plan with other choices; None if it does not fit, or there is no such plan."""
     try:
         other = plan.replan(**change)
-    except ValueError:  # blocks that a model names itself may have names that are not layer's
+    except ValueError:  # blocks that a model names itself may have names that no layer has
         return None
-    return other if other.fits else None
+    return BetterPlan(words, change, other) if other.fits else None
 
 
 def _each_layer(plan: PipelineFigures) -> tuple[str, ...]:

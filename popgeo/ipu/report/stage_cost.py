@@ -39,15 +39,15 @@ class StageCost:
         host: Cycles in which a forward pass waits for the host: for its inputs, and to send results.
         received_bytes: Bytes that it receives from other stages for both passes.
         shared_bytes: Parts of gradients that other stages work out, of parameters that both use, such as tied
-            embeddings; added up where they are made and received once an update.
+            embeddings; each stage adds up its part, which is received once an update.
         weight_bytes: Of its parameters and buffers.
         stash_bytes: That it keeps of each micro-batch from its forward to its backward pass.
         memory: Bytes of each tile for one micro-batch in flight, without gradients and optimizer state. A stage that
             repeats its forward pass has dropped before what no layer keeps. Code that an earlier stage on the same IPU
             has, too, is that stage's.
         held_before: Bytes of its weights that an earlier stage on the same IPU holds already, such as tied embeddings.
-        stash_copy: Cycles in which what it keeps is copied to where it waits, and as many in which it comes back.
-        accumulate: Cycles in which a backward pass adds its gradients to those of the micro-batches before.
+        stash_copy: Cycles in which kept activations are put aside, and as many in which they come back.
+        accumulate: Cycles in which a backward pass adds its gradients to the sums of the micro-batches before.
         host_overlaps: Whether the host's transfers take place while it computes.
         streaming_forward: Cycles in which a forward pass waits for streaming memory, in sequential phases.
         streaming_backward: As many of a backward pass.
@@ -83,6 +83,11 @@ class StageCost:
     def waits_backward(self) -> float:
         """Cycles of a backward pass in which it computes nothing."""
         return self.receive_backward + self.streaming_backward
+
+    @property
+    def computes_and_receives(self) -> float:
+        """Cycles of both passes in which it computes or receives from other IPUs."""
+        return self.forward + self.backward + self.receive_forward + self.receive_backward
 
     @property
     def forward_pass(self) -> float:

@@ -1,7 +1,7 @@
 """The figures of a step over several IPUs: how long it takes, who waits for whom, and how full each IPU is."""
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from typing import Any, TypeVar
 
@@ -9,19 +9,22 @@ import numpy as np
 import pandas as pd
 
 from popgeo.ipu.report.account import Account
+from popgeo.ipu.report.cost_rows import Row
 from popgeo.ipu.report.insights import Insight
+from popgeo.ipu.report.stage_cost import StageCost
+from popgeo.ipu.report.timeline import Span, TimedPass, Turn, cycles_by_kind, most_in_flight, spans_of, windows_of
 from popgeo.ipu.stage_choices import Schedule, Stages
-from popgeo.ipu.systems.schedule import TimedPass, Turn, most_in_flight
-from popgeo.ipu.systems.stage_cost import StageCost
 
 Plan = TypeVar("Plan", bound="PipelineFigures")
+# Columns of the table of stages that a stage has as they are.
+_AS_PLANNED = ("ipu", "layers", "forward", "backward", "received_bytes", "weight_bytes", "stash_bytes")
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class PipelineFigures(Account):
     """A step over several IPUs, as modelled. A step is all micro-batches between two updates, and the update.
 
-    Its costs are those of every operation on the IPU of its stage, a repeated one counted once, and of the whole
+    Its costs are of every operation on the IPU of its stage, a repeated one counted once, and of the whole
     update; what IPUs send each other is in `stages`.
 
     Attributes:
@@ -39,8 +42,8 @@ class PipelineFigures(Account):
         recompute: Whether each stage keeps only what it receives and repeats its forward pass, or the layers whose
             results it keeps as well.
         layers: The layers of each stage, in the order in which they run.
-        again: Plans the same captured step with other choices; None where the plan is a copy or was read from a file.
-        insights_found: What stands out, where the plan was read from a file; None if it is worked out again.
+        again: Plans the same captured step with other choices; None if the plan is a copy or was read from a file.
+        insights_found: What stands out, if the plan is a copy or was read from a file; None if it is worked out.
     """
 
     memory: tuple[float, ...]
@@ -60,8 +63,8 @@ class PipelineFigures(Account):
     insights_found: tuple[Insight, ...] | None = field(default=None, repr=False, compare=False)
 
     def __getstate__(self) -> dict[str, Any]:
-        """What a copy, or a file, gets: the fields, without the model to plan again."""
-        return super().__getstate__() | {"again": None}
+        """What a copy gets: the fields, and what stands out in place of the model to plan again."""
+        return super().__getstate__() | {"again": None, "insights_found": self.insights}
 
     @property
     def num_ipus(self) -> int:
@@ -125,6 +128,61 @@ class PipelineFigures(Account):
     def fits(self) -> bool:
         """Whether no tile of any IPU needs more than it has."""
         return max(self.memory) <= 1.0
+
+    @cached_property
+    def spans(self) -> tuple[Span, ...]:
+        """What each IPU does when, in the order of the starts."""
+        return spans_of(self.tasks, self.stages, self.update)
+
+    @property
+    def windows(self) -> list[tuple[float, float]]:
+        """The parts of a step, in cycles, that a picture of its timeline shows: how its pipeline fills and drains."""
+        return windows_of(self.tasks, self.cycles, self.schedule is Schedule.GROUPED and self.trains)
+
+    @property
+    def cycles_by_kind(self) -> list[dict[str, float]]:
+        """What each IPU spends a step on, in cycles."""
+        return cycles_by_kind(self.spans, self.num_ipus, self.cycles)
+
+    @property
+    def table_of_stages(self) -> list[dict[str, Any]]:
+        """The rows of `to_frame("stages")`."""
+        return [
+            {
+                "stage": number,
+                **{name: getattr(stage, name) for name in _AS_PLANNED},
+                "receive": stage.receive_forward + stage.receive_backward,
+                "other": stage.forward_pass + stage.backward_pass - stage.computes_and_receives,
+                "in_flight": self.in_flight[number],
+                "memory": self.memory[stage.ipu],
+                "busy": self.busy[stage.ipu] / self.cycles,
+            }
+            for number, stage in enumerate(self.stages)
+        ]
+
+    @property
+    def table_of_ipus(self) -> list[dict[str, Any]]:
+        """The rows of `to_frame("ipus")`."""
+        rows = []
+        has = self.target.num_tiles * self.target.memory_per_tile
+        for ipu, cycles in enumerate(self.cycles_by_kind):
+            own = [(number, stage) for number, stage in enumerate(self.stages) if stage.ipu == ipu]
+            parts = {
+                "weights": sum(stage.weight_bytes - stage.held_before for _, stage in own) / has,
+                "optimizer": self.extra_bytes[ipu] / has,
+                "stashes": sum((self.in_flight[number] - 1) * stage.stash_bytes for number, stage in own) / has,
+            }
+            parts["working"] = max(0.0, self.memory[ipu] - sum(parts.values()))
+            numbers = [number for number, _ in own]
+            rows.append({"ipu": ipu, "stages": numbers, **cycles, **parts, "memory": self.memory[ipu]})
+        return rows
+
+    def _table(self, rows: str) -> Iterable[Row]:
+        if rows == "transfers":
+            return (asdict(transfer) for stage in self.stages for transfer in stage.transfers)
+        if rows == "spans":
+            return map(asdict, self.spans)
+        return getattr(self, f"table_of_{rows}", None) or super()._table(rows)
 
     def replan(
         self: Plan,

@@ -5,23 +5,23 @@ from collections.abc import Iterator, Mapping, Sequence
 from html import escape
 from itertools import pairwise
 
-from popgeo.ipu.systems.pipeline_figures import PipelineFigures
-from popgeo.ipu.systems.stage_spans import SHOWN, Span, spans, windows
+from popgeo.ipu.report.pipeline_figures import PipelineFigures
+from popgeo.ipu.report.timeline import SHOWN, Span
 
 WIDTH, LEFT, TOP, GAP = 1200, 52, 22, 46  # of the picture, of its labels, of its axis, of what is left out
 MOST_TIPS = 4_000  # spans; beyond that they come without words of their own, for the page's size
 
 
-def timeline(plan: PipelineFigures) -> str:
+def timeline_picture(plan: PipelineFigures) -> str:
     """A row for each IPU: forward and backward passes by the number of the micro-batch, receiving, update; grey waits.
 
     What a pipeline repeats in the middle of a long step is left out.
     """
-    shown = windows(plan)
+    shown = plan.windows
     row = 26 if plan.num_ipus <= 16 else 18
     bottom = TOP + row * plan.num_ipus
     scale = (WIDTH - LEFT - GAP * (len(shown) - 1)) / sum(end - start for start, end in shown)
-    drawn = [span for span in spans(plan) if any(span.end > start and span.start < end for start, end in shown)]
+    drawn = [span for span in plan.spans if any(span.end > start and span.start < end for start, end in shown)]
     parts = [f'<text x="0" y="{TOP + row * (i + 0.5) + 4:.0f}">IPU {i}</text>' for i in range(plan.num_ipus)]
     left = float(LEFT)
     for number, (start, end) in enumerate(shown):
@@ -42,7 +42,7 @@ def timeline(plan: PipelineFigures) -> str:
 
 def left_out(plan: PipelineFigures) -> str:
     """What the timeline does not show, in words; empty if it shows all."""
-    shown = windows(plan)
+    shown = plan.windows
     if len(shown) == 1:
         return ""
     seconds = sum(b - a for (_, a), (b, _) in pairwise(shown)) / plan.target.clock

@@ -4,11 +4,10 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from popgeo.ipu.report.better_plans import best_move, with_room
 from popgeo.ipu.report.insights import Insight, sorted_insights
+from popgeo.ipu.report.pipeline_figures import PipelineFigures
 from popgeo.ipu.stage_choices import Schedule
-from popgeo.ipu.systems.better_plans import best_move, with_room
-from popgeo.ipu.systems.pipeline_figures import PipelineFigures
-from popgeo.ipu.systems.stage_spans import cycles_by_kind
 
 GOOD_BUBBLE = 0.05  # share of the time that IPUs may wait before a remedy is named
 UNEVEN = 1.1  # how much longer than the mean the slowest stage may take before it is named
@@ -20,7 +19,7 @@ MOST_TASKS = 30_000  # passes of a timeline that is worked out for a remedy's sa
 def stage_insights(plan: PipelineFigures) -> tuple[Insight, ...]:
     """Everything that stands out of stages: what keeps the step from running, then what saves most.
 
-    A plan that is a copy holds no model to plan again, so that only what needs no other plan is found.
+    A plan that is a copy has no model to plan again, but has what stood out before.
     """
     return sorted_insights(insight for rule in RULES for insight in rule(plan))
 
@@ -30,24 +29,21 @@ def memory_exceeds_an_ipu(plan: PipelineFigures) -> Iterator[Insight]:
     if plan.fits:
         return
     over = max(range(plan.num_ipus), key=lambda ipu: plan.memory[ipu])
-    needed, change = math.ceil(sum(plan.memory)), dict[str, Any]()
-    remedy = f"Use more stages (at least {needed} IPUs for this much) or smaller micro-batches."
-    if (found := with_room(plan)) is not None:
-        words, change, other = found
-        remedy = f"{words}: {max(other.memory):.0%} of the fullest tile, {_instead(plan, other)}."
-    elif plan.again is not None:
-        remedy = (
-            f"More stages are not enough: it needs at least {needed} IPUs, and there are {sum(map(len, plan.layers))} "
-            "layers to cut between, each of which has to fit. Take smaller micro-batches or split large layers into "
-            "several."
-        )
+    found = with_room(plan)
+    remedy = (
+        f"More stages are not enough: it needs at least {math.ceil(sum(plan.memory))} IPUs, and there are "
+        f"{sum(map(len, plan.layers))} layers to cut between, each of which has to fit. Take smaller micro-batches or "
+        "split large layers into several."
+    )
+    if found is not None:
+        remedy = f"{found.words}: {max(found.plan.memory):.0%} of the fullest tile, {_instead(plan, found.plan)}."
     yield Insight(
         title=f"IPU {over} needs {plan.memory[over]:.1f} times the memory that it has",
         text=f"{sum(share > 1 for share in plan.memory)} of {plan.num_ipus} IPUs have too little.",
         remedy=remedy,
         share=0.0,
         fatal=True,
-        change=change,
+        change={} if found is None else found.change,
     )
 
 
@@ -59,14 +55,12 @@ def stages_are_uneven(plan: PipelineFigures) -> Iterator[Insight]:
         return
     title = f"Stage {slowest} is {work[slowest] / mean:.1f}x the mean"
     text = f"It takes {work[slowest]:,.0f} cycles a micro-batch; all other stages wait for it."
-    found = None if plan.again is None else best_move(plan, slowest)
+    found = best_move(plan, slowest)
     if found is not None and _saved(plan, found.plan) > WORTH_IT:
-        yield _advice(plan, found.plan, title, text, f"Move {found.words}: ", {"stages": found.stages})
+        yield _advice(plan, found.plan, title, text, f"Move {found.words}: ", found.change)
         return
     remedy = "No move of one layer to another stage makes the step shorter."
-    if plan.again is None:
-        remedy = "Move a layer off it."
-    elif len(plan.layers[slowest]) == 1:
+    if len(plan.layers[slowest]) == 1:
         remedy = f"It is one layer, {plan.layers[slowest][0]}: no cut between layers makes the step shorter."
     yield Insight(title=title, text=text, remedy=remedy, share=0.0)
 
@@ -74,7 +68,7 @@ def stages_are_uneven(plan: PipelineFigures) -> Iterator[Insight]:
 def pipeline_waits(plan: PipelineFigures) -> Iterator[Insight]:
     """Filling and draining a pipeline takes more of the time than it has to."""
     in_turn = plan.schedule in (Schedule.SHARDED, Schedule.PHASED) or plan.num_ipus == 1
-    if in_turn or plan.bubble <= GOOD_BUBBLE or plan.again is None:
+    if in_turn or plan.bubble <= GOOD_BUBBLE:
         return
     found = _longer(plan)
     if found is None or plan.bubble - found.bubble < 2 * WORTH_IT:
@@ -91,7 +85,7 @@ def pipeline_waits(plan: PipelineFigures) -> Iterator[Insight]:
         f"{how} for a bubble below {limit:.0%}: ",
         {"micro_batches": count},
         by_throughput=True,
-        besides="" if found.bubble <= GOOD_BUBBLE else "; the rest is mostly waiting for the slowest stage",
+        then="" if found.bubble <= GOOD_BUBBLE else "; the rest is mostly waiting for the slowest stage",
     )
 
 
@@ -119,22 +113,21 @@ def one_works_at_a_time(plan: PipelineFigures) -> Iterator[Insight]:
     """A sharded model works on one IPU at a time."""
     if plan.schedule is not Schedule.SHARDED or plan.num_ipus == 1 or plan.micro_batches == 1:
         return
-    title, text = "Only one IPU works at a time", f"IPUs wait {plan.bubble:.0%} of the time."
-    change = {"schedule": Schedule.LOCK_STEP.value}
-    if plan.again is None:
-        remedy = "Pipeline them: schedule='lock_step'."
-        yield Insight(title=title, text=text, remedy=remedy, share=0.0, change=change)
-        return
     other = plan.replan(schedule=Schedule.LOCK_STEP)
     if _saved(plan, other) >= WORTH_IT and (other.fits or not plan.fits):
-        yield _advice(plan, other, title, text, "Pipeline them with schedule='lock_step': ", change)
+        yield _advice(
+            plan,
+            other,
+            "Only one IPU works at a time",
+            f"IPUs wait {plan.bubble:.0%} of the time.",
+            "Pipeline them with schedule='lock_step': ",
+            {"schedule": Schedule.LOCK_STEP.value},
+        )
 
 
 def host_is_waited_for(plan: PipelineFigures) -> Iterator[Insight]:
     """Inputs, results and calls of the host take a good part of a step."""
-    if plan.again is None:
-        return
-    share = sum(of["host"] for of in cycles_by_kind(plan)) / (plan.num_ipus * plan.cycles)
+    share = sum(of["host"] for of in plan.cycles_by_kind) / (plan.num_ipus * plan.cycles)
     if share > NOTABLE and _saved(plan, other := plan.replan(overlap_host=True)) > WORTH_IT:
         yield _advice(
             plan,
@@ -160,7 +153,7 @@ def host_is_waited_for(plan: PipelineFigures) -> Iterator[Insight]:
 
 def recomputed_for_nothing(plan: PipelineFigures) -> Iterator[Insight]:
     """Forward passes are repeated although their activations would have had room."""
-    if plan.recompute and plan.trains and plan.fits and plan.again is not None:
+    if plan.recompute and plan.trains and plan.fits:
         other = plan.replan(recompute=False)
         if other.fits and _saved(plan, other) > WORTH_IT:
             yield _advice(
@@ -175,7 +168,7 @@ def recomputed_for_nothing(plan: PipelineFigures) -> Iterator[Insight]:
 
 def replicas_do_more(plan: PipelineFigures) -> Iterator[Insight]:
     """Fewer stages and more replicas on the same IPUs work through more samples per second, at the same batch."""
-    if not plan.fits or plan.again is None or plan.schedule is Schedule.SHARDED or plan.num_ipus != len(plan.stages):
+    if not plan.fits or plan.schedule is Schedule.SHARDED or plan.num_ipus != len(plan.stages):
         return
     best, change = plan, dict[str, Any]()
     samples = plan.micro_batches * plan.replicas
@@ -224,14 +217,14 @@ def _advice(
     change: Mapping[str, Any],
     *,
     by_throughput: bool = False,
-    besides: str = "",
+    then: str = "",
 ) -> Insight:
     """Advises another plan, with what it gives: samples per second, or cycles at the same number of samples."""
     gives, share = _instead(plan, other), _saved(plan, other)
     if by_throughput:
         before, after = plan.micro_batches_per_second, other.micro_batches_per_second
         gives, share = f"{after:,.1f} micro-batches/s instead of {before:,.1f}", _gained(plan, other)
-    return Insight(title=title, text=text, remedy=f"{how}{gives}{besides}.", share=share, change=change)
+    return Insight(title=title, text=text, remedy=f"{how}{gives}{then}.", share=share, change=change)
 
 
 def _saved(plan: PipelineFigures, other: PipelineFigures) -> float:

@@ -1,0 +1,92 @@
+"""Whether a step fits in memory: a step that does not is refused with advice."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from popgeo.capture.captured_step import CapturedStep
+from popgeo.capture.op_graph import OpGraph
+from popgeo.ipu.cost.plan import OpCost
+from popgeo.ipu.options import Options
+from popgeo.ipu.report.pipeline import Pipeline
+from popgeo.ipu.stage_choices import USUAL, Schedule
+from popgeo.ipu.systems.stage_planner import planner_of
+from popgeo.ipu.tiles.memory_use import MemoryUse
+
+MOST_STAGES = 64  # as far as the number of IPUs that a model fits is looked for
+
+
+class OutOfTileMemory(ValueError):
+    """A tile needs more memory than it has."""
+
+
+def require_fit(use: MemoryUse, costs: Sequence[OpCost] = (), advice: Callable[[], str] = str) -> None:
+    """Refuses what does not fit.
+
+    Args:
+        use: Bytes per tile.
+        costs: The operations of its curve, to name the one that needs most.
+        advice: Gives a sentence on what would fit.
+
+    Raises:
+        OutOfTileMemory: a tile needs more than it has; the message names tile, operation and largest values.
+    """
+    if use.fits:
+        return
+    over = int((use.peak > use.limit).sum())
+    step = f"operation {use.peak_op}"
+    if use.peak_op < len(costs):
+        running = costs[use.peak_op]
+        step = f"{running.target} {running.shapes} ({running.phase}{', ' + running.source if running.source else ''})"
+    largest = ", ".join(f"{item.name} {item.nbytes:,} B" for item in use.largest[:4])
+    raise OutOfTileMemory(
+        f"Tile {use.peak_tile} needs {int(use.peak[use.peak_tile]):,} bytes of its {use.limit:,} while {step} runs; "
+        f"{over} of {len(use.peak)} tiles exceed theirs. Largest there: {largest}. Use smaller batches and more "
+        f"gradient_accumulation, fewer channels, float16, or more IPUs; strict=False reports it without refusing. "
+        f"{advice()}".rstrip()
+    )
+
+
+def require_stages_fit(planned: Pipeline, advice: Callable[[], str]) -> None:
+    """Refuses stages of which one fits no IPU.
+
+    Args:
+        planned: The stages.
+        advice: Gives a sentence on what would fit.
+
+    Raises:
+        OutOfTileMemory: a tile of some IPU needs more memory than it has; the message names its layers, and how many
+            stages would fit.
+    """
+    if planned.fits:
+        return
+    fullest = max(range(planned.num_ipus), key=planned.memory.__getitem__)
+    layers = ", ".join(stage.layers for stage in planned.stages if stage.ipu == fullest)
+    raise OutOfTileMemory(
+        f"IPU {fullest} ({layers}) needs {planned.memory[fullest]:.1f} times the memory that it has. {advice()} "
+        "Smaller micro-batches and recompute=True need less; strict=False reports it without refusing."
+    )
+
+
+def what_would_fit(step: CapturedStep, update: OpGraph | None, options: Options) -> str:
+    """The smallest number of IPUs that a step fits, cut automatically, as a sentence; or the layer that fits none."""
+    planner = planner_of(step, update)
+    phased = options.schedule == Schedule.PHASED.value  # which takes one IPU, whatever it needs
+    order = USUAL.value if phased else options.schedule
+
+    def plan(stages: int) -> Pipeline:
+        enough = max(stages, options.gradient_accumulation) if update is not None else options.gradient_accumulation
+        return planner.plan(replace(options, stages=stages, schedule=order, gradient_accumulation=enough))[0]
+
+    most = min(len(planner.layers), MOST_STAGES)
+    finest = plan(most)
+    if not finest.fits:
+        largest = max(range(most), key=finest.memory.__getitem__)
+        return (
+            f"{finest.stages[largest].layers or 'The model'} alone needs {finest.memory[largest]:.1f} times the memory "
+            f"of an IPU, so no number of IPUs up to {most}, one for each layer, would do."
+        )
+    low, high = 0, most  # what does not fit, and what does
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if plan(middle).fits else (middle, high)
+    return f"Options(stages={high}) would do, on {high} IPU{'s' if high > 1 else ''}."

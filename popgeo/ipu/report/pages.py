@@ -1,0 +1,244 @@
+"""The pages of reports: of a step on one IPU, whose pictures scripts draw, and of a step in stages."""
+
+import json
+from collections.abc import Iterable, Mapping
+from html import escape
+from typing import Any
+
+from popgeo.ipu.cost.plan import Activity
+from popgeo.ipu.report.account import Account
+from popgeo.ipu.report.cost_rows import Row, block_names
+from popgeo.ipu.report.html_page import PARTS, insights_section, key, section, shell, table, totals
+from popgeo.ipu.report.pipeline_figures import PipelineFigures
+from popgeo.ipu.report.tables import COLUMNS, COLUMNS_OF_STAGES, TableColumn
+from popgeo.ipu.report.text import footer, headline, pace
+from popgeo.ipu.report.timeline import KINDS
+from popgeo.ipu.report.timeline_picture import bars, left_out, timeline_picture
+from popgeo.ipu.step_cost import BESIDE
+from popgeo.ipu.target import IpuTarget
+from popgeo.quantity import quantity
+
+_RESIDENTS = [
+    TableColumn(name="value", unit="", about="what lies there"),
+    TableColumn(name="bytes", unit="bytes", about="that it takes on this tile"),
+    TableColumn(name="line of the model", unit="", about="that made it"),
+]
+SCRIPTS = ("base", "tables", "canvas", "timeline", "memory", "flame")  # in the order in which they run
+
+
+def page(report: Account, title: str = "") -> str:
+    """The whole page; it opens offline, and from anywhere.
+
+    Args:
+        report: What to show.
+        title: What it is called.
+    """
+    sections = {
+        "totals": _totals(report),
+        "insights": insights_section(report.insights),
+        "time": _TIME,
+        "flame view": _FLAME,
+        "memory": _memory(report),
+        "tables": _TABLES,
+        "trust": _trust(report),
+    }
+    data = json.dumps(_data(report), allow_nan=False)
+    return shell(title or f"One step on {report.target.name}", _machine(report), sections, data, script())
+
+
+def script() -> str:
+    """All that the page does, as one script."""
+    return "\n".join((PARTS / f"{name}.js").read_text(encoding="utf-8") for name in SCRIPTS)
+
+
+def _data(report: Account) -> dict[str, Any]:
+    """What the page draws."""
+    steps = report.rows.supersteps
+    blocks = block_names([step["module"] for step in steps])
+    data = {
+        "clock": report.target.clock,
+        "ops": report.rows.ops,
+        "supersteps": [{**step, "block": block} for step, block in zip(steps, blocks, strict=True)],
+        "families": report.rows.families,
+        "modules": report.rows.modules,
+        "about": {table: {column.name: column.about for column in columns} for table, columns in COLUMNS.items()},
+        "memory": None,
+    }
+    if (use := report.tile_memory) is not None:
+        data["memory"] = {
+            "limit": use.limit,
+            "categories": {name: held.tolist() for name, held in use.categories.items()},
+            "most": {name: int(held.max(initial=0)) for name, held in use.categories.items()},
+            "peak": use.peak.tolist(),
+            "curve": use.curve.tolist(),
+            "peak_op": use.peak_op,
+            "op_indices": [index for index, cost in enumerate(report.costs) if cost.phase not in BESIDE],
+        }
+    return _rounded(data)
+
+
+def _rounded(part: Any) -> Any:
+    """Numbers with few digits."""
+    if isinstance(part, float):
+        return round(part, 4)
+    if isinstance(part, Mapping):
+        return {key: _rounded(value) for key, value in part.items()}
+    return [_rounded(item) for item in part] if isinstance(part, list | tuple) else part
+
+
+def _machine(report: Account) -> str:
+    micro = "one micro-batch" if report.micro_batches == 1 else f"{report.micro_batches} micro-batches"
+    return _about(
+        f"{report.machines}: {_tiles(report.target)}. A step is {micro}. Cycles are {report.profile.value}, a model's "
+        "and not measured here."
+    )
+
+
+def _about(words: str) -> str:
+    return f'<p class="soft">{escape(words)}</p>'
+
+
+def _tiles(target: IpuTarget) -> str:
+    memory = quantity(target.memory_per_tile, "B")
+    return f"{target.num_tiles:,} tiles of {memory} at {target.clock / 1e9:g} GHz"
+
+
+def _totals(report: Account) -> str:
+    cycles = report.cycles_by_activity
+    cards = [
+        (f"{report.total_cycles:,}", "cycles of a step"),
+        (f"{report.microseconds:,.1f} µs", f"at {report.target.clock / 1e9:g} GHz"),
+        *([(f"{report.graphs_per_second:,.0f}", "graphs per second")] if report.graphs_per_second else []),
+        (quantity(report.total.flops, "FLOP"), "arithmetic"),
+        (quantity(sum(op["traffic"] for op in report.rows.ops), "B"), "between tiles"),
+        (f"{cycles[Activity.HOST]:,.0f}", "cycles of the host"),
+    ]
+    if (use := report.tile_memory) is not None:
+        cards.append((f"{use.peak.max() / use.limit:.0%}", "of a tile's memory"))
+    on_device = [activity for activity in Activity if activity is not Activity.HOST]
+    return totals(cards, {a.value: cycles[a] for a in on_device}, {a.value: a.value for a in on_device})
+
+
+def _memory(report: Account) -> str:
+    if (use := report.tile_memory) is None:
+        return ""
+    largest = [{"value": item.name, "bytes": item.nbytes, "line of the model": item.source} for item in use.largest]
+    content = (
+        '<canvas id="tiles"></canvas><div class="key" id="memory-key"></div><h2 style="margin-top:18px">The fullest '
+        'tile while each operation runs</h2><canvas id="liveness"></canvas><h2 style="margin-top:18px">What lies on '
+        f"tile {use.peak_tile} at the peak, {int(use.peak.max(initial=0)):,} of {use.limit:,} B</h2>"
+        f"{table(_RESIDENTS, largest)}"
+    )
+    return section("memory", "Memory by tile", content)
+
+
+def _trust(report: Account) -> str:
+    runs = f"{escape(report.how_it_runs)}, " if report.how_it_runs else ""
+    update = {None: "", True: "The update runs as a captured graph. ", False: "The update is run by torch itself. "}
+    here = (
+        f"{update[report.update_captured]}On this computer, which says nothing about an IPU: compiled in "
+        f"{report.compile_seconds:.2f} s, {runs}{report.calls} calls of {1e3 * report.seconds_per_call:.2f} ms, "
+        f"{quantity(report.state_bytes, 'B')} of weights and optimizer state, {quantity(report.buffer_bytes, 'B')} of "
+        "buffers."
+    )
+    words = "<br>".join(map(escape, footer(report)))
+    return section("trust", "How far to trust this", f'<p>{words}</p><p class="soft">{here}</p>')
+
+
+_TIME = section(
+    "time",
+    "Supersteps over time",
+    '<div class="tools"><button id="closer">closer</button><button id="wider">wider</button><button id="whole">whole '
+    'step</button><span class="soft">wheel to zoom, drag to move, double click for the whole; one micro-batch and its '
+    'update</span></div><canvas id="timeline"></canvas>',
+)
+_FLAME = section(
+    "flame",
+    "Cycles by module",
+    '<div id="flame-view"></div><div class="key" id="flame-key" style="margin-top:8px"></div>',
+    "Forward and backward together; click a module to look into it.",
+)
+_TABLES = section(
+    "tables",
+    "Tables",
+    '<div class="tools" id="which"></div><div id="table"></div><div id="plan"></div>',
+    "Click a heading to sort; click an operation for its plan.",
+)
+
+HEADINGS = {
+    "ipu": "IPU",
+    "received_bytes": "received",
+    "weight_bytes": "weights",
+    "stash_bytes": "stash",
+    "in_flight": "in flight",
+}
+MEMORY = ("weights", "optimizer", "stashes", "working")
+WORDS = {
+    "receive": "receive from other IPUs",
+    "host": "wait for the host",
+    "streaming": "wait for streaming memory",
+    "wait": "wait for other IPUs",
+    "optimizer": "gradients and optimizer state",
+    "stashes": "activations kept for the backward pass",
+    "working": "values of one micro-batch, code, uneven tiles",
+}
+
+
+def page_of_stages(plan: PipelineFigures, title: str = "") -> str:
+    """The whole page; it opens offline, and from anywhere.
+
+    Args:
+        plan: What to show.
+        title: What it is called.
+    """
+    ipus = plan.table_of_ipus
+    kinds = [kind for kind in KINDS if any(of[kind] for of in ipus)]  # on which IPUs spend any time
+    numbers = "Each number names a micro-batch; rest the pointer on one for its cycles. " + left_out(plan)
+    cycles = bars(ipus, KINDS, plan.cycles) + key(_words(kinds))
+    memory = bars(ipus, MEMORY, 1.0, limit=1.0) + key(_words(MEMORY))
+    stages = table(COLUMNS_OF_STAGES["stages"], plan.table_of_stages, HEADINGS)
+    sections = {
+        "totals": _totals_of_stages(plan, ipus, kinds),
+        "insights": insights_section(plan.insights, "the step"),
+        "timeline": section("timeline", "Timeline", timeline_picture(plan) + key(_words(kinds)), numbers),
+        "cycles by IPU": section("cycles", "Cycles by IPU", cycles),
+        "memory by IPU": section("memory", "Memory of the fullest tile, by IPU", memory),
+        "stages": section("stages", "Stages", stages, _of_stages(plan)),
+        "trust": section("trust", "How far to trust this", f"<p>{_TRUST_OF_STAGES}</p>"),
+    }
+    heading = title or f"A pipeline on {plan.num_ipus * plan.replicas} x {plan.target.name}"
+    about = _about(
+        f"{headline(plan)}: each with {_tiles(plan.target)}. All figures are modelled, none is measured here."
+    )
+    return shell(heading, about, sections)
+
+
+def _totals_of_stages(plan: PipelineFigures, ipus: Iterable[Row], kinds: Iterable[str]) -> str:
+    cards = [
+        (f"{plan.cycles:,.0f}", "cycles of a step"),
+        (f"{1e3 * plan.seconds:,.3f} ms", f"at {plan.target.clock / 1e9:g} GHz"),
+        (f"{plan.micro_batches_per_second:,.1f}", "micro-batches per second"),
+        (f"{plan.bubble:.1%}", "of the time IPUs wait"),
+        (f"IPU {plan.bottleneck}", pace(plan).partition(" ")[2].partition(" ")[2]),
+        (f"{1e3 * plan.host_seconds:,.3f} ms", "of the host's call a step, on top"),
+        (f"{max(plan.memory):.0%}", "of the fullest tile's memory"),
+    ]
+    return totals(cards, {kind: sum(of[kind] for of in ipus) for kind in KINDS}, _words(kinds))
+
+
+def _of_stages(plan: PipelineFigures) -> str:
+    shared = f" {', '.join(plan.shared[:3])} stands on several IPUs." if plan.shared else ""
+    return (
+        f"Cycles are of one micro-batch.{shared} {quantity(sum(s.weight_bytes for s in plan.stages), 'B')} of "
+        f"weights, {quantity(sum(plan.extra_bytes), 'B')} of gradients and optimizer state."
+    )
+
+
+def _words(names: Iterable[str]) -> dict[str, str]:
+    return {name: WORDS.get(name, name) for name in names}
+
+
+_TRUST_OF_STAGES = (
+    "Cycles of a stage come from the same formulas as every report's. Whole systems of 16 IPUs were modelled up to "
+    "twice as fast as they were published: read a plan as which cut is better, and its throughput as an upper bound."
+)

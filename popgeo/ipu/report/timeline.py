@@ -1,0 +1,211 @@
+"""The timeline of a pipeline: its passes, its turns, and what each IPU does when."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from popgeo.ipu.report.stage_cost import StageCost
+
+KINDS = ("forward", "backward", "receive", "host", "streaming", "update", "wait")
+SHOWN = 3  # micro-batches at each end of a timeline that is too long to be read whole
+
+
+@dataclass(frozen=True, kw_only=True)
+class TimedPass:
+    """One pass of one micro-batch through one stage.
+
+    Attributes:
+        stage: The stage.
+        ipu: Its IPU.
+        micro_batch: Counted from 0.
+        backward: Whether it is the backward pass.
+        start: When it starts to receive what it needs, in cycles.
+        end: When it is done, in cycles.
+        receive: The cycles at its start in which it only receives.
+    """
+
+    stage: int
+    ipu: int
+    micro_batch: int
+    backward: bool
+    start: float
+    end: float
+    receive: float = 0.0
+
+
+def num_depths(stages: int, trains: bool) -> int:
+    """How many turns one micro-batch needs from its first pass to its last: Poplar's number of pipeline stages.
+
+    The last stage takes its backward pass in the turn of its forward pass; the others each have a turn for both.
+
+    Example:
+        >>> num_depths(8, trains=True), num_depths(8, trains=False)
+        (15, 8)
+    """
+    return 2 * stages - 1 if trains else stages
+
+
+def depth_of(stage: int, is_backward: bool, stages: int) -> int:
+    """In which turn after its first a micro-batch takes a pass."""
+    return 2 * (stages - 1) - stage if is_backward else stage
+
+
+def most_in_flight(tasks: Sequence[TimedPass], stage: int, trains: bool) -> int:
+    """The most micro-batches whose activations a stage keeps at one time.
+
+    Example:
+        >>> from popgeo.ipu.stage_choices import Schedule
+        >>> from popgeo.ipu.systems.schedule import timed_passes
+        >>> for schedule in (Schedule.LOCK_STEP, Schedule.ONE_F_ONE_B):
+        ...     tasks = timed_passes([1.0, 1.0], [2.0, 2.0], ipus=[0, 1], micro_batches=8, schedule=schedule)
+        ...     most_in_flight(tasks, 0, True), most_in_flight(tasks, 1, True)
+        (3, 1)
+        (2, 1)
+    """
+    if not trains:
+        return 1
+    changes = [(task.end, -1) if task.backward else (task.start, 1) for task in tasks if task.stage == stage]
+    held = most = 0
+    for _, change in sorted(changes):
+        held += change
+        most = max(most, held)
+    return most
+
+
+@dataclass(frozen=True, kw_only=True)
+class Turn:
+    """One turn of a pipeline that keeps step.
+
+    Attributes:
+        start: When it starts, in cycles.
+        end: When its slowest IPU is done.
+        ipu: The slowest one.
+        filling: Whether the last stage has no work yet.
+        draining: Whether the first stage begins no more micro-batches.
+    """
+
+    start: float
+    end: float
+    ipu: int
+    filling: bool
+    draining: bool
+
+
+def turns_of(tasks: Sequence[TimedPass], stages: int, micro_batches: int) -> list[Turn]:
+    """The turns of a timeline in lock-step: one for each micro-batch, and those that fill and drain the pipeline.
+
+    Example:
+        >>> from popgeo.ipu.systems.schedule import timed_passes
+        >>> tasks = timed_passes([1.0, 5.0], [2.0, 2.0], ipus=[0, 1], micro_batches=3)
+        >>> turns = turns_of(tasks, stages=2, micro_batches=3)
+        >>> [(turn.end - turn.start, turn.ipu) for turn in turns]
+        [(1.0, 0), (7.0, 1), (7.0, 1), (7.0, 1), (2.0, 0)]
+        >>> [turn.filling for turn in turns], [turn.draining for turn in turns]
+        ([True, False, False, False, False], [False, False, False, True, True])
+    """
+    trains = any(task.backward for task in tasks)
+    by_turn: dict[int, dict[int, tuple[float, float]]] = {}
+    for task in tasks:
+        number = task.micro_batch + depth_of(task.stage, task.backward, stages)
+        ipus = by_turn.setdefault(number, {})
+        first, last = ipus.get(task.ipu, (task.start, task.end))
+        ipus[task.ipu] = min(first, task.start), max(last, task.end)
+    turns = []
+    for number in range(micro_batches + num_depths(stages, trains) - 1):
+        spans = by_turn[number]
+        slowest = max(spans, key=lambda ipu: spans[ipu][1])
+        turns.append(
+            Turn(
+                start=min(first for first, _ in spans.values()),
+                end=spans[slowest][1],
+                ipu=slowest,
+                filling=number < stages - 1,
+                draining=number >= micro_batches,
+            )
+        )
+    return turns
+
+
+@dataclass(frozen=True, kw_only=True)
+class Span:
+    """A time in which an IPU does one thing; times are cycles from the start of the step.
+
+    Attributes:
+        kind: `forward` and `backward` passes; `receive`, from other IPUs; `host` and `streaming`, waiting for the host
+            and for streaming memory; `update`. An IPU waits for others if it has no span.
+        ipu: Which.
+        stage: Of which stage; None for the update.
+        micro_batch: Of which micro-batch, counted from 0; None for the update.
+        start: When it begins.
+        end: When it is done.
+    """
+
+    kind: str
+    ipu: int
+    stage: int | None = None
+    micro_batch: int | None = None
+    start: float
+    end: float
+
+
+def spans_of(tasks: Sequence[TimedPass], stages: Sequence[StageCost], update: Sequence[float]) -> tuple[Span, ...]:
+    """All spans of a step, in the order of the starts; what takes no time is left out.
+
+    Args:
+        tasks: Every pass of every micro-batch.
+        stages: What each stage computes and waits for.
+        update: Cycles of the update on each IPU.
+    """
+    found = [span for task in tasks for span in _spans_of_pass(task, stages[task.stage])]
+    last = max(task.end for task in tasks)
+    found += [Span(kind="update", ipu=ipu, start=last, end=last + cycles) for ipu, cycles in enumerate(update)]
+    return tuple(span for span in found if span.end - span.start > 1e-6)
+
+
+def _spans_of_pass(task: TimedPass, stage: StageCost) -> Iterator[Span]:
+    """First an IPU receives what it needs, then it computes."""
+    arrives = stage.receive_backward if task.backward else stage.receive_forward
+    streams = stage.streaming_backward if task.backward else stage.streaming_forward
+    waits = {"receive": arrives, "streaming": streams, "host": task.receive - arrives - streams}
+    begins = task.start
+    for kind in (*waits, "backward" if task.backward else "forward"):
+        ends = begins + max(0.0, waits[kind]) if kind in waits else task.end
+        yield Span(kind=kind, ipu=task.ipu, stage=task.stage, micro_batch=task.micro_batch, start=begins, end=ends)
+        begins = ends
+
+
+def cycles_by_kind(spans: Sequence[Span], num_ipus: int, cycles: float) -> list[dict[str, float]]:
+    """What each IPU spends a step of that many cycles on; its kinds add up to the step."""
+    table = [dict.fromkeys(KINDS, 0.0) for _ in range(num_ipus)]
+    for span in spans:
+        table[span.ipu][span.kind] += span.end - span.start
+    for of in table:
+        of["wait"] = max(0.0, cycles - sum(of.values()))
+    return table
+
+
+def windows_of(tasks: Sequence[TimedPass], cycles: float, in_groups: bool) -> list[tuple[float, float]]:
+    """The parts of a step that show how its pipeline fills, runs and drains: from the first cycle to the last.
+
+    One part if little would be left out.
+
+    Args:
+        tasks: Every pass of every micro-batch.
+        cycles: Those of the step.
+        in_groups: Whether all forward passes come before all backward passes. The change between them is shown too.
+    """
+    count = max(task.micro_batch for task in tasks) + 1
+    groups = ((False,), (True,)) if in_groups else ((False, True),)
+    starts, ends = [0.0], list[float]()
+    for group in groups:
+        its = [task for task in tasks if task.backward in group]
+        ends.append(max(task.end for task in its if task.micro_batch < SHOWN))
+        starts.append(min(task.start for task in its if task.micro_batch >= count - SHOWN))
+    parts = list(zip(starts, [*ends, cycles], strict=True))
+    shown = sum(end - start for start, end in parts)
+    joined = parts[:1]
+    for start, end in parts[1:]:
+        if start - joined[-1][1] < shown / 2:  # less is between them than half of what they show
+            joined[-1] = (joined[-1][0], max(end, joined[-1][1]))
+        else:
+            joined.append((start, end))
+    return joined
