@@ -1,4 +1,4 @@
-"""The step of a recipe from call to call: compiled when it is first needed, and again where its model has changed."""
+"""The step of a recipe from call to call: compiled when it is first needed, and again when its model has changed."""
 
 import os
 from collections.abc import Mapping, Sequence

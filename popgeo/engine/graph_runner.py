@@ -1,4 +1,4 @@
-"""Runs an `OpGraph` in memory of its own, on weights where they are."""
+"""Runs an `OpGraph` in memory of its own; the weights stay in their memory."""
 
 import functools
 import math

@@ -1,21 +1,30 @@
 """A chain while it is being found: takes in operations one by one and keeps account of the memory that it touches."""
 
-import copy
 import math
-from collections.abc import Collection, Mapping, Sequence, Set
-from dataclasses import dataclass, field, fields
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import torch
 
 from popgeo.capture.op_graph import Number, Op, OpGraph, Ref, Value
-from popgeo.engine.fuse.chain import AT_ROWS, OPERANDS, Chain, Kind, Place, Source, Step, collapse, fits_edges
+from popgeo.engine.fuse.chain import (
+    AT_ROWS,
+    OPERANDS,
+    Chain,
+    ChainContent,
+    Key,
+    Kind,
+    Place,
+    Source,
+    Step,
+    collapse,
+    fits_edges,
+)
 from popgeo.engine.fuse.chain_steps import writer_of
 from popgeo.engine.fuse.edge_rows import RowMove
 
 _MOST_STEPS = 48
 SUMS = ("aten.sum.dim_IntList", "aten.sum.default")
-_Key = tuple[int, int, tuple[int, ...]]  # storage, offset and strides: the same elements in the same order
 
 
 def elements_of(op: Op, values: Sequence[Value], move: RowMove | None = None) -> Value:
@@ -40,36 +49,6 @@ def summed_dimensions(op: Op, values: Sequence[Value]) -> list[int] | None:
     return sorted({d % len(operand.shape) for d in chosen}) if operand.shape else None
 
 
-@dataclass(kw_only=True)
-class _Content:
-    """All that an operation adds to a chain.
-
-    Attributes:
-        made: The value in each storage that the chain makes.
-        tables: What edges take rows from or are joined at: the index and the number of rows.
-        joins_at: The one of them at which the chain joins what edges have, if it does.
-        changed: The elements and the value in each storage that was there before and that the chain changes.
-        read: The elements that the chain reads, by storage.
-    """
-
-    made: dict[int, int] = field(default_factory=dict)
-    tables: set[tuple[int, int]] = field(default_factory=set)
-    joins_at: tuple[int, int] | None = None
-    changed: dict[int, tuple[_Key, int]] = field(default_factory=dict)
-    read: dict[int, set[_Key]] = field(default_factory=dict)
-    held: dict[_Key, Source] = field(default_factory=dict)
-    steps: list[Step] = field(default_factory=list)
-    operands: list[Place] = field(default_factory=list)
-    numbers: list[float | Number] = field(default_factory=list)
-    sums: list[tuple[int, Place]] = field(default_factory=list)
-    places: dict[_Key, Place] = field(default_factory=dict)
-
-    def copied(self) -> "_Content":
-        """A copy that changes apart from this one."""
-        parts = {one.name: copy.copy(getattr(self, one.name)) for one in fields(self)}
-        return _Content(**parts | {"read": {storage: set(keys) for storage, keys in self.read.items()}})
-
-
 class OpenChain:
     """Operations on the same elements, in order.
 
@@ -80,48 +59,34 @@ class OpenChain:
     Attributes:
         sizes: As given.
         ops: What it represents, views of its results among them.
+        content: The steps of these operations, and the memory that they touch.
     """
 
     def __init__(self, sizes: tuple[int, ...], first: Value) -> None:
         self.sizes = sizes
         self.ops: list[Op] = []
-        self._now = _Content()
+        self.content = ChainContent()
         strides = [step for size, step in zip(first.shape, first.stride, strict=True) if size != 1]
         self._order = sorted(range(len(sizes)), key=lambda d: -strides[d])
 
-    @property
-    def made(self) -> Mapping[int, int]:
-        """The value in each storage that it makes."""
-        return self._now.made
-
-    @property
-    def tables(self) -> Set[tuple[int, int]]:
-        """What edges take rows from or are joined at: the index and the number of rows."""
-        return self._now.tables
-
-    @property
-    def joins_at(self) -> tuple[int, int] | None:
-        """The table at which it joins what edges have, if it does."""
-        return self._now.joins_at
-
     def conflicts(self, touched: Collection[int], changed: Collection[int]) -> bool:
         """Whether something that touches and changes these storages must stay on its side of the chain."""
-        apart = self._now.made.keys().isdisjoint(touched) and self._now.changed.keys().isdisjoint(touched)
-        return not apart or not self._now.read.keys().isdisjoint(changed)
+        apart = self.content.made.keys().isdisjoint(touched) and self.content.changed.keys().isdisjoint(touched)
+        return not apart or not self.content.read.keys().isdisjoint(changed)
 
     def reads_any(self, storages: Collection[int]) -> bool:
         """Whether it reads one of these already."""
-        return not self._now.read.keys().isdisjoint(storages)
+        return not self.content.read.keys().isdisjoint(storages)
 
     def add(self, op: Op, graph: OpGraph, move: RowMove | None = None) -> bool:
         """Takes in an operation on its elements; False, with nothing changed, where the memory does not allow it."""
-        before, self._now = self._now, self._now.copied()
+        before, self.content = self.content, self.content.copied()
         if move is not None:
             added = self._add_move(op, graph, move)
         else:
             added = (self._add_sum if op.target in SUMS else self._add_elementwise)(op, graph)
         if not added or not self._is_plain():
-            self._now = before
+            self.content = before
             return False
         self.ops.append(op)
         return True
@@ -134,18 +99,18 @@ class OpenChain:
         shape = tuple(size for size in value.shape if size != 1)
         if value.marks[1] or value.dtype != graph.values[op.reads()[0]].dtype:
             return False
-        if shape != self.sizes or self._key(value, value.shape) not in self._now.held:
+        if shape != self.sizes or self._key(value, value.shape) not in self.content.held:
             return False
         self.ops.append(op)
         return True
 
     def take_over(self, other: "OpenChain") -> bool:
         """Takes in all of another chain on the same elements, which touches no memory that this one changes."""
-        orders = {chain.joins_at for chain in (self, other)} - {None}
+        orders = {chain.content.joins_at for chain in (self, other)} - {None}
         if self._order != other._order or len(orders) > 1:
             return False
-        before, theirs = self._now, other._now
-        self._now = mine = before.copied()
+        before, theirs = self.content, other.content
+        self.content = mine = before.copied()
         mine.joins_at = next(iter(orders), None)
         mine.tables |= theirs.tables
         at: list[Source] = []  # of the other's steps
@@ -167,27 +132,27 @@ class OpenChain:
         for storage, keys in theirs.read.items():
             mine.read[storage] = mine.read.get(storage, set()) | keys
         if not self._is_plain():
-            self._now = before
+            self.content = before
             return False
         self.ops += other.ops
         return True
 
     def program(self, outside: Collection[int], orders: Mapping[tuple[int, int], int]) -> Chain:
         """The chain, which leaves in memory only what something outside touches; `orders` are values, by table."""
-        kept = {storage for storage in self._now.made if storage in outside} | self._now.changed.keys()
-        held = {key: source for key, source in self._now.held.items() if key[0] in kept}
+        kept = {storage for storage in self.content.made if storage in outside} | self.content.changed.keys()
+        held = {key: source for key, source in self.content.held.items() if key[0] in kept}
         steps = {key: self._step("copy", s) if s.kind is Kind.VALUE else s for key, s in held.items()}
-        results = [(source.index, self._now.places[key]) for key, source in steps.items()]
-        results += [(step, place) for step, place in self._now.sums]
+        results = [(source.index, self.content.places[key]) for key, source in steps.items()]
+        results += [(step, place) for step, place in self.content.sums]
         return Chain(
             shape=tuple(self.sizes[d] for d in self._order),
-            steps=tuple(self._now.steps),
-            operands=tuple(self._now.operands),
-            numbers=tuple(self._now.numbers),
+            steps=tuple(self.content.steps),
+            operands=tuple(self.content.operands),
+            numbers=tuple(self.content.numbers),
             results=tuple(results),
             num_ops=len(self.ops),
-            of_edges=bool(self._now.tables),
-            order=None if self._now.joins_at is None else orders[self._now.joins_at],
+            of_edges=bool(self.content.tables),
+            order=None if self.content.joins_at is None else orders[self.content.joins_at],
         )
 
     def _add_elementwise(self, op: Op, graph: OpGraph) -> bool:
@@ -220,24 +185,24 @@ class OpenChain:
         if any(size > 1 and step == 0 for size, step in zip(value.shape, value.stride, strict=True)):
             return False
         if is_new:
-            self._now.made[value.storage] = v
-        elif value.storage in self._now.made:
-            if key not in self._now.held:
+            self.content.made[value.storage] = v
+        elif value.storage in self.content.made:
+            if key not in self.content.held:
                 return False
         else:
-            before = self._now.changed.get(value.storage, (key, v))[0]
-            if before != key or not self._now.read.get(value.storage, set()) <= {key}:
+            before = self.content.changed.get(value.storage, (key, v))[0]
+            if before != key or not self.content.read.get(value.storage, set()) <= {key}:
                 return False
-            self._now.changed[value.storage] = key, v
-        self._now.held[key] = source
-        self._now.places.setdefault(key, Place(value=v, strides=key[2]))
+            self.content.changed[value.storage] = key, v
+        self.content.held[key] = source
+        self.content.places.setdefault(key, Place(value=v, strides=key[2]))
         return True
 
     def _add_sum(self, op: Op, graph: OpGraph) -> bool:
         (taken,), (made,) = op.reads(), op.makes()
         operand, result = graph.values[taken], graph.values[made]
         summed = summed_dimensions(op, graph.values)
-        source = self._now.held.get(self._key(operand, operand.shape))
+        source = self.content.held.get(self._key(operand, operand.shape))
         if summed is None or source is None:
             return False
         keeps = len(result.shape) == len(operand.shape)
@@ -248,66 +213,66 @@ class OpenChain:
             return False
         named = [step for size, step in zip(operand.shape, strides, strict=True) if size != 1]
         step = self._step("sum", source)
-        self._now.made[result.storage] = made
-        self._now.sums.append((step.index, Place(value=made, strides=tuple(named[d] for d in self._order))))
+        self.content.made[result.storage] = made
+        self.content.sums.append((step.index, Place(value=made, strides=tuple(named[d] for d in self._order))))
         return True
 
     def _add_move(self, op: Op, graph: OpGraph, move: RowMove) -> bool:
         """Rows of a table for the edges, or the edges of each row joined."""
         (made,), taken = op.makes(), graph.values[move.moved]
         result, table = graph.values[made], (move.index, move.num_rows)
-        self._now.tables.add(table)
+        self.content.tables.add(table)
         if move.code == "take":
             key = self._key(result, result.shape)
             storage, offset, strides = self._key(taken, result.shape)
-            if storage in self._now.made or storage in self._now.changed:
+            if storage in self.content.made or storage in self.content.changed:
                 return False
             if taken.shape[0] == 1:  # one row, whose stride does not count
                 strides = (0, *strides[1:])
-            self._now.read.setdefault(storage, set()).add((storage, offset, (*strides, -1 - move.index)))
-            self._now.held[key] = self._operand(Place(value=move.moved, strides=strides, index=move.index))
-            self._now.places.setdefault(key, Place(value=made, strides=key[2]))
+            self.content.read.setdefault(storage, set()).add((storage, offset, (*strides, -1 - move.index)))
+            self.content.held[key] = self._operand(Place(value=move.moved, strides=strides, index=move.index))
+            self.content.places.setdefault(key, Place(value=made, strides=key[2]))
         else:
             source = self._source(move.moved, taken, taken.shape)
-            if source is None or self._now.joins_at not in (None, table):
+            if source is None or self.content.joins_at not in (None, table):
                 return False
-            self._now.joins_at = table
+            self.content.joins_at = table
             strides = (result.stride[0], *self._key(result, taken.shape)[2][1:])
             place = Place(value=made, strides=strides, index=move.index)
-            self._now.sums.append((self._step(move.code, source).index, place))
-        self._now.made[result.storage] = made
+            self.content.sums.append((self._step(move.code, source).index, place))
+        self.content.made[result.storage] = made
         return True
 
     def _source(self, v: int, value: Value, shape: tuple[int, ...]) -> Source | None:
         """What an operation takes; None if it looks otherwise at memory that the chain makes or changes."""
         key = self._key(value, shape)
-        if key in self._now.held:
-            return self._now.held[key]
-        if value.storage in self._now.made or value.storage in self._now.changed:
+        if key in self.content.held:
+            return self.content.held[key]
+        if value.storage in self.content.made or value.storage in self.content.changed:
             return None
-        self._now.read.setdefault(value.storage, set()).add(key)
+        self.content.read.setdefault(value.storage, set()).add(key)
         return self._operand(Place(value=v, strides=key[2]))
 
     def _operand(self, place: Place) -> Source:
-        if place not in self._now.operands:
-            self._now.operands.append(place)
-        return Source(Kind.VALUE, self._now.operands.index(place))
+        if place not in self.content.operands:
+            self.content.operands.append(place)
+        return Source(Kind.VALUE, self.content.operands.index(place))
 
     def _step(self, code: str, *operands: Source) -> Source:
         step = Step(code, operands)
-        if step in self._now.steps and code in OPERANDS:
-            return Source(Kind.STEP, self._now.steps.index(step))
-        self._now.steps.append(step)
-        return Source(Kind.STEP, len(self._now.steps) - 1)
+        if step in self.content.steps and code in OPERANDS:
+            return Source(Kind.STEP, self.content.steps.index(step))
+        self.content.steps.append(step)
+        return Source(Kind.STEP, len(self.content.steps) - 1)
 
     def _number(self, number: float | Number) -> Source:
-        known = [repr(one) for one in self._now.numbers]  # 0 and -0 are equal, but not alike
+        known = [repr(one) for one in self.content.numbers]  # 0 and -0 are equal, but not alike
         if repr(number) not in known:
-            self._now.numbers.append(number)
+            self.content.numbers.append(number)
             known.append(repr(number))
         return Source(Kind.NUMBER, known.index(repr(number)))
 
-    def _key(self, value: Value, shape: tuple[int, ...]) -> _Key:
+    def _key(self, value: Value, shape: tuple[int, ...]) -> Key:
         """Which memory an operation with a result of this shape sees in a value, in the order of the chain."""
         missing = len(shape) - len(value.shape)
         own = [0] * missing + [step if size != 1 else 0 for size, step in zip(value.shape, value.stride, strict=True)]
@@ -316,7 +281,7 @@ class OpenChain:
 
     def _is_plain(self) -> bool:
         """Whether it is short enough, and all memory is that of rows and columns."""
-        now = self._now
+        now = self.content
         places = [place.strides for place in (*now.operands, *now.places.values(), *(p for _, p in now.sums))]
         if len(now.steps) > _MOST_STEPS:
             return False
