@@ -19,9 +19,9 @@ from popgeo.capture.pytree import Container, Structure, unflatten
 from popgeo.capture.structures import describe, first_difference, leaves, same, takes
 from popgeo.engine.backend import Backend
 from popgeo.engine.cuda_graph import CudaGraphRunner
+from popgeo.engine.gradient_accumulation import check_batch_dimension, micro_batch
 from popgeo.engine.graph_runner import GraphRunner
 from popgeo.engine.inductor import InductorRunner
-from popgeo.engine.micro_batches import check_batch_dimension, micro_batch
 from popgeo.engine.misuse import mark_as_done, refuse_empty_updates, warn_of_padded_norms
 from popgeo.engine.model_watch import ModelWatch, autocast_around
 from popgeo.engine.optimizer.flat_parameters import refuse_whole_tensors

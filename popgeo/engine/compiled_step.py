@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 
 from popgeo.capture.captured_step import CapturedStep
 from popgeo.capture.op_graph import OpGraph
-from popgeo.engine import checkpoint
+from popgeo.engine import resume
 from popgeo.engine.backend import Backend
 from popgeo.engine.bound_step import BoundStep
 from popgeo.engine.followed_step import FollowedStep
@@ -214,8 +214,8 @@ class CompiledStep:
         """
         with self._lock:
             runner = self.bound.on_processor
-            content = checkpoint.state_of(self.model, self._recipe.optimizer, runner.run_state())
-        checkpoint.save_checkpoint(path, content)
+            content = resume.state_of(self.model, self._recipe.optimizer, runner.run_state())
+        resume.save_checkpoint(path, content)
 
     def load(self, path: str | os.PathLike[str]) -> None:
         """Goes on from what `save` wrote, before or after compiling.

@@ -15,7 +15,7 @@ from popgeo.capture.model_lines import line_of_error
 from popgeo.capture.op_graph import Role
 from popgeo.capture.pytree import flatten
 from popgeo.engine.backend import device_of
-from popgeo.engine.micro_batches import Results, micro_batch, write_back
+from popgeo.engine.gradient_accumulation import Results, micro_batch, write_back
 from popgeo.engine.optimizer.capturable import CapturableOptimizer
 from popgeo.engine.optimizer.gradient_scaling import GradientScaling
 from popgeo.engine.step_recipe import Recipe

@@ -1,4 +1,4 @@
-"""The step of a recipe from call to call: compiled when it is first needed, and again where its model has changed."""
+"""The step of a recipe from call to call: compiled when it is first needed, and again when its model has changed."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -10,7 +10,7 @@ from torch import nn
 
 from popgeo.capture.arguments import Arguments
 from popgeo.capture.held_state import ONE_AT_A_TIME
-from popgeo.engine import checkpoint
+from popgeo.engine import resume
 from popgeo.engine.backend import Backend
 from popgeo.engine.bound_step import NOTHING_ON_A_GPU, BoundStep, bind_step
 from popgeo.engine.replicas import Replicas
@@ -63,7 +63,7 @@ class FollowedStep:
         """Compiles the step for such arguments; rejected arguments change neither the model nor the optimizer."""
         replicas = self._replicas_here()
         if self._pending is not None:
-            checkpoint.require_replicas(self._pending, replicas)
+            resume.require_replicas(self._pending, replicas)
         arguments = Arguments.of(self.recipe.signature, args, kwargs)
         try:
             bound = bind_step(self.recipe, arguments, replicas)
@@ -90,9 +90,9 @@ class FollowedStep:
         """Goes on from what a checkpoint holds, if it fits, now or once the step is compiled."""
         if self.recipe.backend is Backend.CUDA:
             raise ValueError(NOTHING_ON_A_GPU)
-        content = checkpoint.load_checkpoint(path)
-        checkpoint.require_replicas(content, self._replicas_here())
-        checkpoint.restore_weights(content, self.recipe.module, self.recipe.optimizer, path)
+        content = resume.load_checkpoint(path)
+        resume.require_replicas(content, self._replicas_here())
+        resume.restore_weights(content, self.recipe.module, self.recipe.optimizer, path)
         self._pending = content
         if self.bound is not None:
             self._go_on(self.bound)
@@ -113,5 +113,5 @@ class FollowedStep:
     def _go_on(self, bound: BoundStep) -> None:
         """Gives a compiled step the run that a checkpoint holds, if one was loaded."""
         if self._pending is not None:
-            checkpoint.restore_run(self._pending, bound.runner)
+            resume.restore_run(self._pending, bound.runner)
             self._pending = None

@@ -1,4 +1,4 @@
-"""Runs an `OpGraph` in memory of its own, on weights where they are."""
+"""Runs an `OpGraph` in memory of its own; the weights stay in their memory."""
 
 import functools
 import math
@@ -26,8 +26,14 @@ from popgeo.engine.memory_plan import place_values, unplaced_bytes
 from popgeo.engine.run_bodies import prepare_cond, prepare_for_loop
 from popgeo.native import library
 
-# From the largest pattern to the smallest: what one has joined the next leaves alone.
-_JOINS = (join_plain_interactions, plan_interactions, reassociate, join_chains)
+# All passes in order, from the largest pattern to the smallest: a pass leaves alone what an earlier one has joined.
+# The files that are not here serve one pass: edge_matrices serves reassociate, edge_rows and remake serve join_chains.
+_PASSES = (
+    join_plain_interactions,  # interactions that are written out become one operation
+    plan_interactions,  # each interaction gets a plan of its edges and working memory, or is written out
+    reassociate,  # products are taken in the order that costs less
+    join_chains,  # element-wise operations become chains
+)
 
 
 class GraphRunner:
@@ -117,8 +123,8 @@ def fuse(graph: OpGraph) -> OpGraph:
     """The graph with operations joined; only written out where the compiled library is missing."""
     if not library.is_available():
         return expand(graph)
-    for joins in _JOINS:
-        graph = joins(graph)
+    for run_pass in _PASSES:
+        graph = run_pass(graph)
     return graph
 
 

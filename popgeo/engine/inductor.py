@@ -50,7 +50,7 @@ class InductorRunner:
         self.graph = graph = expand(graph)
         self.draws_random_numbers = any(is_random(op) for op in graph.ops)
         self._places = dict(places or {})
-        # In the graph's order: the state where it is, and room for the arguments of a call.
+        # In the graph's order: the state in its own memory, and room for the arguments of a call.
         self._given = [state[one].detach() if one in state else None for one in graph.inputs]
         values = [graph.values[v] for v in graph.inputs.values()]
         examples = [

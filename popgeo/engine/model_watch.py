@@ -26,8 +26,8 @@ _HOOKS_OF_ALL = tuple(vars(torch_module)[f"_global{name}"] for name in _HOOKS)
 class ModelWatch:
     """Knows what a model was like when its step was captured, and compares.
 
-    Each call asks `is_as_seen`, which looks at identities and addresses that were gathered once. Only if one of
-    them is another does `changes` look at what they mean.
+    Each call asks `is_as_seen`, which looks at identities and addresses that were gathered once. `changes` looks at
+    their meaning only if one of them differs.
 
     Args:
         model: The captured model.

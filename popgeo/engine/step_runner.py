@@ -14,10 +14,10 @@ from popgeo.capture.held_state import module_state
 from popgeo.capture.op_graph import LOSS_SCALE, OpGraph, Role
 from popgeo.capture.row_indexing import without_row_indexing
 from popgeo.engine.denormals import DenormalsFlushed
+from popgeo.engine.gradient_accumulation import Results, check_apart, micro_batch, write_back
 from popgeo.engine.graph_runner import GraphRunner
 from popgeo.engine.inductor import InductorRunner
 from popgeo.engine.loss_scaling import LossScale
-from popgeo.engine.micro_batches import Results, check_apart, micro_batch, write_back
 from popgeo.engine.optimizer.update import Update
 from popgeo.engine.pipeline.parts import StagePart
 from popgeo.engine.pipeline.random_draws import drawing_from

@@ -23,8 +23,8 @@ class ThreadChoice:
     four and so on up to torch's number, as long as each is faster than the one before. A number whose calls become
     slower than expected is left at once; the others are tried again as rarely as the time they cost allows.
 
-    torch's own matrix products may differ in the last bit with the number of threads, the library's kernels do not.
-    Where every bit must come again, tell the number.
+    torch's own matrix products may differ in the last bit with the number of threads; those of the library's
+    kernels never do. Where every bit must come again, tell the number.
 
     Args:
         number: How many each call takes; None finds out by measuring.

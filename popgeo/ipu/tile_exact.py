@@ -14,7 +14,7 @@ from popgeo.capture.op_graph import Input, OpGraph, Role
 from popgeo.capture.passes import fold_constants
 from popgeo.engine.compiled_step import CompiledStep
 from popgeo.engine.denormals import DenormalsFlushed
-from popgeo.engine.micro_batches import Results, micro_batch, write_back
+from popgeo.engine.gradient_accumulation import Results, micro_batch, write_back
 from popgeo.engine.optimizer.capture_update import UpdateGraph
 from popgeo.engine.optimizer.rehearse import Rehearsal
 from popgeo.engine.pipeline.parts import StagePart

@@ -17,8 +17,8 @@ from torch.optim.swa_utils import AveragedModel
 
 from popgeo.atomic_write import write_atomically, written_whole
 from popgeo.deploy.force_field import ForceField
-from popgeo.engine.checkpoint import load_checkpoint, restore_weights, save_checkpoint
 from popgeo.engine.compile_step import compile_forward, compile_step
+from popgeo.engine.resume import load_checkpoint, restore_weights, save_checkpoint
 from popgeo.engine.step_options import StepOptions
 from popgeo.loader import FixedSizeDataLoader
 from popgeo.progress import bar

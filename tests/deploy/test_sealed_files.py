@@ -15,7 +15,7 @@ import torch
 
 from popgeo import Predictor
 from popgeo.deploy.force_field import MODELS, ForceField
-from popgeo.engine.checkpoint import load_checkpoint, save_checkpoint
+from popgeo.engine.resume import load_checkpoint, save_checkpoint
 from popgeo.nn import GIN
 from popgeo.sealed_file import kind_of, sealed, unsealed
 from popgeo.torch_archive import entries_of, read_format, write_format, written_again

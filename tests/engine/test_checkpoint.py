@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import nn
 
-from popgeo.engine.checkpoint import load_checkpoint
 from popgeo.engine.replicas import Replicas
+from popgeo.engine.resume import load_checkpoint
 from popgeo.ipu import Options, training_model
 from tests.conftest import REPOSITORY
 from tests.support import quick_python

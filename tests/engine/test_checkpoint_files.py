@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import nn
 
-from popgeo.engine.checkpoint import load_checkpoint, require_replicas, restore_weights, save_checkpoint
 from popgeo.engine.loss_scaling import LossScaling
 from popgeo.engine.replicas import Replicas
+from popgeo.engine.resume import load_checkpoint, require_replicas, restore_weights, save_checkpoint
 from popgeo.ipu import Options, inference_model, training_model
 
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from popgeo.engine.micro_batches import check_apart
+from popgeo.engine.gradient_accumulation import check_apart
 from popgeo.ipu import Options, TileExact, compile, inference_model, training_model
 
 

@@ -11,7 +11,7 @@ from popgeo import plots
 from popgeo.__main__ import main
 from popgeo.data import write
 from popgeo.deploy import ForceField
-from popgeo.engine.checkpoint import load_checkpoint, save_checkpoint
+from popgeo.engine.resume import load_checkpoint, save_checkpoint
 from popgeo.nn.atom_targets import element_energies
 from popgeo.train.training_set import as_training_set
 from tests.train.test_train_command import SMALL, molecules, train

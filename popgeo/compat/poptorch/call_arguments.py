@@ -19,7 +19,7 @@ from popgeo.compat.poptorch.enums import CommGroupType
 from popgeo.compat.poptorch.errors import CheckFailed, Error, logger
 from popgeo.compat.poptorch.options import Options
 from popgeo.compat.sentences import said
-from popgeo.engine.micro_batches import check_batch_dimension
+from popgeo.engine.gradient_accumulation import check_batch_dimension
 
 _TYPES = {torch.int64: torch.int32, torch.float64: torch.float32}
 

@@ -20,7 +20,7 @@ _MOST_OPEN = 4
 
 
 def join_chains(graph: OpGraph) -> OpGraph:
-    """The graph with chains of element-wise operations as one operation each, at the place where it is first needed.
+    """The graph with chains of element-wise operations as one operation each, before the first operation that needs it.
 
     An operation between those of a chain runs before it, which is allowed as long as neither touches memory that the
     other changes. Sums over what a chain makes are taken into it although they come later. A chain of edges also takes
@@ -75,7 +75,7 @@ class _Search:
                 self._last_writer.update(dict.fromkeys(changed, None))
             return
         self._last_writer.update(dict.fromkeys(changed, chain))
-        self._maker.update(dict.fromkeys(chain.made, chain))
+        self._maker.update(dict.fromkeys(chain.content.made, chain))
         if len(self._open) > _MOST_OPEN:
             self._emit(self._open[0])
 
@@ -95,7 +95,7 @@ class _Search:
         return with_ops(graph, ops, graph.outputs, values=orders.values)
 
     def _move_of(self, op: Op) -> Any:
-        """How an operation moves rows along edges; None for one that does not, or makes no value of its own."""
+        """How an operation moves rows along edges; None if it moves none, or makes no value of its own."""
         made = op.makes()
         return self._moves.get(made[0]) if len(made) == len(op.outputs) == 1 else None
 
@@ -116,7 +116,7 @@ class _Search:
             first = alike[0]
             if first.take_over(other):
                 self._open.remove(other)
-                self._maker.update(dict.fromkeys(first.made, first))
+                self._maker.update(dict.fromkeys(first.content.made, first))
                 self._last_writer = {s: first if writer is other else writer for s, writer in self._last_writer.items()}
             else:
                 self._emit(other)
@@ -178,17 +178,19 @@ def _write(chain: OpenChain, graph: OpGraph, outside: set[int], orders: EdgeOrde
     computed = [op for op in chain.ops if not graph.is_view(op)]
     # Alone, an operation of torch runs as well by itself; one of ours would allocate its result at each run.
     alone = len(computed) < 2 and not computed[0].target.startswith("popgeo.")
-    if alone and chain.joins_at is None:
+    if alone and chain.content.joins_at is None:
         ops += chain.ops
         return
-    made = {table: orders.order(*table, computed[0], ops) for table in sorted(chain.tables)}
+    made = {table: orders.order(*table, computed[0], ops) for table in sorted(chain.content.tables)}
     program = chain.program(outside, made)
     if not fits_registers(program, orders.values):
         ops += chain.ops
         return
-    inputs = {place.value for place in program.operands} | {table[0] for table in chain.tables} | {*made.values()}
+    inputs = (
+        {place.value for place in program.operands} | {table[0] for table in chain.content.tables} | {*made.values()}
+    )
     results = [place.value for _, place in program.results]
-    changed = tuple(v for v in results if graph.values[v].storage not in chain.made)
+    changed = tuple(v for v in results if graph.values[v].storage not in chain.content.made)
     refs: list[Any] = [Ref(v) for v in dict.fromkeys([*sorted(inputs), *changed])]
     numbers = [number for number in program.numbers if isinstance(number, Number)]
     first, last = computed[0], computed[-1]

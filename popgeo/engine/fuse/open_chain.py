@@ -7,13 +7,24 @@ from typing import Any
 import torch
 
 from popgeo.capture.op_graph import Number, Op, OpGraph, Ref, Value
-from popgeo.engine.fuse.chain import AT_ROWS, OPERANDS, Chain, Kind, Place, Source, Step, collapse, fits_edges
+from popgeo.engine.fuse.chain import (
+    AT_ROWS,
+    OPERANDS,
+    Chain,
+    ChainContent,
+    Key,
+    Kind,
+    Place,
+    Source,
+    Step,
+    collapse,
+    fits_edges,
+)
 from popgeo.engine.fuse.chain_steps import writer_of
 from popgeo.engine.fuse.edge_rows import RowMove
 
 _MOST_STEPS = 48
 SUMS = ("aten.sum.dim_IntList", "aten.sum.default")
-_Key = tuple[int, int, tuple[int, ...]]  # storage, offset and strides: the same elements in the same order
 
 
 def elements_of(op: Op, values: Sequence[Value], move: RowMove | None = None) -> Value:
@@ -48,48 +59,35 @@ class OpenChain:
     Attributes:
         sizes: As given.
         ops: What it represents, views of its results among them.
-        made: The storages that it makes.
-        tables: What edges take rows from or are joined at: the index and the number of rows.
-        joins_at: The one of them at which it joins what edges have, if it does.
+        content: The steps of these operations, and the memory that they touch.
     """
 
     def __init__(self, sizes: tuple[int, ...], first: Value) -> None:
         self.sizes = sizes
         self.ops: list[Op] = []
-        self.made: dict[int, int] = {}  # storage to value
-        self.tables: set[tuple[int, int]] = set()
-        self.joins_at: tuple[int, int] | None = None
-        # Storage to elements and value, of memory that was there before.
-        self._changed: dict[int, tuple[_Key, int]] = {}
-        self._read: dict[int, set[_Key]] = {}
-        self._held: dict[_Key, Source] = {}
-        self._steps: list[Step] = []
-        self._operands: list[Place] = []
-        self._numbers: list[float | Number] = []
-        self._sums: list[tuple[int, Place]] = []
-        self._places: dict[_Key, Place] = {}
+        self.content = ChainContent()
         strides = [step for size, step in zip(first.shape, first.stride, strict=True) if size != 1]
         self._order = sorted(range(len(sizes)), key=lambda d: -strides[d])
 
     def conflicts(self, touched: Collection[int], changed: Collection[int]) -> bool:
         """Whether something that touches and changes these storages must stay on its side of the chain."""
-        apart = self.made.keys().isdisjoint(touched) and self._changed.keys().isdisjoint(touched)
-        return not apart or not self._read.keys().isdisjoint(changed)
+        apart = self.content.made.keys().isdisjoint(touched) and self.content.changed.keys().isdisjoint(touched)
+        return not apart or not self.content.read.keys().isdisjoint(changed)
 
     def reads_any(self, storages: Collection[int]) -> bool:
         """Whether it reads one of these already."""
-        return not self._read.keys().isdisjoint(storages)
+        return not self.content.read.keys().isdisjoint(storages)
 
     def add(self, op: Op, graph: OpGraph, move: RowMove | None = None) -> bool:
         """Takes in an operation on its elements; False, with nothing changed, where the memory does not allow it."""
-        trial = self._copy()
+        before, self.content = self.content, self.content.copied()
         if move is not None:
-            added = trial._add_move(op, graph, move)
+            added = self._add_move(op, graph, move)
         else:
-            added = (trial._add_sum if op.target in SUMS else trial._add_elementwise)(op, graph)
-        if not added or not trial._is_plain():
+            added = (self._add_sum if op.target in SUMS else self._add_elementwise)(op, graph)
+        if not added or not self._is_plain():
+            self.content = before
             return False
-        self.__dict__.update(trial.__dict__)
         self.ops.append(op)
         return True
 
@@ -101,59 +99,60 @@ class OpenChain:
         shape = tuple(size for size in value.shape if size != 1)
         if value.marks[1] or value.dtype != graph.values[op.reads()[0]].dtype:
             return False
-        if shape != self.sizes or self._key(value, value.shape) not in self._held:
+        if shape != self.sizes or self._key(value, value.shape) not in self.content.held:
             return False
         self.ops.append(op)
         return True
 
     def take_over(self, other: "OpenChain") -> bool:
         """Takes in all of another chain on the same elements, which touches no memory that this one changes."""
-        trial = self._copy()
-        orders = {chain.joins_at for chain in (self, other)} - {None}
+        orders = {chain.content.joins_at for chain in (self, other)} - {None}
         if self._order != other._order or len(orders) > 1:
             return False
-        trial.joins_at = next(iter(orders), None)
-        trial.tables |= other.tables
+        before, theirs = self.content, other.content
+        self.content = mine = before.copied()
+        mine.joins_at = next(iter(orders), None)
+        mine.tables |= theirs.tables
         at: list[Source] = []  # of the other's steps
 
         def moved(source: Source) -> Source:
             if source.kind is Kind.STEP:
                 return at[source.index]
             if source.kind is Kind.VALUE:
-                return trial._operand(other._operands[source.index])
-            return trial._number(other._numbers[source.index])
+                return self._operand(theirs.operands[source.index])
+            return self._number(theirs.numbers[source.index])
 
-        for step in other._steps:
-            at.append(trial._step(step.code, *map(moved, step.operands)))
-        trial._sums += [(at[step].index, place) for step, place in other._sums]
-        trial._held |= {key: moved(source) for key, source in other._held.items()}
-        trial._places |= other._places
-        trial.made |= other.made
-        trial._changed |= other._changed
-        for storage, keys in other._read.items():
-            trial._read[storage] = trial._read.get(storage, set()) | keys
-        if not trial._is_plain():
+        for step in theirs.steps:
+            at.append(self._step(step.code, *map(moved, step.operands)))
+        mine.sums += [(at[step].index, place) for step, place in theirs.sums]
+        mine.held |= {key: moved(source) for key, source in theirs.held.items()}
+        mine.places |= theirs.places
+        mine.made |= theirs.made
+        mine.changed |= theirs.changed
+        for storage, keys in theirs.read.items():
+            mine.read[storage] = mine.read.get(storage, set()) | keys
+        if not self._is_plain():
+            self.content = before
             return False
-        self.__dict__.update(trial.__dict__)
         self.ops += other.ops
         return True
 
     def program(self, outside: Collection[int], orders: Mapping[tuple[int, int], int]) -> Chain:
         """The chain, which leaves in memory only what something outside touches; `orders` are values, by table."""
-        kept = {storage for storage in self.made if storage in outside} | self._changed.keys()
-        held = {key: source for key, source in self._held.items() if key[0] in kept}
+        kept = {storage for storage in self.content.made if storage in outside} | self.content.changed.keys()
+        held = {key: source for key, source in self.content.held.items() if key[0] in kept}
         steps = {key: self._step("copy", s) if s.kind is Kind.VALUE else s for key, s in held.items()}
-        results = [(source.index, self._places[key]) for key, source in steps.items()]
-        results += [(step, place) for step, place in self._sums]
+        results = [(source.index, self.content.places[key]) for key, source in steps.items()]
+        results += [(step, place) for step, place in self.content.sums]
         return Chain(
             shape=tuple(self.sizes[d] for d in self._order),
-            steps=tuple(self._steps),
-            operands=tuple(self._operands),
-            numbers=tuple(self._numbers),
+            steps=tuple(self.content.steps),
+            operands=tuple(self.content.operands),
+            numbers=tuple(self.content.numbers),
             results=tuple(results),
             num_ops=len(self.ops),
-            of_edges=bool(self.tables),
-            order=None if self.joins_at is None else orders[self.joins_at],
+            of_edges=bool(self.content.tables),
+            order=None if self.content.joins_at is None else orders[self.content.joins_at],
         )
 
     def _add_elementwise(self, op: Op, graph: OpGraph) -> bool:
@@ -186,24 +185,24 @@ class OpenChain:
         if any(size > 1 and step == 0 for size, step in zip(value.shape, value.stride, strict=True)):
             return False
         if is_new:
-            self.made[value.storage] = v
-        elif value.storage in self.made:
-            if key not in self._held:
+            self.content.made[value.storage] = v
+        elif value.storage in self.content.made:
+            if key not in self.content.held:
                 return False
         else:
-            before = self._changed.get(value.storage, (key, v))[0]
-            if before != key or not self._read.get(value.storage, set()) <= {key}:
+            before = self.content.changed.get(value.storage, (key, v))[0]
+            if before != key or not self.content.read.get(value.storage, set()) <= {key}:
                 return False
-            self._changed[value.storage] = key, v
-        self._held[key] = source
-        self._places.setdefault(key, Place(value=v, strides=key[2]))
+            self.content.changed[value.storage] = key, v
+        self.content.held[key] = source
+        self.content.places.setdefault(key, Place(value=v, strides=key[2]))
         return True
 
     def _add_sum(self, op: Op, graph: OpGraph) -> bool:
         (taken,), (made,) = op.reads(), op.makes()
         operand, result = graph.values[taken], graph.values[made]
         summed = summed_dimensions(op, graph.values)
-        source = self._held.get(self._key(operand, operand.shape))
+        source = self.content.held.get(self._key(operand, operand.shape))
         if summed is None or source is None:
             return False
         keeps = len(result.shape) == len(operand.shape)
@@ -214,66 +213,66 @@ class OpenChain:
             return False
         named = [step for size, step in zip(operand.shape, strides, strict=True) if size != 1]
         step = self._step("sum", source)
-        self.made[result.storage] = made
-        self._sums.append((step.index, Place(value=made, strides=tuple(named[d] for d in self._order))))
+        self.content.made[result.storage] = made
+        self.content.sums.append((step.index, Place(value=made, strides=tuple(named[d] for d in self._order))))
         return True
 
     def _add_move(self, op: Op, graph: OpGraph, move: RowMove) -> bool:
         """Rows of a table for the edges, or the edges of each row joined."""
         (made,), taken = op.makes(), graph.values[move.moved]
         result, table = graph.values[made], (move.index, move.num_rows)
-        self.tables.add(table)
+        self.content.tables.add(table)
         if move.code == "take":
             key = self._key(result, result.shape)
             storage, offset, strides = self._key(taken, result.shape)
-            if storage in self.made or storage in self._changed:
+            if storage in self.content.made or storage in self.content.changed:
                 return False
             if taken.shape[0] == 1:  # one row, whose stride does not count
                 strides = (0, *strides[1:])
-            self._read.setdefault(storage, set()).add((storage, offset, (*strides, -1 - move.index)))
-            self._held[key] = self._operand(Place(value=move.moved, strides=strides, index=move.index))
-            self._places.setdefault(key, Place(value=made, strides=key[2]))
+            self.content.read.setdefault(storage, set()).add((storage, offset, (*strides, -1 - move.index)))
+            self.content.held[key] = self._operand(Place(value=move.moved, strides=strides, index=move.index))
+            self.content.places.setdefault(key, Place(value=made, strides=key[2]))
         else:
             source = self._source(move.moved, taken, taken.shape)
-            if source is None or self.joins_at not in (None, table):
+            if source is None or self.content.joins_at not in (None, table):
                 return False
-            self.joins_at = table
+            self.content.joins_at = table
             strides = (result.stride[0], *self._key(result, taken.shape)[2][1:])
             place = Place(value=made, strides=strides, index=move.index)
-            self._sums.append((self._step(move.code, source).index, place))
-        self.made[result.storage] = made
+            self.content.sums.append((self._step(move.code, source).index, place))
+        self.content.made[result.storage] = made
         return True
 
     def _source(self, v: int, value: Value, shape: tuple[int, ...]) -> Source | None:
         """What an operation takes; None if it looks otherwise at memory that the chain makes or changes."""
         key = self._key(value, shape)
-        if key in self._held:
-            return self._held[key]
-        if value.storage in self.made or value.storage in self._changed:
+        if key in self.content.held:
+            return self.content.held[key]
+        if value.storage in self.content.made or value.storage in self.content.changed:
             return None
-        self._read.setdefault(value.storage, set()).add(key)
+        self.content.read.setdefault(value.storage, set()).add(key)
         return self._operand(Place(value=v, strides=key[2]))
 
     def _operand(self, place: Place) -> Source:
-        if place not in self._operands:
-            self._operands.append(place)
-        return Source(Kind.VALUE, self._operands.index(place))
+        if place not in self.content.operands:
+            self.content.operands.append(place)
+        return Source(Kind.VALUE, self.content.operands.index(place))
 
     def _step(self, code: str, *operands: Source) -> Source:
         step = Step(code, operands)
-        if step in self._steps and code in OPERANDS:
-            return Source(Kind.STEP, self._steps.index(step))
-        self._steps.append(step)
-        return Source(Kind.STEP, len(self._steps) - 1)
+        if step in self.content.steps and code in OPERANDS:
+            return Source(Kind.STEP, self.content.steps.index(step))
+        self.content.steps.append(step)
+        return Source(Kind.STEP, len(self.content.steps) - 1)
 
     def _number(self, number: float | Number) -> Source:
-        known = [repr(one) for one in self._numbers]  # 0 and -0 are equal, but not alike
+        known = [repr(one) for one in self.content.numbers]  # 0 and -0 are equal, but not alike
         if repr(number) not in known:
-            self._numbers.append(number)
+            self.content.numbers.append(number)
             known.append(repr(number))
         return Source(Kind.NUMBER, known.index(repr(number)))
 
-    def _key(self, value: Value, shape: tuple[int, ...]) -> _Key:
+    def _key(self, value: Value, shape: tuple[int, ...]) -> Key:
         """Which memory an operation with a result of this shape sees in a value, in the order of the chain."""
         missing = len(shape) - len(value.shape)
         own = [0] * missing + [step if size != 1 else 0 for size, step in zip(value.shape, value.stride, strict=True)]
@@ -282,16 +281,10 @@ class OpenChain:
 
     def _is_plain(self) -> bool:
         """Whether it is short enough, and all memory is that of rows and columns."""
-        places = [place.strides for place in (*self._operands, *self._places.values(), *(p for _, p in self._sums))]
-        if len(self._steps) > _MOST_STEPS:
+        now = self.content
+        places = [place.strides for place in (*now.operands, *now.places.values(), *(p for _, p in now.sums))]
+        if len(now.steps) > _MOST_STEPS:
             return False
-        if self.tables:
-            return self._order == sorted(self._order) and fits_edges(self.sizes, places, len(self._sums))
+        if now.tables:
+            return self._order == sorted(self._order) and fits_edges(self.sizes, places, len(now.sums))
         return len(collapse(tuple(self.sizes[d] for d in self._order), places)[0]) <= 2
-
-    def _copy(self) -> "OpenChain":
-        copied = object.__new__(OpenChain)
-        for name, part in self.__dict__.items():
-            copied.__dict__[name] = part if part is None or isinstance(part, tuple) else part.copy()
-        copied._read = {storage: set(keys) for storage, keys in self._read.items()}
-        return copied

@@ -40,7 +40,7 @@ def plan_interactions(graph: OpGraph) -> OpGraph:
 
 
 def describe_interactions(joined: OpGraph) -> str:
-    """How many interactions of a graph run in one pass, and why others do not; empty if it has no interaction.
+    """How many interactions of a graph run in one pass, and why others run in several; empty without interactions.
 
     Args:
         joined: As it runs.
@@ -108,7 +108,7 @@ def _gaussians(uses: DefUse, expansion: int) -> tuple[int, int, float] | None:
 
 
 class _Planner:
-    """Writes a graph again, with plans where they are needed first."""
+    """Writes a graph again, with each plan before its first use."""
 
     def __init__(self, uses: DefUse) -> None:
         self._uses, self._values, self._ops = uses, list(uses.graph.values), list[Op]()
@@ -178,7 +178,7 @@ class _Planner:
         return dataclasses.replace(op, args=(*op.args[:-1], wanted), outputs=tuple(v for v in kept if v is not None))
 
     def _plan(self, op: Op, call: Any, *, skips: bool, twins: bool) -> int:
-        """The plan of the call's edges, made where it is needed first."""
+        """The plan of the call's edges, made before its first use."""
         distances = None if call.centres is None else call.expansion
         num_sources = self._values[call.x.value].shape[0]
         args = call.src, call.dst, call.envelope if skips else None, distances, num_sources, call.num_nodes, twins

@@ -2,23 +2,44 @@
 
 import copy
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from popgeo.capture.op_graph import Number, OpGraph
-from popgeo.capture.schemas import target
+from popgeo.capture.schemas import makes_tensors, target
 from popgeo.engine.optimizer.capture_update import UpdateGraph, capture_update
 from popgeo.engine.optimizer.gradient_scaling import set_gradient
-from popgeo.engine.optimizer.number_formula import Formula, FormulaWriter, UpdateNumbers
+from popgeo.engine.optimizer.known_numbers import count_step, known_numbers
 from popgeo.engine.optimizer.worker import Worker, with_floats
+from popgeo.engine.same_objects import holds_the_same
 
 Path = tuple[Any, ...]
-_FIRST, _MOST_WRITTEN = 8, 16  # how many updates test a formula at first, and how many formulas are written at most
 _DETACH = "aten.detach.default"  # a view that torch makes in some cases only
+
+
+class _RunningOperations(TorchDispatchMode):
+    """Notes the operations that run and the numbers that they take."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.operations: list[Any] = []
+        self.floats: list[float] = []
+        self.integers: list[int] = []
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        keywords = kwargs or {}
+        if makes_tensors(func):
+            self.operations.append(func)
+            given = (*args, *keywords.values())
+            self.floats += [number for number in given if type(number) is float]
+            self.integers += [number for number in given if type(number) is int]
+        return func(*args, **keywords)
 
 
 class Rehearsal:
@@ -26,15 +47,12 @@ class Rehearsal:
 
     Numbers (rates, bias corrections) depend on the step and on hyperparameters alone, never on weights. So the
     optimizer first updates parameters of one element, which gives the numbers exactly as plain PyTorch computes them.
-    Its operations on whole parameters are captured once, and again where the rehearsal takes another path than before,
+    The operations on whole parameters are captured once, and again if the rehearsal takes a different path than before,
     as RAdam does after its first steps.
 
-    Running the optimizer's own code costs more than the operations of a small model. So a rehearsal also writes down
-    how its numbers came about (`FormulaWriter`), and the updates after it follow that formula, which is exact because
-    it does to settings and counts what the optimizer's code does. An update is rehearsed all the same where the formula
-    decides otherwise than when it was written, where anything but a float of the settings changes, where a setting
-    changes for the first time, and at the first and each 2**n-th update. A difference there is a sign that code
-    computes if nothing can be written down, as `math.sqrt` does: from then on each update is rehearsed.
+    Running the optimizer's own code costs more than the operations of a small model. `known_numbers` has the formulas
+    of torch's usual optimizers. If they give the numbers of a rehearsal, the next updates follow them, until a
+    setting becomes or is no longer zero, or a setting that is not a float changes.
 
     Args:
         worker: Owns the parameters, and their state if there is any.
@@ -51,73 +69,41 @@ class Rehearsal:
                 self._state[one] = {key: _resized(part, whole, one) for key, part in held.items()}
         self._graphs: dict[Path, UpdateGraph | None] = {}
         self._graph: UpdateGraph | None = None
-        self._formula: Formula | None = None
-        self._left, self._num_since = _MOST_WRITTEN, 0  # formulas to write, and updates since the last of them
-        self._tested: set[int] = set()  # the settings by number that have changed before a test of the formula
-        self._last: tuple[Any, Any, list[float]] = None, None, []
-        self._counts = self._find_counts()
+        self._is_known = False
+        self._settings: Sequence[Mapping[str, Any]] = []  # of the last update
+        self._form: Any = None  # these settings without the values of floats
 
     def next(self, settings: Sequence[Mapping[str, Any]]) -> tuple[UpdateGraph | None, list[float]]:
         """The next update with these settings of each parameter group, and its numbers.
 
-        The graph is None where the optimizer does other things to a whole parameter than to one element of it.
+        The graph is None if the optimizer treats a whole parameter differently from one element of it.
         """
-        changed = None if self._formula is None else self._follow(settings)
-        counts = [state[key].clone() for state, key in self._counts]
-        numbers = None if self._formula is None or changed is None else self._formula(self._last[-1], counts)
-        if numbers is None or changed is None:
-            self._formula = None  # it was written for another way of updating
-            return self._rehearse(settings, writes=self._left > 0)
-        self._num_since += 1
-        is_due = self._num_since <= _FIRST or not self._num_since & (self._num_since - 1)
-        if is_due or not self._tested.issuperset(changed):
-            self._tested.update(changed)
-            foretold = self._graph, numbers
-            found = self._rehearse(settings)
-            if found != foretold:
-                self._formula, self._left = None, 0
-            return found
-        for (state, key), count in zip(self._counts, counts, strict=True):
-            state[key] = count
+        if settings is not self._settings:
+            form = with_floats([*settings], lambda number: "zero" if number == 0 else "not zero")
+            self._is_known = self._is_known and holds_the_same(form, self._form)
+            self._settings, self._form = settings, form
+            self._small.follow(settings)
+        if not self._is_known:
+            return self._rehearse()
+        count_step(self._small.optimizer)
+        numbers = known_numbers(self._small.optimizer)
+        assert numbers is not None  # its kind stays
         return self._graph, numbers
 
-    def _follow(self, settings: Sequence[Mapping[str, Any]]) -> list[int] | None:
-        """The numbers of the settings that changed since the last step; None if anything but a float changed."""
-        before, rest, old = self._last
-        if settings == before:
-            return []
-        self._last = _taken(settings)
-        new = self._last[-1]
-        return [at for at in range(len(new)) if new[at] != old[at]] if self._last[1] == rest else None
-
-    def _rehearse(
-        self, settings: Sequence[Mapping[str, Any]], *, writes: bool = False
-    ) -> tuple[UpdateGraph | None, list[float]]:
-        """Lets the optimizer update single elements, and if that is asked writes down how its numbers came about."""
-        numbers, kinds = UpdateNumbers(), self._kinds()
+    def _rehearse(self) -> tuple[UpdateGraph | None, list[float]]:
+        """Lets the optimizer update single elements."""
         before = [_noted(self._state.get(p, {})) for p in self._small.parameters]
-        writer = FormulaWriter(numbers, [state[key] for state, key in self._counts])
-        self._small.follow(with_floats([*settings], writer.setting) if writes else settings)
-        with writer if writes else nullcontext(), numbers:
+        self._small.follow(self._settings)  # a step may have changed them
+        with _RunningOperations() as running:
             self._small.step()
-        self._small.follow(settings)
-        path = (*numbers.operations, *numbers.integers, len(numbers.values), *(tuple(state) for state in before))
+        path = (*running.operations, *running.integers, len(running.floats), *(tuple(state) for state in before))
         if path not in self._graphs:
-            self._graphs[path] = self._capture(before, numbers)
-        self._graph, self._counts = self._graphs[path], self._find_counts()
-        if writes:
-            self._last, self._tested = _taken(settings), set()
-            self._formula = writer.formula(self._last[-1]) if kinds == self._kinds() else None
-            self._left, self._num_since = self._left - 1, 0
-        return self._graph, numbers.values
-
-    def _find_counts(self) -> list[tuple[dict[str, Any], str]]:
-        return [(state, key) for state in self._state.values() for key, part in state.items() if _is_count(part)]
-
-    def _kinds(self) -> Any:
-        """What an update may go by, and change, next to numbers that are seen."""
-        states = [{key: None if isinstance(x, Tensor) else x for key, x in s.items()} for s in self._state.values()]
-        return states, {key: x for key, x in vars(self._small.optimizer).items() if isinstance(x, int | float | str)}
+            self._graphs[path] = self._capture(before, running)
+        self._graph = self._graphs[path]
+        after = [self._state.get(p, {}).keys() for p in self._small.parameters]
+        keeps_form = after == [state.keys() for state in before]
+        self._is_known = keeps_form and known_numbers(self._small.optimizer) == running.floats
+        return self._graph, running.floats
 
     @property
     def counts_steps(self) -> bool:
@@ -131,7 +117,7 @@ class Rehearsal:
     def _state(self) -> dict[Any, Any]:
         return self._small.optimizer.state
 
-    def _capture(self, states: Sequence[Mapping[str, Any]], numbers: UpdateNumbers) -> UpdateGraph | None:
+    def _capture(self, states: Sequence[Mapping[str, Any]], running: _RunningOperations) -> UpdateGraph | None:
         copies = self._small.over([nn.Parameter(torch.zeros_like(p.detach())) for p in self._whole])
         for whole, one, state in zip(copies.parameters, self._small.parameters, states, strict=True):
             assert one.grad is not None
@@ -139,8 +125,8 @@ class Rehearsal:
             copies.optimizer.state[whole] = {key: _resized(part, one, whole) for key, part in state.items()}
         update = capture_update(copies)
         graph, found = replace_numbers(update.graph)
-        done, expected = [op.target for op in graph.ops], list(map(target, numbers.operations))
-        if found != numbers.values or _without_detach(done) != _without_detach(expected):
+        done, expected = [op.target for op in graph.ops], list(map(target, running.operations))
+        if found != running.floats or _without_detach(done) != _without_detach(expected):
             return None
         return replace(update, graph=graph, num_numbers=len(found))
 
@@ -189,16 +175,5 @@ def _resized(part: Any, of: Tensor, to: Tensor) -> Any:
 
 def _is_number(part: Any) -> bool:
     if isinstance(part, Tensor):  # a counter of integers gives no number to an operation
-        return _is_count(part)
+        return part.dim() == 0 and part.is_floating_point()
     return part is not None
-
-
-def _is_count(part: Any) -> bool:
-    return isinstance(part, Tensor) and part.dim() == 0 and part.is_floating_point()
-
-
-def _taken(settings: Any) -> tuple[Any, Any, list[float]]:
-    """Settings, what they hold next to floats, and the floats."""
-    floats: list[float] = []
-    with_floats(settings, floats.append)
-    return settings, with_floats(settings, type), floats

@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 from popgeo.capture.op_graph import OpGraph
 from popgeo.engine.loss_scaling import LossScale, LossScaling
 from popgeo.engine.optimizer.capture_update import capture_later_update, capture_scaling
-from popgeo.engine.optimizer.captured_worker import choose_worker
+from popgeo.engine.optimizer.choose_worker import choose_worker
 from popgeo.engine.optimizer.flat_parameters import flatten_groups, refuse_whole_tensors
 from popgeo.engine.optimizer.gradient_scaling import GradientScaling, overflow_of
 from popgeo.engine.optimizer.own_worker import OwnWorker, require_gradients_suffice, wants_itself

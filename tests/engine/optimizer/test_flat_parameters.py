@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from popgeo.engine.optimizer.captured_worker import choose_worker
+from popgeo.engine.optimizer.choose_worker import choose_worker
 from popgeo.engine.optimizer.flat_parameters import FlatParameters, flatten_groups, is_elementwise
 from popgeo.engine.optimizer.own_worker import OwnWorker
 from popgeo.engine.step_options import StepOptions

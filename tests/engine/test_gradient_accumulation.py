@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from popgeo.capture.pytree import flatten
-from popgeo.engine.micro_batches import Results, check_batch_dimension, micro_batch
+from popgeo.engine.gradient_accumulation import Results, check_batch_dimension, micro_batch
 from popgeo.engine.step_options import OutputMode
 
 

@@ -1,4 +1,4 @@
-"""Everything that a training run needs to continue as if it had never stopped."""
+"""How a training run is saved and resumed, as if it had never stopped."""
 
 import os
 from collections.abc import Mapping

@@ -1,7 +1,7 @@
-"""The tensors of a call: split into micro-batches, changed where the model changes them, and joined as results.
+"""Gradient accumulation: how the tensors of a call are split into micro-batches, and how their results are joined.
 
-Of arguments that a model changes in place each micro-batch changes its own slice. Their gradients are
-added up by the update, in `optimizer/update.py`.
+If the model changes an argument in place, each micro-batch changes its own slice. `optimizer/update.py` adds up the
+gradients of the micro-batches.
 """
 
 from collections.abc import Sequence
