@@ -1,6 +1,5 @@
 """`popgeo demo`: trains SchNet on molecules through the simulated IPU, shows how it went, and saves it."""
 
-import sys
 import time
 from argparse import Namespace
 from collections.abc import Callable, Sequence
@@ -53,13 +52,9 @@ class GapModel(torch.nn.Module):
 def demo(arguments: Sequence[str]) -> int:
     """Runs the main job."""
     settings = parse(arguments, __version__)
-    try:
-        command_line.make_folder(settings.out)
-        with folder_lock(settings.out):
-            train(settings, load(settings))
-    except (ValueError, OSError) as error:
-        print(f"popgeo: {error}", file=sys.stderr)
-        return 2
+    command_line.make_folder(settings.out)
+    with folder_lock(settings.out):
+        train(settings, load(settings))
     return 0
 
 

@@ -2,7 +2,6 @@
 
 import argparse
 import ast
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -28,16 +27,12 @@ _OPTIONS |= {"num_gaussians": "num_radial", "num_radial": "num_radial"}  # from 
 
 
 def train(arguments: Sequence[str]) -> int:
-    """Trains what a command line asks for; the exit status is 2 if that is not possible, 130 after Ctrl-C."""
+    """Trains what a command line asks for; the exit status is 130 after Ctrl-C."""
     words = [with_dashes(word) for word in arguments]
     asked = parser().parse_args(words)
-    try:
-        make_folder(asked.out)
-        with folder_lock(asked.out):
-            return _train(of_run(asked, words) if asked.resume else begun(asked))
-    except (ValueError, OSError) as error:
-        print(f"popgeo: {' '.join(str(error).split())}", file=sys.stderr)
-        return 2
+    make_folder(asked.out)
+    with folder_lock(asked.out):
+        return _train(of_run(asked, words) if asked.resume else begun(asked))
 
 
 def _train(asked: argparse.Namespace) -> int:
