@@ -25,7 +25,7 @@ def info(arguments: Sequence[str]) -> int:
         description="Tells what a store holds, which batches suit it, and what is probably wrong with structures.",
     )
     parser.add_argument("store", type=Path, help="folder that popgeo convert or popgeo.data.write made, or a file of "
-        "structures (or a folder of such), as popgeo convert reads them")  # fmt: skip
+        "structures (or a folder of these), as popgeo convert reads them")  # fmt: skip
     add_atoms(parser.add_argument_group("files of atoms"))
     parser.add_argument("--cutoff", type=float, help="report cells thinner than two cutoffs, in angstrom")
     parser.add_argument("--batch-size", type=int, default=32, help="graphs of a batch on average (default: 32)")

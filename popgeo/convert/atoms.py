@@ -93,7 +93,7 @@ class AtomFiles(ConcatDataset[Data]):
 
 
 class AtomsReader:
-    """Makes a graph of a structure, an `Atoms` of ASE; the arguments are those of `read_atoms`."""
+    """Makes a graph of a structure, an `Atoms` of ASE, with the arguments of `read_atoms`."""
 
     def __init__(
         self,
@@ -203,7 +203,7 @@ class AtomsFile(Dataset[Data]):
         return graph
 
     def _as_first(self, names: dict[str, str]) -> dict[str, str]:
-        """The names of a structure, if they are those of the first one; weights may be absent.
+        """The names of a structure, which must be the names of the first one; weights may be absent.
 
         Raises:
             ValueError: they are not.

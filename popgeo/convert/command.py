@@ -84,7 +84,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     add = parser.add_argument
     add("source", help="a class of torch_geometric.datasets, a .pt, a table of SMILES (.csv, .tsv, .smi), MACE's HDF5, "
-        "fairchem's aselmdb, a file that ASE reads, or a folder of such")  # fmt: skip
+        "fairchem's aselmdb, a file that ASE reads, or a folder of these")  # fmt: skip
     add("folder", type=Path, help="the folder to write, which must not exist; an interrupted run is continued")
     add_source(parser)
     return parser
