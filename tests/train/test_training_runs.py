@@ -230,7 +230,8 @@ def test_a_label_that_one_part_lacks_is_named_with_the_way_out(tmp_path, capsys)
     valid = saved(molecules(4), tmp_path / "valid")
     assert train(store, tmp_path / "run", "--valid", str(valid))[0] == 2
     assert (
-        "The structures of valid have no stress, those of train have. Pass --stress-weight 0" in capsys.readouterr().err
+        "The structures of valid have no stress, the structures of train have it. Pass --stress-weight 0"
+        in capsys.readouterr().err
     )
     assert train(store, tmp_path / "run", "--valid", str(valid), "--stress-weight", "0")[0] == 0
 
