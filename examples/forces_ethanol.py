@@ -1,16 +1,16 @@
 """Train SchNet or PaiNN on energies and forces of ethanol, computed by DFT, and run molecular dynamics with it.
 
-    python examples/forces_ethanol.py --data ../shared/data/md
-    python examples/forces_ethanol.py --data ../shared/data/md --model painn
-    python examples/forces_ethanol.py --data ../shared/data/md --next to pyg
-    python examples/forces_ethanol.py --data ../shared/data/md --dynamics 2000
+    python examples/forces_ethanol.py --data FOLDER
+    python examples/forces_ethanol.py --data FOLDER --model painn
+    python examples/forces_ethanol.py --data FOLDER --beside pyg
+    python examples/forces_ethanol.py --data FOLDER --dynamics 2000
 
 `--data` is a folder with `rmd17_ethanol.npz` of rMD17 (https://doi.org/10.6084/m9.figshare.12672038, in kcal/mol), of
 which a thousand frames each are drawn to train and to test; or with `ethanol_train.npz` and `ethanol_test.npz`: `z`
 [atoms], `pos` [frames, atoms, 3] in angstrom, `energy` [frames] in eV and `forces` [frames, atoms, 3] in eV/angstrom.
 `popgeo train` does the like in one command, from a file that ASE reads. Prints the errors on the test frames (MAE)
 next to those of predicting the mean energy and no force: 0.14 eV and 0.88 eV/angstrom fall to about 0.013 and 0.04 in
-the 60 epochs, a minute on one core. `--next to pyg` trains PyG's own SchNet from the same weights next to it, as its
+the 60 epochs, a minute on one core. `--beside pyg` trains PyG's own SchNet from the same weights next to it, as its
 users do, and prints error and processor minutes of both. Then it shows that padding touches no force. `--dynamics`
 needs ase, and prints how well a run at 300 K keeps its energy.
 """
@@ -232,7 +232,7 @@ def main() -> None:
     parser.add_argument("--dynamics", type=int, default=0, help="steps of molecular dynamics afterwards")
     arguments = parser.parse_args()
     if arguments.beside and arguments.model != "schnet":
-        parser.error("--next to pyg needs --model schnet: PyG has no PaiNN")
+        parser.error("--beside pyg needs --model schnet: PyG has no PaiNN")
     torch.manual_seed(0)
     torch.set_num_threads(1)
     training, mean = read(arguments.data, "train")

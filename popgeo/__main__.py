@@ -19,7 +19,10 @@ COMMANDS = {
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs a command, or the demo if none is named; the exit status is 2 if an argument is wrong."""
+    """Runs a command, or the demo if none is named.
+
+    The exit status is 2, and one line says why, if an argument is wrong or a file cannot be read or written.
+    """
     words = list(sys.argv[1:] if arguments is None else arguments)
     if words and words[0] not in COMMANDS and not words[0].startswith("-"):
         hint = meant(words[0], COMMANDS)
@@ -29,7 +32,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if name == "demo":
         parse(options, __version__)  # answers --help, --version and a wrong option
     module, _, function = COMMANDS[name].partition(":")
-    return int(getattr(import_module(module), function)(options))
+    try:
+        return int(getattr(import_module(module), function)(options))
+    except (ValueError, OSError) as error:
+        print(f"popgeo: {' '.join(str(error).split())}", file=sys.stderr)
+        return 2
 
 
 def command() -> None:

@@ -21,7 +21,7 @@ def written_whole(path: Path, *, is_private: bool = False) -> Iterator[Path]:
 
     At any moment there is the old file or the new one, also if the machine stops. The folder of the file is made if it
     is missing. What killed processes have left of their temporary files is removed after an hour. A private file is for
-    its owner only; other files keep their permissions, and new ones have those of the umask.
+    its owner only; other files keep their permissions, and the umask decides the permissions of new files.
 
     Raises:
         OSError: the file cannot be written; the error names it, and the old file stays.

@@ -1,6 +1,7 @@
 """How a command starts and ends: errors take one line, and nothing is left half done."""
 
 import argparse
+import importlib
 import os
 import sys
 import tempfile
@@ -79,6 +80,36 @@ def run(main: Callable[[], int | None]) -> None:
         sys.exit(f"{name}: {printable(str(error))}")
     if status:
         sys.exit(status)
+
+
+def found_at(origin: str) -> Any:
+    """The object that `module:name` names; the module may be in the current folder, as for `python -m`.
+
+    Raises:
+        ValueError: the module cannot be imported, or does not have the name.
+
+    Example:
+        >>> found_at("math:sqrt")(4.0)
+        2.0
+    """
+    module, _, name = origin.partition(":")
+    try:
+        sys.path.insert(0, "")
+        found = importlib.import_module(module)
+        for part in name.split("."):
+            found = getattr(found, part)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ValueError(f"{origin} is not found: {error}. Name a factory as package.module:function.") from error
+    except (Exception, SystemExit) as error:  # whatever a module does when it is imported
+        raise ValueError(f"{module} cannot be imported: {described(error)}.") from error
+    finally:
+        sys.path.remove("")
+    return found
+
+
+def described(error: BaseException) -> str:
+    """The kind of an error and its words; of `sys.exit()` what it does."""
+    return f"it calls sys.exit({error.code!r})" if isinstance(error, SystemExit) else f"{type(error).__name__}: {error}"
 
 
 def make_folder(folder: Path, option: str = "--out") -> None:

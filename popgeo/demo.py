@@ -1,6 +1,5 @@
 """`popgeo demo`: trains SchNet on molecules through the simulated IPU, shows how it went, and saves it."""
 
-import sys
 import time
 from argparse import Namespace
 from collections.abc import Callable, Sequence
@@ -11,8 +10,6 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import torch
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 from torch import Tensor
 from torch_geometric.data import Batch, Data, InMemoryDataset
 from torch_geometric.datasets import QM9
@@ -24,6 +21,7 @@ from popgeo.datasets import Molecules
 from popgeo.folder_lock import folder_lock
 from popgeo.loader import FixedSizeDataLoader, FixedSizeStrategy
 from popgeo.nn import KNNInteractionGraph, PrecomputeInteractionGraph, SchNet, l1_loss
+from popgeo.plots.style import write_png
 from popgeo.progress import bar, progress
 from popgeo.settings import parse
 
@@ -53,13 +51,9 @@ class GapModel(torch.nn.Module):
 def demo(arguments: Sequence[str]) -> int:
     """Runs the main job."""
     settings = parse(arguments, __version__)
-    try:
-        command_line.make_folder(settings.out)
-        with folder_lock(settings.out):
-            train(settings, load(settings))
-    except (ValueError, OSError) as error:
-        print(f"popgeo: {error}", file=sys.stderr)
-        return 2
+    command_line.make_folder(settings.out)
+    with folder_lock(settings.out):
+        train(settings, load(settings))
     return 0
 
 
@@ -187,7 +181,7 @@ def predict(inference: ipu.CompiledStep, batches: FixedSizeDataLoader) -> pd.Dat
 
 
 def fill(batches: FixedSizeDataLoader, schnet: SchNet, num_nodes: int) -> dict[str, float]:
-    """The share of slots that are real: nodes, edges (listed pairs, or those of the interaction graph) and graphs."""
+    """The share of slots that are real: nodes, edges (listed pairs, or edges of the interaction graph) and graphs."""
     shares = []
     for batch in islice(batches, 10):
         edges = batch.edges_mask if "edge_index" in batch else near(batch, schnet, num_nodes)
@@ -212,8 +206,8 @@ def save(folder: Path, metrics: pd.DataFrame, test: pd.DataFrame, report: ipu.Re
     curve = plots.loss_curve(metrics, mean_predictor=metrics["mean_predictor_mae"].iloc[-1])
     scatter = plots.prediction_scatter(test["gap"], test["prediction"])
     written: dict[str, Callable[[Path], object]] = {
-        "loss.png": lambda path: draw(curve, path),
-        "predictions.png": lambda path: draw(scatter, path),
+        "loss.png": lambda path: write_png(curve, path),
+        "predictions.png": lambda path: write_png(scatter, path),
         "metrics.csv": lambda path: metrics.to_csv(path, index=False),
         "report.txt": lambda path: path.write_text(f"{report}\n"),
         "report.json": lambda path: report.to_json(path),
@@ -230,12 +224,6 @@ def saved(content: object) -> bytes:
     """What torch.save writes, as bytes: on a full disk torch itself names neither the file nor the reason."""
     torch.save(content, buffer := BytesIO())
     return buffer.getvalue()
-
-
-def draw(axes: Axes, path: Path) -> None:
-    """Writes the figure that holds the axes as PNG."""
-    assert isinstance(axes.figure, Figure)
-    axes.figure.savefig(path, format="png", dpi=150, bbox_inches="tight")
 
 
 def load(settings: Namespace) -> InMemoryDataset:

@@ -1,19 +1,18 @@
 """`popgeo info` and `popgeo report`: print what a store, a file of structures or a report contains."""
 
 import argparse
-import sys
 import warnings
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
 from popgeo.command_line import OneLineParser
+from popgeo.convert.atom_files import files_in
 from popgeo.convert.atoms import read_atoms
 from popgeo.convert.command import add_atoms, atoms_options, keys_of
-from popgeo.convert.doctor import examine, files_in, open_structures
+from popgeo.convert.doctor import examine, open_structures
 from popgeo.data import FixedSizeOptions, FlatStore
 from popgeo.ipu.report.pipeline import Pipeline
 from popgeo.ipu.report.report import Report
@@ -26,11 +25,12 @@ def info(arguments: Sequence[str]) -> int:
         description="Tells what a store holds, which batches suit it, and what is probably wrong with structures.",
     )
     parser.add_argument("store", type=Path, help="folder that popgeo convert or popgeo.data.write made, or a file of "
-        "structures (or a folder of such), as popgeo convert reads them")  # fmt: skip
+        "structures (or a folder of these), as popgeo convert reads them")  # fmt: skip
     add_atoms(parser.add_argument_group("files of atoms"))
     parser.add_argument("--cutoff", type=float, help="report cells thinner than two cutoffs, in angstrom")
     parser.add_argument("--batch-size", type=int, default=32, help="graphs of a batch on average (default: 32)")
-    return _told(partial(_of_path, parser.parse_args(arguments)))
+    _of_path(parser.parse_args(arguments))
+    return 0
 
 
 def report(arguments: Sequence[str]) -> int:
@@ -39,7 +39,8 @@ def report(arguments: Sequence[str]) -> int:
     parser.add_argument("file", type=Path, help="what report.to_json wrote, such as popgeo-run/report.json")
     parser.add_argument("--html", type=Path, help="write the page to look at here")
     parser.add_argument("--trace", type=Path, help="write the trace for ui.perfetto.dev here")
-    return _told(partial(_of_report, parser.parse_args(arguments)))
+    _of_report(parser.parse_args(arguments))
+    return 0
 
 
 def _of_path(asked: argparse.Namespace) -> None:
@@ -108,13 +109,3 @@ def _of_report(asked: argparse.Namespace) -> None:
         if path is not None:
             write(path)
             print(f"wrote {path}")
-
-
-def _told(tell: Callable[[], None]) -> int:
-    """The exit status: 2, and one line, where a file is not what it should be."""
-    try:
-        tell()
-    except (ValueError, OSError) as error:
-        print(f"popgeo: {error}", file=sys.stderr)
-        return 2
-    return 0

@@ -5,8 +5,8 @@ any number of threads, and compiled and interpreted code draw alike, bit for bit
 same functions. Those here work on whole arrays of unsigned 64-bit numbers.
 
 The law: what a seed decides is named by whole numbers, `(seed, epoch)` for the order of an epoch, `(seed, epoch, ids)`
-for what is drawn for one batch of it, and `seed_of` makes one seed of them. It is the same in whatever process, and
-whatever was drawn before, so that a run continues where it stopped.
+for what is drawn for one batch of it, and `seed_of` makes one seed of them. It is the same in every process, and
+after any number of draws, so that a run continues from the batch at which it stopped.
 """
 
 from zlib import crc32

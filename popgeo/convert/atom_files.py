@@ -40,6 +40,23 @@ def require_unpacked(path: Path) -> None:
                 raise ValueError("it unpacks to more than a hundred times its size; unpack it yourself if you trust it")
 
 
+def files_in(folder: Path) -> list[Path]:
+    """The files of a folder that hold structures, by their endings."""
+    return sorted(one for one in folder.iterdir() if one.suffix in SUFFIXES)
+
+
+def files_of(path: Path) -> list[Path]:
+    """A file alone, or the files of a folder that hold structures.
+
+    Raises:
+        ValueError: the folder has no such file.
+    """
+    files = files_in(path) if path.is_dir() else [path]
+    if not files:
+        raise ValueError(f"{path} has no file with one of the endings {SUFFIXES}.")
+    return files
+
+
 class Reached(NamedTuple):
     """How many structures a file has, what reads one of them as an `Atoms` of ASE, and what is said of the file."""
 

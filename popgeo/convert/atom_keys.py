@@ -9,12 +9,7 @@ from popgeo.convert.units import all_factors, factor_of
 
 Keys: TypeAlias = Mapping[str, str | None]
 LABELS = ("energy", "forces", "stress")
-_WEIGHTS = {
-    "weight": ("weight", "config_weight"),
-    "energy_weight": ("energy_weight", "config_energy_weight"),
-    "forces_weight": ("forces_weight", "config_forces_weight"),
-    "stress_weight": ("stress_weight", "config_stress_weight"),
-}
+_WEIGHTS = {name: (name, f"config_{name}") for name in ("weight", *(f"{label}_weight" for label in LABELS))}
 _VIRIALS = ("virial", "virials", "ref_virial", "ref_virials")
 _OF_VIRIALS = ("virial_weight", "virials_weight", "config_virial_weight", "config_virials_weight")
 WEIGHTS = tuple(_WEIGHTS)

@@ -21,7 +21,8 @@ def numbers(called: str, value: Any, kinds: str = "iufb", allow_nan: bool = Fals
     values = np.asarray(value)
     if values.dtype.kind not in kinds or not (np.isfinite(values).all() or (allow_nan and not np.isinf(values).any())):
         raise ValueError(
-            f"it has {called} that is not a finite number: {str(value)[:40]!r}. Correct it or leave the structure out."
+            f"it has {called} that is not a finite number: {str(value)[:40]!r}. Correct it, leave the structure "
+            "out, or pass --partial-labels if NaN means unknown."
         )
     return values
 

@@ -11,7 +11,7 @@ import torch
 from torch.utils.data import ConcatDataset, Dataset
 from torch_geometric.data import Data
 
-from popgeo.convert.atom_files import SUFFIXES, reach
+from popgeo.convert.atom_files import files_of, reach
 from popgeo.convert.atom_keys import LABELS, WEIGHTS, Keys, check_cell, find_factors, find_names, level_of
 from popgeo.convert.atom_labels import as_label, numbers
 from popgeo.convert.neighbours import list_pairs, near_origin, require_elements
@@ -74,14 +74,10 @@ def read_atoms(
         ...     read_atoms(f"{folder}/water.xyz")[0].z
         tensor([8, 1, 1])
     """
-    path = Path(path)
-    files = sorted(one for one in path.iterdir() if one.suffix in SUFFIXES) if path.is_dir() else [path]
-    if not files:
-        raise ValueError(f"{path} has no file with one of the endings {SUFFIXES}.")
     if labels not in ("all", "partial", "none"):
         raise ValueError(f'labels is {labels!r}; it is "all", "partial" or "none".')
     reader = AtomsReader(keys or {}, units or {}, levels or {}, cutoff=cutoff, double=double, labels=labels)
-    return AtomFiles([AtomsFile(file, reader) for file in files])
+    return AtomFiles([AtomsFile(file, reader) for file in files_of(Path(path))])
 
 
 class AtomFiles(ConcatDataset[Data]):
@@ -97,7 +93,7 @@ class AtomFiles(ConcatDataset[Data]):
 
 
 class AtomsReader:
-    """Makes a graph of a structure, an `Atoms` of ASE; the arguments are those of `read_atoms`."""
+    """Makes a graph of a structure, an `Atoms` of ASE, with the arguments of `read_atoms`."""
 
     def __init__(
         self,
@@ -207,7 +203,7 @@ class AtomsFile(Dataset[Data]):
         return graph
 
     def _as_first(self, names: dict[str, str]) -> dict[str, str]:
-        """The names of a structure, if they are those of the first one; weights may be absent.
+        """The names of a structure, which must be the names of the first one; weights may be absent.
 
         Raises:
             ValueError: they are not.

@@ -2,7 +2,6 @@
 
 import argparse
 import ast
-import sys
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -18,14 +17,10 @@ _TABLES = {".csv", ".tsv", ".smi"}
 
 
 def convert(arguments: Sequence[str]) -> int:
-    """Converts what a command line asks for; the exit status is 2 if that cannot be done."""
+    """Converts the source that a command line names."""
     asked = _parser().parse_args(arguments)
-    try:
-        graphs, options = source_of(asked)
-        store = write(graphs, asked.folder, **options)
-    except (ValueError, OSError) as error:
-        print(f"popgeo: {error}", file=sys.stderr)
-        return 2
+    graphs, options = source_of(asked)
+    store = write(graphs, asked.folder, **options)
     print(f"wrote {store} to {asked.folder}/")
     return 0
 
@@ -89,7 +84,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     add = parser.add_argument
     add("source", help="a class of torch_geometric.datasets, a .pt, a table of SMILES (.csv, .tsv, .smi), MACE's HDF5, "
-        "fairchem's aselmdb, a file that ASE reads, or a folder of such")  # fmt: skip
+        "fairchem's aselmdb, a file that ASE reads, or a folder of these")  # fmt: skip
     add("folder", type=Path, help="the folder to write, which must not exist; an interrupted run is continued")
     add_source(parser)
     return parser

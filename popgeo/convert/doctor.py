@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 from torch.utils.data import ConcatDataset, Dataset
 
-from popgeo.convert.atom_files import SUFFIXES, Reached, reach
+from popgeo.convert.atom_files import Reached, files_of, reach
 from popgeo.convert.energy_checks import Neighbours, add_energy_columns, compare_derivatives
 from popgeo.convert.one_structure import COLUMNS, Bonds, measure, parts_of, shapes_of
 from popgeo.progress import progress
@@ -77,16 +77,7 @@ def open_structures(path: str | Path) -> ConcatDataset[Any]:
             ...
         ValueError: None of 1 structures can be read: nothing.xyz cannot be read: ...
     """
-    path = Path(path)
-    files = files_in(path) if path.is_dir() else [path]
-    if not files:
-        raise ValueError(f"{path} has no file with one of the endings {SUFFIXES}.")
-    return ConcatDataset([_File(file) for file in files])
-
-
-def files_in(folder: Path) -> list[Path]:
-    """The files of a folder that hold structures, by their endings."""
-    return sorted(one for one in folder.iterdir() if one.suffix in SUFFIXES)
+    return ConcatDataset([_File(file) for file in files_of(Path(path))])
 
 
 def examine(

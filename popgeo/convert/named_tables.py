@@ -37,7 +37,7 @@ def read_triples(path: str | Path, like: NamedTriples | None = None, separator: 
 
     Args:
         path: The file, which may be compressed.
-        like: Triples that were read before, such as those of training, whose numbers these get.
+        like: Triples that were read before, such as the training triples, whose numbers these get.
         separator: What stands between the columns.
 
     Raises:
@@ -106,7 +106,7 @@ def read_events(
         time: The column of times, whole numbers.
         features: Columns of numbers, together `msg`.
         bipartite: Whether sources and destinations are two kinds of nodes, such as users and items.
-        sort: Puts the events in the order of time; those of one time stay in the order of the file.
+        sort: Puts the events in the order of time; events of one time stay in the order of the file.
         like: Events that were read before, whose numbers of nodes these get.
 
     Raises:

@@ -1,6 +1,7 @@
 """What models are given of structures: pairs of atoms within a cutoff, known elements, positions that float32 holds."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -58,6 +59,74 @@ def list_pairs(pos: np.ndarray, cell: np.ndarray, pbc: np.ndarray, cutoff: float
     shift = steps[order].astype(np.float64) @ cell
     shift = shift + moves[edges[1]] - moves[edges[0]] if moves.any() else shift
     return torch.from_numpy(edges), torch.from_numpy(shift)
+
+
+class NeighbourList:
+    """The edges within a cutoff while atoms move, from a list that reaches a skin farther.
+
+    No edge can be missing while no atom has moved half of the skin. Longer edges are left out, so the edges equal the
+    edges of a new list.
+
+    Args:
+        cutoff: Longest edge in angstrom.
+        skin: How much farther the kept list reaches, in angstrom; with 0 each call makes its own.
+
+    Raises:
+        ValueError: the skin is negative.
+
+    Example:
+        >>> import pytest; ase = pytest.importorskip("ase")
+        >>> neighbours = NeighbourList(cutoff=1.5, skin=0.5)
+        >>> neighbours.of(ase.Atoms("H3", [[0, 0, 0], [0, 0, 1], [0, 0, 2.6]]))[0].tolist()
+        [[1, 0], [0, 1]]
+    """
+
+    def __init__(self, cutoff: float, skin: float) -> None:
+        if skin < 0:
+            raise ValueError(f"The skin is {skin}; neighbours are kept up to the cutoff and the skin, at least 0.")
+        self.cutoff, self.skin = cutoff, skin
+        self.num_found = 0
+        """How often all neighbours were searched."""
+        self._made_for: tuple[np.ndarray, ...] | None = None
+        self._edges, self._shifts = np.empty((2, 0), np.int64), np.empty((0, 3))
+
+    def of(self, atoms: Any) -> tuple[np.ndarray, np.ndarray]:
+        """Edges (neighbour, centre) [2, n], sorted by centre, and what is added to the neighbour's position [n, 3].
+
+        Raises:
+            ValueError: see `list_pairs`.
+        """
+        if not self._still_serves(atoms):
+            found = list_pairs(atoms.positions, atoms.cell.array, atoms.pbc, self.cutoff + self.skin)
+            self._edges, self._shifts = (part.numpy() for part in found)
+            self._made_for = atoms.positions.copy(), atoms.cell.array.copy(), atoms.pbc.copy()
+            self.num_found += 1
+        neighbour, centre = self._edges
+        vectors = atoms.positions[neighbour] - atoms.positions[centre] + self._shifts
+        near = np.flatnonzero(np.einsum("ij,ij->i", vectors, vectors) < self.cutoff**2)
+        return self._edges[:, near], self._shifts[near]
+
+    def near_origin(self, atoms: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Positions [num_atoms, 3] that float32 holds, and edges and shifts that fit them, as `of` returns them.
+
+        Raises:
+            ValueError: see `list_pairs`.
+        """
+        edges, shifts = self.of(atoms)
+        moves = near_origin(atoms.positions, atoms.cell.array, atoms.pbc)
+        if moves.any():
+            shifts = shifts + moves[edges[0]] - moves[edges[1]]
+        return atoms.positions - moves, edges, shifts
+
+    def _still_serves(self, atoms: Any) -> bool:
+        if self._made_for is None or not self.skin:
+            return False
+        positions, cell, pbc = self._made_for
+        if len(positions) != len(atoms) or (cell != atoms.cell.array).any() or (pbc != atoms.pbc).any():
+            return False
+        moved = atoms.positions - positions
+        # NaN is not a move that a kept list serves.
+        return bool((np.einsum("ij,ij->i", moved, moved) < (self.skin / 2) ** 2).all())
 
 
 def _is_wide(pos: np.ndarray, cell: np.ndarray, pbc: np.ndarray, cutoff: float) -> tuple[float, bool]:

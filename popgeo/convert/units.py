@@ -65,7 +65,7 @@ def factor_of(unit: str, quantity: str) -> float:
 
 
 def all_factors(units: Mapping[str, str]) -> dict[str, float]:
-    """The factor of each quantity of which units are given; those of forces and stress follow from energy and length.
+    """The factor of each quantity with a given unit; energy and length decide the factors of forces and stress.
 
     Raises:
         ValueError: a quantity or a unit is not known.

@@ -11,8 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from popgeo.convert.neighbours import near_origin, require_elements
-from popgeo.deploy.neighbour_list import NeighbourList
+from popgeo.convert.neighbours import NeighbourList, require_elements
 from popgeo.nn.atom_targets import matrix_to_voigt
 from popgeo.nn.forces import energy_and_forces, energy_forces_and_stress
 
@@ -41,23 +40,35 @@ class Potential(nn.Module):
         return energy_and_forces(self.model, z, pos, batch, edge_index, **given)
 
 
-class CalculatorOfAtoms:
-    """What ASE asks of a calculator, for whatever gives the values of a structure; needs `ase`."""
+class SystemsCalculator:
+    """Lets ASE run dynamics, optimizers and screenings with any framework's model; needs `ase`.
+
+        atoms.calc = SystemsCalculator(popgeo.potentials.mace.evaluator(model))
+
+    Args:
+        evaluator: Returns `energy`, `forces` and, if the model has it, `stress` of a list of `ase.Atoms` by name, such
+            as `popgeo.potentials.evaluator.Evaluator`, whose `make_room` fixes the shape for a screening.
+    """
 
     implemented_properties = ("energy", "free_energy", "forces", "stress")
     results: dict[str, Any]
 
-    def __new__(cls, *args: Any, **kwargs: Any) -> "CalculatorOfAtoms":
-        return object.__new__(_with_the_manners_of_ase(cls))  # type: ignore[arg-type]  # a class has a hash
+    def __new__(cls, *args: Any, **kwargs: Any) -> "SystemsCalculator":
+        return object.__new__(_subclass_of_ase(cls))  # type: ignore[arg-type]  # a class has a hash
+
+    def __init__(self, evaluator: Any) -> None:
+        super().__init__()
+        self.evaluator = evaluator
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Copies and pickles hold all but what was compiled, which is bound to memory here."""
-        own = type(self).__mro__[1]  # without the manners of ASE
+        """Copies and pickles hold all but compiled programs, which are bound to memory of this process."""
+        own = type(self).__mro__[1]  # the class without ASE's base
         return own.__new__, (own,), {**vars(self), "_evaluate": {}, "_given": (), "_places": ()}
 
     def check_state(self, atoms: Any, tol: float = 0.0) -> list[str]:
-        """What has changed since the last calculation of all that a model is given, for ASE, whose own look at charges
-        and magnetic moments takes longer than a small molecule's forces.
+        """The inputs of a model that have changed since the last calculation.
+
+        ASE's own check of charges and magnetic moments takes longer than a small molecule's forces.
         """
         last = self.atoms  # type: ignore[attr-defined]  # of ASE's class
         if last is None or len(last) != len(atoms):
@@ -75,7 +86,7 @@ class CalculatorOfAtoms:
     def calculate(
         self, atoms: Any = None, properties: Sequence[str] = ("energy",), system_changes: Sequence[str] = ()
     ) -> None:
-        """What ASE calls where atoms have changed; fills `results`."""
+        """Fills `results`; ASE calls it if atoms have changed."""
         super().calculate(atoms, properties, system_changes)  # type: ignore[misc]  # of ASE's class
         atoms = self.atoms  # type: ignore[attr-defined]
         energy, forces, *stress = (tensor.detach().cpu() for tensor in self._values(atoms))
@@ -85,17 +96,19 @@ class CalculatorOfAtoms:
             self.results["stress"] = matrix_to_voigt(stress[0][0]).double().numpy()
 
     def _values(self, atoms: Any) -> tuple[Tensor, ...]:
-        """Energy, forces and, where space is filled, stress, each with the rows of these atoms first."""
-        raise NotImplementedError
+        """Energy, forces and, if the cell has three vectors, stress, each with the rows of these atoms first."""
+        found = self.evaluator([atoms])
+        stress = [found["stress"]] if "stress" in found and atoms.cell.rank == 3 else []
+        return found["energy"], found["forces"], *stress
 
 
-class Calculator(CalculatorOfAtoms):
+class Calculator(SystemsCalculator):
     """Lets ASE run dynamics, optimizers and the rest with a model; needs `ase`, and `vesin` for fast neighbour lists.
 
     Each structure fills the same number of atom and edge slots, so that whatever compiles the model does so once for a
     run in which edges come and go, or a screening of many structures. If one outgrows its slots, these become half
     more than it needs, and a warning says so. Neighbours are found over the periodic axes of `atoms.pbc`. The model is
-    copied. For models of MACE, NequIP, SchNetPack and fairchem see `popgeo.potentials.evaluator.SystemsCalculator`.
+    copied. For models of MACE, NequIP, SchNetPack and fairchem see `SystemsCalculator`.
 
     Args:
         model: Called as `model(z, pos, batch, edge_index, edge_shift=..., num_graphs=...)`, such as `SchNet`: energies
@@ -106,9 +119,8 @@ class Calculator(CalculatorOfAtoms):
             edges share a filter in a compiled `SchNet`.
         compile: Makes a module of tensors fast, such as `popgeo.ipu.inference_model`, or `torch.compile`'s like; called
             once for each shape. The module is run as it is when left out.
-        skin: Neighbours that much farther than the cutoff are kept, in angstrom, and looked for again only where an
-        atom
-            has moved half of it; the edges are the same as of a new list at each step.
+        skin: Neighbours up to the cutoff and the skin are kept, in angstrom, and searched again only if an atom has
+            moved half of the skin; the edges equal the edges of a new list at each step.
 
     Raises:
         ValueError: the cutoff is neither given nor the model's, or is shorter than that; it, `num_atoms` or
@@ -135,7 +147,7 @@ class Calculator(CalculatorOfAtoms):
         compile: Callable[[nn.Module], Evaluation] | None = None,
         skin: float = 0.5,
     ) -> None:
-        super().__init__()
+        super().__init__(None)
         own = getattr(model, "cutoff", None)
         cutoff = own if cutoff is None else cutoff
         if cutoff is not None and isinstance(own, (int, float)) and cutoff < own:
@@ -150,7 +162,7 @@ class Calculator(CalculatorOfAtoms):
                 raise ValueError(f"{name} is {given}; a structure needs at least one slot.")
         self.cutoff, self.num_edges, self.num_atoms = cutoff, num_edges, num_atoms
         self.num_compilations = 0
-        """How often it was compiled: once in a run that fits; twice where only some structures fill space."""
+        """How often it was compiled: once in a run that fits; twice if only some structures fill space."""
         self.neighbours = NeighbourList(cutoff, skin)
         self._model = copy.deepcopy(model).eval()
         self._compile = compile
@@ -162,9 +174,9 @@ class Calculator(CalculatorOfAtoms):
 
     def _values(self, atoms: Any) -> tuple[Tensor, ...]:
         require_elements(atoms.numbers, getattr(self._model, "elements", None))
-        edge_index, edge_shift = self.neighbours.of(atoms)
+        pos, edge_index, edge_shift = self.neighbours.near_origin(atoms)
         self._fix_shapes(len(atoms), edge_index.shape[1])
-        self._fill(atoms, edge_index, edge_shift)
+        self._fill(atoms, pos, edge_index, edge_shift)
         with_stress = atoms.cell.rank == 3
         if with_stress not in self._evaluate:
             potential = Potential(self._model, with_stress).eval()
@@ -211,15 +223,12 @@ class Calculator(CalculatorOfAtoms):
         self._places = tuple(tensor.numpy() for tensor in places)
         self._is_shared = all(map(operator.is_, self._given, places))
 
-    def _fill(self, atoms: Any, edge_index: np.ndarray, edge_shift: np.ndarray) -> None:
+    def _fill(self, atoms: Any, own_pos: np.ndarray, edge_index: np.ndarray, edge_shift: np.ndarray) -> None:
         """Writes the structure to its places, and padding to the others."""
         z, pos, batch, edges, shift, cell = self._places
         count, num_edges = len(atoms), edge_index.shape[1]
-        moves = near_origin(atoms.positions, atoms.cell.array, atoms.pbc)
-        if moves.any():
-            edge_shift = edge_shift + moves[edge_index[0]] - moves[edge_index[1]]
         z[:count], z[count:] = atoms.numbers, 0
-        pos[:count], pos[count:] = atoms.positions - moves, 0
+        pos[:count], pos[count:] = own_pos, 0
         batch[:count], batch[count:] = 0, 1
         edges[:, :num_edges], edges[:, num_edges:] = edge_index, count
         shift[:num_edges], shift[num_edges:] = edge_shift, 0
@@ -230,8 +239,8 @@ class Calculator(CalculatorOfAtoms):
 
 
 @cache
-def _with_the_manners_of_ase(cls: type) -> type:
-    """The class and ASE's own in one, made when first asked for: importing popgeo.nn needs no ase."""
+def _subclass_of_ase(cls: type) -> type:
+    """The class with ASE's calculator as its base, made at the first use: importing this file does not need ase."""
     try:
         from ase.calculators.calculator import Calculator as OfASE
     except ImportError as error:

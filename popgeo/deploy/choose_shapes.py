@@ -1,7 +1,8 @@
 """Which few shapes suit a list of graphs, and which graphs share a batch of which of them: by least waste."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import combinations
+from typing import Any
 
 import numpy as np
 import torch
@@ -12,10 +13,13 @@ from popgeo.data.flat_store import FlatStore
 from popgeo.packing import Budget, Packs, totals_of_packs, tune, window
 from popgeo.packing.tune import slot_costs
 
+Groups = dict[int, tuple[float, list[tuple[int, int]]]]
+"""For each cut, what the groups before it cost, and where each starts and ends."""
+
 _ALIGN = 8  # slots are multiples of this
 _CLASSES = 8  # groups of graphs of about one size that shapes are chosen for
 _WORTH = 0.95  # a further shape must save a twentieth of the slots, as compiling it takes time
-_CALL = 0.02  # what a call, or a shape, costs next to its slots, as a share of those of one batch
+_CALL = 0.02  # what a call, or a shape, costs next to its slots, as a share of the slots of one batch
 _NODES = 2048  # of a batch, if nothing else is said: what a model makes of them still lies in a cache
 
 
@@ -50,25 +54,20 @@ def _best(
 ) -> list[tuple[int, int]]:
     """Where to cut the graphs, smallest first, into groups with a shape each: by what their batches cost, as volume."""
     cost = {(a, b): _estimate(sizes[a:b], weights, batch_size) for a, b in combinations(cuts, 2)}
-    best: dict[int, tuple[float, list[tuple[int, int]]]] = {end: (cost[0, end], [(0, end)]) for end in cuts[1:]}
+    best: Groups = {end: (cost[0, end], [(0, end)]) for end in cuts[1:]}
     chosen = best[cuts[-1]]
     for _ in range(most - 1):
-        best = {
-            end: min(
-                (
-                    (best[at][0] + cost[at, end], [*best[at][1], (at, end)])
-                    for at in cuts[1:]
-                    if at < end and at in best
-                ),
-                default=best[end],
-                key=lambda each: each[0],
-            )
-            for end in cuts[1:]
-        }
+        best = {end: _one_more_group(best, cost, end) for end in cuts[1:]}
         if best[cuts[-1]][0] > _WORTH * chosen[0]:
             break
         chosen = best[cuts[-1]]
     return chosen[1]
+
+
+def _one_more_group(best: Groups, cost: Mapping[tuple[int, int], float], end: int) -> tuple[float, Any]:
+    """The cheapest groups up to a cut, if each of `best` gets a group after it."""
+    longer = [(best[at][0] + cost[at, end], [*best[at][1], (at, end)]) for at in best if at < end]
+    return min(longer, default=best[end], key=lambda each: each[0])
 
 
 def _estimate(sizes: np.ndarray, weights: np.ndarray, batch_size: float) -> float:

@@ -57,7 +57,7 @@ class ProgramMaker:
     results: Sequence[str] | Mapping[str, str | Level | Axis] = ()
 
     def __call__(self, sizes: FixedSizeOptions, store: FlatStore) -> FixedProgram:
-        """The program for batches of a size, of graphs like those of `store`.
+        """The program for batches of a size, of graphs like the graphs of `store`.
 
         Raises:
             ValueError: the model needs what the graphs do not have, or the level of its results is not clear.

@@ -49,7 +49,7 @@ class ModelCall:
 
     Args:
         inputs: The tensors that it is given, by the names that `input_name` gives.
-        arguments: For each argument of the model, the name of its tensor, or those of a dictionary by type.
+        arguments: For each argument of the model, the name of its tensor, or a dictionary of names by type.
         constants: What else it is given in every call, such as `num_graphs`.
         results: Names of the results of a model that returns a tuple.
     """
@@ -107,11 +107,8 @@ class WithForces(nn.Module):
         if self.strains and {"cell", "edge_shift"} <= others.keys():
             energy, forces, stress = energy_forces_and_stress(self.model, z, pos, **others)
             has_volume = volumes(others["cell"]).view(-1, 1) > 0
-            return {
-                "energy": energy,
-                "forces": forces,
-                "stress": torch.where(has_volume, matrix_to_voigt(stress), torch.nan),
-            }
+            stress = torch.where(has_volume, matrix_to_voigt(stress), torch.nan)
+            return {"energy": energy, "forces": forces, "stress": stress}
         energy, forces = energy_and_forces(self.model, z, pos, **others)
         return {"energy": energy.detach(), "forces": forces}
 
@@ -124,11 +121,7 @@ def input_name(slot: Slot) -> str:
 
 
 def call_of(
-    model: nn.Module,
-    layout: Layout,
-    *,
-    arguments: Mapping[str, Any] | None = None,
-    results: Sequence[str] = (),
+    model: nn.Module, layout: Layout, *, arguments: Mapping[str, Any] | None = None, results: Sequence[str] = ()
 ) -> ModelCall:
     """How a model is called, by the names of its arguments: each gets the attribute of the batch that is called so.
 
@@ -197,7 +190,7 @@ def axes_of_results(results: Tensors, layout: Layout, given: Mapping[str, str | 
         if len(fitting) > 1:
             labels = " or ".join(axis.label or "graphs" for axis in fitting)
             raise ValueError(
-                f"Result {name!r} has {tensor.shape[0]} rows, which may be those of {labels}. Say which by "
+                f"Result {name!r} has {tensor.shape[0]} rows, which may be rows of {labels}. Say which by "
                 f"results={{{name!r}: 'node'}} or the like, or pass sizes that differ."
             )
         if fitting:

@@ -22,9 +22,9 @@ _KIND, _VERSION = "force field", 2
 
 
 class ForceField(nn.Module):
-    """Energies of structures: those of their elements, in float64, and what a network says that binds the atoms.
+    """Energies of structures: energies of their elements, in float64, and the binding energy, by a network.
 
-    Where a structure has an element that was not trained on, its energy and forces are NaN.
+    If a structure has an element that was not trained on, its energy and forces are NaN.
 
     Args:
         name: Of the network: a key of `MODELS`.
@@ -78,7 +78,7 @@ class ForceField(nn.Module):
         edge_shift: Tensor | None = None,
         binding_only: bool = False,
     ) -> Tensor:
-        """Energies in eV, as `SchNet` is called; with `binding_only` those of elements are left out. [num_graphs, 1]"""
+        """Energies in eV, as `SchNet` is called; with `binding_only` without energies of elements. [num_graphs, 1]"""
         energy = self.net(z, pos, batch, edge_index, num_graphs=num_graphs, edge_shift=edge_shift) * self.scale
         if binding_only:
             return energy

@@ -17,7 +17,7 @@ def load_weights(path: Path, model: Any) -> nn.Module:
             attribute that it was of the module that was trained. Or a class of `LightningModule`.
 
     Raises:
-        ValueError: a checksum does not match, the file does not hold weights alone, or not those of the model.
+        ValueError: a checksum does not match, the file does not hold weights alone, or not the model's.
     """
     if isinstance(model, type):
         file = written_again(checked_entries(path, "checkpoint")[0])

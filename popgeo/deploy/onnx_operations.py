@@ -33,7 +33,7 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
 
 
 def translations() -> Mapping[Any, Callable[..., Any]]:
-    """For each operation of torch that the converter gets wrong, and that has no other form, one in those of ONNX."""
+    """Operations of torch that the converter gets wrong and that torch cannot decompose, in operations of ONNX."""
     from onnxscript import opset18 as op
 
     def quotient(a: Any, b: Any, rounding_mode: str | None = None) -> Any:

@@ -117,9 +117,8 @@ def _checked(data: bytes) -> Any:
         raise ValueError("it holds functions, training or sparse tensors, which no export writes")
     for node in graph.node:
         if node.domain not in ("", "ai.onnx"):
-            raise ValueError(
-                f"{node.domain}.{node.op_type} is not an operation of ONNX itself".replace("\n", " ")[:200]
-            )
+            name = f"{node.domain}.{node.op_type}".replace("\n", " ")
+            raise ValueError(f"{name:.150} is not an operation of ONNX itself")
         for one in node.attribute:
             if one.HasField("g") or one.graphs or one.HasField("sparse_tensor") or one.sparse_tensors:
                 raise ValueError(f"{node.op_type} holds a graph of its own or a sparse tensor, which no export writes")
@@ -141,9 +140,7 @@ def needed(package: str) -> Any:
     try:
         return importlib.import_module(package)
     except ImportError as error:
-        raise ImportError(
-            f"{package} is missing, which files of ONNX need: pip install onnx onnxscript onnxruntime"
-        ) from error
+        raise ImportError(f"Files of ONNX need {package}: pip install onnx onnxscript onnxruntime") from error
 
 
 def _cause(error: BaseException) -> str:

@@ -1,7 +1,6 @@
 """`popgeo predict MODEL DATA --out FILE`: opens the model and the graphs, and writes the results."""
 
 import argparse
-import importlib
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,7 +8,7 @@ from typing import Any
 
 from torch import nn
 
-from popgeo.command_line import OneLineParser
+from popgeo.command_line import OneLineParser, found_at
 from popgeo.convert.command import add_source, source_of
 from popgeo.data.flat_store import FlatStore
 from popgeo.deploy.force_field import ForceField
@@ -20,18 +19,13 @@ from popgeo.progress import progress
 
 
 def predict(arguments: Sequence[str]) -> int:
-    """Predicts what a command line asks for; the exit status is 2 if that cannot be done, 1 where graphs failed."""
+    """Predicts what a command line asks for; the exit status is 1 if graphs failed."""
     asked = _parser().parse_args(arguments)
-    try:
-        check_ending(asked.out)
-        predictor, graphs = (
-            _with_neighbours(asked) if Path(asked.model).suffix == ".pt" else (_predictor(asked), _graphs(asked))
-        )
-        found = predictor(graphs, errors="keep" if asked.keep else "raise")
-        written = found.save(asked.out)
-    except (ValueError, OSError) as error:
-        print(f"popgeo: {error}", file=sys.stderr)
-        return 2
+    check_ending(asked.out)
+    is_field = Path(asked.model).suffix == ".pt"
+    predictor, graphs = _with_neighbours(asked) if is_field else (_predictor(asked), _graphs(asked))
+    found = predictor(graphs, errors="keep" if asked.keep else "raise")
+    written = found.save(asked.out)
     for kept in found.errors.values():
         print(f"popgeo: {kept}", file=sys.stderr)
     print(f"{predictor}\nwrote {found} to {', '.join(map(str, written))}")
@@ -74,26 +68,19 @@ def _predictor(asked: argparse.Namespace) -> Predictor:
     """
     if Path(asked.model).is_file():
         return load(asked.model, asked.backend or "cpu", run_machine_code=asked.run_machine_code)
-    module, colon, name = asked.model.partition(":")
-    if not colon:
+    if ":" not in asked.model:
         raise ValueError(
             f"MODEL is {asked.model!r}, which is not a file; name what popgeo train or popgeo.export wrote, or write "
             "package.module:name of a model, or of what makes one."
         )
-    sys.path.insert(0, "")  # as `python -m` looks for modules
-    try:
-        model: Any = getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError) as error:
-        raise ValueError(f"MODEL is {asked.model!r}, which could not be imported: {error}") from error
+    model = found_at(asked.model)
     choices = {"forces": asked.forces, "backend": asked.backend, "batch_size": asked.batch_size}
-    if asked.weights is None and not isinstance(model, nn.Module):
+    is_lightning = asked.weights is not None and hasattr(model, "load_from_checkpoint")
+    if not isinstance(model, nn.Module) and not is_lightning:
         model = model()
     if asked.weights is None:
         return Predictor(model, **choices)
-    lightning = hasattr(model, "load_from_checkpoint")
-    return Predictor.from_checkpoint(
-        asked.weights, model if lightning or isinstance(model, nn.Module) else model(), **choices
-    )
+    return Predictor.from_checkpoint(asked.weights, model, **choices)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -108,11 +95,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--forces", action="store_true", help="also the forces of a model of energies")
     add("--backend", help="cpu (default), inductor, cuda or none")
     add("--batch-size", type=float, help="graphs of a batch, on average")
-    add(
-        "--run-machine-code",
-        action="store_true",
-        help="load a file of the format AOTInductor, which runs what it holds",
-    )
+    add("--run-machine-code", action="store_true", help="load a file of the format AOTInductor, which runs its code")
     add("--keep", action="store_true", help="continue where graphs are wrong, and name them")
     add_source(parser)
     return parser

@@ -185,7 +185,7 @@ def _places(graphs: np.ndarray, counts: np.ndarray, is_graphs: bool) -> tuple[Te
 
 
 def to_records(predictions: Predictions) -> Iterator[dict[str, Any]]:
-    """The results graph by graph, in order; the exception in place of those of a graph that failed."""
+    """The results graph by graph, in order; for a graph that failed, its exception."""
     for graph in range(predictions.num_graphs):
         failed = predictions.errors.get(graph)
         yield {"error": failed} if failed is not None else predictions.of(graph)

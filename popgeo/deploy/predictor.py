@@ -105,11 +105,11 @@ class Predictor:
 
     @classmethod
     def of_programs(cls, programs: Sequence[FixedProgram], device: torch.device | str = "cpu") -> "Predictor":
-        """A predictor of finished programs, such as those of a file; it cannot grow.
+        """A predictor of finished programs, such as the programs of a file; it cannot grow.
 
         Args:
             programs: One for each shape; their inputs and results have the same names.
-            device: If they take their inputs.
+            device: The device of their inputs.
         """
         made = cls.__new__(cls)
         made.device, made._maker = torch.device(device), None
@@ -166,9 +166,8 @@ class Predictor:
         start, stop = (len(graphs) * (dist.get_rank() + i) // world for i in (0, 1))
         mine: Predictions | Exception
         try:
-            part = (
-                graphs[start:stop] if isinstance(graphs, (FlatStore, list)) else [graphs[i] for i in range(start, stop)]
-            )
+            is_cut = isinstance(graphs, (FlatStore, list))
+            part = graphs[start:stop] if is_cut else [graphs[i] for i in range(start, stop)]
             mine = self._all(part, start, keep, progress_bar)
         except Exception as error:  # the other processes wait for something
             mine = error
@@ -197,7 +196,7 @@ class Predictor:
             start += predicted.num_graphs
 
     def _opened(self, graphs: Any) -> Any:
-        """The graphs, flat where they lie in memory or flat on disk."""
+        """The graphs, flat if they lie in memory or flat on disk."""
         if isinstance(graphs, (FlatStore, list)) or not hasattr(graphs, "__len__") or why_not_flat(graphs):
             return graphs
         return FlatStore.from_dataset(graphs) if len(graphs) else []

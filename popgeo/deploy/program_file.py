@@ -18,13 +18,7 @@ from popgeo.deploy.plain_operations import plain_module
 from popgeo.deploy.predictions import Predictions
 from popgeo.deploy.predictor import Predictor
 from popgeo.deploy.program_notes import read_notes, write_notes
-from popgeo.deploy.torch_program import (
-    open_compiled,
-    open_torch,
-    read_notes_of_archive,
-    write_compiled,
-    write_torch,
-)
+from popgeo.deploy.torch_program import open_compiled, open_torch, read_notes_of_archive, write_compiled, write_torch
 from popgeo.engine.backend import Backend
 from popgeo.sealed_file import has_checksum, kind_of, sealed, unsealed
 
@@ -90,11 +84,8 @@ def export(
         for program in programs
     ]
     results = [program.run(example) for program, example in zip(programs, examples, strict=True)]
-    plain = [
-        plain_module(program.model, example)
-        for program, example in zip(programs, examples, strict=True)
-        if program.model is not None
-    ]
+    models = [program.model for program in programs if program.model is not None]
+    plain = [plain_module(each, example) for each, example in zip(models, examples, strict=True)]
     notes = write_notes(list(zip(programs, results, strict=True)), format, units or {})
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # of torch's exporters about torch

@@ -7,13 +7,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch_geometric.transforms.pad import (
-    AttrNamePadding,
-    EdgeTypePadding,
-    MappingPadding,
-    NodeTypePadding,
-    UniformPadding,
-)
+from torch_geometric.transforms import pad
+from torch_geometric.transforms.pad import MappingPadding, UniformPadding
 
 from popgeo.data.axes import Axis, Level
 from popgeo.data.batch_layout import LayoutChoices
@@ -23,7 +18,7 @@ from popgeo.deploy.fixed_program import FixedProgram, Tensors
 VERSION = 1
 FORMATS = ("torch", "aotinductor", "onnx")
 _MOST = 2**40  # slots of a batch
-_BY_NAME = (AttrNamePadding, NodeTypePadding, EdgeTypePadding)
+_BY_NAME = (pad.AttrNamePadding, pad.NodeTypePadding, pad.EdgeTypePadding)
 
 
 def write_notes(programs: Sequence[tuple[FixedProgram, Tensors]], format: str, units: Mapping[str, str]) -> str:
@@ -99,7 +94,7 @@ def _program(told: Mapping[str, Any]) -> FixedProgram:
     if not axes:
         raise ValueError("no result belongs to graphs, nodes or edges")
     return FixedProgram(
-        run=_no_results,
+        run=dict,  # until the file's program is known
         inputs={name: _like(shape, dtype) for name, (shape, dtype) in told["inputs"].items()},
         sizes=FixedSizeOptions(**sizes),
         axes=axes,
@@ -127,10 +122,6 @@ def _dtype(name: str) -> torch.dtype:
     if not isinstance(found, torch.dtype):
         raise ValueError(f"{name!r:.50} is not a type of tensors")
     return found
-
-
-def _no_results(tensors: Tensors) -> Tensors:
-    return {}
 
 
 def _of_dtype(dtype: torch.dtype) -> str:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -80,20 +81,16 @@ class GraphReader:
             raise named(first + number, error) from error
         right = [i for i in range(len(graphs)) if i not in errors]
         named_errors = {i: named(first + i, error) for i, error in errors.items()}
-        return (
-            (self._flat([graphs[i] for i in right], keys) if right else None),
-            np.array(right, np.int64),
-            named_errors,
-        )
+        flat = self._flat([graphs[i] for i in right], keys) if right else None
+        return flat, np.array(right, np.int64), named_errors
 
     def _flat(self, graphs: Any, keys: set[str]) -> FlatStore:
         """The graphs, without those attributes that the program does not take."""
         known, counting = self.names or keys, set(COUNT_NODES)
         # Nodes are counted by what the program takes, or else by what PyG counts them by.
         left_out = sorted(keys - known - (set() if keys & known & counting else counting))
-        store = FlatStore.from_dataset(
-            graphs, exclude_keys=left_out, levels=self.layout.levels, progress_bar=False, validate=True
-        )
+        how: dict[str, Any] = {"levels": self.layout.levels, "progress_bar": False, "validate": True}
+        store = FlatStore.from_dataset(graphs, exclude_keys=left_out, **how)
         return sort_edges(store) if self.layout.sort_edges else store
 
     @staticmethod
@@ -151,13 +148,8 @@ def pieces(graphs: Any, size: int) -> Iterable[Any]:
         for start in range(0, len(graphs), size):
             yield [_at(graphs, i) for i in range(start, min(start + size, len(graphs)))]
     else:
-        piece = []
-        for graph in graphs:
-            piece.append(graph)
-            if len(piece) == size:
-                yield piece
-                piece = []
-        if piece:
+        source = iter(graphs)
+        while piece := list(islice(source, size)):
             yield piece
 
 

@@ -8,7 +8,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from popgeo.plots.style import drawing
 
-# Symbol, colour, radius of the ball in angstrom. The letters tell elements apart where colours do not.
+# Symbol, colour, radius of the ball in angstrom. The letters tell elements apart if colours are alike.
 ELEMENTS = {
     1: ("H", "#f4f4f4", 0.27),
     6: ("C", "#7a7a7a", 0.40),

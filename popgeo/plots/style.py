@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import matplotlib as mpl
@@ -44,6 +45,12 @@ def panels(
         figure = Figure(figsize=(width, height), layout="constrained")
         figure.suptitle(title)
         return [figure.add_subplot(num_rows, num_columns, i + 1) for i in range(num_rows * num_columns)]
+
+
+def write_png(axes: Axes, path: Path) -> None:
+    """Writes the figure that holds the axes as PNG."""
+    assert isinstance(axes.figure, Figure)
+    axes.figure.savefig(path, format="png", dpi=150, bbox_inches="tight")
 
 
 @contextmanager

@@ -67,7 +67,7 @@ def opposite_in_batch(batch: Batch) -> dict[str, Tensor]:
 
 
 class OnceForEachPair:
-    """Lets parts of a model, which make rows of edges out of such rows, run on one edge of each pair.
+    """Lets parts of a model, which make rows of edges out of rows of edges, run on one edge of each pair.
 
     Their parameters and the names of these stay. A batch without `opposite_edge` is taken edge by edge. One thread at a
     time may call the model with batches that have it: its parts find them where the model has put them.

@@ -17,9 +17,8 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Batch, Data
 
-from popgeo.convert.neighbours import near_origin, require_elements
-from popgeo.deploy.ase_calculator import CalculatorOfAtoms
-from popgeo.deploy.neighbour_list import NeighbourList
+from popgeo.convert.neighbours import NeighbourList, require_elements
+from popgeo.deploy.ase_calculator import SystemsCalculator as SystemsCalculator
 from popgeo.packing import Budget, decreasing
 from popgeo.potentials.padding import PotentialLoader, with_safe_padding
 
@@ -142,12 +141,10 @@ class Evaluator:
         if not len(atoms):
             raise ValueError("it has no atoms. Leave it out.")
         require_elements(atoms.numbers)
-        edges, shifts = neighbours.of(atoms)
-        moves = near_origin(atoms.positions, atoms.cell.array, atoms.pbc)
-        shifts = shifts + moves[edges[0]] - moves[edges[1]]
+        pos, edges, shifts = neighbours.near_origin(atoms)
         graph = Data(
             z=torch.from_numpy(atoms.numbers).long(),
-            pos=torch.from_numpy(atoms.positions - moves).to(self.dtype),
+            pos=torch.from_numpy(pos).to(self.dtype),
             cell=torch.from_numpy(atoms.cell.array[None]).to(self.dtype),
             pbc=torch.from_numpy(atoms.pbc[None]),
             edge_index=torch.from_numpy(edges),
@@ -188,25 +185,6 @@ class Evaluator:
                 batch_size=num_graphs,
             )
         return self._loader
-
-
-class SystemsCalculator(CalculatorOfAtoms):
-    """Lets ASE run dynamics, optimizers and screenings with any framework's model, at one shape.
-
-        atoms.calc = SystemsCalculator(popgeo.potentials.mace.evaluator(model))
-
-    Args:
-        evaluator: What evaluates a system; its `make_room` fixes the shape for a screening.
-    """
-
-    def __init__(self, evaluator: Evaluator) -> None:
-        super().__init__()
-        self.evaluator = evaluator
-
-    def _values(self, atoms: Any) -> tuple[Tensor, ...]:
-        found = self.evaluator([atoms])
-        stress = [found["stress"]] if "stress" in found and atoms.cell.rank == 3 else []
-        return found["energy"], found["forces"], *stress
 
 
 def with_unit_shift(graph: Data) -> Data:

@@ -1,8 +1,8 @@
 """fairchem's potentials, such as UMA, at fixed shape: batches of `AtomicData` whose padding they cannot notice.
 
-    edge_index       as of the contract: vectors are pos[edge_index[0]] - pos[edge_index[1]] + cell_offsets @ cell
+    edge_index       see the contract: vectors are pos[edge_index[0]] - pos[edge_index[1]] + cell_offsets @ cell
     cell_offsets     unit_shift, in the type of the positions
-    natoms, nedges   atoms and edges of each structure, those of padding included
+    natoms, nedges   atoms and edges of each structure, padding included
     energy, ...      inf for padding: fairchem's own word for a target that is absent, so its losses and metrics leave
                      padding out, and their means count real rows only
 

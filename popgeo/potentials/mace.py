@@ -41,28 +41,24 @@ _OF_STRUCTURES = (
 _LEVELS = {OPPOSITE: "edge", **dict.fromkeys(_OF_ATOMS, "node"), **dict.fromkeys(_OF_STRUCTURES, "graph")}
 _CELLS = ("cell", "rcell")
 _ARGUMENTS = {"forces": "compute_force", "virials": "compute_virials", "stress": "compute_stress"}
-_MEANS = {
-    "energy_weight": "graphs_mask",
-    "stress_weight": "graphs_mask",
-    "virials_weight": "graphs_mask",
-    "forces_weight": "nodes_mask",
-}
+_MEANS = dict.fromkeys(("energy_weight", "stress_weight", "virials_weight"), "graphs_mask")
+_MEANS |= {"forces_weight": "nodes_mask"}
 """The mask of what the term that each weight is in is a mean over."""
 
 
 def fixed_size_loader(items: Any, *, cutoff: float | None = None, **kwargs: Any) -> PotentialLoader:
     """Loads MACE's `AtomicData` in MACE's own batches, all of one shape; see `PotentialLoader` for what it takes.
 
-    The batches are those of MACE's `DataLoader`, with `nodes_mask`, `edges_mask` and `graphs_mask`. Those of a list
-    also say which edges are opposite (`edge_pairs.py`): `in_one_pass` makes their weights once. In padding `weight` and
-    every other weight is 0; `energy_weight`, `stress_weight`, `virials_weight` and `forces_weight` of real
+    The batches equal the batches of MACE's `DataLoader`, with `nodes_mask`, `edges_mask` and `graphs_mask`. Batches of
+    a list also say which edges are opposite (`edge_pairs.py`): `in_one_pass` makes their weights once. In padding
+    `weight` and every other weight is 0; `energy_weight`, `stress_weight`, `virials_weight` and `forces_weight` of real
     structures are multiplied by slots per real row, so that MACE's weighted losses, unchanged, are means over what is
     real. Losses that are not proportional to these weights (Huber, L1L2, dipoles) need `OverReal`, which takes all.
 
     Args:
         items: A list of `AtomicData`, or whatever dataset of them MACE reads.
         cutoff: The model's `r_max`: padding edges are longer, and the edges of some items are counted, as they may have
-            been listed with a shorter one. The longest edge of the items where it is left out.
+            been listed with a shorter one. Left out, it is the longest edge of the items.
         kwargs: `num_nodes`, `num_edges`, `batch_size`, `shuffle` and the rest of `PotentialLoader`.
 
     Raises:
@@ -76,14 +72,8 @@ def fixed_size_loader(items: Any, *, cutoff: float | None = None, **kwargs: Any)
         cutoff = max([1.0, *(_longest(graphs[number]) for number in range(min(len(graphs), 100)))])
     else:
         check_edges(graphs, cutoff)
-    return PotentialLoader(
-        graphs,
-        partial(as_batch, num_species=num_species),
-        cutoff=cutoff,
-        species=0,
-        levels=_LEVELS,
-        **kwargs,
-    )
+    of_mace = partial(as_batch, num_species=num_species)
+    return PotentialLoader(graphs, of_mace, cutoff=cutoff, species=0, levels=_LEVELS, **kwargs)
 
 
 def as_graph(item: Any, *, num_species: int) -> Data:
@@ -134,13 +124,10 @@ def as_batch(batch: Batch, *, num_species: int) -> Any:
     fields["node_attrs"] = torch.eye(num_species, dtype=batch.pos.dtype, device=batch.pos.device)[fields.pop("z")]
     padding = ~batch.graphs_mask
     if "volume" in fields:
-        volume = torch.linalg.det(batch.cell)
-        fields["volume"] = torch.where(padding, volume, fields["volume"])
+        fields["volume"] = torch.where(padding, torch.linalg.det(batch.cell), fields["volume"])
     if "rcell" in fields:
-        # The cell of padding is a cube.
-        reciprocal = (
-            2 * torch.pi * torch.eye(3, dtype=batch.cell.dtype, device=batch.cell.device) / batch.cell[-1, 0, 0]
-        )
+        cube = torch.eye(3, dtype=batch.cell.dtype, device=batch.cell.device)  # which the cell of padding is
+        reciprocal = 2 * torch.pi * cube / batch.cell[-1, 0, 0]
         fields["rcell"] = torch.where(padding[:, None, None], reciprocal, fields["rcell"])
     for name in _CELLS:
         if name in fields:

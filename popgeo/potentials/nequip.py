@@ -67,14 +67,14 @@ def fixed_size_loader(
 ) -> Any:
     """Loads NequIP's frames in its own batches, all of one shape; see `PotentialLoader` for what it takes.
 
-    The batches are those of `AtomicDataDict.batched_from_list`, with `nodes_mask`, `edges_mask` and `graphs_mask`, and
-    with `opposite_edge` (`edge_pairs.py`) where the dataset is read once.
+    The batches equal the batches of `AtomicDataDict.batched_from_list`, with `nodes_mask`, `edges_mask` and
+    `graphs_mask`, and with `opposite_edge` (`edge_pairs.py`) if the dataset is read once.
 
     Args:
         dataset: A dataset of NequIP, or a list of frames (`AtomicDataDict`), with neighbour lists and types.
         cutoff: The model's `r_max`: padding edges are longer, and the edges of some frames are counted, as they may
             have been listed with a shorter one.
-        type_names: The model's: types beyond it are refused, and those of another element than their name says.
+        type_names: The model's: types beyond it are refused, and types whose name is the symbol of a different element.
         generator: What NequIP's data module passes; the order's seed is taken from it where `seed` is not given.
         collate_fn: What NequIP's data module passes; only its own is taken, as batches are made otherwise.
         in_memory: Reads the dataset once, so that neighbour lists are made once; False reads it in every epoch.
@@ -108,9 +108,8 @@ def as_graph(frame: Mapping[str, Tensor], *, names: frozenset[str], type_names: 
     """A frame of NequIP as a graph with the names of `popgeo.potentials.padding`.
 
     Raises:
-        ValueError: it is not a frame, other fields are in it than in the first one, or an atom is of another type than
-        the
-            model's.
+        ValueError: it is not a frame, its fields are not the fields of the first frame, or the model does not have the
+            type of an atom.
     """
     if type_names is not None:
         _check_types(_checked(frame), type_names)
@@ -184,14 +183,8 @@ def evaluator(model: Any, **kwargs: Any) -> Evaluator:
         del graph.edge_shift  # which is not a field of NequIP
         return graph
 
-    return Evaluator(
-        evaluate,
-        as_graph=typed,
-        as_batch=as_batch,
-        cutoff=float(model.metadata["r_max"]),
-        species=0,
-        **kwargs,
-    )
+    cutoff = float(model.metadata["r_max"])
+    return Evaluator(evaluate, as_graph=typed, as_batch=as_batch, cutoff=cutoff, species=0, **kwargs)
 
 
 def of_real(outputs: Mapping[str, Tensor], batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -211,7 +204,7 @@ def of_real(outputs: Mapping[str, Tensor], batch: Mapping[str, Tensor]) -> dict[
 
 
 class RealRows:
-    """Makes a training module of NequIP compare real rows only: models see padding, losses and metrics do not.
+    """Makes a training module of NequIP compare real rows only: only models see padding, not losses and metrics.
 
     Comes before the training module among the bases of a class. Batches without masks are treated as ever.
     """

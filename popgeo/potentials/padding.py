@@ -15,13 +15,13 @@ Of N atoms, E edges and G structures, n, e and g are real and come first. Of pad
 
 1. Padding atoms have a species that the model knows.
 2. Every padding edge joins a padding atom to its own image several cutoffs away, where an envelope is exactly 0: never
-   at distance 0, whose square root has no gradient. `unit_shift @ cell` is its `edge_shift`, as of real edges, so that
-   models that strain the cell agree with those that do not.
+   at distance 0, whose square root has no gradient. `unit_shift @ cell` is its `edge_shift`, as for real edges, so that
+   models that strain the cell agree with models that keep it.
 3. Cells of padding are cubes, periodic, as wide as that; none is singular.
 4. Every padding structure has at least one atom, so nothing is divided by 0; weights, targets and whatever else the
    framework has are 0 there.
-5. Real rows equal those of the framework's own batch to the last bit, so energies, forces, stress and the gradient of
-   every weight do, once means count real rows only: `mean_over_real`, `slots_per_real`, and `unpad_outputs`.
+5. Real rows equal the rows of the framework's own batch to the last bit, so energies, forces, stress and the gradient
+   of every weight do, once means count real rows only: `mean_over_real`, `slots_per_real`, and `unpad_outputs`.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -19,6 +19,7 @@ from mace import tools
 from mace.cli import run_train
 from torch.utils.data import ConcatDataset
 
+from popgeo.command_line import OneLineParser
 from popgeo.engine.compile_step import compile_step
 from popgeo.engine.step_options import StepOptions
 from popgeo.potentials.mace import OverReal, TrainingStep, fixed_size_loader
@@ -28,21 +29,18 @@ _BACKENDS = {"engine": "cpu", "inductor": "inductor"}
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Trains as `mace_run_train` does with these arguments; `--fixed_size` and `--step` are popgeo's."""
-    asked, rest = _parser().parse_known_args(sys.argv[1:] if arguments is None else arguments)
+    # MACE's parser prints the help, so this one has none.
+    parser = OneLineParser(prog="python -m popgeo.potentials.run_mace", add_help=False, allow_abbrev=False)
+    parser.add_argument("--fixed_size", nargs="*", type=int, metavar="SIZE")
+    parser.add_argument("--step", choices=("eager", *_BACKENDS))
+    asked, rest = parser.parse_known_args(sys.argv[1:] if arguments is None else arguments)
     settings = tools.build_default_arg_parser().parse_args(rest)
     if asked.fixed_size is None:
         return run_train.run(settings)
     if len(asked.fixed_size) not in (0, 2):
-        raise SystemExit(f"--fixed_size is given {len(asked.fixed_size)} numbers; give ATOMS EDGES, or none.")
+        parser.error(f"--fixed_size is given {len(asked.fixed_size)} numbers; give ATOMS EDGES, or none")
     with fixed_size_training(settings, asked.fixed_size, asked.step):
         run_train.run(settings)
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m popgeo.potentials.run_mace", add_help=False, allow_abbrev=False)
-    parser.add_argument("--fixed_size", nargs="*", type=int, metavar="SIZE")
-    parser.add_argument("--step", choices=("eager", *_BACKENDS))
-    return parser
 
 
 @contextmanager
@@ -104,23 +102,12 @@ class _CompiledSteps:
         self.backend = backend
         self._steps: dict[int, Callable[..., torch.Tensor]] = {}
 
-    def __call__(
-        self,
-        *,
-        model: Any,
-        loss_fn: Any,
-        batch: Any,
-        optimizer: Any,
-        ema: Any,
-        output_args: Any,
-        max_grad_norm: Any,
-        device: Any,
-    ) -> tuple[torch.Tensor, dict[str, Any]]:
+    def __call__(self, *, loss_fn: Any, batch: Any, ema: Any, **given: Any) -> tuple[torch.Tensor, dict[str, Any]]:
         start = time.time()
         if id(loss_fn) not in self._steps:
-            options = StepOptions(max_grad_norm=max_grad_norm)
-            step = TrainingStep(model, loss_fn, output_args)
-            self._steps[id(loss_fn)] = compile_step(step, optimizer, backend=self.backend, options=options)
+            options = StepOptions(max_grad_norm=given["max_grad_norm"])
+            step = TrainingStep(given["model"], loss_fn, given["output_args"])
+            self._steps[id(loss_fn)] = compile_step(step, given["optimizer"], backend=self.backend, options=options)
         loss = self._steps[id(loss_fn)](**batch.to_dict())
         if ema is not None:
             ema.update()

@@ -41,12 +41,7 @@ _MADE = (
     *(properties.lidx_i, properties.lidx_j, properties.seg_m),
 )
 _INPUTS = (
-    "total_charge",
-    "spin_multiplicity",
-    "electric_field",
-    "magnetic_field",
-    "masses",
-    "nuclear_magnetic_moments",
+    *("total_charge", "spin_multiplicity", "electric_field", "magnetic_field", "masses", "nuclear_magnetic_moments"),
 )
 _NUM_LOOKED_AT = 200
 _call = partial(call_model, species=properties.Z, owner=properties.idx_m)
@@ -76,14 +71,8 @@ def fixed_size_loader(
     structures = Structures(dataset, partial(as_graph, names=names, max_z=max_z)).in_memory()
     check_edges(structures, cutoff)
     levels = _levels(structures, names)
-    return PotentialLoader(
-        structures,
-        partial(as_batch, levels=levels, inputs=frozenset((*_INPUTS, *inputs))),
-        cutoff=cutoff,
-        species=1,
-        levels=levels,
-        **kwargs,
-    )
+    of_schnetpack = partial(as_batch, levels=levels, inputs=frozenset((*_INPUTS, *inputs)))
+    return PotentialLoader(structures, of_schnetpack, cutoff=cutoff, species=1, levels=levels, **kwargs)
 
 
 def as_graph(item: Mapping[str, Tensor], *, names: frozenset[str], max_z: int) -> Data:
@@ -132,7 +121,7 @@ def _levels(structures: Any, names: frozenset[str]) -> dict[str, str]:
         if not fitting:
             raise ValueError(
                 f"{name!r} has {rows[:4]} rows in the first structures, which have {sizes['node'][:4]} atoms and "
-                f"{sizes['edge'][:4]} pairs, so its size is not fixed by those of a batch. Leave it out."
+                f"{sizes['edge'][:4]} pairs, so the sizes of a batch do not fix its size. Leave it out."
             )
         levels.setdefault(name, fitting[0])
     return levels
@@ -261,7 +250,7 @@ class TaskStep(nn.Module):
             given, target = pred[output.name], batch[output.target_property]
             fitting = [mask for mask in ("graphs_mask", "nodes_mask") if len(batch[mask]) == len(given)]
             if len(fitting) != 1:
-                raise ValueError(f"{output.name!r} has {len(given)} rows, which are not those of atoms or structures.")
+                raise ValueError(f"{output.name!r} has {len(given)} rows, which are not rows of atoms or structures.")
             mask = batch[fitting[0]]
             rows = mask.view(-1, *(1 for _ in given.shape[1:]))
             real = [torch.where(rows, value, 0) for value in (given, target)]

@@ -23,9 +23,10 @@ _ACTIVATIONS: dict[Any, Activation] = {
 def in_one_pass(model: nn.Module) -> nn.Module:
     """A model of SchNetPack whose SchNet or PaiNN makes filters, messages and sums in one pass, with what it had.
 
-    The model itself is changed, and returned: its weights, its `state_dict` and its results stay. It trains on forces,
-    in eager mode, too. Hooks on the parts that make filters or messages are no longer called, and a file of the whole
-    model, unlike one of its `state_dict`, is read only where popgeo is.
+    The model itself is changed, and returned: its weights, its `state_dict` and its results stay. A representation by
+    itself stays as it is; the returned one has the same weights. It trains on forces, in eager mode, too. Hooks on the
+    parts that make filters or messages are no longer called, and a file of the whole model, unlike a file of its
+    `state_dict`, is read only if popgeo is installed.
 
     Args:
         model: A `NeuralNetworkPotential`, a task, or a representation itself.
@@ -34,7 +35,7 @@ def in_one_pass(model: nn.Module) -> nn.Module:
         ValueError: there is no SchNet or PaiNN in it, its cutoff is neither the cosine nor the mollifier, or the
             activation of its filters is none of `popgeo.ops.Activation`.
     """
-    classes = {SchNet: OnePassSchNet, PaiNN: OnePassPaiNN}
+    classes: dict[type, Any] = {SchNet: OnePassSchNet, PaiNN: OnePassPaiNN}
     found: list[Any] = [one for one in model.modules() if type(one) in (*classes, *classes.values())]
     if not found:
         raise ValueError(f"There is no SchNet or PaiNN of SchNetPack in this {type(model).__name__}.")
@@ -46,9 +47,12 @@ def in_one_pass(model: nn.Module) -> nn.Module:
         if isinstance(representation, SchNet):
             for block in representation.interactions:
                 _activation(block.filter_network[0].activation)
-        # Everything that it has stays; only the way it runs changes.
-        representation.__class__ = classes.get(type(representation), type(representation))
-    return model
+    new = {id(one): classes[type(one)](one) for one in found if type(one) in classes}
+    for parent in list(model.modules()):
+        for name, part in list(parent._modules.items()):
+            if id(part) in new:
+                setattr(parent, name, new[id(part)])
+    return new.get(id(model), model)
 
 
 class _Edges:
@@ -73,8 +77,17 @@ class _Edges:
         return interaction(x, *edges, envelope=self.envelope, direction=direction, plan=self.plan)
 
 
+def _share(new: nn.Module, plain: nn.Module) -> None:
+    """Gives a new module the parts, weights, hooks and settings of a module; only the way it runs is different."""
+    nn.Module.__init__(new)
+    vars(new).update(vars(plain))
+
+
 class OnePassSchNet(SchNet):
     """SchNetPack's SchNet, with eq. 2 of arXiv:1706.08566 as one operation."""
+
+    def __init__(self, plain: SchNet) -> None:
+        _share(self, plain)
 
     def forward(self, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
         """Adds the atoms' features to a batch, as SchNetPack does."""
@@ -95,6 +108,9 @@ class OnePassSchNet(SchNet):
 
 class OnePassPaiNN(PaiNN):
     """SchNetPack's PaiNN, with eq. 7 and 8 of arXiv:2102.03150 as one operation."""
+
+    def __init__(self, plain: PaiNN) -> None:
+        _share(self, plain)
 
     def forward(self, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
         """Adds the atoms' scalars and vectors to a batch, as SchNetPack does."""

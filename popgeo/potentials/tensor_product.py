@@ -26,23 +26,16 @@ from popgeo.potentials.tensor_product_checks import MOST_COMPONENTS, NUM_OF_PATH
 _pack_call = struct.Struct("19q").pack
 
 
-def _kernel(
-    role: int,
-    tensors: Sequence[Tensor | None],
-    src: Tensor,
-    dst: Tensor,
-    num_nodes: int,
-    widths: Sequence[int],
-    paths: Sequence[int],
-    terms: Sequence[float],
-) -> Tensor:
+def _kernel(role: int, *inputs: Any) -> Tensor:
+    """The product with the tensor left out that `role` numbers; inputs are in the order of the operation's schema."""
+    *tensors, src, dst, num_nodes, widths, paths, terms = inputs
     like = check_arrays(role, tensors, src, dst, num_nodes, widths)
     as_paths, as_terms = _tables(tuple(widths), tuple(paths), tuple(terms))
     native = library.packed("popgeo_tensor_product")
     if native is None or not like.is_cpu or like.dtype not in (torch.float32, torch.float64):
         refuse_index("src", src, num_nodes)
         refuse_index("dst", dst, num_nodes)
-        return _plain(role, tensors, src, dst, num_nodes, widths, paths, terms)
+        return _plain(role, *inputs)
     read = [None if tensor is None else library.as_read(tensor) for tensor in tensors]
     src, dst, num_edges = library.as_read(as_int64(src)), library.as_read(as_int64(dst)), src.shape[0]
     rows = num_edges if role in (1, 2) else num_nodes
@@ -79,17 +72,9 @@ def _by_path(paths: Sequence[int], terms: Sequence[float]) -> list[tuple[Any, ..
     return [(*paths[at * NUM_OF_PATH : (at + 1) * NUM_OF_PATH], one) for at, one in enumerate(chosen)]
 
 
-def _plain(
-    role: int,
-    tensors: Sequence[Tensor | None],
-    src: Tensor,
-    dst: Tensor,
-    num_nodes: int,
-    widths: Sequence[int],
-    paths: Sequence[int],
-    terms: Sequence[float],
-) -> Tensor:
+def _plain(role: int, *inputs: Any) -> Tensor:
     """The definition, in torch."""
+    *tensors, src, dst, num_nodes, widths, paths, terms = inputs
     ends: list[Tensor | None] = [src, None, None, dst]
     on_edges = [t if t is None or end is None else t.index_select(0, end) for t, end in zip(tensors, ends, strict=True)]
     like = next(tensor for tensor in on_edges if tensor is not None)
@@ -111,13 +96,9 @@ def _plain(
     return out if end is None else out.new_zeros(num_nodes, widths[role]).index_add(0, end, out)
 
 
-def _of_op(role: int, x: Tensor | None, y: Tensor | None, w: Tensor | None, g: Tensor | None, *rest: Any) -> Tensor:
-    return _kernel(role, (x, y, w, g), *rest)
-
-
-def _fake(role: int, x: Tensor | None, y: Tensor | None, w: Tensor | None, g: Tensor | None, *rest: Any) -> Tensor:
-    src, _, num_nodes, widths, *_ = rest
-    like = next(tensor for tensor in (x, y, w, g) if tensor is not None)
+def _fake(role: int, *inputs: Any) -> Tensor:
+    *tensors, src, _, num_nodes, widths, _, _ = inputs
+    like = next(tensor for tensor in tensors if tensor is not None)
     return like.new_empty(src.shape[0] if role in (1, 2) else num_nodes, widths[role])
 
 
@@ -140,7 +121,7 @@ def _differentiate(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
 _PRODUCT = register(
     "tensor_product(int role, Tensor? x, Tensor? y, Tensor? w, Tensor? g, Tensor src, Tensor dst, SymInt num_nodes, "
     "int[] widths, int[] paths, float[] terms) -> Tensor",
-    kernel=_of_op,
+    kernel=_kernel,
     fake=_fake,
     setup_context=_save,
     backward=_differentiate,

@@ -21,11 +21,8 @@ def check_arrays(
     Raises:
         ValueError: an array is missing, or has a different shape or type.
     """
-    if (
-        role not in range(4)
-        or len(widths) != 4
-        or [tensor is None for tensor in tensors] != [i == role for i in range(4)]
-    ):
+    is_missing = [tensor is None for tensor in tensors]
+    if role not in range(4) or len(widths) != 4 or is_missing != [i == role for i in range(4)]:
         given = [name for name, tensor in zip("xywg", tensors, strict=True) if tensor is not None]
         raise ValueError(f"role is {role} of 0 to 3, there are {len(widths)} widths of 4, and {given} are given. "
                          "Pass every tensor but the one that the role names.")  # fmt: skip
@@ -60,12 +57,8 @@ def check_paths(widths: Sequence[int], paths: Sequence[int], terms: Sequence[flo
         channels, x, num_x, y, num_y, w, g, num_g = path = paths[at * NUM_OF_PATH : (at + 1) * NUM_OF_PATH]
         ends = x + channels * num_x, y + num_y, w + channels, g + channels * num_g
         sizes.append((num_x, num_y, num_g))
-        if (
-            min(path) < 0
-            or not channels * num_x * num_y * num_g
-            or max(sizes[-1]) > MOST_COMPONENTS
-            or any(e > n for e, n in zip(ends, widths, strict=True))
-        ):
+        is_outside = min(path) < 0 or any(end > width for end, width in zip(ends, widths, strict=True))
+        if is_outside or 0 in (channels, *sizes[-1]) or max(sizes[-1]) > MOST_COMPONENTS:
             raise ValueError(f"Path {at} is {list(path)}; it leaves rows of {list(widths)} numbers, or has more than "
                              f"{MOST_COMPONENTS} components.")  # fmt: skip
         for found, block in zip(blocks, ((x, channels, num_x), (w, channels, 1), (g, channels, num_g)), strict=True):

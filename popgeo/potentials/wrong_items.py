@@ -92,7 +92,7 @@ def call_model(
         function: Calls the model with a batch.
         batch: What it is called with.
         model: The model itself.
-        species: Which field has those of atoms, as the model counts them.
+        species: Which field has the species of atoms, as the model counts them.
         owner: Which field has the structure of each atom.
 
     Raises:

@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from popgeo.atomic_write import write_atomically
-from popgeo.command_line import OneLineParser, run
+from popgeo.command_line import OneLineParser, described, run
 from popgeo.testing.claims import Status, SubjectKind
-from popgeo.testing.conformance import check_conformance, described, known_claims
+from popgeo.testing.conformance import check_conformance, known_claims
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

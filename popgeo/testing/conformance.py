@@ -1,7 +1,6 @@
 """Tries what is claimed of a model, a loader, a sampler or a neighbour list, and reports what came of it."""
 
 import importlib
-import sys
 import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
@@ -9,6 +8,7 @@ from typing import Any
 
 import torch
 
+from popgeo.command_line import described, found_at
 from popgeo.testing.claims import CLAIMS, Case, Claim, Finding, NotTriedError, Status, Subject, SubjectKind
 from popgeo.testing.conformance_report import Conformance
 from popgeo.testing.fixed_batches import a_few
@@ -87,27 +87,6 @@ def subject_of(
     return subject(what=what, graphs=few or (), **how)
 
 
-def found_at(origin: str) -> Any:
-    """What is in a module under a name, `module:name`.
-
-    Raises:
-        ValueError: nothing does.
-    """
-    module, _, name = origin.partition(":")
-    try:
-        sys.path.insert(0, "")
-        found = importlib.import_module(module)
-        for part in name.split("."):
-            found = getattr(found, part)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise ValueError(f"{origin} is not found: {error}. Name a factory as package.module:function.") from error
-    except (Exception, SystemExit) as error:  # whatever a module does when it is imported
-        raise ValueError(f"{module} cannot be imported: {described(error)}.") from error
-    finally:
-        sys.path.remove("")
-    return found
-
-
 def made_by(origin: str) -> Any:
     """What the factory `module:factory` makes.
 
@@ -124,11 +103,6 @@ def made_by(origin: str) -> Any:
         ) from error
     except (Exception, SystemExit) as error:
         raise ValueError(f"{origin} makes nothing: {described(error)}.") from error
-
-
-def described(error: BaseException) -> str:
-    """The kind of an error and its words; of `sys.exit()` what it does."""
-    return f"it calls sys.exit({error.code!r})" if isinstance(error, SystemExit) else f"{type(error).__name__}: {error}"
 
 
 def ends_the_attempt(error: BaseException) -> bool:

@@ -7,7 +7,6 @@ from typing import NamedTuple
 import pandas as pd
 import torch
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 from torch import Tensor
 
 from popgeo.atomic_write import written_whole
@@ -15,6 +14,7 @@ from popgeo.convert.atom_keys import WEIGHTS
 from popgeo.engine.compiled_step import CompiledStep
 from popgeo.loader import FixedSizeDataLoader
 from popgeo.plots import panels, prediction_scatter
+from popgeo.plots.style import write_png
 from popgeo.train.training_set import UNITS, weight_of
 
 
@@ -108,7 +108,5 @@ def draw_parity(pairs: Pairs, title: str, path: Path) -> None:
 
 def draw(axes: Axes, path: Path) -> None:
     """Writes the figure that holds the axes as PNG; the file appears whole or not at all."""
-    figure = axes.figure
-    assert isinstance(figure, Figure)
     with written_whole(path) as partial:
-        figure.savefig(partial, format="png", dpi=150, bbox_inches="tight")
+        write_png(axes, partial)

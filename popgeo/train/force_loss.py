@@ -26,7 +26,7 @@ class ForceLoss(nn.Module):
 
     Args:
         field: The force field.
-        weights: Of `energy`, `forces` and `stress`: those of them that are learned.
+        weights: Of the labels that are learned, out of `energy`, `forces` and `stress`.
         loss: A key of `LOSSES`.
     """
 
@@ -55,7 +55,7 @@ class ForceLoss(nn.Module):
 
         `costs` [number of weights, 2] has what each label costs in all, and how many entries are known: losses of
         batches add up by these. Labels that are NaN, and padding, count for nothing. `weight` is that of each
-        structure, `energy_weight` and so on those of its labels. [num_graphs]
+        structure, `energy_weight` and so on are the weights of its labels. [num_graphs]
         """
         num_graphs = graphs_mask.size(0)
         given: dict[str, Any] = {"edge_shift": edge_shift, "num_graphs": num_graphs, "binding_only": True}

@@ -52,9 +52,7 @@ def of_run(asked: argparse.Namespace, words: Sequence[str]) -> argparse.Namespac
         before = json.loads(path.read_text())
         kept = {name: before[name] for name in vars(asked) if name not in (_MAY_CHANGE & given | {"out", "resume"})}
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ValueError(
-            f"{path} was not written by `popgeo train`: {error!r}. Start a new run with --init."
-        ) from error
+        raise ValueError(f"{path} was not written by `popgeo train`: {error!r}. Start a run with --init.") from error
     now = _as_json(asked)
     if other := [name for name in given - _MAY_CHANGE if now[name] != before[name]]:
         told = ", ".join(f"--{name.replace('_', '-')} was {before[name]}, is {now[name]}" for name in sorted(other))
@@ -96,15 +94,8 @@ def parser() -> argparse.ArgumentParser:
     add("source", type=Path, nargs="?", metavar="FILE", help="extended XYZ, a database or trajectory of ASE, MACE's "
         "HDF5, or a store that popgeo convert wrote")  # fmt: skip
     add("--out", type=Path, default=Path("popgeo-train"), help="folder that the results are written to")
-    add(
-        "--resume",
-        "--restart-latest",
-        action="store_true",
-        help="continue the run in --out; its settings are taken from there",
-    )
-    add(
-        "--init", type=Path, metavar="MODEL", help="start from the weights of a model.pt, with its energies of elements"
-    )
+    add("--resume", "--restart-latest", action="store_true", help="continue the run in --out with its settings")
+    add("--init", type=Path, metavar="MODEL", help="start from the weights and the element energies of a model.pt")
     add("--recompute-E0s", action="store_true", help="with --init: fit energies of elements and the scale again")
     add("--seed", type=at_least(0, int), default=0, help="what weights, split and order are drawn from")
     data = made.add_argument_group("data")
@@ -129,9 +120,7 @@ def parser() -> argparse.ArgumentParser:
     of_fit("--epochs", "--max-num-epochs", type=count, default=100, help="passes over the structures at most")
     of_fit("--batch-size", type=count, default=10, help="structures of a batch on average")
     of_fit("--loss", choices=list(LOSSES), default="mse", help="of each error; huber: squared below 0.01")
-    of_fit(
-        "--energy-weight", type=number, default=100.0, help="weight of energies per atom in the loss; 0 trains without"
-    )
+    of_fit("--energy-weight", type=number, default=100.0, help="weight of energies per atom; 0 trains without")
     of_fit("--forces-weight", type=number, default=100.0, help="weight of forces; 0 trains without")
     of_fit("--stress-weight", type=number, help="weight of stress; 0 trains without (default: 1000 if there is any)")
     of_fit("--lr", type=number, default=2e-3, help="first learning rate of AdamW")

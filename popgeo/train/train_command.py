@@ -2,8 +2,8 @@
 
 import argparse
 import ast
-import sys
 from collections.abc import Callable, Sequence
+from inspect import signature
 from pathlib import Path
 
 import pandas as pd
@@ -14,7 +14,7 @@ from popgeo.atomic_write import write_atomically
 from popgeo.command_line import make_folder
 from popgeo.convert.command import atoms_options
 from popgeo.data import FixedSizeOptions
-from popgeo.deploy.force_field import ForceField
+from popgeo.deploy.force_field import MODELS, ForceField
 from popgeo.folder_lock import folder_lock
 from popgeo.loader import FixedSizeDataLoader
 from popgeo.plots import loss_curve
@@ -23,21 +23,19 @@ from popgeo.train.fit import BEST, CHECKPOINT, Fit
 from popgeo.train.run_settings import begun, of_run, parser, with_dashes
 from popgeo.train.training_set import UNITS, TrainingSet, as_training_set, drawn_parts, read_structures
 
-_OPTIONS = {"hidden_channels": "num_channels", "num_interactions": "num_interactions"}
-_OPTIONS |= {"num_gaussians": "num_radial", "num_radial": "num_radial"}  # from a network's settings
+# The option that gives each setting of a network, and the settings of each network.
+_OPTIONS = {"num_filters": "num_channels", "hidden_channels": "num_channels", "num_interactions": "num_interactions"}
+_OPTIONS |= {"num_gaussians": "num_radial", "num_radial": "num_radial"}
+_TAKEN = {name: signature(network).parameters.keys() for name, network in MODELS.items()}
 
 
 def train(arguments: Sequence[str]) -> int:
-    """Trains what a command line asks for; the exit status is 2 if that is not possible, 130 after Ctrl-C."""
+    """Trains what a command line asks for; the exit status is 130 after Ctrl-C."""
     words = [with_dashes(word) for word in arguments]
     asked = parser().parse_args(words)
-    try:
-        make_folder(asked.out)
-        with folder_lock(asked.out):
-            return _train(of_run(asked, words) if asked.resume else begun(asked))
-    except (ValueError, OSError) as error:
-        print(f"popgeo: {' '.join(str(error).split())}", file=sys.stderr)
-        return 2
+    make_folder(asked.out)
+    with folder_lock(asked.out):
+        return _train(of_run(asked, words) if asked.resume else begun(asked))
 
 
 def _train(asked: argparse.Namespace) -> int:
@@ -104,17 +102,13 @@ def _taken_over(asked: argparse.Namespace) -> ForceField:
         ValueError: an option states another architecture.
     """
     field = ForceField.load(asked.init)
-    own = {
-        "model": field.name,
-        "cutoff": field.cutoff,
-        **{_OPTIONS[n]: v for n, v in field.settings.items() if n in _OPTIONS},
-    }
+    own = {option: field.settings[name] for name, option in _OPTIONS.items() if name in field.settings}
+    own |= {"model": field.name, "cutoff": field.cutoff}
     defaults = vars(parser().parse_args(["FILE"]))
     for name, value in own.items():
         if getattr(asked, name) not in (value, defaults[name]):
-            raise ValueError(
-                f"--{name.replace('_', '-')} is {getattr(asked, name)}, {asked.init} has {value}. Leave the option out."
-            )
+            option = f"--{name.replace('_', '-')}"
+            raise ValueError(f"{option} is {getattr(asked, name)}, {asked.init} has {value}. Leave the option out.")
         setattr(asked, name, value)
     return field
 
@@ -146,28 +140,22 @@ def _energies(text: str) -> dict[int, float]:
     try:
         return {int(z): float(energy) for z, energy in ast.literal_eval(text).items()}
     except (ValueError, SyntaxError, AttributeError, TypeError):
-        raise ValueError(
-            f"--E0s is {text!r}; write average, none, or energies such as '{{1: -13.6, 8: -2041.8}}'."
-        ) from None
+        example = "'{1: -13.6, 8: -2041.8}'"
+        raise ValueError(f"--E0s is {text!r}; write average, none, or energies such as {example}.") from None
 
 
 def _field(asked: argparse.Namespace, data: TrainingSet, before: ForceField | None) -> ForceField:
     if asked.device.startswith("cuda") and not torch.cuda.is_available():
         raise ValueError(
-            f"--device is {asked.device}, and torch finds no such GPU here. Leave it out for the processor."
+            f"--device is {asked.device}, and torch does not find this GPU. Leave it out for the processor."
         )
-    settings = {"hidden_channels": asked.num_channels, "num_interactions": asked.num_interactions}
-    of_model = {
-        "schnet": {"num_filters": asked.num_channels, "num_gaussians": asked.num_radial},
-        "painn": {"num_radial": asked.num_radial},
-    }
-    settings |= {"cutoff": asked.cutoff, **of_model[asked.model]}
-    spread = data.spread
     if before is not None:
-        settings, spread = before.settings, data.spread if asked.recompute_E0s else float(before.scale)
-    field = ForceField(asked.model, settings, data.references, spread)
-    if before is not None:
+        spread = data.spread if asked.recompute_E0s else float(before.scale)
+        field = ForceField(before.name, before.settings, data.references, spread)
         field.net.load_state_dict(before.net.state_dict())
+    else:
+        settings = {name: getattr(asked, option) for name, option in _OPTIONS.items() if name in _TAKEN[asked.model]}
+        field = ForceField(asked.model, {**settings, "cutoff": asked.cutoff}, data.references, data.spread)
     return (field.double() if asked.dtype == "float64" else field).to(asked.device)
 
 

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch_geometric.data import Data
 
 from popgeo.convert.atom_keys import LABELS, WEIGHTS
+from popgeo.convert.atom_labels import as_label, numbers
 from popgeo.convert.atoms import LEVELS, read_atoms, with_pairs
 from popgeo.convert.neighbours import require_elements
 from popgeo.data.flat_store import FlatStore
@@ -28,7 +29,7 @@ class TrainingSet:
     """What a run trains on, validates on and tests on.
 
     Attributes:
-        store: All structures; their energies are without those of elements.
+        store: All structures; their energies are without the energies of elements.
         parts: Which of them are for `train`, `valid` and `test`.
         references: Energy of each element, NaN for elements that are not trained on. float64 [100]
         labels: Which of `energy`, `forces` and `stress` they have.
@@ -115,33 +116,24 @@ def _prepared(one: Data, cutoff: float, partial: bool) -> Data:
         if name not in _TAKEN:
             del data[name]
         elif name in (*LABELS, *WEIGHTS):
-            data[name] = _checked(name, data[name], len(one.z), partial and name in LABELS)
+            data[name] = _checked(name, data[name], one, partial and name in LABELS)
         elif data[name].is_floating_point():
             data[name] = data[name].double()
     return data
 
 
-def _checked(name: str, value: Any, num_atoms: int, partial: bool) -> Tensor:
+def _checked(name: str, value: Any, one: Data, partial: bool) -> Tensor:
     """A label or a weight in its shape, as float64.
 
     Raises:
-        ValueError: it is not made of numbers, or has another shape.
+        ValueError: it is not made of finite numbers, or its shape or size does not fit.
     """
-    if not isinstance(value, Tensor) or value.is_complex() or value.dtype is torch.bool:
-        raise ValueError(f"its {name} is {value!r}, not a tensor of numbers.")
-    value = value.double()
-    if value.isinf().any() or (value.isnan().any() and not partial):
-        raise ValueError(
-            f"its {name} is not finite. Leave the structure out, or pass --partial-labels: NaN then means unknown."
-        )
-    if name in WEIGHTS and (value < 0).any():
-        raise ValueError(f"its {name} is {value.min():g}; a weight is at least 0.")
-    shape = {"forces": (num_atoms, 3), "stress": (1, 3, 3)}.get(name, (1,))
-    if name == "stress" and value.numel() == 6:
-        return voigt_to_matrix(value.view(1, 6))
-    if value.numel() != np.prod(shape):
-        raise ValueError(f"its {name} has the shape {tuple(value.shape)}, not {shape}.")
-    return value.reshape(shape)
+    if not isinstance(value, Tensor):
+        raise ValueError(f"it has {name} of {value!r}, not a tensor of numbers. Leave the structure out.")
+    cell = one.cell.double().view(3, 3).numpy() if "cell" in one else np.zeros((3, 3))
+    values = numbers(name, value.double().numpy() if value.is_floating_point() else value.numpy(), "iuf", partial)
+    label = torch.from_numpy(as_label(name, name, values.astype(np.float64), len(one.z), cell))
+    return voigt_to_matrix(label) if name == "stress" else label
 
 
 def drawn_parts(count: int, valid: float, test: float, seed: int) -> dict[str, np.ndarray]:
@@ -222,7 +214,7 @@ def _common_labels(parts: Mapping[str, list[Data]]) -> tuple[str, ...]:
         for other, more in has.items():
             if missing := sorted(more - names):
                 raise ValueError(
-                    f"The structures of {part} have no {missing[0]}, those of {other} have. Pass "
+                    f"The structures of {part} have no {missing[0]}, the structures of {other} have it. Pass "
                     f"--{missing[0]}-weight 0 to train without, or structures of {part} that have it."
                 )
     known = {name for name in has["train"] if any(one[name].isfinite().any() for one in parts["train"])}

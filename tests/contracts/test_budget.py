@@ -26,13 +26,13 @@ PLACES = {
 # programs) and needed more lines than they removed: the next consolidation is to win them back. Until then a number
 # may rise only in a change that lowers another one by as much.
 BUDGETS = {
-    "core": 32_314,
+    "core": 31_430,
     "compat": 3_300,
     "systems": 2_329,
     "models": 1_535,
-    "reach": 3_475,
-    "kit": 2_295,
-    "train": 790,
+    "reach": 3_325,
+    "kit": 2_330,
+    "train": 755,
 }
 REMEDY = "A new mechanism names the one it replaces: take that out, or raise the budget here and say why."
 LONGEST_FILE, SHORTEST_FILE_OF_ONE_USER = 300, 40

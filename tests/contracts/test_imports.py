@@ -45,7 +45,7 @@ MAY_IMPORT = {
     "convert": {"data", "progress", "command_line"},
     "loader": {"data", "packing", "sampling", "byte_block", "random_numbers", "did_you_mean"},
     "ipu": {"atomic_write", "capture", "engine", "plots", "did_you_mean", "quantity"},
-    "potentials": {"convert", "data", "deploy", "engine", "loader", "native", "nn", "ops", "packing"},
+    "potentials": {"command_line", "convert", "data", "deploy", "engine", "loader", "native", "nn", "ops", "packing"},
     "deploy": {
         "atomic_write",
         "command_line",

@@ -131,11 +131,11 @@ def test_a_folder_of_files_is_one_dataset_and_a_loader_takes_it(tmp_path):
     assert main(["convert", str(tmp_path / "shards"), str(tmp_path / "store"), "--cutoff", "3"]) == 0
     store = FlatStore.open(tmp_path / "store")
     assert torch.equal(store[4].pos, structures[4].pos)
-    with pytest.warns(UserWarning, match="fetched anew"):
+    with pytest.warns(UserWarning, match="fetched again"):
         loader = FixedSizeDataLoader(structures, num_nodes=12, num_edges=200, batch_size=4)
     assert sum(int(batch.graphs_mask.sum()) for batch in loader) == 5
     with (
-        pytest.warns(UserWarning, match="fetched anew"),
+        pytest.warns(UserWarning, match="fetched again"),
         pytest.raises(ValueError, match="largest graph is 1 with 3"),
     ):
         list(FixedSizeDataLoader(structures, num_nodes=3, num_edges=200, batch_size=3))

@@ -67,7 +67,7 @@ def test_weights_of_a_checkpoint_of_lightning_are_found_under_their_prefix(tmp_p
     ("out", "model", "message"),
     [
         ("out.txt", f"{HERE}:make_model", r"results are written to .csv, .parquet or .npz"),
-        ("out.csv", "no.such:model", "could not be imported"),
+        ("out.csv", "no.such:model", "no.such:model is not found"),
         ("out.csv", "a_model", "write package.module:name"),
     ],
 )

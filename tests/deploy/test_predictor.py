@@ -235,7 +235,7 @@ def test_dropout_is_off_and_the_model_stays_as_it_was():
 def test_a_result_that_could_be_of_nodes_or_edges_is_asked_about():
     graphs = [Data(x=torch.randn(n, 4), edge_index=torch.zeros(2, n, dtype=torch.long)) for n in (2, 3)]
     same = FixedSizeOptions(num_nodes=16, num_edges=16, num_graphs=4)
-    with pytest.raises(ValueError, match="may be those of nodes or edges"):
+    with pytest.raises(ValueError, match="may be rows of nodes or edges"):
         Predictor(gin(readout=None), same, "none")(graphs)
     found = Predictor(gin(readout=None), same, "none", results={"out": "node"})(graphs)
     assert found["out"].shape == (5, 2)

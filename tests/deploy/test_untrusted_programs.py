@@ -19,7 +19,7 @@ import torch
 from torch_geometric.data import Data
 
 from popgeo import FixedSizeOptions, export, load
-from popgeo.deploy.predict_command import predict
+from popgeo.__main__ import main
 from popgeo.nn import GIN
 from popgeo.sealed_file import sealed
 from popgeo.torch_archive import entries_of
@@ -139,9 +139,9 @@ def test_machine_code_runs_only_if_the_caller_asks_for_it(entries: Entries, tmp_
         load(path, run_machine_code=True)
     assert "it is machine code" not in str(asked.value)
     command = [str(path), str(tmp_path), "--out", str(tmp_path / "out.csv")]
-    assert predict(command) == 2
+    assert main(["predict", *command]) == 2
     assert "--run-machine-code" in capsys.readouterr().err
-    assert predict([*command, "--run-machine-code"]) == 2
+    assert main(["predict", *command, "--run-machine-code"]) == 2
     assert "it is machine code" not in capsys.readouterr().err
 
 

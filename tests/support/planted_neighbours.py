@@ -262,7 +262,7 @@ def of_matscipy(positions: Any, cell: Any, pbc: Any, cutoff: float) -> Listed:
 def of_popgeo(positions: Any, cell: Any, pbc: Any, cutoff: float, skin: float = 0.0) -> Listed:
     from ase import Atoms
 
-    from popgeo.deploy.neighbour_list import NeighbourList
+    from popgeo.convert.neighbours import NeighbourList
 
     atoms = Atoms(f"H{len(positions)}", positions, cell=cell, pbc=pbc)
     edges, shifts = NeighbourList(cutoff=cutoff, skin=skin).of(atoms)

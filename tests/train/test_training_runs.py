@@ -83,11 +83,14 @@ def test_one_label_alone_is_trained_on_with_the_other_in_the_file_or_not(tmp_pat
 @pytest.mark.parametrize(
     ("value", "message"),
     [
-        ({"energy": lambda i, one: one.energy * torch.nan}, "structure 0: its energy is not finite"),
-        ({"forces": lambda i, one: torch.full_like(one.forces, torch.inf)}, "structure 0: its forces is not finite"),
-        ({"energy": lambda i, one: "low"}, "structure 0: its energy is 'low', not a tensor of numbers"),
-        ({"weight": lambda i, one: torch.tensor([-1.0])}, "structure 0: its weight is -1"),
-        ({"weight": lambda i, one: torch.tensor([1.0, 2.0])}, r"structure 0: its weight has the shape \(2,\)"),
+        ({"energy": lambda i, one: one.energy * torch.nan}, "structure 0: it has energy that is not a finite number"),
+        (
+            {"forces": lambda i, one: torch.full_like(one.forces, torch.inf)},
+            "structure 0: it has forces that is not a finite",
+        ),
+        ({"energy": lambda i, one: "low"}, "structure 0: it has energy of 'low', not a tensor of numbers"),
+        ({"weight": lambda i, one: torch.tensor([-1.0])}, "structure 0: it has weight of -1"),
+        ({"weight": lambda i, one: torch.tensor([1.0, 2.0])}, r"structure 0: it has weight of shape \[2\]"),
         ({"z": lambda i, one: torch.cat([one.z[:-1], torch.tensor([0])])}, "structure 0: it has atoms of number 0"),
         (
             {"z": lambda i, one: torch.cat([one.z[:-1], torch.tensor([110])])},
@@ -227,7 +230,8 @@ def test_a_label_that_one_part_lacks_is_named_with_the_way_out(tmp_path, capsys)
     valid = saved(molecules(4), tmp_path / "valid")
     assert train(store, tmp_path / "run", "--valid", str(valid))[0] == 2
     assert (
-        "The structures of valid have no stress, those of train have. Pass --stress-weight 0" in capsys.readouterr().err
+        "The structures of valid have no stress, the structures of train have it. Pass --stress-weight 0"
+        in capsys.readouterr().err
     )
     assert train(store, tmp_path / "run", "--valid", str(valid), "--stress-weight", "0")[0] == 0
 

@@ -5,7 +5,7 @@ import sys
 import numpy as np
 import pytest
 
-from popgeo.deploy.neighbour_list import NeighbourList
+from popgeo.convert.neighbours import NeighbourList
 
 ase = pytest.importorskip("ase", reason="ase is not installed: pip install '.[atoms]' in a clone")
 
