@@ -100,7 +100,8 @@ OWN_PAGES = {
     ),
     "nn": tuple(
         one
-        for one, held in vars(popgeo.nn).items()
+        for one in popgeo.nn.__all__
+        for held in [getattr(popgeo.nn, one)]
         if ".models." in getattr(held, "__module__", "")
         and isinstance(held, type)
         and issubclass(held, torch.nn.Module)

@@ -102,7 +102,7 @@ class Called(nn.Module):
 
 NAMES_OF = {
     "pyg": {key: value for key, value in NAMES.items() if key not in LETTERS} | {"M": 64},
-    "popgeo": {**vars(popgeo.nn), "nn": nn, "torch": torch},
+    "popgeo": {**{name: getattr(popgeo.nn, name) for name in dir(popgeo.nn)}, "nn": nn, "torch": torch},
 }
 
 
