@@ -1,5 +1,6 @@
 """Names of a package that are imported when they are first used: what a program does not use costs no time."""
 
+import linecache
 import re
 import sys
 from collections.abc import Callable
@@ -21,7 +22,8 @@ def lazy_names(package: str) -> tuple[Callable[[str], Any], Callable[[], list[st
         (True, 'popgeo.nn.models.gcn')
     """
     module: Any = sys.modules[package]
-    homes = {name: home for home, name in _IMPORT.findall(module.__spec__.loader.get_source(package))}
+    source = "".join(linecache.getlines(module.__file__, vars(module)))  # also in an archive
+    homes = {name: home for home, name in _IMPORT.findall(source)}
 
     def find(name: str) -> Any:
         """A public name or a module of the package."""

@@ -232,6 +232,8 @@ def _without_checked_distributions() -> Iterator[None]:
 @contextlib.contextmanager
 def _replaced_in_pyg() -> Iterator[None]:
     """Lets the table's forms run where PyG's functions are called, under whatever name, and by whoever holds one."""
+    if "torch_geometric" in sys.modules:
+        static_rows.pyg_scatter()  # as it is before a form runs in its place
     with contextlib.ExitStack() as stack:
         for (module, path), form in _IN_PYG.items():
             owner, _, name = path.rpartition(".")
