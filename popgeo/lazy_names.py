@@ -5,16 +5,17 @@ import re
 import sys
 from collections.abc import Callable
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
-_IMPORT = re.compile(r"^ +from (\S+) import (\w+) as \2$", flags=re.MULTILINE)
+_IMPORT = re.compile(r"^ *from (\S+) import (\w+) as \2$", flags=re.MULTILINE)
 
 
 def lazy_names(package: str) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
-    """The `__getattr__`, `__dir__` and `__all__` of a package whose `__init__.py` imports only for type checkers.
+    """The `__getattr__`, `__dir__` and `__all__` of a package whose public names are imported when they are used.
 
-    Its public names are those of the lines `from popgeo.x.y import Z as Z` in its source. Modules of the package are
-    found by their names as well.
+    They are the names in the lines `from popgeo.x.y import Z as Z`, which type checkers read: in its `__init__.pyi`, or
+    else under `if TYPE_CHECKING:` in its `__init__.py`. Modules of the package are found by their names as well.
 
     Example:
         >>> import popgeo.nn
@@ -22,13 +23,15 @@ def lazy_names(package: str) -> tuple[Callable[[str], Any], Callable[[], list[st
         (True, 'popgeo.nn.models.gcn')
     """
     module: Any = sys.modules[package]
-    source = "".join(linecache.getlines(module.__file__, vars(module)))  # also in an archive
+    stub = Path(module.__file__).with_suffix(".pyi")
+    source = stub.read_text() if stub.exists() else "".join(linecache.getlines(module.__file__, vars(module)))
     homes = {name: home for home, name in _IMPORT.findall(source)}
 
     def find(name: str) -> Any:
         """A public name or a module of the package."""
+        home = homes.get(name, package)
         try:
-            found = getattr(import_module(homes[name]), name) if name in homes else import_module(f"{package}.{name}")
+            found = import_module(f"{home}.{name}") if home == package else getattr(import_module(home), name)
         except ModuleNotFoundError as error:
             if error.name != f"{package}.{name}":
                 raise
@@ -36,4 +39,4 @@ def lazy_names(package: str) -> tuple[Callable[[str], Any], Callable[[], list[st
         setattr(module, name, found)
         return found
 
-    return find, lambda: sorted({*vars(module), *homes}), list(homes)
+    return find, lambda: sorted({*vars(module), *homes}), [name for name in homes if homes[name] != package]
