@@ -19,7 +19,13 @@ author = "The popgeo developers"
 copyright = "The popgeo developers"
 version = release = popgeo.__version__
 
-extensions = ["sphinx.ext.autodoc", "sphinx.ext.autosummary", "sphinx.ext.napoleon", "sphinx.ext.mathjax", "myst_nb"]
+extensions = [
+    "sphinx.ext.autodoc",
+    "sphinx.ext.autosummary",
+    "sphinx.ext.napoleon",
+    "sphinx.ext.mathjax",
+    "myst_nb",
+]
 html_theme = "furo"
 html_title = "popgeo"
 html_show_sourcelink = False
@@ -35,7 +41,11 @@ autodoc_member_order = "bysource"
 autodoc_typehints_format = "short"
 # What users call is shown where they look for it, also if a class of ours has it from another; what torch gives is not.
 OF_OTHERS = "DataLoader,Dataset,Module,Sampler,FeatureStore,Enum,int,Exception,dict,list,tuple,object"
-autodoc_default_options = {"members": True, "imported-members": True, "inherited-members": OF_OTHERS}
+autodoc_default_options = {
+    "members": True,
+    "imported-members": True,
+    "inherited-members": OF_OTHERS,
+}
 autosummary_generate = False
 napoleon_google_docstring = True
 napoleon_numpy_docstring = False
@@ -55,12 +65,23 @@ SECTIONS = {
 
 def in_words(section: str, source: str) -> str:
     """What the picture of a cell shows, for who cannot see it: its section, what was drawn, its titles and axes."""
-    drawn = (getattr(popgeo.plots, name) for name in re.findall(r"\bplots\.(\w+)\(", source) if name != "panels")
+    drawn = (
+        getattr(popgeo.plots, name)
+        for name in re.findall(r"\bplots\.(\w+)\(", source)
+        if name != "panels"
+    )
     drawn = (*drawn, *([popgeo.ipu.Pipeline.plot] if ".plot()" in source else []))
-    sentences = [one.__doc__.partition("\n")[0].removeprefix("Draws ") for one in drawn]
-    written = re.findall(r'(?:\b(?:title|xlabel|ylabel|label)=|set_\w*(?:title|label)\()"([^"]+)"', source)
+    sentences = [
+        one.__doc__.partition("\n")[0].removeprefix("Draws ") for one in drawn
+    ]
+    written = re.findall(
+        r'(?:\b(?:title|xlabel|ylabel|label)=|set_\w*(?:title|label)\()"([^"]+)"',
+        source,
+    )
     words = [section, *sentences, ", ".join(dict.fromkeys(written))]
-    return "; ".join(dict.fromkeys(part.replace("`", "").rstrip(".") for part in words if part))
+    return "; ".join(
+        dict.fromkeys(part.replace("`", "").rstrip(".") for part in words if part)
+    )
 
 
 def with_pictures_in_words(notebook: Path) -> str:
@@ -69,9 +90,17 @@ def with_pictures_in_words(notebook: Path) -> str:
     for cell in content["cells"]:
         source = "".join(cell["source"])
         if cell["cell_type"] == "markdown":
-            section = [section, *re.findall(r"^#+ (.+)", source, flags=re.MULTILINE)][-1]
-        elif any("image/png" in output.get("data", ()) for output in cell["outputs"]):
-            cell["metadata"] = {**cell["metadata"], "mystnb": {"image": {"alt": in_words(section, source)}}}
+            section = [
+                section,
+                *re.findall(r"^#+ (.+)", source, flags=re.MULTILINE),
+            ][-1]
+        elif any(
+            "image/png" in output.get("data", ()) for output in cell["outputs"]
+        ):
+            cell["metadata"] = {
+                **cell["metadata"],
+                "mystnb": {"image": {"alt": in_words(section, source)}},
+            }
     return json.dumps(content)
 
 
@@ -81,7 +110,9 @@ for folder, words in SECTIONS.items():
     (HERE / "notebooks" / folder).mkdir()
     entries = []
     for notebook in sorted((COMMITTED / folder).glob("*.ipynb")):
-        (HERE / "notebooks" / folder / notebook.name).write_text(with_pictures_in_words(notebook))
+        (HERE / "notebooks" / folder / notebook.name).write_text(
+            with_pictures_in_words(notebook)
+        )
         entries.append(notebook.relative_to(COMMITTED).with_suffix("").as_posix())
     page += ["", words, "", "```{toctree}", ":maxdepth: 1", "", *entries, "```"]
 (HERE / "notebooks" / "index.md").write_text("\n".join([*page, ""]))
@@ -100,7 +131,8 @@ OWN_PAGES = {
     ),
     "nn": tuple(
         one
-        for one, held in vars(popgeo.nn).items()
+        for one in popgeo.nn.__all__
+        for held in [getattr(popgeo.nn, one)]
         if ".models." in getattr(held, "__module__", "")
         and isinstance(held, type)
         and issubclass(held, torch.nn.Module)
@@ -135,16 +167,40 @@ def page_of_class(path: str) -> str:
         name
         for base in ours
         for name, one in vars(base).items()
-        if (name == "__call__" or name[0] != "_") and (callable(one) or isinstance(one, classmethod | property))
+        if (name == "__call__" or name[0] != "_")
+        and (callable(one) or isinstance(one, classmethod | property))
     )
-    documented = [name for name in methods if getattr(getattr(held, name), "__doc__", None)]
+    documented = [
+        name for name in methods if getattr(getattr(held, name), "__doc__", None)
+    ]
     in_order = sorted(
         documented, key=lambda name: isinstance(getattr(held, name), property)
     )  # what is called comes first
-    table = [".. autosummary::", "   :nosignatures:", "", *(f"   ~{path}.{name}" for name in in_order), ""]
+    table = [
+        ".. autosummary::",
+        "   :nosignatures:",
+        "",
+        *(f"   ~{path}.{name}" for name in in_order),
+        "",
+    ]
     also = [words for base, words in ALSO.items() if issubclass(held, base)]
-    lines = [f"# {short}", "", *also, "", "```{eval-rst}", *(table if documented else []), f".. autoclass:: {path}"]
-    return "\n".join([*lines, "   :special-members: __call__" if "__call__" in methods else "", "```", ""])
+    lines = [
+        f"# {short}",
+        "",
+        *also,
+        "",
+        "```{eval-rst}",
+        *(table if documented else []),
+        f".. autoclass:: {path}",
+    ]
+    return "\n".join(
+        [
+            *lines,
+            "   :special-members: __call__" if "__call__" in methods else "",
+            "```",
+            "",
+        ]
+    )
 
 
 LARGE = set()
@@ -154,27 +210,51 @@ for part, classes in OWN_PAGES.items():
     for one in classes:
         path = one if one.startswith("popgeo.") else f"popgeo.{part}.{one}"
         LARGE.add(path.rpartition(".")[2])
-        (HERE / "api" / part / f"{path.rpartition('.')[2]}.md").write_text(page_of_class(path))
+        (HERE / "api" / part / f"{path.rpartition('.')[2]}.md").write_text(
+            page_of_class(path)
+        )
 
 
-def shorten(app: Any, what: str, name: str, obj: Any, options: Any, signature: str | None, returns: str | None) -> Any:
+def shorten(
+    app: Any,
+    what: str,
+    name: str,
+    obj: Any,
+    options: Any,
+    signature: str | None,
+    returns: str | None,
+) -> Any:
     """Types by their own names, and `...` for a default that is made anew each time, which sphinx cannot read."""
     if signature is None or "<factory>" not in signature:
         return None
-    return re.sub(r"~?\b(?:[a-z_]\w*\.)+(?=[A-Z])", "", signature).replace("<factory>", "..."), returns
+    return re.sub(r"~?\b(?:[a-z_]\w*\.)+(?=[A-Z])", "", signature).replace(
+        "<factory>", "..."
+    ), returns
 
 
-def open_with_a_table(app: Any, what: str, name: str, obj: Any, options: Any, lines: list[str]) -> None:
+def open_with_a_table(
+    app: Any, what: str, name: str, obj: Any, options: Any, lines: list[str]
+) -> None:
     """Each module's page begins with all its names, and what each is in a sentence."""
     if what == "module":
-        own = {one: value for one, value in vars(obj).items() if getattr(value, "__module__", "").startswith("popgeo")}
+        own = {
+            one: value
+            for one, value in vars(obj).items()
+            if getattr(value, "__module__", "").startswith("popgeo")
+        }
         names = [f"   {one}" for one in own if not one.startswith("_")]
         lines += ["", ".. autosummary::", "   :nosignatures:", "", *names, ""]
 
 
-def leave_to_its_own_page(app: Any, what: str, name: str, obj: Any, skip: bool, options: Any) -> bool | None:
+def leave_to_its_own_page(
+    app: Any, what: str, name: str, obj: Any, skip: bool, options: Any
+) -> bool | None:
     """A part's page does not repeat the classes that have a page of their own."""
-    return True if what == "module" and isinstance(obj, type) and name in LARGE else None
+    return (
+        True
+        if what == "module" and isinstance(obj, type) and name in LARGE
+        else None
+    )
 
 
 def setup(app: Any) -> None:

@@ -1,9 +1,15 @@
-"""The public names, for type checkers; `__init__.py` imports each when it is first used."""
+"""The public names: each is imported when it is first used."""
 
+from popgeo import capture as capture
 from popgeo import compat as compat
 from popgeo import convert as convert
+from popgeo import data as data
+from popgeo import datasets as datasets
 from popgeo import deploy as deploy
+from popgeo import engine as engine
 from popgeo import ipu as ipu
+from popgeo import loader as loader
+from popgeo import native as native
 from popgeo import nn as nn
 from popgeo import ops as ops
 from popgeo import packing as packing
@@ -11,6 +17,7 @@ from popgeo import plots as plots
 from popgeo import potentials as potentials
 from popgeo import sampling as sampling
 from popgeo import testing as testing
+from popgeo import train as train
 from popgeo.data import FixedSizeCollater as FixedSizeCollater
 from popgeo.data import FixedSizeOptions as FixedSizeOptions
 from popgeo.data import FlatStore as FlatStore
@@ -48,4 +55,5 @@ from popgeo.ops import cfconv as cfconv
 from popgeo.ops import gather as gather
 from popgeo.ops import scatter as scatter
 
+__all__: list[str]
 __version__: str

@@ -1,13 +1,20 @@
-"""`popgeo info` and `popgeo report`: print what a store, a file of structures or a report contains."""
+"""`popgeo info` and `popgeo report`: print what a store, a file of structures or a report contains.
+
+`popgeo info` without a file says which versions run here and whether the compiled kernels are in use.
+"""
 
 import argparse
+import platform
 import warnings
 from collections.abc import Sequence
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
+import torch
 
+from popgeo import __version__
 from popgeo.command_line import OneLineParser
 from popgeo.convert.atom_files import files_in
 from popgeo.convert.atoms import read_atoms
@@ -16,20 +23,26 @@ from popgeo.convert.doctor import examine, open_structures
 from popgeo.data import FixedSizeOptions, FlatStore
 from popgeo.ipu.report.pipeline import Pipeline
 from popgeo.ipu.report.report import Report
+from popgeo.native import library
 
 
 def info(arguments: Sequence[str]) -> int:
     """Prints the attributes of a store, the sizes of its graphs and of good batches, and the faults of structures."""
     parser = OneLineParser(
         prog="popgeo info",
-        description="Tells what a store holds, which batches suit it, and what is probably wrong with structures.",
+        description="Prints the content of a store, good sizes of its batches, and probable faults of structures. "
+        "Without a store: the versions that run here, and whether popgeo's compiled kernels are in use.",
     )
-    parser.add_argument("store", type=Path, help="folder that popgeo convert or popgeo.data.write made, or a file of "
-        "structures (or a folder of these), as popgeo convert reads them")  # fmt: skip
+    parser.add_argument("store", type=Path, nargs="?", help="folder that popgeo convert or popgeo.data.write made, or "
+        "a file of structures (or a folder of such files), as popgeo convert reads them")  # fmt: skip
     add_atoms(parser.add_argument_group("files of atoms"))
     parser.add_argument("--cutoff", type=float, help="report cells thinner than two cutoffs, in angstrom")
     parser.add_argument("--batch-size", type=int, default=32, help="graphs of a batch on average (default: 32)")
-    _of_path(parser.parse_args(arguments))
+    asked = parser.parse_args(arguments)
+    if asked.store is None:
+        _of_this_computer()
+    else:
+        _of_path(asked)
     return 0
 
 
@@ -41,6 +54,12 @@ def report(arguments: Sequence[str]) -> int:
     parser.add_argument("--trace", type=Path, help="write the trace for ui.perfetto.dev here")
     _of_report(parser.parse_args(arguments))
     return 0
+
+
+def _of_this_computer() -> None:
+    print(f"popgeo {__version__} in {Path(library.__file__).parents[1]}")
+    print(f"Python {platform.python_version()}, torch {torch.__version__}, PyG {metadata.version('torch_geometric')}")
+    print(f"compiled kernels: {'in use' if library.is_available() else f'not in use. {library.reason()}'}")
 
 
 def _of_path(asked: argparse.Namespace) -> None:

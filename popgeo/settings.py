@@ -27,8 +27,9 @@ def parse(arguments: Sequence[str], version: str) -> argparse.Namespace:
         usage="popgeo [demo] [options] | popgeo convert | info | train | predict | report ...",
         description="Trains SchNet on the HOMO-LUMO gap of small molecules, on fixed-size batches, through the "
         "simulated IPU executor; shows how it went; writes pictures, figures, the executor's report, the weights. "
-        "The other commands, each with --help: popgeo convert writes datasets to disk, popgeo info tells what a store "
-        "holds, popgeo train makes a force field, popgeo predict uses a model, popgeo report prints a report.",
+        "The other commands, each with --help: popgeo convert writes datasets to disk, popgeo info prints the content "
+        "of a store, or without one whether the compiled kernels are in use, popgeo train makes a force field, popgeo "
+        "predict uses a model, popgeo report prints a report.",
         epilog="python -m popgeo is the same command.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )

@@ -102,7 +102,7 @@ class Called(nn.Module):
 
 NAMES_OF = {
     "pyg": {key: value for key, value in NAMES.items() if key not in LETTERS} | {"M": 64},
-    "popgeo": {**vars(popgeo.nn), "nn": nn, "torch": torch},
+    "popgeo": {**{name: getattr(popgeo.nn, name) for name in dir(popgeo.nn)}, "nn": nn, "torch": torch},
 }
 
 
@@ -202,7 +202,7 @@ or that the number of its rows depends on data. An empty cell says that the clai
 smooth cutoff without positions. What a claim means is in [the guide](guides/conformance.md).
 
 Models of MACE, NequIP and SchNetPack, small and with random weights, have two rows each. In the first padding edges are
-loops of length 0: MACE and NequIP train on NaN then, since the length of such an edge has no second derivative, and
+loops of length 0: MACE and NequIP then train on NaN, since a length of 0 has no second derivative, and
 SchNetPack counts its structures by the last atom. In the second, "padded for it", the padding is that of the loaders of
 [`popgeo.potentials`](guides/potentials.md), and every claim holds.
 

@@ -147,8 +147,8 @@ def as_page(rows: dict[str, dict[str, str]]) -> str:
 HEAD = """# Which models are written in which format
 
 `popgeo.export` of each model, called as its users call it, and `popgeo.load` of the file, on twelve small graphs that
-are packed and padded: "yes" says that all results are those of eager PyTorch within 1e-5. An empty cell was not tried.
-Names are those of `popgeo.nn` where they begin so, and else of `torch_geometric.nn`; letters represent the tensors of a
+are packed and padded: "yes" says that all results agree with eager PyTorch within 1e-5. An empty cell was not tried.
+A name is one of `popgeo.nn` if it begins so, and else one of `torch_geometric.nn`; letters represent the tensors of a
 batch, as `ei` for `edge_index`, `b` for `batch`, `G` for the number of graphs. `python scripts/export_table.py --page`
 makes this page.
 

@@ -1,7 +1,7 @@
 """What the documents say is true: their code runs as it stands, their commands and links exist, the site is built."""
 
 import doctest
-import importlib
+import importlib.util
 import io
 import os
 import re
@@ -92,6 +92,15 @@ def test_the_commands_of_a_page_exist(page: Path):
     targets = set(re.findall(r"^([a-z]+):", (REPOSITORY / "Makefile").read_text(), flags=re.MULTILINE))
     assert set(re.findall(r"(?:`|^    )make ([a-z]+)\b", text, flags=re.MULTILINE)) <= targets
     files = re.findall(r"\b((?:benchmarks|examples|scripts|tests)/[\w/]+\.(?:py|ipynb))", text)
+    assert [file for file in files if not (REPOSITORY / file).exists()] == []
+
+
+def test_pyproject_names_only_what_there_is():
+    text = (REPOSITORY / "pyproject.toml").read_text()
+    for found in set(re.findall(r"\bpopgeo(?:\.\w+)+", text)):
+        module, _, last = found.rpartition(".")
+        assert importlib.util.find_spec(found) or hasattr(importlib.import_module(module), last), found
+    files = re.findall(r"\b((?:examples|scripts|notebooks)/[\w/.]*)", text)
     assert [file for file in files if not (REPOSITORY / file).exists()] == []
 
 

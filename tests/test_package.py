@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import popgeo
+from popgeo.native import library
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 
@@ -40,6 +41,7 @@ def test_the_wheel_serves_every_python_and_holds_code_and_data(dist: Path):
     ):
         assert name in names
     assert not [name for name in names if name.startswith(("tests", "benchmarks", "scripts"))]
+    assert library.is_available() == ("popgeo/native/_popgeo.so" in names)
 
 
 def test_the_wheel_alone_runs_the_main_job(dist: Path, tmp_path: Path):

@@ -8,11 +8,11 @@ import inspect
 import platform
 import types
 from collections.abc import Iterable, Iterator, Mapping
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import torch
-import torch_geometric
 from torch import Tensor, nn
 
 from popgeo.capture.marks import marks_of
@@ -64,7 +64,7 @@ def hash_sources(*patterns: str) -> str:
 
 
 def _versions() -> tuple[str, ...]:
-    return platform.python_version(), torch.__version__, torch_geometric.__version__, hash_sources(*DECIDES)
+    return platform.python_version(), torch.__version__, metadata.version("torch_geometric"), hash_sources(*DECIDES)
 
 
 def _describe_model(model: nn.Module) -> Iterator[str]:

@@ -5,14 +5,14 @@ import linecache
 import os
 import sys
 from collections.abc import Iterator
+from importlib.util import find_spec
 from types import CodeType, FrameType
 
 import torch
-import torch_geometric
 
 _TORCH = os.path.dirname(torch.__file__) + os.sep
 _LAYERS = os.path.join(_TORCH, "nn") + os.sep
-_PYG = os.path.dirname(torch_geometric.__file__) + os.sep
+_PYG = os.path.dirname(str(find_spec("torch_geometric").origin)) + os.sep  # type: ignore[union-attr]
 _PACKAGE = os.path.dirname(os.path.dirname(__file__))
 # What captures, runs and accounts, and the operations that it sees as one; models in `nn` are the user's, as any are.
 _OURS = tuple(os.path.join(_PACKAGE, folder) + os.sep for folder in ("capture", "engine", "ipu", "ops"))

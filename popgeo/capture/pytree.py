@@ -2,13 +2,16 @@
 
 import copy
 import dataclasses
+import sys
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
-from torch_geometric.data.data import BaseData
+
+if TYPE_CHECKING:
+    from torch_geometric.data.data import BaseData
 
 _PARTS = (Tensor, bool, int, float)
 # What is compared by value; everything else that is not a tensor must be the same object.
@@ -98,7 +101,7 @@ def _take_apart(tree: Any, tensors: list[Tensor]) -> Structure:
         if tree.is_nested:
             raise ValueError("A nested tensor has no shape. Pass a dense one: nested.to_padded_tensor(0.0) gives it.")
         return Leaf(tuple(tree.shape), tree.dtype)
-    if isinstance(tree, BaseData):
+    if is_graph_data(tree):
         parts = {place: part for place, part in _data_parts(tree) if isinstance(part, _PARTS)}
         return Container(type(tree), tuple(parts), tuple(_take_apart(p, tensors) for p in parts.values()), tree)
     known = _registered(type(tree))
@@ -119,13 +122,19 @@ def _take_apart(tree: Any, tensors: list[Tensor]) -> Structure:
     return Fixed(tree)
 
 
+def is_graph_data(tree: Any) -> bool:
+    """Whether something is graph data of PyG, which is not imported for this question."""
+    pyg = sys.modules.get("torch_geometric.data.data")
+    return pyg is not None and isinstance(tree, pyg.BaseData)
+
+
 def _is_foreign_dataclass(tree: Any) -> bool:
     """Whether something is a user's record; popgeo's own, as plans are, stay whole."""
     record = dataclasses.is_dataclass(tree) and not isinstance(tree, type | nn.Module)
     return record and not type(tree).__module__.startswith("popgeo.")
 
 
-def _data_parts(data: BaseData) -> Iterator[tuple[tuple[Any, str], Any]]:
+def _data_parts(data: "BaseData") -> Iterator[tuple[tuple[Any, str], Any]]:
     for store in data.stores:
         for key, part in store.items():
             yield (store._key, key), part
@@ -204,6 +213,6 @@ def _find_like(result: Container, arguments: Sequence[Any]) -> int | None:
     return None
 
 
-def besides(data: BaseData, keys: Iterable[Any]) -> set[Any]:
+def besides(data: "BaseData", keys: Iterable[Any]) -> set[Any]:
     """Where graph data holds something next to the parts with these keys."""
     return {place for place, _ in _data_parts(data)} - set(keys)

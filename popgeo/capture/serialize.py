@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch_geometric.data import Data
 
 from popgeo.capture.captured_step import CapturedStep
 from popgeo.capture.check_read import require_operations
@@ -175,6 +174,8 @@ def structure_in(fields: list[Any], arguments: Sequence[Any]) -> Structure:
         return Fixed(from_json(rest[0]))
     parts = tuple(structure_in(part, arguments) for part in rest[1])
     if isinstance(kind, Mapping):
+        from torch_geometric.data import Data
+
         template = Data() if kind["like"] is None else arguments[kind["like"]]
         keys = tuple((tuple(place) if isinstance(place, list) else place, name) for place, name in rest[0])
         return Container(type(template), keys, parts, template, kind["like"])
@@ -183,6 +184,8 @@ def structure_in(fields: list[Any], arguments: Sequence[Any]) -> Structure:
 
 def _kind_out(container: Container) -> Any:
     if container.template is not None:
+        from torch_geometric.data import Data
+
         if container.like is None and (container.kind is not Data or besides(container.template, container.keys)):
             raise TypeError(f"{container.kind.__name__} is like none of the arguments, so it cannot be written as JSON")
         return {"like": container.like}

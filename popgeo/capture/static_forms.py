@@ -72,6 +72,8 @@ def static_forms() -> Iterator[FreeSlots]:
         torch._C._set_mkldnn_enabled(False)
         # Distributions look at their parameters to refuse a negative variance, which makes their samples NaN.
         stack.enter_context(replaced(Distribution, "_validate_args", False))
+        if "torch_geometric" in sys.modules:
+            static_rows.pyg_scatter()  # as it is before a form runs in its place
         for (module, path), form in _IN_PYG.items():
             _put_in(stack, module, path, form)
         stack.enter_context(slots)

@@ -9,16 +9,19 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
-from torch_geometric.utils import scatter as _of_pyg
-from torch_geometric.utils.num_nodes import maybe_num_nodes
 
 from popgeo.capture import known_values
 from popgeo.capture.free_slots import Slots, active_slots
 from popgeo.capture.page import Page
 from popgeo.capture.recorder import active_recorder
 
-# PyG's own, also while its function runs the form below.
-pyg_scatter = FunctionType(_of_pyg.__code__, _of_pyg.__globals__, _of_pyg.__name__, _of_pyg.__defaults__)
+
+@functools.cache
+def pyg_scatter() -> FunctionType:
+    """PyG's own, also while its function runs the form below: `static_forms` replaces its code."""
+    from torch_geometric.utils import scatter as of_pyg
+
+    return FunctionType(of_pyg.__code__, of_pyg.__globals__, of_pyg.__name__, of_pyg.__defaults__)
 
 
 def get_item(self: Tensor, index: Any) -> Any:
@@ -87,10 +90,10 @@ def scatter(src: Tensor, index: Tensor, dim: int = 0, dim_size: int | None = Non
     slots = active_slots()
     free, own = slots.of(index), slots.of(src)
     if free is None or dim_size is None or not _fits(own, free[0], dim % src.dim()):
-        return pyg_scatter(src, index, dim, dim_size, reduce)
+        return pyg_scatter()(src, index, dim, dim_size, reduce)
     with slots.ending():
         index = torch.where(free[0].kept(), index, dim_size)
-        return pyg_scatter(src, index, dim, dim_size + 1, reduce).narrow(dim, 0, dim_size)
+        return pyg_scatter()(src, index, dim, dim_size + 1, reduce).narrow(dim, 0, dim_size)
 
 
 def _fits(own: tuple[Slots, int] | None, free: Slots, axis: int) -> bool:
@@ -99,6 +102,8 @@ def _fits(own: tuple[Slots, int] | None, free: Slots, axis: int) -> bool:
 
 def degree(index: Tensor, num_nodes: int | None = None, dtype: torch.dtype | None = None) -> Tensor:
     """PyG's `degree`; free slots are not counted."""
+    from torch_geometric.utils.num_nodes import maybe_num_nodes
+
     return scatter(torch.ones(index.size(0), dtype=dtype), index, 0, maybe_num_nodes(index, num_nodes))
 
 

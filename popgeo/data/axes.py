@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, TypeAlias
 
+import torch
 from torch import Tensor
 
 from popgeo.data.store.mapped import ByReference
@@ -85,6 +86,11 @@ def require_certain(attributes: Iterable["Attribute"], why: str) -> None:
 
 GRAPHS = Axis(Level.GRAPH, None)
 """The axis of attributes that have one row per graph."""
+
+
+def row_pointer(counts: Tensor) -> Tensor:
+    """Where the rows of each graph start, and their total. [num_graphs + 1]"""
+    return torch.cat([counts.new_zeros(1), counts.cumsum(0)])
 
 
 def ends_of(edges: Axis) -> tuple[Axis, Axis]:

@@ -10,8 +10,6 @@ from typing import Any
 
 import numpy as np
 from torch import Tensor
-from torch_geometric.data import Batch
-from torch_geometric.data import batch as batches_of_pyg
 
 from popgeo.data.axes import Attribute, Level
 from popgeo.data.flat_store import FlatStore
@@ -83,6 +81,9 @@ class BatchBuilder:
 
 
 def _empty_batch(store: FlatStore) -> Any:
+    from torch_geometric.data import Batch
+    from torch_geometric.data import batch as batches_of_pyg
+
     batch = Batch(_base_cls=store.data_cls)
     if not isinstance(batch, store.data_cls):  # PyG keeps one class per name, and this name was another class's first
         del vars(batches_of_pyg)[type(batch).__name__]

@@ -1,10 +1,9 @@
 """A list of graphs in, one batch of fixed size out."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch_geometric.data import Batch, Data, HeteroData
 
 from popgeo.data.batch_layout import LayoutChoices, lay_out
 from popgeo.data.cut import BatchCutter, check_fits, fills_exactly
@@ -14,6 +13,9 @@ from popgeo.data.graph_sizes import flat_graphs
 from popgeo.data.sort_edges import sort_edges
 from popgeo.data.trim import trim
 from popgeo.packing import Packs
+
+if TYPE_CHECKING:
+    from torch_geometric.data import Batch, Data, HeteroData
 
 
 class FixedSizeCollater:
@@ -41,6 +43,7 @@ class FixedSizeCollater:
             `spread_padding_edges`.
 
     Example:
+        >>> from torch_geometric.data import Data
         >>> graphs = [Data(x=torch.ones(n, 1), edge_index=torch.tensor([[0], [1]])) for n in (2, 3)]
         >>> batch = FixedSizeCollater(FixedSizeOptions(num_nodes=8, num_edges=4, num_graphs=3), True)(graphs)
         >>> batch.edge_index
@@ -81,7 +84,7 @@ class FixedSizeCollater:
             f"{'; trims ' + ' and '.join(trims) if trims else ''})"
         )
 
-    def __call__(self, graphs: Sequence[Data | HeteroData] | Batch) -> Batch:
+    def __call__(self, graphs: "Sequence[Data | HeteroData] | Batch") -> "Batch":
         """One batch of the given graphs, which stay as they are.
 
         Args:
@@ -90,18 +93,18 @@ class FixedSizeCollater:
         Raises:
             ValueError: not a list of graphs, or more graphs, nodes or edges than fit.
         """
-        if isinstance(graphs, Batch):
+        if hasattr(graphs, "to_data_list"):
             graphs = graphs.to_data_list()
         if not isinstance(graphs, (list, tuple)):
             raise ValueError(f"Expected a list of graphs or a Batch, got {type(graphs).__name__}. Wrap it in a list.")
         return self.collate(self.flat(list(graphs)), self.generator or torch.default_generator)
 
-    def flat(self, graphs: Sequence[Data | HeteroData], numbers: Sequence[int] | None = None) -> FlatStore:
+    def flat(self, graphs: "Sequence[Data | HeteroData]", numbers: Sequence[int] | None = None) -> FlatStore:
         """The graphs as a flat dataset, with what batches hold of them; in errors they have these numbers."""
         choices = {"exclude_keys": self.layout.exclude_keys, "levels": self.layout.levels}
         return flat_graphs(graphs, range(len(graphs)) if numbers is None else numbers, **choices)
 
-    def collate(self, store: FlatStore, generator: torch.Generator) -> Batch:
+    def collate(self, store: FlatStore, generator: torch.Generator) -> "Batch":
         """One batch of all graphs of a flat dataset that is not a view."""
         lost = torch.zeros(2, self.options.num_graphs, dtype=torch.int64)
         if self.trim_nodes or self.trim_edges:

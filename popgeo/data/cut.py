@@ -1,10 +1,10 @@
 """Cuts batches of fixed size out of a flat dataset, many at a time; and says whether graphs fit one."""
 
 from itertools import pairwise
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from torch_geometric.data import Batch
 
 from popgeo.data.axes import Level
 from popgeo.data.batch import BatchBuilder
@@ -13,6 +13,9 @@ from popgeo.data.fixed_size_options import FixedSizeOptions
 from popgeo.data.flat_store import FlatStore
 from popgeo.data.slots import Layout
 from popgeo.packing import Packs, totals_of_packs
+
+if TYPE_CHECKING:
+    from torch_geometric.data import Batch
 
 
 class BatchCutter:
@@ -23,7 +26,7 @@ class BatchCutter:
         self.fill = Filler(store, layout)
         self.builder = BatchBuilder(store, layout)
 
-    def cut(self, packs: Packs, memory: "BatchMemory | None" = None, group: int = 1) -> list[Batch]:
+    def cut(self, packs: Packs, memory: "BatchMemory | None" = None, group: int = 1) -> "list[Batch]":
         """One `Batch` for each pack of graphs, or for each `group` packs, joined as `super_batch.join` does.
 
         The batches share their memory in chunks: `torch.save` of one saves its chunk, unless it is cloned first.

@@ -3,17 +3,18 @@
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pandas as pd
-from torch_geometric.transforms.pad import Padding
 
 from popgeo.data.attribute_names import NEVER_PADDED, PADDED_WITH
 from popgeo.data.axes import GRAPHS, Axis, Level, StoreKey
 from popgeo.data.flat_store import FlatStore
 from popgeo.data.found_sizes import FoundSizes
 from popgeo.did_you_mean import names_arguments
+
+if TYPE_CHECKING:
+    from torch_geometric.transforms.pad import Padding
 
 
 @names_arguments
@@ -49,9 +50,9 @@ class FixedSizeOptions(FoundSizes):
     num_nodes: int | dict[str, int]
     num_edges: int | dict[tuple[str, str, str], int] | None = None
     num_graphs: int = 2
-    node_pad_value: float | Padding | None = None
-    edge_pad_value: float | Padding | None = None
-    graph_pad_value: float | Padding | None = None
+    node_pad_value: "float | Padding | None" = None
+    edge_pad_value: "float | Padding | None" = None
+    graph_pad_value: "float | Padding | None" = None
     pad_graph_defaults: Mapping[str, Any] | None = None
     num_rows: Mapping[str, int] | None = None
 
@@ -74,6 +75,8 @@ class FixedSizeOptions(FoundSizes):
 
     def _repr_html_(self) -> str:
         shown = {name: str(value) for name, value in self._chosen().items()}
+        import pandas as pd
+
         with pd.option_context("display.max_colwidth", None):
             return pd.Series(shown, name=type(self).__name__).to_frame().to_html()
 
@@ -153,7 +156,7 @@ class FixedSizeOptions(FoundSizes):
             Level.EDGE: self.edge_pad_value,
             Level.GRAPH: self.graph_pad_value,
         }[level]
-        if isinstance(value, Padding):
+        if value is not None and hasattr(value, "get_value"):  # one of PyG's paddings
             return value.get_value(store, name)
         return PADDED_WITH.get(name, 0.0) if value is None else value
 

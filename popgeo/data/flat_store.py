@@ -4,23 +4,22 @@ import dataclasses
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, overload
+from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
-import pandas as pd
 import torch
 from torch.utils.data import ConcatDataset, Subset
-from torch_geometric.data import Data, HeteroData
 
 from popgeo.data.axes import GRAPHS, Axis, Level, Levels, StoreKey
 from popgeo.data.columns import Columns
 from popgeo.data.pyg_counts import axis_of
-from popgeo.data.read_pyg import read, why_not_collated
 from popgeo.data.store.cut_blocks import BUFFER_BYTES
 from popgeo.data.store.first_use import compare_stored
-from popgeo.data.store.open_folder import open_folder
 from popgeo.data.store.save_columns import save_columns
 from popgeo.data.validate import check_indices, check_positions
+
+if TYPE_CHECKING:
+    from torch_geometric.data import Data, HeteroData
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -90,6 +89,8 @@ class FlatStore(Columns):
         Raises:
             ValueError: the folder is not a store, or a file is damaged, which is named; later, too, if one is used.
         """
+        from popgeo.data.store.open_folder import open_folder
+
         return cls(**vars(open_folder(Path(folder), verify)))
 
     def save(self, folder: str | Path, *, buffer_bytes: int = BUFFER_BYTES, progress_bar: bool | None = None) -> None:
@@ -109,7 +110,7 @@ class FlatStore(Columns):
         save_columns(self, Path(folder), buffer_bytes=buffer_bytes, progress_bar=progress_bar)
 
     @overload
-    def __getitem__(self, index: int) -> Data | HeteroData: ...
+    def __getitem__(self, index: int) -> "Data | HeteroData": ...
     @overload
     def __getitem__(self, index: slice | Sequence[int] | np.ndarray | torch.Tensor) -> "FlatStore": ...
 
@@ -119,7 +120,7 @@ class FlatStore(Columns):
             return _graph_at(self, int(self.view([int(index)]).rows(np.zeros(1, int))[0]))
         return self.view(np.arange(len(self))[index.numpy() if isinstance(index, torch.Tensor) else index])
 
-    def __iter__(self) -> Iterator[Data | HeteroData]:
+    def __iter__(self) -> "Iterator[Data | HeteroData]":
         """The graphs of this view, one after the other, each a copy."""
         return (self[i] for i in range(len(self)))
 
@@ -131,6 +132,8 @@ class FlatStore(Columns):
             return dataset._without(set(exclude_keys or ()))._with_levels(levels or {})
         if isinstance(dataset, Subset):
             return cls._flattened(dataset.dataset, exclude_keys, levels, progress_bar).view(dataset.indices)
+        from popgeo.data.read_pyg import read
+
         return cls(**vars(read(dataset, exclude_keys, levels, progress_bar)))
 
     def _without(self, names: set[str]) -> "FlatStore":
@@ -184,12 +187,14 @@ class FlatStore(Columns):
         return f"{type(self).__name__}({len(self):,} graphs, {nodes:,} nodes, {edges:,} edges; {names})"
 
     def _repr_html_(self) -> str:
+        import pandas as pd
+
         sizes = pd.DataFrame(self.sizes, columns=[axis.label for axis in self.size_axes])
         table = sizes.agg(["min", "mean", "max", "sum"]).T.map("{:,.6g}".format)
         return f"{len(self):,} graphs{table.to_html()}"
 
 
-def _graph_at(columns: Columns, graph: int) -> Data | HeteroData:
+def _graph_at(columns: Columns, graph: int) -> "Data | HeteroData":
     """A stored graph as `Data` or `HeteroData`, with tensors of its own."""
     compare_stored(columns, np.array([graph]))
     data = columns.data_cls()
@@ -228,4 +233,6 @@ def why_not_flat(dataset: Any) -> str | None:
         return why_not_flat(dataset.dataset)
     if isinstance(dataset, ConcatDataset):
         return next((why for part in dataset.datasets if (why := why_not_flat(part))), None)
+    from popgeo.data.read_pyg import why_not_collated
+
     return why_not_collated(dataset)

@@ -7,7 +7,6 @@ from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
-from torch_geometric.utils import cumsum
 
 from popgeo.data.attribute_names import (
     COUNT_EDGES,
@@ -18,7 +17,7 @@ from popgeo.data.attribute_names import (
     OF_NODES,
     OF_STRUCTURES,
 )
-from popgeo.data.axes import GRAPHS, Attribute, Axis, Level, StoreKey, ends_of
+from popgeo.data.axes import GRAPHS, Attribute, Axis, Level, StoreKey, ends_of, row_pointer
 
 _RowPointers: TypeAlias = dict[Axis, Tensor]
 
@@ -64,9 +63,9 @@ def attributes_of(
     row_pointers = {GRAPHS: torch.arange(num_graphs + 1)}
     for key in node_types:
         counts = stated[key] if key in stated else _count_nodes(key, columns[key], levels)
-        row_pointers[Axis(Level.NODE, key)] = cumsum(counts)
+        row_pointers[Axis(Level.NODE, key)] = row_pointer(counts)
     for key in edge_types:
-        row_pointers[Axis(Level.EDGE, key)] = cumsum(_count_edges(columns[key], num_graphs))
+        row_pointers[Axis(Level.EDGE, key)] = row_pointer(_count_edges(columns[key], num_graphs))
     attributes = []
     for key, of_store in columns.items():
         for column in of_store:

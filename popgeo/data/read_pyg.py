@@ -10,10 +10,10 @@ from torch import Tensor
 from torch_geometric.data import Batch, Data, HeteroData, InMemoryDataset
 from torch_geometric.data.separate import separate
 from torch_geometric.data.storage import BaseStorage
-from torch_geometric.utils import cumsum, is_sparse
+from torch_geometric.utils import is_sparse
 
 from popgeo.data.attribute_names import MADE_BY_BATCH, NUMBERS
-from popgeo.data.axes import GRAPHS, Axis, Level, Levels, StoreKey
+from popgeo.data.axes import GRAPHS, Axis, Level, Levels, StoreKey, row_pointer
 from popgeo.data.columns import Columns
 from popgeo.data.pyg_counts import JoinedColumn, attributes_of
 from popgeo.native.plain_tensor import plain_tensor
@@ -188,7 +188,7 @@ def _concatenate(
             f"{list(values[graph].shape)} in graph {graph}. Make the other dimensions equal or pass "
             f"exclude_keys=[{name!r}]."
         ) from error
-    return joined, cumsum(torch.tensor([value.size(dim) for value in values]))
+    return joined, row_pointer(torch.tensor([value.size(dim) for value in values]))
 
 
 def _counts(stated: Sequence[Any]) -> Tensor:

@@ -2,16 +2,18 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch_geometric.data import Batch
 
 from popgeo.data.axes import Attribute, Axis, Level, StoreKey
 from popgeo.data.flat_store import FlatStore
 from popgeo.data.slots import Layout
+
+if TYPE_CHECKING:
+    from torch_geometric.data import Batch
 
 
 class LazyDict(Mapping[Any, Any]):
@@ -105,7 +107,7 @@ def state_num_nodes(batch: Any, of_graphs: Mapping[Any, list[int]], of_batch: Ma
 
 def mark(
     batch: Any, parts: Sequence[tuple[Mapping[Any, Any], ...]], num_nodes: dict[Any, int], num_edges: dict[Any, int]
-) -> Batch:
+) -> "Batch":
     """States that a batch holds several: its sizes are those of one, and how each is taken apart.
 
     Args:

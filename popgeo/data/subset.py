@@ -6,9 +6,8 @@ from collections.abc import Mapping
 import numpy as np
 import torch
 from torch import Tensor
-from torch_geometric.utils import cumsum
 
-from popgeo.data.axes import Attribute, Axis, Level, ends_of
+from popgeo.data.axes import Attribute, Axis, Level, ends_of, row_pointer
 from popgeo.data.columns import Columns, Self
 from popgeo.data.store.first_use import compare_stored
 from popgeo.data.validate import check_indices, is_unchecked
@@ -25,7 +24,7 @@ def take(store: Self, ids: np.ndarray) -> Self:
     pointers, rows = {}, {}
     for axis, pointer in store.row_pointers.items():
         starts, counts = pointer[graphs], pointer.diff()[graphs]
-        pointers[axis] = cumsum(counts)
+        pointers[axis] = row_pointer(counts)
         owner = torch.repeat_interleave(counts)
         rows[axis] = torch.arange(int(counts.sum())) + (starts - pointers[axis][:-1])[owner]
     attributes = tuple(_taken(attribute, graphs, rows) for attribute in store.attributes)
@@ -57,7 +56,7 @@ def keep_rows(store: Self, keep: Mapping[Axis, Tensor]) -> Self:
     """
     pointers = dict(store.row_pointers)
     for axis, mask in keep.items():
-        running = torch.cat([torch.zeros(1, dtype=torch.int64), mask.to(torch.int64).cumsum(0)])
+        running = row_pointer(mask.to(torch.int64))
         pointers[axis] = running[store.row_pointers[axis]]
     attributes = tuple(_kept(store, attribute, keep, pointers) for attribute in store.attributes)
     return dataclasses.replace(store, attributes=attributes, row_pointers=pointers, row_ends=None, _cache={})
@@ -87,5 +86,5 @@ def _renumbered(pointer: Tensor, keep: Tensor | None) -> Tensor:
     owner = torch.repeat_interleave(pointer.diff())
     if keep is None:
         return torch.arange(int(pointer[-1])) - pointer[:-1][owner]
-    before = torch.cat([torch.zeros(1, dtype=torch.int64), keep.to(torch.int64).cumsum(0)])
+    before = row_pointer(keep.to(torch.int64))
     return before[:-1] - before[pointer[:-1]][owner]

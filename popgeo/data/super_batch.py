@@ -2,16 +2,18 @@
 
 import copy
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from torch_geometric.data import Batch
 
 from popgeo.data.separate import mark, state_num_nodes
 
+if TYPE_CHECKING:
+    from torch_geometric.data import Batch
 
-def join(batches: Sequence[Batch]) -> Batch:
+
+def join(batches: "Sequence[Batch]") -> "Batch":
     """One item of several batches of the same shapes.
 
     Every tensor is concatenated on dimension 0, so `edge_index` becomes [2 * num_batches, num_edges] and indices start
@@ -37,7 +39,7 @@ def join(batches: Sequence[Batch]) -> Batch:
     return mark(first, [_how_to_take_apart(batch) for batch in batches], *_sizes(batches[0]))
 
 
-def split(batch: Any) -> list[Batch]:
+def split(batch: Any) -> "list[Batch]":
     """The batches that `join` made one item of.
 
     Raises:
@@ -57,7 +59,7 @@ def _part(
     slices: Mapping[Any, Any],
     increments: Mapping[Any, Any],
     stated: Mapping[Any, Any],
-) -> Batch:
+) -> "Batch":
     part = copy.copy(batch)
     for store in part.stores:
         for name, value in list(store.items()):

@@ -4,11 +4,10 @@ import dataclasses
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from torch_geometric.data import Batch
 
 from popgeo.data.axes import Axis, Level
 from popgeo.data.batch_layout import LayoutChoices
@@ -16,6 +15,9 @@ from popgeo.data.fixed_size_options import FixedSizeOptions
 from popgeo.data.slots import Layout, Slot
 from popgeo.nn.atom_targets import matrix_to_voigt
 from popgeo.nn.forces import energy_and_forces, energy_forces_and_stress, volumes
+
+if TYPE_CHECKING:
+    from torch_geometric.data import Batch
 
 Tensors = Mapping[str, Tensor]
 WHOLE_BATCH = ""
@@ -225,8 +227,10 @@ def _parameters(model: nn.Module) -> Iterator[inspect.Parameter]:
     return (one for one in signature.parameters.values() if one.kind not in loose)
 
 
-def _as_batch(tensors: Mapping[Any, Tensor], constants: Mapping[str, Any]) -> Batch:
+def _as_batch(tensors: Mapping[Any, Tensor], constants: Mapping[str, Any]) -> "Batch":
     """A batch of given tensors, by store and name."""
+    from torch_geometric.data import Batch
+
     batch = Batch()
     for (store, name), tensor in tensors.items():
         setattr(batch if store is None else batch[store], name, tensor)

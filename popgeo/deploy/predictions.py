@@ -4,14 +4,16 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pandas as pd
 import torch
 from torch import Tensor
 
 from popgeo.data.axes import GRAPHS, Axis
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -82,11 +84,13 @@ class Predictions(Mapping[str, Tensor]):
         ptr = {name: _starts(torch.cat([part.ptr[name].diff() for part in parts])) for name in like}
         return Predictions(num_graphs=start, tensors=values, axes=like.axes, ptr=ptr, errors=errors)
 
-    def to_frames(self) -> dict[str, pd.DataFrame]:
+    def to_frames(self) -> "dict[str, pd.DataFrame]":
         """A table for each level, one row a graph, node or edge, with the number of its graph.
 
         A result of several columns has a column for each, as `forces_0`.
         """
+        import pandas as pd
+
         frames: dict[str, pd.DataFrame] = {}
         for name, tensor in self.items():
             level = self.axes[name].label or "graphs"

@@ -3,12 +3,11 @@
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
+from importlib import import_module
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch_geometric.transforms import pad
-from torch_geometric.transforms.pad import MappingPadding, UniformPadding
 
 from popgeo.data.axes import Axis, Level
 from popgeo.data.batch_layout import LayoutChoices
@@ -18,7 +17,7 @@ from popgeo.deploy.fixed_program import FixedProgram, Tensors
 VERSION = 1
 FORMATS = ("torch", "aotinductor", "onnx")
 _MOST = 2**40  # slots of a batch
-_BY_NAME = (pad.AttrNamePadding, pad.NodeTypePadding, pad.EdgeTypePadding)
+_BY_NAME = ("AttrNamePadding", "NodeTypePadding", "EdgeTypePadding")  # classes of PyG
 
 
 def write_notes(programs: Sequence[tuple[FixedProgram, Tensors]], format: str, units: Mapping[str, str]) -> str:
@@ -107,10 +106,10 @@ def _numbers(value: Any) -> Iterator[Any]:
     if isinstance(value, Mapping):
         for one in value.values():
             yield from _numbers(one)
-    elif isinstance(value, MappingPadding):
+    elif type(value).__name__ in _BY_NAME:
         yield from (*_numbers(value.values), *_numbers(value.default))
     elif value is not None:
-        yield value.value if isinstance(value, UniformPadding) else value
+        yield getattr(value, "value", value)  # of PyG's UniformPadding, which is within one of another kind
 
 
 def _like(shape: list[int], dtype: str) -> Tensor:
@@ -134,16 +133,17 @@ def _packed(value: Any) -> Any:
         return {"pairs": [[_packed(key), _packed(one)] for key, one in value.items()]}
     if isinstance(value, torch.dtype):
         return _of_dtype(value)
-    if isinstance(value, MappingPadding):
+    if type(value).__name__ in _BY_NAME:
         return {type(value).__name__: _packed(value.values), "default": _packed(value.default)}
     value = value.level if isinstance(value, Axis) else value
-    return value.value if isinstance(value, (Level, UniformPadding)) else value
+    return getattr(value, "value", value)  # of a level, and of PyG's UniformPadding
 
 
 def _unpacked(value: Any) -> Any:
     for kind in _BY_NAME if isinstance(value, dict) else ():
-        if kind.__name__ in value:
-            return kind(_unpacked(value[kind.__name__]), _unpacked(value["default"]))
+        if kind in value:
+            made: Any = getattr(import_module("torch_geometric.transforms.pad"), kind)
+            return made(_unpacked(value[kind]), _unpacked(value["default"]))
     if isinstance(value, dict):
         return {_unpacked(key): _unpacked(one) for key, one in value["pairs"]}
     return tuple(map(_unpacked, value)) if isinstance(value, list) else value

@@ -7,14 +7,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch_geometric.data import Batch
-from torch_geometric.data.data import BaseData
 
+from popgeo.capture.pytree import is_graph_data
 from popgeo.data.attribute_names import COUNT_NODES
 from popgeo.data.batch_layout import LayoutChoices, lay_out
 from popgeo.data.fixed_size_options import FixedSizeOptions
 from popgeo.data.flat_store import FlatStore
-from popgeo.data.pad import unpad
 from popgeo.data.sort_edges import sort_edges
 from popgeo.deploy.fixed_program import FixedProgram, input_name
 
@@ -97,7 +95,7 @@ class GraphReader:
     def _attributes(graphs: Any) -> set[str]:
         if isinstance(graphs, FlatStore):
             return {attribute.name for attribute in graphs.attributes}
-        return set(graphs.keys()) if isinstance(graphs, BaseData) else set()
+        return set(graphs.keys()) if is_graph_data(graphs) else set()
 
     def _kinds(self, store: FlatStore) -> Kinds:
         slots = lay_out(store, self.sizes.with_rows_for(store), self.layout).slots
@@ -138,9 +136,11 @@ def pieces(graphs: Any, size: int) -> Iterable[Any]:
     Raises:
         ValueError: it is one graph.
     """
-    if isinstance(graphs, Batch):
+    if is_graph_data(graphs) and hasattr(graphs, "to_data_list"):
+        from popgeo.data.pad import unpad
+
         graphs = unpad(graphs) if "graphs_mask" in graphs else graphs.to_data_list()
-    if isinstance(graphs, BaseData):
+    if is_graph_data(graphs):
         raise ValueError(f"graphs is one {type(graphs).__name__}; pass a list, even of one: [graph].")
     if isinstance(graphs, FlatStore):
         yield from (graphs[start : start + size] for start in range(0, len(graphs), size))

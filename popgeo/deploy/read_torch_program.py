@@ -8,21 +8,26 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
-from torch._export.serde.serialize import (
-    _SERIALIZE_TO_TORCH_DTYPE,
-    _SERIALIZE_TO_TORCH_LAYOUT,
-    _SERIALIZE_TO_TORCH_MEMORY_FORMAT,
-)
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from popgeo.capture.safe_operations import has_rule, needs_forward, require_fitting, safe_operation
 
 # What represents an argument in the file, and what it is; sizes are numbers, never expressions.
 _PLAIN = {"as_bool": bool, "as_int": int, "as_float": float, "as_string": str}
-_OF_TORCH = {
-    "as_scalar_type": _SERIALIZE_TO_TORCH_DTYPE,
-    "as_layout": _SERIALIZE_TO_TORCH_LAYOUT,
-    "as_memory_format": _SERIALIZE_TO_TORCH_MEMORY_FORMAT,
+# The numbers that the format has for them. Torch has the same tables, whose import takes a second.
+DTYPES = {
+    1: torch.uint8, 2: torch.int8, 3: torch.int16, 4: torch.int32, 5: torch.int64, 6: torch.float16, 7: torch.float32,
+    8: torch.float64, 9: torch.complex32, 10: torch.complex64, 11: torch.complex128, 12: torch.bool,
+    13: torch.bfloat16, 28: torch.uint16, 29: torch.float8_e4m3fn, 30: torch.float8_e5m2, 31: torch.float8_e4m3fnuz,
+    32: torch.float8_e5m2fnuz, 33: torch.float8_e8m0fnu, 34: torch.uint32, 35: torch.uint64,
+}  # fmt: skip
+MEMORY_FORMATS = {
+    1: torch.contiguous_format, 2: torch.channels_last, 3: torch.channels_last_3d, 4: torch.preserve_format
+}  # fmt: skip
+_OF_TORCH: dict[str, Mapping[int, Any]] = {
+    "as_scalar_type": DTYPES,
+    "as_layout": {7: torch.strided},
+    "as_memory_format": MEMORY_FORMATS,
 }
 _NUMBERS = {"Infinity", "-Infinity", "NaN"}  # as torch writes them
 _STATE = {"buffer": "buffer_name", "parameter": "parameter_name", "tensor_constant": "tensor_constant_name"}
@@ -148,7 +153,7 @@ def _weights(entries: Mapping[str, bytes], kind: str, name: str) -> dict[str, Te
         meta, path = one["tensor_meta"], one["path_name"]
         if one["use_pickle"] is not False or meta["device"]["type"] != "cpu":
             raise ValueError(f"{called!r:.100} asks for what would be executed, or for a different device")
-        dtype, data = _SERIALIZE_TO_TORCH_DTYPE[meta["dtype"]], entries[f"data/{kind}/{path}"]
+        dtype, data = DTYPES[meta["dtype"]], entries[f"data/{kind}/{path}"]
         if (path, dtype) not in memory:
             plain = torch.empty(0, dtype=dtype)
             memory[path, dtype] = torch.frombuffer(bytearray(data), dtype=dtype) if data else plain

@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-import pandas as pd
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -270,6 +269,8 @@ class CompiledStep:
             if self.backend is not Backend.CUDA:  # where calls return before they are through
                 shown |= {"seconds": round(self.bound.run_seconds, 3)}
         table = {name: f"{value:,}" if type(value) in (int, float) else value for name, value in shown.items()}
+        import pandas as pd
+
         return pd.Series(table, name=type(self).__name__).to_frame().to_html()
 
     def __getattr__(self, name: str) -> Any:

@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 from torch.utils.data import ConcatDataset, Subset
-from torch_geometric.data import InMemoryDataset
 
 _LOOKED_AT = 128  # graphs, evenly spaced: whoever edits a dataset edits all of it, or nearly
 
@@ -45,7 +44,9 @@ class SeenTensors:
 
 
 def _values(dataset: Any) -> Iterator[tuple[tuple[Any, str], Any]]:
-    """The values of some graphs, each with where it stands."""
+    """The values of some graphs, each with its place."""
+    from torch_geometric.data import InMemoryDataset
+
     if isinstance(dataset, Subset):
         yield from _values(dataset.dataset)
     elif isinstance(dataset, ConcatDataset):

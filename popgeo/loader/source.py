@@ -4,11 +4,10 @@ import math
 import warnings
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from torch_geometric.data import Batch
 
 from popgeo.data.axes import GRAPHS, Levels, completed
 from popgeo.data.batch_layout import LayoutChoices, lay_out
@@ -25,6 +24,9 @@ from popgeo.loader.seen_tensors import SeenTensors
 from popgeo.packing import Packs, totals_of_packs
 from popgeo.random_numbers import generator_of
 
+if TYPE_CHECKING:
+    from torch_geometric.data import Batch
+
 _GRAPHS_AT_ONCE = 512
 _LOOKED_AT = 16  # graphs that tell what the attributes of a dataset belong to
 
@@ -38,7 +40,7 @@ class BatchSource(ABC):
     """How a batch is laid out, where `cut` writes into memory that it is given."""
 
     @abstractmethod
-    def cut(self, packs: Packs, key: tuple[int, int], group: int, memory: BatchMemory | None = None) -> list[Batch]:
+    def cut(self, packs: Packs, key: tuple[int, int], group: int, memory: BatchMemory | None = None) -> "list[Batch]":
         """One item for each `group` packs.
 
         Args:
@@ -67,7 +69,7 @@ class FlatSource(BatchSource):
         self.cutter = BatchCutter(store, self.layout)
         self.limits = collater.options.limits(store.size_axes)
 
-    def cut(self, packs: Packs, key: tuple[int, int], group: int, memory: BatchMemory | None = None) -> list[Batch]:
+    def cut(self, packs: Packs, key: tuple[int, int], group: int, memory: BatchMemory | None = None) -> "list[Batch]":
         """One item for each `group` packs."""
         if not (self.collater.trim_nodes or self.collater.trim_edges):
             return self.cutter.cut(packs, memory, group)
@@ -102,7 +104,7 @@ class FetchingSource(BatchSource):
     def __init__(self, dataset: Any, collater: FixedSizeCollater, like: FlatStore) -> None:
         self.dataset, self.collater, self.like = dataset, collater, like
 
-    def cut(self, packs: Packs, key: tuple[int, int], group: int, memory: BatchMemory | None = None) -> list[Batch]:
+    def cut(self, packs: Packs, key: tuple[int, int], group: int, memory: BatchMemory | None = None) -> "list[Batch]":
         """One item for each `group` packs, each graph fetched again."""
         batches = []
         for ids in packs:
@@ -175,7 +177,7 @@ def levels_of(store: FlatStore, given: Levels | None = None) -> Levels:
     )
 
 
-def grouped(batches: list[Batch], group: int) -> list[Batch]:
+def grouped(batches: "list[Batch]", group: int) -> "list[Batch]":
     """One item for each `group` batches."""
     if group == 1:
         return batches

@@ -3,6 +3,8 @@
 import contextlib
 import ctypes
 import functools
+import sys
+import warnings
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -15,25 +17,52 @@ import popgeo.forked  # noqa: F401  kernels of several threads would wait foreve
 
 _PATH = Path(__file__).with_name("_popgeo.so")
 _CSRC = Path(__file__).with_name("csrc")
+_SETUP = Path(__file__).parents[2] / "setup.py"  # of a source folder, in which Python may run
 _STRUCTURE = (ctypes.c_char_p,)
 _switched_off = False
 
 
 @functools.cache
 def _open() -> tuple[ctypes.CDLL | None, str]:
-    """The library and an empty string, or None and the reason in one sentence."""
-    if not _PATH.exists():
-        return (
-            None,
-            f"{_PATH.name} was not built: no C++17 compiler (GCC or Clang) was found when popgeo was installed.",
-        )
+    """The library and an empty string; or None, and the reason with its remedy.
+
+    A source folder that Python runs in may have no library, or one that was built from other sources. The library of
+    an installed copy then serves it, if that was built from the same sources.
+    """
+    installed = (Path(folder, *_PATH.parts[-3:]) for folder in sys.path)
+    reasons = []
+    for path in filter(Path.is_file, dict.fromkeys([_PATH, *installed])):
+        library, reason = _load(path)
+        if library is not None:
+            return library, ""
+        reasons.append(reason)
+    missing = f"popgeo's kernels were not compiled: {_PATH} is missing."
+    return None, f"{reasons[0] if reasons else missing} {_remedy()}"
+
+
+def _load(path: Path) -> tuple[ctypes.CDLL | None, str]:
     try:
-        library = ctypes.CDLL(str(_PATH))
+        library = ctypes.CDLL(str(path))
     except OSError as error:
-        return None, f"{_PATH} could not be loaded: {error}"
-    if _built_from(library) != sources_checksum():
-        return None, f"{_PATH} was built from other sources. Run python setup.py build_ext --inplace, or install again."
-    return library, ""
+        return None, f"{path} could not be loaded: {error}."
+    is_same = _built_from(library) == sources_checksum()
+    return (library, "") if is_same else (None, f"{path} was built from other sources than these.")
+
+
+def _remedy() -> str:
+    if _SETUP.is_file():
+        return f"Run `pip install -e .` in {_SETUP.parent}; it needs a C++17 compiler, GCC or Clang."
+    return (
+        "Install a C++17 compiler, GCC or Clang, and then popgeo again: `pip install --force-reinstall --no-deps "
+        "--no-cache-dir` and what you installed it from."
+    )
+
+
+@functools.cache
+def _warn_once(reason: str) -> None:
+    """Warns that a source folder runs without kernels; whoever installed popgeo without a compiler knows."""
+    if _SETUP.is_file():
+        warnings.warn(f"popgeo runs without its compiled kernels, which is slower. {reason}", stacklevel=2)
 
 
 def sources_checksum() -> int:
@@ -53,8 +82,9 @@ def _built_from(library: ctypes.CDLL) -> int:
 
 @functools.cache
 def _bind(name: str, argtypes: tuple[Any, ...], restype: Any) -> Callable[..., Any] | None:
-    library, _ = _open()
+    library, reason = _open()
     if library is None:
+        _warn_once(reason)
         return None
     entry = getattr(library, name)
     entry.argtypes, entry.restype = argtypes, restype
@@ -62,7 +92,7 @@ def _bind(name: str, argtypes: tuple[Any, ...], restype: Any) -> Callable[..., A
 
 
 def function(name: str, argtypes: Sequence[Any], restype: Any = None) -> Callable[..., Any] | None:
-    """A C function of the library, or None where the caller must take its pure-torch path.
+    """A C function of the library, or None if the caller must take its pure-torch path.
 
     Ask at each call (the answer is cached): `without_native` must be able to change it.
     """
@@ -70,7 +100,7 @@ def function(name: str, argtypes: Sequence[Any], restype: Any = None) -> Callabl
 
 
 def packed(name: str) -> Callable[[bytes], int] | None:
-    """A C function that takes one structure of 64-bit numbers, or None where the caller must take its pure-torch path.
+    """A C function that takes one structure of 64-bit numbers, or None if the caller must take its pure-torch path.
 
     `struct.pack` and one argument take a fifth of the time that ctypes needs for fourteen.
     """
@@ -95,7 +125,7 @@ def address(tensor: Tensor) -> int:
         where = f"A {type(tensor).__name__} of shape {list(tensor.shape)} on {tensor.device}"
         raise ValueError(f"{where} has no memory of its own. Pass a plain tensor with values.")
     if tensor.is_neg():
-        raise ValueError("A tensor is a negated view of another one. Pass tensor.resolve_neg().")
+        raise ValueError("A tensor is a negated view of another tensor. Pass tensor.resolve_neg().")
     return place
 
 

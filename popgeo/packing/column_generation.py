@@ -7,10 +7,9 @@ worth most (Gilmore and Gomory 1961, doi 10.1287/opre.9.6.849).
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
-from scipy.optimize import linprog
-from scipy.sparse import csc_array
 
 from popgeo.packing.size_plan import Histogram
 
@@ -50,7 +49,7 @@ def solve_fractional(sizes: Histogram) -> Fractional:
     bound = sizes.bound
     for _ in range(_MOST_ROUNDS):
         matrix = np.array(sorted(kinds), np.int64).T
-        result = linprog(np.ones(matrix.shape[1]), A_ub=csc_array(-matrix), b_ub=-demand, method="highs")
+        result = _least_cost(np.ones(matrix.shape[1]), -matrix, -demand)
         if bound >= math.ceil(result.fun - 1e-6):
             break
         prices = np.floor(np.maximum(-result.ineqlin.marginals, 0) * _PRICE).astype(np.int64)
@@ -64,6 +63,14 @@ def solve_fractional(sizes: Histogram) -> Fractional:
         if len(kinds) == before:
             break
     return Fractional(kinds=matrix, amounts=_evened_out(sizes, matrix, result.x), bound=bound)
+
+
+def _least_cost(costs: np.ndarray, rows: np.ndarray, limits: np.ndarray) -> Any:
+    """SciPy's solution of the linear program whose amounts cost the least within limits."""
+    from scipy.optimize import linprog
+    from scipy.sparse import csc_array
+
+    return linprog(costs, A_ub=csc_array(rows), b_ub=limits, method="highs")
 
 
 def _evened_out(sizes: Histogram, kinds: np.ndarray, amounts: np.ndarray) -> np.ndarray:
@@ -81,7 +88,7 @@ def _evened_out(sizes: Histogram, kinds: np.ndarray, amounts: np.ndarray) -> np.
         return amounts
     rows = np.vstack([-kinds, np.ones(kinds.shape[1])])
     limits = np.append(-counts, amounts.sum() + 1e-4)
-    result = linprog(spread, A_ub=csc_array(rows), b_ub=limits, method="highs")
+    result = _least_cost(spread, rows, limits)
     return result.x if result.status == 0 else amounts
 
 

@@ -1,9 +1,9 @@
 """Plans as tables, for figures and reports."""
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
-import pandas as pd
 import torch
 from numpy.typing import ArrayLike, NDArray
 
@@ -11,10 +11,13 @@ from popgeo.packing.efficiency import efficiency, lower_bound
 from popgeo.packing.packs import Budget, Packs, totals_of_packs
 from popgeo.packing.sizes import as_table, names
 
+if TYPE_CHECKING:
+    import pandas as pd
+
 _SEED = 0  # of the sweep over lengths, so that a figure looks the same each time
 
 
-def summary(plans: Mapping[str, Packs], sizes: ArrayLike, budget: Budget) -> pd.DataFrame:
+def summary(plans: Mapping[str, Packs], sizes: ArrayLike, budget: Budget) -> "pd.DataFrame":
     """Compare plans, one row each.
 
     Args:
@@ -49,10 +52,12 @@ def summary(plans: Mapping[str, Packs], sizes: ArrayLike, budget: Budget) -> pd.
                 "num_skipped": len(packs.skipped),
             }
         )
+    import pandas as pd
+
     return pd.DataFrame(rows)
 
 
-def fill(packs: Packs, sizes: ArrayLike, budget: Budget) -> pd.DataFrame:
+def fill(packs: Packs, sizes: ArrayLike, budget: Budget) -> "pd.DataFrame":
     """The real share of every pack, one row each, in order.
 
     Args:
@@ -68,6 +73,8 @@ def fill(packs: Packs, sizes: ArrayLike, budget: Budget) -> pd.DataFrame:
         [1.0, 0.25]
     """
     used = totals_of_packs(as_table(sizes), packs.indices, packs.ptr) / np.maximum(budget.sizes, 1)
+    import pandas as pd
+
     table = pd.DataFrame(used, columns=list(names(len(budget.sizes))))
     return table.assign(graphs=np.diff(packs.ptr) / budget.num_graphs)
 
@@ -104,7 +111,7 @@ def variance_ratio(packs: Packs, sizes: ArrayLike) -> float:
 
 def sweep(
     sizes: ArrayLike, lengths: Sequence[int], strategies: Mapping[str, Callable[..., Packs]], *, num_graphs: int
-) -> tuple[pd.DataFrame, pd.DataFrame]:
+) -> "tuple[pd.DataFrame, pd.DataFrame]":
     """How full packs of different lengths become, by the first dimension alone.
 
     Args:
@@ -131,5 +138,7 @@ def sweep(
         for name, strategy in strategies.items():
             packs = strategy(first, budget, generator=torch.Generator().manual_seed(_SEED))
             rows.append((name, length, efficiency(packs, first, budget).sizes[0]))
+    import pandas as pd
+
     bound = pd.DataFrame({"num_nodes": list(lengths), "efficiency": bounds})
     return pd.DataFrame(rows, columns=["strategy", "num_nodes", "efficiency"]), bound

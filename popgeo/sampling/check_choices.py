@@ -3,15 +3,19 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from torch_geometric.sampler.base import SubgraphType
 
 from popgeo.native import library
 from popgeo.sampling.compressed_graph import CompressedGraph, Direction, check_range
 from popgeo.sampling.sampled_subgraph import EdgeType
 
+if TYPE_CHECKING:
+    from torch_geometric.sampler.base import SubgraphType
+
+_SUBGRAPHS = ("directional", "bidirectional", "induced")  # as in PyG
 NumNeighbors = Sequence[int] | Mapping[EdgeType, Sequence[int]]
 
 
@@ -37,13 +41,13 @@ class Choices:
     """
 
     replace: bool
-    subgraph_type: SubgraphType | str
+    subgraph_type: "SubgraphType | str"
     disjoint: bool
     temporal_strategy: TemporalStrategy | str
     temporal: bool
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "subgraph_type", SubgraphType(self.subgraph_type))
+        object.__setattr__(self, "subgraph_type", _subgraph_type(self.subgraph_type))
         object.__setattr__(self, "temporal_strategy", TemporalStrategy(self.temporal_strategy))
         object.__setattr__(self, "disjoint", self.disjoint or self.temporal)
         if self.last and self.replace:
@@ -55,6 +59,14 @@ class Choices:
     def last(self) -> bool:
         """Whether the latest neighbours are taken."""
         return self.temporal_strategy is TemporalStrategy.LAST
+
+
+def _subgraph_type(kind: Any) -> str:
+    """The name of a kind of subgraphs; of PyG's `SubgraphType`, the name that it has there."""
+    name = getattr(kind, "value", kind)
+    if name not in _SUBGRAPHS:
+        raise ValueError(f"subgraph_type is {kind!r}; it is one of {', '.join(map(repr, _SUBGRAPHS))}.")
+    return name
 
 
 def ends(edge_type: EdgeType, graph: CompressedGraph) -> tuple[str, str]:

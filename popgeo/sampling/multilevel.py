@@ -11,8 +11,6 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from scipy.sparse import csr_array
-from scipy.sparse.csgraph import breadth_first_order, connected_components
 
 from popgeo.native import library
 
@@ -155,6 +153,9 @@ def _start(graph: Graph, num_parts: int, capacity: int, attempt: int, generator:
 
 def _breadth_first(graph: Graph, order: np.ndarray) -> np.ndarray:
     """All nodes, component by component, each by the distance from its first node of `order`. int64 [num_nodes]"""
+    from scipy.sparse import csr_array
+    from scipy.sparse.csgraph import breadth_first_order, connected_components
+
     num_nodes = graph.num_nodes
     matrix = csr_array((graph.edge_weight, graph.col, graph.rowptr), shape=(num_nodes, num_nodes))
     _, component = connected_components(matrix, directed=False)

@@ -17,12 +17,11 @@ number of threads, with and without the compiled library, of 32- and of 64-bit g
 
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
-from typing import overload
+from typing import TYPE_CHECKING, overload
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch_geometric.sampler.base import SubgraphType
 
 from popgeo.random_numbers import keys_of, new_key
 from popgeo.sampling.check_choices import (
@@ -41,6 +40,9 @@ from popgeo.sampling.draw import Draw, draw_edges
 from popgeo.sampling.node_table import NodeTable
 from popgeo.sampling.sampled_subgraph import EdgeType, HeteroSampledSubgraph, SampledSubgraph, add_reversed
 
+if TYPE_CHECKING:
+    from torch_geometric.sampler.base import SubgraphType
+
 _ONLY: EdgeType = ("", "", "")  # the edge type of a homogeneous graph
 
 
@@ -51,7 +53,7 @@ def sample_neighbors(
     num_neighbors: Sequence[int],
     *,
     replace: bool = ...,
-    subgraph_type: SubgraphType | str = ...,
+    subgraph_type: "SubgraphType | str" = ...,
     disjoint: bool = ...,
     seed_time: Tensor | None = ...,
     temporal_strategy: TemporalStrategy | str = ...,
@@ -64,7 +66,7 @@ def sample_neighbors(
     num_neighbors: NumNeighbors,
     *,
     replace: bool = ...,
-    subgraph_type: SubgraphType | str = ...,
+    subgraph_type: "SubgraphType | str" = ...,
     disjoint: bool = ...,
     seed_time: Mapping[str, Tensor] | None = ...,
     temporal_strategy: TemporalStrategy | str = ...,
@@ -76,7 +78,7 @@ def sample_neighbors(
     num_neighbors: NumNeighbors,
     *,
     replace: bool = False,
-    subgraph_type: SubgraphType | str = SubgraphType.directional,
+    subgraph_type: "SubgraphType | str" = "directional",
     disjoint: bool = False,
     seed_time: Tensor | Mapping[str, Tensor] | None = None,
     temporal_strategy: TemporalStrategy | str = TemporalStrategy.UNIFORM,
@@ -138,7 +140,7 @@ def _sample(
     counts = counts_of_hops(num_neighbors, list(graphs))
     seeds = check_seeds(seeds, num_nodes)
     tree_time = times_of_trees(seeds, seed_time)
-    reverse_of = reverse_types(graphs) if choices.subgraph_type is SubgraphType.bidirectional else None
+    reverse_of = reverse_types(graphs) if choices.subgraph_type == "bidirectional" else None
     tables = _tables(seeds, num_nodes, choices.disjoint)
     keys = keys_of(new_key(seed), np.arange(len(graphs))).tolist()
     sizes = [{node_type: table.size for node_type, table in tables.items()}]
@@ -155,7 +157,7 @@ def _sample(
             found[edge_type].append(tables[far].add(graph, places, ptr, first, trees, found[edge_type][-1]))
         begin = sizes[-1]
         sizes.append({node_type: table.size for node_type, table in tables.items()})
-    if choices.subgraph_type is SubgraphType.induced:
+    if choices.subgraph_type == "induced":
         for edge_type, graph in graphs.items():
             near, far = ends(edge_type, graph)
             nodes, trees = tables[near].nodes, tables[near].trees
@@ -198,7 +200,7 @@ def _collect(
         row[edge_type], col[edge_type] = (far, near) if incoming else (near, far)
     num_nodes = {node_type: [0, *(size[node_type] for size in sizes)] for node_type in tables}
     num_edges = {edge_type: [part.shape[1] for part in parts] for edge_type, parts in found.items()}
-    hop_by_hop = choices.subgraph_type is not SubgraphType.induced
+    hop_by_hop = choices.subgraph_type != "induced"
     return HeteroSampledSubgraph(
         node={node_type: table.nodes for node_type, table in tables.items()},
         row=row,

@@ -26,6 +26,7 @@ GROUND = {
     "torch_archive",
     "random_numbers",
     "did_you_mean",
+    "lazy_names",
 }
 MAY_IMPORT = {
     **{name: set() for name in GROUND},
@@ -39,11 +40,11 @@ MAY_IMPORT = {
     "packing": {"native", "progress", "random_numbers"},
     "sampling": {"native", "progress", "random_numbers"},
     "ops": {"native", "random_numbers"},
-    "data": {"native", "packing", "progress", "atomic_write", "folder_lock", "did_you_mean"},
-    "nn": {"ops", "did_you_mean"},
+    "data": {"native", "packing", "progress", "atomic_write", "folder_lock", "did_you_mean", "lazy_names"},
+    "nn": {"ops", "did_you_mean", "lazy_names"},
     "engine": {"capture", "ops", "native", "torch_archive", "byte_block", "did_you_mean", "forked", "quantity"},
     "convert": {"data", "progress", "command_line"},
-    "loader": {"data", "packing", "sampling", "byte_block", "random_numbers", "did_you_mean"},
+    "loader": {"data", "packing", "sampling", "byte_block", "random_numbers", "did_you_mean", "lazy_names"},
     "ipu": {"atomic_write", "capture", "engine", "plots", "did_you_mean", "quantity"},
     "potentials": {"command_line", "convert", "data", "deploy", "engine", "loader", "native", "nn", "ops", "packing"},
     "deploy": {
@@ -59,6 +60,7 @@ MAY_IMPORT = {
         "packing",
         "progress",
         "did_you_mean",
+        "lazy_names",
         "sealed_file",
         "torch_archive",
         "forked",

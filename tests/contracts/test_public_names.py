@@ -46,7 +46,7 @@ def used_in(paths: Iterable[Path]) -> set[str]:
 def public_names(source: str) -> list[str]:
     """The names that the source of a face hands on from popgeo's files."""
     handed = (node for node in imports(source) if isinstance(node, ast.ImportFrom))
-    names = {alias.asname or alias.name for node in handed if "popgeo" in node.module for alias in node.names}
+    names = {alias.asname for node in handed if "popgeo" in node.module for alias in node.names if alias.asname}
     return sorted(name for name in names if not name.startswith("_"))
 
 

@@ -17,6 +17,7 @@ from popgeo.capture.op_graph import Op, OpGraph, Ref, Value, substitute
 from popgeo.capture.passes import drop_unused, with_ops
 from popgeo.engine.fuse.def_use import DefUse, ref
 from popgeo.engine.fuse.prepared import PreparedCall, PreparedOp, late_arguments, register_prepared
+from popgeo.native import library
 from popgeo.ops import interaction_call
 from popgeo.ops.exp_or_zero import least_exponent
 from popgeo.ops.interaction_call import Call
@@ -56,6 +57,8 @@ def describe_interactions(joined: OpGraph) -> str:
     text = f"{count} of {total} interactions in one pass"
     if count == total:
         return text
+    if not library.is_available():
+        return f"{text} (the compiled kernels are not in use: `popgeo info` says why)"
     if not interaction_call.is_served():
         return f"{text} (no kernels for this processor)"
     return f"{text} (filters made in another way, or used elsewhere)"

@@ -13,7 +13,7 @@ from popgeo.data.sort_edges import sort_edges
 from popgeo.data.store.manifest import read_manifest
 from popgeo.data.store.save_columns import cut, extend
 from popgeo.data.store.write_folder import FolderWriter
-from popgeo.data.write import _from, _lies_flat
+from popgeo.data.write_store import _from, _lies_flat
 from tests.support.graphs import assert_same_graphs
 from tests.support.loaders import InMemory, OnDisk
 

@@ -15,7 +15,7 @@ from popgeo.data import FlatStore, write
 from popgeo.data.store.manifest import read_manifest
 from popgeo.data.store.save_columns import cut
 from popgeo.data.store.write_folder import FolderWriter
-from popgeo.data.write import transform_name
+from popgeo.data.write_store import transform_name
 from tests.conftest import REPOSITORY
 from tests.data.test_validate import DAMAGE, damaged
 from tests.support import quick_python

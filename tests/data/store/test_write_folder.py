@@ -16,7 +16,7 @@ from popgeo.data.store.describe import check_alike, describe, digest, files_of, 
 from popgeo.data.store.manifest import from_json, read_manifest
 from popgeo.data.store.save_columns import cut, extend
 from popgeo.data.store.write_folder import FolderWriter
-from popgeo.data.write import _bytes, _joined
+from popgeo.data.write_store import _bytes, _joined
 from tests.data.store.test_append_file import open_files
 from tests.support.graphs import assert_same_graphs, graph, hetero_graph
 

@@ -1,0 +1,99 @@
+"""Kernels are in use in a source folder too, or one message says why not and what to do."""
+
+import os
+import shutil
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+
+import pytest
+
+import popgeo
+from popgeo.__main__ import main
+from popgeo.native import library
+from tests.conftest import REPOSITORY
+
+SAYS = (
+    "import warnings; warnings.simplefilter('always'); import torch, popgeo; from popgeo.native import library;"
+    "sums = [popgeo.scatter(torch.ones(2, 1), torch.tensor([0, 1]), 0, dim_size=2) for _ in range(2)];"
+    "print(popgeo.__file__, library.is_available(), library.reason(), sep='\\n')"
+)
+WARNING = "popgeo runs without its compiled kernels"
+
+
+@pytest.fixture(scope="module")
+def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A source folder without a compiled library."""
+    folder = tmp_path_factory.mktemp("clone")
+    without = shutil.ignore_patterns("__pycache__", "*.so")
+    shutil.copytree(REPOSITORY / "popgeo", folder / "popgeo", ignore=without)
+    shutil.copy(REPOSITORY / "setup.py", folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder in which the compiled package is installed."""
+    if not library.is_available():
+        pytest.skip(library.reason())
+    folder = tmp_path_factory.mktemp("site")
+    shutil.copytree(REPOSITORY / "popgeo", folder / "popgeo", ignore=shutil.ignore_patterns("__pycache__"))
+    return folder
+
+
+def python_in(folder: Path, site: Path | None = None) -> tuple[list[str], str]:
+    """What Python says when it runs in a folder, and what it warns of; an installed copy may be behind it."""
+    environment = os.environ | {"PYTHONPATH": "" if site is None else str(site), "PYTHONDONTWRITEBYTECODE": "1"}
+    run = subprocess.run([sys.executable, "-c", SAYS], cwd=folder, env=environment, capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr
+    return run.stdout.splitlines(), run.stderr
+
+
+def test_python_in_a_clone_uses_the_library_of_the_installed_copy(clone: Path, site: Path):
+    (file, is_available, *_), warned = python_in(clone, site)
+    assert (file, is_available) == (str(clone / "popgeo" / "__init__.py"), "True")
+    assert warned == ""
+
+
+def test_a_clone_without_an_installed_copy_warns_once_with_the_remedy(clone: Path, tmp_path: Path):
+    (file, is_available, reason), warned = python_in(clone)
+    assert (file, is_available) == (str(clone / "popgeo" / "__init__.py"), "False")
+    assert f"Run `pip install -e .` in {clone}" in reason
+    assert "_popgeo.so is missing" in reason
+    assert warned.count(WARNING) == 1
+    assert reason in warned
+
+
+def test_an_installed_library_of_other_sources_is_not_used_in_a_clone(clone: Path, site: Path, tmp_path: Path):
+    changed = tmp_path / "clone"
+    shutil.copytree(clone, changed)
+    (changed / "popgeo" / "native" / "csrc" / "of_tomorrow.h").write_text("// of tomorrow\n")
+    (_, is_available, reason), warned = python_in(changed, site)
+    assert is_available == "False"
+    assert f"{site / 'popgeo' / 'native' / '_popgeo.so'} was built from other sources" in reason
+    assert f"Run `pip install -e .` in {changed}" in reason
+    assert warned.count(WARNING) == 1
+
+
+def test_an_installed_copy_without_a_library_says_that_it_needs_a_compiler_and_does_not_warn(
+    clone: Path, tmp_path: Path
+):
+    shutil.copytree(clone / "popgeo", tmp_path / "site" / "popgeo")
+    (_, is_available, reason), warned = python_in(tmp_path, tmp_path / "site")
+    assert is_available == "False"
+    assert "Install a C++17 compiler, GCC or Clang, and then popgeo again" in reason
+    assert warned == ""
+
+
+def test_info_without_a_file_says_whether_kernels_are_in_use(capsys: pytest.CaptureFixture[str]):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert main(["info"]) == 0
+        shown = capsys.readouterr().out
+        with library.without_native():
+            assert main(["info"]) == 0
+    assert f"popgeo {popgeo.__version__} in {REPOSITORY / 'popgeo'}" in shown
+    expected = "in use" if library.is_available() else f"not in use. {library.reason()}"
+    assert shown.endswith(f"compiled kernels: {expected}\n")
+    assert "compiled kernels: not in use. It is switched off by without_native()." in capsys.readouterr().out
