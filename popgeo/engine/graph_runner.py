@@ -18,7 +18,6 @@ from popgeo.engine.codegen import emit
 from popgeo.engine.fuse.bind_chain import prepare_chain
 from popgeo.engine.fuse.chain import CHAIN, EDGE_CHAIN
 from popgeo.engine.fuse.join_chains import describe_joined, join_chains
-from popgeo.engine.fuse.plain_interaction import join_plain_interactions
 from popgeo.engine.fuse.plan_interactions import describe_interactions, plan_interactions
 from popgeo.engine.fuse.prepared import PreparedOp, register_prepared
 from popgeo.engine.fuse.reassociate import reassociate
@@ -27,7 +26,7 @@ from popgeo.engine.run_bodies import prepare_cond, prepare_for_loop
 from popgeo.native import library
 
 # From the largest pattern to the smallest: what one has joined the next leaves alone.
-_JOINS = (join_plain_interactions, plan_interactions, reassociate, join_chains)
+_JOINS = (plan_interactions, reassociate, join_chains)
 
 
 class GraphRunner:

@@ -1,6 +1,7 @@
 """The simulated machine as a compiled step sees it: what it refuses, how it cuts a step, and what it accounts for."""
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import astuple, dataclass, fields, replace
 from functools import cached_property, partial
 
@@ -21,6 +22,7 @@ from popgeo.ipu.systems.pipeline import Pipeline
 from popgeo.ipu.systems.share import Share, is_shared, share_of
 from popgeo.ipu.systems.stage_plan import StagePlan, require_stages_fit, stage_plan, what_would_fit
 from popgeo.ipu.tiles.measure_memory import OutOfTileMemory
+from popgeo.ops.filter_choice import filters_at_each_edge
 
 # What a kept step depends on in addition its capture: whether it fits the tiles.
 DECIDES = (
@@ -52,6 +54,10 @@ class IpuMachine(StepMachine):
                 "popgeo.compile_step, which needs none."
             )
         self._options = options
+
+    def capturing(self) -> AbstractContextManager[None]:
+        """Filters are made at each edge if the step runs in stages, since what is accounted for runs here then."""
+        return nullcontext() if self._options.stages is None else filters_at_each_edge()
 
     def what_decides(self, optimizer: Optimizer | None) -> list[object]:
         """What decides whether a step fits, if that is asked for."""

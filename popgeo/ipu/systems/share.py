@@ -19,6 +19,7 @@ from popgeo.ipu.options import Options
 from popgeo.ipu.report.report import Report
 from popgeo.ipu.step_cost import Assessment, assess
 from popgeo.ipu.target import IpuTarget
+from popgeo.ops.filter_choice import filters_at_each_edge
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,7 +105,7 @@ def share_of(
     if optimizer is not None:
         require_optimizer(optimizer)
     target, shards, num_local = options.target.of_shards(num_shards(model))
-    with only_first(model, num_local):
+    with only_first(model, num_local), filters_at_each_edge():  # as published programs make them
         trained = trained_names(model, optimizer)
         step = capture_step(
             model,
