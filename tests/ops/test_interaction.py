@@ -5,8 +5,6 @@ import itertools
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from torch import Tensor
 from torch._decomp import decomposition_table
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -93,15 +91,11 @@ def test_messages_of_scalars_and_vectors_by_hand(native):
     assert_close(out, torch.tensor([[2.0, 30.0, 60.0, 90.0 + 35.0]]))
 
 
-@settings(deadline=None, max_examples=30)
-@given(
-    sizes=st.tuples(st.sampled_from([1, 7, 300, 2500]), st.integers(1, 40), st.sampled_from([1, 5, 16, 33, 64])),
-    vectors=st.booleans(),
-    half_list=st.booleans(),
-    seed=st.integers(0, 2**20),
-)
-def test_one_pass_is_plain_torch_to_rounding(sizes, vectors, half_list, seed):
-    data = problem(*sizes, vectors=vectors, seed=seed)
+@pytest.mark.parametrize("sizes", [(60, 5, 16), (300, 20, 7), (700, 30, 64), (2500, 40, 33), (5000, 90, 1)])
+@pytest.mark.parametrize("vectors", [False, True])
+@pytest.mark.parametrize("half_list", [False, True])
+def test_one_pass_is_plain_torch_to_rounding(sizes, vectors, half_list):
+    data = problem(*sizes, vectors=vectors)
     exact = run(data, torch.float64, half_list=half_list, plain=True)
     cancelled = 1 + sizes[0] / sizes[1]  # of the terms of a sum, whose errors stay
     assert_near(run(data, torch.float32, half_list=half_list), exact, 2e-5 * cancelled)
@@ -154,7 +148,8 @@ def test_edges_beyond_the_cutoff_carry_nothing(native):
     data = problem()
     data["r"][3], data["x"][data["src"][3]] = torch.inf, 0.0
     out, _, _, to_r, *_ = run(data, torch.float32)
-    assert bool(out.isfinite().all()) and bool((to_r[data["r"] >= CUTOFF] == 0).all())
+    assert bool(out.isfinite().all())
+    assert bool((to_r[data["r"] >= CUTOFF] == 0).all())
 
 
 @pytest.mark.parametrize("name", ["x", "waves", "r"])
@@ -284,7 +279,8 @@ def test_a_trace_holds_forward_and_backward_as_one_operation_each():
 
 def test_which_tensors_are_served():
     assert serves(torch.ones(2)) == serves(torch.ones(2).double()) == interaction_call.is_served()
-    assert not serves(torch.ones(2).half()) and not serves(torch.ones(2, device="meta"))
+    assert not serves(torch.ones(2).half())
+    assert not serves(torch.ones(2, device="meta"))
     with torch.autocast("cpu", torch.bfloat16):
         assert not serves(torch.ones(2))
     with library.without_native():
