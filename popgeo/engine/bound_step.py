@@ -30,7 +30,7 @@ from popgeo.engine.replicas import Replicas, is_sharded, refuse_shared_statistic
 from popgeo.engine.shards import require_all
 from popgeo.engine.step_recipe import Recipe, RunFigures, StepPlan
 from popgeo.engine.step_runner import StepRunner
-from popgeo.ops.filter_choice import filters_at_each_edge
+from popgeo.filter_choice import filters_at_each_edge
 
 NOTHING_ON_A_GPU = (
     "A step on a GPU keeps nothing of its own, neither random numbers nor buffers nor an optimizer's state. Save the "

@@ -15,7 +15,7 @@ from popgeo.engine.backend import Backend
 from popgeo.engine.bound_step import NOTHING_ON_A_GPU, BoundStep, bind_step
 from popgeo.engine.replicas import Replicas
 from popgeo.engine.step_recipe import Recipe
-from popgeo.ops.filter_choice import CHECKED_EVERY, refine_filters
+from popgeo.filter_choice import CHECKED_EVERY, refine_filters
 
 
 class FollowedStep:

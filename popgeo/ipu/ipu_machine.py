@@ -15,6 +15,7 @@ from popgeo.capture.op_graph import OpGraph
 from popgeo.engine.optimizer.update import Update
 from popgeo.engine.pipeline.staging import Staging
 from popgeo.engine.step_recipe import Recipe, RunFigures, StepMachine, StepPlan
+from popgeo.filter_choice import filters_at_each_edge
 from popgeo.ipu.options import Options
 from popgeo.ipu.report.report import Report
 from popgeo.ipu.step_cost import Assessment
@@ -22,7 +23,6 @@ from popgeo.ipu.systems.pipeline import Pipeline
 from popgeo.ipu.systems.share import Share, is_shared, share_of
 from popgeo.ipu.systems.stage_plan import StagePlan, require_stages_fit, stage_plan, what_would_fit
 from popgeo.ipu.tiles.measure_memory import OutOfTileMemory
-from popgeo.ops.filter_choice import filters_at_each_edge
 
 # What a kept step depends on in addition its capture: whether it fits the tiles.
 DECIDES = (

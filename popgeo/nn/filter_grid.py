@@ -8,10 +8,10 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from popgeo.filter_choice import CHECKED_EVERY, are_at_each_edge
 from popgeo.nn.atom_edges import Edges
 from popgeo.nn.radial import ShiftedSoftplus
 from popgeo.ops.eager import is_plain
-from popgeo.ops.filter_choice import CHECKED_EVERY, are_at_each_edge
 from popgeo.ops.interaction import InteractionPlan, interaction, serves
 from popgeo.ops.interaction_call import STENCIL, interpolated
 

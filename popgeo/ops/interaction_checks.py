@@ -19,8 +19,8 @@ def check_call(call: Call) -> None:
     x, table, num_edges = call.x, call.table, call.src.shape[0]
     if call.num_nodes < 0:
         raise ValueError(f"num_nodes is {call.num_nodes}; it cannot be negative.")
-    if not call.cutoff > 0:
-        raise ValueError(f"cutoff is {call.cutoff}; it must be positive.")
+    if not 0 < call.cutoff < float("inf"):
+        raise ValueError(f"cutoff is {call.cutoff}; it must be positive and finite.")
     if table.dim() != 2 or not STENCIL <= table.shape[0] < MAX_POINTS:
         raise ValueError(
             f"table has the shape {tuple(table.shape)}; pass [num_points, channels], "

@@ -180,7 +180,7 @@ def _plan(src: Tensor, dst: Tensor, r: Tensor, cutoff: float, *sizes: int) -> tu
     check_index("src", src, num_edges, src)
     check_index("dst", dst, num_edges, src)
     check_array("r", r, (num_edges,), torch.float64 if r.dtype is torch.float64 else torch.float32)
-    if not cutoff > 0 or not STENCIL <= sizes[2] < MAX_POINTS or max(8 * num_edges, *sizes) >= 2**31:
+    if not 0 < cutoff < float("inf") or not STENCIL <= sizes[2] < MAX_POINTS or max(8 * num_edges, *sizes) >= 2**31:
         raise ValueError(
             f"There are {num_edges} edges, {sizes[0]} sources, {sizes[1]} rows and {sizes[2]} points up to {cutoff}; "
             f"the cutoff must be positive, with {STENCIL} to {MAX_POINTS - 1} points and fewer than 2^28 edges."

@@ -7,11 +7,11 @@ import torch
 from torch import Tensor, nn
 
 import popgeo
+from popgeo.filter_choice import filters_at_each_edge
 from popgeo.native import library
 from popgeo.nn import PaiNN, PairInteractionGraph, SchNet, energy_and_forces
 from popgeo.nn.radial import PolynomialEnvelope
 from popgeo.ops import interaction_call
-from popgeo.ops.filter_choice import filters_at_each_edge
 
 pytestmark = pytest.mark.skipif(not interaction_call.is_served(), reason="no kernels for this processor")
 

@@ -14,12 +14,12 @@ from popgeo.capture.captured_step import CapturedStep
 from popgeo.engine.optimizer.update import Update
 from popgeo.engine.shards import num_shards, only_first
 from popgeo.engine.step_recipe import require_optimizer
+from popgeo.filter_choice import filters_at_each_edge
 from popgeo.ipu.cost.shared_statistics import with_shared_statistics
 from popgeo.ipu.options import Options
 from popgeo.ipu.report.report import Report
 from popgeo.ipu.step_cost import Assessment, assess
 from popgeo.ipu.target import IpuTarget
-from popgeo.ops.filter_choice import filters_at_each_edge
 
 
 @dataclass(frozen=True, kw_only=True)
