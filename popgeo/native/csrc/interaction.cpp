@@ -65,15 +65,15 @@ struct LinesPass {
                       filters);
   }
 
-  void clear(T* rows, int64_t count, int64_t row) const {
+  void clear(T* rows, int64_t count, int64_t row, int sections) const {
     for (int64_t node = 0; node < count; ++node)
-      for (int64_t s = 0; s < row / section; ++s)
+      for (int64_t s = 0; s < sections; ++s)
         for (int64_t line = 0; line < Kind::WIDTH; ++line)
           store_line(rows + node * row + s * section + column + line * LINE, Line<T>{});
   }
 
   void forward() const {
-    clear(shared.out, call.num_rows, shared.grad_row);
+    clear(shared.out, call.num_rows, shared.grad_row, Kind::HAS_DIRECTION ? Kind::RESULTS : 1);
     for (int64_t position = 0; position < shared.num_active; ++position) {
       Line<T> filters[Kind::FILTERS];
       interpolated(shared.values, position, filters);
@@ -182,8 +182,8 @@ struct LinesPass {
 
   void backward() const {
     const bool has_slopes = call.is_second && call.along_r;
-    if (call.out) clear(shared.out, call.num_sources, shared.x_row);
-    if (call.grad_grad) clear(shared.grad_grad, call.num_rows, shared.grad_row);
+    if (call.out) clear(shared.out, call.num_sources, shared.x_row, Kind::HAS_DIRECTION ? Kind::FEATURES : 1);
+    if (call.grad_grad) clear(shared.grad_grad, call.num_rows, shared.grad_row, Kind::HAS_DIRECTION ? Kind::RESULTS : 1);
     for (int64_t point = 0; call.grad_table && point < call.num_points; ++point)
       for (int s = 0; s < Kind::FILTERS; ++s) {
         store_line(shared.grad_values + point * shared.row + s * stride + column, Line<T>{});
@@ -221,18 +221,20 @@ inline void run_lines(const Shared<T>& shared, int64_t line) {
 template <class T>
 inline void prepare(const Shared<T>& shared) {
   const InteractionCall& call = shared.call;
+  const int features = shared.has_vectors() ? ScalarsAndVectors::FEATURES : 1;
+  const int results = shared.has_vectors() ? ScalarsAndVectors::RESULTS : 1;
 #ifdef _OPENMP
 #pragma omp for schedule(static) nowait
 #endif
-  for (int64_t node = 0; node < (shared.is_padded() ? call.num_sources : 0); ++node) {
-    shared.pad(shared.x, call.x, node, shared.x_row);
-    if (call.along_x) shared.pad(shared.along_x, call.along_x, node, shared.x_row);
+  for (int64_t node = 0; node < call.num_sources; ++node) {
+    shared.pad(shared.x, call.x, node, shared.x_row, features);
+    shared.pad(shared.along_x, call.along_x, node, shared.x_row, features);
   }
 #ifdef _OPENMP
 #pragma omp for schedule(static) nowait
 #endif
-  for (int64_t node = 0; node < (shared.is_padded() && call.grad ? call.num_rows : 0); ++node)
-    shared.pad(shared.grad, call.grad, node, shared.grad_row);
+  for (int64_t node = 0; node < call.num_rows; ++node)
+    shared.pad(shared.grad, call.grad, node, shared.grad_row, results);
 #ifdef _OPENMP
 #pragma omp for schedule(static)
 #endif
@@ -272,17 +274,19 @@ inline void finish(const Shared<T>& shared) {
     for (int64_t line = 0; line < shared.num_lines; line += step) sum += shared.by_distance[line * call.num_edges + position];
     static_cast<T*>(call.grad_r)[edges[position]] = sum;
   }
-  if (!shared.is_padded()) return;
-  const int64_t out_rows = call.grad ? call.num_sources : call.num_rows, width = call.grad ? shared.x_row : shared.grad_row;
+  const int features = shared.has_vectors() ? ScalarsAndVectors::FEATURES : 1;
+  const int results = shared.has_vectors() ? ScalarsAndVectors::RESULTS : 1;
+  const int64_t out_rows = call.grad ? call.num_sources : call.num_rows;
 #ifdef _OPENMP
 #pragma omp for schedule(static) nowait
 #endif
-  for (int64_t node = 0; node < (call.out ? out_rows : 0); ++node) shared.trim(call.out, shared.out, node, width);
+  for (int64_t node = 0; node < (call.out ? out_rows : 0); ++node)
+    shared.trim(call.out, shared.out, node, call.grad ? shared.x_row : shared.grad_row, call.grad ? features : results);
 #ifdef _OPENMP
 #pragma omp for schedule(static) nowait
 #endif
   for (int64_t node = 0; node < (call.grad_grad ? call.num_rows : 0); ++node)
-    shared.trim(call.grad_grad, shared.grad_grad, node, shared.grad_row);
+    shared.trim(call.grad_grad, shared.grad_grad, node, shared.grad_row, results);
 }
 
 template <class T>

@@ -36,8 +36,8 @@ struct Shared {
   const InteractionCall& call;
   InteractionPlan plan;
   int64_t num_active, channels, section, row, x_row, grad_row, filter_sections, num_lines;
-  const T *x, *grad, *along_x;          // with sections of whole lines
-  T *out, *grad_grad;                   // the same
+  T *x, *grad, *along_x;                // copies, with sections of whole lines
+  T *out, *grad_grad;                   // the same, before they are copied
   T *values, *slopes, *bends;           // at the points of the grid
   double *exact_values, *exact_slopes;  // the first two before they are rounded
   T *grad_values, *grad_slopes;
@@ -47,7 +47,6 @@ struct Shared {
 
   bool has_vectors() const { return call.direction != nullptr; }
   int64_t lines_at_once() const { return has_vectors() ? 1 : 2; }
-  bool is_padded() const { return section != channels; }
   const int32_t* part(int64_t start) const { return call.plan + start; }
   const T* weights(int64_t position) const { return static_cast<const T*>(call.weights) + POINTS * position; }
   bool wants_slopes() const { return call.is_second || call.grad_r; }
@@ -57,24 +56,18 @@ struct Shared {
     channels = given.channels;
     section = (channels + LINE - 1) / LINE * LINE;
     filter_sections = has_vectors() ? ScalarsAndVectors::FILTERS : 1;
-    // An odd number of lines, so that a column of the table does not crowd one part of a cache.
-    row = (filter_sections * section / LINE | 1) * LINE;
-    x_row = section * (has_vectors() ? ScalarsAndVectors::FEATURES : 1);
-    grad_row = section * (has_vectors() ? ScalarsAndVectors::RESULTS : 1);
+    row = spread(filter_sections);
+    x_row = spread(has_vectors() ? ScalarsAndVectors::FEATURES : 1);
+    grad_row = spread(has_vectors() ? ScalarsAndVectors::RESULTS : 1);
     num_lines = section / LINE;
     const int64_t table = call.num_points * row;
-    const bool is_forward = !call.grad, copies = is_padded();
-    T *own_x, *own_grad, *own_along, *own_out, *own_grad_grad;
-    take(own_x, copies ? call.num_sources * x_row : 0);
-    take(own_grad, copies ? call.num_rows * grad_row : 0);
-    take(own_along, copies && call.is_second ? call.num_sources * x_row : 0);
-    take(own_out, copies ? (call.num_sources + call.num_rows) * (x_row > grad_row ? x_row : grad_row) : 0);
-    own_grad_grad = copies ? own_out + call.num_sources * x_row : nullptr;
-    x = copies ? own_x : static_cast<const T*>(call.x);
-    grad = copies ? own_grad : static_cast<const T*>(call.grad);
-    along_x = copies && call.along_x ? own_along : static_cast<const T*>(call.along_x);
-    out = copies ? (is_forward ? own_grad_grad : own_out) : static_cast<T*>(call.out);
-    grad_grad = copies ? own_grad_grad : static_cast<T*>(call.grad_grad);
+    take(x, call.num_sources * x_row);
+    // Not by what is null: the size is asked for before there are results.
+    const int64_t to_x = call.num_sources * x_row, to_grad = call.num_rows * grad_row;
+    take(grad, to_grad);
+    take(along_x, call.is_second ? to_x : 0);
+    take(out, to_x > to_grad ? to_x : to_grad);
+    take(grad_grad, call.is_second ? to_grad : 0);
     take(values, table), take(slopes, table), take(bends, table);
     take(exact_values, table), take(exact_slopes, table);
     take(grad_values, table), take(grad_slopes, table);
@@ -83,6 +76,9 @@ struct Shared {
     for (int64_t at = 0; at < STENCIL; ++at) differentiate(at, derivative[at]);
   }
 
+  // Numbers of a row of sections: an odd number of lines, so that a column of rows does not crowd one part of a cache.
+  int64_t spread(int64_t sections) const { return (sections * section / LINE | 1) * LINE; }
+
   // The next `count` numbers of the workspace, on lines of memory.
   template <class Number>
   void take(Number*& to, int64_t count) {
@@ -90,19 +86,17 @@ struct Shared {
     size += (count * int64_t(sizeof(Number)) + 63) / 64 * 64;
   }
 
-  // One row of features or of sums, with zeros up to whole lines.
-  void pad(const T* to, const void* from, int64_t node, int64_t width) const {
-    const int64_t sections = width / section;
-    for (int64_t s = 0; s < sections; ++s) {
-      T* start = const_cast<T*>(to) + node * width + s * section;
+  // Copies a row of features or of sums, with zeros up to whole lines; nothing if there is none.
+  void pad(T* to, const void* from, int64_t node, int64_t width, int64_t sections) const {
+    for (int64_t s = 0; from && s < sections; ++s) {
+      T* start = to + node * width + s * section;
       memcpy(start, static_cast<const T*>(from) + (node * sections + s) * channels, sizeof(T) * size_t(channels));
       memset(start + channels, 0, sizeof(T) * size_t(section - channels));
     }
   }
 
-  // The same without these zeros.
-  void trim(void* to, const T* from, int64_t node, int64_t width) const {
-    const int64_t sections = width / section;
+  // Copies it back, without these zeros.
+  void trim(void* to, const T* from, int64_t node, int64_t width, int64_t sections) const {
     for (int64_t s = 0; s < sections; ++s)
       memcpy(static_cast<T*>(to) + (node * sections + s) * channels, from + node * width + s * section,
              sizeof(T) * size_t(channels));
