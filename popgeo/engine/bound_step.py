@@ -30,6 +30,7 @@ from popgeo.engine.replicas import Replicas, is_sharded, refuse_shared_statistic
 from popgeo.engine.shards import require_all
 from popgeo.engine.step_recipe import Recipe, RunFigures, StepPlan
 from popgeo.engine.step_runner import StepRunner
+from popgeo.filter_choice import filters_at_each_edge
 
 NOTHING_ON_A_GPU = (
     "A step on a GPU keeps nothing of its own, neither random numbers nor buffers nor an optimizer's state. Save the "
@@ -236,12 +237,20 @@ def _fitting(
         update = Update(recipe.optimizer, parameters, options, recipe.learning_rate, part=part)
     plan = None
     if recipe.machine is not None:
-        plan = recipe.machine.plan(recipe, arguments, step, update)
+        plan = recipe.machine.plan(recipe, arguments, _accounted(recipe, arguments, trained, step), update)
         if kept is None:  # a kept step has passed this
             plan.require_fit()
     if kept is None:
         step_cache.save(options.cache_dir, key, step)
     return step, update, plan
+
+
+def _accounted(recipe: Recipe, arguments: Arguments, trained: Sequence[str], step: CapturedStep) -> CapturedStep:
+    """The step that a machine accounts for: with filter networks at each edge, as published programs have them."""
+    if not any(op.target.startswith("popgeo.interaction") for op in step.graph.ops):
+        return step
+    with filters_at_each_edge():
+        return _captured(recipe, arguments, trained)
 
 
 def _captured(recipe: Recipe, arguments: Arguments, trained: Sequence[str]) -> CapturedStep:

@@ -15,6 +15,7 @@ from popgeo.engine.backend import Backend
 from popgeo.engine.bound_step import NOTHING_ON_A_GPU, BoundStep, bind_step
 from popgeo.engine.replicas import Replicas
 from popgeo.engine.step_recipe import Recipe
+from popgeo.filter_choice import CHECKED_EVERY, refine_filters
 
 
 class FollowedStep:
@@ -49,6 +50,8 @@ class FollowedStep:
         bound = self.bound
         if bound is None:
             return self.compile(args, kwargs)
+        if bound.calls % CHECKED_EVERY == 0:
+            refine_filters(self.recipe.module)
         if bound.watch.is_as_seen():
             return bound
         bound.flatten(args, kwargs)  # which refuses other shapes, as in any call
@@ -65,6 +68,7 @@ class FollowedStep:
         if self._pending is not None:
             resume.require_replicas(self._pending, replicas)
         arguments = Arguments.of(self.recipe.signature, args, kwargs)
+        refine_filters(self.recipe.module)
         try:
             bound = bind_step(self.recipe, arguments, replicas)
         except TypeError as error:

@@ -18,7 +18,6 @@ from popgeo.engine.codegen import emit
 from popgeo.engine.fuse.bind_chain import prepare_chain
 from popgeo.engine.fuse.chain import CHAIN, EDGE_CHAIN
 from popgeo.engine.fuse.join_chains import describe_joined, join_chains
-from popgeo.engine.fuse.plain_interaction import join_plain_interactions
 from popgeo.engine.fuse.plan_interactions import describe_interactions, plan_interactions
 from popgeo.engine.fuse.prepared import PreparedOp, register_prepared
 from popgeo.engine.fuse.reassociate import reassociate
@@ -29,8 +28,7 @@ from popgeo.native import library
 # All passes in order, from the largest pattern to the smallest: a pass leaves alone what an earlier one has joined.
 # The files that are not here serve one pass: edge_matrices serves reassociate, edge_rows and remake serve join_chains.
 _PASSES = (
-    join_plain_interactions,  # interactions that are written out become one operation
-    plan_interactions,  # each interaction gets a plan of its edges and working memory, or is written out
+    plan_interactions,  # each interaction gets working memory
     reassociate,  # products are taken in the order that costs less
     join_chains,  # element-wise operations become chains
 )

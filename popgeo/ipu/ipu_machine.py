@@ -1,6 +1,7 @@
 """The simulated machine as a compiled step sees it: what it refuses, how it cuts a step, and what it accounts for."""
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import astuple, dataclass, fields, replace
 from functools import cached_property, partial
 
@@ -14,6 +15,7 @@ from popgeo.capture.op_graph import OpGraph
 from popgeo.engine.optimizer.update import Update
 from popgeo.engine.pipeline.staging import Staging
 from popgeo.engine.step_recipe import Recipe, RunFigures, StepMachine, StepPlan
+from popgeo.filter_choice import filters_at_each_edge
 from popgeo.ipu.fits_in_memory import require_fit, require_stages_fit, what_would_fit
 from popgeo.ipu.options import Options
 from popgeo.ipu.report.pipeline import Pipeline
@@ -53,6 +55,10 @@ class IpuMachine(StepMachine):
                 "popgeo.compile_step, which needs none."
             )
         self._options = options
+
+    def capturing(self) -> AbstractContextManager[None]:
+        """Filters are made at each edge if the step runs in stages, since what is accounted for runs here then."""
+        return nullcontext() if self._options.stages is None else filters_at_each_edge()
 
     def what_decides(self, optimizer: Optimizer | None) -> list[object]:
         """What decides whether a step fits, if that is asked for."""

@@ -1,9 +1,6 @@
 """Functions of tensors with static shapes; each is one op to torch's capture, and differentiable twice."""
 
 from popgeo.ops.cfconv import cfconv as cfconv
-from popgeo.ops.filter_network import Activation as Activation
-from popgeo.ops.filter_network import FilterNetwork as FilterNetwork
-from popgeo.ops.filter_network import Gaussians as Gaussians
 from popgeo.ops.interaction import InteractionPlan as InteractionPlan
 from popgeo.ops.interaction import interaction as interaction
 from popgeo.ops.neighbors import distance as distance

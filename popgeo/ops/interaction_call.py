@@ -1,4 +1,4 @@
-"""One interaction: what it is given, what it computes, and how the compiled kernels are called for it."""
+"""One interaction: its arguments, its definition in plain torch, and how the compiled kernels are called for it."""
 
 import ctypes
 import struct
@@ -12,83 +12,74 @@ from torch import Tensor
 
 from popgeo.native import library
 from popgeo.ops.cfconv import cfconv, vector_messages
-from popgeo.ops.filter_network import MAX_LAYERS, Activation, FilterNetwork, Gaussians
 from popgeo.ops.kernel_arguments import as_int64, pointer
 from popgeo.ops.refusals import refuse_index
 
-GROUP = 8  # interaction.h: filters are made for as many edges at once
+# interaction.h: points between which a filter is interpolated, or a slope is taken, and points of a grid.
+POINTS, STENCIL, MAX_POINTS = 8, 11, 1 << 16
+_DTYPES = (torch.float32, torch.float64)
 _INT = ctypes.c_int64
-_pack_plan = struct.Struct("9q").pack  # InteractionPlanCall of interaction_plan.cpp
-_pack_call = struct.Struct("27qd24q").pack  # InteractionCall of interaction.h
+_pack_plan = struct.Struct("10qd").pack  # InteractionPlanCall of interaction_plan.cpp
+_pack_call = struct.Struct("25qd").pack  # InteractionCall of interaction.h
 
 
 @dataclass(frozen=True)
 class Call:
-    """What one interaction is given, in the order of the operations' schemas.
+    """The arguments of one interaction, in the order of the operations' schemas.
 
     Attributes:
         x: Features of the sources. [num_sources, channels]
-        expansion: Distances if there are centres, else the network's inputs. [num_edges] or [num_edges, inputs]
-        envelope: Factor of each filter. [num_edges] or [num_edges, 1]
-        weights: Of each layer. [out, in]
-        biases: Of each layer. [out]
+        table: Filters at equidistant points from 0 to the cutoff. [num_points, channels]
+        r: Distance of each edge. [num_edges]
+        direction: Of each edge, from its receiver to its source: messages are then of scalars and vectors.
+            [num_edges, 3]
         src: Source of each edge. [num_edges]
         dst: Receiver of each edge. [num_edges]
         num_nodes: Receivers.
-        activation: Between the layers; one of `Activation`.
+        cutoff: Where the table ends.
         half_list: Whether each edge represents both directions.
-        centres: Of the Gaussians. [inputs]
-        width: What the square of the distance from a centre is multiplied with; negative.
         plan: From `make_plan`.
-        direction: Of each edge, from its receiver to its source: messages are then of scalars and vectors.
-            [num_edges, 3]
+        weights: From `make_plan`.
     """
 
     x: Tensor
-    expansion: Tensor
-    envelope: Tensor | None
-    weights: Sequence[Tensor]
-    biases: Sequence[Tensor | None]
+    table: Tensor
+    r: Tensor
+    direction: Tensor | None
     src: Tensor
     dst: Tensor
     num_nodes: int
-    activation: int
+    cutoff: float
     half_list: bool
-    centres: Tensor | None = None
-    width: float = 0.0
     plan: Tensor | None = None
-    direction: Tensor | None = None
+    weights: Tensor | None = None
 
     @property
     def tensors(self) -> list[Tensor | None]:
-        """What it may be differentiated by: features, expansion, envelope, direction, weights, biases."""
-        return [self.x, self.expansion, self.envelope, self.direction, *self.weights, *self.biases]
+        """The tensors that it may be differentiated by."""
+        return [self.x, self.table, self.r, self.direction]
 
     @property
     def arguments(self) -> tuple[Any, ...]:
         """As the operations take them."""
         return tuple(vars(self).values())
 
+    @property
+    def out_channels(self) -> int:
+        """Channels of the sums."""
+        return self.x.shape[1] if self.direction is None else self.x.shape[1] // 5 * 4
+
     def of(self, tensors: Sequence[Any]) -> "Call":
         """The same call on other `tensors`."""
-        x, expansion, envelope, direction, *layers = tensors
-        weights, biases = layers[: len(self.weights)], layers[len(self.weights) :]
-        data = {"x": x, "expansion": expansion, "envelope": envelope, "direction": direction}
-        return replace(self, **data, weights=weights, biases=biases)
+        return replace(self, **dict(zip(("x", "table", "r", "direction"), tensors, strict=True)))
 
-    def planned(self, plan: Tensor) -> "Call":
+    def planned(self, plan: Tensor, weights: Tensor) -> "Call":
         """The same call with a plan."""
-        return replace(self, plan=plan)
+        return replace(self, plan=plan, weights=weights)
 
     def sums(self) -> Tensor:
-        """The definition, in operations that torch differentiates as often as one likes. [num_nodes, channels]"""
-        network = FilterNetwork(weights=self.weights, biases=self.biases, activation=Activation(self.activation))  # type: ignore[call-arg]
-        rows = self.expansion
-        if self.centres is not None:
-            rows = Gaussians(centres=self.centres, width=self.width)(rows)
-        w = network(rows)  # [num_edges, channels]
-        if self.envelope is not None:
-            w = w * (self.envelope.unsqueeze(1) if self.envelope.dim() == 1 else self.envelope)
+        """The definition, in operations that torch differentiates to any order. [num_nodes, channels]"""
+        w = interpolated(self.table, self.r, self.cutoff).to(self.x.dtype)
 
         def convolve(x: Tensor, w: Tensor, odd: bool = False) -> Tensor:
             message = cfconv(x, w, self.src, self.dst, self.num_nodes)
@@ -100,17 +91,15 @@ class Call:
         return convolve(self.x, w) if self.direction is None else vector_messages(convolve, self.x, w, self.direction)
 
     def gradients(self, grad: Tensor, wanted: Sequence[bool]) -> list[Tensor]:
-        """The wanted ones of the gradients by `tensors` of the definition, from that of the sums.
+        """The wanted ones of the definition's gradients by `tensors`, from that of the sums.
 
-        Where gradients are on, they can be differentiated again.
+        If gradients are on, they can be differentiated again.
         """
         again = torch.is_grad_enabled()
         tensors = list(self.tensors)
         with _autograd_again(), torch.enable_grad():
             for i, (t, is_wanted) in enumerate(zip(tensors, wanted, strict=True)):
                 if t is not None:
-                    # Under a name of its own: a distance may also reach the sums through the envelope, a second path
-                    # gradient.
                     named = t.view_as(t) if again else t.detach()
                     tensors[i] = named if named.requires_grad else named.requires_grad_(is_wanted)
             by = [t for t, is_wanted in zip(tensors, wanted, strict=True) if t is not None and is_wanted]
@@ -119,13 +108,13 @@ class Call:
     def second_gradients(
         self, grad: Tensor, first: Sequence[bool], along: Sequence[Tensor | None], wanted: Sequence[bool]
     ) -> list[Tensor]:
-        """The wanted ones of the gradients by `grad` and `tensors` of the definition, from those of the `first` ones.
+        """The wanted ones of the definition's gradients by `grad` and `tensors`, from those of the `first` ones.
 
-        Where gradients are on, they can be differentiated again.
+        If gradients are on, they can be differentiated again.
 
         Args:
             grad: Of the sums.
-            first: Which of `tensors` the gradients were made for that this differentiates.
+            first: The choice of `tensors` whose gradients this differentiates.
             along: The gradient of each of those; None for an unused one.
             wanted: Of `grad` and each of `tensors`.
         """
@@ -142,85 +131,90 @@ class Call:
             return list(torch.autograd.grad(outputs, by, given, create_graph=again, materialize_grads=True))
 
     def is_served(self) -> bool:
-        """Whether the kernels compute it: all of it is float32 in memory of a processor that they are made for."""
-        floating = [t for t in (*self.tensors, self.centres) if t is not None]
-        served = all(t.dtype is torch.float32 and t.is_cpu and t.numel() > 0 for t in floating)
-        return served and self.src.numel() > 0 and is_served()
+        """Whether the kernels compute it: real numbers of one type in memory of a processor that they exist for."""
+        given = [t for t in self.tensors if t is not None]
+        one_type = all(t.dtype is self.x.dtype for t in given if t is not self.table)
+        fits = one_type and self.x.dtype in _DTYPES and self.table.dtype in (self.x.dtype, torch.float64)
+        return fits and all(t.is_cpu and t.numel() > 0 for t in given) and self.src.numel() > 0 and is_served()
 
     def laid_out(self) -> "Call":
         """The same call as the kernels read it: with a plan, and every tensor contiguous."""
-        plan = self.plan
-        if plan is None:
-            plan = self.src.new_empty(plan_size(self.src.shape[0], self.x.shape[0], self.num_nodes), dtype=torch.int32)
-            distances = None if self.centres is None else self.expansion.contiguous()
-            fill_plan(self.src, self.dst, None, distances, (self.x.shape[0], self.num_nodes), plan)
-        centres = None if self.centres is None else library.as_read(self.centres)
+        plan, weights = self.plan, self.weights
+        if plan is None or weights is None:
+            sizes = self.x.shape[0], self.num_nodes, self.table.shape[0]
+            plan, weights = empty_plan(self.src, self.r)
+            fill_plan(self.src, self.dst, self.r.contiguous(), self.cutoff, sizes, plan, weights)
         tensors = [None if t is None else library.as_read(t) for t in self.tensors]
-        return replace(self.of(tensors), centres=centres, plan=library.as_read(plan))
+        return self.of(tensors).planned(library.as_read(plan), library.as_read(weights))
 
     def pack(
         self,
         *,
         out: Tensor | None = None,
-        filters: Tensor | None = None,
         grad: Tensor | None = None,
-        grads: Sequence[Tensor | None] = (),
+        grads: Sequence[Tensor | None] = (None,) * 3,
         workspace: Tensor | None = None,
         along: Sequence[Tensor | None] | None = None,
         to_grad: Tensor | None = None,
         num_threads: int = 1,
-        keeps_slopes: bool = False,
     ) -> bytes:
         """The structure for the kernels.
 
         Args:
-            out: Where the sums go, or the gradient of `x`; None if it is not asked for.
-            filters: What the forward pass leaves for the backward one; with slopes next to them, rows twice as long.
-                `filters_shape`
-            grad: Of the sums, for the backward pass. [num_rows, channels]
-            grads: Where the gradients of the expansion, the envelope, the direction, and each layer's weight and bias
-                go.
+            out: Receives the sums, or the gradient of `x`; None if it is not asked for.
+            grad: Of the sums, for the backward passes. [num_rows, channels]
+            grads: Receive the gradients of the table, the distances and the directions.
             workspace: As `workspace` makes it.
-            along: In the second backward pass, the gradients of those of `x`, expansion, envelope and direction.
-            to_grad: Where the gradient of `grad` goes.
-            num_threads: How many threads may work on it; the bits are the same for any number.
-            keeps_slopes: The same for filters, if they have no slopes yet.
+            along: In the second backward pass, the gradients of those of `x`, the distances and the directions.
+            to_grad: Receives the gradient of `grad`.
+            num_threads: The largest number of threads; the bits are the same for any number.
         """
-        keeps_slopes |= filters is not None and filters.shape[1] > self.filters_shape[1]
-        missing: list[Tensor | None] = [None] * (3 + 2 * len(self.weights) - len(grads))
-        to_edges, to_layers = [*grads, *missing][:3], [*grads, *missing][3:]
-        data = self.plan, self.x, grad, out, filters, self.expansion, self.centres, self.envelope, self.direction
-        layers: list[int] = []
-        for weight, bias, to_weight, to_bias in zip(
-            self.weights, self.biases, to_layers[::2], to_layers[1::2], strict=True
-        ):
-            layers += map(pointer, (weight, bias, to_weight, to_bias))
-            layers += [weight.shape[1], weight.shape[0]]
-        layers += [0] * (6 * MAX_LAYERS - len(layers))
-        ways = (None,) * 4 if along is None else along
-        pointers = map(pointer, (*data, *to_edges, workspace, *ways, to_grad))
-        sizes = self.src.shape[0], self.x.shape[0], self.num_nodes
-        choices = int(self.half_list), int(self.activation), len(self.weights), num_threads
-        return _pack_call(*pointers, *sizes, *choices, along is not None, keeps_slopes, self.width, *layers)
+        ways = (None,) * 3 if along is None else along
+        data = self.plan, self.weights, self.table, self.x, self.direction, grad, *ways
+        pointers = map(pointer, (*data, out, *grads, to_grad, workspace))
+        sizes = self.src.shape[0], self.x.shape[0], self.num_nodes, self.table.shape[0]
+        channels = self.table.shape[1] if self.direction is None else self.table.shape[1] // 3
+        types = self.x.dtype is torch.float64, self.table.dtype is torch.float64
+        spacing = self.cutoff / (self.table.shape[0] - 1)
+        return _pack_call(*pointers, *sizes, channels, self.half_list, along is not None, *types, num_threads, spacing)
 
-    def workspace(self, num_threads: int, *, is_second: bool = False, keeps_slopes: bool = False) -> Tensor:
-        """Memory that a call needs to work in, forward or backward, or in the second backward pass."""
+    def workspace(self, *, is_second: bool = False) -> Tensor:
+        """Memory that a call needs to work in. uint8"""
         native = library.packed("popgeo_interaction_workspace")
         assert native is not None
-        along = (None,) * 4 if is_second else None
-        return torch.empty(native(self.pack(num_threads=num_threads, along=along, keeps_slopes=keeps_slopes)))
+        return torch.empty(native(self.pack(along=(None,) * 3 if is_second else None)), dtype=torch.uint8)
 
-    @property
-    def filters_shape(self) -> tuple[int, int]:
-        """Of the filters that the forward pass keeps; if it keeps slopes, too, rows are twice as long."""
-        channels = self.x.shape[1]
-        if self.direction is not None:  # three sections, each on lines of its own
-            channels = 3 * 16 * -(-channels // 80)
-        return filters_shape(self.src.shape[0], channels)
 
-    def empty_filters(self) -> Tensor:
-        """Memory for the filters alone."""
-        return self.x.new_empty(self.filters_shape)
+def interpolated(table: Tensor, r: Tensor, cutoff: float) -> Tensor:
+    """Filters at distances: the polynomial through the eight rows of the table around each; 0 from the cutoff on.
+
+    Args:
+        table: Filters at equidistant points from 0 to the cutoff. [num_points, channels]
+        r: Distances. [num_edges]
+        cutoff: Distance of the last row.
+
+    Returns:
+        [num_edges, channels]
+
+    Example:
+        >>> interpolated(torch.arange(11.0).view(-1, 1) ** 3, torch.tensor([0.25, 1.0]), cutoff=1.0).round(decimals=3)
+        tensor([[15.6250],
+                [ 0.0000]], dtype=torch.float64)
+    """
+    num_points, ends = table.shape[0], r >= cutoff
+    place = torch.where(ends, 0.0, r).double() * ((num_points - 1) / cutoff)
+    start = (torch.nan_to_num(place.detach()).floor().clamp(0, num_points) - (POINTS // 2 - 1)).long()
+    start = start.clamp(0, num_points - POINTS)
+    apart = [place - start - k for k in range(POINTS)]
+    made = None
+    for k in range(POINTS):
+        weight = torch.ones_like(place)
+        for j in range(POINTS):
+            if j != k:
+                weight = weight * apart[j] / (k - j)
+        row = weight.unsqueeze(1) * table.index_select(0, start + k)
+        made = row if made is None else made + row
+    return torch.where(ends.unsqueeze(1), 0.0, made)  # type: ignore[arg-type]
 
 
 def _autograd_again() -> AbstractContextManager[Any]:
@@ -237,57 +231,40 @@ def is_served() -> bool:
     return native is not None and bool(native())
 
 
-def filters_shape(num_edges: int, channels: int) -> tuple[int, int]:
-    """Of the filters, as the kernels write them: whole groups of edges, rows an odd number of lines of memory apart."""
-    return -(-num_edges // GROUP) * GROUP, 16 * (-(-channels // 16) | 1)
-
-
-def plan_size(num_edges: int, num_sources: int, num_rows: int) -> int:
+def plan_size(num_edges: int) -> int:
     """Numbers of a plan, as interaction.h lays them out."""
-    return 4 + 7 * num_edges + num_rows + 1 + num_sources + 1
+    return 5 + 4 * num_edges
 
 
-def make_plan(
-    src: Tensor, dst: Tensor, sizes: tuple[int, ...], envelope: Tensor | None, distances: Tensor | None, plan: Tensor
-) -> bool:
-    """Fills the plan of the edges; False where an index is out of range.
-
-    Args:
-        src: Source of each edge. int64 [num_edges]
-        dst: Receiver of each edge. int64 [num_edges]
-        sizes: Sources and receivers; and whether two edges in opposite directions over the same distance share a
-            filter, where every edge has such a twin: for calls that ask for no gradient of an edge. Otherwise each
-            edge has its own.
-        envelope: Edges at which it is exactly 0 are left out. float32 [num_edges]
-        distances: Edges are put into blocks of like ones. float32 [num_edges]
-        plan: If it goes. int32 [plan_size]
-    """
-    native = library.packed("popgeo_interaction_plan")
-    assert native is not None
-    pointers = map(pointer, (src, dst, envelope, distances, plan))
-    return native(_pack_plan(*pointers, src.shape[0], *(*sizes, 0)[:3])) == 0
+def empty_plan(src: Tensor, r: Tensor) -> tuple[Tensor, Tensor]:
+    """Memory for a plan and its weights."""
+    return src.new_empty(plan_size(src.shape[0]), dtype=torch.int32), r.new_empty(src.shape[0], POINTS)
 
 
 def fill_plan(
-    src: Tensor, dst: Tensor, envelope: Tensor | None, distances: Tensor | None, sizes: tuple[int, ...], plan: Tensor
+    src: Tensor, dst: Tensor, r: Tensor, cutoff: float, sizes: Sequence[int], plan: Tensor, weights: Tensor
 ) -> None:
-    """`make_plan`, which refuses an index that is out of range.
+    """Fills a plan and its weights, for edges nearer than the cutoff; `sizes` are sources, receivers and points.
 
     Raises:
         ValueError: an index is out of range.
     """
-    if not make_plan(as_int64(src), as_int64(dst), sizes, envelope, distances, plan):
+    native = library.packed("popgeo_interaction_plan")
+    assert native is not None
+    src, dst = as_int64(src), as_int64(dst)
+    pointers = map(pointer, (src, dst, r, plan, weights))
+    if native(_pack_plan(*pointers, src.shape[0], *sizes, r.dtype is torch.float64, cutoff)):
         refuse_index("src", src, sizes[0])
         refuse_index("dst", dst, sizes[1])
 
 
-def run(direction: str, packed: bytes) -> None:
-    """Runs a packed call, `"forward"`, `"backward"` or `"second"`.
+def run(packed: bytes) -> None:
+    """Runs a packed call, forward or backward.
 
     Raises:
         ValueError: the plan is of other edges, or was changed.
     """
-    native = library.packed(f"popgeo_interaction_{direction}")
+    native = library.packed("popgeo_interaction")
     assert native is not None
     if native(packed):
         raise ValueError("The plan of the interaction is of other edges or was changed. Make a new one.")

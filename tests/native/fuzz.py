@@ -14,7 +14,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -255,48 +254,44 @@ def interactions(chance: random.Random, nodes: int, src: Any, dst: Any) -> tuple
     """The result and all gradients of an interaction, in one pass and as plain torch in float64 has them."""
     import torch
 
-    from popgeo.ops.filter_network import Activation, FilterNetwork, Gaussians
     from popgeo.ops.interaction import interaction
+    from popgeo.ops.interaction_call import Call
 
-    widths = [chance.choice([1, 3, 8, 16, 33, 100]) for _ in range(chance.randrange(2, 6))]
-    weights = [torch.randn(o, i).div(i**0.5) for i, o in pairwise(widths)]
-    biases = [torch.randn(len(weight)) if chance.random() < 0.7 else None for weight in weights]
-    by_distance, half_list, moves = chance.random() < 0.5, chance.random() < 0.5, chance.random() < 0.5
-    expansion = placed(chance, torch.rand(len(src)).mul(9) if by_distance else torch.randn(len(src), widths[0]))
-    envelope = placed(chance, torch.randn(len(src)).relu()) if chance.random() < 0.7 else None
-    # The shifted softplus of the plain path is not in this library; softplus is the same code.
-    activation, centres = chance.choice(list(Activation)[1:]), torch.linspace(0, 9, widths[0])
+    channels, half_list, has_vectors = chance.choice([1, 3, 16, 33, 100]), chance.random() < 0.5, chance.random() < 0.4
+    waves = torch.randn(4, channels * (3 if has_vectors else 1), dtype=torch.float64)
+    x = torch.randn(nodes, channels * (5 if has_vectors else 1))
+    r, direction = 6 * torch.rand(len(src)), torch.randn(len(src), 3) if has_vectors else None
+    grid = torch.linspace(0, 5, chance.choice([150, 257]), dtype=torch.float64)
 
-    def run(dtype: torch.dtype) -> torch.Tensor:
-        given = torch.randn(nodes, widths[-1], generator=torch.Generator().manual_seed(0)), expansion, *weights, *biases
-        copies = (None if t is None else placed(chance, t.to(dtype, copy=True)) for t in given)
-        x, rows, *layers = (None if t is None else t.requires_grad_() for t in copies)
-        factor = None if envelope is None else placed(chance, envelope.to(dtype, copy=True)).requires_grad_(moves)
-        network = FilterNetwork(weights=layers[: len(weights)], biases=layers[len(weights) :], activation=activation)
-        gaussians = Gaussians(centres=centres.to(dtype), width=-2.0) if by_distance else None
-        out = interaction(x, src, dst, nodes, network, rows, gaussians, factor, half_list=half_list)
-        leaves = [t for t in (x, rows, factor, *layers) if t is not None and t.requires_grad]
-        made = [out, *torch.autograd.grad(out.sum(), leaves)]
+    def run(dtype: torch.dtype, is_plain: bool) -> torch.Tensor:
+        given = (placed(chance, t.to(dtype, copy=True)).requires_grad_() for t in (x, r, direction) if t is not None)
+        rows, apart, *toward = given
+        factors = waves.clone().requires_grad_()
+        table = torch.stack([torch.sin(k * grid) for k in range(1, 5)], dim=1) @ factors
+        axes = toward[0] if toward else None
+        if is_plain:
+            out = Call(rows, table, apart, axes, src, dst, nodes, 5.0, half_list).sums()
+        else:
+            out = interaction(rows, table, apart, src, dst, nodes, 5.0, direction=axes, half_list=half_list)
+        made = [out, *torch.autograd.grad(out.sum(), [rows, factors, apart, *toward])]
         return torch.cat([part.detach().flatten() / (1 + part.detach().abs().max()) for part in made if part.numel()])
 
-    return run(torch.float32), run(torch.float64).float()
+    return run(torch.float32, False).float(), run(torch.float64, True).float()
 
 
 def broken_interaction(chance: random.Random, edges: int, nodes: int, src: Any, dst: Any, corrupt: Any) -> Any:
     """The sums of an interaction whose plan was made for other edges or changed."""
     import torch
 
-    from popgeo.ops.filter_network import Activation
-
     op = torch.ops.popgeo
-    plan = op.interaction_plan(src.long() % max(nodes, 1), dst.long(), None, None, nodes, nodes)
+    x, r, table = torch.randn(nodes, 5), 6 * torch.rand(edges), torch.randn(40, 5)
+    plan, weights = op.interaction_plan(src.long() % max(nodes, 1), dst.long(), r, 5.0, nodes, nodes, 40)
     corrupt((plan, plan[4:]))
-    x, rows, weight = torch.randn(nodes, 5), torch.randn(edges, 3), torch.randn(5, 3)
     if chance.random() < 0.25:
-        src, dst, rows = (torch.cat([t, t[:1]]) for t in (src, dst, rows))
-    arguments = x, rows, None, [weight], [None], src, dst, nodes, int(Activation.SILU), False, None, 0.0, plan, None
-    out, filters = op.interaction(*arguments)
-    op.interaction_backward(*arguments, filters, torch.randn(nodes, 5), [True, True, False, True, False])
+        src, dst, r = (torch.cat([t, t[:1]]) for t in (src, dst, r))
+    arguments = x, table, r, None, src, dst, nodes, 5.0, False, plan, weights
+    out = op.interaction(*arguments)
+    op.interaction_backward(*arguments, torch.randn(nodes, 5), [True, True, True, False])
     return out.nan_to_num()
 
 

@@ -125,75 +125,50 @@ int64_t shifted_softplus() {
 int64_t interaction() {
   Edges e;
   InteractionCall given = {};
-  const bool gaussians = chance(70), backward = chance(60), asks_all = chance(70);
-  const int64_t num_inputs = one_of({1, 5, 16, 50}), num_layers = 1 + below(MAX_LAYERS);
-  Array& distances = values(FLOAT32, e.num_edges, 5);
-  for (int64_t i = 0; i < e.num_edges; ++i) distances.data<float>()[i] += 5;
-  if (e.num_edges && chance(5)) distances.data<float>()[0] = 0.0f / 0.0f;
-  Array& envelope = values(FLOAT32, e.num_edges, 1);
-  for (int64_t i = 0; i < e.num_edges; ++i)
-    if (chance(30)) envelope.data<float>()[i] = 0;
-  if (chance(30)) {  // the second half of the edges runs the other way
-    e.num_sources = e.num_rows = e.num_sources > e.num_rows ? e.num_sources : e.num_rows;
-    int64_t *src = e.src.data<int64_t>(), *dst = e.dst.data<int64_t>();
-    for (int64_t i = 0, half = e.num_edges / 2; i < half; ++i) {
-      src[half + i] = dst[i], dst[half + i] = src[i];
-      distances.data<float>()[half + i] = distances.data<float>()[i];
-    }
-  }
-  const bool has_envelope = chance(70);
-  const InteractionPlan parts{e.num_edges, e.num_sources, e.num_rows};
-  Array& plan = make(INT32, parts.size());
-  SAY("interaction%s edges %d channels %d inputs %d layers %d gaussians %d", backward ? " backward" : "",
-      int(e.num_edges), int(e.channels), int(num_inputs), int(num_layers), gaussians);
-  const int64_t of_envelope = has_envelope ? address(envelope.data()) : 0;
-  const int64_t of_distances = gaussians ? address(distances.data()) : 0;
-  const Packed to_plan = {address(e.src.data()), address(e.dst.data()), of_envelope, of_distances, address(plan.data()),
-                          e.num_edges, e.num_sources, e.num_rows, gaussians};
-  given.keeps_slopes = gaussians && chance(50);
+  const bool has_vectors = chance(40), backward = chance(60);
+  const int64_t num_points = one_of({11, 40, 257}), filters = e.channels * (has_vectors ? 3 : 1);
+  const int64_t features = e.channels * (has_vectors ? 5 : 1), results = e.channels * (has_vectors ? 4 : 1);
+  given.is_double = below(2), given.table_is_double = given.is_double || chance(50);
+  const int64_t dtype = given.is_double ? FLOAT64 : FLOAT32, table_dtype = given.table_is_double ? FLOAT64 : FLOAT32;
+  Array& distances = values(dtype, e.num_edges, 5, chance(5));
+  if (chance(30)) e.num_sources = e.num_rows = e.num_sources > e.num_rows ? e.num_sources : e.num_rows;
+  const double cutoff = 4;
+  int64_t bits;
+  memcpy(&bits, &cutoff, sizeof(bits));
+  const InteractionPlan parts{e.num_edges, num_points};
+  Array &plan = make(INT32, parts.size()), &weights = make(dtype, e.num_edges * POINTS);
+  SAY("interaction%s edges %d channels %d points %d vectors %d double %d", backward ? " backward" : "",
+      int(e.num_edges), int(e.channels), int(num_points), has_vectors, int(given.is_double));
+  const Packed to_plan = {address(e.src.data()), address(e.dst.data()), address(distances.data()), address(plan.data()),
+                          address(weights.data()), e.num_edges, e.num_sources, e.num_rows, num_points,
+                          given.is_double, bits};
   if (const int64_t status = call<int64_t>("popgeo_interaction_plan", to_plan.data())) return status;
-  given.plan = plan.data<int32_t>();
-  given.x = values(FLOAT32, e.num_sources * e.channels, 2).data<float>();
-  given.filters = make(FLOAT32, (1 + given.keeps_slopes) * (e.num_edges + GROUP) * padded(e.channels)).data<float>();
-  given.expansion = gaussians ? distances.data<float>() : values(FLOAT32, e.num_edges * num_inputs, 1).data<float>();
-  if (gaussians) {
-    Array& centres = make(FLOAT32, num_inputs);
-    for (int64_t k = 0; k < num_inputs; ++k) centres.data<float>()[k] = 10.0f * float(k) / float(num_inputs);
-    given.centres = centres.data<float>();
-  }
-  given.envelope = has_envelope ? envelope.data<float>() : nullptr;
+  given.plan = plan.data<int32_t>(), given.weights = weights.data();
+  given.table = values(table_dtype, num_points * filters, 1).data();
+  given.x = values(dtype, e.num_sources * features, 2).data();
+  given.direction = has_vectors ? values(dtype, e.num_edges * 3, 1).data() : nullptr;
   given.num_edges = e.num_edges, given.num_sources = e.num_sources, given.num_rows = e.num_rows;
-  given.half_list = e.num_sources == e.num_rows && chance(50);
-  given.activation = below(6), given.num_layers = num_layers, given.num_threads = e.num_threads, given.width = -2.0;
-  int64_t in = num_inputs;
-  for (int64_t l = 0; l < num_layers; ++l) {
-    Layer& layer = given.layers[l];
-    layer.in = in, layer.out = in = l + 1 < num_layers ? one_of({3, 16, 40, 100}) : e.channels;
-    layer.weight = values(FLOAT32, layer.in * layer.out, 0.5f, chance(2)).data<float>();
-    layer.bias = chance(80) ? values(FLOAT32, layer.out, 0.5f).data<float>() : nullptr;
-  }
-  given.out = out(FLOAT32, e.num_rows * e.channels).data<float>();
-  given.workspace = make(FLOAT32, call<int64_t>("popgeo_interaction_workspace", &given)).data<float>();
-  if (const int64_t status = call<int64_t>("popgeo_interaction_forward", &given)) return status;
+  given.num_points = num_points, given.channels = e.channels, given.num_threads = e.num_threads;
+  given.half_list = e.num_sources == e.num_rows && chance(50), given.spacing = cutoff / double(num_points - 1);
+  given.out = out(dtype, e.num_rows * results).data();
+  const auto run = [&] {
+    given.workspace = make(INT8, call<int64_t>("popgeo_interaction_workspace", &given)).data();
+    return call<int64_t>("popgeo_interaction", &given);
+  };
+  if (const int64_t status = run()) return status;
   if (!backward) return 0;
-  given.grad = values(FLOAT32, e.num_rows * e.channels, 2).data<float>();
-  given.out = asks_all ? out(FLOAT32, e.num_sources * e.channels).data<float>() : nullptr;
-  if (asks_all) given.grad_expansion = out(FLOAT32, e.num_edges * (gaussians ? 1 : num_inputs)).data<float>();
-  if (has_envelope) given.grad_envelope = out(FLOAT32, e.num_edges).data<float>();
-  for (int64_t l = 0; l < num_layers; ++l) {
-    Layer& layer = given.layers[l];
-    layer.grad_weight = out(FLOAT32, layer.in * layer.out).data<float>();
-    if (layer.bias) layer.grad_bias = out(FLOAT32, layer.out).data<float>();
-  }
-  if (const int64_t status = call<int64_t>("popgeo_interaction_backward", &given)) return status;
-  if (!given.keeps_slopes) return 0;
-  given.is_second = 1, given.grad_expansion = given.grad_envelope = nullptr;
-  given.along_x = chance(70) ? values(FLOAT32, e.num_sources * e.channels, 2).data<float>() : nullptr;
-  given.along_expansion = chance(70) ? values(FLOAT32, e.num_edges, 2).data<float>() : nullptr;
-  given.along_envelope = chance(70) ? values(FLOAT32, e.num_edges, 2).data<float>() : nullptr;
-  given.grad_grad = chance(70) ? out(FLOAT32, e.num_rows * e.channels).data<float>() : nullptr;
-  given.workspace = make(FLOAT32, call<int64_t>("popgeo_interaction_workspace", &given)).data<float>();
-  return call<int64_t>("popgeo_interaction_second", &given);
+  given.grad = values(dtype, e.num_rows * results, 2).data();
+  given.out = chance(70) ? out(dtype, e.num_sources * features).data() : nullptr;
+  given.grad_table = chance(70) ? out(table_dtype, num_points * filters).data() : nullptr;
+  given.grad_r = chance(70) ? out(dtype, e.num_edges).data() : nullptr;
+  given.grad_direction = has_vectors && chance(70) ? out(dtype, e.num_edges * 3).data() : nullptr;
+  if (const int64_t status = run()) return status;
+  given.is_second = 1;
+  given.along_x = chance(70) ? values(dtype, e.num_sources * features, 2).data() : nullptr;
+  given.along_r = chance(70) ? values(dtype, e.num_edges, 2).data() : nullptr;
+  given.along_direction = has_vectors && chance(70) ? values(dtype, e.num_edges * 3, 2).data() : nullptr;
+  given.grad_grad = chance(70) ? out(dtype, e.num_rows * results).data() : nullptr;
+  return run();
 }
 
 // Each instruction of a chain reads what was given or what an earlier one made, and writes to an array of its own.

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from popgeo.native import library
 from popgeo.ops import cfconv, interaction_call, shifted_softplus
-from popgeo.ops.interaction import FilterNetwork, interaction
+from popgeo.ops.interaction import interaction
 from tests.support.denormals import count_denormals
 
 pytestmark = pytest.mark.skipif(not library.is_available(), reason=library.reason())
@@ -39,8 +39,8 @@ def differentiate() -> Tensor:
 def interact() -> Tensor:
     """1e-30 times a filter that is 1e-10 for every edge."""
     small = torch.full((NUM_ROWS, CHANNELS), 1e-30)
-    network = FilterNetwork(weights=[torch.zeros(CHANNELS, 1)], biases=[torch.full((CHANNELS,), 1e-10)])
-    return interaction(small, ONE_EDGE_A_ROW, ONE_EDGE_A_ROW, NUM_ROWS, network, torch.ones(NUM_ROWS, 1))
+    table = torch.full((11, CHANNELS), 1e-10, dtype=torch.float64)
+    return interaction(small, table, torch.ones(NUM_ROWS), ONE_EDGE_A_ROW, ONE_EDGE_A_ROW, NUM_ROWS, 2.0)
 
 
 @pytest.mark.parametrize("kernel", [convolve, differentiate, interact])

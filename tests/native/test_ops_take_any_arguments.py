@@ -12,8 +12,6 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from popgeo.native import library
-from popgeo.ops import interaction_call
-from popgeo.ops.interaction_call import Call
 from popgeo.potentials import tensor_product  # noqa: F401  registers its operation
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # torch warns of complex numbers that become real ones
@@ -26,15 +24,14 @@ INDPTR = torch.tensor([0, 2, 2, 7, 8, EDGES])
 OPS = torch.ops.popgeo
 TO_DST, TO_SRC = OPS.plan(DST, NODES), OPS.plan(SRC, NODES)
 
-DISTANCES, ENVELOPE = torch.linspace(0.5, 4, EDGES), torch.linspace(1, 0.1, EDGES)
-WEIGHTS, BIASES = [torch.ones(4, 3) / 3, torch.ones(CHANNELS, 4) / 4], [torch.ones(4), None]
-CENTRES = torch.linspace(0, 5, 3)
-CALL = (X, DISTANCES, ENVELOPE, WEIGHTS, BIASES, SRC, DST, NODES, 2, False, CENTRES, -0.5, None, None)
-PLAN = OPS.interaction_plan(SRC, DST, ENVELOPE, DISTANCES, NODES, NODES)
-PLANNED = (*CALL[:12], PLAN, None)
-FILTERS = OPS.interaction(*CALL)[1] if interaction_call.is_served() else Call(*CALL).empty_filters()
-WANTED = [True] * 3 + [False] + [True] * 3 + [False]
-FIRST = [True] * 3 + [False] * 5
+DISTANCES, DIRECTION = torch.linspace(0.5, 4, EDGES), torch.ones(EDGES, 3)
+TABLE = torch.linspace(0, 1, 16, dtype=torch.float64).view(-1, 1) * torch.ones(CHANNELS)
+PLAN, WEIGHTS = OPS.interaction_plan(SRC, DST, DISTANCES, 5.0, NODES, NODES, 16)
+CALL = (X, TABLE, DISTANCES, None, SRC, DST, NODES, 5.0, False, None, None)
+PLANNED = (*CALL[:9], PLAN, WEIGHTS)
+VECTORS = (X[:, :5].contiguous(), TABLE[:, :3].contiguous(), DISTANCES, DIRECTION, *CALL[4:])
+WANTED = [True, True, True, False]
+FIRST = [True, False, True, False]
 
 # One path of 2 channels with 3 components of x, 1 of y and 3 of the sums.
 PRODUCT = ([6, 1, 2, 6], [2, 0, 3, 0, 1, 0, 0, 3], [v for i in range(3) for v in (0.0, i, 0.0, i, 0.5)])
@@ -51,10 +48,10 @@ EXAMPLES: dict[str, list[tuple[Any, ...]]] = {
     "shifted_softplus": [(X,)],
     "shifted_softplus_backward": [(GRAD, X)],
     "round_stochastic": [(X, torch.tensor(7), torch.float16)],
-    "interaction_plan": [(SRC, DST, ENVELOPE, DISTANCES, NODES, NODES, True), (SRC, DST, None, None, NODES, NODES)],
-    "interaction": [CALL, PLANNED, (*CALL[:9], True, *CALL[10:])],
-    "interaction_backward": [(*PLANNED, FILTERS, GRAD, WANTED)],
-    "interaction_second": [(*PLANNED, FILTERS, GRAD, FIRST, [X, DISTANCES, ENVELOPE], [True, *WANTED])],
+    "interaction_plan": [(SRC, DST, DISTANCES, 5.0, NODES, NODES, 16)],
+    "interaction": [CALL, PLANNED, VECTORS, (*CALL[:8], True, None, None)],
+    "interaction_backward": [(*PLANNED, GRAD, WANTED)],
+    "interaction_second": [(*PLANNED, GRAD, FIRST, [X, DISTANCES], [True, True, False, True, False])],
     "tensor_product": [
         (role, *[None if at == role else FACTORS[at] for at in range(4)], SRC, DST, NODES, *PRODUCT)
         for role in range(4)
@@ -67,9 +64,9 @@ EXAMPLES: dict[str, list[tuple[Any, ...]]] = {
     "all_to_all": [(X[:, :5], NODES)],
 }
 OF_TORCH = {"random_state", "set_random_state", "print_tensor", "identity_loss"}  # no kernel of popgeo's
-OPAQUE = {"interaction_plan": (0,), "interaction": (1,)}  # results that only other operations read
-INDICES = {"index", "src", "dst"}
-PLANS = {"rowptr", "perm", "dst_rowptr", "dst_perm", "src_rowptr", "src_perm", "plan", "filters"}
+OPAQUE = {"interaction_plan": (0, 1)}  # results that only other operations read
+INDICES = {"index", "src", "dst", "r"}
+PLANS = {"rowptr", "perm", "dst_rowptr", "dst_perm", "src_rowptr", "src_perm", "plan", "weights"}
 REFUSALS = (ValueError, RuntimeError, TypeError, IndexError, NotImplementedError, MemoryError)
 
 
@@ -123,8 +120,6 @@ def is_plan_of_other_edges(names: list[str], at: int, example: tuple[Any, ...], 
     """Whether a plan and its index differ in their numbers only: the result is then that of the plan."""
     alike = other is None or (isinstance(other, Tensor) and example[at].shape == other.shape)
     has_plan = any(isinstance(value, Tensor) for name, value in zip(names, example, strict=False) if name in PLANS)
-    if "filters" in names:  # of a forward pass on the same edges, so only what they do not depend on may change
-        return names[at] not in ("x", "grad", "wanted", "first", "along")
     return alike and (names[at] in PLANS or (names[at] in INDICES and has_plan))
 
 

@@ -10,9 +10,9 @@ from torch import Tensor
 
 from popgeo.capture.op_graph import Op, OpGraph, Ref, Value
 from popgeo.engine.fuse.def_use import DefUse, ref
-from popgeo.engine.fuse.message_sums import is_zero, out_of_place, rows_of
 from popgeo.engine.fuse.prepared import PreparedCall, PreparedOp, register_prepared
 from popgeo.engine.fuse.remake import RowsAtUses
+from popgeo.engine.fuse.sums_out_of_place import is_zero, out_of_place, rows_of
 from popgeo.ops.scatter_plan import sort_edges
 
 EDGE_ORDER = "popgeo.edge_order.default"

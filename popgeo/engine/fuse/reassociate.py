@@ -11,7 +11,7 @@ from popgeo.capture.expand import GraphWriter
 from popgeo.capture.op_graph import Op, OpGraph
 from popgeo.engine.fuse.def_use import DefUse, ref
 from popgeo.engine.fuse.edge_matrices import Instead, without_edge_matrices
-from popgeo.engine.fuse.message_sums import out_of_place
+from popgeo.engine.fuse.sums_out_of_place import out_of_place
 
 _PRODUCTS = "aten.mm.default", "aten.addmm.default", "aten.bmm.default"
 _NARROW, _LONG = 16, 256  # columns of a product, and rows that it sums over, that libraries are slow at

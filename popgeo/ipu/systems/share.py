@@ -14,6 +14,7 @@ from popgeo.capture.captured_step import CapturedStep
 from popgeo.engine.optimizer.update import Update
 from popgeo.engine.shards import num_shards, only_first
 from popgeo.engine.step_recipe import require_optimizer
+from popgeo.filter_choice import filters_at_each_edge
 from popgeo.ipu.cost.shared_statistics import with_shared_statistics
 from popgeo.ipu.options import Options
 from popgeo.ipu.report.report import Report
@@ -98,7 +99,7 @@ def share_of(
     if optimizer is not None:
         require_optimizer(optimizer)
     target, shards, num_local = options.target.of_shards(num_shards(model))
-    with only_first(model, num_local):
+    with only_first(model, num_local), filters_at_each_edge():  # as published programs make them
         trained = trained_names(model, optimizer)
         step = capture_step(
             model,

@@ -1,195 +1,324 @@
-// Interactions of SchNet's kind (arXiv:1706.08566), and PaiNN's of scalars and vectors (arXiv:2102.03150), forward and
-// backward, in one pass over the edges.
+// Interactions of SchNet's kind (arXiv:1706.08566), and PaiNN's of scalars and vectors (arXiv:2102.03150), with both
+// backward passes, each in one pass over the edges.
 //
-// Blocks of edges that stay in cache go through expansion, filter network and envelope; of all this only the filters
-// are written to memory. Each receiver then sums its messages in the order of the edges. The backward pass makes the
-// layers within a block anew, and sums the weights' gradients in a number of parts that does not depend on the threads.
-// So the bits are the same for any number of threads and every instruction set that has fused multiply-adds.
+// A pass takes some lines of channels at a time and visits the edges in the plan's order: blocks whose nodes stay in cache,
+// and within a block by distance, so that the window of the grid moves by one row at a time. Each edge interpolates its
+// filter where it is needed; nothing that grows with edges and channels is written. Lines of channels are what threads
+// share out, so that no order, and no bit, depends on their number or on the width of vectors.
 //
 // The file is compiled once per instruction set (see setup.py); interaction_plan.cpp picks among them.
 #include "denormals.h"
-#include "interaction.h"
-#include "interaction_second.h"
-#include "interaction_slopes.h"
-#include "interaction_sums.h"
-
-#ifdef _OPENMP
-#include <omp.h>
-#endif
+#include "interaction_table.h"
 
 namespace popgeo {
 namespace POPGEO_ISA {
 
 #ifndef POPGEO_HAS_FMA
 
-const InteractionKernels interaction_kernels = {nullptr, nullptr, nullptr, nullptr};
+const InteractionKernels interaction_kernels = {nullptr, nullptr};
 
 #else
 
-inline int64_t thread_index() {
-#ifdef _OPENMP
-  return omp_get_thread_num();
-#else
-  return 0;
-#endif
-}
+constexpr int64_t PARALLEL_EDGES = 256;  // up to this number a parallel region costs more than it saves
+constexpr int64_t RUN = 16;              // edges of one window whose gradients are added to the table together
 
-constexpr int64_t PARALLEL_EDGES = 256;  // up to as many a parallel region costs more than it saves
+// An edge as it is listed, or the other way around, with its direction turned.
+struct Ends {
+  int64_t source, receiver;
+  int sign;
+};
 
-inline bool is_parallel(const Shared& shared) { return shared.call.num_threads > 1 && shared.num_active > PARALLEL_EDGES; }
+// Some lines of channels of an interaction: rows are offset to them.
+template <class Kind, class T>
+struct LinesPass {
+  const Shared<T>& shared;
+  const InteractionCall& call;
+  const int64_t column, section, stride;  // stride: from one line of a filter to the next one
+  const int32_t *edges, *windows, *sources, *receivers;
 
-int64_t workspace(const InteractionCall& call) { return Shared(call, call.num_edges).size; }
+  LinesPass(const Shared<T>& s, int64_t line)
+      : shared(s), call(s.call), column(line * LINE), section(s.section),
+        stride(Kind::HAS_DIRECTION ? s.section : LINE), edges(s.part(s.plan.edges())),
+        windows(s.part(s.plan.windows())), sources(s.part(s.plan.sources())), receivers(s.part(s.plan.receivers())) {}
 
-void forward(const InteractionCall& call) {
-  Shared shared(call, call.plan[0]);
-  pack(shared, false);
-  const int64_t blocks = num_blocks(shared.num_active, shared.block_edges);
-  const Messages messages = {shared.x, call.filters};
-  const uint64_t of_caller = denormals();
-#ifdef _OPENMP
-#pragma omp parallel num_threads(int(call.num_threads)) if (is_parallel(shared))
-#endif
-  {
-    const Denormals same(of_caller);
-#ifdef _OPENMP
-#pragma omp for schedule(static) nowait
-#endif
-    for (int64_t node = 0; node < call.num_sources; ++node)
-      copy_sections(shared, shared.x, call.x, node, shared.x_row);
-#ifdef _OPENMP
-#pragma omp for schedule(static) nowait
-#endif
-    for (int64_t position = 0; position < (call.keeps_slopes ? shared.num_active : 0); ++position)
-      fill_factors(shared, position);
-#ifdef _OPENMP
-#pragma omp for schedule(dynamic, 1)
-#endif
-    for (int64_t block = 0; block < blocks; ++block)
-      (call.keeps_slopes ? make_filters_and_slopes : make_filters)(shared, block, thread_index());
-#ifdef _OPENMP
-#pragma omp for schedule(dynamic, 16)
-#endif
-    for (int64_t node = 0; node < call.num_rows; ++node) {
-      if (shared.has_vectors())
-        sum_vector_row<false, false>(shared, node, call.out);
-      else if (call.keeps_slopes)
-        sum_slope_row<VALUES>(shared, node, shared.x, nullptr, false, call.out);
-      else
-        sum_row(shared, node, &messages, 1, false, call.out);
+  POPGEO_INLINE const T* x(int64_t node) const { return shared.x + node * shared.x_row + column; }
+  POPGEO_INLINE const T* along_x(int64_t node) const { return shared.along_x + node * shared.x_row + column; }
+  POPGEO_INLINE const T* grad(int64_t node) const { return shared.grad + node * shared.grad_row + column; }
+  POPGEO_INLINE T* to_x(int64_t node) const { return shared.out + node * shared.x_row + column; }
+
+  template <class Visit>
+  POPGEO_INLINE void visit_ends(int64_t position, Visit visit) const {
+    const int64_t source = sources[position], receiver = receivers[position];
+    visit(Ends{source, receiver, 1});
+    if (call.half_list) visit(Ends{receiver, source, -1});
+  }
+
+  POPGEO_INLINE Axes<T> axes_of(const void* directions, int64_t edge, int sign) const {
+    Axes<T> axes = {};
+    for (int k = 0; Kind::HAS_DIRECTION && directions && k < AXES; ++k)
+      axes.of[k] = T(sign) * static_cast<const T*>(directions)[AXES * edge + k];
+    return axes;
+  }
+
+  POPGEO_INLINE void interpolated(const T* table, int64_t position, Line<T>* filters) const {
+    interpolate<Kind>(table + windows[position] * shared.row + column, shared.row, stride, shared.weights(position),
+                      filters);
+  }
+
+  void clear(T* rows, int64_t count, int64_t row, int sections) const {
+    for (int64_t node = 0; node < count; ++node)
+      for (int64_t s = 0; s < sections; ++s)
+        for (int64_t line = 0; line < Kind::WIDTH; ++line)
+          store_line(rows + node * row + s * section + column + line * LINE, Line<T>{});
+  }
+
+  void forward() const {
+    clear(shared.out, call.num_rows, shared.grad_row, Kind::HAS_DIRECTION ? Kind::RESULTS : 1);
+    for (int64_t position = 0; position < shared.num_active; ++position) {
+      Line<T> filters[Kind::FILTERS];
+      interpolated(shared.values, position, filters);
+      visit_ends(position, [&](const Ends& ends) __attribute__((always_inline)) {
+        Kind::add_message(shared.out + ends.receiver * shared.grad_row + column, x(ends.source), section, filters,
+                          axes_of(call.direction, edges[position], ends.sign));
+      });
     }
   }
+
+  // What one edge adds in the backward pass. `to_values` becomes the gradient of its filter.
+  POPGEO_INLINE void go_back(int64_t position, Line<T>* to_values) const {
+    const int64_t edge = edges[position];
+    Line<T> values[Kind::FILTERS], slopes[Kind::FILTERS], by_axis[AXES] = {};
+    if (call.out || call.grad_direction) interpolated(shared.values, position, values);
+    visit_ends(position, [&](const Ends& ends) __attribute__((always_inline)) {
+      const Axes<T> d = axes_of(call.direction, edge, ends.sign);
+      if (call.grad_table || call.grad_r)
+        Kind::add_to_filters(to_values, grad(ends.receiver), x(ends.source), section, d);
+      if (call.out) Kind::add_back(to_x(ends.source), grad(ends.receiver), section, values, d);
+      if constexpr (Kind::HAS_DIRECTION)
+        if (call.grad_direction) add_to_axes(by_axis, load_line(x(ends.source) + 4 * section) * values[2], ends);
+    });
+    if (call.grad_r) {
+      interpolated(shared.slopes, position, slopes);
+      Line<T> sum = {};
+      for (int s = 0; s < Kind::FILTERS; ++s) sum = fma(to_values[s], slopes[s], sum);
+      put_by_distance(position, sum);
+    }
+    put_by_axis(position, by_axis);
+  }
+
+  // The same in the second backward pass: the gradient of <along_x, grad_x> + <along_r, grad_r> + <along_direction,
+  // grad_direction>. `to_slopes` becomes the gradient of the filter's slope.
+  POPGEO_INLINE void go_back_again(int64_t position, Line<T>* to_values, Line<T>* to_slopes) const {
+    const int64_t edge = edges[position];
+    const bool has_r = call.along_r, has_axes = Kind::HAS_DIRECTION && call.along_direction;
+    const T change = has_r ? static_cast<const T*>(call.along_r)[edge] : T(0);
+    Line<T> values[Kind::FILTERS], slopes[Kind::FILTERS], changes[Kind::FILTERS], by_axis[AXES] = {};
+    interpolated(shared.values, position, values);
+    if (has_r || call.grad_r) interpolated(shared.slopes, position, slopes);
+    for (int s = 0; has_r && s < Kind::FILTERS; ++s) changes[s] = slopes[s] * change;
+    visit_ends(position, [&](const Ends& ends) __attribute__((always_inline)) {
+      const Axes<T> d = axes_of(call.direction, edge, ends.sign), turned = axes_of(call.along_direction, edge, ends.sign);
+      const T *from = x(ends.source), *by = grad(ends.receiver), *along = call.along_x ? along_x(ends.source) : nullptr;
+      T* const to = call.grad_grad ? shared.grad_grad + ends.receiver * shared.grad_row + column : nullptr;
+      if (along) Kind::add_to_filters(to_values, by, along, section, d);
+      if (along && to) Kind::add_message(to, along, section, values, d);
+      if (has_r) {
+        Kind::add_to_filters(to_slopes, by, from, section, d);
+        if (to) Kind::add_message(to, from, section, changes, d);
+        if (call.out) Kind::add_back(to_x(ends.source), by, section, changes, d);
+      }
+      if constexpr (Kind::HAS_DIRECTION) {
+        if (has_axes) Kind::add_to_filters_along(to_values, by, from, section, turned);
+        if (has_axes && to) Kind::add_message_along(to, from, section, values, turned);
+        if (has_axes && call.out) Kind::add_back_along(to_x(ends.source), by, section, values, turned);
+        if (call.grad_direction && along) add_to_axes(by_axis, load_line(along + 4 * section) * values[2], ends);
+        if (call.grad_direction && has_r) add_to_axes(by_axis, load_line(from + 4 * section) * changes[2], ends);
+      }
+    });
+    if (call.grad_r) {
+      Line<T> bends[Kind::FILTERS], sum = {};
+      for (int s = 0; s < Kind::FILTERS; ++s) sum = fma(to_values[s], slopes[s], sum);
+      if (has_r) interpolated(shared.bends, position, bends);
+      for (int s = 0; has_r && s < Kind::FILTERS; ++s) sum = fma(to_slopes[s] * change, bends[s], sum);
+      put_by_distance(position, sum);
+    }
+    for (int s = 0; has_r && s < Kind::FILTERS; ++s) to_slopes[s] = to_slopes[s] * change;
+    put_by_axis(position, by_axis);
+  }
+
+  POPGEO_INLINE void add_to_axes(Line<T>* by_axis, const Line<T>& sent, const Ends& ends) const {
+    for (int k = 0; k < AXES; ++k)
+      by_axis[k] = fma(sent * T(ends.sign), load_line(grad(ends.receiver) + (1 + k) * section), by_axis[k]);
+  }
+
+  POPGEO_INLINE void put_by_distance(int64_t position, const Line<T>& sum) const {
+    shared.by_distance[column / LINE * call.num_edges + position] = sum_of(sum);
+  }
+
+  POPGEO_INLINE void put_by_axis(int64_t position, const Line<T>* by_axis) const {
+    for (int k = 0; call.grad_direction && k < AXES; ++k)
+      shared.by_axis[(column / LINE * AXES + k) * call.num_edges + position] = sum_of(by_axis[k]);
+  }
+
+  // Adds the gradients of `count` filters of one window to the rows of that window.
+  POPGEO_INLINE void add_to_window(T* table, int64_t first, int64_t count, const Line<T> (*gradients)[Kind::FILTERS]) const {
+    constexpr int LANES_OF_T = Vector<T>::lanes;
+    for (int s = 0; s < Kind::FILTERS; ++s)
+      for (int v = 0; v < Line<T>::COUNT; ++v) {
+        T* const rows = table + windows[first] * shared.row + s * stride + column + v * LANES_OF_T;
+        typename Vector<T>::type sums[POINTS];
+#pragma GCC unroll 8
+        for (int64_t k = 0; k < POINTS; ++k) sums[k] = load(rows + k * shared.row);
+        for (int64_t i = 0; i < count; ++i) {
+          const auto gradient = gradients[i][s].of[v];
+          const T* weights = shared.weights(first + i);
+#pragma GCC unroll 8
+          for (int64_t k = 0; k < POINTS; ++k) sums[k] = fma(gradient, splat(weights[k]), sums[k]);
+        }
+#pragma GCC unroll 8
+        for (int64_t k = 0; k < POINTS; ++k) store(rows + k * shared.row, sums[k]);
+      }
+  }
+
+  void backward() const {
+    const bool has_slopes = call.is_second && call.along_r;
+    if (call.out) clear(shared.out, call.num_sources, shared.x_row, Kind::HAS_DIRECTION ? Kind::FEATURES : 1);
+    if (call.grad_grad) clear(shared.grad_grad, call.num_rows, shared.grad_row, Kind::HAS_DIRECTION ? Kind::RESULTS : 1);
+    for (int64_t point = 0; call.grad_table && point < call.num_points; ++point)
+      for (int s = 0; s < Kind::FILTERS; ++s) {
+        store_line(shared.grad_values + point * shared.row + s * stride + column, Line<T>{});
+        if (has_slopes) store_line(shared.grad_slopes + point * shared.row + s * stride + column, Line<T>{});
+      }
+    for (int64_t first = 0, next; first < shared.num_active; first = next) {
+      Line<T> to_values[RUN][Kind::FILTERS], to_slopes[RUN][Kind::FILTERS];
+      for (next = first; next < shared.num_active && next - first < RUN && windows[next] == windows[first]; ++next) {
+        const int64_t i = next - first;
+        for (int s = 0; s < Kind::FILTERS; ++s) to_values[i][s] = to_slopes[i][s] = {};
+        if (call.is_second)
+          go_back_again(next, to_values[i], to_slopes[i]);
+        else
+          go_back(next, to_values[i]);
+      }
+      if (!call.grad_table) continue;
+      add_to_window(shared.grad_values, first, next - first, to_values);
+      if (has_slopes) add_to_window(shared.grad_slopes, first, next - first, to_slopes);
+    }
+    for (int64_t line = 0; call.grad_table && line < Kind::WIDTH; ++line)
+      shared.write_gradient(column + line * LINE, has_slopes);
+  }
+};
+
+template <class Kind, class T>
+inline void run_lines(const Shared<T>& shared, int64_t line) {
+  const LinesPass<Kind, T> pass(shared, line);
+  if (shared.call.grad)
+    pass.backward();
+  else
+    pass.forward();
 }
 
-using BlockPass = void (*)(const Shared&, int64_t block, int64_t thread, float* partial);
-
-// What the two backward passes have in common: they go through the blocks, and then sum the rows of nodes.
-template <class SumRows>
-inline void go_through_blocks(const Shared& shared, BlockPass pass, bool is_asked, SumRows sum_rows) {
+// Prepares what every line reads, in the threads of a parallel region.
+template <class T>
+inline void prepare(const Shared<T>& shared) {
   const InteractionCall& call = shared.call;
-  const int64_t partials = num_partials(shared.num_active);
-  const int64_t blocks = is_asked ? num_blocks(shared.num_active, shared.block_edges) : 0;
-  int64_t inputs = 1;
-  for (int64_t l = 0; l < call.num_layers; ++l) inputs = call.layers[l].in > inputs ? call.layers[l].in : inputs;
-  if (call.grad_expansion)
-    memset(call.grad_expansion, 0, sizeof(float) * size_t(call.num_edges * (call.centres ? 1 : call.layers[0].in)));
-  if (call.grad_envelope) memset(call.grad_envelope, 0, sizeof(float) * size_t(call.num_edges));
-  if (call.grad_direction) memset(call.grad_direction, 0, sizeof(float) * size_t(AXES * call.num_edges));
-  const uint64_t of_caller = denormals();
-#ifdef _OPENMP
-#pragma omp parallel num_threads(int(call.num_threads)) if (is_parallel(shared))
-#endif
-  {
-    const Denormals same(of_caller);
+  const int features = shared.has_vectors() ? ScalarsAndVectors::FEATURES : 1;
+  const int results = shared.has_vectors() ? ScalarsAndVectors::RESULTS : 1;
 #ifdef _OPENMP
 #pragma omp for schedule(static) nowait
 #endif
-    for (int64_t node = 0; node < call.num_sources; ++node) {
-      copy_sections(shared, shared.x, call.x, node, shared.x_row);
-      if (call.is_second) copy_sections(shared, shared.along_x, call.along_x, node, shared.x_row);
+  for (int64_t node = 0; node < call.num_sources; ++node) {
+    shared.pad(shared.x, call.x, node, shared.x_row, features);
+    shared.pad(shared.along_x, call.along_x, node, shared.x_row, features);
+  }
+#ifdef _OPENMP
+#pragma omp for schedule(static) nowait
+#endif
+  for (int64_t node = 0; node < call.num_rows; ++node)
+    shared.pad(shared.grad, call.grad, node, shared.grad_row, results);
+#ifdef _OPENMP
+#pragma omp for schedule(static)
+#endif
+  for (int64_t point = 0; point < call.num_points; ++point) shared.read_point(point);
+  if (!shared.wants_slopes()) return;
+#ifdef _OPENMP
+#pragma omp for schedule(static)
+#endif
+  for (int64_t point = 0; point < call.num_points; ++point)
+    shared.differentiate_point(point, shared.exact_values, shared.exact_slopes, shared.slopes);
+  if (!(call.is_second && call.grad_r)) return;
+#ifdef _OPENMP
+#pragma omp for schedule(static)
+#endif
+  for (int64_t point = 0; point < call.num_points; ++point)
+    shared.differentiate_point(point, shared.exact_slopes, nullptr, shared.bends);
+}
+
+// Writes the results that lines of channels have made parts of, or that are not padded.
+template <class T>
+inline void finish(const Shared<T>& shared) {
+  const InteractionCall& call = shared.call;
+  const int32_t* edges = shared.part(shared.plan.edges());
+  const int64_t step = shared.lines_at_once();
+#ifdef _OPENMP
+#pragma omp for schedule(static) nowait
+#endif
+  for (int64_t position = 0; position < (call.grad_r || call.grad_direction ? shared.num_active : 0); ++position) {
+    for (int k = 0; call.grad_direction && k < AXES; ++k) {
+      T sum = 0;
+      for (int64_t line = 0; line < shared.num_lines; line += step)
+        sum += shared.by_axis[(line * AXES + k) * call.num_edges + position];
+      static_cast<T*>(call.grad_direction)[AXES * edges[position] + k] = sum;
     }
+    if (!call.grad_r) continue;
+    T sum = 0;
+    for (int64_t line = 0; line < shared.num_lines; line += step) sum += shared.by_distance[line * call.num_edges + position];
+    static_cast<T*>(call.grad_r)[edges[position]] = sum;
+  }
+  const int features = shared.has_vectors() ? ScalarsAndVectors::FEATURES : 1;
+  const int results = shared.has_vectors() ? ScalarsAndVectors::RESULTS : 1;
+  const int64_t out_rows = call.grad ? call.num_sources : call.num_rows;
 #ifdef _OPENMP
-#pragma omp for schedule(static)
+#pragma omp for schedule(static) nowait
 #endif
-    for (int64_t position = 0; position < (call.keeps_slopes ? shared.num_active : 0); ++position)
-      fill_factors(shared, position);
+  for (int64_t node = 0; node < (call.out ? out_rows : 0); ++node)
+    shared.trim(call.out, shared.out, node, call.grad ? shared.x_row : shared.grad_row, call.grad ? features : results);
 #ifdef _OPENMP
-#pragma omp for schedule(static)
+#pragma omp for schedule(static) nowait
 #endif
-    for (int64_t node = 0; node < call.num_rows; ++node)
-      copy_sections(shared, shared.grad, call.grad, node, shared.grad_row);
+  for (int64_t node = 0; node < (call.grad_grad ? call.num_rows : 0); ++node)
+    shared.trim(call.grad_grad, shared.grad_grad, node, shared.grad_row, results);
+}
+
+template <class T>
+inline void run_in(const InteractionCall& call) {
+  const Shared<T> shared(call);
+  const uint64_t of_caller = denormals();
+  if (call.grad_r) memset(call.grad_r, 0, sizeof(T) * size_t(call.num_edges));
+  if (call.grad_direction) memset(call.grad_direction, 0, sizeof(T) * size_t(AXES * call.num_edges));
+#ifdef _OPENMP
+#pragma omp parallel num_threads(int(call.num_threads)) if (call.num_threads > 1 && shared.num_active > PARALLEL_EDGES)
+#endif
+  {
+    const Denormals same(of_caller);
+    prepare(shared);
 #ifdef _OPENMP
 #pragma omp for schedule(dynamic, 1)
 #endif
-    for (int64_t p = 0; p < partials; ++p) {
-      float* partial = shared.partials + p * shared.partial_size;
-      memset(partial, 0, sizeof(float) * size_t(shared.partial_size));
-      for (int64_t block = p * blocks / partials; block < (p + 1) * blocks / partials; ++block)
-        pass(shared, block, thread_index(), partial);
-    }
-    sum_rows();
-#ifdef _OPENMP
-#pragma omp for schedule(static)
-#endif
-    for (int64_t input = 0; input < inputs; ++input) add_up_partials(shared, input);
+    for (int64_t line = 0; line < shared.num_lines; line += shared.lines_at_once())
+      (shared.has_vectors()              ? run_lines<ScalarsAndVectors, T>
+       : line + 2 <= shared.num_lines    ? run_lines<Scalars<2>, T>
+                                         : run_lines<Scalars<1>, T>)(shared, line);
+    finish(shared);
   }
 }
 
-void backward(const InteractionCall& call) {
-  Shared shared(call, call.plan[0]);
-  pack(shared, true);
-  const Messages back = {shared.grad, call.filters};
-  go_through_blocks(shared, call.keeps_slopes ? go_back_kept_block : go_back_block, wants_layers(call), [&] {
-#ifdef _OPENMP
-#pragma omp for schedule(dynamic, 16)
-#endif
-    for (int64_t node = 0; node < (call.out ? call.num_sources : 0); ++node) {
-      if (shared.has_vectors())
-        sum_vector_row<true, false>(shared, node, call.out);
-      else if (call.keeps_slopes)
-        sum_slope_row<VALUES>(shared, node, shared.grad, nullptr, true, call.out);
-      else
-        sum_row(shared, node, &back, 1, true, call.out);
-    }
-  });
+void run(const InteractionCall& call) { (call.is_double ? run_in<double> : run_in<float>)(call); }
+
+int64_t workspace(const InteractionCall& call) {
+  return call.is_double ? Shared<double>(call).size : Shared<float>(call).size;
 }
 
-// The gradient of <along_x, grad_x> + <along_expansion, grad_expansion> + <along_envelope, grad_envelope> + <along_direction,
-// grad_direction>, which is <grad, how the sums change along all four>.
-void second(const InteractionCall& call) {
-  Shared shared(call, call.plan[0]);
-  pack(shared, true);
-  const Messages back = {shared.grad, shared.tangents};
-  const Messages there[2] = {{shared.x, shared.tangents}, {shared.along_x, call.filters}};
-  const bool kept = call.keeps_slopes;
-  go_through_blocks(shared, kept ? go_back_slopes_block : go_back_second_block, !kept || wants_weights(call), [&] {
-#ifdef _OPENMP
-#pragma omp for schedule(dynamic, 16) nowait
-#endif
-    for (int64_t node = 0; node < (call.grad_grad ? call.num_rows : 0); ++node) {
-      if (shared.has_vectors())
-        sum_vector_row<false, true>(shared, node, call.grad_grad);
-      else if (kept && call.along_x)
-        sum_slope_row<VALUES_AND_CHANGES>(shared, node, shared.x, shared.along_x, false, call.grad_grad);
-      else if (kept)
-        sum_slope_row<CHANGES>(shared, node, shared.x, nullptr, false, call.grad_grad);
-      else
-        sum_row(shared, node, there, call.along_x ? 2 : 1, false, call.grad_grad);
-    }
-#ifdef _OPENMP
-#pragma omp for schedule(dynamic, 16)
-#endif
-    for (int64_t node = 0; node < (call.out ? call.num_sources : 0); ++node) {
-      if (shared.has_vectors())
-        sum_vector_row<true, true>(shared, node, call.out);
-      else if (kept)
-        sum_slope_row<CHANGES>(shared, node, shared.grad, nullptr, true, call.out);
-      else
-        sum_row(shared, node, &back, 1, true, call.out);
-    }
-  });
-}
-
-const InteractionKernels interaction_kernels = {workspace, forward, backward, second};
+const InteractionKernels interaction_kernels = {workspace, run};
 
 #endif
 

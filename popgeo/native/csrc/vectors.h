@@ -154,7 +154,25 @@ inline floats fma(floats a, floats b, floats c) {
 #endif
 }
 
+using doubles = Vector<double>::type;
+
+inline doubles fma(doubles a, doubles b, doubles c) {
+#if defined(__AVX512F__)
+  return bit_cast<doubles>(_mm512_fmadd_pd(bit_cast<__m512d>(a), bit_cast<__m512d>(b), bit_cast<__m512d>(c)));
+#elif defined(__AVX2__) && defined(__FMA__)
+  return bit_cast<doubles>(_mm256_fmadd_pd(bit_cast<__m256d>(a), bit_cast<__m256d>(b), bit_cast<__m256d>(c)));
+#elif defined(__aarch64__)
+  return bit_cast<doubles>(vfmaq_f64(bit_cast<float64x2_t>(c), bit_cast<float64x2_t>(a), bit_cast<float64x2_t>(b)));
+#elif defined(POPGEO_HAS_FMA)
+  for (int lane = 0; lane < Vector<double>::lanes; ++lane) c[lane] = __builtin_fma(a[lane], b[lane], c[lane]);
+  return c;
+#else
+  return a * b + c;
+#endif
+}
+
 inline floats splat(float value) { return value - floats{}; }  // minus zero, which keeps the sign of a zero
+inline doubles splat(double value) { return value - doubles{}; }
 
 inline floats load(const bfloat16* from) {
   half_words bits;

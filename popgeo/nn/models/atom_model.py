@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from popgeo.nn.atom_targets import MAX_Z
+from popgeo.nn.filter_grid import HasFilterNetworks
 from popgeo.nn.interaction_graph import InteractionGraph
 from popgeo.nn.readout import READOUTS
 from popgeo.ops import distance
@@ -15,7 +16,7 @@ from popgeo.ops.eager import is_plain
 from popgeo.ops.refusals import require
 
 
-class AtomModel(nn.Module):
+class AtomModel(HasFilterNetworks):
     """Predicts a property of each molecule; each model says by `features` what its blocks make of atoms and edges.
 
     Attributes:
@@ -146,7 +147,8 @@ class AtomModel(nn.Module):
                 self.atomref.weight.copy_(self.initial_atomref)
 
     def extra_repr(self) -> str:
-        return ", ".join(f"{name}={getattr(self, name)}" for name in self.shown)
+        per_edge = "" if self.filters == "grid" and self.filter_points is not None else ", filters at each edge"
+        return ", ".join(f"{name}={getattr(self, name)}" for name in self.shown) + per_edge
 
 
 def _without_images(r: Tensor, edge_index: Tensor, nodes_mask: Tensor) -> Tensor:

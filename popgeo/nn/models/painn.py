@@ -8,9 +8,9 @@ from torch import Tensor, nn
 from popgeo.did_you_mean import names_arguments
 from popgeo.nn.atom_edges import Edges, directions
 from popgeo.nn.atom_targets import MAX_Z
+from popgeo.nn.filter_grid import FilterNetworks, GridFilters, is_hooked, require_filters
 from popgeo.nn.interaction_graph import KNNInteractionGraph
 from popgeo.nn.models.atom_model import AtomModel
-from popgeo.nn.one_pass_filters import DistanceColumn, OnePassFilters, networks_in_one_pass
 from popgeo.nn.radial import BesselBasis, CosineEnvelope
 from popgeo.nn.readout import require_readout
 from popgeo.ops.cfconv import vector_messages
@@ -35,14 +35,14 @@ class VectorMessage(nn.Module):
         self.filter = nn.Linear(num_radial, 3 * hidden_channels)
 
     def forward(
-        self, s: Tensor, v: Tensor, w: Tensor | OnePassFilters, direction: Tensor, edges: Edges
+        self, s: Tensor, v: Tensor, w: Tensor | GridFilters, direction: Tensor, edges: Edges
     ) -> tuple[Tensor, Tensor]:
         """[num_nodes, hidden] and [num_nodes, 3, hidden], given edges [num_edges, 3 * hidden] and [num_edges, 3]"""
         phi_s, phi_vv, phi_vs = self.phi(s).chunk(3, dim=1)  # each [num_nodes, hidden]
         # Stacks, unlike rows that are joined, have derivatives of any order that fill nothing up with zeros.
         axes = (v * phi_vv.unsqueeze(1)).unbind(1)
         sent = torch.stack([phi_s, *axes, phi_vs], dim=1).flatten(1)  # [num_nodes, 5 * hidden]
-        if isinstance(w, OnePassFilters):
+        if isinstance(w, GridFilters):
             sums = w.convolve(sent, direction)
         else:
             sums = vector_messages(edges.convolve, sent, w, direction)
@@ -94,9 +94,10 @@ class PaiNN(AtomModel):
         atomref: Energy of each element on its own, added to the atom's output, such as `element_energies` finds. [100]
             or [100, 1]
         envelope: What ends the filters at the cutoff; `CosineEnvelope(cutoff)` when left out.
+        filters: As in `SchNet`.
 
     Raises:
-        ValueError: an unknown readout.
+        ValueError: an unknown readout or choice of filters.
 
     Example:
         >>> model = PaiNN(hidden_channels=16, num_interactions=2)
@@ -119,11 +120,13 @@ class PaiNN(AtomModel):
         *,
         atomref: Tensor | None = None,
         envelope: nn.Module | None = None,
+        filters: str = "grid",
     ) -> None:
         super().__init__()
         require_readout(readout)
         self.hidden_channels, self.num_interactions = hidden_channels, num_interactions
         self.num_radial, self.cutoff, self.readout = num_radial, cutoff, readout
+        self.filters = require_filters(filters)
         self.embedding = nn.Embedding(MAX_Z, hidden_channels, padding_idx=0)
         self.interaction_graph = interaction_graph or KNNInteractionGraph(max_num_neighbors, cutoff)
         self.distance_expansion = BesselBasis(cutoff, num_radial)
@@ -147,17 +150,13 @@ class PaiNN(AtomModel):
         self, z: Tensor, pos: Tensor, edge_index: Tensor, r: Tensor, half_list: bool, edge_shift: Tensor | None
     ) -> Tensor:
         """The atoms' scalars after all blocks. [num_atoms, hidden_channels]"""
-        of_messages = [message.get_submodule("filter") for message in self.messages]
-        networks = networks_in_one_pass(self.messages, of_messages, r)
-        edges = Edges.of(edge_index, z.size(0), half_list, with_plans=networks is None)
+        edges = Edges.of(edge_index, z.size(0), half_list)
         direction = directions(pos, edge_index, r, self.cutoff, edge_shift)  # [num_edges, 3]
-        filters: list[OnePassFilters] | list[Tensor]
-        if networks is None:
-            rbf, envelope = self.distance_expansion(r), self.envelope(r).unsqueeze(1)
-            filters = [filter_of(rbf) * envelope for filter_of in of_messages]  # [num_edges, 3 * hidden_channels]
-        else:
-            column = DistanceColumn.of(self.distance_expansion, self.envelope, r, self.cutoff, edges, z.size(0))
-            filters = [OnePassFilters(network=network, column=column) for network in networks]
+        filters: list[GridFilters] | list[Tensor] | None = None
+        if not is_hooked(self.messages):
+            filters = self.grid_filters(r, edges, z.size(0))
+        if filters is None:
+            filters = self.filter_networks().at(r)  # [num_edges, 3 * hidden_channels]
         s = self.embedding(z)  # [num_nodes, hidden_channels]
         v = s.new_zeros(s.size(0), 3, s.size(1))
         for message, update, w in zip(self.messages, self.updates, filters, strict=True):
@@ -166,3 +165,10 @@ class PaiNN(AtomModel):
             ds, dv = update(s, v)
             s, v = s + ds, v + dv
         return s
+
+    def filter_networks(self) -> FilterNetworks:
+        """How the blocks make their filters."""
+        networks = [message.get_submodule("filter") for message in self.messages]
+        return FilterNetworks(
+            expand=self.distance_expansion, envelope=self.envelope, networks=networks, cutoff=self.cutoff
+        )

@@ -23,8 +23,6 @@ from popgeo.nn import (
     mse_loss,
 )
 from popgeo.nn.models.schnet import ATOMIC_MASSES
-from popgeo.nn.radial import GaussianSmearing
-from popgeo.ops import interaction_call
 
 SIZES = (5, 9, 1, 3)
 ARGUMENTS = {"hidden_channels": 16, "num_filters": 12, "num_interactions": 3, "num_gaussians": 10, "cutoff": 5.0}
@@ -159,18 +157,6 @@ def test_one_atom_alone_has_an_energy_and_no_force():
 def test_a_wrong_head_is_refused(arguments, words):
     with pytest.raises(ValueError, match=words):
         SchNet(**ARGUMENTS | arguments)
-
-
-def test_all_blocks_share_one_plan_and_the_rows_of_no_edge_are_made(monkeypatch):
-    if not interaction_call.is_served():
-        pytest.skip("no kernels for this processor")
-    z, pos, batch = make_molecules(torch.float32)
-    model, plans = SchNet(**ARGUMENTS), []
-    make = interaction_call.make_plan
-    monkeypatch.setattr(interaction_call, "make_plan", lambda *args: plans.append(args) or make(*args))
-    monkeypatch.setattr(GaussianSmearing, "forward", lambda *_: pytest.fail("the Gaussians were written to memory"))
-    model(z, pos, batch, num_graphs=len(SIZES)).sum().backward()
-    assert len(plans) == 1
 
 
 def test_a_hook_on_a_part_of_a_block_is_called():

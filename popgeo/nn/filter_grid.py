@@ -1,0 +1,223 @@
+"""Filters on a grid: a filter network runs at a few hundred distances, and edges interpolate between these."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from popgeo.filter_choice import CHECKED_EVERY, are_at_each_edge
+from popgeo.nn.atom_edges import Edges
+from popgeo.nn.radial import ShiftedSoftplus
+from popgeo.ops.eager import is_plain
+from popgeo.ops.interaction import InteractionPlan, interaction, serves
+from popgeo.ops.interaction_call import STENCIL, interpolated
+
+# Rows of the table that may be tried, and the largest error, relative to the root mean square of filters and of slopes.
+_POINTS = {torch.float32: (193, 257, 385, 513, 769, 1025), torch.float64: (513, 1025, 1537)}
+_LARGEST_ERROR = {torch.float32: (2.5e-7, 5e-7), torch.float64: (1e-10, 1e-9)}
+EDGES_FOR_EACH_POINT = 3  # with fewer edges a network runs faster at each edge
+# Modules that make each row of their result from one row alone, the same in each call.
+_BY_ROW = (
+    nn.Linear, nn.Sequential, nn.Identity, nn.LayerNorm, ShiftedSoftplus, nn.Softplus, nn.SiLU, nn.ReLU, nn.Tanh,
+    nn.Sigmoid, nn.GELU, nn.ELU, nn.LeakyReLU,
+)  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class FilterNetworks:
+    """How a model makes its filters from distances.
+
+    Attributes:
+        expand: Expands distances. [n] -> [n, num_radial]
+        envelope: Ends filters at the cutoff. [n] -> [n]
+        networks: Makes the filters of each block. [n, num_radial] -> [n, num_filters]
+        cutoff: From which on filters are 0, in the unit of the distances.
+    """
+
+    expand: nn.Module
+    envelope: nn.Module
+    networks: Sequence[nn.Module]
+    cutoff: float
+
+    def at(self, r: Tensor) -> list[Tensor]:
+        """The filters of each block at distances. [n] -> [n, num_filters]
+
+        With distances in float64 everything is computed in float64, whatever type the parameters have.
+        """
+        rows, factor = _run(self.expand, r), _run(self.envelope, r).unsqueeze(1)
+        return [_run(network, rows) * factor for network in self.networks]
+
+    def tables(self, num_points: int, dtype: torch.dtype) -> list[Tensor]:
+        """The filters of each block at equidistant distances from 0 to the cutoff. [num_points, num_filters]"""
+        tensors = [t for one in self._modules() for t in (*one.parameters(), *one.buffers())]
+        device = tensors[0].device if tensors else None
+        return self.at(torch.linspace(0.0, self.cutoff, num_points, dtype=dtype, device=device))
+
+    def can_be_tables(self) -> bool:
+        """Whether each row of a result is made from one distance alone, and nothing else sees these rows."""
+        parts = [part for network in self.networks for part in network.modules()]
+        by_row = all(type(part) in _BY_ROW or _is_dense_of_schnetpack(part) for part in parts)
+        return by_row and not is_hooked(self._modules())
+
+    def _modules(self) -> list[nn.Module]:
+        return [self.expand, self.envelope, *self.networks]
+
+
+@dataclass(frozen=True, kw_only=True)
+class GridFilters:
+    """The filters of one block on a grid, and the edges that interpolate them.
+
+    Attributes:
+        table: Filters. [num_points, num_filters]
+        r: Distance of each edge. [num_edges]
+        cutoff: Distance of the last row of the table.
+        edges: Ends of the edges.
+        plan: Of the edges, for all blocks.
+    """
+
+    table: Tensor
+    r: Tensor
+    cutoff: float
+    edges: Edges
+    plan: InteractionPlan
+
+    def convolve(self, x: Tensor, direction: Tensor | None = None) -> Tensor:
+        """Sums x_j * w_ij over the neighbours j of each atom i; with directions, messages of scalars and vectors.
+
+        [num_nodes, channels] -> the same shape, or [num_nodes, 5 * channels] -> [num_nodes, 4 * channels]
+        """
+        return interaction(
+            x,
+            self.table,
+            self.r,
+            self.edges.neighbour,
+            self.edges.centre,
+            x.size(0),
+            self.cutoff,
+            direction=direction,
+            half_list=self.edges.half_list,
+            plan=self.plan,
+        )
+
+
+class HasFilterNetworks(nn.Module):
+    """A model whose filters may be on a grid.
+
+    Attributes:
+        filters: `"grid"`: on a grid if it is as exact as float32 and if there are enough edges; `"edges"`: never.
+        filter_points: Points of the grid, as `refine_filters` found them; 0 before that, None if no grid is exact.
+    """
+
+    filters: str = "grid"
+    filter_points: int | None = 0
+    _calls = 0
+
+    def filter_networks(self) -> FilterNetworks:
+        """How the model makes its filters."""
+        raise NotImplementedError
+
+    def refine_filters(self) -> None:
+        """Compares the grid with the networks at points between its own, and takes a finer one if they differ.
+
+        Values and slopes may differ by as much as float32 rounds (float64: 1e-9). If no grid is exact enough, as with
+        ReLU, which has no slope in places, the networks run at each edge. Each step that is compiled, and every 200th
+        call, begins with it.
+        """
+        made = self.filter_networks() if self.filters == "grid" else None
+        dtype = next((p.dtype for p in self.parameters()), torch.float32)
+        found: int | None = None
+        if made is not None and made.can_be_tables() and dtype in _POINTS:
+            least = self.filter_points or 0
+            found = next((n for n in _POINTS[dtype] if n >= least and _is_exact(made, n, dtype)), None)
+        if found != self.filter_points:
+            self.filter_points = found
+
+    def grid_filters(self, r: Tensor, edges: Edges, num_nodes: int) -> list[GridFilters] | None:
+        """The filters of each block on a grid; None if the networks are to run at each edge."""
+        if self.filters == "edges" or are_at_each_edge():
+            return None
+        if is_plain():
+            if self._calls % CHECKED_EVERY == 0:
+                self.refine_filters()
+            self._calls += 1
+        num_points = self.filter_points
+        if not num_points or r.shape[0] < EDGES_FOR_EACH_POINT * num_points or not serves(r, *self.parameters()):
+            return None
+        made = self.filter_networks()
+        if not made.can_be_tables():
+            return None
+        # In float64 slopes, which are differences, lose nothing.
+        tables = made.tables(num_points, torch.float64 if r.requires_grad else r.dtype)
+        sizes = num_nodes, num_nodes, num_points
+        plan = InteractionPlan.of(edges.neighbour, edges.centre, r, sizes, made.cutoff)
+        return [GridFilters(table=table, r=r, cutoff=made.cutoff, edges=edges, plan=plan) for table in tables]
+
+
+def _is_dense_of_schnetpack(part: nn.Module) -> bool:
+    """Whether a module is a linear layer with an activation, as SchNetPack writes it."""
+    return isinstance(part, nn.Linear) and type(part).__module__ == "schnetpack.nn.base"
+
+
+def is_hooked(modules: Iterable[nn.Module]) -> bool:
+    """Whether one of these modules, or a part of it, has a hook other than a capture's."""
+    return any(
+        getattr(hook, "__module__", "") != "popgeo.capture.recorder"
+        for module in modules
+        for part in module.modules()
+        for hooks in (part._forward_hooks, part._forward_pre_hooks, part._backward_hooks, part._backward_pre_hooks)
+        for hook in hooks.values()
+    )
+
+
+def require_filters(filters: str) -> str:
+    """The choice of how filters are made.
+
+    Raises:
+        ValueError: it is unknown.
+    """
+    if filters not in ("grid", "edges"):
+        raise ValueError(f"filters is {filters!r}; it is 'grid' or 'edges'.")
+    return filters
+
+
+def _run(module: nn.Module, rows: Tensor) -> Tensor:
+    """A module in the type of its rows."""
+    tensors: dict[str, Any] = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+    others = {name: t for name, t in tensors.items() if t.is_floating_point() and t.dtype is not rows.dtype}
+    if not others:
+        return module(rows)
+    return functional_call(module, {name: t.to(rows.dtype) for name, t in others.items()}, (rows,))
+
+
+@torch.no_grad()
+def _is_exact(made: FilterNetworks, num_points: int, dtype: torch.dtype) -> bool:
+    """Whether a grid has the filters between its points, and the slopes at them that a grid twice as fine has."""
+    largest, largest_of_slopes = _LARGEST_ERROR[dtype]
+    between = (torch.arange(num_points - 1, dtype=torch.float64) + 0.5) * (made.cutoff / (num_points - 1))
+    fine = made.tables(2 * num_points - 1, torch.float64)
+    for table in fine:
+        coarse, expected = table[::2], table[1::2]
+        wrong = interpolated(coarse, between.to(table.device), made.cutoff) - expected
+        slopes, finer = _slopes(coarse), 2 * _slopes(table)[::2]
+        # Not ">", so that NaN, which no grid can repair, is taken for exact as well.
+        if wrong.norm() > largest * expected.norm() or (slopes - finer).norm() > largest_of_slopes * finer.norm():
+            return False
+    return True
+
+
+def _slopes(table: Tensor) -> Tensor:
+    """Differences of the eleven rows around each row of a table: its slope times the spacing of its rows."""
+    num_points, places = table.shape[0], torch.arange(STENCIL, dtype=torch.float64)
+    start = (torch.arange(num_points) - STENCIL // 2).clamp(0, num_points - STENCIL)
+    made = torch.empty_like(table)
+    for at in range(STENCIL):
+        apart = (places - at).unsqueeze(0) ** places.unsqueeze(1)
+        wanted = torch.zeros_like(places)
+        wanted[1] = 1.0
+        factors = torch.linalg.solve(apart, wanted)
+        rows = (torch.arange(num_points) - start == at).nonzero().flatten()
+        made[rows] = sum(factors[k] * table[start[rows] + k] for k in range(STENCIL))
+    return made
