@@ -26,14 +26,15 @@ PLACES = {
 # programs) and needed more lines than they removed: the next consolidation is to win them back. Until then a number
 # may rise only in a change that lowers another one by as much.
 BUDGETS = {
-    "core": 31_430,
-    "compat": 3_300,
-    "systems": 2_329,
-    "models": 1_535,
-    "reach": 3_325,
-    "kit": 2_330,
-    "train": 755,
+    "core": 31_985,
+    "compat": 3_282,
+    "systems": 2_331,
+    "models": 1_541,
+    "reach": 3_316,
+    "kit": 2_279,
+    "train": 754,
 }
+ALL = 45_480  # may only fall
 REMEDY = "A new mechanism names the one it replaces: take that out, or raise the budget here and say why."
 LONGEST_FILE, SHORTEST_FILE_OF_ONE_USER = 300, 40
 # An operation's cost and its lowering are found by one name.
@@ -69,9 +70,10 @@ def over_budget(sources: Mapping[str, str]) -> list[str]:
     counted: Counter[str] = Counter()
     for path, source in sources.items():
         counted[budget_of(path)] += code_lines(source)
+    counted["all"] = sum(counted.values())
     return [
         f"{part} has {counted[part]:,} code lines, {counted[part] - budget:,} over its budget of {budget:,}. {REMEDY}"
-        for part, budget in BUDGETS.items()
+        for part, budget in (*BUDGETS.items(), ("all", ALL))
         if counted[part] > budget
     ]
 
