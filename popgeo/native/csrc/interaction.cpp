@@ -87,7 +87,8 @@ struct LinesPass {
   // What one edge adds in the backward pass. `to_values` becomes the gradient of its filter.
   POPGEO_INLINE void go_back(int64_t position, Line<T>* to_values) const {
     const int64_t edge = edges[position];
-    Line<T> values[Kind::FILTERS], slopes[Kind::FILTERS], by_axis[AXES] = {};
+    Line<T> values[Kind::FILTERS], slopes[Kind::FILTERS], by_axis[AXES];
+    clear(by_axis);
     if (call.out || call.grad_direction) interpolated(shared.values, position, values);
     visit_ends(position, [&](const Ends& ends) __attribute__((always_inline)) {
       const Axes<T> d = axes_of(call.direction, edge, ends.sign);
@@ -112,7 +113,8 @@ struct LinesPass {
     const int64_t edge = edges[position];
     const bool has_r = call.along_r, has_axes = Kind::HAS_DIRECTION && call.along_direction;
     const T change = has_r ? static_cast<const T*>(call.along_r)[edge] : T(0);
-    Line<T> values[Kind::FILTERS], slopes[Kind::FILTERS], changes[Kind::FILTERS], by_axis[AXES] = {};
+    Line<T> values[Kind::FILTERS], slopes[Kind::FILTERS], changes[Kind::FILTERS], by_axis[AXES];
+    clear(by_axis);
     interpolated(shared.values, position, values);
     if (has_r || call.grad_r) interpolated(shared.slopes, position, slopes);
     for (int s = 0; has_r && s < Kind::FILTERS; ++s) changes[s] = slopes[s] * change;
@@ -144,6 +146,10 @@ struct LinesPass {
     }
     for (int s = 0; has_r && s < Kind::FILTERS; ++s) to_slopes[s] = to_slopes[s] * change;
     put_by_axis(position, by_axis);
+  }
+
+  POPGEO_INLINE void clear(Line<T>* by_axis) const {
+    for (int k = 0; call.grad_direction && k < AXES; ++k) by_axis[k] = {};
   }
 
   POPGEO_INLINE void add_to_axes(Line<T>* by_axis, const Line<T>& sent, const Ends& ends) const {
@@ -250,7 +256,7 @@ inline void prepare(const Shared<T>& shared) {
 #pragma omp for schedule(static)
 #endif
   for (int64_t point = 0; point < call.num_points; ++point)
-    shared.differentiate_point(point, shared.exact_slopes, nullptr, shared.bends);
+    shared.differentiate_point(point, shared.exact_slopes, shared.exact_bends, shared.bends);
 }
 
 // Writes the results that lines of channels have made parts of, or that are not padded.

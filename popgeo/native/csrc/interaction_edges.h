@@ -65,11 +65,11 @@ POPGEO_INLINE void add_product(T* to, const Line<T>& a, const Line<T>& b) {
 // Halves of the lanes are added, then halves of these: one order for every instruction set.
 template <class T>
 POPGEO_INLINE T sum_of(const Line<T>& line) {
-  T lanes[LINE];
+  T lanes[LINE], pairs[LINE / 2], fours[LINE / 4];
   store_line(lanes, line);
-  for (int64_t half = LINE / 2; half; half /= 2)
-    for (int64_t lane = 0; lane < half; ++lane) lanes[lane] += lanes[lane + half];
-  return lanes[0];
+  for (int64_t lane = 0; lane < LINE / 2; ++lane) pairs[lane] = lanes[lane] + lanes[lane + LINE / 2];
+  for (int64_t lane = 0; lane < LINE / 4; ++lane) fours[lane] = pairs[lane] + pairs[lane + LINE / 4];
+  return (fours[0] + fours[2]) + (fours[1] + fours[3]);
 }
 
 template <class T>

@@ -39,7 +39,7 @@ struct Shared {
   T *x, *grad, *along_x;                // copies, with sections of whole lines
   T *out, *grad_grad;                   // the same, before they are copied
   T *values, *slopes, *bends;           // at the points of the grid
-  double *exact_values, *exact_slopes;  // the first two before they are rounded
+  double *exact_values, *exact_slopes, *exact_bends;  // the same before they are rounded
   T *grad_values, *grad_slopes;
   T *by_distance, *by_axis;             // what each line of channels adds to the gradients of distances and directions
   double derivative[STENCIL][STENCIL];  // for each place in a stencil
@@ -69,7 +69,7 @@ struct Shared {
     take(out, to_x > to_grad ? to_x : to_grad);
     take(grad_grad, call.is_second ? to_grad : 0);
     take(values, table), take(slopes, table), take(bends, table);
-    take(exact_values, table), take(exact_slopes, table);
+    take(exact_values, table), take(exact_slopes, table), take(exact_bends, table);
     take(grad_values, table), take(grad_slopes, table);
     take(by_distance, num_lines * call.num_edges);
     take(by_axis, has_vectors() ? num_lines * AXES * call.num_edges : 0);
@@ -105,30 +105,33 @@ struct Shared {
   // One row of the table.
   void read_point(int64_t point) const {
     double* exact = exact_values + point * row;
-    T* rounded = values + point * row;
-    for (int64_t s = 0; s < filter_sections; ++s)
-      for (int64_t c = 0; c < section; ++c) {
-        const int64_t from = (point * filter_sections + s) * channels + c, to = s * section + c;
-        exact[to] = c >= channels          ? 0.0
-                    : call.table_is_double ? static_cast<const double*>(call.table)[from]
-                                           : double(static_cast<const float*>(call.table)[from]);
-        rounded[to] = T(exact[to]);
-      }
+    for (int64_t s = 0; s < filter_sections; ++s) {
+      const int64_t from = (point * filter_sections + s) * channels;
+      if (call.table_is_double)
+        memcpy(exact + s * section, static_cast<const double*>(call.table) + from, sizeof(double) * size_t(channels));
+      else
+        for (int64_t c = 0; c < channels; ++c) exact[s * section + c] = static_cast<const float*>(call.table)[from + c];
+      for (int64_t c = channels; c < section; ++c) exact[s * section + c] = 0;
+    }
     for (int64_t c = filter_sections * section; c < row; ++c) exact[c] = 0;
+    round_row(exact, values + point * row);
   }
 
-  // to = the derivative along the grid of what is `from`, at one point.
+  void round_row(const double* exact, T* rounded) const {
+    for (int64_t c = 0; c < row; ++c) rounded[c] = T(exact[c]);
+  }
+
+  // The derivative along the grid of the rows from `from` on, at one point.
   void differentiate_point(int64_t point, const double* from, double* exact, T* rounded) const {
     const int64_t start = stencil_start(point, call.num_points);
-    const double* factors = derivative[point - start];
-    constexpr int LANES_OF_DOUBLE = Vector<double>::lanes;
-    for (int64_t c = 0; c < row; c += LANES_OF_DOUBLE) {
+    double factors[STENCIL];
+    for (int64_t k = 0; k < STENCIL; ++k) factors[k] = derivative[point - start][k] / call.spacing;
+    for (int64_t c = 0; c < row; c += Vector<double>::lanes) {
       doubles sum = {};
       for (int64_t k = 0; k < STENCIL; ++k) sum = fma(load(from + (start + k) * row + c), splat(factors[k]), sum);
-      sum = sum * splat(1.0 / call.spacing);
-      if (exact) store(exact + point * row + c, sum);
-      for (int lane = 0; lane < LANES_OF_DOUBLE; ++lane) rounded[point * row + c + lane] = T(sum[lane]);
+      store(exact + point * row + c, sum);
     }
+    round_row(exact + point * row, rounded + point * row);
   }
 
   // The gradient of the table, for the lines of channels that start at one column: that of its values, and what reaches
