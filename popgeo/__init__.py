@@ -5,9 +5,9 @@ executor compiles its training step once and runs it. Models are in `popgeo.nn`,
 the three of the first pages are here as well. Everything is imported when it is first used; `__init__.pyi` lists it.
 """
 
-from popgeo.lazy_names import lazy_names
+from popgeo.lazy_names import lazy_names as _lazy_names
 
 __version__ = "0.2.0"
 
-__getattr__, __dir__, _names = lazy_names(__name__)
+__getattr__, __dir__, _names = _lazy_names(__name__)
 __all__ = [*_names, "ipu", "nn", "ops", "packing", "sampling"]

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from popgeo.lazy_names import lazy_names
+from popgeo.lazy_names import lazy_names as _lazy_names
 
 if TYPE_CHECKING:
     from popgeo.data.arrays import as_arrays as as_arrays
@@ -17,4 +17,4 @@ if TYPE_CHECKING:
     from popgeo.data.trim import OverSizeStrategy as OverSizeStrategy
     from popgeo.data.write_store import write as write
 else:
-    __getattr__, __dir__, __all__ = lazy_names(__name__)
+    __getattr__, __dir__, __all__ = _lazy_names(__name__)

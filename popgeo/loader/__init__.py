@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from popgeo.lazy_names import lazy_names
+from popgeo.lazy_names import lazy_names as _lazy_names
 
 if TYPE_CHECKING:
     from popgeo.loader.batch_sampler import FixedSizeBatchSampler as FixedSizeBatchSampler
@@ -20,4 +20,4 @@ if TYPE_CHECKING:
     from popgeo.loader.triple_loader import TripleBatch as TripleBatch
     from popgeo.loader.triple_loader import TripleLoader as TripleLoader
 else:
-    __getattr__, __dir__, __all__ = lazy_names(__name__)
+    __getattr__, __dir__, __all__ = _lazy_names(__name__)

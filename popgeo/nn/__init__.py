@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from popgeo.lazy_names import lazy_names
+from popgeo.lazy_names import lazy_names as _lazy_names
 
 if TYPE_CHECKING:
     from popgeo.nn.atom_targets import element_energies as element_energies
@@ -92,4 +92,4 @@ if TYPE_CHECKING:
     from popgeo.nn.triple_loss import LogSigmoidLoss as LogSigmoidLoss
     from popgeo.nn.triple_loss import SoftmaxLoss as SoftmaxLoss
 else:
-    __getattr__, __dir__, __all__ = lazy_names(__name__)
+    __getattr__, __dir__, __all__ = _lazy_names(__name__)

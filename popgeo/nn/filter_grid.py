@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.compiler import is_compiling
 from torch.func import functional_call
 
 from popgeo.filter_choice import CHECKED_EVERY, are_at_each_edge
@@ -137,7 +138,7 @@ class HasFilterNetworks(nn.Module):
 
     def grid_filters(self, r: Tensor, edges: Edges, num_nodes: int) -> list[GridFilters] | None:
         """The filters of each block on a grid; None if the networks are to run at each edge."""
-        if self.filters == "edges" or are_at_each_edge():
+        if is_compiling() or self.filters == "edges" or are_at_each_edge():
             return None
         if is_plain():
             if self._calls % CHECKED_EVERY == 0:

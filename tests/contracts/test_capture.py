@@ -220,7 +220,7 @@ def test_a_function_is_checked_as_a_module_is():
 
 def test_operations_know_phase_submodule_and_line():
     step = ipu.training_model(SchNetLoss()).compile(**make_molecules(0))
-    assert {op.module for op in step.graph.ops if "interaction" in op.target} >= {"net.interactions.1.conv"}
+    assert {op.module for op in step.graph.ops if "cfconv" in op.target} >= {"net.interactions.1.conv"}
     graph = step.captured.expanded.graph  # as the machine accounts for it
     matmuls = [op for op in graph.ops if op.target == "aten.mm.default"]
     assert {op.phase for op in graph.ops} == {"forward", "backward"}

@@ -5,9 +5,9 @@ import torch
 from torch import nn
 from torch_geometric.data import Batch, Data
 
-from popgeo import FixedSizeCollater, FixedSizeOptions, compile_forward, compile_step
+from popgeo import FixedSizeCollater, FixedSizeOptions, compile_step
 from popgeo.loader import stream_batches
-from popgeo.nn import PaiNN, SchNet
+from popgeo.nn import SchNet
 
 
 class Square(nn.Linear):
@@ -34,14 +34,6 @@ def test_a_stream_is_given_a_collater():
     with pytest.raises(ValueError, match=r"collater is a FixedSizeOptions; pass popgeo.FixedSizeCollater\(options\)"):
         next(stream_batches([], FixedSizeOptions(8, 9, 3)))
     assert list(stream_batches([], FixedSizeCollater(FixedSizeOptions(8, 9, 3)))) == []
-
-
-def test_a_model_in_float64_is_told_why_it_runs_as_single_operations():
-    model, ring = PaiNN(8, num_interactions=2, cutoff=5.0).double().eval(), torch.tensor([[0, 1, 2], [1, 2, 0]])
-    step = compile_forward(model)
-    step(torch.tensor([1, 8, 1]), torch.randn(3, 3).double(), torch.zeros(3, dtype=torch.long), ring, num_graphs=1)
-    assert "interactions as single operations, since one pass is for float32, not torch.float64" in repr(step)
-    assert "0 of" not in repr(step)
 
 
 def test_images_in_a_cell_without_their_shifts_are_refused():

@@ -51,7 +51,7 @@ EXAMPLES: dict[str, list[tuple[Any, ...]]] = {
     "interaction_plan": [(SRC, DST, DISTANCES, 5.0, NODES, NODES, 16)],
     "interaction": [CALL, PLANNED, VECTORS, (*CALL[:8], True, None, None)],
     "interaction_backward": [(*PLANNED, GRAD, WANTED)],
-    "interaction_second": [(*PLANNED, GRAD, FIRST, [X, DISTANCES], [True, True, False, True, False])],
+    "interaction_second": [(*PLANNED, GRAD, FIRST, [X, None], [True, *WANTED])],
     "tensor_product": [
         (role, *[None if at == role else FACTORS[at] for at in range(4)], SRC, DST, NODES, *PRODUCT)
         for role in range(4)

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from popgeo import ipu
 from popgeo.capture.op_graph import OpGraph
+from popgeo.filter_choice import filters_at_each_edge
 from popgeo.nn import GCN, GIN, GINE, GraphSAGE, KNNInteractionGraph, SchNet, cross_entropy, mse_loss
 
 MODELS: dict[str, type[nn.Module]] = {"gcn": GCN, "gin": GIN, "gine": GINE, "sage": GraphSAGE}
@@ -48,6 +49,7 @@ def graph_network(name: str) -> tuple[nn.Module, list[Any]]:
 def captured(
     model: nn.Module, batch: list[Any], optimizer: type[torch.optim.Optimizer] = torch.optim.AdamW
 ) -> list[OpGraph]:
-    """Forward and backward, without operations that stand for several, and the update."""
-    step = ipu.training_model(model, optimizer=optimizer(model.parameters(), lr=1e-3)).compile(*batch)
+    """Forward and backward as a machine accounts for them, expanded, and the update."""
+    with filters_at_each_edge():
+        step = ipu.training_model(model, optimizer=optimizer(model.parameters(), lr=1e-3)).compile(*batch)
     return [step.captured.expanded.graph, step.update.capture()]

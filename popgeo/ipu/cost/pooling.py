@@ -79,7 +79,7 @@ def plan_pooling(
 
 
 def _window(op: Op, large: tuple[int, ...], small: tuple[int, ...], kernel: int) -> int:
-    """Positions of a window: the kernel's, or as many as cover the larger picture."""
+    """Positions of a window: the kernel's, or enough to cover the larger picture."""
     if "adaptive" not in op.target:
         return math.prod(op.args[kernel]) * (op.args[kernel][0] if len(op.args[kernel]) == 1 else 1)
     return math.prod(ceil_div(a, max(1, b)) for a, b in zip(large[-2:], small[-2:], strict=True))
