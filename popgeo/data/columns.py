@@ -56,7 +56,7 @@ class Columns(ByReference):
         Negative numbers count from the end, as a list's do.
 
         Raises:
-            IndexError: there is no graph of such a number.
+            IndexError: no graph has this number.
         """
         ids, count = np.asarray(ids, dtype=np.int64), len(self)
         if len(ids) and not -count <= ids.min() <= ids.max() < count:

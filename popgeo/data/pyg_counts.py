@@ -243,7 +243,7 @@ def _check_level(name: str, level: Level, rows: Tensor, expected: Tensor | None)
 def _increments(key: StoreKey, name: str, row_pointers: _RowPointers, rows: Tensor, slices: Tensor) -> Tensor | None:
     """What PyG's own `__inc__` says of each graph: the nodes of an index, the largest number of a batch vector.
 
-    The rows are those of the attribute, [num_rows, any].
+    The rows of the attribute, [num_rows, any].
     """
     if "batch" in name:
         return _segment_max(rows.amax(1) if rows.numel() else rows.new_zeros(len(rows)), slices) + 1

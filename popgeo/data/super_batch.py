@@ -17,7 +17,7 @@ def join(batches: "Sequence[Batch]") -> "Batch":
     """One item of several batches of the same shapes.
 
     Every tensor is concatenated on dimension 0, so `edge_index` becomes [2 * num_batches, num_edges] and indices start
-    again in each batch; `num_nodes`, `num_edges` and `num_graphs` are those of one batch.
+    again in each batch; `num_nodes`, `num_edges` and `num_graphs` count one batch.
 
     Example:
         >>> from torch_geometric.data import Data

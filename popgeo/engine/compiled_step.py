@@ -34,7 +34,7 @@ class CompiledStep:
 
     Args:
         recipe: The step to compile, and how.
-        replicas: Which replicas run here; those of this process when left out.
+        replicas: Which replicas run here; all of this process when left out.
     """
 
     def __init__(self, recipe: Recipe, replicas: Replicas | None = None) -> None:

@@ -23,7 +23,7 @@ class FollowedStep:
 
     Args:
         recipe: The step to compile, and how.
-        replicas: Which replicas run here; those of this process when left out.
+        replicas: Which replicas run here; all of this process when left out.
 
     Attributes:
         recipe: As given, with what has been set since.

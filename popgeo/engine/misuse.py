@@ -61,7 +61,7 @@ def warn_of_padded_norms(model: nn.Module, names: Iterable[str]) -> None:
     ]
     if found and not _OF_GRAPHS.isdisjoint(name.rpartition(".")[2] for name in names):
         warnings.warn(
-            f"{', '.join(found)} of the model takes means over all rows of a batch, those of padding too. Use "
+            f"{', '.join(found)} of the model takes means over all rows of a batch, padding too. Use "
             "popgeo.nn.BatchNorm with nodes_mask=; popgeo.testing.check_padding_invariance tells whether padding "
             "matters.",
             stacklevel=2,

@@ -1,4 +1,4 @@
-"""Which replicas run in this process, and how gradients meet those of the other processes."""
+"""Which replicas run in this process, and how gradients meet the gradients of other processes."""
 
 import contextlib
 from collections.abc import Iterator, Sequence

@@ -39,7 +39,7 @@ def state_of(model: nn.Module, optimizer: Optimizer | None, run: Mapping[str, An
 
 
 def require_replicas(content: Mapping[str, Any], replicas: Replicas) -> None:
-    """Refuses a checkpoint of other replicas than those of this process.
+    """Refuses a checkpoint whose replicas are not the replicas of this process.
 
     Raises:
         ValueError: it was written by a process that ran others.

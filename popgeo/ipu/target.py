@@ -40,7 +40,7 @@ class IpuTarget:
         exchange_bytes: Bytes that a tile can receive, and send, per cycle.
         exchange_pair_bytes: Bytes per cycle where both tiles of a pair receive the same data over both their lanes.
         copy_bytes: Bytes that a tile can copy within its memory per cycle.
-        copy_cycles: Further cycles of each call of such a copy.
+        copy_cycles: Further cycles of each call of this copy.
         sync_cycles: What one synchronisation and the start of its exchange cost on one IPU.
         launch_cycles: What the start of a compute set costs beyond its vertices.
         num_ipus: How many such IPUs one replica spans.

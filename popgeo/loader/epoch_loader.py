@@ -1,6 +1,6 @@
 """A DataLoader of torch over epochs: what every loader of the library has in common.
 
-Order, rank and continuing in the middle of an epoch are those of `sampler.py`.
+Order, rank and continuing in the middle of an epoch come from `sampler.py`.
 """
 
 from abc import abstractmethod

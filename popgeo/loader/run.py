@@ -130,7 +130,7 @@ class Run:
         self.used = (*self.used[:-1], self.used[-1]._replace(num_items=number))
 
     def used_before(self, part: Shard) -> tuple[Used, ...]:
-        """What other ranks than those of now had used."""
+        """Progress of ranks that are not the present ones."""
         return self.used[:-1] if self.used and self.used[-1][:2] == (part.world_size, part.group) else self.used
 
     def go_on(self, part: Shard) -> None:

@@ -35,7 +35,7 @@ class BatchSource(ABC):
     """Makes batches from packs of graphs, or of what else a batch is made from."""
 
     collater: Any = None
-    """What makes a batch of a list of graphs, where batches are made of such."""
+    """What makes a batch of a list of graphs, if batches are made of a list."""
     layout: Layout | None = None
     """How a batch is laid out, where `cut` writes into memory that it is given."""
 

@@ -92,7 +92,7 @@ class PairInteractionGraph(InteractionGraph):
 
     Args:
         cutoff: Longest pair, in the unit of the positions.
-        max_num_nodes: Atoms of the largest real molecule; those of the whole batch when left out.
+        max_num_nodes: Atoms of the largest real molecule; all atoms of the batch when left out.
 
     Raises:
         ValueError: see `popgeo.ops.pairs`.
@@ -125,7 +125,7 @@ class RadiusInteractionGraph(InteractionGraph):
     Args:
         cutoff: Longest edge, in the unit of the positions.
         num_edges: Slots. When a batch has more edges a ValueError says so.
-        max_num_nodes: Atoms of the largest real molecule; those of the whole batch when left out.
+        max_num_nodes: Atoms of the largest real molecule; all atoms of the batch when left out.
 
     Raises:
         ValueError: see `popgeo.ops.radius`.

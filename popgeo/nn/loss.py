@@ -106,7 +106,7 @@ def huber_loss(
 ) -> Tensor:
     """Squared error below `delta` (halved), absolute error above, of the real rows.
 
-    Arguments are those of `mse_loss`; with `weight` the mean divides by the number of entries, as torch's does.
+    Arguments are as in `mse_loss`; with `weight` the mean divides by the number of entries, as torch's does.
 
     Example:
         >>> huber_loss(torch.tensor([1.0, 4.0, 9.0]), torch.tensor([0.0, 2.0, 5.0]), torch.tensor([True, True, False]))
@@ -130,7 +130,7 @@ def cross_entropy(
 
     Args:
         input: Logits. [rows, num_classes]
-        target: Classes; those of padding rows may be anything. [rows]
+        target: Classes; in padding rows they may be anything. [rows]
         mask: True where the row is real. [rows]
         weight: A factor for each class; the mean then divides by the sum of the rows' factors, as torch's does.
             [num_classes]

@@ -1,4 +1,4 @@
-"""Metrics of the real rows and known labels only. Each is a number for the rows it gets: join those of all batches.
+"""Metrics of the real rows and known labels only. Each is a number for the rows it gets: join the rows of all batches.
 
 A prediction of NaN among these rows makes every metric NaN, so that a model that diverged never looks good.
 """

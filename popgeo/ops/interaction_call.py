@@ -108,7 +108,7 @@ class Call:
     def second_gradients(
         self, grad: Tensor, first: Sequence[bool], along: Sequence[Tensor | None], wanted: Sequence[bool]
     ) -> list[Tensor]:
-        """The wanted ones of the definition's gradients by `grad` and `tensors`, from those of the `first` ones.
+        """The wanted ones of the definition's gradients by `grad` and `tensors`, from the gradients that `first` chose.
 
         If gradients are on, they can be differentiated again.
 
@@ -165,7 +165,7 @@ class Call:
             grad: Of the sums, for the backward passes. [num_rows, channels]
             grads: Receive the gradients of the table, the distances and the directions.
             workspace: As `workspace` makes it.
-            along: In the second backward pass, the gradients of those of `x`, the distances and the directions.
+            along: In the second backward pass, the gradients of the gradients of `x`, distances and directions.
             to_grad: Receives the gradient of `grad`.
             num_threads: The largest number of threads; the bits are the same for any number.
         """

@@ -50,7 +50,7 @@ def interact_backward(call: Call, grad: Tensor, wanted: Sequence[bool]) -> list[
 def interact_second(
     call: Call, grad: Tensor, first: Sequence[bool], along: Sequence[Tensor | None], wanted: Sequence[bool]
 ) -> list[Tensor]:
-    """The wanted ones of the gradients by `grad` and `Call.tensors`, from those of the `first` ones: see `Call`."""
+    """The wanted ones of the gradients by `grad` and `Call.tensors`, from the `first` gradients: see `Call`."""
     if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (grad, *along, *call.tensors)):
         return call.second_gradients(grad, first, along, wanted)
     return _below_autograd(

@@ -97,7 +97,7 @@ def pairs(
         batch: Graph of each node, ascending. [num_nodes]
         cutoff: Longest pair, in the unit of `pos`.
         num_graphs: Graphs in the batch, padding included.
-        max_num_nodes: Nodes of the largest real graph; those of the whole batch when left out.
+        max_num_nodes: Nodes of the largest real graph; all nodes of the batch when left out.
         nodes_mask: True where the node is real; padding nodes are in no pair. [num_nodes]
 
     Returns:
@@ -150,7 +150,7 @@ def radius(
         cutoff: Longest edge, in the unit of `pos`.
         num_edges: Slots; real edges come first, sorted by centre, and absent ones join the last node to itself.
         num_graphs: Graphs in the batch, padding included.
-        max_num_nodes: Nodes of the largest real graph; those of the whole batch when left out.
+        max_num_nodes: Nodes of the largest real graph; all nodes of the batch when left out.
         nodes_mask: True where the node is real; padding nodes send and receive nothing. [num_nodes]
 
     Returns:

@@ -52,7 +52,7 @@ def register(
         kernel: Computes the result on real tensors.
         fake: Returns empty tensors of the result's shapes; no shape may depend on data.
         setup_context: Saves what `backward` needs. `setup_context(ctx, inputs, output)`
-        backward: Gradients of all inputs from those of the outputs. `backward(ctx, *grads)`
+        backward: Gradients of all inputs from the gradients of the outputs. `backward(ctx, *grads)`
     """
     name = schema.partition("(")[0]
     LIBRARY.define(schema, tags=(torch.Tag.pt2_compliant_tag,))

@@ -47,7 +47,7 @@ def round_stochastic(x: Tensor, counter: Tensor, dtype: torch.dtype = torch.floa
 
 
 def _keys(counter: int) -> tuple[int, int]:
-    """Two words that look unlike those of the next counter."""
+    """Two words that look unlike the words of the next counter."""
     z = int(keys_of(new_key(counter), np.zeros(1, np.int64))[0])
     return z & _LOW, z >> 32
 

@@ -17,7 +17,7 @@ def all_reduce(x: Tensor, num_shards: int | None = None, *, stride: int = 1) -> 
 
     Args:
         x: What each local shard holds. [num_local, ...]
-        num_shards: How many shards there are; those of `x` when left out.
+        num_shards: How many shards there are; like `x` when left out.
         stride: How many IPUs lie from one shard to the next. It decides which links the cost is of, and no result.
 
     Returns:
@@ -59,7 +59,7 @@ def all_gather(x: Tensor, dim: int = 0, num_shards: int | None = None, *, stride
     Args:
         x: What each local shard holds. [num_local, ...]
         dim: The dimension to join, counted without that of shards.
-        num_shards: How many shards there are; those of `x` when left out.
+        num_shards: How many shards there are; like `x` when left out.
         stride: As for `all_reduce`.
 
     Returns:
@@ -101,7 +101,7 @@ def reduce_scatter(x: Tensor, dim: int = 0, num_shards: int | None = None, *, st
     Args:
         x: What each local shard holds. [num_local, ...]
         dim: The dimension to cut, counted without that of shards; its size is a multiple of `num_shards`.
-        num_shards: How many shards there are; those of `x` when left out.
+        num_shards: How many shards there are; like `x` when left out.
         stride: As for `all_reduce`.
 
     Returns:

@@ -20,7 +20,7 @@ def is_mixed(options: StepOptions) -> bool:
 
 
 def gradient_type(options: StepOptions, optimizer: Optimizer, weights: torch.dtype) -> torch.dtype:
-    """The type in which gradients of such weights are joined and scaled.
+    """The type in which gradients of these weights are joined and scaled.
 
     Raises:
         ValueError: another narrow type than that of the weights, or torch cannot hold a wider gradient.

@@ -39,7 +39,7 @@ class GINE(GIN):
     """h_i' = MLP((1 + eps) h_i + sum of ReLU(h_j + e_ji)) in each layer (arXiv:1905.12265). Arguments as in `GIN`, and:
 
     Args:
-        edge_dim: Features of an edge, mapped linearly to those of a node.
+        edge_dim: Features of an edge, mapped linearly to the features of a node.
 
     Example:
         >>> model = GINE(in_channels=3, hidden_channels=8, num_layers=2, edge_dim=5)

@@ -108,7 +108,7 @@ class KnowledgeGraphModel(nn.Module):
             self.node_emb_im = nn.Embedding(num_nodes, hidden_channels)
 
     def reset_parameters(self) -> None:
-        """Draws Xavier-uniform weights, those of entities first."""
+        """Draws Xavier-uniform weights, entities first."""
         for _, table in sorted(self.named_parameters()):
             nn.init.xavier_uniform_(table)
 
