@@ -32,14 +32,13 @@ def are_at_each_edge() -> bool:
     return _at_each_edge.get()
 
 
-def refine_filters(module: nn.Module) -> bool:
-    """Calls `refine_filters` of each part of a module that has it; whether there is one.
+def refine_filters(module: nn.Module) -> None:
+    """Calls `refine_filters` of each part of a module that has it.
 
     Example:
         >>> refine_filters(nn.Linear(2, 3))
-        False
     """
-    found = [refine for part in module.modules() if (refine := getattr(part, "refine_filters", None)) is not None]
-    for refine in found:
-        refine()
-    return bool(found)
+    for part in module.modules():
+        refine = getattr(part, "refine_filters", None)
+        if refine is not None:
+            refine()

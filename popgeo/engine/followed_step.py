@@ -50,7 +50,7 @@ class FollowedStep:
         bound = self.bound
         if bound is None:
             return self.compile(args, kwargs)
-        if bound.calls % CHECKED_EVERY == 0:
+        if bound.calls and bound.calls % CHECKED_EVERY == 0:  # compiling has refined them
             refine_filters(self.recipe.module)
         if bound.watch.is_as_seen():
             return bound

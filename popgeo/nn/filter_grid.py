@@ -1,8 +1,10 @@
 """Filters on a grid: a filter network runs at a few hundred distances, and edges interpolate between these."""
 
+import functools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +22,8 @@ from popgeo.ops.interaction_call import STENCIL, interpolated
 _POINTS = {torch.float32: (193, 257, 385, 513, 769, 1025), torch.float64: (513, 1025, 1537)}
 _LARGEST_ERROR = {torch.float32: (2.5e-7, 5e-7), torch.float64: (1e-10, 1e-9)}
 EDGES_FOR_EACH_POINT = 3  # with fewer edges a network runs faster at each edge
+# Eager calls of each model: not an attribute of it, which would make it a different model for a kept step.
+_CALLS: "WeakKeyDictionary[nn.Module, int]" = WeakKeyDictionary()
 # Modules that make each row of their result from one row alone, the same in each call.
 _BY_ROW = (
     nn.Linear, nn.Sequential, nn.Identity, nn.LayerNorm, ShiftedSoftplus, nn.Softplus, nn.SiLU, nn.ReLU, nn.Tanh,
@@ -114,11 +118,10 @@ class HasFilterNetworks(nn.Module):
 
     filters: str = "grid"
     filter_points: int | None = 0
-    _calls = 0
 
-    def filter_networks(self) -> FilterNetworks:
-        """How the model makes its filters."""
-        raise NotImplementedError
+    def filter_networks(self) -> FilterNetworks | None:
+        """How the model makes its filters; None if they are not functions of the distance."""
+        return None
 
     def refine_filters(self) -> None:
         """Compares the grid with the networks at points between its own, and takes a finer one if they differ.
@@ -127,10 +130,12 @@ class HasFilterNetworks(nn.Module):
         ReLU, which has no slope in places, the networks run at each edge. Each step that is compiled, and every 200th
         call, begins with it.
         """
-        made = self.filter_networks() if self.filters == "grid" else None
+        made = self.filter_networks() if self.filters == "grid" and serves(*self.parameters()) else None
+        if made is None:  # nothing here would use a grid
+            return
         dtype = next((p.dtype for p in self.parameters()), torch.float32)
         found: int | None = None
-        if made is not None and made.can_be_tables() and dtype in _POINTS:
+        if made.can_be_tables() and dtype in _POINTS:
             least = self.filter_points or 0
             found = next((n for n in _POINTS[dtype] if n >= least and _is_exact(made, n, dtype)), None)
         if found != self.filter_points:
@@ -141,14 +146,14 @@ class HasFilterNetworks(nn.Module):
         if is_compiling() or self.filters == "edges" or are_at_each_edge():
             return None
         if is_plain():
-            if self._calls % CHECKED_EVERY == 0:
+            calls = _CALLS.setdefault(self, 0)
+            if calls % CHECKED_EVERY == 0:
                 self.refine_filters()
-            self._calls += 1
-        num_points = self.filter_points
+            _CALLS[self] = calls + 1
+        num_points, made = self.filter_points, self.filter_networks()
         if not num_points or r.shape[0] < EDGES_FOR_EACH_POINT * num_points or not serves(r, *self.parameters()):
             return None
-        made = self.filter_networks()
-        if not made.can_be_tables():
+        if made is None or not made.can_be_tables():
             return None
         # In float64 slopes, which are differences, lose nothing.
         tables = made.tables(num_points, torch.float64 if r.requires_grad else r.dtype)
@@ -211,14 +216,15 @@ def _is_exact(made: FilterNetworks, num_points: int, dtype: torch.dtype) -> bool
 
 def _slopes(table: Tensor) -> Tensor:
     """Differences of the eleven rows around each row of a table: its slope times the spacing of its rows."""
-    num_points, places = table.shape[0], torch.arange(STENCIL, dtype=torch.float64)
-    start = (torch.arange(num_points) - STENCIL // 2).clamp(0, num_points - STENCIL)
-    made = torch.empty_like(table)
-    for at in range(STENCIL):
-        apart = (places - at).unsqueeze(0) ** places.unsqueeze(1)
-        wanted = torch.zeros_like(places)
-        wanted[1] = 1.0
-        factors = torch.linalg.solve(apart, wanted)
-        rows = (torch.arange(num_points) - start == at).nonzero().flatten()
-        made[rows] = sum(factors[k] * table[start[rows] + k] for k in range(STENCIL))
-    return made
+    rows, factors = table.unfold(0, STENCIL, 1), _factors_of_slopes().to(table)  # [num_points - 10, channels, 11]
+    half = STENCIL // 2
+    ends = factors[:half] @ rows[0].T, factors[half + 1 :] @ rows[-1].T
+    return torch.cat([ends[0], rows @ factors[half], ends[1]])
+
+
+@functools.cache
+def _factors_of_slopes() -> Tensor:
+    """For the slope at each of eleven places, the factors of the values at all of them. [11, 11]"""
+    places = torch.arange(STENCIL, dtype=torch.float64)
+    powers = (places.view(1, 1, -1) - places.view(-1, 1, 1)) ** places.view(1, -1, 1)  # [at, power, place]
+    return torch.linalg.solve(powers, torch.eye(STENCIL, dtype=torch.float64)[1].expand(STENCIL, -1))

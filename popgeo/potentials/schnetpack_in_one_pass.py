@@ -61,6 +61,12 @@ class _OnGrid(HasFilterNetworks):
         """Takes the parts, weights, hooks and settings of a representation; only the way it runs is different."""
         nn.Module.__init__(self)
         vars(self).update(vars(plain))
+        self.cutoff_of_grid = float(self.cutoff_fn.cutoff)
+
+    def refine_filters(self) -> None:
+        """As `HasFilterNetworks`; reads the cutoff again, which is a tensor of SchNetPack and may have been loaded."""
+        self.cutoff_of_grid = float(self.cutoff_fn.cutoff)
+        super().refine_filters()
 
     def grids(self, inputs: dict[str, Tensor], distances: Tensor) -> list[GridFilters] | None:
         """The filters of each network on a grid; None if the networks are to run at each edge."""
@@ -70,8 +76,9 @@ class _OnGrid(HasFilterNetworks):
 
     def made_by(self, networks: Sequence[nn.Module]) -> FilterNetworks:
         """How these networks make filters of SchNetPack's basis and cutoff."""
-        cutoff = float(self.cutoff_fn.cutoff)
-        return FilterNetworks(expand=self.radial_basis, envelope=self.cutoff_fn, networks=networks, cutoff=cutoff)
+        return FilterNetworks(
+            expand=self.radial_basis, envelope=self.cutoff_fn, networks=networks, cutoff=self.cutoff_of_grid
+        )
 
 
 class OnePassSchNet(_OnGrid, SchNet):

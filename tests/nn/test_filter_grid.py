@@ -11,7 +11,7 @@ from popgeo.filter_choice import filters_at_each_edge
 from popgeo.native import library
 from popgeo.nn import PaiNN, PairInteractionGraph, SchNet, energy_and_forces
 from popgeo.nn.radial import PolynomialEnvelope
-from popgeo.ops import interaction_call
+from popgeo.ops import interaction, interaction_call
 
 pytestmark = pytest.mark.skipif(not interaction_call.is_served(), reason="no kernels for this processor")
 
@@ -206,3 +206,38 @@ def test_a_machine_accounts_for_filters_at_each_edge():
     other = popgeo.inference_model(model_of(filters="edges").eval())
     other(**data, num_graphs=NUM_GRAPHS)
     assert predict.report.total_cycles == other.report.total_cycles
+
+
+@pytest.mark.parametrize("cutoff", [4.7, 5.1, 3.3])
+def test_absent_edges_carry_nothing_whatever_the_cutoff_rounds_to(cutoff):
+    """Their distance is the cutoff in float32, which may be less than the number that Python has."""
+    table = torch.ones(33, 4, dtype=torch.float64)
+    x = torch.tensor([[torch.nan] * 4, [1.0] * 4])
+    src, dst = torch.tensor([0, 1]), torch.tensor([1, 0])
+    r = torch.where(torch.tensor([False, True]), 1.0, torch.tensor(cutoff, dtype=torch.float32))
+    torch.testing.assert_close(interaction(x, table, r, src, dst, 2, cutoff), torch.tensor([[1.0] * 4, [0.0] * 4]))
+
+
+def test_calling_a_model_does_not_make_it_a_different_one_for_its_compiled_step(tmp_path):
+    model, data = model_of().eval(), molecules()
+    predict = popgeo.compile_forward(model, options=popgeo.StepOptions(cache_dir=tmp_path))
+    predict(**data, num_graphs=NUM_GRAPHS)
+    bound = predict.bound
+    for _ in range(3):
+        model(**data, num_graphs=NUM_GRAPHS)
+        predict(**data, num_graphs=NUM_GRAPHS)
+    assert predict.bound is bound
+    again = popgeo.compile_forward(model, options=popgeo.StepOptions(cache_dir=tmp_path))
+    again(**data, num_graphs=NUM_GRAPHS)
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_a_model_of_atoms_without_filter_networks_is_compiled():
+    class Counts(SchNet):
+        def filter_networks(self) -> None:
+            return None
+
+    model, data = Counts(24, 24, 1, cutoff=5.0), molecules()
+    assert torch.allclose(
+        popgeo.compile_forward(model.eval())(**data, num_graphs=NUM_GRAPHS), model(**data, num_graphs=NUM_GRAPHS)
+    )

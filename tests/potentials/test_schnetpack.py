@@ -9,6 +9,7 @@ import torch
 from torch.utils.data import dataloader
 
 import popgeo
+from popgeo.nn import filter_grid
 from popgeo.potentials.evaluator import SystemsCalculator
 from tests.support.calculators import require_the_same
 from tests.support.metals import metals
@@ -145,7 +146,8 @@ def test_padding_changes_no_energy_force_stress_loss_or_gradient(kind, dtype, to
     ],
 )
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-10), (torch.float32, 2e-5)])
-def test_interactions_in_one_pass_change_no_result_gradient_or_name(kind, choices, dtype, tolerance):
+def test_interactions_in_one_pass_change_no_result_gradient_or_name(kind, choices, dtype, tolerance, monkeypatch):
+    monkeypatch.setattr(filter_grid, "EDGES_FOR_EACH_POINT", 0)  # there are few edges
     listed = items(dtype=dtype)
     batch = next(iter(fixed_size_loader(listed, **SIZES)))
     models = [task(potential(kind, stress=True, **choices)).to(dtype) for _ in "ab"]
@@ -165,14 +167,15 @@ def test_interactions_in_one_pass_change_no_result_gradient_or_name(kind, choice
 
 
 @pytest.mark.parametrize("kind", ["SchNet", "PaiNN"])
-def test_a_captured_step_has_all_interactions_in_one_pass(kind):
+def test_a_captured_step_has_all_interactions_in_one_pass(kind, monkeypatch):
     loader = fixed_size_loader(items(dtype=torch.float32), **SIZES)
     steps = [TaskStep(potential(kind), outputs("energy", "forces")) for _ in "ab"]
     in_one_pass(steps[1])
+    monkeypatch.setattr(filter_grid, "EDGES_FOR_EACH_POINT", 1)  # these batches have 700 edges
     compiled = [popgeo.compile_step(one, torch.optim.Adam(one.parameters(), lr=1e-3)) for one in steps]
     losses = [[float(step(**batch)) for batch in loader] for step in compiled]
     torch.testing.assert_close(*map(torch.tensor, losses), rtol=1e-4, atol=0.0)
-    assert "2 of 2 interactions in one pass" in repr(compiled[1])
+    assert "2 of 2 interactions with filters on a grid" in repr(compiled[1])
 
 
 def test_what_cannot_be_one_pass_is_told():
@@ -182,8 +185,6 @@ def test_what_cannot_be_one_pass_is_told():
     unknown.representation.cutoff_fn = spk.nn.SwitchFunction(1.0, CUTOFF)
     with pytest.raises(ValueError, match="The cutoff is SwitchFunction"):
         in_one_pass(unknown)
-    with pytest.raises(ValueError, match="activation of the filters is"):
-        in_one_pass(potential(activation=torch.nn.functional.gelu))
 
 
 def test_a_batch_is_schnetpacks_own_with_masks_and_without_targets_in_padding():
@@ -268,10 +269,11 @@ def test_bad_input_is_refused_by_its_number():
     for call in (
         lambda: task(model, names=["energy"])(dict(batch)),
         lambda: TaskStep(model, outputs("energy"))(**batch),
-        lambda: evaluator(model)([alone]),
     ):
         with pytest.raises(ValueError, match=r"Structure \d of the batch has the species 119; the model knows 0 to 99"):
             call()
+    with pytest.raises(ValueError, match=r"System 0: it has atoms of number 119, which is not an element"):
+        evaluator(model)([alone])
     with pytest.raises(ValueError, match=r"Structure 2: its cell has the shape \[1\], not"):
         fixed_size_loader([*listed[:2], {**listed[2], "_cell": torch.tensor([3.0])}], **SIZES)
     triples = [{**item, "_idx_i_triples": torch.arange(5 + 7 * place)} for place, item in enumerate(listed)]

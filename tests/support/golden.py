@@ -8,10 +8,10 @@ its steps hold, and the report as JSON and text; for each loader a hash of every
 files stand without path and number, and wall time is left out, so that moved files compare equal.
 """
 
+import argparse
 import hashlib
 import json
 import re
-import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -143,4 +143,6 @@ def _hash(parts: Iterable[Any]) -> str:
 
 
 if __name__ == "__main__":
-    golden(Path(sys.argv[1]))
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path, help="where the files go")
+    golden(parser.parse_args().folder)

@@ -84,6 +84,7 @@ inline void make_plan(const InteractionPlanCall& call) {
   T* weights = static_cast<T*>(call.weights);
   const double per_unit = double(call.num_points - 1) / call.cutoff;
   const int64_t last = parts.num_windows() - 1;
+  const T end = T(call.cutoff);  // as distances of absent edges are rounded, which are the cutoff
   const auto window_of = [&](double place) -> int64_t {
     if (!(place >= 0)) return 0;  // NaN, too
     const int64_t window = (place < double(call.num_points) ? int64_t(place) : call.num_points) - (POINTS / 2 - 1);
@@ -96,10 +97,10 @@ inline void make_plan(const InteractionPlanCall& call) {
     int64_t count = 0;
     memset(starts, 0, sizeof(int32_t) * size_t(last + 2));
     for (; e < call.num_edges && count < BLOCK_EDGES; ++e) {
-      const double distance = double(number_at(distances, e));
-      if (distance >= call.cutoff) continue;
+      const T distance = number_at(distances, e);
+      if (distance >= end) continue;
       listed[count] = int32_t(e);
-      window_listed[count] = int32_t(window_of(distance * per_unit));
+      window_listed[count] = int32_t(window_of(double(distance) * per_unit));
       ++starts[window_listed[count++] + 1];
     }
     for (int64_t window = 0; window <= last; ++window) starts[window + 1] += starts[window];
