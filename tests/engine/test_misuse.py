@@ -57,7 +57,7 @@ def test_norms_that_count_padding_are_named(norm):
     _, arguments = batch_of_graphs()
     model = Graphs(norm)
     step = compile_step(model, torch.optim.SGD(model.parameters(), 0.1))
-    with pytest.warns(UserWarning, match="norm of the model takes means over all rows of a batch, those of padding"):
+    with pytest.warns(UserWarning, match="norm of the model takes means over all rows of a batch, padding too"):
         step(*arguments)
 
 
