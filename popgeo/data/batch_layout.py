@@ -1,7 +1,7 @@
 """Lays a batch out: what may be chosen of it, and one slot for each tensor, with its shape and its rule for padding."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 
 import torch
@@ -91,6 +91,16 @@ def lay_out(store: FlatStore, options: FixedSizeOptions, choices: LayoutChoices 
     if both := [attribute.name for attribute in store.attributes if (attribute.store, attribute.name) in made]:
         raise ValueError(f"The graphs have {both}, which batches make themselves. Rename or pass exclude_keys={both}.")
     return Layout(slots=tuple(slots), lists=tuple(lists), options=options)
+
+
+def for_all_graphs(layout: Layout, store: FlatStore) -> Layout:
+    """The layout of batches of a dataset, all of whose graphs the store has: it knows the largest of them."""
+    largest = {axis: int(store.counts(axis).max(initial=0)) for axis in store.size_axes if axis.level is Level.NODE}
+    is_owner = [slot.kind is SlotKind.SEGMENT and slot.axis in largest for slot in layout.slots]
+    slots = (
+        replace(s, largest=largest[s.axis]) if owner else s for s, owner in zip(layout.slots, is_owner, strict=True)
+    )
+    return replace(layout, slots=tuple(slots))
 
 
 def _attribute_slot(

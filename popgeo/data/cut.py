@@ -1,11 +1,14 @@
 """Cuts batches of fixed size out of a flat dataset, many at a time; and says whether graphs fit one."""
 
+from collections.abc import Iterable
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
+from torch import Tensor
 
+from popgeo import largest_graph
 from popgeo.data.axes import Level
 from popgeo.data.batch import BatchBuilder
 from popgeo.data.compiled_fill import Filler
@@ -63,6 +66,15 @@ class BatchMemory:
         if group > 1:
             tensors = [t.view(len(t) // group, group * t.shape[1], *t.shape[2:]) for t in tensors]
         self.items = list(zip(*(tensor.unbind(0) for tensor in tensors), strict=True))
+        for item in self.items:
+            note_largest(item, layout)
+
+
+def note_largest(tensors: Iterable[Tensor], layout: Layout) -> None:
+    """Notes at the vectors `batch` of an item how many nodes the largest graph of its dataset has, if that is known."""
+    for slot, tensor in zip(layout.slots, tensors, strict=True):
+        if slot.largest is not None:
+            largest_graph.note(tensor, slot.largest)
 
 
 def check_fits(store: FlatStore, options: FixedSizeOptions, packs: Packs) -> None:

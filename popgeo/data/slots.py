@@ -131,6 +131,8 @@ class Slot:
     pad_value: float = 0.0
     ends: tuple[tuple[Axis, int], ...] = ()
     """For edges: the node axis at each end, and how many nodes a batch has there."""
+    largest: int | None = None
+    """For `batch`: rows of the dataset's largest graph, if that is known."""
     spread: bool = False
     """Whether padding edges are dealt out evenly to all padding nodes; otherwise the first one has them all."""
 

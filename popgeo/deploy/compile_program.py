@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from popgeo.data.axes import Axis, Level
-from popgeo.data.batch_layout import LayoutChoices, lay_out
+from popgeo.data.batch_layout import LayoutChoices, for_all_graphs, lay_out
 from popgeo.data.compiled_fill import Filler
 from popgeo.data.cut import BatchMemory
 from popgeo.data.fixed_size_options import FixedSizeOptions
@@ -63,7 +63,7 @@ class ProgramMaker:
             ValueError: the model needs what the graphs do not have, or the level of its results is not clear.
             DynamicShapeError: a shape depends on data.
         """
-        laid = lay_out(store, sizes, self.layout)
+        laid = for_all_graphs(lay_out(store, sizes, self.layout), store)
         names = tuple(self.results)
         call = call_of(self.model, laid, arguments=self.arguments, results=names)
         fixed = FixedModel(self.model, call).eval()

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from popgeo.data.axes import GRAPHS, Axis
-from popgeo.data.batch_layout import lay_out
+from popgeo.data.batch_layout import for_all_graphs, lay_out
 from popgeo.data.compiled_fill import Filler
 from popgeo.data.cut import BatchMemory
 from popgeo.data.fixed_size_options import FixedSizeOptions
@@ -74,7 +74,7 @@ class _Feed:
 
     def __init__(self, store: FlatStore, program: FixedProgram, device: torch.device) -> None:
         self.store, self.program, self.device = store, program, device
-        self.layout = lay_out(store, program.sizes, program.layout)
+        self.layout = for_all_graphs(lay_out(store, program.sizes, program.layout), store)
         self.filler = Filler(store, self.layout)
         names = [input_name(slot) for slot in self.layout.slots]
         self.places = {name: names.index(name) for name in program.inputs}

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from popgeo import largest_graph
 from popgeo.capture import step_cache
 from popgeo.capture.arguments import Arguments
 from popgeo.capture.capture_step import capture_step, trained_names
@@ -52,6 +53,7 @@ class BoundStep:
         run_seconds: How long all calls took together; on a GPU, how long they took to return.
         calls: How many there were.
         watch: Notices what has changed about the model since.
+        largest_graph: Nodes of the largest graph that it was captured for; None if any graph of a batch will do.
     """
 
     signature: inspect.Signature
@@ -60,6 +62,7 @@ class BoundStep:
     runner: StepRunner | CudaGraphRunner
     plan: StepPlan | None
     watch: ModelWatch
+    largest_graph: int | None = None
     compile_seconds: float = 0.0
     run_seconds: float = 0.0
     calls: int = 0
@@ -194,7 +197,8 @@ def bind_step(recipe: Recipe, arguments: Arguments, replicas: Replicas) -> Bound
     one = arguments.with_tensors(micro_batch(arguments.tensors, 0, factor))
     trained = trained_names(recipe.function, recipe.optimizer)
     _require_trainable(recipe, trained, replicas)
-    with in_modes(recipe.module, recipe.modes):
+    largest = largest_graph.noted(arguments.tensors)
+    with in_modes(recipe.module, recipe.modes), largest_graph.capturing_for(largest) as known:
         if recipe.backend is Backend.CUDA:
             step, plan = _captured(recipe, one, trained), None
             update_inputs = arguments.with_tensors(micro_batch(arguments.tensors, 0, recipe.options.device_iterations))
@@ -218,6 +222,7 @@ def bind_step(recipe: Recipe, arguments: Arguments, replicas: Replicas) -> Bound
         runner=runner,
         plan=plan,
         watch=ModelWatch(recipe.module, recipe.modes, step.reads, trains=recipe.optimizer is not None),
+        largest_graph=largest if known.was_asked or recipe.options.cache_dir is not None else None,
         compile_seconds=seconds,
     )
 
@@ -269,9 +274,8 @@ def _key(recipe: Recipe, arguments: Arguments, trained: Sequence[str]) -> str | 
     """The name that a step is kept under: all that decides the capture and, with a machine, whether it fits."""
     decides = [] if recipe.machine is None else recipe.machine.what_decides(recipe.optimizer)
     scaling = recipe.options.constant_loss_scaling
-    return step_cache.key_of(
-        recipe.module, *describe(arguments.structure), *trained, scaling, recipe.autocast or autocast_around(), *decides
-    )
+    decides = [largest_graph.noted(arguments.tensors), recipe.autocast or autocast_around(), *decides]
+    return step_cache.key_of(recipe.module, *describe(arguments.structure), *trained, scaling, *decides)
 
 
 def _require_trainable(recipe: Recipe, trained: Sequence[str], replicas: Replicas) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from popgeo import largest_graph
 from popgeo.capture.arguments import Arguments
 from popgeo.capture.held_state import ONE_AT_A_TIME
 from popgeo.engine import resume
@@ -52,6 +53,10 @@ class FollowedStep:
             return self.compile(args, kwargs)
         if bound.calls and bound.calls % CHECKED_EVERY == 0:  # compiling has refined them
             refine_filters(self.recipe.module)
+        given = () if bound.largest_graph is None else bound.flatten(args, kwargs)[0]
+        if largest_graph.may_exceed(given, bound.largest_graph):
+            self.forget(self.recipe.modes)
+            return self.compile(args, kwargs)
         if bound.watch.is_as_seen():
             return bound
         bound.flatten(args, kwargs)  # which refuses other shapes, as in any call

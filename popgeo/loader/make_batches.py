@@ -9,7 +9,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 from torch_geometric.data import Batch
 
-from popgeo.data.cut import BatchMemory
+from popgeo.data.cut import BatchMemory, note_largest
 from popgeo.loader.prefetch import in_background
 from popgeo.loader.source import BatchSource
 from popgeo.packing import Packs
@@ -84,6 +84,9 @@ class BatchMaker:
         self._asked[:] = [(packs[i : i + group], key) for i in starts]
         for start, batch in zip(starts, self._pools[0], strict=True):
             self.source.expect(packs, start)  # pages are shared with the workers
+            if self.source.layout is not None:  # what is noted at a tensor stays in its process
+                stores = {store._key: store for store in batch.stores}
+                note_largest((stores[slot.store][slot.name] for slot in self.source.layout.slots), self.source.layout)
             yield [batch]
 
     def _chunks(self, packs: Packs, group: int, key: tuple[int, int]) -> Iterator[list[Batch]]:

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from popgeo.data.axes import GRAPHS, Levels, completed
-from popgeo.data.batch_layout import LayoutChoices, lay_out
+from popgeo.data.batch_layout import LayoutChoices, for_all_graphs, lay_out
 from popgeo.data.collate import FixedSizeCollater
 from popgeo.data.cut import BatchCutter, BatchMemory
 from popgeo.data.flat_store import FlatStore, why_not_flat
@@ -65,7 +65,7 @@ class FlatSource(BatchSource):
     def __init__(self, store: FlatStore, collater: FixedSizeCollater, chunk_order: ChunkOrder | None = None) -> None:
         self.store, self.collater = store, collater
         self._ahead = None if chunk_order is None else ReadAhead(store, chunk_order)
-        self.layout = lay_out(store, collater.options, collater.layout)
+        self.layout = for_all_graphs(lay_out(store, collater.options, collater.layout), store)
         self.cutter = BatchCutter(store, self.layout)
         self.limits = collater.options.limits(store.size_axes)
 

@@ -1,5 +1,6 @@
 """Which atoms interact: from positions to edges in a fixed number of slots."""
 
+import warnings
 from abc import abstractmethod
 
 import torch
@@ -7,8 +8,12 @@ from torch import Tensor, nn
 from torch_geometric.data import Data
 from torch_geometric.transforms import BaseTransform
 
+from popgeo import largest_graph
+from popgeo.ops import eager, neighbor_candidates
 from popgeo.ops.neighbors import Neighbors, knn, pairs, radius
 from popgeo.ops.refusals import require
+
+_NARROW = 128  # atoms of a batch that may all be in one window at little cost
 
 
 class InteractionGraph(nn.Module):
@@ -19,6 +24,7 @@ class InteractionGraph(nn.Module):
     """
 
     half_list = False
+    max_num_nodes: int | None = None
 
     def forward(
         self, pos: Tensor, batch: Tensor, *, num_graphs: int | None = None, nodes_mask: Tensor | None = None
@@ -33,12 +39,32 @@ class InteractionGraph(nn.Module):
 
         Returns:
             `edge_index` (neighbour, centre) [2, num_edges] and the length of each edge, the cutoff if it is absent
-            [num_edges].
+            [num_edges]. Absent edges send nothing in a model of the same cutoff; those of `popgeo.nn` may have a longer
+            one.
         """
         edge_index, edge_weight, _ = self.find(
             pos, batch, pos.size(0) if num_graphs is None else num_graphs, nodes_mask
         )
         return edge_index, edge_weight
+
+    def window(self, batch: Tensor, num_graphs: int, nodes_mask: Tensor | None) -> int | None:
+        """Atoms of the largest real molecule: as given, as counted, or as a loader knows it while this is captured."""
+        if self.max_num_nodes is not None:
+            return self.max_num_nodes
+        if eager.is_plain():
+            return neighbor_candidates.largest_graph(batch, num_graphs, nodes_mask)
+        known = largest_graph.ask()
+        # Lists of each pair have slots for the whole window; on the processor a search costs the same for any window.
+        is_slow = (self.half_list or not batch.is_cpu) and len(batch) > _NARROW
+        if known is None and is_slow and not torch.compiler.is_compiling():
+            name = type(self).__name__
+            warnings.warn(
+                f"{name} was captured without knowing the largest molecule. It provides for one that has all "
+                f"{len(batch)} atoms of the batch, which is slow. Use a FixedSizeDataLoader over a dataset in memory, "
+                f"or pass {name}(max_num_nodes=...): the atoms of the largest molecule.",
+                stacklevel=2,
+            )
+        return known
 
     @abstractmethod
     def find(self, pos: Tensor, batch: Tensor, num_graphs: int, nodes_mask: Tensor | None) -> Neighbors:
@@ -52,15 +78,14 @@ class InteractionGraph(nn.Module):
 class KNNInteractionGraph(InteractionGraph):
     """Joins each atom to its `k` nearest within the cutoff: exactly `k` edges an atom, so every shape is fixed.
 
-    Absent neighbours have length `cutoff`, where every envelope is exactly 0, so they send nothing:
+    Absent neighbours have length `cutoff`, where every envelope of this cutoff is exactly 0, so they send nothing:
     `edge_weight < cutoff` is the mask of the real edges. The edges equal the radius graph's wherever each atom
     has at most `k` neighbours.
 
     Args:
         k: Edges of each atom; one less than the largest molecule's atoms never drops a neighbour.
         cutoff: Longest edge, in the unit of the positions.
-        max_num_nodes: Atoms of the largest real molecule: distances are then taken within molecules
-            [num_nodes, max_num_nodes]; otherwise over the whole batch [num_nodes, num_nodes].
+        max_num_nodes: Atoms of the largest real molecule. Left out, see `window`.
 
     Raises:
         ValueError: see `popgeo.ops.knn`.
@@ -80,7 +105,7 @@ class KNNInteractionGraph(InteractionGraph):
 
     def find(self, pos: Tensor, batch: Tensor, num_graphs: int, nodes_mask: Tensor | None) -> Neighbors:
         """`k` edges for each atom in turn. [num_nodes * k]"""
-        size = self.max_num_nodes
+        size = self.window(batch, num_graphs, nodes_mask)
         return knn(pos, batch, self.k, self.cutoff, num_graphs=num_graphs, max_num_nodes=size, nodes_mask=nodes_mask)
 
 
@@ -92,7 +117,7 @@ class PairInteractionGraph(InteractionGraph):
 
     Args:
         cutoff: Longest pair, in the unit of the positions.
-        max_num_nodes: Atoms of the largest real molecule; all atoms of the batch when left out.
+        max_num_nodes: Atoms of the largest real molecule. Left out, see `window`.
 
     Raises:
         ValueError: see `popgeo.ops.pairs`.
@@ -115,7 +140,7 @@ class PairInteractionGraph(InteractionGraph):
 
     def find(self, pos: Tensor, batch: Tensor, num_graphs: int, nodes_mask: Tensor | None) -> Neighbors:
         """The pairs. [num_nodes * (max_num_nodes // 2)]"""
-        size = self.max_num_nodes
+        size = self.window(batch, num_graphs, nodes_mask)
         return pairs(pos, batch, self.cutoff, num_graphs=num_graphs, max_num_nodes=size, nodes_mask=nodes_mask)
 
 
@@ -125,7 +150,7 @@ class RadiusInteractionGraph(InteractionGraph):
     Args:
         cutoff: Longest edge, in the unit of the positions.
         num_edges: Slots. When a batch has more edges a ValueError says so.
-        max_num_nodes: Atoms of the largest real molecule; all atoms of the batch when left out.
+        max_num_nodes: Atoms of the largest real molecule. Left out, see `window`.
 
     Raises:
         ValueError: see `popgeo.ops.radius`.
@@ -147,7 +172,7 @@ class RadiusInteractionGraph(InteractionGraph):
 
     def find(self, pos: Tensor, batch: Tensor, num_graphs: int, nodes_mask: Tensor | None) -> Neighbors:
         """The edges as they come. [num_edges]"""
-        size = self.max_num_nodes
+        size = self.window(batch, num_graphs, nodes_mask)
         neighbors, num_missing = radius(
             pos, batch, self.cutoff, self.num_edges, num_graphs=num_graphs, max_num_nodes=size, nodes_mask=nodes_mask
         )

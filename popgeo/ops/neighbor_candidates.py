@@ -11,13 +11,12 @@ def near_pairs(
     batch: Tensor,
     cutoff: float,
     num_graphs: int,
-    max_num_nodes: int | None,
+    width: int,
     nodes_mask: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
-    """For each node the rows where a neighbour can be, never its own, and whether there is one. [num_nodes, width]"""
-    first, size = first_and_size(batch, cutoff, num_graphs)
+    """For each node the rows where a neighbour can be, never its own, and whether one is. [num_nodes, width - 1]"""
+    first, size = first_and_size(batch, num_graphs)
     num_nodes = pos.size(0)
-    width = num_nodes if max_num_nodes is None else min(max_num_nodes, num_nodes)
     rows = torch.arange(num_nodes, device=pos.device)
     place = torch.arange(width - 1, device=pos.device).expand(num_nodes, -1)
     place = place + (place >= (rows - first).unsqueeze(1))
@@ -26,10 +25,8 @@ def near_pairs(
     return others, inside & both_real(others, nodes_mask) & (squared_distances(pos, others) <= cutoff * cutoff)
 
 
-def first_and_size(batch: Tensor, cutoff: float, num_graphs: int) -> tuple[Tensor, Tensor]:
+def first_and_size(batch: Tensor, num_graphs: int) -> tuple[Tensor, Tensor]:
     """Of each node's graph, the first row and the number of rows. [num_nodes]"""
-    if cutoff <= 0:
-        raise ValueError(f"The cutoff is {cutoff}; it must be positive, in the unit of pos.")
     num_nodes = graph_sizes(batch, num_graphs)
     return (num_nodes.cumsum(0) - num_nodes).index_select(0, batch), num_nodes.index_select(0, batch)
 
@@ -38,6 +35,13 @@ def graph_sizes(batch: Tensor, num_graphs: int) -> Tensor:
     """The number of rows of each graph. int64 [num_graphs]"""
     num_nodes = torch.zeros(num_graphs, dtype=torch.long, device=batch.device)
     return num_nodes.index_add(0, batch, num_nodes.new_ones(()).expand_as(batch))
+
+
+def largest_graph(batch: Tensor, num_graphs: int, nodes_mask: Tensor | None) -> int:
+    """How many nodes the largest real graph of a batch has, at least 2; reads values."""
+    size = graph_sizes(batch, num_graphs).index_select(0, batch)
+    size = size if nodes_mask is None else size.where(nodes_mask, 0)
+    return max(2, int(size.max())) if size.numel() else 2
 
 
 def both_real(others: Tensor, nodes_mask: Tensor | None) -> Tensor:

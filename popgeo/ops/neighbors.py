@@ -5,7 +5,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from popgeo.ops.neighbor_candidates import both_real, first_and_size, fit_windows, near_pairs, squared_distances
+from popgeo.ops.neighbor_candidates import fit_windows
+from popgeo.ops.neighbor_search import Form, near_nodes
 from popgeo.ops.refusals import require
 
 
@@ -65,17 +66,8 @@ def knn(
     """
     if k < 1:
         raise ValueError(f"k is {k}; a node needs at least one edge slot. Pass k >= 1.")
-    candidates, near = near_pairs(pos, batch, cutoff, num_graphs, max_num_nodes, nodes_mask)
-    num_candidates = candidates.size(1)
-    if num_candidates > k:
-        r2 = squared_distances(pos, candidates)
-        nearest = r2.masked_fill(~near, torch.inf).sort(dim=1, stable=True).indices[:, :k]
-        candidates, near = candidates.gather(1, nearest), near.gather(1, nearest)
-    elif num_candidates < k:
-        absent = (0, k - num_candidates)
-        candidates, near = (torch.nn.functional.pad(part, absent) for part in (candidates, near))
-    edges = _neighbors(pos, candidates, near, cutoff)
-    return _in_windows(edges, batch, num_graphs, max_num_nodes, nodes_mask)
+    width = _width(pos, cutoff, max_num_nodes)
+    return _in_slots(Form.KNN, pos, batch, cutoff, k, num_graphs, width, max_num_nodes, nodes_mask)
 
 
 def pairs(
@@ -114,20 +106,8 @@ def pairs(
         tensor([[1, 2],
                 [0, 1]])
     """
-    first, size = first_and_size(batch, cutoff, num_graphs)
-    num_nodes = pos.size(0)
-    width = num_nodes if max_num_nodes is None else min(max_num_nodes, num_nodes)
-    rows = torch.arange(num_nodes, device=pos.device)
-    step = torch.arange(1, width // 2 + 1, device=pos.device)
-    place = (rows - first).unsqueeze(1)
-    size = size.unsqueeze(1)
-    others = place + step
-    others = first.unsqueeze(1) + torch.where(others < size, others, others - size)
-    # In a graph of an even number of nodes the longest step would find each pair from both ends.
-    once = (2 * step < size) | ((2 * step == size) & (place < step))
-    others = torch.where(once, others, rows.unsqueeze(1))
-    near = once & both_real(others, nodes_mask) & (squared_distances(pos, others) <= cutoff * cutoff)
-    return _in_windows(_neighbors(pos, others, near, cutoff), batch, num_graphs, max_num_nodes, nodes_mask)
+    width = _width(pos, cutoff, max_num_nodes)
+    return _in_slots(Form.PAIRS, pos, batch, cutoff, width // 2, num_graphs, width, max_num_nodes, nodes_mask)
 
 
 def radius(
@@ -166,16 +146,8 @@ def radius(
         >>> neighbors.edge_index.tolist(), int(num_missing)
         ([[1, 0, 2], [0, 1, 2]], 0)
     """
-    candidates, near = near_pairs(pos, batch, cutoff, num_graphs, max_num_nodes, nodes_mask)
-    centres = torch.arange(pos.size(0), device=pos.device).unsqueeze(1).expand_as(candidates)
-    near = near.flatten()
-    rank = near.cumsum(0) - 1
-    # Everything that has no slot lands in one more, which is cut off.
-    slot = torch.where(near & (rank < num_edges), rank, num_edges)
-    ends = torch.stack([candidates.flatten(), centres.flatten()])
-    edge_index = torch.full((2, num_edges + 1), pos.size(0) - 1, dtype=torch.long, device=pos.device)
-    edge_index = edge_index.scatter(1, slot.expand_as(ends), ends)[:, :num_edges]
-    num_found = near.sum()
+    width = _width(pos, cutoff, max_num_nodes)
+    edge_index, num_found = near_nodes(Form.RADIUS, pos, batch, cutoff, num_edges, num_graphs, width, nodes_mask)
     edges_mask = torch.arange(num_edges, device=pos.device) < num_found
     neighbors = Neighbors(edge_index, distance(pos, edge_index, edges_mask, cutoff), edges_mask)
     neighbors = _in_windows(neighbors, batch, num_graphs, max_num_nodes, nodes_mask)
@@ -216,12 +188,31 @@ def distance(
     return r if edges_mask is None else torch.where(edges_mask, r, cutoff)
 
 
-def _neighbors(pos: Tensor, others: Tensor, near: Tensor, cutoff: float) -> Neighbors:
-    """The edges from a table of the other ends, one row for each centre. [num_nodes, width] -> [num_nodes * width]"""
+def _width(pos: Tensor, cutoff: float, max_num_nodes: int | None) -> int:
+    """How many rows a graph may have."""
+    if not cutoff > 0:
+        raise ValueError(f"The cutoff is {cutoff}; it must be positive, in the unit of pos.")
+    return pos.size(0) if max_num_nodes is None else min(max_num_nodes, pos.size(0))
+
+
+def _in_slots(
+    form: Form,
+    pos: Tensor,
+    batch: Tensor,
+    cutoff: float,
+    slots: int,
+    num_graphs: int,
+    width: int,
+    max_num_nodes: int | None,
+    nodes_mask: Tensor | None,
+) -> Neighbors:
+    """The edges of each node in its slots, one node after another. [num_nodes * slots]"""
+    others, near = near_nodes(form, pos, batch, cutoff, slots, num_graphs, width, nodes_mask)
     centres = torch.arange(pos.size(0), device=pos.device).unsqueeze(1).expand_as(others)
     edge_index = torch.stack([torch.where(near, others, centres), centres]).flatten(1)
     edges_mask = near.flatten()
-    return Neighbors(edge_index, distance(pos, edge_index, edges_mask, cutoff), edges_mask)
+    edges = Neighbors(edge_index, distance(pos, edge_index, edges_mask, cutoff), edges_mask)
+    return _in_windows(edges, batch, num_graphs, max_num_nodes, nodes_mask)
 
 
 def _in_windows(

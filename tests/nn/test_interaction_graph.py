@@ -5,7 +5,14 @@ import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch_geometric.data import Data
 
-from popgeo.nn import KNNInteractionGraph, PairInteractionGraph, PrecomputeInteractionGraph, RadiusInteractionGraph
+from popgeo.nn import (
+    KNNInteractionGraph,
+    PaiNN,
+    PairInteractionGraph,
+    PrecomputeInteractionGraph,
+    RadiusInteractionGraph,
+    SchNet,
+)
 
 POS = 2 * torch.randn(9, 3, generator=torch.Generator().manual_seed(0))
 BATCH = torch.tensor([0] * 5 + [1] * 4)
@@ -56,3 +63,24 @@ def test_a_structure_that_repeats_is_refused_where_images_are_not_seen(said):
 def test_a_cutoff_that_is_not_positive_is_refused():
     with pytest.raises(ValueError, match="cutoff is 0"):
         PrecomputeInteractionGraph(0)
+
+
+@pytest.mark.parametrize("make_model", [SchNet, PaiNN])
+@pytest.mark.parametrize(
+    "graph",
+    [
+        KNNInteractionGraph(9, 2.0),
+        PairInteractionGraph(2.0),
+        PairInteractionGraph(2.0, 12),
+        RadiusInteractionGraph(2.0, 99),
+    ],
+    ids=repr,
+)
+def test_edges_that_are_absent_send_nothing_in_a_model_of_a_longer_cutoff(make_model, graph):
+    torch.manual_seed(0)
+    pos, z, batch = 3 * torch.rand(14, 3), torch.randint(1, 9, (14,)), torch.tensor([0] * 8 + [1] * 6)
+    model = make_model(8, num_interactions=2, cutoff=5.0, interaction_graph=graph).eval()
+    apart = (pos.unsqueeze(0) - pos.unsqueeze(1)).norm(dim=2)
+    edges = ((apart <= 2.0) & (apart > 0) & (batch.unsqueeze(0) == batch.unsqueeze(1))).nonzero().t()
+    given = {"num_graphs": 2}
+    torch.testing.assert_close(model(z, pos, batch, **given), model(z, pos, batch, edges, **given))

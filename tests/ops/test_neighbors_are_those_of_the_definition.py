@@ -1,13 +1,17 @@
 """Every field of a neighbour list against the definition, pair by pair, with padding, windows and exact cutoffs."""
 
 import itertools
+import time
+from collections.abc import Iterator
+from contextlib import nullcontext
 
 import pytest
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from popgeo.ops.neighbor_candidates import both_real, first_and_size, near_pairs, squared_distances
+from popgeo.native import library
+from popgeo.native.library import without_native
 from popgeo.ops.neighbors import distance, knn, pairs, radius
 
 CUTOFF = 2.0  # many pairs on a grid are exactly as far apart
@@ -30,11 +34,18 @@ def near(pos: Tensor, batch: Tensor, real: Tensor) -> dict[int, list[tuple[float
     return found
 
 
+@pytest.fixture(params=[False, True], ids=["compiled", "plain torch"])
+def in_plain_torch(request: pytest.FixtureRequest) -> Iterator[None]:
+    with without_native() if request.param else nullcontext():
+        yield
+
+
 @pytest.fixture(params=[False, True], ids=["all real", "the last graph is padding"])
 def with_padding(request: pytest.FixtureRequest) -> bool:
     return request.param
 
 
+@pytest.mark.usefixtures("in_plain_torch")
 @pytest.mark.parametrize("window", [None, "largest", "larger"])
 @pytest.mark.parametrize("sizes", SIZES)
 def test_every_field_is_as_the_definition_has_it(sizes: list[int], window: str | None, with_padding: bool):
@@ -110,26 +121,41 @@ def test_a_periodic_image_lies_where_its_shift_puts_it():
     assert pos.grad.tolist() == [[1, 0, 0], [-1, 0, 0], [0, 0, 0]]
 
 
-def test_candidates_are_those_of_the_own_graph_and_never_the_node_itself():
-    pos, batch = torch.zeros(5, 3), torch.tensor([0, 0, 0, 1, 1])
-    first, size = first_and_size(batch, 1.0, 3)
-    assert (first.tolist(), size.tolist()) == ([0, 0, 0, 3, 3], [3, 3, 3, 2, 2])
-    others, is_near = near_pairs(pos, batch, 1.0, 2, 3, None)
-    assert others.tolist() == [[1, 2], [0, 2], [0, 1], [4, 3], [3, 4]]  # its own where there is none
-    assert is_near.tolist() == [[True, True], [True, True], [True, True], [True, False], [True, False]]
-    mask = torch.tensor([True, True, False, True, True])
-    assert both_real(others, mask).tolist() == [
-        [True, False],
-        [True, False],
-        [False, False],
-        [True, True],
-        [True, True],
-    ]
-    assert both_real(others, None).all()
-    leaf = torch.tensor([[0.0, 3], [4, 0]], requires_grad=True)
-    made = squared_distances(leaf, torch.tensor([[1, 0], [0, 0]]))
-    assert made.tolist() == [[25, 0], [25, 25]]
-    assert not made.requires_grad
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("shape", ["cube", "line", "with atoms that are nowhere", "all at one place"])
+def test_a_large_graph_is_searched_by_cells_with_the_same_result(shape: str, dtype: torch.dtype):
+    pos = 8 * torch.rand(700, 3, generator=torch.Generator().manual_seed(0), dtype=dtype)
+    if shape == "line":
+        pos *= torch.tensor([40, 1e-4, 0])
+    elif shape == "with atoms that are nowhere":
+        pos[::50], pos[7] = torch.nan, torch.inf
+    elif shape == "all at one place":
+        pos[:] = 1.5
+    batch = torch.tensor([0] * 12 + [1] * 600 + [2] * 88)
+    given = {"num_graphs": 3, "nodes_mask": batch < 2}
+    searches = [(knn, {"k": 9}), (pairs, {}), (radius, {"num_edges": 9000}), (radius, {"num_edges": 400_000})]
+    for search, size in searches:
+        compiled = search(pos, batch, cutoff=CUTOFF, **size, **given)
+        with without_native():
+            plain = search(pos, batch, cutoff=CUTOFF, **size, **given)
+        for one, other in zip(flat(compiled), flat(plain), strict=True):
+            torch.testing.assert_close(one, other, rtol=0, atol=0, equal_nan=True)
+
+
+def flat(found: tuple) -> list[Tensor]:
+    return [tensor for part in found for tensor in (flat(part) if isinstance(part, tuple) else [part])]
+
+
+@pytest.mark.skipif(not library.is_available(), reason="the search is compiled")
+def test_a_search_costs_what_the_graphs_cost_however_wide_the_windows_are():
+    batch = torch.arange(30_000) // 20
+    pos = torch.rand(len(batch), 3)
+    start = time.process_time()
+    knn(pos, batch, 8, 1.0, num_graphs=1500)
+    radius(pos, batch, 1.0, 600_000, num_graphs=1500)
+    one = torch.zeros(len(batch)).long()
+    knn(30 * pos, one, 8, 1.0, num_graphs=1)
+    assert time.process_time() - start < 20  # all pairs of rows would take minutes, and 36 GB
 
 
 @pytest.mark.parametrize("search", [knn, pairs, radius])

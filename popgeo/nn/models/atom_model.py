@@ -82,6 +82,9 @@ class AtomModel(HasFilterNetworks):
             known = {"num_graphs": num_graphs, "nodes_mask": nodes_mask}
             known = known if isinstance(self.interaction_graph, InteractionGraph) else {}
             edge_index, r = self.interaction_graph(pos, batch, **known)
+            longest = getattr(self.interaction_graph, "cutoff", self.cutoff) if known else self.cutoff
+            if longest < self.cutoff:  # absent edges are as long as the graph's cutoff, where filters may not be 0
+                r = torch.where(r < longest, r, self.cutoff)
         else:
             # A padding edge joins padding nodes to themselves; so no mask is needed to know it. In a small cell an atom
             # also meets images of its own, which are shifted.
