@@ -181,7 +181,7 @@ def first_results(molecules: list[tuple[Tensor, Tensor]]) -> None:
             file = Path(folder) / format
             model = SchNet(CHANNELS, CHANNELS, BLOCKS, GAUSSIANS, CUTOFF)
             popgeo.export(model, popgeo.FixedSizeOptions(40, 800, 2), file, format, graphs=[molecule])
-            ways[f"a file of {format}"] = f"popgeo.load({str(file)!r})"
+            ways[f"a file of {format}"] = f"popgeo.load({str(file)!r}, run_machine_code=True)"
         for name, predictor in ways.items():
             start = time.perf_counter()
             subprocess.run([sys.executable, "-c", FIRST.format(predictor=predictor), graph], check=True, stdout=-3)

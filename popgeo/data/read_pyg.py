@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from operator import attrgetter, methodcaller
 from typing import Any
 
 import numpy as np
@@ -164,9 +165,12 @@ def _concatenate(
         )
     if not isinstance(first, Tensor) or is_sparse(first) or first.is_nested:
         return values, None
-    values = [plain_tensor(f"Attribute {name!r} of graph {i}", value) for i, value in enumerate(values)]
+    # Of torch's own class, in memory: then what they are joined to tells all else about them.
+    if set(map(type, values)) != {Tensor} or not all(map(Tensor.data_ptr, values)):
+        values = [plain_tensor(f"Attribute {name!r} of graph {i}", value) for i, value in enumerate(values)]
     first = values[0]
-    if odd := next((i for i, value in enumerate(values) if value.dtype != first.dtype), 0):
+    if len(set(map(attrgetter("dtype"), values))) > 1:
+        odd = next(i for i, value in enumerate(values) if value.dtype != first.dtype)
         raise ValueError(
             f"Attribute {name!r} is {first.dtype} in graph 0 and {values[odd].dtype} in graph {odd}. Convert one of "
             f"them or pass exclude_keys=[{name!r}]."
@@ -180,7 +184,8 @@ def _concatenate(
         values, dim = [value.unsqueeze(0) for value in values], 0
     try:
         # One graph alone, which may be a large one, is used where it lies.
-        joined = torch.cat(values, dim=dim) if len(values) > 1 else values[0]
+        with torch.no_grad():
+            joined = torch.cat(values, dim=dim) if len(values) > 1 else values[0]
     except RuntimeError as error:
         graph = next((i for i, value in enumerate(values) if _width(value, dim) != _width(values[0], dim)), 0)
         raise ValueError(
@@ -188,7 +193,9 @@ def _concatenate(
             f"{list(values[graph].shape)} in graph {graph}. Make the other dimensions equal or pass "
             f"exclude_keys=[{name!r}]."
         ) from error
-    return joined, row_pointer(torch.tensor([value.size(dim) for value in values]))
+    return plain_tensor(f"Attribute {name!r}", joined), row_pointer(
+        torch.tensor(list(map(methodcaller("size", dim), values)))
+    )
 
 
 def _counts(stated: Sequence[Any]) -> Tensor:

@@ -114,6 +114,10 @@ class BoundStep:
         known = list(self.signature.parameters.values())
         given = [*(one.name for one in known[:num_positional]), *keywords]
         compiled = self.arguments
+        if [one.kind for one in known] == [inspect.Parameter.VAR_POSITIONAL] and num_positional:
+            (compiled,) = compiled.parts if isinstance(compiled, Container) else (compiled,)
+            self._forms[num_positional,] = list(enumerate(compiled.parts if isinstance(compiled, Container) else ()))
+            return
         plain = all(one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD) for one in known)
         if plain and isinstance(compiled, Container) and set(given) <= set(compiled.keys):
             parts = dict(zip(compiled.keys, compiled.parts, strict=True))
