@@ -22,7 +22,7 @@ from popgeo.deploy.fixed_program import FixedProgram, WithForces, names_taken
 from popgeo.deploy.load_weights import load_weights
 from popgeo.deploy.predictions import Predictions, to_records
 from popgeo.deploy.processes import together
-from popgeo.deploy.read_graphs import GraphReader, named, pieces, reader_of
+from popgeo.deploy.read_graphs import GraphReader, named, of_loader, pieces, reader_of
 from popgeo.deploy.run_batches import run_batches, slots_used, warn_of_others
 from popgeo.did_you_mean import names_arguments
 from popgeo.engine.backend import Backend
@@ -149,8 +149,8 @@ class Predictor:
         of them get all results.
 
         Args:
-            graphs: A dataset, a list or any iterable of graphs, or a `FlatStore`; at most some ten thousand of them are
-                in memory at a time, if they need not be.
+            graphs: A dataset, a list or any iterable of graphs or of batches, a `FlatStore`, or a loader, whose order
+                results then have; at most some ten thousand graphs are in memory at a time, if they need not be.
             errors: `"raise"`, or `"keep"`: `Predictions.errors` then tells which graphs failed, and why.
             progress_bar: Whether to show a bar if it lasts longer than a second; None means at a terminal and in
                 notebooks.
@@ -197,6 +197,7 @@ class Predictor:
 
     def _opened(self, graphs: Any) -> Any:
         """The graphs, flat if they lie in memory or flat on disk."""
+        graphs = of_loader(graphs)
         if isinstance(graphs, (FlatStore, list)) or not hasattr(graphs, "__len__") or why_not_flat(graphs):
             return graphs
         return FlatStore.from_dataset(graphs) if len(graphs) else []

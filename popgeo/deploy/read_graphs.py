@@ -2,11 +2,12 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import chain, islice
 from typing import Any
 
 import numpy as np
 import torch
+from torch.utils.data import BatchSampler, DataLoader, SequentialSampler
 
 from popgeo.capture.pytree import is_graph_data
 from popgeo.data.attribute_names import COUNT_NODES
@@ -15,6 +16,7 @@ from popgeo.data.fixed_size_options import FixedSizeOptions
 from popgeo.data.flat_store import FlatStore
 from popgeo.data.sort_edges import sort_edges
 from popgeo.deploy.fixed_program import FixedProgram, input_name
+from popgeo.loader.source import FlatSource
 
 Kinds = Mapping[str, tuple[tuple[int, ...], torch.dtype]]
 """Shape and type of each tensor of a batch."""
@@ -126,20 +128,27 @@ def named(number: int, error: Exception) -> ValueError:
     return made
 
 
+def of_loader(loader: Any) -> Any:
+    """The graphs of a loader that need not be taken out of its batches, in its order; anything else as it is."""
+    source = getattr(loader, "source", None)
+    if isinstance(source, FlatSource) and not (source.collater.trim_nodes or source.collater.trim_edges):
+        return source.store.view(loader.plan().indices)
+    is_in_order = isinstance(loader, DataLoader) and type(loader.sampler) is SequentialSampler and not loader.drop_last
+    return loader.dataset if is_in_order and type(loader.batch_sampler) is BatchSampler else loader
+
+
 def pieces(graphs: Any, size: int) -> Iterable[Any]:
     """Graphs by that many at a time; an exception represents one that a dataset could not give.
 
-    A batch is taken apart, one of this library without its padding.
+    A batch is taken apart, a batch of this library without its padding; so is each batch of a loader, in its order.
 
     A flat store is cut into views, a dataset is asked for its graphs by number, anything else is gone through.
 
     Raises:
         ValueError: it is one graph.
     """
-    if is_graph_data(graphs) and hasattr(graphs, "to_data_list"):
-        from popgeo.data.pad import unpad
-
-        graphs = unpad(graphs) if "graphs_mask" in graphs else graphs.to_data_list()
+    if _is_batch(graphs):
+        graphs = _graphs_of(graphs)
     if is_graph_data(graphs):
         raise ValueError(f"graphs is one {type(graphs).__name__}; pass a list, even of one: [graph].")
     if isinstance(graphs, FlatStore):
@@ -148,9 +157,19 @@ def pieces(graphs: Any, size: int) -> Iterable[Any]:
         for start in range(0, len(graphs), size):
             yield [_at(graphs, i) for i in range(start, min(start + size, len(graphs)))]
     else:
-        source = iter(graphs)
+        source = chain.from_iterable(_graphs_of(one) if _is_batch(one) else [one] for one in graphs)
         while piece := list(islice(source, size)):
             yield piece
+
+
+def _is_batch(graphs: Any) -> bool:
+    return is_graph_data(graphs) and hasattr(graphs, "to_data_list")
+
+
+def _graphs_of(batch: Any) -> Any:
+    from popgeo.data.pad import unpad
+
+    return unpad(batch) if "graphs_mask" in batch else batch.to_data_list()
 
 
 def _at(dataset: Any, i: int) -> Any:

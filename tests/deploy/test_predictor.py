@@ -12,9 +12,11 @@ import torch
 from torch import Tensor, nn
 from torch.testing import assert_close
 from torch_geometric.data import Batch, Data, HeteroData
+from torch_geometric.loader import DataLoader
 
 import popgeo
-from popgeo.data import FixedSizeOptions, FlatStore
+from popgeo import FixedSizeDataLoader
+from popgeo.data import FixedSizeOptions, FlatStore, unpad
 from popgeo.deploy.predictor import Predictor
 from popgeo.nn import GIN, SchNet
 from popgeo.nn.forces import energy_and_forces
@@ -183,6 +185,26 @@ def test_results_do_not_depend_on_how_the_graphs_come():
     assert_close(predictor(store)["out"], expected)
     assert_close(predictor(graph for graph in graphs)["out"], expected)
     assert_close(torch.cat([one["out"] for one in predictor.stream(store, ahead=7)]), expected)
+
+
+@pytest.mark.parametrize("shuffle", [False, True])
+@pytest.mark.parametrize("choices", [{}, {"drop_last": True}, {"sampler": [5, 3, 3, 17]}], ids=str)
+def test_results_of_a_loader_are_in_its_order(choices: dict, shuffle: bool):
+    if shuffle and "sampler" in choices:
+        pytest.skip("a sampler has its own order")
+    model, graphs = gin(), graphs_of()
+    for i, graph in enumerate(graphs):
+        graph.number = i
+    for make in (FixedSizeDataLoader, DataLoader):
+        for loader in (make(graphs, batch_size=6, shuffle=shuffle, **choices), make(graphs[:20], 6)):
+            torch.manual_seed(1)
+            batches = list(loader)
+            given = [g for batch in batches for g in (unpad(batch) if "graphs_mask" in batch else batch.to_data_list())]
+            if make is FixedSizeDataLoader:  # which has gone on to the next epoch
+                loader.set_epoch(0)
+            torch.manual_seed(1)
+            found = Predictor(model, backend="none")(loader)["out"]
+            assert_close(found, torch.cat([alone(model, graphs[int(graph.number)]) for graph in given]))
 
 
 def test_few_large_graphs_among_small_ones_get_a_shape_of_their_own():
