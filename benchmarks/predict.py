@@ -7,7 +7,7 @@ same weights and batches of the same number of molecules, at one thread, denorma
 list of graphs, as PyG does, with a store and with a loader: making graphs flat, choosing the shape, compiling, packing
 and putting results in order are counted. SchNet has the pairs within 5 angstrom listed beforehand, PyG's in both
 directions. GIN is the same module of PyG's layers on both sides. `at defaults` is SchNet with an interaction graph that
-is told nothing of the molecules, next to one that is told the atoms of the largest. The last lines are the time of a new
+is told nothing of the molecules, next to one that is told the atoms of the largest. The last lines time a new
 process from its start to its first result, of a model and of exported files, in Python and, if there is a g++, in C++
 (`examples/cpp_predict`).
 """
