@@ -9,6 +9,7 @@ from torch import nn
 CHECKED_EVERY = 200  # calls of a model, or of a step that is compiled from it
 
 _at_each_edge: ContextVar[bool] = ContextVar("filters at each edge", default=False)
+_tables_stay: ContextVar[bool] = ContextVar("tables stay", default=False)
 
 
 @contextmanager
@@ -20,16 +21,34 @@ def filters_at_each_edge() -> Iterator[None]:
         ...     are_at_each_edge()
         True
     """
-    token = _at_each_edge.set(True)
+    with _switched_on(_at_each_edge):
+        yield
+
+
+@contextmanager
+def tables_stay() -> Iterator[None]:
+    """What models compute from weights alone in this context is kept while the weights stay, and so costs nothing."""
+    with _switched_on(_tables_stay):
+        yield
+
+
+@contextmanager
+def _switched_on(switch: ContextVar[bool]) -> Iterator[None]:
+    token = switch.set(True)
     try:
         yield
     finally:
-        _at_each_edge.reset(token)
+        switch.reset(token)
 
 
 def are_at_each_edge() -> bool:
     """Whether filter networks are evaluated at each edge here."""
     return _at_each_edge.get()
+
+
+def do_tables_stay() -> bool:
+    """Whether a table of filters is made once for many calls here."""
+    return _tables_stay.get()
 
 
 def refine_filters(module: nn.Module) -> None:

@@ -31,7 +31,7 @@ from popgeo.engine.replicas import Replicas, is_sharded, refuse_shared_statistic
 from popgeo.engine.shards import require_all
 from popgeo.engine.step_recipe import Recipe, RunFigures, StepPlan
 from popgeo.engine.step_runner import StepRunner
-from popgeo.filter_choice import filters_at_each_edge
+from popgeo.filter_choice import filters_at_each_edge, tables_stay
 
 NOTHING_ON_A_GPU = (
     "A step on a GPU keeps nothing of its own, neither random numbers nor buffers nor an optimizer's state. Save the "
@@ -208,8 +208,9 @@ def bind_step(recipe: Recipe, arguments: Arguments, replicas: Replicas) -> Bound
             update_inputs = arguments.with_tensors(micro_batch(arguments.tensors, 0, recipe.options.device_iterations))
             runner: StepRunner | CudaGraphRunner = CudaGraphRunner(recipe, step, update_inputs, torch.cuda)
         else:
-            step, update, plan = _fitting(recipe, one, trained, replicas)
             kind = InductorRunner if recipe.backend is Backend.INDUCTOR else GraphRunner
+            with tables_stay() if recipe.optimizer is None and kind is GraphRunner else nullcontext():
+                step, update, plan = _fitting(recipe, one, trained, replicas)
             staging = None if plan is None else plan.staging
             runner = StepRunner(step, recipe.module, recipe.options, update, replicas, kind, staging)
             shared = [parameter for parameter in recipe.module.parameters() if not is_sharded(parameter)]

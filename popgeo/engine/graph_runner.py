@@ -3,7 +3,7 @@
 import functools
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -23,6 +23,7 @@ from popgeo.engine.fuse.prepared import PreparedOp, register_prepared
 from popgeo.engine.fuse.reassociate import reassociate
 from popgeo.engine.memory_plan import place_values, unplaced_bytes
 from popgeo.engine.run_bodies import prepare_cond, prepare_for_loop
+from popgeo.engine.weights_first import watch, weights_first
 from popgeo.native import library
 
 # All passes in order, from the largest pattern to the smallest: a pass leaves alone what an earlier one has joined.
@@ -42,6 +43,7 @@ class GraphRunner:
         state: Tensors of the graph's parameters and buffers; buffers change in place.
         places: Tensors that certain outputs are to be written to, by position; the others are valid until the next run.
         floating_point_exceptions: Check each operation's result; then none are joined.
+        weights_stay: What depends on parameters and buffers alone is computed when one of them has changed.
 
     Attributes:
         graph: The given graph, with constants computed.
@@ -50,19 +52,25 @@ class GraphRunner:
         peak_bytes: The same with what operations allocate for themselves at the worst moment of a run.
     """
 
+    _first: "GraphRunner | None" = None
+    _weights_changed: Callable[[], bool]
+
     def __init__(
         self,
         graph: OpGraph,
         state: Mapping[Input, Tensor],
         places: Mapping[int, Tensor] | None = None,
         floating_point_exceptions: bool = False,
+        weights_stay: bool = False,
     ) -> None:
         self.graph = fold_constants(graph)
         self.draws_random_numbers = any(is_random(op) for op in self.graph.ops)
-        self.runs = expand(self.graph) if floating_point_exceptions else fuse(self.graph)
+        given = {v: state[one].detach() for one, v in graph.inputs.items() if one in state}
+        keeps = weights_stay and not floating_point_exceptions and library.is_available()
+        late = self._begin_with_weights(given, state) if keeps else self.graph
+        self.runs = expand(late) if floating_point_exceptions else fuse(late)
         values = self.graph.values
-        given = {v: tensor.detach() for v, tensor in self.graph.constants.items()}
-        given |= {v: state[one].detach() for one, v in graph.inputs.items() if one in state}
+        given |= {v: tensor.detach() for v, tensor in late.constants.items()}
         new = [v for one, v in graph.inputs.items() if one not in state]
         self._inputs = [empty_like(values[v]) for v in new]
         given |= dict(zip(new, self._inputs, strict=True))
@@ -79,6 +87,8 @@ class GraphRunner:
         An input for which there is None stays as it was.
         """
         with torch._C._AutoDispatchBelowAutograd():  # so nothing here is differentiated
+            if self._first is not None and self._weights_changed():
+                self._first.run(())
             for place, tensor in zip(self._inputs, inputs, strict=True):
                 if tensor is not None:
                     place.copy_(tensor)
@@ -88,6 +98,18 @@ class GraphRunner:
                 assert made is not None
                 outputs[position] = place.copy_(made)
         return outputs
+
+    def _begin_with_weights(self, given: Mapping[int, Tensor], state: Mapping[Input, Tensor]) -> OpGraph:
+        """Computes what depends on weights alone, if something does; what is left to do at each run."""
+        split = weights_first(self.graph, given)
+        if split is None:
+            return self.graph
+        weights = [given[v] for v in split.first.inputs.values()]
+        self._first = GraphRunner(split.first, state, dict(enumerate(split.made)))
+        self._weights_changed = watch(weights)
+        with torch._C._AutoDispatchBelowAutograd():
+            self._first.run(())
+        return split.rest
 
     def joined(self) -> tuple[str, str]:
         """What runs as interactions in one pass, and why not all; and how many operations run in how many chains."""

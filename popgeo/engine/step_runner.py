@@ -272,6 +272,8 @@ class StepRunner:
             if self._staging is not None:
                 return RoundRunner(graph, self._staging, state, self._step.num_results, gradients, checks)
             places = dict(enumerate(gradients.values(), start=self._step.num_results))
+            if self._kind is GraphRunner and self.update is None:
+                return GraphRunner(graph, state, places, checks, weights_stay=True)
             return self._kind(graph, state, places, checks)
         finally:
             if collects:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.compiler import is_compiling
 from torch.func import functional_call
 
-from popgeo.filter_choice import CHECKED_EVERY, are_at_each_edge
+from popgeo.filter_choice import CHECKED_EVERY, are_at_each_edge, do_tables_stay
 from popgeo.nn.atom_edges import Edges
 from popgeo.nn.radial import ShiftedSoftplus
 from popgeo.ops.eager import is_plain
@@ -151,7 +151,8 @@ class HasFilterNetworks(nn.Module):
                 self.refine_filters()
             _CALLS[self] = calls + 1
         num_points, made = self.filter_points, self.filter_networks()
-        if not num_points or r.shape[0] < EDGES_FOR_EACH_POINT * num_points or not serves(r, *self.parameters()):
+        is_worth_it = do_tables_stay() or r.shape[0] >= EDGES_FOR_EACH_POINT * (num_points or 0)
+        if not num_points or not is_worth_it or not serves(r, *self.parameters()):
             return None
         if made is None or not made.can_be_tables():
             return None

@@ -67,5 +67,5 @@ def test_one_graph_and_batches_of_a_loader_are_not_taken_for_graphs():
     predictor, graphs = Predictor(GIN(4, 8, 2, out_channels=2, readout="sum"), SMALL, "none"), graphs_of(6)
     with pytest.raises(ValueError, match=r"graphs is one Data; pass a list, even of one: \[graph\]"):
         predictor(graphs[0])
-    with pytest.raises(ValueError, match="Item 0 of the dataset is a batch of 3 graphs, which would count as one"):
-        predictor(DataLoader(graphs, 3))
+    assert predictor(DataLoader(graphs, 3)).num_graphs == 6
+    assert predictor(iter(DataLoader(graphs, 3))).num_graphs == 6

@@ -157,3 +157,15 @@ POPGEO_API int64_t popgeo_compare_blocks(const File* files, int64_t num_files, c
   }
   return -1;
 }
+
+// Brings copies of arrays up to date; whether a byte of them had changed.
+POPGEO_API int64_t popgeo_update_bytes(const void* const* arrays, void* const* copies, const int64_t* sizes,
+                                       int64_t count) {
+  int64_t changed = 0;
+  for (int64_t i = 0; i < count; ++i)
+    if (std::memcmp(arrays[i], copies[i], sizes[i]) != 0) {
+      std::memcpy(copies[i], arrays[i], sizes[i]);
+      changed = 1;
+    }
+  return changed;
+}

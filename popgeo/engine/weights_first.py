@@ -1,0 +1,102 @@
+"""What depends on weights alone is computed once, and again only when a weight has changed: for forward passes."""
+
+import ctypes
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+
+from torch import Tensor
+
+from popgeo.capture.marks import empty_like
+from popgeo.capture.op_graph import Number, Op, OpGraph
+from popgeo.capture.passes import drop_unused, is_random, with_ops
+from popgeo.native import library
+
+_POINTER, _INT = ctypes.c_void_p, ctypes.c_int64
+# To compare more weights takes as long as to compute something from them.
+_MOST_BYTES = 2**22
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class WeightsFirst:
+    """A graph in two parts, of which the first depends on weights alone.
+
+    Attributes:
+        first: Makes values from weights.
+        rest: The graph; what the first part makes are constants of it.
+        made: The constants that the first part makes, in the order of its outputs.
+    """
+
+    first: OpGraph
+    rest: OpGraph
+    made: Sequence[Tensor]
+
+
+def weights_first(graph: OpGraph, given: Mapping[int, Tensor]) -> WeightsFirst | None:
+    """Splits a graph; None if nothing but views depends on weights alone.
+
+    Args:
+        graph: Constants in it have been computed.
+        given: Weights and buffers, by value.
+    """
+    mutated = graph.mutated_storages()
+    alone = {v for v in (*given, *graph.constants) if graph.values[v].storage not in mutated}
+    early = [op for op in graph.ops if _is_early(op, graph, alone, mutated)]
+    kept, views = _needed(graph, early)
+    made = {v: empty_like(graph.values[v]) for v in kept}
+    storages = {graph.values[v].storage for v in kept}
+    if not kept or len(storages) < len(kept) or any(graph.values[v].offset for v in kept):
+        return None
+    first = drop_unused(with_ops(graph, early, kept))
+    used = {v for op in first.ops for v in op.reads()}
+    inputs = {one: v for one, v in graph.inputs.items() if v in given and v in used}
+    if sum(given[v].nbytes for v in inputs.values()) > _MOST_BYTES:
+        return None
+    number = set(map(id, early))
+    late = [op for op in graph.ops if id(op) not in number or views.issuperset(op.makes())]
+    rest = drop_unused(with_ops(graph, late, graph.outputs, {**graph.constants, **made}))
+    return WeightsFirst(first=dataclasses.replace(first, inputs=inputs), rest=rest, made=list(made.values()))
+
+
+def _is_early(op: Op, graph: OpGraph, alone: set[int], mutated: frozenset[int]) -> bool:
+    """Whether an operation depends on nothing but what is `alone`, to which its results are added."""
+    touched = {graph.values[v].storage for v in (*op.reads(), *op.makes())}
+    changes = op.writes or op.bodies or touched & mutated or any(isinstance(one, Number) for one in op.args)
+    is_early = bool(op.reads()) and alone.issuperset(op.reads()) and not changes and not is_random(op)
+    if is_early:
+        alone.update(op.makes())
+    return is_early
+
+
+def _needed(graph: OpGraph, early: Sequence[Op]) -> tuple[list[int], set[int]]:
+    """What the other operations need of the early ones: values in memory of their own, and views."""
+    of_early = {v: op for op in early for v in op.makes()}
+    found: dict[int, None] = {}
+    views: set[int] = set()
+    number = set(map(id, early))
+    asked = [v for op in graph.ops if id(op) not in number for v in op.reads()]
+    asked += [v for v in graph.outputs if v is not None]
+    while asked:
+        v = asked.pop()
+        if v not in of_early or v in found or v in views:
+            continue
+        if graph.is_view(of_early[v]):
+            views.update(of_early[v].makes())
+            asked += of_early[v].reads()
+        else:
+            found[v] = None
+    return list(found), views
+
+
+def watch(tensors: Sequence[Tensor]) -> Callable[[], bool]:
+    """A function that says whether a bit of contiguous tensors has changed since it was last called, or made."""
+    native = library.function("popgeo_update_bytes", (_POINTER, _POINTER, _POINTER, _INT), _INT)
+    assert native is not None  # who asks has looked
+    copies = [tensor.detach().clone() for tensor in tensors]
+    count = len(tensors)
+    addresses = [(_POINTER * count)(*map(Tensor.data_ptr, some)) for some in (tensors, copies)]
+    sizes = (_INT * count)(*(tensor.nbytes for tensor in tensors))
+
+    def has_changed(_held: Sequence[Tensor] = (*tensors, *copies)) -> bool:
+        return bool(native(*addresses, sizes, count))
+
+    return has_changed
