@@ -1,7 +1,7 @@
 """How the sizes of a batch are found: from a dataset, from the sizes of its graphs, by trial, or from a loader."""
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from itertools import islice
 from typing import Any, TypeVar
 
@@ -138,6 +138,20 @@ class FoundSizes:
             raise ValueError("The loader yields no batch, so there is nothing to measure. Pass one that does.")
         sizes = (nodes[None], edges[None]) if None in nodes else (nodes, edges)
         return cls(*sizes, num_graphs, **values)  # type: ignore[call-arg]  # of FixedSizeOptions
+
+
+def grown(sizes: Sequence[int], needed: Sequence[int] | np.ndarray) -> list[int]:
+    """Sizes that hold what is needed: half as much again of each size that must grow, because more may come.
+
+    Args:
+        sizes: The sizes so far, one per kind of slots.
+        needed: What must fit, one per kind of slots.
+
+    Example:
+        >>> grown([10, 40], needed=[20, 30])
+        [30, 40]
+    """
+    return [int(n) * 3 // 2 if n > size else size for size, n in zip(sizes, needed, strict=True)]
 
 
 def _measured(dataset: Any, progress_bar: bool | None) -> tuple[FlatStore, np.ndarray]:

@@ -37,12 +37,10 @@ def in_one_pass(model: nn.Module) -> nn.Module:
             raise ValueError(
                 f"The cutoff is {type(representation.cutoff_fn).__name__}; it must be CosineCutoff or MollifierCutoff."
             )
-    new = {id(one): classes[type(one)](one) for one in found if type(one) in classes}
+    new: dict[Any, Any] = {one: classes[type(one)](one) for one in found if type(one) in classes}
     for parent in list(model.modules()):
-        for name, part in list(parent._modules.items()):
-            if id(part) in new:
-                setattr(parent, name, new[id(part)])
-    return new.get(id(model), model)
+        parent._modules.update({name: new[part] for name, part in parent._modules.items() if part in new})
+    return new.get(model, model)
 
 
 class _OnGrid(HasFilterNetworks):
