@@ -9,11 +9,11 @@ import torch
 
 from popgeo.data.axes import Axis, Level
 from popgeo.data.fixed_size_options import FixedSizeOptions
-from popgeo.data.graph_sizes import GraphSizes, first_graphs
+from popgeo.data.opened import Opened
 from popgeo.data.trim import OverSizeStrategy
 from popgeo.loader.pack_graphs import pack_epoch
 from popgeo.loader.sampler import Packer
-from popgeo.loader.strategy import FixedSizeStrategy, Packing
+from popgeo.loader.strategy import DRAWN, FixedSizeStrategy, Packing
 from popgeo.packing import Budget, Packs, totals_of_packs
 
 Sizes = Any
@@ -63,8 +63,7 @@ class SizesPacker(Packer):
 
     def order(self, shuffle: bool, generator: torch.Generator) -> np.ndarray | None:
         """The order of an epoch; None, the one given, where the strategy draws its own."""
-        draws = isinstance(self.strategy, FixedSizeStrategy) and self.strategy.draws
-        return super().order(shuffle and not draws, generator)
+        return super().order(shuffle and self.strategy not in DRAWN, generator)
 
     def pack(self, order: np.ndarray | None, generator: torch.Generator) -> Packs:
         """Batches of some graphs."""
@@ -104,10 +103,11 @@ def columns_of(
     if dataset is not None and num_nodes is None:
         num_nodes = _atoms_of(dataset)
         if num_nodes is None and options is not None:
-            values, axes = GraphSizes(dataset).values, first_graphs(dataset, 1, None).size_axes
+            opened = Opened.of(dataset)
+            axes = opened.store.size_axes
             columns = {
                 axis.label: (column, int(limit))
-                for axis, column, limit in zip(axes, values.T, options.limits(axes), strict=True)
+                for axis, column, limit in zip(axes, opened.sizes.values.T, options.limits(axes), strict=True)
                 if num_edges is None or axis.level is Level.NODE
             }
     for name, sizes, axis in (("nodes", num_nodes, _NODES), ("edges", num_edges, _EDGES)):

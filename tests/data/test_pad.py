@@ -146,14 +146,14 @@ def test_masks_of_nodes_are_filled_behind_the_real_ones_only(native):
 @pytest.mark.parametrize(
     ("sizes", "message"),
     [
-        (({"a": 1, "b": 9}, 9), r"has 2 nodes of type 'a', Pad.max_num_nodes is 1. Raise it to 2 or more"),
+        (({"a": 1, "b": 9}, 9), r"has 2 a nodes, Pad.max_num_nodes is 1. Raise it to 2 or more"),
         (
             ({"a": 9, "b": 9}, {WRITES: 3, CITES: 9}),
-            r"has 4 edges of type \('a', 'writes', 'b'\), Pad.max_num_edges is 3. Raise it to 4 or more",
+            r"has 4 a-writes-b edges, Pad.max_num_edges is 3. Raise it to 4 or more",
         ),
         (
             ({"a": 3, "b": 3}, {WRITES: 6, CITES: 1}),
-            r"needs 2 padding edges, which join padding nodes, but all 3 nodes of type 'b' are real. "
+            r"needs 2 padding edges, which join padding nodes, but all 3 b nodes are real. "
             "Raise max_num_nodes to 4",
         ),
     ],
