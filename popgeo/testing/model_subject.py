@@ -15,7 +15,7 @@ from torch_geometric.data import Batch, Data, HeteroData
 
 from popgeo.datasets import Molecules
 from popgeo.testing.claims import BrokenError, Claim, NotTriedError, Subject, SubjectKind
-from popgeo.testing.compare_runs import Seen, compare_rows, compare_runs, kinds_of_rows
+from popgeo.testing.compare_runs import Seen, compare_runs, kinds_of_rows
 from popgeo.testing.differences import difference
 from popgeo.testing.fixed_batches import FixedBatch, Garbage, a_few, fixed_batch
 from popgeo.testing.observe import observe
@@ -159,11 +159,13 @@ class ModelSubject(Subject):
             model: The model in that mode; in evaluation otherwise.
             rows_only: Whether only the results of graphs, nodes and edges are compared.
         """
-        kinds = self.kinds(model)
-        if rows_only:
-            compare_rows(found, expected, why, kinds=kinds, tolerance=self.tolerance)
-        else:
-            compare_runs(found, expected, why, kinds=kinds, loss=self.loss, tolerance=self.tolerance)
+        choices: dict[str, Any] = {
+            "kinds": self.kinds(model),
+            "loss": self.loss,
+            "tolerance": self.tolerance,
+            "rows_only": rows_only,
+        }
+        compare_runs(found, expected, why, **choices)
 
     def unless_rounded(self, check: Callable[[bool], None]) -> None:
         """Runs a check in the model's own type; a small difference counts only if it is there in float64, too.
