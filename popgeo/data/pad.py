@@ -64,9 +64,7 @@ class Pad(BaseTransform):
     ) -> None:
         if max_num_edges is None:
             if isinstance(max_num_nodes, dict):
-                raise ValueError(
-                    "max_num_edges is needed where max_num_nodes is given per type. Pass a number for each."
-                )
+                raise ValueError("max_num_edges is needed if max_num_nodes is given per type. Pass a number for each.")
             max_num_edges = max_num_nodes * max_num_nodes
         self.options = FixedSizeOptions(
             max_num_nodes, max_num_edges, node_pad_value=node_pad_value, edge_pad_value=edge_pad_value

@@ -113,8 +113,7 @@ def _joined(
             graph = graph if transform is None else transform(graph)
             if not isinstance(graph, (Data, HeteroData)):
                 raise ValueError(
-                    f"Graph {position + len(bundle)} is a {type(graph).__name__}; Data or HeteroData is "
-                    f"needed. Turn each item into one."
+                    f"Graph {position + len(bundle)} is a {type(graph).__name__}; pass Data or HeteroData."
                 )
             bundle.append(graph)
             size += _bytes(graph)

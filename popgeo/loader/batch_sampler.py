@@ -224,8 +224,5 @@ def _costs(cost: Any, packer: SizesPacker) -> np.ndarray:
         cost = cost(packer.sizes.astype(np.int64))
     costs = np.asarray(cost, np.float64)
     if costs.shape != (packer.num_items,) or not np.isfinite(costs).all() or (costs < 0).any():
-        raise ValueError(
-            f"The costs have the shape {costs.shape}; give one finite number of 0 or more for each of "
-            f"{packer.num_items} graphs."
-        )
+        raise ValueError(f"Costs have the shape {costs.shape}; give {packer.num_items} finite numbers of 0 or more.")
     return costs

@@ -148,9 +148,7 @@ class FixedSizeDataLoader(EpochLoader):
                 "sizes, or pass OverSizeStrategy.Skip or one that trims."
             )
         if epoch.batch_sampler is not None and self.strategy is not FixedSizeStrategy.PadToMax:
-            raise ValueError(
-                "A batch_sampler decides the batches, so it excludes shuffle and any strategy but PadToMax."
-            )
+            raise ValueError("A batch_sampler decides the batches: it excludes shuffle and strategies but PadToMax.")
 
     @property
     def num_skipped(self) -> int:

@@ -45,9 +45,7 @@ class SizesPacker(Packer):
 
     def __post_init__(self) -> None:
         if self.strategy is FixedSizeStrategy.PadToMax:
-            raise ValueError(
-                "PadToMax counts graphs alone, so it holds no budget. Use torch's BatchSampler, or Window."
-            )
+            raise ValueError("PadToMax counts graphs alone and holds no budget. Use torch's BatchSampler, or Window.")
         if self.over_size_strategy.trims_nodes or self.over_size_strategy.trims_edges:
             raise ValueError("A sampler cannot trim graphs. Pass Error, Skip or Alone, or use a FixedSizeDataLoader.")
 
@@ -166,7 +164,5 @@ def _array(name: str, sizes: Sizes) -> np.ndarray:
         pieces = [np.atleast_1d(_array(name, piece) if isinstance(piece, torch.Tensor) else piece) for piece in sizes]
         sizes = np.concatenate(pieces) if pieces else np.empty(0, np.int64)
     if sizes.ndim != 1 or not np.issubdtype(sizes.dtype, np.integer):
-        raise ValueError(
-            f"The sizes of {name} are {sizes.dtype} of shape {sizes.shape}; give whole numbers, one a graph."
-        )
+        raise ValueError(f"Sizes of {name} are {sizes.dtype} {[*sizes.shape]}; give whole numbers, one per graph.")
     return sizes

@@ -59,8 +59,7 @@ class BatchIds:
         epochs = self.sampler.epochs
         if epochs.shard.group > 1:
             raise ValueError(
-                f"An item of this loader has {epochs.shard.group} batches, which another DataLoader cannot make. "
-                f"Iterate over the loader itself."
+                f"An item of this loader has {epochs.shard.group} batches. Iterate over the loader itself."
             )
         run, plan = epochs.begin(is_copy=True)
         for pack in plan.packs:
@@ -92,9 +91,7 @@ class BatchIds:
         Raises:
             ValueError: always.
         """
-        raise ValueError(
-            "This loader has state_dict and load_state_dict itself. Use it as it is, without a StatefulDataLoader."
-        )
+        raise ValueError("This loader has state_dict and load_state_dict itself. Use no StatefulDataLoader.")
 
     def load_state_dict(self, state: dict[str, Any]) -> NoReturn:
         """See `state_dict`."""

@@ -47,8 +47,7 @@ def assign(
     held = np.bincount(slot_ranks, minlength=len(ranked) + 1)
     if not np.array_equal(held, np.bincount(ranks, minlength=len(ranked) + 1)):
         raise ValueError(
-            f"The plan is one for {len(slot_ranks)} graphs of other sizes than these {len(ranks)}; "
-            f"make a plan from the sizes that you assign."
+            f"The plan is for {len(slot_ranks)} graphs of other sizes than these {len(ranks)}. Make one from these."
         )
     order = _order(len(table), generator)
     slots = np.argsort(slot_ranks, kind="stable")

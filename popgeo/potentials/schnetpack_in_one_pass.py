@@ -35,7 +35,7 @@ def in_one_pass(model: nn.Module) -> nn.Module:
     for representation in found:
         if not isinstance(representation.cutoff_fn, CosineCutoff | MollifierCutoff):
             raise ValueError(
-                f"The cutoff is {type(representation.cutoff_fn).__name__}; it must be CosineCutoff or MollifierCutoff."
+                f"A cutoff is {type(representation.cutoff_fn).__name__}, not CosineCutoff or MollifierCutoff."
             )
     new: dict[Any, Any] = {one: classes[type(one)](one) for one in found if type(one) in classes}
     for parent in list(model.modules()):

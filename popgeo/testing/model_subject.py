@@ -59,10 +59,7 @@ class ModelSubject(Subject):
         if not self.graphs:
             object.__setattr__(self, "graphs", tuple(a_few(Molecules(), 4)))
         if not callable(self.what):
-            raise ValueError(
-                f"{type(self.what).__name__} is neither a module nor a function of a batch. Pass the model, or "
-                "kind= of what it is."
-            )
+            raise ValueError(f"{type(self.what).__name__} is neither a module nor a function. Pass a model, or kind=.")
 
     @cached_property
     def modes(self) -> list[Any]:

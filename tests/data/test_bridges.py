@@ -120,7 +120,7 @@ def test_arrays_that_make_no_tuple_are_refused(missing):
     given = arrays()
     del given[missing]
     with pytest.raises(
-        ValueError, match=r"The batch has \[.*\]; a tuple is made of one with edge_index, batch and ptr"
+        ValueError, match=r"The batch has \[.*\]; edge_index, batch and ptr of one node type are needed"
     ):
         to_graphs_tuple(given)
 

@@ -65,7 +65,7 @@ def test_slices_that_do_not_lead_through_the_rows_are_refused(slices):
 
 @pytest.mark.parametrize("odd", [1, None, {"x": 1}, SimpleNamespace(x=1), np.ones(3)])
 def test_a_stream_of_what_are_no_graphs_is_refused_by_number(tmp_path, odd):
-    with pytest.raises(ValueError, match=r"Graph 1 is a .*; Data or HeteroData is needed"):
+    with pytest.raises(ValueError, match=r"Graph 1 is a .*; pass Data or HeteroData"):
         write(iter([Data(x=torch.ones(2, 1)), odd]), tmp_path / "store")
 
 

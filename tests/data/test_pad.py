@@ -131,7 +131,7 @@ def test_attributes_of_a_graph_stay_as_they_are(native):
 def test_as_many_edges_as_pairs_of_nodes_are_kept_where_none_are_given():
     assert Pad(4)(graph(3, 2)).edge_index.shape == (2, 16)
     assert (Pad(6, 6).mask_pad_value, Pad(6, 6).add_pad_mask) == (False, False)
-    with pytest.raises(ValueError, match="max_num_edges is needed where max_num_nodes is given per type"):
+    with pytest.raises(ValueError, match="max_num_edges is needed if max_num_nodes is given per type"):
         Pad({"a": 3, "b": 4})
 
 

@@ -219,7 +219,4 @@ def _check_labels(
         if values is not None and values.shape[:1] != links.shape[1:]:
             raise ValueError(f"{name} has shape {tuple(values.shape)} for {links.shape[1]} edges; give one for each.")
     if negatives is not None and label is not None and bool((label == 0).any()):
-        raise ValueError(
-            "edge_label holds 0, which negatives get, and neg_sampling is given. Pass positives alone, or leave one "
-            "out."
-        )
+        raise ValueError("edge_label holds 0, which negatives get: with neg_sampling pass positives alone.")

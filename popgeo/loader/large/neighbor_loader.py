@@ -52,9 +52,7 @@ class Neighborhood:
         **how: Any,
     ) -> None:
         if not isinstance(num_neighbors, list | tuple | Mapping):
-            raise ValueError(
-                f"num_neighbors is {num_neighbors!r}; pass a list with a number for each hop, as [15, 10]."
-            )
+            raise ValueError(f"num_neighbors is {num_neighbors!r}; pass a list, a number for each hop, as [15, 10].")
         graphs: dict[Any, CompressedGraph] = {}
         time_of, weights = _attributes(store, time_attr), _attributes(store, weight_attr)
         for key, edge_index in edge_indices(store).items():
@@ -103,9 +101,7 @@ class NeighborSampler(PartSampler):
         self.node_type, self.seeds = seeds_of(store, input_nodes)
         self.num_items, self.has_trees = len(self.seeds), self.neighborhood.how["disjoint"]
         if times is not None and times.shape != self.seeds.shape:
-            raise ValueError(
-                f"input_time has shape {tuple(times.shape)} for {self.num_items} seeds; give one time for each."
-            )
+            raise ValueError(f"input_time has shape {tuple(times.shape)} for {self.num_items} seeds; give one each.")
 
     def sample(self, ids: np.ndarray, seed: int) -> Subgraph:
         """The seeds `ids` and their sampled neighbours."""
