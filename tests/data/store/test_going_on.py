@@ -13,9 +13,8 @@ from popgeo.data.sort_edges import sort_edges
 from popgeo.data.store.manifest import read_manifest
 from popgeo.data.store.save_columns import cut, extend
 from popgeo.data.store.write_folder import FolderWriter
-from popgeo.data.write_store import _from, _lies_flat
 from tests.support.graphs import assert_same_graphs
-from tests.support.loaders import InMemory, OnDisk
+from tests.support.loaders import OnDisk
 
 GRAPHS = [Data(x=torch.full((n, 1), float(n)), edge_index=torch.zeros(2, 1).long()) for n in (3, 1, 4, 2)]
 STORE = FlatStore.from_dataset(GRAPHS)
@@ -63,22 +62,6 @@ def test_a_writer_that_was_stopped_before_the_last_name_only_gives_it(begun, mon
 def test_whether_edges_were_looked_at_is_noted(tmp_path, validate, checked):
     write(GRAPHS, tmp_path / "store", validate=validate)
     assert read_manifest(tmp_path / "store").indices_checked is checked
-
-
-def test_only_what_lies_in_memory_as_it_is_used_is_taken_whole():
-    assert [_lies_flat(one) for one in (InMemory(GRAPHS), STORE, GRAPHS)] == [True] * 3
-    assert [_lies_flat(one) for one in (OnDisk(), iter(GRAPHS), {}.values(), {1})] == [False] * 4
-
-
-def test_graphs_are_asked_for_by_number_only_where_they_have_numbers_and_an_end():
-    class Endless:
-        def __getitem__(self, index: int) -> int:
-            if index == 4:
-                raise IndexError
-            return index
-
-    for graphs in (Endless(), {0: 0, 1: 1, 2: 2, 3: 3}.values(), [0, 1, 2, 3], iter(range(4))):
-        assert list(_from(graphs, 2)) == [2, 3]
 
 
 def test_edges_of_which_the_ends_are_not_known_end_nowhere():
