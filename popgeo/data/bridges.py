@@ -93,7 +93,6 @@ def _level(name: str, array: np.ndarray, sizes: Mapping[str, int], levels: Mappi
     if len(fits) != 1:
         found = " and ".join(f"{level}s" for level in fits) or f"none of {dict(sizes)}"
         raise ValueError(
-            f"{name} has shape {array.shape}: its number of rows fits {found}. Pass levels={{{name!r}: ...}} with "
-            "'node', 'edge' or 'graph'."
+            f"{name} of shape {array.shape} fits {found}. Pass levels={{{name!r}: 'node'}}, 'edge' or 'graph'."
         )
     return fits[0]

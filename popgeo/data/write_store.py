@@ -112,9 +112,7 @@ def _joined(
         for graph in _from(graphs, start):
             graph = graph if transform is None else transform(graph)
             if not isinstance(graph, (Data, HeteroData)):
-                raise ValueError(
-                    f"Graph {position + len(bundle)} is a {type(graph).__name__}; pass Data or HeteroData."
-                )
+                raise ValueError(f"Graph {position + len(bundle)} is a {type(graph).__name__}, not Data or HeteroData.")
             bundle.append(graph)
             size += _bytes(graph)
             # The graphs, and the arrays that they are joined into, are in memory at the same time.

@@ -139,14 +139,10 @@ class FixedSizeDataLoader(EpochLoader):
     def _check(self, dataset: Any, epoch: EpochChoices) -> None:
         if not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")) and not isinstance(dataset, FlatStore):
             raise ValueError(
-                f"The dataset is a {type(dataset).__name__}, which cannot be indexed. Pass its graphs to "
-                f"popgeo.loader.stream_batches, or put them into a list."
+                f"A {type(dataset).__name__} cannot be indexed. Pass its graphs to popgeo.loader.stream_batches."
             )
         if self.over_size_strategy is OverSizeStrategy.Alone:
-            raise ValueError(
-                "Batches of this loader all have one size, so no graph above it can have a batch alone. Raise the "
-                "sizes, or pass OverSizeStrategy.Skip or one that trims."
-            )
+            raise ValueError("Batches of this loader have one size, so none can be Alone. Pass Skip or one that trims.")
         if epoch.batch_sampler is not None and self.strategy is not FixedSizeStrategy.PadToMax:
             raise ValueError("A batch_sampler decides the batches: it excludes shuffle and strategies but PadToMax.")
 

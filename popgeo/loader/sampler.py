@@ -230,9 +230,7 @@ class EpochSampler:
         if num_items is not None and not 0 <= num_items <= run.position:
             raise ValueError(f"{num_items} items cannot have been used: {run.position} of this pass have been drawn.")
         if run.is_copy:
-            raise ValueError(
-                "Another DataLoader draws the batches, so their number is not known here. Iterate over this loader."
-            )
+            raise ValueError("Another DataLoader draws batches: their number is not known here. Iterate over this one.")
         at = Run(run.epoch, run.used, run.resumes)
         if num_items is not None and run.used:
             at.position = num_items

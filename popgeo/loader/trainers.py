@@ -58,9 +58,7 @@ class BatchIds:
     def __iter__(self) -> Iterator[list[int]]:
         epochs = self.sampler.epochs
         if epochs.shard.group > 1:
-            raise ValueError(
-                f"An item of this loader has {epochs.shard.group} batches. Iterate over the loader itself."
-            )
+            raise ValueError(f"An item of this loader has {epochs.shard.group} batches. Iterate over it as it is.")
         run, plan = epochs.begin(is_copy=True)
         for pack in plan.packs:
             yield pack.tolist()

@@ -228,9 +228,7 @@ def _check_rows(rowptr: Tensor, col: Tensor, num_cols: int) -> None:
 
 def _check_column(name: str, tensor: Tensor, length: int, dtypes: tuple[torch.dtype, ...]) -> None:
     if tensor.shape != (length,) or tensor.dtype not in dtypes:
-        raise ValueError(
-            f"{name} is {tensor.dtype} {[*tensor.shape]}; it needs {' or '.join(map(str, dtypes))} [{length}]."
-        )
+        raise ValueError(f"{name} is {tensor.dtype} {[*tensor.shape]}, not {' or '.join(map(str, dtypes))} [{length}].")
     if tensor.device.type != "cpu" or library.as_read(tensor) is not tensor:
         raise ValueError(f"{name} must be contiguous, aligned and on the processor; use {name}.cpu().clone().")
 

@@ -114,9 +114,7 @@ def pair_of(triples: Tensor, shards: EntityShards) -> Tensor:
         True
     """
     if triples.dim() != 2 or triples.shape[1] != 3 or triples.dtype != torch.int64:
-        raise ValueError(
-            f"triples are {triples.dtype} {[*triples.shape]}; pass int64 [num_triples, 3]: head, relation, tail."
-        )
+        raise ValueError(f"triples are {triples.dtype} {[*triples.shape]}; pass int64 [num_triples, 3].")
     if len(triples) and int(triples[:, 1].min()) < 0:
         first = int((triples[:, 1] < 0).nonzero()[0])
         raise ValueError(f"triples[{first}] is {triples[first].tolist()}; relations are numbered from 0.")

@@ -126,7 +126,7 @@ def test_graphs_above_the_budget_are_refused_skipped_with_a_count_or_alone():
     assert [7] in alone
     assert [90] in alone
     assert sorted(i for batch in alone for i in batch) == list(range(2000))
-    with pytest.raises(ValueError, match="no graph above it can have a batch alone"):
+    with pytest.raises(ValueError, match="so none can be Alone"):
         popgeo.FixedSizeDataLoader([graph(2, 1, 0)], over_size_strategy="Alone")
 
 

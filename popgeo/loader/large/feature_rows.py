@@ -151,8 +151,7 @@ class FeatureRows:
             raise ValueError(f"{what} with {len(answer)} rows, and was asked for {len(numbers)}.")
         if like is not None and (answer.dtype, answer.shape[1:]) != (like.dtype, like.shape[1:]):
             raise ValueError(
-                f"{what} with rows of shape {list(answer.shape[1:])} in {answer.dtype}; earlier ones were "
-                f"{list(like.shape[1:])} in {like.dtype}."
+                f"{what} with {list(answer.shape[1:])} {answer.dtype}, not {list(like.shape[1:])} {like.dtype}."
             )
         return answer.cpu()
 

@@ -115,8 +115,8 @@ def test_going_on_with_other_graphs_another_transform_or_fewer_graphs_is_refused
         write(interrupted_at(GRAPHS, 4), folder, buffer_bytes=1)
     for others, settings_, message in [
         ([graph(3, 2, 9)] * 6, {}, "begun with other graphs: number 3 differs"),
-        (GRAPHS[:2], {}, "begun with more graphs: 4 are written"),
-        (FlatStore.from_dataset(GRAPHS[:3]), {}, "begun with more graphs: 4 are written"),
+        (GRAPHS[:2], {}, "begun with more graphs: 4"),
+        (FlatStore.from_dataset(GRAPHS[:3]), {}, "begun with more graphs: 4"),
         (GRAPHS, {"transform": ToUndirected()}, "begun with transform None"),
         (GRAPHS, {"sort_edges": True}, "begun with other graphs"),
         (GRAPHS, {"validate": False}, "begun with transform None and checked indices"),
