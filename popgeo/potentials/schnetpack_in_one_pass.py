@@ -34,9 +34,7 @@ def in_one_pass(model: nn.Module) -> nn.Module:
         raise ValueError(f"There is no SchNet or PaiNN of SchNetPack in this {type(model).__name__}.")
     for representation in found:
         if not isinstance(representation.cutoff_fn, CosineCutoff | MollifierCutoff):
-            raise ValueError(
-                f"A cutoff is {type(representation.cutoff_fn).__name__}, not CosineCutoff or MollifierCutoff."
-            )
+            raise ValueError(f"{type(representation.cutoff_fn).__name__} is not CosineCutoff or MollifierCutoff.")
     new: dict[Any, Any] = {one: classes[type(one)](one) for one in found if type(one) in classes}
     for parent in list(model.modules()):
         parent._modules.update({name: new[part] for name, part in parent._modules.items() if part in new})
