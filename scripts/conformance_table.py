@@ -151,7 +151,9 @@ def tried(make: Callable[[], Any], slow: bool, also: Sequence[str] = ()) -> dict
     """For each claim what came of it, and what was found; one entry, `runs`, if it cannot be used at all."""
     torch.manual_seed(0)
     try:
-        report = conformance.try_claims(make(), slow=slow, also=also, shrink_seconds=0.0)  # tells no smallest case
+        report = conformance.check_conformance(
+            make(), slow=slow, also=also, shrink_seconds=0.0
+        )  # tells no smallest case
     except Exception as error:
         return {"runs": ["cannot", f"{type(error).__name__}: {str(error).splitlines()[0]}"]}
     return {finding.claim.name: [finding.status.value, finding.words.partition("\n")[0]] for finding in report.findings}

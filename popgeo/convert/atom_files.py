@@ -120,9 +120,7 @@ def _read_xyz(path: Path, starts: Sequence[int], index: int) -> Any:
     said = {name: value.strip("\"'[]{}") for name, (_, value) in zip(names, found, strict=True)}
     columns = sum(map(int, said.get("properties", "species:S:1:pos:R:3").split(":")[2::3]))
     if len(row := rows.split("\n", 1)[0].split()) > columns:
-        raise ValueError(
-            f"its rows have {len(row)} columns, of which Properties names {columns}. Name all: ...:forces:R:3"
-        )
+        raise ValueError(f"its rows have {len(row)} columns, Properties names {columns}. Name all: ...:forces:R:3")
     if len(stress := re.findall(r"[-+.\deE]+", said.get("stress", ""))) == 9:
         symmetrised("stress", np.array(stress, float).reshape(3, 3))  # ASE takes the mean without a check
     comment = _PAIRS.sub(_as_ase_spells, comment)

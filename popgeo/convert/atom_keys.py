@@ -163,9 +163,7 @@ def _one(
         return factors[quantity]
     factor = factor_of(unit, quantity)
     if quantity in given and abs(factor / factors[quantity] - 1) > 1e-3:
-        raise ValueError(
-            f"the file says that {quantity} is in {unit!r}, --units says {given[quantity]!r}. Correct one of them."
-        )
+        raise ValueError(f"the file has {quantity} in {unit!r}, --units says {given[quantity]!r}. Correct one of them.")
     return factor
 
 
@@ -179,9 +177,7 @@ def _told(key: str, value: Any) -> dict[str, str]:
     about = re.sub(r"(^|_)units?($|_)", "", key.lower()).strip("_")
     about = _WORDS.get(about.rstrip("s"), about)
     if isinstance(value, bool):
-        raise ValueError(
-            f"it has {key!r} without a unit. Pass units=... (--units energy=... length=...), or remove it."
-        )
+        raise ValueError(f"it has {key!r} without a unit. Pass units=... (--units energy=... length=...) or remove it.")
     if about:
         return {about: str(value)}
     text = str(value)
@@ -193,9 +189,7 @@ def _told(key: str, value: Any) -> dict[str, str]:
             return {quantity: text}
         except ValueError:
             continue
-    raise ValueError(
-        f"it has {key}={text!r}, which is not a unit that is known. Remove it and pass units=... (--units)."
-    )
+    raise ValueError(f"it has {key}={text!r}, which is not a known unit. Remove it and pass units=... (--units).")
 
 
 def level_of(called: str, shape: tuple[int, ...], num_atoms: int, is_array: bool) -> str:

@@ -43,10 +43,7 @@ def as_label(name: str, called: str, values: np.ndarray, num_atoms: int, cell: n
     limit, unit = _LIMITS.get(name, (np.inf, ""))
     largest = np.abs(values).max(initial=0) / (num_atoms if name == "energy" else 1)
     if largest > limit:
-        raise ValueError(
-            f"it has {called} of {largest:.3g} {unit}; more than {limit:.0e} is impossible. Convert its unit, or leave "
-            f"the structure out."
-        )
+        raise ValueError(f"it has {called} of {largest:.3g} {unit}; above {limit:.0e} is impossible. Convert its unit.")
     if name in WEIGHTS and values[0] < 0:
         raise ValueError(f"it has {called} of {values[0]:.3g}; a weight is at least 0.")
     return values

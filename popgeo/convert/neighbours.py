@@ -204,9 +204,7 @@ def require_elements(numbers: np.ndarray, known: Sequence[int] | None = None) ->
         ValueError: it has atoms of number 0, which is not an element (ASE calls 0 X). Remove these atoms.
     """
     if (odd := numbers[(numbers < 1) | (numbers > _LAST_ELEMENT)]).size:
-        raise ValueError(
-            f"it has atoms of number {odd[0]}, which is not an element (ASE calls 0 X). Remove these atoms."
-        )
+        raise ValueError(f"it has atoms of number {odd[0]}, which is not an element (ASE calls 0 X). Remove them.")
     if known is not None and (unknown := sorted(set(numbers.tolist()) - set(known))):
         raise ValueError(
             f"it has the atomic numbers {unknown}, which the model was not trained on; it knows {list(known)}. Leave "

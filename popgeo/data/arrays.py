@@ -43,6 +43,4 @@ def _array(name: str, tensor: Tensor) -> np.ndarray:
     try:
         return tensor.detach().numpy()
     except TypeError:
-        raise ValueError(
-            f"{name} is {tensor.dtype}, which NumPy does not know; convert it, for example to float32."
-        ) from None
+        raise ValueError(f"{name} is {tensor.dtype}, which NumPy does not know; convert it, say to float32.") from None

@@ -59,9 +59,7 @@ def to_graphs_tuple(batch: Any, levels: Mapping[str, str] | None = None) -> Grap
     """
     arrays = dict(batch) if isinstance(batch, Mapping) else as_arrays(batch)
     if "edge_index" not in arrays or "batch" not in arrays or "ptr" not in arrays:
-        raise ValueError(
-            f"The batch has {sorted(arrays)}; a tuple is made of one with edge_index, batch and ptr, of one node type."
-        )
+        raise ValueError(f"The batch has {sorted(arrays)}; edge_index, batch and ptr of one node type are needed.")
     senders, *rest = arrays["edge_index"]
     if len(rest) != 1:
         raise ValueError("The item holds several batches; split it with popgeo.data.super_batch.split first.")
@@ -95,7 +93,6 @@ def _level(name: str, array: np.ndarray, sizes: Mapping[str, int], levels: Mappi
     if len(fits) != 1:
         found = " and ".join(f"{level}s" for level in fits) or f"none of {dict(sizes)}"
         raise ValueError(
-            f"{name} has shape {array.shape}: its number of rows fits {found}. Pass levels={{{name!r}: ...}} with "
-            "'node', 'edge' or 'graph'."
+            f"{name} of shape {array.shape} fits {found}. Pass levels={{{name!r}: 'node'}}, 'edge' or 'graph'."
         )
     return fits[0]

@@ -101,8 +101,8 @@ class FixedSizeCollater:
 
     def flat(self, graphs: "Sequence[Data | HeteroData]", numbers: Sequence[int] | None = None) -> FlatStore:
         """The graphs as a flat dataset, with what batches hold of them; in errors they have these numbers."""
-        choices = {"exclude_keys": self.layout.exclude_keys, "levels": self.layout.levels}
-        return flat_graphs(graphs, range(len(graphs)) if numbers is None else numbers, **choices)
+        numbers = range(len(graphs)) if numbers is None else numbers
+        return flat_graphs(graphs, numbers, exclude_keys=self.layout.exclude_keys, levels=self.layout.levels)
 
     def collate(self, store: FlatStore, generator: torch.Generator) -> "Batch":
         """One batch of all graphs of a flat dataset that is not a view."""

@@ -141,9 +141,7 @@ def _check_rows(store: FlatStore, layout: Layout) -> None:
     for attribute in (slot.attribute for slot in layout.slots if slot.attribute is not None):
         shape, rows, steps = list(attribute.tensor.shape), ends[attribute.axis], attribute.increments
         if shape[attribute.dim] < rows:
-            raise ValueError(
-                f"{attribute.name!r} has shape {shape}, with fewer than {rows:,} rows in dimension {attribute.dim}."
-            )
+            raise ValueError(f"{attribute.name!r} has shape {shape}; dimension {attribute.dim} needs {rows:,} rows.")
         if steps is not None and (steps.dtype is not torch.int64 or steps.dim() != 2 or len(steps) != count):
             raise ValueError(f"{attribute.name!r} has increments {list(steps.shape)}; pass int64 [{count}, n].")
     for key, row_ends in (store.row_ends or {}).items():

@@ -101,12 +101,11 @@ def check_fits(store: FlatStore, options: FixedSizeOptions, packs: Packs) -> Non
     is_node = axis.level is Level.NODE
     members = packs[int(pack)]
     sizes = store.sizes[members, dimension]
-    what = ("nodes" if is_node else "edges") + ("" if axis.store is None else f" of type {axis.store!r}")
-    option = ("num_nodes" if is_node else "num_edges") + ("" if axis.store is None else f"[{axis.store!r}]")
+    option = f"num_{axis.level.value}s" + ("" if axis.store is None else f"[{axis.store!r}]")
     kept = " with one kept for padding" if is_node else ""
     strategy = "OverSizeStrategy.TrimNodes" if is_node else "OverSizeStrategy.TrimEdges"
     raise ValueError(
-        f"Batch has {totals[pack, dimension]} {what}, FixedSizeOptions.{option} is {options.slots(axis)}{kept}: "
+        f"Batch has {totals[pack, dimension]} {axis.label}, FixedSizeOptions.{option} is {options.slots(axis)}{kept}: "
         f"{totals[pack, dimension] - limits[dimension]} too many. Its largest graph is {members[sizes.argmax()]} with "
         f"{sizes.max()}. Raise {option} to {totals[pack, dimension] + is_node} or pass {strategy}."
     )

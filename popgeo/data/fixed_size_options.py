@@ -58,9 +58,7 @@ class FixedSizeOptions(FoundSizes):
 
     def __post_init__(self) -> None:
         if self.num_graphs < 2:
-            raise ValueError(
-                f"num_graphs is {self.num_graphs}; a batch holds a real and a padding graph at least. Pass 2 or more."
-            )
+            raise ValueError(f"num_graphs is {self.num_graphs}; at least one graph is real and one padding.")
         if self.num_edges is None:
             total = self.total_num_nodes
             object.__setattr__(self, "num_edges", total * (total - 1))

@@ -163,9 +163,7 @@ class FlatStore(Columns):
                 slices = self.row_pointers[one.axis]
                 axis, _ = axis_of(one.store, one.name, Level(given), slices, pointers)
                 if axis != one.axis and self.row_ends is not None and Level.EDGE in (axis.level, one.axis.level):
-                    raise ValueError(
-                        f"Edges were sorted while {one.name!r} was a {one.axis.level.value}'s. Write again."
-                    )
+                    raise ValueError(f"Edges were sorted with {one.name!r} of {one.axis.label}. Write again.")
                 attributes[i] = dataclasses.replace(one, axis=axis, doubt=None)
         return dataclasses.replace(self, attributes=tuple(attributes), row_pointers=pointers, _cache={})
 

@@ -1,14 +1,14 @@
 """How the sizes of a batch are found: from a dataset, from the sizes of its graphs, by trial, or from a loader."""
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from itertools import islice
 from typing import Any, TypeVar
 
 import numpy as np
 
-from popgeo.data.flat_store import FlatStore, why_not_flat
-from popgeo.data.graph_sizes import GraphSizes, first_graphs
+from popgeo.data.flat_store import FlatStore
+from popgeo.data.opened import Opened
 from popgeo.packing import tune
 
 Self = TypeVar("Self", bound="FoundSizes")
@@ -49,8 +49,8 @@ class FoundSizes:
             raise ValueError(f"batch_size is {batch_size}; it counts the padding graph, so it must be 2 or more.")
         if not isinstance(dataset, FlatStore) and sample_limit is not None:
             dataset = [dataset[i] for i in range(min(sample_limit, len(dataset)))]
-        store, sizes = _measured(dataset, progress_bar)
-        return cls.worst_case(store, sizes[:sample_limit], batch_size, **values)
+        opened = Opened.of(dataset, progress_bar=progress_bar)
+        return cls.worst_case(opened.store, opened.sizes.values[:sample_limit], batch_size, **values)
 
     @classmethod
     def worst_case(cls: type[Self], store: FlatStore, sizes: np.ndarray, batch_size: int, **values: Any) -> Self:
@@ -110,7 +110,8 @@ class FoundSizes:
             (0, 0)
         """
         bar = None if verbose else False
-        store, sizes = _measured(dataset, bar)
+        opened = Opened.of(dataset, progress_bar=bar)
+        store, sizes = opened.store, opened.sizes.values
         split = len(store.node_types)
         shape = tune(sizes, target_graphs, align=align, cost=cost, num_node_dims=split, progress_bar=bar)
         if verbose:
@@ -140,9 +141,15 @@ class FoundSizes:
         return cls(*sizes, num_graphs, **values)  # type: ignore[call-arg]  # of FixedSizeOptions
 
 
-def _measured(dataset: Any, progress_bar: bool | None) -> tuple[FlatStore, np.ndarray]:
-    """Some graphs of a dataset, flat, and the sizes of all."""
-    if why_not_flat(dataset) is None:
-        store = FlatStore.from_dataset(dataset, progress_bar=progress_bar)
-        return store, store.sizes
-    return first_graphs(dataset, 1, None), GraphSizes(dataset, progress_bar=progress_bar).values
+def grown(sizes: Sequence[int], needed: Sequence[int] | np.ndarray) -> list[int]:
+    """Sizes that hold what is needed: half as much again of each size that must grow, because more may come.
+
+    Args:
+        sizes: The sizes so far, one per kind of slots.
+        needed: What must fit, one per kind of slots.
+
+    Example:
+        >>> grown([10, 40], needed=[20, 30])
+        [30, 40]
+    """
+    return [int(n) * 3 // 2 if n > size else size for size, n in zip(sizes, needed, strict=True)]

@@ -2,14 +2,14 @@
 
 import re
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import islice
 from typing import Any
 
 import numpy as np
 
 from popgeo.data.axes import Levels
-from popgeo.data.flat_store import FlatStore, why_not_flat
+from popgeo.data.flat_store import FlatStore
 from popgeo.progress import progress
 
 _MEASURED_AT_ONCE = 256
@@ -79,8 +79,6 @@ class GraphSizes:
 
     def _read(self) -> np.ndarray:
         dataset = self._dataset
-        if why_not_flat(dataset) is None and not isinstance(dataset, list | tuple):
-            return FlatStore.from_dataset(dataset, **self._choices, progress_bar=self._progress_bar).sizes
         ids = progress(range(len(dataset)), "measuring graphs", "graph", self._progress_bar)
         parts = iter(lambda: [*islice(ids, _MEASURED_AT_ONCE)], [])
         sizes = [flat_graphs([dataset[i] for i in part], part, **self._choices).sizes for part in parts]
@@ -92,18 +90,33 @@ class GraphSizes:
         return {**self.__dict__, "_progress_bar": False}
 
 
-def flat_graphs(graphs: Sequence[Any], numbers: Sequence[int], **choices: Any) -> FlatStore:
+def flat_graphs(
+    graphs: Sequence[Any], numbers: Sequence[int], check: Callable[[FlatStore], None] | None = None, **choices: Any
+) -> FlatStore:
     """Some graphs of a dataset, flat, whose errors call them by their numbers in it.
 
+    Args:
+        graphs: Some graphs.
+        numbers: Their numbers in the dataset.
+        check: Called with the result; its ValueError is raised with the number of a graph, too.
+        choices: As `FlatStore.from_dataset` takes them.
+
     Raises:
-        ValueError: as `FlatStore.from_dataset`.
+        ValueError: see `FlatStore.from_dataset`, or `check` raises it.
     """
+
+    def flat(some: Sequence[Any]) -> FlatStore:
+        store = FlatStore.from_dataset(some, **choices)
+        if check is not None:
+            check(store)
+        return store
+
     try:
-        return FlatStore.from_dataset(graphs, **choices)
+        return flat(graphs)
     except ValueError as error:
         for number, graph in zip(numbers, graphs, strict=True):
             try:
-                FlatStore.from_dataset([graph], **choices)
+                flat([graph])
             except ValueError as of_one:
                 text = re.sub(r"\b([Gg]raph|Item) 0\b", rf"\1 {number}", str(of_one))
                 raise ValueError(text if text != str(of_one) or number == 0 else f"Graph {number}: {text}") from error

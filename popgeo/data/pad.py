@@ -64,9 +64,7 @@ class Pad(BaseTransform):
     ) -> None:
         if max_num_edges is None:
             if isinstance(max_num_nodes, dict):
-                raise ValueError(
-                    "max_num_edges is needed where max_num_nodes is given per type. Pass a number for each."
-                )
+                raise ValueError("max_num_edges is needed if max_num_nodes is given per type. Pass a number for each.")
             max_num_edges = max_num_nodes * max_num_nodes
         self.options = FixedSizeOptions(
             max_num_nodes, max_num_edges, node_pad_value=node_pad_value, edge_pad_value=edge_pad_value
@@ -100,13 +98,9 @@ class Pad(BaseTransform):
     def _check(self, store: FlatStore) -> None:
         found = dict(zip(store.size_axes, store.sizes[0].tolist(), strict=True))
         for axis, count in found.items():
-            name, what = ("max_num_nodes", "nodes") if axis.level is Level.NODE else ("max_num_edges", "edges")
-            where = "" if axis.store is None else f" of type {axis.store!r}"
-            if count > self.options.slots(axis):
-                raise ValueError(
-                    f"The graph has {count} {what}{where}, Pad.{name} is {self.options.slots(axis)}. "
-                    f"Raise it to {count} or more."
-                )
+            if count > (slots := self.options.slots(axis)):
+                name = f"Pad.max_num_{axis.level.value}s"
+                raise ValueError(f"The graph has {count} {axis.label}, {name} is {slots}. Raise it to {count} or more.")
         for attribute in store.attributes:
             free = attribute.axis.level is Level.EDGE and self.options.slots(attribute.axis) - found[attribute.axis]
             if attribute.name == "edge_index" and free:
@@ -115,10 +109,9 @@ class Pad(BaseTransform):
     def _check_ends(self, edges: Axis, free: int, found: dict[Axis, int]) -> None:
         for nodes in ends_of(edges):
             if found[nodes] == self.options.slots(nodes):
-                where = "" if nodes.store is None else f" of type {nodes.store!r}"
                 raise ValueError(
                     f"The graph needs {free} padding edges, which join padding nodes, but all {found[nodes]} "
-                    f"nodes{where} are real. Raise max_num_nodes to {found[nodes] + 1}."
+                    f"{nodes.label} are real. Raise max_num_nodes to {found[nodes] + 1}."
                 )
 
     def __repr__(self) -> str:

@@ -218,19 +218,14 @@ def _check_kinds(graphs: Sequence[Any]) -> None:
     kinds = {type(graph).__name__ for graph in graphs}
     for index, graph in enumerate(graphs):
         if not isinstance(graph, (Data, HeteroData)):
-            raise ValueError(
-                f"Item {index} of the dataset is a {type(graph).__name__}; Data or HeteroData of PyTorch Geometric is "
-                f"needed. Turn each item into one."
-            )
+            raise ValueError(f"Item {index} of the dataset is a {type(graph).__name__}; pass Data or HeteroData.")
         if isinstance(graph, Batch):
             raise ValueError(
                 f"Item {index} of the dataset is a batch of {graph.num_graphs} graphs, which would count as one. Give "
                 "its graphs: batch.to_data_list(), or the dataset of a loader."
             )
     if len({type(graph) for graph in graphs}) > 1:
-        raise ValueError(
-            f"The dataset mixes {sorted(kinds)}; a batch needs graphs of one class. Convert or split them."
-        )
+        raise ValueError(f"The dataset mixes {sorted(kinds)}; batches need graphs of one class. Convert or split them.")
     if isinstance(graphs[0], HeteroData):
         types = [store._key for store in graphs[0].stores]
         for index, graph in enumerate(graphs):

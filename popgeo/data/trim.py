@@ -111,9 +111,8 @@ class Joined:
             order = order[self.distance[axis][order].argsort(descending=True, stable=True)]
         may_go = order[~stays[order]]
         if len(may_go) < excess:
-            where = "" if axis.store is None else f" of type {axis.store!r}"
             raise ValueError(
-                f"{excess} of {len(order)} nodes{where} are too many for the batch, but only {len(may_go)} may be "
+                f"{excess} of {len(order)} {axis.label} are too many for the batch, but only {len(may_go)} may be "
                 f"removed: each graph keeps one, and seeds and protected ones stay. Raise num_nodes or put less into "
                 f"a batch."
             )
@@ -141,11 +140,10 @@ class Joined:
 
 def _refuse(axis: Axis, left: int, limit: int, nodes: bool, edges: bool) -> None:
     is_node = axis.level is Level.NODE
-    what = "nodes" if is_node else "edges"
     remedy = "one that trims nodes" if is_node and not nodes else "OverSizeStrategy.TrimNodesAndEdges"
     raise ValueError(
         f"{'After' if nodes or edges else 'Without'} trimming, {left} {axis.label} are left and {limit} fit. Raise "
-        f"FixedSizeOptions.num_{what} to {left + is_node}, put less into a batch, or pass {remedy}."
+        f"FixedSizeOptions.num_{axis.level.value}s to {left + is_node}, put less into a batch, or pass {remedy}."
     )
 
 

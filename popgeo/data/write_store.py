@@ -1,7 +1,6 @@
 """Writes any source of graphs to disk as a stream, so that it need never fit in memory."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
-from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -12,6 +11,7 @@ from torch_geometric.data import Data, HeteroData
 from popgeo.data.axes import Levels, completed
 from popgeo.data.columns import Columns
 from popgeo.data.flat_store import FlatStore, why_not_flat
+from popgeo.data.graph_sizes import flat_graphs
 from popgeo.data.sort_edges import sort_edges as sorted_by_destination
 from popgeo.data.store.cut_blocks import BUFFER_BYTES
 from popgeo.data.store.save_columns import Blocks, cut, extend
@@ -64,11 +64,17 @@ def write(
     """
     name = transform_name(getattr(graphs, "transform", None), transform)
     with FolderWriter(Path(folder), transform=name, indices_checked=validate is not False) as writer:
-        flatten = partial(FlatStore.from_dataset, exclude_keys=exclude_keys, validate=validate)
+        choices: dict[str, Any] = {"exclude_keys": exclude_keys, "validate": validate}
+
+        def join(some: list[Graph], start: int) -> FlatStore:
+            """Flattens graphs like those that have been written."""
+            numbers, known = range(start, start + len(some)), completed(levels, writer.levels)
+            return flat_graphs(some, numbers, writer.check, levels=known, **choices)
+
         if transform is None and not isinstance(graphs, (list, tuple)) and _lies_flat(graphs):
-            parts = cut(flatten(graphs, levels=levels), buffer_bytes)
+            parts = cut(FlatStore.from_dataset(graphs, levels=levels, **choices), buffer_bytes)
         else:
-            parts = _joined(graphs, transform, buffer_bytes, partial(_join, writer, flatten, levels or {}))
+            parts = _joined(graphs, transform, buffer_bytes, join)
 
         def sorted_parts(start: int, alone: bool) -> Iterator[Columns]:
             return map(sorted_by_destination, parts(start, alone)) if sort_edges else parts(start, alone)
@@ -106,10 +112,7 @@ def _joined(
         for graph in _from(graphs, start):
             graph = graph if transform is None else transform(graph)
             if not isinstance(graph, (Data, HeteroData)):
-                raise ValueError(
-                    f"Graph {position + len(bundle)} of the source is a {type(graph).__name__}; Data or HeteroData is "
-                    f"needed. Turn each item into one."
-                )
+                raise ValueError(f"Graph {position + len(bundle)} is a {type(graph).__name__}, not Data or HeteroData.")
             bundle.append(graph)
             size += _bytes(graph)
             # The graphs, and the arrays that they are joined into, are in memory at the same time.
@@ -132,23 +135,3 @@ def _from(graphs: Any, start: int) -> Iterator[Graph]:
 def _bytes(graph: Graph) -> int:
     tensors = [value for store in graph.stores for value in store.values() if isinstance(value, Tensor)]
     return _OBJECT_BYTES + sum(tensor.numel() * tensor.element_size() + _TENSOR_BYTES for tensor in tensors)
-
-
-def _join(
-    writer: FolderWriter, flatten: Callable[..., FlatStore], levels: Levels, graphs: list[Graph], start: int
-) -> FlatStore:
-    """Flattens graphs like those that have been written; an error counts through the whole source."""
-    known = completed(levels, writer.levels)
-    try:
-        block = flatten(graphs, levels=known)
-        writer.check(block)
-        return block
-    except ValueError as error:
-        for number, graph in enumerate(graphs, start):
-            try:
-                writer.check(flatten([graph], levels=known))
-            except ValueError as of_one:
-                what = str(of_one)
-                what = what[len("Graph 0") :] if what.startswith("Graph 0 ") else f": {what}"
-                raise ValueError(f"Graph {number} of the source{what}") from None
-        raise ValueError(f"{error} (Counted from graph {start} of the source.)") from None

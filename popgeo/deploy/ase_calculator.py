@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from popgeo.convert.neighbours import NeighbourList, require_elements
+from popgeo.data.found_sizes import grown
 from popgeo.nn.atom_targets import matrix_to_voigt
 from popgeo.nn.forces import energy_and_forces, energy_forces_and_stress
 
@@ -198,10 +199,8 @@ class Calculator(SystemsCalculator):
         """Allocates the slots, and more of them if a structure has outgrown them."""
         atoms, slots = self.num_atoms or num_atoms, self.num_edges or 2 * (num_found * 5 // 8 + 1)
         found, held = (num_atoms, num_found), (atoms, slots)
-        if num_atoms > atoms:
-            atoms = num_atoms * 3 // 2
-        if num_found > slots:
-            slots = 2 * (num_found * 3 // 4 + 1)
+        atoms, slots = grown(held, found)
+        slots += slots % 2 if slots != held[1] else 0
         if (atoms, slots) != held:
             warnings.warn(
                 f"The structure has {found[0]} atoms and {found[1]} edges within {self.cutoff} angstrom; num_atoms is "

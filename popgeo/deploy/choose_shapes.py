@@ -1,15 +1,16 @@
 """Which few shapes suit a list of graphs, and which graphs share a batch of which of them: by least waste."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import combinations
 from typing import Any
 
 import numpy as np
 import torch
 
-from popgeo.data.axes import Level
 from popgeo.data.fixed_size_options import FixedSizeOptions
 from popgeo.data.flat_store import FlatStore
+from popgeo.data.found_sizes import grown
 from popgeo.packing import Budget, Packs, totals_of_packs, tune, window
 from popgeo.packing.tune import slot_costs
 
@@ -149,15 +150,12 @@ def _plan(
     return {j: Packs.concatenate(parts) for j, parts in moved.items()}
 
 
-def grown(options: FixedSizeOptions, store: FlatStore) -> FixedSizeOptions:
-    """The shape that holds the largest of some graphs: half as much more if it must grow, as more may come."""
+def grown_shape(options: FixedSizeOptions, store: FlatStore) -> FixedSizeOptions:
+    """The shape that holds the largest of some graphs, in multiples of eight slots if it must grow; see `grown`."""
     axes = store.size_axes
-    largest, limits = store.sizes.max(0), options.limits(axes)
-    slots = [options.slots(axis) for axis in axes]
-    for i, axis in enumerate(axes):
-        if largest[i] > limits[i]:
-            needed = int(max(largest[i] * 1.5, limits[i])) + (axis.level is Level.NODE)
-            slots[i] = -(-needed // _ALIGN) * _ALIGN
+    slots, limits = [options.slots(axis) for axis in axes], options.limits(axes).tolist()
+    for i, size in enumerate(grown(limits, store.sizes.max(0))):
+        if size != limits[i]:
+            slots[i] = -(-(size + slots[i] - limits[i]) // _ALIGN) * _ALIGN
     made = FixedSizeOptions.from_sizes(store, slots, options.num_graphs)
-    fields = ("node_pad_value", "edge_pad_value", "graph_pad_value", "pad_graph_defaults", "num_rows")
-    return FixedSizeOptions(made.num_nodes, made.num_edges, made.num_graphs, **{f: getattr(options, f) for f in fields})
+    return replace(options, num_nodes=made.num_nodes, num_edges=made.num_edges)

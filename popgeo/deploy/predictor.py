@@ -16,7 +16,7 @@ from popgeo.data.axes import Axis, Level
 from popgeo.data.batch_layout import LayoutChoices
 from popgeo.data.fixed_size_options import FixedSizeOptions
 from popgeo.data.flat_store import FlatStore, why_not_flat
-from popgeo.deploy.choose_shapes import choose_shapes, grown, into_shapes
+from popgeo.deploy.choose_shapes import choose_shapes, grown_shape, into_shapes
 from popgeo.deploy.compile_program import ProgramMaker, backend_on
 from popgeo.deploy.fixed_program import FixedProgram, WithForces, names_taken
 from popgeo.deploy.load_weights import load_weights
@@ -260,7 +260,7 @@ class Predictor:
             f"{count:,} {axis.label}" for count, axis in zip(store.sizes[large[0]], axes, strict=True)
         )
         if self._maker is not None:
-            larger = grown(self.shapes[most], store.view(large))
+            larger = grown_shape(self.shapes[most], store.view(large))
             warnings.warn(f"{what}: more than {self.shapes[most]} holds, which grows to {larger}.", stacklevel=5)
             self.shapes[most] = larger
             self.programs.pop(most, None)

@@ -120,12 +120,13 @@ class FixedSizeBatchSampler(EpochSampler, Sampler[list[int]], metaclass=AskedFor
 
     @property
     def batch_size(self) -> "MostGraphs | None":
-        """The most graphs of a batch; None for accelerate, to which it means that batches differ in number.
+        """The most graphs of a batch; None in a process with an `Accelerator`, to which None means that batches differ.
 
         Accelerate asks when it is about to deal the batches of one process out to all of them. They are then given to
         it whole, in an order that it deals as they would have been shared out here.
         """
-        if sys._getframe(1).f_globals["__name__"].startswith("accelerate."):
+        accelerate = sys.modules.get("accelerate.state")
+        if accelerate is not None and accelerate.is_initialized():
             self._is_dealt_out = True
             return None
         most = MostGraphs(self.packer.num_graphs or self.packer.num_items)
@@ -223,8 +224,5 @@ def _costs(cost: Any, packer: SizesPacker) -> np.ndarray:
         cost = cost(packer.sizes.astype(np.int64))
     costs = np.asarray(cost, np.float64)
     if costs.shape != (packer.num_items,) or not np.isfinite(costs).all() or (costs < 0).any():
-        raise ValueError(
-            f"The costs have the shape {costs.shape}; give one finite number of 0 or more for each of "
-            f"{packer.num_items} graphs."
-        )
+        raise ValueError(f"Costs have the shape {costs.shape}; give {packer.num_items} finite numbers of 0 or more.")
     return costs

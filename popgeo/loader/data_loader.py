@@ -10,6 +10,7 @@ from popgeo.data.batch_layout import LayoutChoices
 from popgeo.data.collate import FixedSizeCollater
 from popgeo.data.fixed_size_options import FixedSizeOptions
 from popgeo.data.flat_store import FlatStore
+from popgeo.data.opened import Opened
 from popgeo.data.trim import OverSizeStrategy
 from popgeo.did_you_mean import require_kinds
 from popgeo.loader.chunk_order import SHUFFLE_BYTES, ChunkOrder
@@ -17,7 +18,8 @@ from popgeo.loader.epoch_choices import EpochChoices, chosen
 from popgeo.loader.epoch_loader import EpochLoader
 from popgeo.loader.fill_table import filling, in_one_line
 from popgeo.loader.pack_graphs import GraphPacker
-from popgeo.loader.source import OpenedDataset
+from popgeo.loader.seen_tensors import SeenTensors
+from popgeo.loader.source import FetchingSource, FlatSource, opened_for
 from popgeo.loader.strategy import FixedSizeStrategy, Packing, member, strategy_of
 
 
@@ -104,7 +106,8 @@ class FixedSizeDataLoader(EpochLoader):
             LayoutChoices, kwargs, add_pad_masks=add_pad_masks, follow_batch=follow_batch, exclude_keys=exclude_keys
         )
         self._check(dataset, epoch)
-        self._opened = opened = OpenedDataset.open(dataset, layout, progress_bar)
+        opened, layout = opened_for(dataset, layout, progress_bar)
+        self._opened = opened
         sizes = _sizes(opened, batch_size, fixed_size_options, num_nodes, num_edges)
         self.fixed_size_options = sizes.with_rows_for(opened.store)
         self.collater = FixedSizeCollater(
@@ -112,11 +115,12 @@ class FixedSizeDataLoader(EpochLoader):
             trim_nodes=over_size.trims_nodes,
             trim_edges=over_size.trims_edges,
             protect=protect,
-            layout=opened.layout,
+            layout=layout,
         )
         chunk_order = ChunkOrder.of(opened.store, shuffle_bytes) if opened.holds_all else None
         packer = GraphPacker(
             opened=opened,
+            seen=SeenTensors(dataset) if opened.holds_all else None,
             options=self.fixed_size_options,
             strategy=self.strategy,
             over_size_strategy=over_size,
@@ -125,24 +129,22 @@ class FixedSizeDataLoader(EpochLoader):
         )
         if not epoch.has_own_order:
             packer.warn_of_sizes()
-        source = opened.source(self.collater, chunk_order)
+        source = (
+            FlatSource(opened.store, self.collater, chunk_order)
+            if opened.holds_all
+            else FetchingSource(dataset, self.collater, opened.store)
+        )
         super().__init__(dataset, source, packer, epoch, batch_size=self.fixed_size_options.num_graphs, **kwargs)
 
     def _check(self, dataset: Any, epoch: EpochChoices) -> None:
         if not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")) and not isinstance(dataset, FlatStore):
             raise ValueError(
-                f"The dataset is a {type(dataset).__name__}, which cannot be indexed. Pass its graphs to "
-                f"popgeo.loader.stream_batches, or put them into a list."
+                f"A {type(dataset).__name__} cannot be indexed. Pass its graphs to popgeo.loader.stream_batches."
             )
         if self.over_size_strategy is OverSizeStrategy.Alone:
-            raise ValueError(
-                "Batches of this loader all have one size, so no graph above it can have a batch alone. Raise the "
-                "sizes, or pass OverSizeStrategy.Skip or one that trims."
-            )
+            raise ValueError("Batches of this loader have one size, so none can be Alone. Pass Skip or one that trims.")
         if epoch.batch_sampler is not None and self.strategy is not FixedSizeStrategy.PadToMax:
-            raise ValueError(
-                "A batch_sampler decides the batches, so it excludes shuffle and any strategy but PadToMax."
-            )
+            raise ValueError("A batch_sampler decides the batches: it excludes shuffle and strategies but PadToMax.")
 
     @property
     def num_skipped(self) -> int:
@@ -167,7 +169,7 @@ class FixedSizeDataLoader(EpochLoader):
 
 
 def _sizes(
-    opened: OpenedDataset,
+    opened: Opened,
     batch_size: int | None,
     options: FixedSizeOptions | None,
     num_nodes: int | dict[str, int] | None,

@@ -140,9 +140,7 @@ def _known(device: torch.device | str | int) -> torch.device:
     if wanted.type not in ("cpu", "cuda"):
         raise ValueError(f"device is {wanted}; batches are fed to 'cpu' and 'cuda'. Call batch.to({str(wanted)!r}).")
     if wanted.type == "cuda" and (wanted.index or 0) >= torch.cuda.device_count():
-        raise ValueError(
-            f"device is {wanted}, and torch finds {torch.cuda.device_count()} CUDA devices. Use device='cpu'."
-        )
+        raise ValueError(f"device is {wanted}; torch finds {torch.cuda.device_count()} CUDA devices. Pass 'cpu'.")
     return wanted
 
 

@@ -138,6 +138,5 @@ class FixedSizeEventLoader(EpochLoader):
         back = int((~(times[1:] >= times[:-1])).sum()) + int(times[0] != times[0])
         if back:
             raise ValueError(
-                f"{back} of {num_events} events are earlier than the one before, or have no time (NaN). Leave the "
-                f"latter out and sort the others: data[data.t.argsort()]."
+                f"{back} of {num_events} events are not in order of time, or NaN. Sort: data[data.t.argsort()]."
             )

@@ -9,11 +9,11 @@ import torch
 
 from popgeo.data.axes import Axis, Level
 from popgeo.data.fixed_size_options import FixedSizeOptions
-from popgeo.data.graph_sizes import GraphSizes, first_graphs
+from popgeo.data.opened import Opened
 from popgeo.data.trim import OverSizeStrategy
 from popgeo.loader.pack_graphs import pack_epoch
 from popgeo.loader.sampler import Packer
-from popgeo.loader.strategy import FixedSizeStrategy, Packing
+from popgeo.loader.strategy import DRAWN, FixedSizeStrategy, Packing
 from popgeo.packing import Budget, Packs, totals_of_packs
 
 Sizes = Any
@@ -45,9 +45,7 @@ class SizesPacker(Packer):
 
     def __post_init__(self) -> None:
         if self.strategy is FixedSizeStrategy.PadToMax:
-            raise ValueError(
-                "PadToMax counts graphs alone, so it holds no budget. Use torch's BatchSampler, or Window."
-            )
+            raise ValueError("PadToMax counts graphs alone and holds no budget. Use torch's BatchSampler, or Window.")
         if self.over_size_strategy.trims_nodes or self.over_size_strategy.trims_edges:
             raise ValueError("A sampler cannot trim graphs. Pass Error, Skip or Alone, or use a FixedSizeDataLoader.")
 
@@ -63,8 +61,7 @@ class SizesPacker(Packer):
 
     def order(self, shuffle: bool, generator: torch.Generator) -> np.ndarray | None:
         """The order of an epoch; None, the one given, where the strategy draws its own."""
-        draws = isinstance(self.strategy, FixedSizeStrategy) and self.strategy.draws
-        return super().order(shuffle and not draws, generator)
+        return super().order(shuffle and self.strategy not in DRAWN, generator)
 
     def pack(self, order: np.ndarray | None, generator: torch.Generator) -> Packs:
         """Batches of some graphs."""
@@ -104,10 +101,11 @@ def columns_of(
     if dataset is not None and num_nodes is None:
         num_nodes = _atoms_of(dataset)
         if num_nodes is None and options is not None:
-            values, axes = GraphSizes(dataset).values, first_graphs(dataset, 1, None).size_axes
+            opened = Opened.of(dataset)
+            axes = opened.store.size_axes
             columns = {
                 axis.label: (column, int(limit))
-                for axis, column, limit in zip(axes, values.T, options.limits(axes), strict=True)
+                for axis, column, limit in zip(axes, opened.sizes.values.T, options.limits(axes), strict=True)
                 if num_edges is None or axis.level is Level.NODE
             }
     for name, sizes, axis in (("nodes", num_nodes, _NODES), ("edges", num_edges, _EDGES)):
@@ -166,7 +164,5 @@ def _array(name: str, sizes: Sizes) -> np.ndarray:
         pieces = [np.atleast_1d(_array(name, piece) if isinstance(piece, torch.Tensor) else piece) for piece in sizes]
         sizes = np.concatenate(pieces) if pieces else np.empty(0, np.int64)
     if sizes.ndim != 1 or not np.issubdtype(sizes.dtype, np.integer):
-        raise ValueError(
-            f"The sizes of {name} are {sizes.dtype} of shape {sizes.shape}; give whole numbers, one a graph."
-        )
+        raise ValueError(f"Sizes of {name} are {sizes.dtype} {[*sizes.shape]}; give whole numbers, one per graph.")
     return sizes

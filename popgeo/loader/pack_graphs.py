@@ -8,15 +8,23 @@ from functools import partial
 import numpy as np
 import torch
 
-from popgeo.data.axes import Level
 from popgeo.data.cut import check_fits
 from popgeo.data.fixed_size_options import FixedSizeOptions
 from popgeo.data.flat_store import why_not_flat
+from popgeo.data.opened import Opened
 from popgeo.data.trim import OverSizeStrategy
 from popgeo.loader.chunk_order import ChunkOrder
 from popgeo.loader.sampler import Packer
-from popgeo.loader.source import OpenedDataset
-from popgeo.loader.strategy import FixedSizeStrategy, Packing, in_equal_numbers, put_together
+from popgeo.loader.seen_tensors import SeenTensors
+from popgeo.loader.strategy import (
+    DRAWN,
+    PACKINGS,
+    FixedSizeStrategy,
+    Packing,
+    check_packing,
+    equal_numbers_that_fit,
+    in_equal_numbers,
+)
 from popgeo.packing import Budget, Packs, window
 
 
@@ -26,6 +34,7 @@ class GraphPacker(Packer):
 
     Args:
         opened: The dataset; its sizes are asked for only where batches depend on them.
+        seen: What its graphs were when they were read; None if they are fetched again.
         options: Sizes of a batch.
         strategy: How graphs are put together into batches.
         over_size_strategy: What happens to graphs that do not fit.
@@ -33,7 +42,8 @@ class GraphPacker(Packer):
         chunk_order: How a store on disk is shuffled; None where any order is as good, or a sampler has its own.
     """
 
-    opened: OpenedDataset
+    opened: Opened
+    seen: SeenTensors | None
     options: FixedSizeOptions
     strategy: FixedSizeStrategy | Packing
     over_size_strategy: OverSizeStrategy
@@ -49,8 +59,7 @@ class GraphPacker(Packer):
         """Every graph once; in the order of the dataset where the strategy draws one of its own."""
         if self.chunk_order is not None and (shuffle or self.strategy is FixedSizeStrategy.Window):
             return self.chunk_order.draw(self.opened.store.rows(np.arange(self.num_items)), generator)
-        draws = isinstance(self.strategy, FixedSizeStrategy) and self.strategy.draws
-        return super().order(shuffle and not draws, generator)
+        return super().order(shuffle and self.strategy not in DRAWN, generator)
 
     def pack(self, order: np.ndarray | None, generator: torch.Generator) -> Packs:
         """Batches of some graphs, in the order given unless the strategy draws one of its own."""
@@ -84,11 +93,11 @@ class GraphPacker(Packer):
         # At best the largest graphs are in the last batch, which is not full.
         needed = np.sort(sizes, axis=0)[: num_full * count].sum(0) / max(num_full, 1)
         if (needed > limits).any():
-            axis = int((needed > limits).argmax())
-            rows = "nodes" if self.opened.store.size_axes[axis].level is Level.NODE else "edges"
+            dim = int((needed > limits).argmax())
+            rows = self.opened.store.size_axes[dim].label
             warnings.warn(
-                f"{count} graphs have {needed[axis]:.0f} {rows} in the mean, and batches of these sizes have room for "
-                f"{limits[axis]}: PadToMax, which counts graphs alone, will be refused. Sizes of tune go with "
+                f"{count} graphs have {needed[dim]:.0f} {rows} in the mean, and batches of these sizes have room for "
+                f"{limits[dim]}: PadToMax, which counts graphs alone, will be refused. Sizes of tune go with "
                 f"fixed_size_strategy='Window'.",
                 stacklevel=4,
             )
@@ -99,7 +108,7 @@ class GraphPacker(Packer):
         now = why_not_flat(dataset) if len(dataset) == count else f"it had {count} graphs and has {len(dataset)}"
         if self.opened.holds_all and now is not None:
             raise ValueError(f"The dataset has changed since the loader read it: {now}. Make a new loader.")
-        if self.opened.seen is not None and (change := self.opened.seen.first_change(dataset)) is not None:
+        if self.seen is not None and (change := self.seen.first_change(dataset)) is not None:
             raise ValueError(
                 f"The dataset has changed since the loader read it: {change} was replaced or edited. A batch would "
                 "hold what it was before. Make the loader after the change."
@@ -137,7 +146,13 @@ def pack_epoch(
         names: What to call the dimensions in an error.
 
     Raises:
-        ValueError: a graph fits no batch.
+        ValueError: a graph fits no batch, or a function of the user's does not use each graph exactly once, or exceeds
+            the budget.
+
+    Example:
+        >>> sizes, budget = np.array([[3, 1], [2, 0], [4, 2]]), Budget(sizes=(9, 9), num_graphs=2)
+        >>> pack_epoch(sizes, budget, FixedSizeStrategy.PadToMax, None, generator=torch.Generator())
+        Packs(3 graphs in 2 packs, 1.5 a pack)
     """
     sizes, limits = sizes if order is None else sizes.take(order, axis=0), np.array(budget.sizes)
     too_large = np.empty(0, np.int64)
@@ -153,7 +168,16 @@ def pack_epoch(
         else:
             _refuse(sizes, limits, order, fits, names)
     skip = over_size_strategy is OverSizeStrategy.Skip
-    packs = put_together(sizes, budget, strategy, generator=generator, skip=skip, drop_last=drop_last)
+    if strategy is FixedSizeStrategy.PadToMax and skip:
+        packs = equal_numbers_that_fit(sizes, budget)
+    elif strategy is FixedSizeStrategy.PadToMax:
+        packs = in_equal_numbers(np.arange(len(sizes)), budget.num_graphs, drop_last)
+    elif isinstance(strategy, FixedSizeStrategy):
+        packs = PACKINGS[strategy](sizes, budget, generator=generator)
+    else:
+        packs = strategy(sizes, budget, generator=generator)
+        packs = Packs(np.asarray(packs.indices), np.asarray(packs.ptr))
+        check_packing(packs, sizes, budget)
     if order is not None:
         packs = Packs(order[packs.indices], packs.ptr, order[packs.skipped])
     if over_size_strategy is OverSizeStrategy.Alone:

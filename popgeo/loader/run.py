@@ -43,7 +43,7 @@ def used_of(state: Mapping[str, Any], num_items: int) -> tuple[Used, ...]:
         >>> used_of({"epoch": 0, "seed": 1, "position": -5, "used": [[1, 1, -5]]}, num_items=9)
         Traceback (most recent call last):
             ...
-        ValueError: The state says that 'position' is -5; allowed are 0 to 9. Pass what state_dict() returned.
+        ValueError: The state says that 'position' is -5; allowed are 0 to 9.
     """
     used, batches = state.get("used", ()), state.get("batches")
     is_table = isinstance(used, list | tuple) and all(isinstance(one, list | tuple) and len(one) == 3 for one in used)
@@ -57,10 +57,7 @@ def used_of(state: Mapping[str, Any], num_items: int) -> tuple[Used, ...]:
         numbers += [("used", number, limit) for number, limit in zip(one, limits_of_one, strict=True)]
     for name, number, (least, most) in numbers:
         if not isinstance(number, int | np.integer) or isinstance(number, bool) or not least <= number <= most:
-            raise ValueError(
-                f"The state says that {name!r} is {str(number)[:99]}; allowed are {least} to {most}. Pass what "
-                f"state_dict() returned."
-            )
+            raise ValueError(f"The state says that {name!r} is {str(number)[:99]}; allowed are {least} to {most}.")
     ranks = tuple(Used(*one) for one in used)
     positions = {0, *(one.num_items for one in ranks)}
     # Each batch has an item, but those of the last round, which may be repeated to fill up.

@@ -230,10 +230,7 @@ class EpochSampler:
         if num_items is not None and not 0 <= num_items <= run.position:
             raise ValueError(f"{num_items} items cannot have been used: {run.position} of this pass have been drawn.")
         if run.is_copy:
-            raise ValueError(
-                "Another DataLoader draws the batches of this one, so how many have been used is not known here. "
-                "Iterate over this loader itself."
-            )
+            raise ValueError("Another DataLoader draws batches: their number is not known here. Iterate over this one.")
         at = Run(run.epoch, run.used, run.resumes)
         if num_items is not None and run.used:
             at.position = num_items
@@ -267,8 +264,8 @@ class EpochSampler:
         found = state.get(f"num_{self._unit}", 0)
         if found != self.packer.num_items:
             raise ValueError(
-                f"The state is of a loader of {found} {self._unit}, this one has {self.packer.num_items}. "
-                f"Load it into a loader of the same dataset."
+                f"The state is of {found} {self._unit}, the loader has {self.packer.num_items}. Load it into a loader "
+                f"of the same dataset."
             )
         used = used_of(state, self.packer.num_items)
         self.seed = state["seed"]

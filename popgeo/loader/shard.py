@@ -106,9 +106,7 @@ def num_mini_batches(options: Any, world_size: int = 1) -> int:
     else:
         missing = [name for name in _COUNTS if not hasattr(options, name)]
         if missing:
-            raise ValueError(
-                f"options is a {type(options).__name__} without {missing}. Pass a number or such an object."
-            )
+            raise ValueError(f"options is a {type(options).__name__} without {missing}. Pass a number or such object.")
         if options.replication_factor % world_size:
             raise ValueError(
                 f"options.replication_factor is {options.replication_factor}, which {world_size} ranks cannot share "

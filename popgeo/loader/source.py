@@ -3,7 +3,7 @@
 import math
 import warnings
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,14 +13,13 @@ from popgeo.data.axes import GRAPHS, Levels, completed
 from popgeo.data.batch_layout import LayoutChoices, for_all_graphs, lay_out
 from popgeo.data.collate import FixedSizeCollater
 from popgeo.data.cut import BatchCutter, BatchMemory
-from popgeo.data.flat_store import FlatStore, why_not_flat
-from popgeo.data.graph_sizes import GraphSizes, first_graphs
+from popgeo.data.flat_store import FlatStore
+from popgeo.data.opened import Opened
 from popgeo.data.slots import Layout
 from popgeo.data.sort_edges import sort_edges as sorted_by_destination
 from popgeo.data.subset import take
 from popgeo.data.super_batch import join
 from popgeo.loader.chunk_order import ChunkOrder, ReadAhead
-from popgeo.loader.seen_tensors import SeenTensors
 from popgeo.packing import Packs, totals_of_packs
 from popgeo.random_numbers import generator_of
 
@@ -28,7 +27,6 @@ if TYPE_CHECKING:
     from torch_geometric.data import Batch
 
 _GRAPHS_AT_ONCE = 512
-_LOOKED_AT = 16  # graphs that tell what the attributes of a dataset belong to
 
 
 class BatchSource(ABC):
@@ -115,58 +113,22 @@ class FetchingSource(BatchSource):
         return grouped(batches, group)
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class OpenedDataset:
-    """What a loader knows of a dataset before it makes a batch.
+def opened_for(dataset: Any, layout: LayoutChoices, progress_bar: bool | None) -> tuple[Opened, LayoutChoices]:
+    """A dataset for a loader, and the layout, completed by what the attributes' rows belong to.
 
-    Args:
-        dataset: The dataset.
-        store: Its graphs, flat; only the first ones, enough to know how a batch is laid out, where graphs must be
-            fetched again in each epoch.
-        sizes: Nodes and edges of every graph, read when first asked for.
-        layout: The choices, completed by what the attributes' rows belong to.
-        holds_all: Whether `store` has all graphs.
-        seen: What these were when they were read.
+    Warns if graphs must be fetched again in each epoch.
     """
-
-    dataset: Any
-    store: FlatStore
-    sizes: GraphSizes
-    layout: LayoutChoices
-    holds_all: bool
-    seen: SeenTensors | None = None
-
-    @classmethod
-    def open(cls, dataset: Any, layout: LayoutChoices, progress_bar: bool | None) -> "OpenedDataset":
-        """Reads a dataset that lies in memory or flat on disk; of any other, some graphs, with a warning."""
-        why, excluded, levels = why_not_flat(dataset), layout.exclude_keys, layout.levels
-        if why is None:
-            store = FlatStore.from_dataset(dataset, exclude_keys=excluded, levels=levels, progress_bar=progress_bar)
-            store = sorted_by_destination(store) if layout.sort_edges else store
-            layout = replace(layout, sort_edges=store.row_ends is not None)
-            sizes = GraphSizes(dataset, known=store.sizes)
-            seen = SeenTensors(dataset)
-            return cls(dataset=dataset, store=store, sizes=sizes, layout=layout, holds_all=True, seen=seen)
-        warnings.warn(
-            f"{why}, so each graph is fetched again in every epoch, which is slow. If that is not wanted, pass "
-            f"list(dataset) or FlatStore.from_dataset(dataset): transforms then run once.",
-            stacklevel=4,
-        )
-        store = first_graphs(dataset, _LOOKED_AT, excluded, levels)
-        layout = replace(layout, levels=levels_of(store, levels))
-        sizes = GraphSizes(dataset, excluded, levels=levels, progress_bar=progress_bar)
-        return cls(dataset=dataset, store=store, sizes=sizes, layout=layout, holds_all=False)
-
-    def source(self, collater: FixedSizeCollater, chunk_order: ChunkOrder | None) -> FlatSource | FetchingSource:
-        """What makes batches of the graphs.
-
-        Args:
-            collater: Says how batches are laid out.
-            chunk_order: How a store on disk is shuffled, and so read.
-        """
-        if self.holds_all:
-            return FlatSource(self.store, collater, chunk_order)
-        return FetchingSource(self.dataset, collater, self.store)
+    levels = layout.levels
+    opened = Opened.of(dataset, exclude_keys=layout.exclude_keys, levels=levels, progress_bar=progress_bar)
+    if opened.holds_all:
+        store = sorted_by_destination(opened.store) if layout.sort_edges else opened.store
+        return replace(opened, store=store), replace(layout, sort_edges=store.row_ends is not None)
+    warnings.warn(
+        f"{opened.why_not_all}, so each graph is fetched again in every epoch, which is slow. If that is not wanted, "
+        f"pass list(dataset) or FlatStore.from_dataset(dataset): transforms then run once.",
+        stacklevel=4,
+    )
+    return opened, replace(layout, levels=levels_of(opened.store, levels))
 
 
 def levels_of(store: FlatStore, given: Levels | None = None) -> Levels:

@@ -5,7 +5,6 @@ from enum import Enum
 from typing import TypeAlias, TypeVar
 
 import numpy as np
-import torch
 
 from popgeo.packing import Budget, Packs, optimal, stream, totals_of_packs, window
 
@@ -27,10 +26,9 @@ class FixedSizeStrategy(Enum):
     Optimal = 3
     """As few batches as can be, for batches of a few graphs each."""
 
-    @property
-    def draws(self) -> bool:
-        """Whether the strategy puts the graphs in a random order of its own."""
-        return self in (FixedSizeStrategy.Window, FixedSizeStrategy.Optimal)
+
+DRAWN = (FixedSizeStrategy.Window, FixedSizeStrategy.Optimal)
+"""The strategies that put the graphs in a random order of their own."""
 
 
 E = TypeVar("E", bound=Enum)
@@ -59,50 +57,11 @@ Packing: TypeAlias = Callable[..., Packs]
 """`packing(sizes, budget, *, generator) -> Packs`, as in `popgeo.packing`."""
 
 
-_PACKINGS: dict[FixedSizeStrategy, Packing] = {
+PACKINGS: dict[FixedSizeStrategy, Packing] = {
     FixedSizeStrategy.StreamPack: stream,
     FixedSizeStrategy.Window: window,
     FixedSizeStrategy.Optimal: optimal,
 }
-
-
-def put_together(
-    sizes: np.ndarray,
-    budget: Budget,
-    strategy: FixedSizeStrategy | Packing,
-    *,
-    generator: torch.Generator,
-    skip: bool = False,
-    drop_last: bool = False,
-) -> Packs:
-    """Puts graphs together into batches; each of them fits a batch alone.
-
-    Args:
-        sizes: Nodes and edges of each graph. int64 [num_graphs, num_dimensions]
-        budget: What the real graphs of one batch may use.
-        strategy: How to put them together.
-        generator: Source of randomness.
-        skip: Leave a graph out if it overflows its batch of `PadToMax`; otherwise that batch is too large.
-        drop_last: Drop an incomplete last batch of `PadToMax`.
-
-    Raises:
-        ValueError: a function of the user's does not use each graph exactly once, or exceeds the budget.
-
-    Example:
-        >>> sizes, budget = np.array([[3, 1], [2, 0], [4, 2]]), Budget(sizes=(9, 9), num_graphs=2)
-        >>> put_together(sizes, budget, FixedSizeStrategy.PadToMax, generator=torch.Generator())
-        Packs(3 graphs in 2 packs, 1.5 a pack)
-    """
-    if strategy is FixedSizeStrategy.PadToMax:
-        if skip:
-            return _equal_numbers_that_fit(sizes, budget)
-        return in_equal_numbers(np.arange(len(sizes)), budget.num_graphs, drop_last)
-    if isinstance(strategy, FixedSizeStrategy):
-        return _PACKINGS[strategy](sizes, budget, generator=generator)
-    packs = strategy(sizes, budget, generator=generator)
-    packs = Packs(np.asarray(packs.indices), np.asarray(packs.ptr))
-    _check(packs, sizes, budget)
-    return packs
 
 
 def in_equal_numbers(order: np.ndarray, number: int, drop_last: bool) -> Packs:
@@ -116,8 +75,17 @@ def in_equal_numbers(order: np.ndarray, number: int, drop_last: bool) -> Packs:
     return Packs(order[:stop], np.append(np.arange(0, stop, number), stop) if stop else np.zeros(1, np.int64))
 
 
-def _equal_numbers_that_fit(sizes: np.ndarray, budget: Budget) -> Packs:
-    """Deals graphs into batches of equally many; one that overflows its batch is left out of it."""
+def equal_numbers_that_fit(sizes: np.ndarray, budget: Budget) -> Packs:
+    """Deals graphs into batches of equally many; one that overflows its batch is left out of it.
+
+    Args:
+        sizes: Sizes of each graph. int64 [num_graphs, num_dimensions]
+        budget: What a batch may hold.
+
+    Example:
+        >>> equal_numbers_that_fit(np.array([[3], [3], [1]]), Budget(sizes=(5,), num_graphs=2)).skipped.tolist()
+        [1]
+    """
     limits = np.array(budget.sizes)
     packs: list[list[int]] = []
     skipped: list[int] = []
@@ -131,8 +99,12 @@ def _equal_numbers_that_fit(sizes: np.ndarray, budget: Budget) -> Packs:
     return Packs.from_lists(packs, skipped)
 
 
-def _check(packs: Packs, sizes: np.ndarray, budget: Budget) -> None:
-    """A packing of the user's is checked like our own: each graph exactly once, no batch over budget."""
+def check_packing(packs: Packs, sizes: np.ndarray, budget: Budget) -> None:
+    """Checks the packing of a user's function like our own: each graph exactly once, no batch over budget.
+
+    Raises:
+        ValueError: a graph is missing or comes twice, or a batch is over the budget.
+    """
     seen = np.bincount(packs.indices, minlength=len(sizes))
     if len(seen) != len(sizes) or (seen != 1).any():
         odd = int(np.argmax(seen != 1))

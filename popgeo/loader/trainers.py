@@ -58,10 +58,7 @@ class BatchIds:
     def __iter__(self) -> Iterator[list[int]]:
         epochs = self.sampler.epochs
         if epochs.shard.group > 1:
-            raise ValueError(
-                f"An item of this loader has {epochs.shard.group} batches, which another DataLoader cannot make. "
-                f"Iterate over the loader itself."
-            )
+            raise ValueError(f"An item of this loader has {epochs.shard.group} batches. Iterate over it as it is.")
         run, plan = epochs.begin(is_copy=True)
         for pack in plan.packs:
             yield pack.tolist()
@@ -92,9 +89,7 @@ class BatchIds:
         Raises:
             ValueError: always.
         """
-        raise ValueError(
-            "This loader has state_dict and load_state_dict itself. Use it as it is, without a StatefulDataLoader."
-        )
+        raise ValueError("This loader has state_dict and load_state_dict itself. Use no StatefulDataLoader.")
 
     def load_state_dict(self, state: dict[str, Any]) -> NoReturn:
         """See `state_dict`."""

@@ -174,10 +174,7 @@ class TripleLoader(EpochLoader):
         )
         num_local, left_over = divmod(shards.num_shards, self._world_size)
         if left_over:
-            raise ValueError(
-                f"Process {self._rank} of {self._world_size} cannot take an even part of {shards.num_shards} shards. "
-                f"Choose a multiple of the number of processes."
-            )
+            raise ValueError(f"{self._world_size} processes cannot share {shards.num_shards} shards evenly.")
         pair = pair_of(triples, shards)
         if not len(triples):
             raise ValueError("There are no triples; pass at least one.")

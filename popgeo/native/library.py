@@ -107,8 +107,8 @@ def packed(name: str) -> Callable[[bytes], int] | None:
     return None if _switched_off else _bind(name, _STRUCTURE, ctypes.c_int64)
 
 
-def address(tensor: Tensor) -> int:
-    """Where the elements of a tensor lie, for a C function to read them.
+def address(tensor: Tensor | None) -> int:
+    """Where the elements of a tensor lie, for a C function to read them; 0 for None.
 
     Raises:
         ValueError: they lie nowhere: the tensor wraps another one, or its memory was given back; or what lies there is
@@ -120,6 +120,8 @@ def address(tensor: Tensor) -> int:
             ...
         ValueError: A Tensor of shape [2] on meta has no memory of its own. Pass a plain tensor with values.
     """
+    if tensor is None:
+        return 0
     place = tensor.data_ptr()
     if not place and tensor.numel():
         where = f"A {type(tensor).__name__} of shape {list(tensor.shape)} on {tensor.device}"

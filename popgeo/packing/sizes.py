@@ -62,9 +62,7 @@ def fitting(
     """
     table = as_table(sizes, narrow=narrow)
     if table.shape[1] != len(budget.sizes):
-        raise ValueError(
-            f"sizes has {table.shape[1]} dimensions, the budget {len(budget.sizes)}; give both the same ones."
-        )
+        raise ValueError(f"sizes has {table.shape[1]} dimensions, the budget {len(budget.sizes)}; give both the same.")
     nothing = np.empty(0, np.int64)
     # Column by column: numpy reduces a narrow table along its long axis fifty times slower.
     largest = [int(column.max(initial=0)) for column in table.T]

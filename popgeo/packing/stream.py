@@ -11,15 +11,8 @@ from popgeo.native import library
 from popgeo.packing.packs import Budget, Ids, Packs
 from popgeo.packing.sizes import fitting
 
-_NEXT_FIT = (
-    ctypes.c_void_p,
-    ctypes.c_int64,
-    ctypes.c_int,
-    ctypes.c_void_p,
-    ctypes.c_int64,
-    ctypes.c_void_p,
-    ctypes.c_void_p,
-)
+_POINTER, _INT = ctypes.c_void_p, ctypes.c_int64
+_NEXT_FIT = (_POINTER, _INT, ctypes.c_int, _POINTER, _INT, _POINTER, _POINTER)
 
 
 def stream(sizes: ArrayLike, budget: Budget, *, generator: torch.Generator | None = None, skip: bool = False) -> Packs:

@@ -18,6 +18,7 @@ from torch import Tensor
 from torch_geometric.data import Batch, Data
 
 from popgeo.convert.neighbours import NeighbourList, require_elements
+from popgeo.data.found_sizes import grown
 from popgeo.deploy.ase_calculator import SystemsCalculator as SystemsCalculator
 from popgeo.packing import Budget, decreasing
 from popgeo.potentials.padding import PotentialLoader, with_safe_padding
@@ -160,11 +161,8 @@ class Evaluator:
             num_graphs = self._asked[2] or len(graphs) + 1
             num_nodes = self._asked[0] or int(total[0] * 5 // 4) + num_graphs
             num_edges = self._asked[1] or max(int(total[1] * 5 // 4), 1)
-        nodes, edges = num_nodes, num_edges
-        if most[0] > num_nodes - num_graphs + 1:
-            num_nodes = int(most[0] * 3 // 2) + num_graphs
-        if most[1] > num_edges:
-            num_edges = int(most[1] * 3 // 2)
+        nodes, edges, spare = num_nodes, num_edges, num_graphs - 1
+        num_nodes, num_edges = np.add(grown((nodes - spare, edges), most), (spare, 0)).tolist()
         if (num_nodes, num_edges) != (nodes, edges):
             warnings.warn(
                 f"A system has {most[0]} atoms and {most[1]} edges, more than a batch of {nodes} nodes and {edges} "

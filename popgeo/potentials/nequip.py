@@ -137,9 +137,7 @@ def _checked(frame: Any) -> Any:
 def _check_types(frame: Mapping[str, Tensor], type_names: Sequence[str]) -> None:
     types = frame["atom_types"].flatten()
     if int(types.max()) >= len(type_names):
-        raise ValueError(
-            f"it has the type {int(types.max())}; the model knows 0 to {len(type_names) - 1}: {type_names}."
-        )
+        raise ValueError(f"it has the type {types.max()}; the model knows 0 to {len(type_names) - 1}: {type_names}.")
     for number in frame.get("atomic_numbers", types[:0]).flatten().unique().tolist():
         for one in types[frame["atomic_numbers"].flatten() == number].unique().tolist():
             name, symbol = type_names[one], chemical_symbols[number]

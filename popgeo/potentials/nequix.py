@@ -75,9 +75,7 @@ def as_graph(item: Any, table: torch.Tensor) -> Data:
     if unknown := sorted(set(item.z.tolist()) - set(table.tolist())):
         raise ValueError(f"it has the atomic numbers {unknown}; the model knows {table.tolist()}.")
     if "stress" in item and not item.pbc.all():
-        raise ValueError(
-            "it has a stress, but is not periodic in all directions. nequix would count it: leave stress out of all."
-        )
+        raise ValueError("it has a stress but does not repeat in all directions. Leave stress out of all structures.")
     graph = Data(
         species=torch.searchsorted(table, item.z).int(),
         positions=item.pos,

@@ -83,9 +83,7 @@ def as_graph(item: Mapping[str, Tensor], *, names: frozenset[str], max_z: int) -
     """
     require_same_fields(frozenset(_checked(item)) - {*_MADE}, names)
     if (largest := int(item[properties.Z].max())) >= max_z:
-        raise ValueError(
-            f"it has the atomic number {largest}; max_z is {max_z}. Leave it out, or pass the model's max_z."
-        )
+        raise ValueError(f"it has the atomic number {largest}; max_z is {max_z}. Leave it out or raise max_z.")
     graph = Data(edge_index=torch.stack([item[properties.idx_i], item[properties.idx_j]]))
     for name in names:
         graph[_RENAMED.get(name, name)] = item[name]

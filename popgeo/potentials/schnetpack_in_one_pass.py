@@ -34,15 +34,11 @@ def in_one_pass(model: nn.Module) -> nn.Module:
         raise ValueError(f"There is no SchNet or PaiNN of SchNetPack in this {type(model).__name__}.")
     for representation in found:
         if not isinstance(representation.cutoff_fn, CosineCutoff | MollifierCutoff):
-            raise ValueError(
-                f"The cutoff is {type(representation.cutoff_fn).__name__}; it must be CosineCutoff or MollifierCutoff."
-            )
-    new = {id(one): classes[type(one)](one) for one in found if type(one) in classes}
+            raise ValueError(f"{type(representation.cutoff_fn).__name__} is not CosineCutoff or MollifierCutoff.")
+    new: dict[Any, Any] = {one: classes[type(one)](one) for one in found if type(one) in classes}
     for parent in list(model.modules()):
-        for name, part in list(parent._modules.items()):
-            if id(part) in new:
-                setattr(parent, name, new[id(part)])
-    return new.get(id(model), model)
+        parent._modules.update({name: new[part] for name, part in parent._modules.items() if part in new})
+    return new.get(model, model)
 
 
 class _OnGrid(HasFilterNetworks):

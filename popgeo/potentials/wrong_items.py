@@ -53,10 +53,7 @@ def require_names(batch: Mapping[str, Any], names: Iterable[str], framework: str
         ValueError: a name is missing.
     """
     if absent := [name for name in names if name not in batch]:
-        raise ValueError(
-            f"The batch has {sorted(batch)[:8]} and lacks {absent}, so it is of another loader. Take it from "
-            f"popgeo.potentials.{framework}.fixed_size_loader."
-        )
+        raise ValueError(f"The batch lacks {absent}. Take it from popgeo.potentials.{framework}.fixed_size_loader.")
 
 
 def require_same_fields(found: Set[str], names: Set[str]) -> None:

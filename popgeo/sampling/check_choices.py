@@ -128,10 +128,7 @@ def check_seeds(seeds: Mapping[str, Tensor], num_nodes: Mapping[str, int]) -> di
             raise ValueError(f"Seeds are given for node type {node_type!r}; edges are there for {sorted(num_nodes)}.")
         if nodes.dim() != 1 or nodes.dtype not in (torch.int32, torch.int64):
             remedy = " Use mask.nonzero().flatten()." if nodes.dtype is torch.bool else ""
-            raise ValueError(
-                f"Seeds are {nodes.dtype} of shape {tuple(nodes.shape)}; they are node numbers, int32 or int64 "
-                f"[num_seeds].{remedy}"
-            )
+            raise ValueError(f"Seeds are {nodes.dtype} {[*nodes.shape]}; pass int32 or int64 [num_seeds].{remedy}")
         check_range("seeds", nodes, num_nodes[node_type])
         checked[node_type] = library.as_read(nodes.long())
     return checked
@@ -146,10 +143,7 @@ def times_of_trees(seeds: Mapping[str, Tensor], seed_time: Mapping[str, Tensor] 
     for node_type, nodes in seeds.items():
         time = seed_time[node_type]
         if time.shape != nodes.shape or time.dtype not in (torch.int32, torch.int64):
-            raise ValueError(
-                f"seed_time is {time.dtype} of shape {tuple(time.shape)}; it needs int64 {tuple(nodes.shape)}: one "
-                "time for each seed."
-            )
+            raise ValueError(f"seed_time is {time.dtype} {[*time.shape]}; it needs int64 {[*nodes.shape]}.")
     return torch.cat([torch.empty(0, dtype=torch.int64), *(seed_time[node_type].long() for node_type in seeds)])
 
 

@@ -190,10 +190,7 @@ def _time_of_edges(
 
 def _check_edge_index(edge_index: Tensor, num_sources: int, num_destinations: int) -> None:
     if edge_index.dim() != 2 or edge_index.shape[0] != 2 or edge_index.dtype not in (torch.int32, torch.int64):
-        raise ValueError(
-            f"edge_index is {edge_index.dtype} of shape {tuple(edge_index.shape)}; it needs int32 or int64 "
-            "[2, num_edges]: sources above destinations."
-        )
+        raise ValueError(f"edge_index is {edge_index.dtype} {[*edge_index.shape]}; pass int32 or int64 [2, num_edges].")
     if edge_index.device.type != "cpu":
         raise ValueError(f"edge_index is on {edge_index.device}; graphs are compressed and sampled on the processor.")
     if min(num_sources, num_destinations) < 0:
@@ -231,14 +228,9 @@ def _check_rows(rowptr: Tensor, col: Tensor, num_cols: int) -> None:
 
 def _check_column(name: str, tensor: Tensor, length: int, dtypes: tuple[torch.dtype, ...]) -> None:
     if tensor.shape != (length,) or tensor.dtype not in dtypes:
-        raise ValueError(
-            f"{name} is {tensor.dtype} of shape {tuple(tensor.shape)}; it needs {' or '.join(map(str, dtypes))} "
-            f"of shape ({length},)."
-        )
+        raise ValueError(f"{name} is {tensor.dtype} {[*tensor.shape]}, not {' or '.join(map(str, dtypes))} [{length}].")
     if tensor.device.type != "cpu" or library.as_read(tensor) is not tensor:
-        raise ValueError(
-            f"{name} must be contiguous and on the processor, at an aligned address; use {name}.cpu().clone()."
-        )
+        raise ValueError(f"{name} must be contiguous, aligned and on the processor; use {name}.cpu().clone().")
 
 
 def _check_weights(weight: Tensor) -> None:
@@ -248,6 +240,4 @@ def _check_weights(weight: Tensor) -> None:
     # A weight below 1e-300 would make the logarithms of a weighted draw infinite.
     tiny = bool(((weight > 0) & (weight < 1e-300)).any())
     if not (low >= 0 and high * len(weight) < 1e300) or tiny:
-        raise ValueError(
-            f"Weights reach from {low} to {high}; they must be finite and 0 (never drawn) or at least 1e-300."
-        )
+        raise ValueError(f"Weights are {low} to {high}; they must be finite and 0 (never drawn) or at least 1e-300.")

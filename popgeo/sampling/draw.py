@@ -63,15 +63,8 @@ def draw_edges(
         return _draw_edges(graph, nodes.numpy(), first, None if not_after is None else not_after.numpy(), draw)
     weight = graph.weight
     ptr = torch.empty(len(nodes) + 1, dtype=torch.int64)
-    limits = (
-        (0, 0) if not_after is None or graph.time is None else (library.address(graph.time), library.address(not_after))
-    )
-    addresses = (
-        library.address(graph.rowptr),
-        *limits,
-        0 if weight is None else library.address(weight),
-        library.address(nodes),
-    )
+    limits = (None, None) if not_after is None or graph.time is None else (graph.time, not_after)
+    addresses = [library.address(tensor) for tensor in (graph.rowptr, *limits, weight, nodes)]
     sizes = (len(nodes), first, graph.rowptr.element_size(), 0 if weight is None else weight.element_size())
     choices = (draw.number, draw.replace, draw.last, torch.get_num_threads())
     total = count(struct.pack("7q8qQ", *addresses, ptr.data_ptr(), 0, *sizes, *choices, draw.key))

@@ -43,9 +43,7 @@ class EntityShards:
             ValueError: there are no entities or no shards, or fewer entities than shards.
         """
         if not 1 <= num_shards <= num_entities:
-            raise ValueError(
-                f"num_shards is {num_shards}; it must be between 1 and the number of entities, {num_entities}."
-            )
+            raise ValueError(f"num_shards is {num_shards}; give 1 to {num_entities}, the number of entities.")
         generator = torch.Generator().manual_seed(seed)
         order = torch.randperm(num_entities, generator=generator) if num_shards > 1 else torch.arange(num_entities)
         place = torch.empty_like(order)
@@ -83,9 +81,7 @@ class EntityShards:
             ValueError: the table has other than one row for each entity.
         """
         if table.shape[0] != self.num_entities:
-            raise ValueError(
-                f"The table has {table.shape[0]} rows for {self.num_entities} entities; it needs one each."
-            )
+            raise ValueError(f"The table has {table.shape[0]} rows for {self.num_entities} entities; give one each.")
         spread = table.new_zeros(*self.entity.shape, *table.shape[1:])
         spread[self.shard, self.row] = table
         return spread
@@ -118,10 +114,7 @@ def pair_of(triples: Tensor, shards: EntityShards) -> Tensor:
         True
     """
     if triples.dim() != 2 or triples.shape[1] != 3 or triples.dtype != torch.int64:
-        raise ValueError(
-            f"triples are {triples.dtype} of shape {tuple(triples.shape)}; they need int64 [num_triples, 3]: head, "
-            "relation, tail."
-        )
+        raise ValueError(f"triples are {triples.dtype} {[*triples.shape]}; pass int64 [num_triples, 3].")
     if len(triples) and int(triples[:, 1].min()) < 0:
         first = int((triples[:, 1] < 0).nonzero()[0])
         raise ValueError(f"triples[{first}] is {triples[first].tolist()}; relations are numbered from 0.")

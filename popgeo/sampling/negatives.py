@@ -144,9 +144,7 @@ def sample_negatives(
         kind = "a whole number of 1 or more" if mode is NegativeMode.TRIPLET else "more than 0"
         raise ValueError(f"amount is {amount}; in mode {mode.value!r} it must be {kind}.")
     if positives.dim() != 2 or positives.shape[0] != 2 or positives.dtype not in (torch.int32, torch.int64):
-        raise ValueError(
-            f"positives are {positives.dtype} of shape {tuple(positives.shape)}; they need int64 [2, num_positives]."
-        )
+        raise ValueError(f"positives are {positives.dtype} {list(positives.shape)}; pass int64 [2, num_positives].")
     check_range("positives[0]", positives[0], non_edges.num_sources)
     check_range("positives[1]", positives[1], non_edges.num_destinations)
     number = math.ceil(positives.shape[1] * amount)

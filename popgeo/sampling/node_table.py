@@ -71,13 +71,10 @@ class NodeTable:
             torch.stack([numbers, rows, places if graph.perm is None else graph.perm[places].long()], out=new)
             return grown
         self._reserve(self.size + len(places))
-        of_graph = (library.address(graph.col), 0 if graph.perm is None else library.address(graph.perm))
-        addresses = (
-            library.address(tensor) for tensor in (places, ptr, self._nodes, self._table, new[0], new[1], new[2])
-        )
-        in_trees = (0, 0) if trees is None or self._trees is None else (library.address(trees), self._trees.data_ptr())
+        in_trees = (None, None) if trees is None or self._trees is None else (trees, self._trees)
+        tensors = (graph.col, graph.perm, places, ptr, self._nodes, self._table, *new, *in_trees)
         sizes = (len(ptr) - 1, first, graph.col.element_size(), self._num_nodes, self.size, self._listed, self._bits)
-        fields = (*of_graph, *addresses, *in_trees, *sizes, self._wide)
+        fields = (*map(library.address, tensors), *sizes, self._wide)
         self.size = self._listed = number_nodes(struct.pack("19q", *fields))
         return grown
 
@@ -97,14 +94,10 @@ class NodeTable:
         if find_edges is None:
             return _with_numbers(graph, self._induced(graph, nodes, trees, not_after))
         self._reserve(self.size)
-        limits = (
-            (0, 0)
-            if not_after is None or graph.time is None
-            else (library.address(graph.time), library.address(not_after))
-        )
-        in_trees = (0, 0) if trees is None or self._trees is None else (library.address(trees), self._trees.data_ptr())
-        addresses = (library.address(tensor) for tensor in (graph.rowptr, graph.col, nodes, self._nodes, self._table))
-        inputs = (*addresses, *limits, *in_trees)
+        limits = (None, None) if not_after is None or graph.time is None else (graph.time, not_after)
+        in_trees = (None, None) if trees is None or self._trees is None else (trees, self._trees)
+        tensors = (graph.rowptr, graph.col, nodes, self._nodes, self._table, *limits, *in_trees)
+        inputs = [library.address(tensor) for tensor in tensors]
         sizes = (len(nodes), graph.col.element_size(), self._num_nodes, self.size)
         total = find_edges(struct.pack("19q", *inputs, 0, 0, 0, *sizes, self._listed, self._bits, self._wide))
         self._listed = self.size

@@ -86,9 +86,7 @@ def edge_cut(edge_index: Tensor, parts: Tensor) -> int:
 
 def _checked_num_nodes(edge_index: Tensor, num_nodes: int | None) -> int:
     if edge_index.dim() != 2 or edge_index.shape[0] != 2 or edge_index.is_floating_point():
-        raise ValueError(
-            f"edge_index is {edge_index.dtype} of shape {tuple(edge_index.shape)}; pass integers [2, num_edges]."
-        )
+        raise ValueError(f"edge_index is {edge_index.dtype} {list(edge_index.shape)}; pass integers [2, num_edges].")
     if num_nodes is None:
         num_nodes = int(edge_index.max()) + 1 if edge_index.numel() else 0
     check_range("edge_index", edge_index, num_nodes)

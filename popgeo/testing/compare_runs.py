@@ -90,8 +90,9 @@ def compare_runs(
     why: str,
     *,
     kinds: dict[str, str | None],
-    loss: Callable[[Any, Any], Tensor] | None,
-    tolerance: float | None,
+    loss: Callable[[Any, Any], Tensor] | None = None,
+    tolerance: float | None = None,
+    rows_only: bool = False,
 ) -> None:
     """Raises BrokenError if a result, the loss, a buffer or a gradient differs.
 
@@ -102,6 +103,7 @@ def compare_runs(
         kinds: The kind of rows that each result has, from `kinds_of_rows`.
         loss: What gradients are taken of, as in `check_padding_invariance`.
         tolerance: See `difference`.
+        rows_only: Whether only the results of graphs, nodes and edges are compared.
     """
 
     def require_alike(subject: str, new: Tensor, old: Tensor, usual: str = "scalar", **scale: float) -> None:
@@ -109,21 +111,30 @@ def compare_runs(
         if apart is not None:
             _fail(subject, apart, found, expected, why, usual)
 
-    compare_rows(found, expected, why, kinds=kinds, tolerance=tolerance)
     for name, kind in kinds.items():
-        if kind is None:
-            apart = difference(found.run.tensors[name], expected.run.tensors[name], tolerance)
-            if apart is not None:
-                row = "" if apart.row is None else f" (row {apart.row})"
-                _fail(f"{name}{row}", apart, found, expected, why, "rows" if row else "scalar")
-    new, old = (_loss(seen, kinds, loss) for seen in (found, expected))
-    if new is not None and old is not None:
-        require_alike("the loss", new, old)
+        result, old = found.run.tensors[name], expected.rows(kind, expected.run.tensors[name])
+        if kind is not None and len(result) != (slots := found.batch.slots[kind]):
+            raise BrokenError(
+                f"{name} has {len(result)} rows in a batch of {slots} {kind}s, padding included.",
+                "a number of graphs that is read off the batch, as by a pooling without its size: pass num_graphs",
+            )
+        apart = None if kind is None and rows_only else difference(found.rows(kind, result), old, tolerance)
+        if apart is not None and apart.row is None:
+            _fail(name, apart, found, expected, why, "scalar")
+        elif apart is not None and apart.row is not None:
+            graph = "" if kind is None else f" of graph {expected.graph_of(kind, apart.row)}"
+            row = "" if kind == "graph" else f" ({'' if kind is None else f'{kind} '}row {apart.row})"
+            _fail(f"{name}{graph}{row}", apart, found, expected, why, "rows")
+    if rows_only:
+        return
+    new, old_loss = (_loss(seen, kinds, loss) for seen in (found, expected))
+    if new is not None and old_loss is not None:
+        require_alike("the loss", new, old_loss)
     for name, buffer in expected.run.buffers.items():
         require_alike(f"buffer {name}", found.run.buffers[name], buffer, "buffer")
-    if new is None or old is None:
+    if new is None or old_loss is None:
         return
-    new_slopes, slopes = found.run.gradients(new), expected.run.gradients(old)
+    new_slopes, slopes = found.run.gradients(new), expected.run.gradients(old_loss)
     scale = noise_of(slopes)
     for name, slope in slopes.items():
         if not slope.isfinite().all() and not new_slopes[name].isfinite().all():  # which would count as alike
@@ -133,27 +144,6 @@ def compare_runs(
                 CAUSES["not finite gradient"],
             )
         require_alike(f"the gradient of {name}", new_slopes[name], slope, scale=scale)
-
-
-def compare_rows(
-    found: Seen, expected: Seen, why: str, *, kinds: dict[str, str | None], tolerance: float | None
-) -> None:
-    """The part of `compare_runs` that looks at the results of graphs, nodes and edges."""
-    for name, kind in kinds.items():
-        if kind is not None:
-            rows, slots = len(found.run.tensors[name]), found.batch.slots[kind]
-            if rows != slots:
-                raise BrokenError(
-                    f"{name} has {rows} rows in a batch of {slots} {kind}s, padding included.",
-                    "a number of graphs that is read off the batch, as by a pooling without its size: pass num_graphs",
-                )
-            old = expected.rows(kind, expected.run.tensors[name])
-            apart = difference(found.rows(kind, found.run.tensors[name]), old, tolerance)
-            if apart is not None:
-                assert apart.row is not None  # what has rows has dimensions
-                row = "" if kind == "graph" else f" ({kind} row {apart.row})"
-                subject = f"{name} of graph {expected.graph_of(kind, apart.row)}{row}"
-                _fail(subject, apart, found, expected, why, "rows")
 
 
 def _loss(seen: Seen, kinds: dict[str, str | None], loss: Callable[[Any, Any], Tensor] | None) -> Tensor | None:

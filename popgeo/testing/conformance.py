@@ -68,7 +68,30 @@ def check_conformance(
         ()
     """
     subject = subject_of(what, graphs, kind=kind, limit=limit, **how)
-    return try_claims(subject, claims=claims, also=also, slow=slow, settings=settings, shrink_seconds=shrink_seconds)
+    start = time.perf_counter()
+    known = known_claims(subject.kind)
+    for name in {*(claims or ()), *also, *subject.asked} - {*known, "all"}:
+        raise ValueError(f"{name!r} is not a claim of a {subject.kind.value}; there are {', '.join(known)}.")
+    asked = {*also, *subject.asked, *(claims or ())}
+    try:
+        subject.prepare()
+    except SystemExit as error:
+        raise ValueError(f"{subject.name} cannot be tried: {described(error)}.") from error
+    found = []
+    for claim in known.values() if claims is None else [known[name] for name in claims]:
+        reason = subject.why_not(claim)
+        if claim.optional and not asked & {claim.name, "all"}:
+            reason = f"only if it is asked for: also={[claim.name]!r}, or --also {claim.name!r}"
+        elif claim.slow and not slow and claim.name not in asked:
+            reason = "it takes seconds: slow=True, or --slow"
+        ways = claim.settings if settings is None else [settings]
+        if reason:
+            found.append(Finding(claim=claim, status=Status.NOT_TRIED, words=reason))
+        else:
+            found.append(try_claim(claim, subject, ways, shrink_seconds))
+    return Conformance(
+        subject=subject.name, kind=subject.kind, findings=tuple(found), seconds=time.perf_counter() - start
+    )
 
 
 def subject_of(
@@ -116,42 +139,6 @@ def known_claims(kind: SubjectKind) -> dict[str, Claim]:
     for family in FAMILIES:
         importlib.import_module(f"popgeo.testing.{family}")
     return {name: claim for (of, name), claim in CLAIMS.items() if of is kind}
-
-
-def try_claims(
-    subject: Subject,
-    *,
-    claims: Collection[str] | None = None,
-    also: Collection[str] = (),
-    slow: bool = False,
-    settings: Mapping[str, Any] | None = None,
-    shrink_seconds: float = 3.0,
-) -> Conformance:
-    """See `check_conformance`."""
-    start = time.perf_counter()
-    known = known_claims(subject.kind)
-    for name in {*(claims or ()), *also, *subject.asked} - {*known, "all"}:
-        raise ValueError(f"{name!r} is not a claim of a {subject.kind.value}; there are {', '.join(known)}.")
-    asked = {*also, *subject.asked, *(claims or ())}
-    try:
-        subject.prepare()
-    except SystemExit as error:
-        raise ValueError(f"{subject.name} cannot be tried: {described(error)}.") from error
-    found = []
-    for claim in known.values() if claims is None else [known[name] for name in claims]:
-        reason = subject.why_not(claim)
-        if claim.optional and not asked & {claim.name, "all"}:
-            reason = f"only if it is asked for: also={[claim.name]!r}, or --also {claim.name!r}"
-        elif claim.slow and not slow and claim.name not in asked:
-            reason = "it takes seconds: slow=True, or --slow"
-        ways = claim.settings if settings is None else [settings]
-        if reason:
-            found.append(Finding(claim=claim, status=Status.NOT_TRIED, words=reason))
-        else:
-            found.append(try_claim(claim, subject, ways, shrink_seconds))
-    return Conformance(
-        subject=subject.name, kind=subject.kind, findings=tuple(found), seconds=time.perf_counter() - start
-    )
 
 
 def try_claim(claim: Claim, subject: Subject, ways: Sequence[Mapping[str, Any]], shrink_seconds: float) -> Finding:

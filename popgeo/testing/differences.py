@@ -39,9 +39,7 @@ def returned_tensors(result: Any, remedy: str = "") -> dict[str, Tensor]:
     """
     tensors = dict(named_tensors(result))
     if not tensors:
-        raise ValueError(
-            f"The model returned {type(result).__name__}, in which there is no tensor. Return tensors{remedy}."
-        )
+        raise ValueError(f"The model returned {type(result).__name__} with no tensor. Return tensors{remedy}.")
     return tensors
 
 

@@ -1,7 +1,7 @@
 """A few graphs in batches of fixed size that hold more or less padding, with anything written into it."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
@@ -79,22 +79,14 @@ def fixed_batch(
     """
     plain, store = Batch.from_data_list(list(graphs)), FlatStore.from_dataset(list(graphs))
     least = FixedSizeOptions.from_loader([plain])
-    fill = _padding(plain, garbage)
-    grown, extra = {}, padding or 0
-    for field, more in (("num_nodes", 2), ("num_edges", 3)):
-        sizes = getattr(least, field)
-        if isinstance(sizes, dict):
-            grown[field] = {key: n + extra * (more + 2 * i) for i, (key, n) in enumerate(sizes.items())}
-        else:
-            grown[field] = sizes + extra * more
-    options = replace(
-        least,
-        num_graphs=least.num_graphs + extra if num_graphs is None else num_graphs,
-        node_pad_value=fill,
-        edge_pad_value=fill,
-        graph_pad_value=fill,
-        **grown,
-    ).with_rows_for(store)
+    extra, num_node_types = padding or 0, len(store.node_types)
+    grown = [
+        least.slots(axis) + extra * (2 + 2 * i if i < num_node_types else 3 + 2 * (i - num_node_types))
+        for i, axis in enumerate(store.size_axes)
+    ]
+    num_graphs = least.num_graphs + extra if num_graphs is None else num_graphs
+    fill = dict.fromkeys(("node_pad_value", "edge_pad_value", "graph_pad_value"), _padding(plain, garbage))
+    options = FixedSizeOptions.from_sizes(store, grown, num_graphs, **fill).with_rows_for(store)
     counts, slots = {"graph": torch.ones(len(graphs), dtype=torch.int64)}, {"graph": options.num_graphs}
     for axis, numbers in zip(store.size_axes, store.sizes.T, strict=True):
         if axis.name is None:

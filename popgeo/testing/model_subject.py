@@ -15,7 +15,7 @@ from torch_geometric.data import Batch, Data, HeteroData
 
 from popgeo.datasets import Molecules
 from popgeo.testing.claims import BrokenError, Claim, NotTriedError, Subject, SubjectKind
-from popgeo.testing.compare_runs import Seen, compare_rows, compare_runs, kinds_of_rows
+from popgeo.testing.compare_runs import Seen, compare_runs, kinds_of_rows
 from popgeo.testing.differences import difference
 from popgeo.testing.fixed_batches import FixedBatch, Garbage, a_few, fixed_batch
 from popgeo.testing.observe import observe
@@ -59,10 +59,7 @@ class ModelSubject(Subject):
         if not self.graphs:
             object.__setattr__(self, "graphs", tuple(a_few(Molecules(), 4)))
         if not callable(self.what):
-            raise ValueError(
-                f"{type(self.what).__name__} is neither a module nor a function of a batch. Pass the model, or "
-                "kind= of what it is."
-            )
+            raise ValueError(f"{type(self.what).__name__} is neither a module nor a function. Pass a model, or kind=.")
 
     @cached_property
     def modes(self) -> list[Any]:
@@ -159,11 +156,13 @@ class ModelSubject(Subject):
             model: The model in that mode; in evaluation otherwise.
             rows_only: Whether only the results of graphs, nodes and edges are compared.
         """
-        kinds = self.kinds(model)
-        if rows_only:
-            compare_rows(found, expected, why, kinds=kinds, tolerance=self.tolerance)
-        else:
-            compare_runs(found, expected, why, kinds=kinds, loss=self.loss, tolerance=self.tolerance)
+        choices: dict[str, Any] = {
+            "kinds": self.kinds(model),
+            "loss": self.loss,
+            "tolerance": self.tolerance,
+            "rows_only": rows_only,
+        }
+        compare_runs(found, expected, why, **choices)
 
     def unless_rounded(self, check: Callable[[bool], None]) -> None:
         """Runs a check in the model's own type; a small difference counts only if it is there in float64, too.

@@ -238,10 +238,7 @@ def capacity_is_loud(subject: NeighbourSubject, case: Case) -> None:
             except Exception:  # loud, in whatever words
                 continue
             if missing:
-                raise BrokenError(
-                    f"structure {number}: {len(missing)} of {len(pairs)} neighbours are dropped silently, of "
-                    f"{_most(pairs)} that an atom has"
-                )
+                raise BrokenError(f"structure {number}: {len(missing)} of {len(pairs)} neighbours are dropped silently")
     if not crowded:
         raise NotTriedError("no structure is crowded")
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from popgeo.data import FlatStore, Level
 from popgeo.data.axes import Attribute, Axis, ends_of
 from popgeo.testing.claims import Case, NotTriedError, SubjectKind, claim
-from popgeo.testing.compare_runs import compare_rows
+from popgeo.testing.compare_runs import compare_runs
 from popgeo.testing.fixed_batches import kind_of
 from popgeo.testing.model_subject import ModelSubject
 
@@ -62,7 +62,9 @@ def duplicate_edges(subject: ModelSubject, case: Case) -> None:
         twice.append(again)
     before, after = subject.see(case.graphs), subject.see(twice)
     kinds: dict[str, str | None] = {n: kind for n, kind in subject.kinds().items() if kind in ("graph", "node")}
-    compare_rows(after, before, "an edge that is listed twice", kinds=kinds, tolerance=subject.tolerance)
+    compare_runs(
+        after, before, "an edge that is listed twice", kinds=kinds, tolerance=subject.tolerance, rows_only=True
+    )
 
 
 def reordered(graphs: Sequence[Any], level: Level) -> tuple[list[Any], dict[str, Tensor]]:

@@ -175,9 +175,7 @@ def smooth_cutoff(subject: ModelSubject, case: Case) -> dict[str, float]:
         try:
             seen = subject.see([graph], wide=True, change=put)
         except Exception as error:
-            raise NotTriedError(
-                f"the model does not run on three atoms without attributes of edges: {error}"
-            ) from error
+            raise NotTriedError(f"the model does not run on three atoms without edge attributes: {error}") from error
         energy = _energies(subject, seen).sum()
         pulled = subject.named(seen, subject.forces)
         if pulled is not None:

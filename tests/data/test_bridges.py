@@ -64,7 +64,7 @@ def test_types_of_a_heterogeneous_batch_stand_before_the_name():
 @pytest.mark.parametrize(
     ("sizes", "levels", "message"),
     [
-        (FixedSizeOptions(7, 7, 4), None, r"value has shape \(7,\): its number of rows fits nodes and edges.*levels="),
+        (FixedSizeOptions(7, 7, 4), None, r"value of shape \(7,\) fits nodes and edges.*levels="),
         (FixedSizeOptions(8, 7, 4), {"value": "atom"}, r"levels\['value'\] is 'atom'; it is one of"),
     ],
     ids=["ambiguous", "unknown"],
@@ -120,7 +120,7 @@ def test_arrays_that_make_no_tuple_are_refused(missing):
     given = arrays()
     del given[missing]
     with pytest.raises(
-        ValueError, match=r"The batch has \[.*\]; a tuple is made of one with edge_index, batch and ptr"
+        ValueError, match=r"The batch has \[.*\]; edge_index, batch and ptr of one node type are needed"
     ):
         to_graphs_tuple(given)
 
@@ -130,7 +130,7 @@ def test_arrays_that_make_no_tuple_are_refused(missing):
     [(np.zeros(9), "fits none of {'node': 3"), (np.zeros(()), "fits none of {'node': 3")],
 )
 def test_arrays_of_no_known_length_are_refused(value, what):
-    with pytest.raises(ValueError, match=rf"value has shape .*: its number of rows {what}"):
+    with pytest.raises(ValueError, match=rf"value of shape .* {what}"):
         to_graphs_tuple(arrays(value=value))
 
 

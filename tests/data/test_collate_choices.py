@@ -111,17 +111,17 @@ def test_batches_that_do_not_fit_are_named_by_their_largest_graph_and_type():
     with pytest.raises(ValueError, match=r"Batch has 3 graphs, FixedSizeOptions.num_graphs is 3 .* Raise it to 4"):
         check_fits(store, options, Packs.from_lists([[0], [0, 0, 0]]))
     message = (
-        "Batch has 8 nodes of type 'a', FixedSizeOptions.num_nodes['a'] is 7 with one kept for padding: 2 too many. "
+        "Batch has 8 a nodes, FixedSizeOptions.num_nodes['a'] is 7 with one kept for padding: 2 too many. "
         "Its largest graph is 1 with 4. Raise num_nodes['a'] to 9 or pass OverSizeStrategy.TrimNodes."
     )
-    with pytest.raises(ValueError, match="Batch has 8 nodes") as error:
+    with pytest.raises(ValueError, match="Batch has 8 a nodes") as error:
         check_fits(store, options, Packs.from_lists([[0, 2], [1, 1]]))
     assert str(error.value) == message
     edges = FixedSizeOptions({"a": 17, "b": 9}, dict.fromkeys(store.edge_types, 5), 9)
-    with pytest.raises(ValueError, match="Batch has 6 edges") as error:
+    with pytest.raises(ValueError, match="Batch has 6 a-writes-b edges") as error:
         check_fits(store, edges, Packs.from_lists([[0, 2], [2, 1]]))
     assert str(error.value) == (
-        f"Batch has 6 edges of type {WRITES!r}, FixedSizeOptions.num_edges[{WRITES!r}] is 5: 1 too many. Its largest "
+        f"Batch has 6 a-writes-b edges, FixedSizeOptions.num_edges[{WRITES!r}] is 5: 1 too many. Its largest "
         f"graph is 1 with 4. Raise num_edges[{WRITES!r}] to 6 or pass OverSizeStrategy.TrimEdges."
     )
 

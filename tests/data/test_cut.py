@@ -48,7 +48,7 @@ def test_the_remedy_is_enough_and_no_less_would_be(options, remedy):
 
 
 def test_the_largest_graph_and_the_type_of_what_is_too_much_are_named():
-    with pytest.raises(ValueError, match=r"nodes of type 'b'.*num_nodes\['b'\] is 3.*largest graph is 1 with 5"):
+    with pytest.raises(ValueError, match=r"7 b nodes, .*num_nodes\['b'\] is 3.*largest graph is 1 with 5"):
         FixedSizeCollater(FixedSizeOptions({"a": 9, "b": 3}, 20, 3))(
             [hetero_graph(2, 2, 1, 1), hetero_graph(2, 5, 1, 1)]
         )

@@ -7,8 +7,8 @@ from torch_geometric.loader import DataLoader
 from torch_geometric.transforms.pad import AttrNamePadding
 
 from popgeo.data import FixedSizeCollater, FixedSizeOptions, FlatStore, Level
-from popgeo.data import found_sizes as sizes_module
 from popgeo.data.graph_sizes import GraphSizes
+from popgeo.data.opened import Opened
 from popgeo.loader import FixedSizeDataLoader
 from tests.support.graphs import CITES, WRITES, graph, hetero_graph
 from tests.support.loaders import OnDisk
@@ -243,8 +243,8 @@ def test_a_measured_dataset_that_makes_its_graphs_is_read_once_for_all():
 
 @pytest.mark.parametrize(("verbose", "bar"), [(True, None), (False, False)])
 def test_a_bar_is_shown_only_where_words_are(monkeypatch, verbose, bar):
-    asked, measured = [], sizes_module._measured
-    monkeypatch.setattr(sizes_module, "_measured", lambda *given: asked.append(given[1]) or measured(*given))
+    asked, of = [], Opened.of
+    monkeypatch.setattr(Opened, "of", lambda *given, progress_bar: asked.append(progress_bar) or of(*given))
     FixedSizeOptions.tune(GRAPHS * 9, target_graphs=3, verbose=verbose)
     assert asked == [bar]
 

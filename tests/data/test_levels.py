@@ -61,7 +61,7 @@ def test_atoms_alone_are_asked_what_their_rows_are(tmp_path):
     for level, rows in (("node", 9), ("graph", 5)):
         options = FixedSizeOptions(9, 4, 5)
         assert FixedSizeCollater(options, levels={"pull": level})(atoms).pull.shape == (rows, 3)
-    with pytest.raises(ValueError, match=r"Graph 3 of the source.*'pull' has 2 rows, one per node"):
+    with pytest.raises(ValueError, match=r"In graph 3 'pull' has 2 rows, one per node"):
         write([*atoms, atom(0, atoms=2)], tmp_path / "store", buffer_bytes=1)
     store = write([*atoms, atom(0)], tmp_path / "told", buffer_bytes=1, levels={"pull": "node"})
     assert store.level("pull").value == "node"

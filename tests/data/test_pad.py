@@ -131,7 +131,7 @@ def test_attributes_of_a_graph_stay_as_they_are(native):
 def test_as_many_edges_as_pairs_of_nodes_are_kept_where_none_are_given():
     assert Pad(4)(graph(3, 2)).edge_index.shape == (2, 16)
     assert (Pad(6, 6).mask_pad_value, Pad(6, 6).add_pad_mask) == (False, False)
-    with pytest.raises(ValueError, match="max_num_edges is needed where max_num_nodes is given per type"):
+    with pytest.raises(ValueError, match="max_num_edges is needed if max_num_nodes is given per type"):
         Pad({"a": 3, "b": 4})
 
 
@@ -146,14 +146,14 @@ def test_masks_of_nodes_are_filled_behind_the_real_ones_only(native):
 @pytest.mark.parametrize(
     ("sizes", "message"),
     [
-        (({"a": 1, "b": 9}, 9), r"has 2 nodes of type 'a', Pad.max_num_nodes is 1. Raise it to 2 or more"),
+        (({"a": 1, "b": 9}, 9), r"has 2 a nodes, Pad.max_num_nodes is 1. Raise it to 2 or more"),
         (
             ({"a": 9, "b": 9}, {WRITES: 3, CITES: 9}),
-            r"has 4 edges of type \('a', 'writes', 'b'\), Pad.max_num_edges is 3. Raise it to 4 or more",
+            r"has 4 a-writes-b edges, Pad.max_num_edges is 3. Raise it to 4 or more",
         ),
         (
             ({"a": 3, "b": 3}, {WRITES: 6, CITES: 1}),
-            r"needs 2 padding edges, which join padding nodes, but all 3 nodes of type 'b' are real. "
+            r"needs 2 padding edges, which join padding nodes, but all 3 b nodes are real. "
             "Raise max_num_nodes to 4",
         ),
     ],

@@ -122,7 +122,7 @@ def wrong_graphs() -> dict[str, tuple[Data, str]]:
         "no features": (without(graph_of(5), "x"), "it has no x"),
         "what the others lack": (weighted, "it has edge_weight, which the other graphs do not have"),
         "no such node": (outside, r"it has \d+ in edge_index"),
-        "no graph": ("a string", "is a str; Data or HeteroData"),
+        "no graph": ("a string", "is a str; pass Data or HeteroData"),
     }
 
 

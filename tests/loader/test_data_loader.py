@@ -79,7 +79,7 @@ def test_an_epoch_can_be_resumed_in_the_middle(workers):
     resumed.load_state_dict(state)
     assert seeds(resumed) == seeds(whole[3:])
     assert resumed.epoch == 1
-    with pytest.raises(ValueError, match="of 40 graphs, this one has 3"):
+    with pytest.raises(ValueError, match="of 40 graphs, the loader has 3"):
         loader_of(GRAPHS[:3]).load_state_dict(state)
 
 

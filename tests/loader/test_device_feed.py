@@ -139,7 +139,7 @@ def test_waiting_is_what_the_loader_takes_and_not_what_the_step_does():
     [
         ({"device": "gpu"}, r"device is 'gpu'; it is 'cpu', 'cuda'"),
         ({"device": "meta"}, r"device is meta; batches are fed to"),
-        ({"device": "cuda:99"}, r"torch finds \d+ CUDA devices. Use device='cpu'"),
+        ({"device": "cuda:99"}, r"torch finds \d+ CUDA devices. Pass 'cpu'"),
         ({"device": "cpu", "batches_ahead": 0}, r"batches_ahead is 0"),
         ({"feature_dtype": torch.float16}, r"Pass device="),
         ({"device": "cpu", "feature_dtype": torch.int8}, r"feature_dtype of x is torch.int8"),

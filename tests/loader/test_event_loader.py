@@ -69,7 +69,7 @@ def test_what_is_done_to_a_batch_changes_neither_the_data_nor_the_next_epoch():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda events: {"data": events[events.t.argsort(descending=True)]}, "earlier than the one before"),
+        (lambda events: {"data": events[events.t.argsort(descending=True)]}, "not in order of time"),
         (lambda events: {"data": events[:0]}, "0 events"),
         (lambda events: {"batch_size": 0}, "batches of 0"),
         (lambda events: {"negatives": (4, 4)}, "first node and the one after the last"),
@@ -88,5 +88,5 @@ def test_times_of_any_kind_are_read(dtype):
     data = TemporalData(*torch.tensor([[0, 1, 0], [3, 4, 4]]), torch.tensor([1, 2, 2]).to(dtype))
     assert next(iter(FixedSizeEventLoader(data, batch_size=4))).t.tolist() == [1, 2, 2, 0]
     data.t = data.t.flip(0)
-    with pytest.raises(ValueError, match="1 of 3 events are earlier"):
+    with pytest.raises(ValueError, match="1 of 3 events are not in order"):
         FixedSizeEventLoader(data, batch_size=4)

@@ -2,6 +2,9 @@
 
 import json
 import subprocess
+import sys
+from collections.abc import Iterator
+from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -16,6 +19,13 @@ from tests.support.loaders import GRAPHS, loader_of, seeds
 from tests.support.trainer_runs import EPOCHS, KILLED_AFTER, KILLED_IN, RUNS, Seen, lives, make_loader
 
 ALL = list(range(37))
+
+
+@pytest.fixture(autouse=True)
+def no_accelerator_is_left() -> Iterator[None]:
+    yield
+    if state := sys.modules.get("accelerate.state"):
+        state.AcceleratorState._reset_state()
 
 
 def is_missing(trainer: str) -> bool:
@@ -90,6 +100,15 @@ def test_two_processes_share_the_batches_of_a_sampler_under_every_trainer(tmp_pa
         for epoch in ranks[0][trainer]:
             both = [*ranks[0][trainer][epoch], *ranks[1][trainer][epoch]]
             assert sorted(both) == list(range(sampler_runs.NUMBER)), (trainer, epoch)
+
+
+@pytest.mark.parametrize(("trainer", "known"), [("lightning", ("2.4", "2.5", "2.6")), ("accelerate", ("1.",))])
+def test_popgeo_knows_how_this_version_of_a_trainer_makes_loaders_again(trainer: str, known: tuple[str, ...]):
+    """`AskedForAgain` and `batch_size` depend on it: compare `lightning/pytorch/utilities/data.py` (arguments of a new
+    batch sampler and loader) and `accelerate/data_loader.py` (`BatchSamplerShard`) before adding a version here.
+    """
+    skip_without(trainer)
+    assert version(trainer).startswith(known)
 
 
 def test_a_launcher_without_a_group_is_refused_and_an_explicit_shard_is_not(monkeypatch: pytest.MonkeyPatch):

@@ -66,7 +66,7 @@ def test_epochs_differ_and_a_seed_repeats_them():
 
 
 def test_what_cannot_be_shared_or_is_empty_is_refused():
-    with pytest.raises(ValueError, match="Process 0 of 3 cannot take an even part of 4 shards"):
+    with pytest.raises(ValueError, match="3 processes cannot share 4 shards evenly"):
         TripleLoader(make_triples(), SHARDS, slots=5, rank=0, world_size=3)
     with pytest.raises(ValueError, match="slots is 0"):
         TripleLoader(make_triples(), SHARDS, slots=0)

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from popgeo.packing import Budget, Histogram, SizePlan, assign, decreasing, histogram, optimal, optimal_plan
 from popgeo.packing.column_generation import solve_fractional
-from popgeo.packing.rounding import fill_exactly
 from tests.conftest import PUBLISHED
 
 
@@ -195,12 +194,6 @@ def test_the_bound_of_fractions_is_proven_not_rounded():
     solution = solve_fractional(Histogram(sizes=(5,), counts=(3,), capacity=11, num_graphs=9, bound=0))
     assert solution.amounts.sum() == pytest.approx(1.5)
     assert solution.bound == 2
-
-
-def test_filling_exactly_ends_where_the_number_of_graphs_is_in_the_way():
-    packs = fill_exactly([1, 2], [30, 3], capacity=100, num_graphs=4)
-    assert sum(len(pack) * count for pack, count in packs.items()) == 33
-    assert max(len(pack) for pack in packs) == 4
 
 
 def variance_of_batch_means(packs, nodes: np.ndarray) -> float:

@@ -5,7 +5,6 @@ import pytest
 import torch
 
 from popgeo.packing import Budget, Histogram, SizePlan, assign, optimal, optimal_plan
-from popgeo.packing.assign import _ranks
 from popgeo.packing.decreasing import best_fit_decreasing
 
 MISSED = Histogram(sizes=(3, 4, 5), counts=(2, 2, 2), capacity=12, num_graphs=9, bound=2, dim=1, unit=2)
@@ -35,17 +34,6 @@ def test_where_sizes_are_rounded_largest_first_may_need_fewer_packs(monkeypatch)
     monkeypatch.setitem(optimal.__globals__, "optimal_plan", best_fit_decreasing)
     packs = optimal(np.arange(1, 634), Budget(sizes=(633,), num_graphs=9))
     assert len(packs) == 317
-
-
-def test_ranks_of_few_and_of_many_and_of_large_sizes():
-    assert _ranks(np.array([3, 0, 9, 4]), np.array([0, 3, 9])).tolist() == [1, 0, 2, 3]
-    huge = 1 << 20
-    assert _ranks(np.array([3, huge, 5, huge + 1, huge - 1]), np.array([3, huge])).tolist() == [0, 1, 2, 2, 2]
-    many = np.arange(1 << 16) * 2
-    assert _ranks(np.array([0, 1, 131070]), many).tolist() == [0, 1 << 16, (1 << 16) - 1]
-    assert _ranks(np.array([0, 1, 131070]), many).max() == 1 << 16
-    assert _ranks(np.array([0, 2]), np.array([2])).dtype == np.uint16
-    assert _ranks(np.empty(0, int), np.empty(0, int)).tolist() == []
 
 
 def test_graphs_of_a_size_are_taken_in_order_or_at_random():

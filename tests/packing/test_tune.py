@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from popgeo.packing import Budget, efficiency, tune, window
-from popgeo.packing.tune import _lengths, _sample, _shape, _slots, _Trial, _try, slot_costs
+from popgeo.packing.tune import slot_costs
 
 
 def molecules(num_graphs: int, spread: float = 0.06) -> np.ndarray:
@@ -88,63 +88,6 @@ def test_a_dimension_that_no_graph_uses_goes_unmentioned():
     assert shape.num_edges == 0
     assert "edges" not in shape.reason
     assert "nodes" in shape.reason
-
-
-@pytest.mark.parametrize(
-    ("wanted", "smallest", "align", "expected"),
-    [
-        (100, 0, 8, [96, 104, 88, 112, 80, 120]),  # within a quarter
-        (96, 0, 8, [96, 88, 104, 80, 112, 72, 120]),
-        (16, 8, 8, [16, 8, 24]),  # a quarter is less than one step
-        (16, 9, 8, [16, 24]),
-        (10, 50, 8, [56]),  # nothing near holds the largest graph
-        (10, 56, 8, [56]),
-        (100, 0, 1, [100, *(100 + sign * far for far in range(1, 13) for sign in (-1, 1))]),  # no more than 25
-    ],
-)
-def test_lengths_are_multiples_near_what_is_wanted(wanted, smallest, align, expected):
-    assert _lengths(wanted, smallest, align) == expected
-
-
-def test_slots_hold_the_slack_the_largest_graph_and_the_padding():
-    wanted, largest, padding = np.array([50.0, 100.0, 3.0, 6.4]), np.array([9, 10, 7, 2]), np.array([1, 0, 1, 1]) > 0
-    # 125 -> 128; the largest has 7, one for padding; 8 and one for padding.
-    assert _slots(64, 0.25, wanted, largest, padding, 8).tolist() == [64, 128, 8, 16]
-
-
-def test_a_shape_has_room_for_a_twentieth_more_graphs_than_any_pack():
-    trial = _Trial(slots=np.array([64, 128, 0]), fills=(0.9, 0.8, 0.0), graphs_per_pack=4.5, most_graphs=41)
-    shape = _shape(trial, np.array([True, False, False]), 4, 7)
-    assert (shape.slots, shape.num_graphs, shape.graphs_per_batch) == ((64, 128, 0), 45, 4.5)
-    assert (shape.budget.sizes, shape.budget.num_graphs) == ((63, 128, 0), 44)  # 43.05 are 44
-    assert shape.reason.startswith(
-        "64 size_0, 128 size_1 and 45 graphs are filled to 90.00% of size_0, 80.00% of size_1 at 4.5 graphs a batch: "
-        "of 7 shapes tried"
-    )
-
-
-def test_a_trial_of_a_whole_dataset_counts_all_packs():
-    trial = _try(np.full((4, 1), 3), np.array([7]), np.array([True]))
-    assert (trial.fills, trial.graphs_per_pack, trial.most_graphs) == ((12 / 14,), 2, 2)
-
-
-def test_a_trial_of_a_sample_counts_packs_from_the_4096th_graph_to_the_last_full_window():
-    sample = np.random.default_rng(0).integers(1, 10, (12_288, 1))
-    trial = _try(sample, np.array([31]), np.array([True]))
-    budget = Budget(sizes=(30,), num_graphs=12_288)
-    packs = window(sample, budget, window=512, generator=torch.Generator().manual_seed(0))
-    counted = [pack for first, pack in zip(packs.ptr, packs, strict=False) if 4096 <= first < 12_288 - 512]
-    assert trial.graphs_per_pack == sum(map(len, counted)) / len(counted)
-    assert trial.fills == (sum(int(sample[pack].sum()) for pack in counted) / (31 * len(counted)),)
-
-
-def test_a_sample_is_drawn_only_from_what_is_larger():
-    table = np.arange(13_000)[:, None]
-    assert len(_sample(table, 8)) == 12_288
-    assert len(_sample(table, 800)) == 12_800
-    assert np.array_equal(_sample(table[:12_288], 8), table[:12_288])
-    assert len(np.unique(_sample(table, 8))) == 12_288
-    assert np.array_equal(_sample(table, 8), _sample(table, 8))
 
 
 def test_what_slots_cost():

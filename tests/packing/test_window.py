@@ -8,7 +8,6 @@ import torch
 
 from popgeo.native import library
 from popgeo.packing import Budget, Packs, iter_window, window
-from popgeo.packing.window import _by_scarcity
 
 
 def seeded(seed: int = 0) -> torch.Generator:
@@ -145,20 +144,3 @@ def test_where_edges_are_scarcer_they_are_filled_exactly(native):
     budget = Budget(sizes=(100, 150), num_graphs=20)
     packs = window(sizes, budget, window=256, generator=seeded())
     assert len(packs) <= np.ceil(sizes[:, 1].sum() / 150) + 2
-
-
-@pytest.mark.parametrize(
-    ("totals", "limits", "order"),
-    [
-        ((10, 10), (100, 100), [0, 1]),
-        ((10, 20), (100, 100), [1, 0]),
-        ((100, 102), (100, 100), [0, 1]),  # 2 % more is not enough to come first
-        ((100, 103), (100, 100), [1, 0]),
-        ((100, 101, 90), (100, 100, 100), [0, 1, 2]),
-        ((90, 100, 110), (100, 100, 100), [2, 1, 0]),
-        ((0, 10, 5), (0, 10, 10), [1, 2, 0]),  # a dimension that no graph uses needs no packs
-        ((6, 5), (10, 5), [1, 0]),
-    ],
-)
-def test_the_scarcest_dimension_comes_first(totals, limits, order):
-    assert _by_scarcity(totals, Budget(sizes=limits, num_graphs=9)) == order

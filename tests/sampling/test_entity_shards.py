@@ -45,11 +45,11 @@ def test_each_triple_is_dealt_once_to_its_pair_and_spread_evenly(pairs: list[int
 
 def test_what_does_not_fit_is_refused():
     shards = EntityShards.deal(4, num_shards=2)
-    with pytest.raises(ValueError, match="between 1 and the number of entities, 4"):
+    with pytest.raises(ValueError, match="give 1 to 4, the number of entities"):
         EntityShards.deal(4, num_shards=5)
     with pytest.raises(ValueError, match="holds 4; indices"):
         pair_of(torch.tensor([[0, 0, 4]]), shards)
-    with pytest.raises(ValueError, match=r"they need int64 \[num_triples, 3\]"):
+    with pytest.raises(ValueError, match=r"pass int64 \[num_triples, 3\]"):
         pair_of(torch.tensor([[0, 4]]), shards)
     with pytest.raises(ValueError, match="3 rows for 4 entities"):
         shards.spread(torch.zeros(3, 2))

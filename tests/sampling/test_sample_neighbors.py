@@ -203,7 +203,7 @@ def test_trees_times_nodes_beyond_32_bits_are_kept_apart(native):
         ({}, {"seeds": tensor(-1)}, "seeds holds -1"),
         ({}, {"seeds": torch.tensor([True, False])}, "mask.nonzero"),
         ({}, {"seeds": torch.tensor([0.5])}, "float32"),
-        ({}, {"seeds": tensor(1).view(1, 1)}, "shape"),
+        ({}, {"seeds": tensor(1).view(1, 1)}, r"\[1, 1\]; pass int32"),
         ({}, {"seeds": {"user": tensor(1)}}, "are tensors"),
         ({}, {"num_neighbors": [-2]}, "-1 for all"),
         ({}, {"num_neighbors": [1.5]}, "-1 for all"),
@@ -211,7 +211,7 @@ def test_trees_times_nodes_beyond_32_bits_are_kept_apart(native):
         ({}, {"seed_time": tensor(1)}, "has no times"),
         ({}, {"temporal_strategy": "last"}, "needs seed_time"),
         ({"node_time": tensor(0, 0, 0, 0, 0, 0)}, {}, "seed_time is not given"),
-        ({"node_time": tensor(0, 0, 0, 0, 0, 0)}, {"seed_time": tensor(1, 2)}, "one time for each seed"),
+        ({"node_time": tensor(0, 0, 0, 0, 0, 0)}, {"seed_time": tensor(1, 2)}, r"it needs int64 \[1\]"),
         ({"node_time": tensor(0, 0, 0, 0, 0, 0)}, {"seed_time": torch.tensor([0.5])}, "float32"),
         (
             {"node_time": tensor(0, 0, 0, 0, 0, 0)},

@@ -296,7 +296,7 @@ def test_the_model_and_the_random_numbers_stay_as_they_are():
 def test_what_cannot_be_checked_is_refused():
     with pytest.raises(ValueError, match="There is no graph"):
         check_padding_invariance(Model(), [])
-    with pytest.raises(ValueError, match="returned DataBatch, in which there is no tensor"):
+    with pytest.raises(ValueError, match="returned DataBatch with no tensor"):
         check_padding_invariance(lambda batch: batch, GRAPHS)
     with pytest.raises(ValueError, match="no row for each graph"):
         check_padding_invariance(lambda batch: batch.x[: batch.num_nodes - 3], GRAPHS)

@@ -164,7 +164,7 @@ def test_what_computes_something_else_when_compiled_is_caught(kind: type[nn.Modu
 
 
 def test_a_model_without_a_tensor_is_refused():
-    with pytest.raises(ValueError, match="returned NoneType, in which there is no tensor"):
+    with pytest.raises(ValueError, match="returned NoneType with no tensor"):
         check_static_capture(lambda x: None, X)
 
 

@@ -74,7 +74,7 @@ class PyGFixedSizeNeighborLoader(torch.utils.data.DataLoader[Any]):
         how = {name: kwargs.pop(name, default) for name, default in _HOW.items()}
         kwargs = {name: given for name, given in kwargs.items() if name not in _WITHOUT_MEANING}
         self._whole = open_graph(data, exclude_keys, None)
-        self._neighbors = NeighborSampler.open(self._whole, num_neighbors, input_nodes, input_time, **how)
+        self._neighbors = NeighborSampler(self._whole, num_neighbors, input_nodes, input_time, **how)
         self.input_type, num_seeds = self._neighbors.node_type, self._neighbors.num_items
         self._transform, self._mini_batch_size = transform, batch_size
         self.fixed_size_options = fixed_size_options or self._measured(num_seeds)

@@ -10,7 +10,7 @@ from popgeo.compat.poptorch_geometric.collate import FixedSizeCollater
 from popgeo.compat.poptorch_geometric.fixed_size_options import FixedSizeOptions
 from popgeo.compat.sentences import said
 from popgeo.data.axes import Level
-from popgeo.data.graph_sizes import GraphSizes, first_graphs
+from popgeo.data.opened import Opened
 from popgeo.packing import Budget, stream
 
 
@@ -56,7 +56,7 @@ class StreamPackingSampler(Sampler[list[int]]):
             if isinstance(most, int) and most < max_num_graphs:
                 raise ValueError(said("StreamPackingSampler 3", name=name, max_num_graphs=max_num_graphs, most=most))
         self.data_source, self.max_num_graphs = data_source, max_num_graphs
-        self._sizes = GraphSizes(data_source)
+        self._opened = Opened.of(data_source)
         self.max_num_nodes = self._counted(Level.NODE, None)[1][0] if max_num_nodes is None else max_num_nodes
         self.max_num_edges = self._counted(Level.EDGE, None)[1][0] if max_num_edges is None else max_num_edges
         self.base_sampler = SequentialSampler(data_source) if base_sampler is None else base_sampler
@@ -94,9 +94,9 @@ class StreamPackingSampler(Sampler[list[int]]):
 
     def _counted(self, level: Level, most: Any) -> tuple[np.ndarray, list[int]]:
         """Nodes or edges of each graph, per type or of all, and the most of a batch: a number, by type, or None."""
-        axes = first_graphs(self.data_source, 1, None).size_axes
+        axes = self._opened.store.size_axes
         here = [i for i, axis in enumerate(axes) if axis.level is level]
-        sizes = self._sizes.values[:, here]
+        sizes = self._opened.sizes.values[:, here]
         if isinstance(most, dict):
             return sizes, [most[axes[i].store] for i in here]
         sizes = sizes.sum(axis=1, keepdims=True)

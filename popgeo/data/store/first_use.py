@@ -10,7 +10,7 @@ from torch import Tensor
 
 from popgeo.data.axes import Axis, Level, ends_of
 from popgeo.data.columns import Columns
-from popgeo.data.store.manifest import sums_of_file
+from popgeo.data.store.manifest import damaged, sums_of_file
 from popgeo.data.store.mapped import MappedFile, mapped_file
 from popgeo.data.store.stored_list import StoredList
 from popgeo.native import library
@@ -49,15 +49,12 @@ def _compare(files: list[MappedFile], table: np.ndarray, graphs: np.ndarray) -> 
         file.check_length()
     entry = library.function(*_ENTRY)
     if entry is None:
-        damaged = next((i for i, file in enumerate(files) if file.left and not _is_whole(file)), -1)
+        broken = next((i for i, file in enumerate(files) if file.left and not _is_whole(file)), -1)
     else:
         graphs = np.ascontiguousarray(graphs, dtype=np.int64)
-        damaged = entry(table.ctypes.data, len(table), graphs.ctypes.data, len(graphs))
-    if damaged >= 0:
-        raise ValueError(
-            f"{files[damaged].reference.path} is damaged: its checksum differs. Copy the file again, or write the "
-            f"store again."
-        )
+        broken = entry(table.ctypes.data, len(table), graphs.ctypes.data, len(graphs))
+    if broken >= 0:
+        raise damaged(files[broken].reference.path, "its checksum differs")
 
 
 def _is_whole(file: MappedFile) -> bool:

@@ -117,11 +117,18 @@ def read_manifest(folder: Path) -> Manifest:
         found = target.stat().st_size if target.is_file() else None
         if found != file.num_bytes:
             what = "is missing" if found is None else f"has {found:,} bytes"
-            raise ValueError(
-                f"{target} {what}; it must have {file.num_bytes:,}. The store is damaged: copy the file again, or "
-                f"write the store again."
-            )
+            raise damaged(target, f"it {what}, and must have {file.num_bytes:,}")
     return manifest
+
+
+def damaged(path: Path, what: str) -> ValueError:
+    """The error of a file that is not as it was written.
+
+    Args:
+        path: The file.
+        what: What is wrong with it.
+    """
+    return ValueError(f"{path} is damaged: {what}. Copy the file again, or write the store again.")
 
 
 def from_json(path: Path) -> Manifest:

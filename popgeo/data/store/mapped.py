@@ -44,10 +44,7 @@ class MappedFile(mmap.mmap):
             ValueError: the file is shorter than it was.
         """
         if self.size() < len(self):
-            raise ValueError(
-                f"{self.reference.path} was cut off while it was open: it has {self.size():,} bytes of {len(self):,}. "
-                f"Copy the file again, or write the store again."
-            )
+            raise ValueError(f"{self.reference.path} was cut off to {self.size():,} bytes. Copy or write it again.")
 
 
 _MAPPED: "weakref.WeakValueDictionary[int, MappedFile]" = weakref.WeakValueDictionary()

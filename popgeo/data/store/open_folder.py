@@ -19,6 +19,7 @@ from popgeo.data.store.manifest import (
     ArrayFile,
     AttributeEntry,
     Manifest,
+    damaged,
     read_manifest,
 )
 from popgeo.data.store.mapped import map_file
@@ -42,7 +43,7 @@ def open_folder(folder: Path, verify: bool | None) -> Columns:
     except ValueError:
         raise
     except MALFORMED as error:
-        raise _damaged(folder / NAME, f"what it names does not fit together ({error!r})") from error
+        raise damaged(folder / NAME, f"what it names does not fit together ({error!r})") from error
 
 
 def _opened(folder: Path, manifest: Manifest, compares: bool) -> Columns:
@@ -88,7 +89,7 @@ def _block_sums(folder: Path, manifest: Manifest) -> dict[str, bytes]:
         found[file.file] = data[start : start + 4 * num_blocks]
         start += 4 * num_blocks
     if manifest.block_sums is None or (zlib.crc32(data),) != of_sums.crc32 or len(data) != start:
-        raise _damaged(folder / of_sums.file, "its checksum differs")
+        raise damaged(folder / of_sums.file, "its checksum differs")
     return found
 
 
@@ -108,23 +109,23 @@ def _check_fits(folder: Path, manifest: Manifest, pointers: dict[Axis, Tensor], 
     needed = {end for axis in edges for end in ends_of(axis)} | {Axis(Level.NODE, k) for k in manifest.states_num_nodes}
     sorted_types = manifest.edge_types if manifest.row_ends is None else dict(manifest.row_ends)
     if not (nodes and are_known and needed <= set(nodes) and set(sorted_types) == set(manifest.edge_types)):
-        raise _damaged(folder / NAME, f"{[axis.label for axis in nodes + edges]} do not fit its class or its files")
+        raise damaged(folder / NAME, f"{[axis.label for axis in nodes + edges]} do not fit its class or its files")
     for entry in manifest.attributes:
         if entry.store not in (None, *manifest.node_types, *manifest.edge_types):
-            raise _damaged(folder / NAME, f"attribute {entry.name!r} is of {entry.store!r}, which is not a type of it")
+            raise damaged(folder / NAME, f"attribute {entry.name!r} is of {entry.store!r}, which is not a type of it")
         if not _fits(entry, manifest.num_graphs, int(pointers[entry.axis][-1])):
-            raise _damaged(folder / entry.values.file, f"its shape {list(entry.values.shape)} does not fit the others")
+            raise damaged(folder / entry.values.file, f"its shape {list(entry.values.shape)} does not fit the others")
     for key, file in manifest.row_ends or ():
         if (file.dtype, file.shape) != ("int64", (int(pointers[ends_of(Axis(Level.EDGE, key))[1]][-1]),)):
-            raise _damaged(folder / file.file, f"its shape {list(file.shape)} does not fit the others")
+            raise damaged(folder / file.file, f"its shape {list(file.shape)} does not fit the others")
 
 
 def _check_pointer(path: Path, pointer: Tensor, num_graphs: int) -> None:
     steps = (pointer[i : i + _ROWS_AT_ONCE + 1] for i in range(0, num_graphs, _ROWS_AT_ONCE))
     if pointer.dtype is not torch.int64 or pointer.shape != (num_graphs + 1,) or int(pointer[0]) != 0:
-        raise _damaged(path, f"it is {pointer.dtype} {list(pointer.shape)} for {num_graphs:,} graphs, or not from 0 on")
+        raise damaged(path, f"it is {pointer.dtype} {list(pointer.shape)} for {num_graphs:,} graphs, or not from 0 on")
     if not all(bool((part[1:] >= part[:-1]).all()) for part in steps):
-        raise _damaged(path, "its row numbers do not ascend")
+        raise damaged(path, "its row numbers do not ascend")
 
 
 def _fits(entry: AttributeEntry, num_graphs: int, num_rows: int) -> bool:
@@ -135,10 +136,6 @@ def _fits(entry: AttributeEntry, num_graphs: int, num_rows: int) -> bool:
         return False
     has_steps = steps is None or (steps.dtype, steps.shape) == ("int64", (num_graphs, max(1, steps.shape[1])))
     return has_steps and shape[entry.dim] == num_rows
-
-
-def _damaged(path: Path, what: str) -> ValueError:
-    return ValueError(f"{path} is damaged: {what}. Copy the file again, or write the store again.")
 
 
 def _class_of(name: str) -> type:

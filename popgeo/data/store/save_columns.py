@@ -37,10 +37,7 @@ def extend(writer: FolderWriter, source: Blocks, total: int | None, progress_bar
         if start:
             last = next(parts, None)
             if last is None:
-                raise ValueError(
-                    f"{writer.part} was begun with more graphs: {start:,} are written, and here are fewer. Remove that "
-                    f"folder to start again."
-                )
+                raise ValueError(f"{writer.part} was begun with more graphs: {start:,}. Remove it to start again.")
             writer.check_goes_on(last)
         for part in parts:
             writer.append(part)

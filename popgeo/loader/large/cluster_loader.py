@@ -170,9 +170,6 @@ def _checked(store: FlatStore, parts: Tensor) -> tuple[Tensor, int]:
     if not num_nodes:
         raise ValueError("The graph has no nodes; clusters need at least one.")
     if parts.shape != (num_nodes,) or parts.is_floating_point() or (num_nodes and int(parts.min()) < 0):
-        raise ValueError(
-            f"parts is {parts.dtype} of shape {tuple(parts.shape)}, from {parts.min() if parts.numel() else 0} on; "
-            f"pass one number, 0 or more, for each of {num_nodes} nodes."
-        )
+        raise ValueError(f"parts is {parts.dtype} {[*parts.shape]}; pass {num_nodes} numbers of 0 or more.")
     # A partition may leave parts empty; a batch of nothing would train nothing.
     return torch.unique(parts, return_inverse=True)[1], len(torch.unique(parts))

@@ -121,8 +121,11 @@ class FeatureRows:
             ConnectionError: the store does not answer.
             ValueError: it has no such attribute, or answers with other rows than it was asked for.
         """
+        if not wanted:
+            return {}
         requests = [self._request(name, numbers) for name, numbers in wanted.items()]
-        answers = self._answers(requests) if requests else []
+        names = ", ".join(f"{request.attr_name!r} of {request.group_name!r}" for request in requests)
+        answers = patiently(self.feature_store, names, lambda: self.feature_store.multi_get_tensor(requests))
         if len(answers) != len(requests):
             raise ValueError(f"{self.feature_store} answers {len(requests)} requests with {len(answers)} tensors.")
         return {
@@ -134,10 +137,6 @@ class FeatureRows:
         request = copy.copy(self.attributes[name])
         request.index = numbers
         return request
-
-    def _answers(self, requests: list[TensorAttr]) -> list[Any]:
-        names = ", ".join(f"{request.attr_name!r} of {request.group_name!r}" for request in requests)
-        return patiently(self.feature_store, names, lambda: self.feature_store.multi_get_tensor(requests))
 
     def _checked(self, name: Name, numbers: Tensor | None, like: Tensor | None, answer: Any) -> Tensor:
         what = f"{self.feature_store} answers for {name[1]!r} of {name[0]!r}"
@@ -152,8 +151,7 @@ class FeatureRows:
             raise ValueError(f"{what} with {len(answer)} rows, and was asked for {len(numbers)}.")
         if like is not None and (answer.dtype, answer.shape[1:]) != (like.dtype, like.shape[1:]):
             raise ValueError(
-                f"{what} with rows of shape {list(answer.shape[1:])} in {answer.dtype}; earlier ones were "
-                f"{list(like.shape[1:])} in {like.dtype}."
+                f"{what} with {list(answer.shape[1:])} {answer.dtype}, not {list(like.shape[1:])} {like.dtype}."
             )
         return answer.cpu()
 

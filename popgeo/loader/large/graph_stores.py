@@ -67,9 +67,8 @@ def open_stores(
             sizes[axes[name]][f"the feature store, of {name[1]!r},"] = said
     counts = {axis: _agreed(axis, said) for axis, said in sizes.items()}
     for key, edge_index in edges.items():
-        (
-            data if key is None else data[key]
-        ).edge_index = edge_index  # in the order of the graph store, which decides what is drawn
+        place = data if key is None else data[key]
+        place.edge_index = edge_index  # in the order of the graph store, which decides what is drawn
     for name in names:
         axis, count = axes[name], counts.get(axes[name], 0)
         place = data if axis.store is None else data[axis.store]

@@ -46,7 +46,7 @@ class LinkSampler(PartSampler):
     ) -> None:
         self.neighborhood, self.links, self.label, self.times = neighborhood, links, label, times
         self.negatives, self.non_edges, self.batch_size = negatives, non_edges, batch_size
-        self.num_items, self.has_trees = links.shape[1], neighborhood.is_disjoint
+        self.num_items, self.has_trees = links.shape[1], neighborhood.how["disjoint"]
         self.label_store = Axis(Level.EDGE, edge_type)
         source, destination = ends_of(self.label_store)
         self.ends = (source.store, destination.store)
@@ -172,18 +172,9 @@ class FixedSizeLinkLoader(SubgraphLoader):
         kwargs["exclude_keys"] = [*(kwargs.get("exclude_keys") or ()), *MADE_FOR_LINKS]
         layout = layout_of(kwargs)
         store = open_graph(data, layout.exclude_keys, layout.levels, (time_attr, weight_attr))
-        neighborhood = Neighborhood.open(
-            store,
-            num_neighbors,
-            edge_label_time,
-            time_attr=time_attr,
-            weight_attr=weight_attr,
-            replace=replace,
-            subgraph_type=subgraph_type,
-            directed=directed,
-            disjoint=disjoint,
-            temporal_strategy=temporal_strategy,
-        )
+        how: dict[str, Any] = {"subgraph_type": subgraph_type, "directed": directed, "disjoint": disjoint}
+        how |= {"replace": replace, "temporal_strategy": temporal_strategy}
+        neighborhood = Neighborhood(store, num_neighbors, edge_label_time, time_attr, weight_attr, **how)
         edge_type, links = links_of(store, edge_label_index)
         negatives = _negatives(neg_sampling, neg_sampling_ratio)
         _check_labels(links, edge_label, edge_label_time, negatives)
@@ -202,7 +193,7 @@ class FixedSizeLinkLoader(SubgraphLoader):
         self._most_ends = dict.fromkeys(sampler.ends, 0)
         for end, size in zip(sampler.ends, sizes, strict=True):
             rows = self._most_ends[end] + len(sampler.labels["edge_label"])
-            self._most_ends[end] = rows if neighborhood.is_disjoint else min(size, rows)
+            self._most_ends[end] = rows if sampler.has_trees else min(size, rows)
         super().__init__(data, store, sampler, layout, batch_size, most_of(store, neighborhood), **kwargs)
 
     def _seeds_of_a_batch(self) -> dict[Any, int]:
@@ -228,7 +219,4 @@ def _check_labels(
         if values is not None and values.shape[:1] != links.shape[1:]:
             raise ValueError(f"{name} has shape {tuple(values.shape)} for {links.shape[1]} edges; give one for each.")
     if negatives is not None and label is not None and bool((label == 0).any()):
-        raise ValueError(
-            "edge_label holds 0, which negatives get, and neg_sampling is given. Pass positives alone, or leave one "
-            "out."
-        )
+        raise ValueError("edge_label holds 0, which negatives get: with neg_sampling pass positives alone.")

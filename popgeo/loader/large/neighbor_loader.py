@@ -1,7 +1,6 @@
 """Batches of seeds and of the neighbours that were sampled for them."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -17,7 +16,7 @@ from popgeo.loader.large.subgraph import Subgraph, type_of
 from popgeo.loader.large.subgraph_loader import SubgraphLoader
 from popgeo.loader.large.subgraph_source import PartSampler
 from popgeo.loader.large.whole_graph import edge_indices, num_ends, num_rows, open_graph, seeds_of
-from popgeo.sampling import CompressedGraph, EdgeType, sample_neighbors
+from popgeo.sampling import CompressedGraph, sample_neighbors
 
 _WITHOUT_MEANING = ("is_sorted", "filter_per_worker")
 _NOT_TAKEN = {
@@ -27,56 +26,33 @@ _NOT_TAKEN = {
 }
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
 class Neighborhood:
-    """A compressed graph, and how neighbours are sampled from it.
+    """A compressed graph for each edge type, and how neighbours are sampled from it.
 
     Args:
-        graphs: A compressed graph for each edge type.
-        axes: Node and edge types of batches.
-        num_neighbors: How many neighbours each hop takes, as `sample_neighbors` takes them.
-        how: `replace`, `subgraph_type`, `disjoint`, `temporal_strategy`.
+        store: From `open_graph`.
+        num_neighbors: How many neighbours each hop takes.
+        times: The times of the seeds, which then have trees of their own.
+        time_attr: The attribute of nodes or of edges that has their time.
+        weight_attr: The attribute of edges that says how likely each is drawn.
+        how: What `FixedSizeNeighborLoader` takes by these names: `subgraph_type`, `directed`, `disjoint`, `replace`
+            and `temporal_strategy`.
+
+    Raises:
+        ValueError: an index lies outside, or there is no such attribute.
     """
 
-    graphs: Mapping[EdgeType, CompressedGraph]
-    axes: tuple[Axis, ...]
-    num_neighbors: Any
-    how: Mapping[str, Any]
-
-    @classmethod
-    def open(
-        cls,
+    def __init__(
+        self,
         store: FlatStore,
         num_neighbors: Any,
         times: Tensor | None,
-        *,
-        time_attr: str | None,
-        weight_attr: str | None,
-        subgraph_type: Any,
-        directed: bool,
-        disjoint: bool,
+        time_attr: str | None = None,
+        weight_attr: str | None = None,
         **how: Any,
-    ) -> "Neighborhood":
-        """The neighbourhood of a large graph.
-
-        Args:
-            store: From `open_graph`.
-            num_neighbors: How many neighbours each hop takes.
-            times: The times of the seeds, which then have trees of their own.
-            time_attr: The attribute of nodes or of edges that has their time.
-            weight_attr: The attribute of edges that says how likely each is drawn.
-            subgraph_type: Which edges between sampled nodes are taken, as `FixedSizeNeighborLoader` takes it.
-            directed: False means that all are.
-            disjoint: Whether every seed has neighbours of its own.
-            how: `replace` and `temporal_strategy`.
-
-        Raises:
-            ValueError: an index lies outside, or there is no such attribute.
-        """
+    ) -> None:
         if not isinstance(num_neighbors, list | tuple | Mapping):
-            raise ValueError(
-                f"num_neighbors is {num_neighbors!r}; pass a list with a number for each hop, as [15, 10]."
-            )
+            raise ValueError(f"num_neighbors is {num_neighbors!r}; pass a list, a number for each hop, as [15, 10].")
         graphs: dict[Any, CompressedGraph] = {}
         time_of, weights = _attributes(store, time_attr), _attributes(store, weight_attr)
         for key, edge_index in edge_indices(store).items():
@@ -89,9 +65,10 @@ class Neighborhood:
                 node_time=node_time,
                 edge_time=None if node_time is not None else time_of.get(edges),
             )
-        kind = str(getattr(subgraph_type, "value", subgraph_type)) if directed else "induced"
-        how |= {"subgraph_type": kind, "disjoint": disjoint or times is not None}
-        return cls(graphs=graphs, axes=store.size_axes, num_neighbors=num_neighbors, how=how)
+        if not how.pop("directed"):
+            how["subgraph_type"] = "induced"
+        how["disjoint"] = how["disjoint"] or times is not None
+        self.graphs, self.axes, self.num_neighbors, self.how = graphs, store.size_axes, num_neighbors, how
 
     def around(
         self, seeds: Mapping[StoreKey, Tensor], times: Mapping[StoreKey, Tensor] | None, labels: Any, seed: int
@@ -102,35 +79,29 @@ class Neighborhood:
         sample = sample_neighbors(self.graphs, of_types, self.num_neighbors, seed_time=seed_time, seed=seed, **self.how)
         return Subgraph.from_sample(sample, self.axes, labels)
 
-    @property
-    def is_disjoint(self) -> bool:
-        """Whether every seed has neighbours of its own."""
-        return bool(self.how["disjoint"])
-
 
 class NeighborSampler(PartSampler):
-    """Seeds of one node type, and the neighbourhood that they are sampled in."""
+    """Seeds of one node type, and the neighbourhood that they are sampled in.
 
-    def __init__(self, neighborhood: Neighborhood, node_type: StoreKey, seeds: Tensor, times: Tensor | None) -> None:
-        self.neighborhood, self.node_type, self.seeds, self.times = neighborhood, node_type, seeds, times
-        self.num_items, self.has_trees = len(seeds), neighborhood.is_disjoint
+    Args:
+        store: From `open_graph`.
+        num_neighbors: How many neighbours each hop takes.
+        input_nodes: The seeds, as `FixedSizeNeighborLoader` takes them.
+        times: The time of each seed. [num_seeds]
+        how: As `Neighborhood` takes it.
 
-    @classmethod
-    def open(
-        cls, store: FlatStore, num_neighbors: Any, input_nodes: Any, input_time: Tensor | None, **how: Any
-    ) -> "NeighborSampler":
-        """The seeds of a large graph, by the arguments of `FixedSizeNeighborLoader`.
+    Raises:
+        ValueError: arguments contradict each other or the graph.
+    """
 
-        Raises:
-            ValueError: arguments contradict each other or the graph.
-        """
-        neighborhood = Neighborhood.open(store, num_neighbors, input_time, **how)
-        node_type, seeds = seeds_of(store, input_nodes)
-        if input_time is not None and input_time.shape != seeds.shape:
-            raise ValueError(
-                f"input_time has shape {tuple(input_time.shape)} for {len(seeds)} seeds; give one time for each."
-            )
-        return cls(neighborhood, node_type, seeds, input_time)
+    def __init__(
+        self, store: FlatStore, num_neighbors: Any, input_nodes: Any, times: Tensor | None, **how: Any
+    ) -> None:
+        self.neighborhood, self.times = Neighborhood(store, num_neighbors, times, **how), times
+        self.node_type, self.seeds = seeds_of(store, input_nodes)
+        self.num_items, self.has_trees = len(self.seeds), self.neighborhood.how["disjoint"]
+        if times is not None and times.shape != self.seeds.shape:
+            raise ValueError(f"input_time has shape {tuple(times.shape)} for {self.num_items} seeds; give one each.")
 
     def sample(self, ids: np.ndarray, seed: int) -> Subgraph:
         """The seeds `ids` and their sampled neighbours."""
@@ -205,19 +176,10 @@ class FixedSizeNeighborLoader(SubgraphLoader):
     ) -> None:
         layout = layout_of(kwargs)
         store = open_graph(data, layout.exclude_keys, layout.levels, (time_attr, weight_attr))
-        sampler = NeighborSampler.open(
-            store,
-            num_neighbors,
-            input_nodes,
-            input_time,
-            subgraph_type=subgraph_type,
-            directed=directed,
-            disjoint=disjoint,
-            replace=replace,
-            temporal_strategy=temporal_strategy,
-            time_attr=time_attr,
-            weight_attr=weight_attr,
-        )
+        how: dict[str, Any] = {"subgraph_type": subgraph_type, "directed": directed, "disjoint": disjoint}
+        how |= {"replace": replace, "temporal_strategy": temporal_strategy}
+        how |= {"time_attr": time_attr, "weight_attr": weight_attr}
+        sampler = NeighborSampler(store, num_neighbors, input_nodes, input_time, **how)
         self.node_type = sampler.node_type
         super().__init__(data, store, sampler, layout, batch_size, most_of(store, sampler.neighborhood), **kwargs)
 

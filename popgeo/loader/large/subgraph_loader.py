@@ -102,10 +102,9 @@ class SubgraphLoader(EpochLoader):
             seeds = self._seeds_of_a_batch().get(axis.store, 0)
             room = self.fixed_size_options.slots(axis) - 1
             if seeds > room:
-                where = "" if axis.store is None else f" of type {axis.store!r}"
                 raise ValueError(
-                    f"A batch has up to {seeds} seeds{where}, FixedSizeOptions.num_nodes has room for {room} real "
-                    f"nodes and one of padding. Raise it to {seeds + 1} or more, or lower batch_size."
+                    f"A batch has up to {seeds} seeds, and FixedSizeOptions.num_nodes has room for {room} real "
+                    f"{axis.label} and one of padding. Raise it to {seeds + 1} or more, or lower batch_size."
                 )
 
     def _measured(self, store: FlatStore, seed: int, most: np.ndarray | None) -> FixedSizeOptions:

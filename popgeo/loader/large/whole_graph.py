@@ -86,14 +86,8 @@ def seeds_of(store: FlatStore, input_nodes: Any) -> tuple[StoreKey, Tensor]:
     Raises:
         ValueError: there is no such type, or a number lies outside.
     """
-    node_type: StoreKey = None
-    if store.is_hetero:
-        node_type, input_nodes = input_nodes if isinstance(input_nodes, tuple) else (input_nodes, None)
-        if node_type not in store.node_types:
-            raise ValueError(
-                f"input_nodes is of type {node_type!r}; pass one of {list(store.node_types)}, or a pair of it and "
-                f"nodes."
-            )
+    is_pair = isinstance(input_nodes, tuple)
+    node_type, input_nodes = _typed(store, "input_nodes", input_nodes, is_pair, store.node_types)
     count = num_rows(store, Axis(Level.NODE, node_type))
     if input_nodes is None:
         return node_type, torch.arange(count)
@@ -114,21 +108,24 @@ def links_of(store: FlatStore, edge_label_index: Any) -> tuple[StoreKey, Tensor]
     Raises:
         ValueError: there is no such type, or an end lies outside.
     """
-    edge_type: StoreKey = None
-    if store.is_hetero:
-        is_pair = isinstance(edge_label_index, tuple) and not isinstance(edge_label_index[0], str)
-        edge_type, edge_label_index = edge_label_index if is_pair else (edge_label_index, None)
-        if edge_type not in store.edge_types:
-            raise ValueError(
-                f"edge_label_index is of type {edge_type!r}; pass one of {list(store.edge_types)}, or a pair of it and "
-                f"edges."
-            )
+    is_pair = isinstance(edge_label_index, tuple) and not isinstance(edge_label_index[0], str)
+    edge_type, edge_label_index = _typed(store, "edge_label_index", edge_label_index, is_pair, store.edge_types)
     links = edge_indices(store)[edge_type] if edge_label_index is None else torch.as_tensor(edge_label_index)
     if links.dim() != 2 or links.shape[0] != 2 or links.is_floating_point():
         raise ValueError(f"edge_label_index is {links.dtype} of shape {tuple(links.shape)}; pass integers [2, n].")
     for i, count in enumerate(num_ends(store, edge_type)):
         check_range(f"edge_label_index[{i}]", links[i], count)
     return edge_type, links.long()
+
+
+def _typed(store: FlatStore, name: str, given: Any, is_pair: bool, types: Sequence[StoreKey]) -> tuple[StoreKey, Any]:
+    """The type that an argument names, of a graph that has types, and the numbers that it gives."""
+    if not store.is_hetero:
+        return None, given
+    key, numbers = given if is_pair else (given, None)
+    if key not in types:
+        raise ValueError(f"{name} is of type {key!r}; pass one of {list(types)}, or a pair of a type and numbers.")
+    return key, numbers
 
 
 def _with_tensors(data: Data | HeteroData) -> Data | HeteroData:

@@ -121,7 +121,7 @@ def test_several_types_have_masks_in_their_stores_and_make_the_options_per_type(
     assert batch["b"].nodes_mask.tolist() == [True] * 5 + [False]
     assert batch[EDGES].edges_mask.sum() == 5
     assert batch[EDGES].edge_index.tolist() == [[0, 0, 0, 2, 2, 3, 3, 3], [0, 1, 2, 3, 4, 5, 5, 5]]
-    with pytest.raises(RuntimeError, match="3 nodes of type 'b'"):
+    with pytest.raises(RuntimeError, match="3 b nodes"):
         FixedSizeCollater(FixedSizeOptions({"a": 9, "b": 2}, 9))([typed(2, 3)])
 
 

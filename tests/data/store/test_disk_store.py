@@ -170,7 +170,7 @@ def test_a_file_of_another_length_is_named_on_opening(folder, damage, name):
         path.unlink()
     else:
         path.write_bytes(path.read_bytes()[:-1] if damage == "shorter" else path.read_bytes() + b"0")
-    with pytest.raises(ValueError, match=rf"{name} (is missing|has \d+ bytes)"):
+    with pytest.raises(ValueError, match=rf"{name} is damaged: it (is missing|has \d+ bytes)"):
         FlatStore.open(folder)
 
 

@@ -13,9 +13,8 @@ from popgeo.data.sort_edges import sort_edges
 from popgeo.data.store.manifest import read_manifest
 from popgeo.data.store.save_columns import cut, extend
 from popgeo.data.store.write_folder import FolderWriter
-from popgeo.data.write_store import _from, _lies_flat
 from tests.support.graphs import assert_same_graphs
-from tests.support.loaders import InMemory, OnDisk
+from tests.support.loaders import OnDisk
 
 GRAPHS = [Data(x=torch.full((n, 1), float(n)), edge_index=torch.zeros(2, 1).long()) for n in (3, 1, 4, 2)]
 STORE = FlatStore.from_dataset(GRAPHS)
@@ -31,7 +30,7 @@ def begun(tmp_path: Path) -> Path:
 
 
 def test_a_source_with_fewer_or_other_graphs_is_refused(begun):
-    for ids, message in (([0, 1], "begun with more graphs: 3 are written, and here"), ([0, 1, 3], "number 2 differs")):
+    for ids, message in (([0, 1], "begun with more graphs: 3"), ([0, 1, 3], "number 2 differs")):
         with FolderWriter(begun) as writer, pytest.raises(ValueError, match=message):
             extend(writer, cut(STORE.view(ids), 1 << 20), len(ids), False)
     with FolderWriter(begun) as writer, pytest.raises(ValueError, match="number 2 differs, or its edges' order"):
@@ -65,22 +64,6 @@ def test_whether_edges_were_looked_at_is_noted(tmp_path, validate, checked):
     assert read_manifest(tmp_path / "store").indices_checked is checked
 
 
-def test_only_what_lies_in_memory_as_it_is_used_is_taken_whole():
-    assert [_lies_flat(one) for one in (InMemory(GRAPHS), STORE, GRAPHS)] == [True] * 3
-    assert [_lies_flat(one) for one in (OnDisk(), iter(GRAPHS), {}.values(), {1})] == [False] * 4
-
-
-def test_graphs_are_asked_for_by_number_only_where_they_have_numbers_and_an_end():
-    class Endless:
-        def __getitem__(self, index: int) -> int:
-            if index == 4:
-                raise IndexError
-            return index
-
-    for graphs in (Endless(), {0: 0, 1: 1, 2: 2, 3: 3}.values(), [0, 1, 2, 3], iter(range(4))):
-        assert list(_from(graphs, 2)) == [2, 3]
-
-
 def test_edges_of_which_the_ends_are_not_known_end_nowhere():
     graphs = [Data(x=torch.ones(n, 1), edge_attr=torch.ones(2)) for n in (2, 3)]
     assert sort_edges(FlatStore.from_dataset(graphs)).row_ends[None].tolist() == [0] * 5
@@ -92,16 +75,14 @@ def test_a_dataset_that_makes_its_graphs_is_measured_piece_by_piece(monkeypatch)
     class Recorded(FlatStore):
         @classmethod
         def from_dataset(cls, dataset, **choices):
-            taken.append(dataset if isinstance(dataset, InMemory) else len(dataset))
+            taken.append(len(dataset))
             return FlatStore.from_dataset(dataset, **choices)
 
     monkeypatch.setattr(graph_sizes, "FlatStore", Recorded)
     monkeypatch.setattr(graph_sizes, "_MEASURED_AT_ONCE", 16)
     assert len(GraphSizes(OnDisk(), progress_bar=False).values) == 40
     assert len(GraphSizes([GRAPHS[0]] * 17, progress_bar=False).values) == 17
-    whole = InMemory(GRAPHS)
-    assert len(GraphSizes(whole).values) == 4
-    assert taken == [16, 16, 8, 16, 1, whole]
+    assert taken == [16, 16, 8, 16, 1]
 
 
 def test_levels_that_are_stated_hold_for_a_stream_too(tmp_path):

@@ -16,7 +16,6 @@ from popgeo.data.store.describe import check_alike, describe, digest, files_of, 
 from popgeo.data.store.manifest import from_json, read_manifest
 from popgeo.data.store.save_columns import cut, extend
 from popgeo.data.store.write_folder import FolderWriter
-from popgeo.data.write_store import _bytes, _joined
 from tests.data.store.test_append_file import open_files
 from tests.support.graphs import assert_same_graphs, graph, hetero_graph
 
@@ -233,31 +232,6 @@ def test_two_graphs_have_one_checksum_only_where_all_their_numbers_agree():
     for i, name in enumerate(("x", "edge_attr", "y", "name")):
         changed[i][name] = "other" if name == "name" else changed[i][name] + 1
     assert not set(sums) & {digest(plain(FlatStore.from_dataset(changed))[0], i) for i in range(4)}
-
-
-def test_graphs_wait_until_they_fill_half_the_buffer():
-    graphs = [Data(x=torch.ones(n, 2)) for n in (1, 2, 50, 1, 1)]
-    sizes = [_bytes(one) for one in graphs]
-    assert [size - sizes[0] for size in sizes] == [0, 8, 49 * 8, 0, 0]
-    joined = []
-
-    def join(bundle: list, start: int) -> list:
-        joined.append((start, len(bundle)))
-        return bundle
-
-    for start in range(5):
-        for alone in (False, True):
-            for most in (1, 2 * sizes[0], 2 * sizes[0] + 2, 2 * (sizes[0] + sizes[1]), 1 << 20):
-                expected, at = [], start
-                while at < 5:
-                    stop = at + 1
-                    while stop < 5 and 2 * sum(sizes[at:stop]) < most and not (alone and at == start):
-                        stop += 1
-                    expected.append((at, stop - at))
-                    at = stop
-                joined.clear()
-                assert sum(map(len, _joined(graphs, None, most, join)(start, alone))) == 5 - start
-                assert joined == expected
 
 
 def test_flat_graphs_go_on_behind_what_is_written(folder):

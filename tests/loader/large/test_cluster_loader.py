@@ -140,9 +140,9 @@ def test_resuming_and_shards():
     [
         ({"num_parts": 3}, "either num_parts"),
         ({"parts": None}, "either num_parts"),
-        ({"parts": torch.zeros(5, dtype=torch.int64)}, "for each of 90 nodes"),
-        ({"parts": torch.zeros(90)}, "for each of 90 nodes"),
-        ({"parts": torch.full((90,), -1)}, "from -1 on"),
+        ({"parts": torch.zeros(5, dtype=torch.int64)}, "pass 90 numbers of 0 or more"),
+        ({"parts": torch.zeros(90)}, "pass 90 numbers of 0 or more"),
+        ({"parts": torch.full((90,), -1)}, "pass 90 numbers of 0 or more"),
         ({"batch_size": 0}, "batch_size is 0"),
         ({"data": library()}, "for HeteroData use"),
     ],

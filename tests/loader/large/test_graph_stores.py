@@ -156,8 +156,8 @@ def test_a_store_that_answers_something_else_is_refused(change, message):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda rows: rows.double(), r"float64; earlier ones were \[3\] in torch.float32"),
-        (lambda rows: rows[:, :2], r"shape \[2\]"),
+        (lambda rows: rows.double(), r"float64, not \[3\] torch.float32"),
+        (lambda rows: rows[:, :2], r"with \[2\] torch.float32"),
         (lambda rows: rows[:-1], "rows, and was asked for"),
     ],
 )

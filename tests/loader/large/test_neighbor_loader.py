@@ -170,7 +170,7 @@ def test_an_epoch_goes_on_where_it_stopped():
     other = loader_of(shuffle=True, seed=9)
     other.load_state_dict(loader.state_dict())
     assert [batch.n_id.tolist() for batch in other] == whole[3:]
-    with pytest.raises(ValueError, match="of 60 seeds, this one has 5"):
+    with pytest.raises(ValueError, match="of 60 seeds, the loader has 5"):
         loader_of(input_nodes=torch.arange(5)).load_state_dict(loader.state_dict())
 
 
