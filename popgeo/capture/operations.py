@@ -92,6 +92,7 @@ class Operation:
     Attributes:
         name: As `name_of` gives it.
         family: What kind of work it is.
+        rule: What its cost is worked out by: `rule_NAME` in the file of `ipu/cost` that its family names.
         divisions: Ways to divide it, the first that fits counts.
         out: How its result is made in memory that is there already.
         chain: As what it joins element-wise chains.
@@ -103,6 +104,7 @@ class Operation:
 
     name: str
     family: str
+    rule: str = ""
     divisions: tuple[Division, ...] = ()
     out: Out = Out.SCHEMA
     chain: ChainStep = ChainStep.NO
@@ -122,6 +124,7 @@ def _rows() -> Iterator[Operation]:
             yield Operation(
                 name=row["name"] if "." in row["name"] else f"aten.{row['name']}",
                 family=row["family"],
+                rule=row["rule"] or row["family"],
                 divisions=tuple(map(Division, row["division"].split())),
                 out=Out(row["out"]),
                 chain=ChainStep(row["chain"]),
