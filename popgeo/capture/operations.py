@@ -93,6 +93,8 @@ class Operation:
         name: As `name_of` gives it.
         family: What kind of work it is.
         rule: What its cost is worked out by: `rule_NAME` in the file of `ipu/cost` that its family names.
+        lowering: What divides it where that is a way of its family's own: `lower_NAME` in the file of
+            `ipu/tiles/lower` that its family names.
         divisions: Ways to divide it, the first that fits counts.
         out: How its result is made in memory that is there already.
         chain: As what it joins element-wise chains.
@@ -105,6 +107,7 @@ class Operation:
     name: str
     family: str
     rule: str = ""
+    lowering: str = ""
     divisions: tuple[Division, ...] = ()
     out: Out = Out.SCHEMA
     chain: ChainStep = ChainStep.NO
@@ -125,6 +128,7 @@ def _rows() -> Iterator[Operation]:
                 name=row["name"] if "." in row["name"] else f"aten.{row['name']}",
                 family=row["family"],
                 rule=row["rule"] or row["family"],
+                lowering=row["lowering"] or row["family"],
                 divisions=tuple(map(Division, row["division"].split())),
                 out=Out(row["out"]),
                 chain=ChainStep(row["chain"]),
