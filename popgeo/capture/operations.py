@@ -101,7 +101,8 @@ class Operation:
         moves_rows: Whether it moves rows that an index names, as messages along edges.
         draws: What decides how many random numbers it draws.
         passes: What a machine that has no such operation does to each element, one after the other: names of loops in
-            `ipu/cost/loops.py`. None where its cost is worked out otherwise.
+            `ipu/cost/loops.py`, or what `plan_groups` of `ipu/cost/norms.py` takes. None where its cost is worked out
+            otherwise.
     """
 
     name: str

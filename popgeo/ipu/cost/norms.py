@@ -4,6 +4,8 @@ import math
 from collections.abc import Sequence
 
 from popgeo.capture.op_graph import Op, OpGraph, Ref, Value
+from popgeo.capture.operations import operation_of
+from popgeo.capture.schemas import argument_of
 from popgeo.ipu.cost.calibration import Machine
 from popgeo.ipu.cost.elementwise import plan_elementwise
 from popgeo.ipu.cost.operands import tensor, width
@@ -12,12 +14,11 @@ from popgeo.ipu.cost.reduce import plan_reduce
 from popgeo.ipu.cost.supersteps import in_sequence
 
 REDUCE = "reduce"
-_BY_GROUP = " by group"  # of a pass with one number for each group, such as its mean, which is brought to the tiles
+BY_GROUP = " by group"  # of a pass with one number for each group, such as its mean, which is brought to the tiles
 # Passes over the results of a reduction, of which there are few.
-_OF_SUMS = {"inverse of sums": "inverse", "log of sums": "log", "inverse deviations": "rsqrt"}
-# `popnn::nonLinearity` and `popnn::logSoftmax`: the sums are inverted rather than all elements divided.
-SOFTMAX = (REDUCE, "subtract by group", "exp", REDUCE, "inverse of sums", "multiply by group")
-_LOG_SOFTMAX = (REDUCE, "subtract by group", "exp", REDUCE, "log of sums", "subtract by group")
+OF_SUMS = {"inverse of sums": "inverse", "log of sums": "log", "inverse deviations": "rsqrt"}
+SOFTMAX = operation_of("aten._softmax.default").passes
+"""As in `popnn::nonLinearity`: the sums are inverted rather than all elements divided."""
 _WHITEN = ("subtract by group", "multiply by group")  # mean and inverse deviation: `poplin::normWhiten`
 # Two sums of each group; the whitened elements times one sum, plus the gradient, plus the other sum, all times the
 # inverse deviation.
@@ -48,10 +49,10 @@ def plan_groups(
     for step in steps:
         if step == REDUCE:
             plans.append(plan_reduce(groups, elements // groups, width, machine, is_inner))
-        elif step in _OF_SUMS:
-            plans.append(plan_elementwise(_OF_SUMS[step], groups, width, machine, name=step))
+        elif step in OF_SUMS:
+            plans.append(plan_elementwise(OF_SUMS[step], groups, width, machine, name=step))
         else:
-            kind, operand = step.removesuffix(_BY_GROUP), groups if step.endswith(_BY_GROUP) else 0
+            kind, operand = step.removesuffix(BY_GROUP), groups if step.endswith(BY_GROUP) else 0
             plans.append(plan_elementwise(kind, elements, width, machine, operand))
     return in_sequence("norms", *plans)
 
@@ -60,23 +61,16 @@ def _over_last(value: Value, steps: Sequence[str], groups: int, machine: Machine
     return plan_groups(steps, groups, max(1, value.numel), width(value), machine, is_inner)
 
 
-def _rows_along(value: Value, dim: int) -> int:
-    size = value.shape[dim] if value.shape else value.numel
-    return max(1, value.numel // max(1, size))
-
-
 def rule_softmax(graph: OpGraph, op: Op, machine: Machine) -> Plan:
-    value = tensor(graph, op.args[0])
-    steps = _LOG_SOFTMAX if op.target.startswith("aten._log_softmax") else SOFTMAX
-    return _over_last(value, steps, _rows_along(value, op.args[1]), machine)
+    """The passes that the table of operations names, over slices along a dimension.
 
-
-def rule_softmax_backward(graph: OpGraph, op: Op, machine: Machine) -> Plan:
-    """With y the output and g its gradient, y * g - y * sum(y * g), and for logarithms g - exp(y) * sum(g)."""
-    grad = tensor(graph, op.args[0])
-    first = "exp" if op.target.startswith("aten._log_softmax") else "multiply"
-    steps = (first, REDUCE, "multiply by group", "subtract")
-    return _over_last(grad, steps, _rows_along(grad, op.args[2]), machine)
+    With y the output and g its gradient, the backward pass is y * g - y * sum(y * g), and for logarithms
+    g - exp(y) * sum(g).
+    """
+    value, dim = tensor(graph, op.args[0]), argument_of(op, "dim")
+    size = value.shape[dim] if value.shape else value.numel
+    groups = max(1, value.numel // max(1, size))
+    return _over_last(value, operation_of(op.target).passes, groups, machine)
 
 
 def rule_layer_norm(graph: OpGraph, op: Op, machine: Machine) -> Plan:
