@@ -245,6 +245,10 @@ class OpGraph:
         """The inputs of one role and their values."""
         return {given: v for given, v in self.inputs.items() if given.role is role}
 
+    def state_storages(self) -> set[int]:
+        """Storages of parameters, buffers and all else that is there before a call."""
+        return {self.values[v].storage for given, v in self.inputs.items() if given.role is not Role.ARGUMENT}
+
 
 def _indented(body: OpGraph) -> str:
     given, made = (", ".join(f"%{v}" for v in values) for values in (body.inputs.values(), body.outputs))

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from popgeo.capture.serialize import torch_name
 from popgeo.data.axes import Axis, Level
 from popgeo.data.batch_layout import LayoutChoices
 from popgeo.data.fixed_size_options import FixedSizeOptions
@@ -65,7 +66,7 @@ def read_notes(text: str) -> tuple[str, list[FixedProgram], list[list[str]]]:
 def _told(program: FixedProgram, results: Tensors) -> dict[str, Any]:
     axes = {name: program.axes.get(name) for name in results}
     return {
-        "inputs": {name: [list(one.shape), _of_dtype(one.dtype)] for name, one in program.inputs.items()},
+        "inputs": {name: [list(one.shape), torch_name(one.dtype)] for name, one in program.inputs.items()},
         "results": {name: axis and [axis.level.value, axis.store] for name, axis in axes.items()},
         "sizes": {one.name: _packed(getattr(program.sizes, one.name)) for one in fields(FixedSizeOptions)},
         "layout": {one.name: _packed(getattr(program.layout, one.name)) for one in fields(LayoutChoices)},
@@ -123,16 +124,12 @@ def _dtype(name: str) -> torch.dtype:
     return found
 
 
-def _of_dtype(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
-
-
 def _packed(value: Any) -> Any:
     """A choice as JSON has it: dictionaries as pairs, whose keys may be types of edges."""
     if isinstance(value, Mapping):
         return {"pairs": [[_packed(key), _packed(one)] for key, one in value.items()]}
     if isinstance(value, torch.dtype):
-        return _of_dtype(value)
+        return torch_name(value)
     if type(value).__name__ in _BY_NAME:
         return {type(value).__name__: _packed(value.values), "default": _packed(value.default)}
     value = value.level if isinstance(value, Axis) else value
