@@ -7,9 +7,8 @@ from importlib import import_module
 from typing import Any
 
 import torch
-from torch import Tensor
 
-from popgeo.capture.serialize import torch_name
+from popgeo.capture.serialize import torch_name, torch_thing
 from popgeo.data.axes import Axis, Level
 from popgeo.data.batch_layout import LayoutChoices
 from popgeo.data.fixed_size_options import FixedSizeOptions
@@ -75,7 +74,7 @@ def _told(program: FixedProgram, results: Tensors) -> dict[str, Any]:
 
 def _program(told: Mapping[str, Any]) -> FixedProgram:
     layout = {name: _unpacked(value) for name, value in told["layout"].items()}
-    layout["index_dtype"] = _dtype(layout["index_dtype"])
+    layout["index_dtype"] = torch_thing("dtype", layout["index_dtype"])
     sizes = {name: _unpacked(value) for name, value in told["sizes"].items()}
     for name, value in sizes.items():
         is_count = name.startswith("num_")
@@ -95,7 +94,10 @@ def _program(told: Mapping[str, Any]) -> FixedProgram:
         raise ValueError("no result belongs to graphs, nodes or edges")
     return FixedProgram(
         run=dict,  # until the file's program is known
-        inputs={name: _like(shape, dtype) for name, (shape, dtype) in told["inputs"].items()},
+        inputs={
+            name: torch.empty(shape, dtype=torch_thing("dtype", dtype), device="meta")
+            for name, (shape, dtype) in told["inputs"].items()
+        },
         sizes=FixedSizeOptions(**sizes),
         axes=axes,
         layout=LayoutChoices(**layout),
@@ -111,17 +113,6 @@ def _numbers(value: Any) -> Iterator[Any]:
         yield from (*_numbers(value.values), *_numbers(value.default))
     elif value is not None:
         yield getattr(value, "value", value)  # of PyG's UniformPadding, which is within one of another kind
-
-
-def _like(shape: list[int], dtype: str) -> Tensor:
-    return torch.empty(shape, dtype=_dtype(dtype), device="meta")
-
-
-def _dtype(name: str) -> torch.dtype:
-    found = vars(torch)[name]
-    if not isinstance(found, torch.dtype):
-        raise ValueError(f"{name!r:.50} is not a type of tensors")
-    return found
 
 
 def _packed(value: Any) -> Any:
