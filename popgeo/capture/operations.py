@@ -121,6 +121,11 @@ class Operation:
         """Its name without the library that it is of."""
         return self.name.partition(".")[2]
 
+    @property
+    def file(self) -> str:
+        """Name of the file that has its rule, and of the one that has its lowering; views are found with movement."""
+        return "movement" if self.family == "view" else self.family
+
 
 def _rows() -> Iterator[Operation]:
     with Path(__file__).with_name("operations.csv").open(newline="") as file:

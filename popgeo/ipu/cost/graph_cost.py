@@ -16,9 +16,7 @@ from popgeo.ipu.target import IpuTarget
 
 
 def _rule_of(row: Operation) -> Rule:
-    """The rule that a row names, from the file of its family; the rule of views is in `movement.py`."""
-    file = importlib.import_module(f"popgeo.ipu.cost.{'movement' if row.family == 'view' else row.family}")
-    return getattr(file, f"rule_{row.rule}")
+    return getattr(importlib.import_module(f"{__package__}.{row.file}"), f"rule_{row.rule}")
 
 
 RULES = {row.name: _rule_of(row) for row in OPERATIONS.values() if row.family not in (UNKNOWN, "control")}

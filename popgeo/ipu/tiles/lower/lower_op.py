@@ -2,7 +2,6 @@
 
 import importlib
 from collections.abc import Callable, Mapping
-from types import ModuleType
 
 import numpy as np
 import torch
@@ -21,19 +20,15 @@ Choice = Callable[[Scope, Op], Lowering | None]
 TILE = 0
 
 
-def own_lowering(row: Operation) -> Lowering:
-    """What a row names, from the file of its family; views are lowered as what moves elements."""
-    return getattr(_file_of(row), f"lower_{row.lowering}")
-
-
-def _file_of(row: Operation) -> ModuleType:
-    return importlib.import_module(f"{__package__}.{'movement' if row.family == 'view' else row.family}")
+def own_lowering(row: Operation) -> tuple[Callable[[Scope, Op], bool], Lowering]:
+    """Whether a call can be divided as a row says, and how: from the file of the row's family."""
+    file = importlib.import_module(f"{__package__}.{row.file}")
+    return getattr(file, "divides", lambda scope, op: True), getattr(file, f"lower_{row.lowering}")
 
 
 def _own(scope: Scope, op: Op) -> Lowering | None:
-    row = operation_of(op.target)
-    divides = getattr(_file_of(row), "divides", None)
-    return own_lowering(row) if divides is None or divides(scope, op) else None
+    divides, lowering = own_lowering(operation_of(op.target))
+    return lowering if divides(scope, op) else None
 
 
 _DIVISIONS: Mapping[Division, Choice] = {
