@@ -93,7 +93,7 @@ class Operation:
         name: As `name_of` gives it.
         family: What kind of work it is.
         rule: What its cost is worked out by: `rule_NAME` in the file of `ipu/cost` that its family names.
-        lowering: What divides it where that is a way of its family's own: `lower_NAME` in the file of
+        lowering: What divides it in its family's own way: `lower_NAME` in the file of
             `ipu/tiles/lower` that its family names.
         divisions: Ways to divide it, the first that fits counts.
         out: How its result is made in memory that is there already.

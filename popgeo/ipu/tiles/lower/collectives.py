@@ -21,7 +21,7 @@ def divides(scope: Scope, op: Op) -> bool:
 
 
 def lower_sum_of_shards(scope: Scope, op: Op) -> None:
-    """popgeo.all_reduce, popgeo.reduce_scatter: each element is summed where it lies."""
+    """popgeo.all_reduce, popgeo.reduce_scatter: each element is summed on its own tile."""
     source, out = scope.region(op.reads()[0]), scope.region(op.outputs[0])
     if not out.elements.size:
         return
