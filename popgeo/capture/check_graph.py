@@ -1,8 +1,9 @@
 """Makes sure that a graph can run as it stands."""
 
+from collections.abc import Sequence
 from typing import NoReturn
 
-from popgeo.capture.op_graph import Input, Op, OpGraph
+from popgeo.capture.op_graph import Input, Op, OpGraph, Value
 
 
 def check_graph(graph: OpGraph) -> None:
@@ -14,76 +15,57 @@ def check_graph(graph: OpGraph) -> None:
     Raises:
         ValueError: it breaks one of these rules; the message names the operation and the value.
     """
-    _Checker(graph).check()
-
-
-class _Checker:
-    """Goes through a graph in the order in which it runs.
-
-    Attributes:
-        known: The values that are there so far.
-        ends: Bytes of the memory that inputs, constants and results own, by storage.
-    """
-
-    def __init__(self, graph: OpGraph) -> None:
-        self.graph, self.values = graph, graph.values
-        self.known: set[int] = set()
-        self.ends: dict[int, int] = {}
-
-    def check(self) -> None:
-        graph, values = self.graph, self.values
-        for v, value in enumerate(values):
-            if len(value.shape) != len(value.stride) or min((*value.shape, *value.stride, value.offset, 0)) < 0:
-                _refuse("the graph", v, f"has shape {value.shape}, stride {value.stride}, offset {value.offset}")
-        for given, v in graph.inputs.items():
-            self._take_given(given, v)
-        for v, tensor in graph.constants.items():
-            self._take_given("a constant", v)
-            if (tuple(tensor.shape), tensor.dtype) != (values[v].shape, values[v].dtype):
-                _refuse("a constant", v, f"is given a tensor of {tensor.dtype} {list(tensor.shape)}")
-        for index, op in enumerate(graph.ops):
-            self._take_op(f"operation {index} ({op.target})", index, op)
-        for result in {*graph.outputs} - self.known - {None}:
-            _refuse("the results", result, "is made by nothing")
-        for v in {v for v, value in enumerate(values) if value.producer is not None} - self.known:
-            _refuse("the graph", v, f"is not made by operation {values[v].producer}")
-
-    def _take_given(self, who: Input | str, v: int) -> None:
-        """Checks a value that is given, and adds it to what is known."""
-        if v in self.known or not 0 <= v < len(self.values):
+    values = graph.values
+    known = set[int]()  # the values that are there so far
+    ends = dict[int, int]()  # bytes of the memory that inputs, constants and results own, by storage
+    for v, value in enumerate(values):
+        if len(value.shape) != len(value.stride) or min((*value.shape, *value.stride, value.offset, 0)) < 0:
+            _refuse("the graph", v, f"has shape {value.shape}, stride {value.stride}, offset {value.offset}")
+    given: list[tuple[Input | str, int]] = [*graph.inputs.items(), *(("a constant", v) for v in graph.constants)]
+    for who, v in given:
+        if v in known or not 0 <= v < len(values):
             _refuse(who, v, "is not a value, or given twice")
-        value = self.values[v]
-        if value.producer is not None:
+        if values[v].producer is not None:
             _refuse(who, v, "is also made by an operation")
-        self.ends[value.storage] = max(value.end, self.ends.get(value.storage, 0))
-        self.known.add(v)
+        ends[values[v].storage] = max(values[v].end, ends.get(values[v].storage, 0))
+        known.add(v)
+    for v, tensor in graph.constants.items():
+        if (tuple(tensor.shape), tensor.dtype) != (values[v].shape, values[v].dtype):
+            _refuse("a constant", v, f"is given a tensor of {tensor.dtype} {list(tensor.shape)}")
+    for index, op in enumerate(graph.ops):
+        _take_op(values, index, op, known, ends)
+    for result in {*graph.outputs} - known - {None}:
+        _refuse("the results", result, "is made by nothing")
+    for v in {v for v, value in enumerate(values) if value.producer is not None} - known:
+        _refuse("the graph", v, f"is not made by operation {values[v].producer}")
 
-    def _take_op(self, who: str, index: int, op: Op) -> None:
-        """Checks one operation, given what is known when it runs, and adds what it makes."""
-        reads, values, ends = {*op.reads()}, self.values, self.ends
-        for body in op.bodies:
-            check_graph(body)
-        for v in reads - self.known:
-            _refuse(who, v, "is read before it is made")
-        for v in {*op.writes} - reads:
-            _refuse(who, v, "is changed without being taken")
-        seen, fresh = {values[v].storage for v in reads}, set[int]()
-        for v in op.makes():
-            if v in reads:  # what it changes, it may also return
-                continue
-            if v in self.known or not 0 <= v < len(values):
-                _refuse(who, v, "is not a value, or made twice")
-            value = values[v]
-            if value.producer != index:
-                _refuse(who, v, f"names operation {value.producer} as its producer")
-            self.known.add(v)
-            if value.storage not in seen:
-                if value.storage in ends and value.storage not in fresh:
-                    _refuse(who, v, "lies in memory that is not read")
-                fresh.add(value.storage)
-                ends[value.storage] = max(value.end, ends.get(value.storage, 0))
-            elif value.end > ends[value.storage]:
-                _refuse(who, v, f"goes beyond the {ends[value.storage]} bytes there")
+
+def _take_op(values: Sequence[Value], index: int, op: Op, known: set[int], ends: dict[int, int]) -> None:
+    """Checks one operation, given what is known when it runs, and adds what it makes."""
+    who, reads = f"operation {index} ({op.target})", {*op.reads()}
+    for body in op.bodies:
+        check_graph(body)
+    for v in reads - known:
+        _refuse(who, v, "is read before it is made")
+    for v in {*op.writes} - reads:
+        _refuse(who, v, "is changed without being taken")
+    seen, fresh = {values[v].storage for v in reads}, set[int]()
+    for v in op.makes():
+        if v in reads:  # what it changes, it may also return
+            continue
+        if v in known or not 0 <= v < len(values):
+            _refuse(who, v, "is not a value, or made twice")
+        value = values[v]
+        if value.producer != index:
+            _refuse(who, v, f"names operation {value.producer} as its producer")
+        known.add(v)
+        if value.storage not in seen:
+            if value.storage in ends and value.storage not in fresh:
+                _refuse(who, v, "lies in memory that is not read")
+            fresh.add(value.storage)
+            ends[value.storage] = max(value.end, ends.get(value.storage, 0))
+        elif value.end > ends[value.storage]:
+            _refuse(who, v, f"goes beyond the {ends[value.storage]} bytes there")
 
 
 def _refuse(who: Input | str, v: int | None, broken: str) -> NoReturn:

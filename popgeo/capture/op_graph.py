@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -111,17 +112,11 @@ class Value:
         """Bytes of its elements."""
         return self.numel * self.dtype.itemsize
 
-    @property
+    @cached_property
     def end(self) -> int:
         """Bytes of its storage up to the end of its last element; 0 if it has no elements."""
-        known = self.__dict__.get("_end")
-        if known is not None:
-            return known
-        last = self.offset
-        for size, step in zip(self.shape, self.stride, strict=True):
-            last += (size - 1) * step
-        self.__dict__["_end"] = end = 0 if 0 in self.shape else (last + 1) * self.dtype.itemsize
-        return end
+        last = self.offset + sum((size - 1) * step for size, step in zip(self.shape, self.stride, strict=True))
+        return 0 if 0 in self.shape else (last + 1) * self.dtype.itemsize
 
     def made_by(self, producer: int | None) -> "Value":
         """The same value with another producer; as `dataclasses.replace`, in a tenth of the time."""
@@ -244,6 +239,10 @@ class OpGraph:
     def inputs_of(self, role: Role) -> dict[Input, int]:
         """The inputs of one role and their values."""
         return {given: v for given, v in self.inputs.items() if given.role is role}
+
+    def state_storages(self) -> set[int]:
+        """Storages of parameters, buffers and all else that is there before a call."""
+        return {self.values[v].storage for given, v in self.inputs.items() if given.role is not Role.ARGUMENT}
 
 
 def _indented(body: OpGraph) -> str:

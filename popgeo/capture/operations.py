@@ -92,17 +92,23 @@ class Operation:
     Attributes:
         name: As `name_of` gives it.
         family: What kind of work it is.
+        rule: What its cost is worked out by: `rule_NAME` in the file of `ipu/cost` that its family names.
+        lowering: What divides it in its family's own way: `lower_NAME` in the file of
+            `ipu/tiles/lower` that its family names.
         divisions: Ways to divide it, the first that fits counts.
         out: How its result is made in memory that is there already.
         chain: As what it joins element-wise chains.
         moves_rows: Whether it moves rows that an index names, as messages along edges.
         draws: What decides how many random numbers it draws.
         passes: What a machine that has no such operation does to each element, one after the other: names of loops in
-            `ipu/cost/loops.py`. None where its cost is worked out otherwise.
+            `ipu/cost/loops.py`, or what `plan_groups` of `ipu/cost/norms.py` takes. None where its cost is worked out
+            otherwise.
     """
 
     name: str
     family: str
+    rule: str = ""
+    lowering: str = ""
     divisions: tuple[Division, ...] = ()
     out: Out = Out.SCHEMA
     chain: ChainStep = ChainStep.NO
@@ -115,6 +121,11 @@ class Operation:
         """Its name without the library that it is of."""
         return self.name.partition(".")[2]
 
+    @property
+    def file(self) -> str:
+        """Name of the file that has its rule, and of the one that has its lowering; views are found with movement."""
+        return "movement" if self.family == "view" else self.family
+
 
 def _rows() -> Iterator[Operation]:
     with Path(__file__).with_name("operations.csv").open(newline="") as file:
@@ -122,6 +133,8 @@ def _rows() -> Iterator[Operation]:
             yield Operation(
                 name=row["name"] if "." in row["name"] else f"aten.{row['name']}",
                 family=row["family"],
+                rule=row["rule"] or row["family"],
+                lowering=row["lowering"] or row["family"],
                 divisions=tuple(map(Division, row["division"].split())),
                 out=Out(row["out"]),
                 chain=ChainStep(row["chain"]),

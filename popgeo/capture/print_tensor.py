@@ -4,19 +4,15 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._tensor_str import printoptions
 
 
 @torch.library.custom_op("popgeo::print_tensor", mutates_args=())
 def _print(
     x: Tensor, title: str, gradient_title: str, threshold: int, edge_items: int, width: int, digits: int
 ) -> Tensor:
-    before = torch._tensor_str.PRINT_OPTS
-    kept = (before.threshold, before.edgeitems, before.linewidth, before.precision)
-    torch.set_printoptions(threshold=threshold, edgeitems=edge_items, linewidth=width, precision=digits)
-    try:
+    with printoptions(threshold=threshold, edgeitems=edge_items, linewidth=width, precision=digits):
         print(f"{title}: {x.detach()}")
-    finally:
-        torch.set_printoptions(threshold=kept[0], edgeitems=kept[1], linewidth=kept[2], precision=kept[3])
     return x.clone()
 
 

@@ -47,6 +47,7 @@ _BY_OPERATION = {
     "numpy": "compute with torch, or before the batch is built: NumPy would compute once, while the step is captured",
     "_pack_padded_sequence": "give the recurrent layer the padded batch, and take each sequence's state at its length "
     "with torch.gather",
+    "_ctc_loss": "compute the loss outside of the compiled step, or write its recursion over a fixed number of steps",
     "equal": "compare with torch.eq and keep the result a tensor",
 }
 

@@ -266,5 +266,5 @@ def torch_thing(kind: str, name: str) -> Any:
     """
     found = torch.device("cpu") if (kind, name) == ("device", "cpu") else vars(torch).get(name)
     if not isinstance(found, _TORCH[kind]):
-        raise ValueError(f"{name!r:.100} is not a {kind} that a kept step may have")
+        raise ValueError(f"{name!r:.100} is not a {kind} that a file may name")
     return found

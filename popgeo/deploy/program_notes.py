@@ -7,8 +7,8 @@ from importlib import import_module
 from typing import Any
 
 import torch
-from torch import Tensor
 
+from popgeo.capture.serialize import torch_name, torch_thing
 from popgeo.data.axes import Axis, Level
 from popgeo.data.batch_layout import LayoutChoices
 from popgeo.data.fixed_size_options import FixedSizeOptions
@@ -65,7 +65,7 @@ def read_notes(text: str) -> tuple[str, list[FixedProgram], list[list[str]]]:
 def _told(program: FixedProgram, results: Tensors) -> dict[str, Any]:
     axes = {name: program.axes.get(name) for name in results}
     return {
-        "inputs": {name: [list(one.shape), _of_dtype(one.dtype)] for name, one in program.inputs.items()},
+        "inputs": {name: [list(one.shape), torch_name(one.dtype)] for name, one in program.inputs.items()},
         "results": {name: axis and [axis.level.value, axis.store] for name, axis in axes.items()},
         "sizes": {one.name: _packed(getattr(program.sizes, one.name)) for one in fields(FixedSizeOptions)},
         "layout": {one.name: _packed(getattr(program.layout, one.name)) for one in fields(LayoutChoices)},
@@ -74,7 +74,7 @@ def _told(program: FixedProgram, results: Tensors) -> dict[str, Any]:
 
 def _program(told: Mapping[str, Any]) -> FixedProgram:
     layout = {name: _unpacked(value) for name, value in told["layout"].items()}
-    layout["index_dtype"] = _dtype(layout["index_dtype"])
+    layout["index_dtype"] = torch_thing("dtype", layout["index_dtype"])
     sizes = {name: _unpacked(value) for name, value in told["sizes"].items()}
     for name, value in sizes.items():
         is_count = name.startswith("num_")
@@ -94,7 +94,10 @@ def _program(told: Mapping[str, Any]) -> FixedProgram:
         raise ValueError("no result belongs to graphs, nodes or edges")
     return FixedProgram(
         run=dict,  # until the file's program is known
-        inputs={name: _like(shape, dtype) for name, (shape, dtype) in told["inputs"].items()},
+        inputs={
+            name: torch.empty(shape, dtype=torch_thing("dtype", dtype), device="meta")
+            for name, (shape, dtype) in told["inputs"].items()
+        },
         sizes=FixedSizeOptions(**sizes),
         axes=axes,
         layout=LayoutChoices(**layout),
@@ -112,27 +115,12 @@ def _numbers(value: Any) -> Iterator[Any]:
         yield getattr(value, "value", value)  # of PyG's UniformPadding, which is within one of another kind
 
 
-def _like(shape: list[int], dtype: str) -> Tensor:
-    return torch.empty(shape, dtype=_dtype(dtype), device="meta")
-
-
-def _dtype(name: str) -> torch.dtype:
-    found = vars(torch)[name]
-    if not isinstance(found, torch.dtype):
-        raise ValueError(f"{name!r:.50} is not a type of tensors")
-    return found
-
-
-def _of_dtype(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
-
-
 def _packed(value: Any) -> Any:
     """A choice as JSON has it: dictionaries as pairs, whose keys may be types of edges."""
     if isinstance(value, Mapping):
         return {"pairs": [[_packed(key), _packed(one)] for key, one in value.items()]}
     if isinstance(value, torch.dtype):
-        return _of_dtype(value)
+        return torch_name(value)
     if type(value).__name__ in _BY_NAME:
         return {type(value).__name__: _packed(value.values), "default": _packed(value.default)}
     value = value.level if isinstance(value, Axis) else value

@@ -1,12 +1,13 @@
 """How full batches are, and how random."""
 
 from itertools import cycle
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pandas as pd
 import seaborn as sns
 from matplotlib.axes import Axes
+from matplotlib.container import BarContainer
 from matplotlib.ticker import FuncFormatter, MaxNLocator, PercentFormatter
 from numpy.typing import ArrayLike
 
@@ -75,13 +76,12 @@ def strategies(summary: pd.DataFrame, *, ax: Axes | None = None) -> Axes:
     require(summary, "strategy")
     columns = dimensions(summary)
     with drawing(ax) as ax:
-        width = 0.8 / len(columns)
-        for i, column in enumerate(columns):
-            at = np.arange(len(summary)) + (i - (len(columns) - 1) / 2) * width
-            bars = ax.bar(at, summary[column], width, color=COLORS[column], label=column)
-            ax.bar_label(bars, fmt=lambda share: f"{100 * share:.4g}", fontsize="x-small", padding=2)
+        summary.plot.bar(x="strategy", y=columns, color=COLORS, width=0.8, rot=0, ax=ax)
+        for bars in ax.containers[-len(columns) :]:
+            ax.bar_label(
+                cast(BarContainer, bars), fmt=lambda share: f"{100 * share:.4g}", fontsize="x-small", padding=2
+            )
         ax.set(xlabel="strategy", ylabel="real share of slots (%)", title="Packing strategies", ylim=(0, 1.1))
-        ax.set_xticks(np.arange(len(summary)), summary["strategy"].astype(str))
         ax.grid(False, axis="x")
         ax.yaxis.set_major_formatter(PercentFormatter(1.0, symbol=""))
         ax.legend(ncols=len(columns), loc="upper center", bbox_to_anchor=(0.5, -0.16), frameon=False)

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import matplotlib as mpl
-import numpy as np
 import pandas as pd
 import seaborn as sns
 from cycler import cycler
@@ -64,11 +63,8 @@ def stacked(
     ax: Axes, table: pd.DataFrame, colors: Mapping[str, Any], names: Sequence[str], height: float = 0.8
 ) -> None:
     """A bar for each row of a table, the first on top, made of the columns that have colours."""
-    rows, left = np.arange(len(table)), np.zeros(len(table))
-    for part, color in colors.items():
-        ax.barh(rows, table[part], left=left, color=color, label=part, height=height)
-        left += table[part].to_numpy()
-    ax.set_yticks(rows, names)
+    table[[*colors]].plot.barh(stacked=True, color=dict(colors), width=height, ax=ax, legend=False)
+    ax.set_yticks(range(len(table)), names)
     ax.invert_yaxis()
     ax.grid(False, axis="y")
 

@@ -11,7 +11,7 @@ from popgeo.ipu.cost.calibration import Machine
 from popgeo.ipu.cost.elementwise import plan_elementwise
 from popgeo.ipu.cost.matmul import SERIAL_CYCLES, plan_matmul
 from popgeo.ipu.cost.norms import REDUCE, SOFTMAX, plan_groups
-from popgeo.ipu.cost.operands import Rule, distinct, tensor, width
+from popgeo.ipu.cost.operands import distinct, tensor, width
 from popgeo.ipu.cost.plan import Plan, Profile
 from popgeo.ipu.cost.splits import work_space
 from popgeo.ipu.cost.supersteps import compute_step, in_sequence, repeated
@@ -193,7 +193,7 @@ def _product(rows: int, contraction: int, columns: int, sizes: Attention, machin
     return plan_matmul(rows, contraction, columns, 2 if sizes.nbytes == 2 else 4, machine, sizes.heads)
 
 
-def _attention(graph: OpGraph, op: Op, machine: Machine) -> Plan:
+def rule_attention(graph: OpGraph, op: Op, machine: Machine) -> Plan:
     query, key, value = (tensor(graph, argument_of(op, name)) for name in ("query", "key", "value"))
     heads, (queries, columns) = math.prod(query.shape[:-2]), query.shape[-2:]
     keys, mask = key.shape[-2], argument_of(op, "attn_mask")
@@ -211,9 +211,3 @@ def _attention(graph: OpGraph, op: Op, machine: Machine) -> Plan:
         is_dropped=argument_of(op, "dropout_p") > 0,
     )
     return plan_attention(sizes, machine, is_backward="_backward" in op.target)
-
-
-RULES: dict[str, Rule] = {
-    "aten._scaled_dot_product_flash_attention_for_cpu": _attention,
-    "aten._scaled_dot_product_flash_attention_for_cpu_backward": _attention,
-}

@@ -13,7 +13,7 @@ from popgeo.ipu.cost.calibration import Machine
 from popgeo.ipu.cost.elementwise import plan_elementwise
 from popgeo.ipu.cost.links import link_rate, ring_seconds
 from popgeo.ipu.cost.movement import plan_copy
-from popgeo.ipu.cost.operands import Rule, made, tensor, width
+from popgeo.ipu.cost.operands import made, tensor, width
 from popgeo.ipu.cost.plan import Activity, Plan, Superstep, Validity
 from popgeo.ipu.cost.supersteps import in_sequence
 from popgeo.ipu.target import IpuTarget
@@ -85,13 +85,13 @@ def _members(num_shards: int, held: int, machine: Machine) -> tuple[int, int, Ma
     return num_shards // held * within, held // within, member
 
 
-def _all_reduce(graph: OpGraph, op: Op, machine: Machine) -> Plan:
+def rule_all_reduce(graph: OpGraph, op: Op, machine: Machine) -> Plan:
     """An all-reduce; shards of one IPU are added on its tiles before anything goes over links."""
     x, result = tensor(graph, op.args[0]), made(graph, op)[0]
     return _sum("all-reduce", x, result.numel, result.nbytes, op, machine)
 
 
-def _reduce_scatter(graph: OpGraph, op: Op, machine: Machine) -> Plan:
+def rule_reduce_scatter(graph: OpGraph, op: Op, machine: Machine) -> Plan:
     x = tensor(graph, op.args[0])
     return _sum("reduce-scatter", x, x.numel // x.shape[0], x.nbytes // x.shape[0], op, machine)
 
@@ -102,7 +102,7 @@ def _sum(kind: str, x: Value, elements: int, nbytes: int, op: Op, machine: Machi
     return _joined(plans, kind, nbytes, members, op.args[-1], member)
 
 
-def _all_gather(graph: OpGraph, op: Op, machine: Machine) -> Plan:
+def rule_all_gather(graph: OpGraph, op: Op, machine: Machine) -> Plan:
     x, result = tensor(graph, op.args[0]), made(graph, op)[0]
     members, _, member = _members(op.args[1], x.shape[0], machine)
     laid_out = plan_copy(max(1, result.numel), width(x), member, pieces=op.args[1])
@@ -118,7 +118,7 @@ def _joined(plans: list[Plan], kind: str, nbytes: int, members: int, stride: int
     return in_sequence("collectives", *plans, main=len(plans) - 1)
 
 
-def _keep(graph: OpGraph, op: Op, machine: Machine) -> Plan:
+def rule_keep(graph: OpGraph, op: Op, machine: Machine) -> Plan:
     """What all shards have alike is on each IPU already; several shards of one IPU get a copy each, or a part."""
     result = made(graph, op)[0]
     _, held, member = _members(op.args[1], result.shape[0], machine)
@@ -128,7 +128,7 @@ def _keep(graph: OpGraph, op: Op, machine: Machine) -> Plan:
     return in_sequence("collectives", plan_copy(max(1, elements), width(result), member))
 
 
-def _all_to_all(graph: OpGraph, op: Op, machine: Machine) -> Plan:
+def rule_all_to_all(graph: OpGraph, op: Op, machine: Machine) -> Plan:
     """An all-to-all: every IPU sends each other IPU its part over links, all at the same time."""
     value = made(graph, op)[0]
     members, held, member = _members(op.args[1], value.shape[0], machine)
@@ -140,13 +140,3 @@ def _all_to_all(graph: OpGraph, op: Op, machine: Machine) -> Plan:
     rate = min(link_rate(0, other, target) for other in ends[1:]) * target.num_ipus
     cycles = (target.link_seconds * (members - 1) + sent / rate) * target.clock
     return _over_links("all-to-all", members, cycles, sent, member)
-
-
-RULES: dict[str, Rule] = {
-    "popgeo.all_reduce": _all_reduce,
-    "popgeo.replicate": _keep,
-    "popgeo.all_gather": _all_gather,
-    "popgeo.shard": _keep,
-    "popgeo.reduce_scatter": _reduce_scatter,
-    "popgeo.all_to_all": _all_to_all,
-}

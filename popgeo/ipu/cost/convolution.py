@@ -9,7 +9,7 @@ from popgeo.capture.op_graph import Op, OpGraph, Ref, Value
 from popgeo.ipu.cost.calibration import Machine
 from popgeo.ipu.cost.elementwise import plan_elementwise
 from popgeo.ipu.cost.matmul import plan_matmul
-from popgeo.ipu.cost.operands import Rule, made, tensor, width
+from popgeo.ipu.cost.operands import made, tensor, width
 from popgeo.ipu.cost.plan import Plan, Profile, Validity
 from popgeo.ipu.cost.reduce import plan_reduce
 from popgeo.ipu.cost.supersteps import in_sequence
@@ -120,7 +120,7 @@ def _sizes(x: Value, weight: Value, out: Value, op: Op, first: int) -> tuple[Con
     return sizes, bool(transposed)
 
 
-def _convolution(graph: OpGraph, op: Op, machine: Machine) -> Plan:
+def rule_convolution(graph: OpGraph, op: Op, machine: Machine) -> Plan:
     x, weight, out = tensor(graph, op.args[0]), tensor(graph, op.args[1]), made(graph, op)[0]
     sizes, transposed = _sizes(x, weight, out, op, first=3)
     product = plan_convolution(sizes, machine, "input" if transposed else "forward")
@@ -130,7 +130,7 @@ def _convolution(graph: OpGraph, op: Op, machine: Machine) -> Plan:
     return in_sequence("convolution", product, bias)
 
 
-def _convolution_backward(graph: OpGraph, op: Op, machine: Machine) -> Plan:
+def rule_convolution_backward(graph: OpGraph, op: Op, machine: Machine) -> Plan:
     """Of (grad, input, weight, bias_sizes, stride, ...): as many of three gradients as are asked for."""
     grad, x, weight = (tensor(graph, op.args[k]) for k in range(3))
     sizes, transposed = _sizes(x, weight, grad, op, first=4)
@@ -143,9 +143,3 @@ def _convolution_backward(graph: OpGraph, op: Op, machine: Machine) -> Plan:
         channels = max(1, grad.shape[1])
         plans.append(plan_reduce(channels, max(1, grad.numel // channels), width(grad), machine))
     return in_sequence("convolution", *plans)
-
-
-RULES: dict[str, Rule] = {
-    "aten.convolution": _convolution,
-    "aten.convolution_backward": _convolution_backward,
-}

@@ -6,7 +6,7 @@ from popgeo.capture.op_graph import Op, OpGraph
 from popgeo.ipu.cost.calibration import Machine
 from popgeo.ipu.cost.elementwise import plan_elementwise
 from popgeo.ipu.cost.matmul import plan_matmul
-from popgeo.ipu.cost.operands import Rule, tensor, width
+from popgeo.ipu.cost.operands import tensor, width
 from popgeo.ipu.cost.plan import Plan, Profile
 from popgeo.ipu.cost.reduce import plan_reduce
 from popgeo.ipu.cost.supersteps import in_sequence
@@ -44,13 +44,13 @@ def plan_cdist(left: int, right: int, features: int, width: int, machine: Machin
     return min(direct, product, key=lambda plan: plan.cycles(Profile.CALIBRATED))
 
 
-def _cdist(graph: OpGraph, op: Op, machine: Machine) -> Plan:
+def rule_distances(graph: OpGraph, op: Op, machine: Machine) -> Plan:
     x, y = tensor(graph, op.args[0]), tensor(graph, op.args[1])
     left = max(1, x.numel // max(1, x.shape[-1]))
     return plan_cdist(left, max(1, y.shape[-2]), max(1, x.shape[-1]), width(x), machine)
 
 
-def _cdist_backward(graph: OpGraph, op: Op, machine: Machine) -> Plan:
+def rule_distances_backward(graph: OpGraph, op: Op, machine: Machine) -> Plan:
     """The gradient of the first set: gradient / distance, times the differences, summed over the second set."""
     x, y = tensor(graph, op.args[1]), tensor(graph, op.args[2])
     left, right, features = max(1, x.shape[-2]), max(1, y.shape[-2]), max(1, x.shape[-1])
@@ -62,11 +62,3 @@ def _cdist_backward(graph: OpGraph, op: Op, machine: Machine) -> Plan:
         plan_elementwise("add product", left * features, width(x), machine, operand=left),
         main=1,
     )
-
-
-RULES: dict[str, Rule] = {
-    "aten._cdist_forward": _cdist,
-    "aten._euclidean_dist": _cdist,
-    "aten.cdist": _cdist,
-    "aten._cdist_backward": _cdist_backward,
-}

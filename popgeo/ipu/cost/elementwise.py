@@ -5,10 +5,10 @@ import functools
 import torch
 
 from popgeo.capture.op_graph import Number, Op, OpGraph, Value
-from popgeo.capture.operations import OPERATIONS, operation_of
+from popgeo.capture.operations import operation_of
 from popgeo.ipu.cost.calibration import Machine
 from popgeo.ipu.cost.loops import ARITHMETIC, LOOP_OF, LOOPS, elementwise_vertex
-from popgeo.ipu.cost.operands import Rule, distinct, made, read, tensor, width
+from popgeo.ipu.cost.operands import distinct, made, read, tensor, width
 from popgeo.ipu.cost.plan import Plan, Superstep
 from popgeo.ipu.cost.published_sizes import elementwise_validity
 from popgeo.ipu.cost.supersteps import compute_step, in_sequence, overhead_step, swap_step
@@ -77,7 +77,7 @@ def plan_elementwise(
     )
 
 
-def _pointwise(graph: OpGraph, op: Op, machine: Machine) -> Plan:
+def rule_elementwise(graph: OpGraph, op: Op, machine: Machine) -> Plan:
     """The passes that the table of operations names; if it is one pass, the loop that it takes as long as.
 
     Poplar has no softplus that is safe for large numbers; programs for it write max(x, 0) + log1p(exp(-|x|)), and each
@@ -91,7 +91,7 @@ def _pointwise(graph: OpGraph, op: Op, machine: Machine) -> Plan:
     return _passes(row.passes, result, sources[0], _smaller(graph, op, result), op, machine, name)
 
 
-def _pow(graph: OpGraph, op: Op, machine: Machine) -> Plan:
+def rule_pow(graph: OpGraph, op: Op, machine: Machine) -> Plan:
     """A power; exponents that poplar knows run as the operation that they represent, such as a square."""
     known = {2: "square", 3: "cube", 0.5: "sqrt", -0.5: "rsqrt", -1: "inverse", 1: "cast"}
     kind = known.get(op.args[1], "power") if _is_number(op.args[1]) else "power"
@@ -99,7 +99,7 @@ def _pow(graph: OpGraph, op: Op, machine: Machine) -> Plan:
     return _passes((kind,), _result(graph, op), source, 0, op, machine, name=kind)
 
 
-def _cast(graph: OpGraph, op: Op, machine: Machine) -> Plan:
+def rule_cast(graph: OpGraph, op: Op, machine: Machine) -> Plan:
     result, source = _result(graph, op), tensor(graph, op.args[0])
     return plan_elementwise("cast", result.numel, max(width(result), width(source)), machine)
 
@@ -136,13 +136,3 @@ def _smaller(graph: OpGraph, op: Op, result: Value) -> int:
 
 def _is_number(argument: object) -> bool:
     return isinstance(argument, int | float | Number)
-
-
-RULES: dict[str, Rule] = {
-    **{row.name: _pointwise for row in OPERATIONS.values() if row.family == "elementwise" and row.passes},
-    "aten.pow": _pow,
-    "aten._to_copy": _cast,
-    "aten.to": _cast,
-    "prims.convert_element_type": _cast,
-    "popgeo.round_stochastic": _cast,  # the machine draws the random bits of a cast itself, at no cost
-}

@@ -7,7 +7,7 @@ import numpy as np
 
 from popgeo.capture.op_graph import Op, OpGraph, Ref, Value
 from popgeo.ipu.cost.calibration import Machine
-from popgeo.ipu.cost.operands import Rule, made, tensor, width
+from popgeo.ipu.cost.operands import made, tensor, width
 from popgeo.ipu.cost.plan import Plan, Superstep
 from popgeo.ipu.cost.published_sizes import gather_validity
 from popgeo.ipu.cost.splits import Found, cheapest, column_grains, largest_block, within
@@ -120,20 +120,20 @@ def _terms(
     }
 
 
-def _rows(graph: OpGraph, op: Op, machine: Machine) -> Plan:
+def rule_gather(graph: OpGraph, op: Op, machine: Machine) -> Plan:
     """Rows of a table, or what it has at places along a dimension."""
     table, result = tensor(graph, op.args[0]), made(graph, op)[0]
     rows = size_of(table, op.args[1] if op.target.startswith("aten.index_select.") else 0)
     return plan_row_gather(table, rows, result.numel // max(1, table.numel // max(1, rows)), machine)
 
 
-def _index(graph: OpGraph, op: Op, machine: Machine) -> Plan:
+def rule_index(graph: OpGraph, op: Op, machine: Machine) -> Plan:
     """`x[i, j, ...]`: the indexed dimensions become one that is looked up in."""
     table = tensor(graph, op.args[0])
     return plan_row_gather(table, *indexed(graph, table, op.args[1]), machine)
 
 
-def _gather(graph: OpGraph, op: Op, machine: Machine) -> Plan:
+def rule_elements(graph: OpGraph, op: Op, machine: Machine) -> Plan:
     table, dim, index = tensor(graph, op.args[0]), op.args[1], tensor(graph, op.args[2])
     rows, columns, lookups = named_rows(table, dim, index)
     return plan_gather(rows, columns, lookups, width(table), machine)
@@ -166,14 +166,3 @@ def named_rows(table: Value, dim: int, index: Value) -> tuple[int, int, int]:
 
 def size_of(value: Value, dim: int) -> int:
     return value.shape[dim] if value.shape else 1
-
-
-RULES: dict[str, Rule] = {
-    "aten.index_select": _rows,
-    "aten.embedding": _rows,
-    "aten.index": _index,
-    "aten._unsafe_index": _index,
-    "aten.gather": _gather,
-    "popgeo.gather": _rows,
-    "popgeo.gather_csr": _rows,
-}

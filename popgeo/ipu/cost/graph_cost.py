@@ -4,7 +4,7 @@ import importlib
 
 from popgeo.capture.control_flow import FOR_LOOP
 from popgeo.capture.op_graph import Op, OpGraph
-from popgeo.capture.operations import OPERATIONS, UNKNOWN, name_of
+from popgeo.capture.operations import OPERATIONS, UNKNOWN, Operation, name_of
 from popgeo.ipu.cost import control
 from popgeo.ipu.cost.calibration import BOW_SDK3, Calibration, Machine
 from popgeo.ipu.cost.layouts import laid_out_anew, with_layout
@@ -15,15 +15,11 @@ from popgeo.ipu.cost.supersteps import compute_step, exchange_step
 from popgeo.ipu.target import IpuTarget
 
 
-def _rules() -> dict[str, Rule]:
-    """The rule of each operation, from the file of its family; the rules of views are in `movement.py`."""
-    found: dict[str, Rule] = {}
-    for family in {row.family for row in OPERATIONS.values()} - {UNKNOWN, "view", "control"}:
-        found |= importlib.import_module(f"popgeo.ipu.cost.{family}").RULES
-    return found
+def _rule_of(row: Operation) -> Rule:
+    return getattr(importlib.import_module(f"{__package__}.{row.file}"), f"rule_{row.rule}")
 
 
-RULES = _rules()
+RULES = {row.name: _rule_of(row) for row in OPERATIONS.values() if row.family not in (UNKNOWN, "control")}
 
 
 def plan_all(graph: OpGraph, machine: Machine) -> list[Plan]:

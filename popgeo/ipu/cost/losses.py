@@ -3,11 +3,11 @@
 import math
 
 from popgeo.capture.op_graph import Op, OpGraph
-from popgeo.capture.operations import OPERATIONS, operation_of
+from popgeo.capture.operations import operation_of
 from popgeo.ipu.cost.calibration import Machine
 from popgeo.ipu.cost.elementwise import plan_elementwise, spread
 from popgeo.ipu.cost.gather import INDEX_BYTES
-from popgeo.ipu.cost.operands import Rule, made, tensor, width
+from popgeo.ipu.cost.operands import made, tensor, width
 from popgeo.ipu.cost.plan import Plan
 from popgeo.ipu.cost.reduce import plan_reduce
 from popgeo.ipu.cost.scatter import fill_step
@@ -15,7 +15,7 @@ from popgeo.ipu.cost.supersteps import compute_step, in_sequence, swap_step
 from popgeo.ipu.cost.vertex_cycles import ceil_div
 
 
-def _by_element(graph: OpGraph, op: Op, machine: Machine) -> Plan:
+def rule_losses(graph: OpGraph, op: Op, machine: Machine) -> Plan:
     """Passes over all elements, forward or backward, and their sum if one is asked for."""
     value, result = tensor(graph, op.args[0]), made(graph, op)[0]
     elements, nbytes = max(1, value.numel, result.numel), width(result)
@@ -29,7 +29,7 @@ def _by_element(graph: OpGraph, op: Op, machine: Machine) -> Plan:
 _MARK_CYCLES = 100
 
 
-def _nll_loss(graph: OpGraph, op: Op, machine: Machine) -> Plan:
+def rule_nll(graph: OpGraph, op: Op, machine: Machine) -> Plan:
     """Marks each row's target with a one, multiplies by the marks and adds up, as PopART does."""
     value, target = tensor(graph, op.args[0]), tensor(graph, op.args[1])
     rows, nbytes = max(1, target.numel), width(value)
@@ -43,7 +43,7 @@ def _nll_loss(graph: OpGraph, op: Op, machine: Machine) -> Plan:
     )
 
 
-def _nll_loss_backward(graph: OpGraph, op: Op, machine: Machine) -> Plan:
+def rule_nll_backward(graph: OpGraph, op: Op, machine: Machine) -> Plan:
     """Marks each row's target with a one, and multiplies by minus the loss's gradient, all in place."""
     result, target = made(graph, op)[0], tensor(graph, op.args[2])
     elements, nbytes = max(1, result.numel), width(result)
@@ -69,12 +69,3 @@ def _marks(rows: int, elements: int, width: int, machine: Machine) -> Plan:
         family="losses", split={"tiles": tiles}, supersteps=steps, temporary_bytes=nbytes + most * width,
         why="no published measurement of one-hot codes",
     )  # fmt: skip
-
-
-RULES: dict[str, Rule] = {
-    **{row.name: _by_element for row in OPERATIONS.values() if row.family == "losses" and row.passes},
-    "aten.nll_loss_forward": _nll_loss,
-    "aten.nll_loss2d_forward": _nll_loss,
-    "aten.nll_loss_backward": _nll_loss_backward,
-    "aten.nll_loss2d_backward": _nll_loss_backward,
-}

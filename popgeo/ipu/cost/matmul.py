@@ -8,10 +8,9 @@ from typing import Any
 import numpy as np
 
 from popgeo.capture.op_graph import Op, OpGraph, Value
-from popgeo.capture.operations import OPERATIONS
 from popgeo.ipu.cost.calibration import Machine
 from popgeo.ipu.cost.elementwise import plan_elementwise
-from popgeo.ipu.cost.operands import Rule, made, tensor, width
+from popgeo.ipu.cost.operands import made, tensor, width
 from popgeo.ipu.cost.plan import Plan, Superstep
 from popgeo.ipu.cost.published_sizes import matmul_validity
 from popgeo.ipu.cost.splits import Found, cheapest, within
@@ -248,7 +247,7 @@ def width_of(graph: OpGraph, op: Op) -> int:
     return 2 if left_and_right(graph, op)[0].dtype.itemsize == 2 else 4
 
 
-def _product(graph: OpGraph, op: Op, machine: Machine) -> Plan:
+def rule_matmul(graph: OpGraph, op: Op, machine: Machine) -> Plan:
     """left @ right, or beta * bias + alpha * left @ right."""
     rows, contraction, columns, batch = sizes_of(graph, op)
     product = plan_matmul(rows, contraction, columns, width_of(graph, op), machine, batch)
@@ -258,6 +257,3 @@ def _product(graph: OpGraph, op: Op, machine: Machine) -> Plan:
     columns = result.shape[-1] if result.shape else 1
     adding = plan_elementwise("add", max(1, result.numel), width(result), machine, operand=columns)
     return replace(product, supersteps=product.supersteps + adding.supersteps, flops=product.flops + adding.flops)
-
-
-RULES: dict[str, Rule] = {row.name: _product for row in OPERATIONS.values() if row.family == "matmul"}

@@ -3,10 +3,9 @@
 import functools
 
 from popgeo.capture.op_graph import Op, OpGraph
-from popgeo.capture.operations import OPERATIONS, Operation, Out
 from popgeo.ipu.cost.calibration import Machine
 from popgeo.ipu.cost.elementwise import spread
-from popgeo.ipu.cost.operands import Rule, made, read, tensor, width
+from popgeo.ipu.cost.operands import made, read, tensor, width
 from popgeo.ipu.cost.plan import Plan
 from popgeo.ipu.cost.scatter import fill_step
 from popgeo.ipu.cost.supersteps import compute_step, swap_step
@@ -43,41 +42,25 @@ def plan_copy(elements: int, width: int, machine: Machine, pieces: int = 1) -> P
     )  # fmt: skip
 
 
-def _copy(graph: OpGraph, op: Op, machine: Machine) -> Plan:
+def rule_movement(graph: OpGraph, op: Op, machine: Machine) -> Plan:
     values = made(graph, op) or [graph.values[v] for v in op.writes]
     return plan_copy(
         max(1, sum(value.numel for value in values)), width(values[0]), machine, max(1, len(read(graph, op)))
     )
 
 
-def _copy_part(graph: OpGraph, op: Op, machine: Machine) -> Plan:
+def rule_copy_part(graph: OpGraph, op: Op, machine: Machine) -> Plan:
     """Writes into a part of a tensor of which the rest stays or is zero."""
     result = made(graph, op)[0]
     return plan_copy(max(1, result.numel), width(tensor(graph, op.args[0])), machine, pieces=2)
 
 
-def _fill(graph: OpGraph, op: Op, machine: Machine) -> Plan:
+def rule_fill(graph: OpGraph, op: Op, machine: Machine) -> Plan:
     values = made(graph, op) or [tensor(graph, op.args[0])]
     step = fill_step(sum(value.numel for value in values), width(values[0]), machine.target)
     why = "no published measurement of a fill"
     return Plan(family="movement", split={"tiles": step.tiles}, supersteps=(step,), why=why)
 
 
-def _rule_of(row: Operation) -> Rule:
-    """A view costs nothing; else a tensor is filled, or its elements are copied, perhaps into a part of another."""
-    if row.family == "view":
-        return lambda graph, op, machine: Plan(family="view", why="taken to cost nothing")
-    if row.name in _OF_NOTHING or row.out in (Out.ZEROS, Out.ONES):
-        return _fill
-    return _copy_part if row.name in _INTO_A_PART else _copy
-
-
-_OF_NOTHING = {f"aten.{name}" for name in (
-    "full", "new_full", "full_like", "fill", "arange", "scalar_tensor", "linspace", "eye", "tril_indices",
-    "triu_indices",
-)}  # fmt: skip
-_INTO_A_PART = {f"aten.{name}" for name in (
-    "slice_backward", "select_backward", "slice_scatter", "select_scatter", "diagonal_backward", "as_strided_scatter",
-    "unfold_backward", "diagonal_scatter", "masked_scatter",
-)}  # fmt: skip
-RULES: dict[str, Rule] = {row.name: _rule_of(row) for row in OPERATIONS.values() if row.family in ("movement", "view")}
+def rule_view(graph: OpGraph, op: Op, machine: Machine) -> Plan:
+    return Plan(family="view", why="taken to cost nothing")

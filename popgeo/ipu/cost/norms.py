@@ -4,20 +4,21 @@ import math
 from collections.abc import Sequence
 
 from popgeo.capture.op_graph import Op, OpGraph, Ref, Value
+from popgeo.capture.operations import operation_of
+from popgeo.capture.schemas import argument_of
 from popgeo.ipu.cost.calibration import Machine
 from popgeo.ipu.cost.elementwise import plan_elementwise
-from popgeo.ipu.cost.operands import Rule, tensor, width
+from popgeo.ipu.cost.operands import tensor, width
 from popgeo.ipu.cost.plan import Plan
 from popgeo.ipu.cost.reduce import plan_reduce
 from popgeo.ipu.cost.supersteps import in_sequence
 
 REDUCE = "reduce"
-_BY_GROUP = " by group"  # of a pass with one number for each group, such as its mean, which is brought to the tiles
+BY_GROUP = " by group"  # of a pass with one number for each group, such as its mean, which is brought to the tiles
 # Passes over the results of a reduction, of which there are few.
-_OF_SUMS = {"inverse of sums": "inverse", "log of sums": "log", "inverse deviations": "rsqrt"}
-# `popnn::nonLinearity` and `popnn::logSoftmax`: the sums are inverted rather than all elements divided.
-SOFTMAX = (REDUCE, "subtract by group", "exp", REDUCE, "inverse of sums", "multiply by group")
-_LOG_SOFTMAX = (REDUCE, "subtract by group", "exp", REDUCE, "log of sums", "subtract by group")
+OF_SUMS = {"inverse of sums": "inverse", "log of sums": "log", "inverse deviations": "rsqrt"}
+SOFTMAX = operation_of("aten._softmax.default").passes
+"""As in `popnn::nonLinearity`: the sums are inverted rather than all elements divided."""
 _WHITEN = ("subtract by group", "multiply by group")  # mean and inverse deviation: `poplin::normWhiten`
 # Two sums of each group; the whitened elements times one sum, plus the gradient, plus the other sum, all times the
 # inverse deviation.
@@ -48,10 +49,10 @@ def plan_groups(
     for step in steps:
         if step == REDUCE:
             plans.append(plan_reduce(groups, elements // groups, width, machine, is_inner))
-        elif step in _OF_SUMS:
-            plans.append(plan_elementwise(_OF_SUMS[step], groups, width, machine, name=step))
+        elif step in OF_SUMS:
+            plans.append(plan_elementwise(OF_SUMS[step], groups, width, machine, name=step))
         else:
-            kind, operand = step.removesuffix(_BY_GROUP), groups if step.endswith(_BY_GROUP) else 0
+            kind, operand = step.removesuffix(BY_GROUP), groups if step.endswith(BY_GROUP) else 0
             plans.append(plan_elementwise(kind, elements, width, machine, operand))
     return in_sequence("norms", *plans)
 
@@ -60,26 +61,19 @@ def _over_last(value: Value, steps: Sequence[str], groups: int, machine: Machine
     return plan_groups(steps, groups, max(1, value.numel), width(value), machine, is_inner)
 
 
-def _rows_along(value: Value, dim: int) -> int:
+def rule_softmax(graph: OpGraph, op: Op, machine: Machine) -> Plan:
+    """The passes that the table of operations names, over slices along a dimension.
+
+    With y the output and g its gradient, the backward pass is y * g - y * sum(y * g), and for logarithms
+    g - exp(y) * sum(g).
+    """
+    value, dim = tensor(graph, op.args[0]), argument_of(op, "dim")
     size = value.shape[dim] if value.shape else value.numel
-    return max(1, value.numel // max(1, size))
+    groups = max(1, value.numel // max(1, size))
+    return _over_last(value, operation_of(op.target).passes, groups, machine)
 
 
-def _softmax(graph: OpGraph, op: Op, machine: Machine) -> Plan:
-    value = tensor(graph, op.args[0])
-    steps = _LOG_SOFTMAX if op.target.startswith("aten._log_softmax") else SOFTMAX
-    return _over_last(value, steps, _rows_along(value, op.args[1]), machine)
-
-
-def _softmax_backward(graph: OpGraph, op: Op, machine: Machine) -> Plan:
-    """With y the output and g its gradient, y * g - y * sum(y * g), and for logarithms g - exp(y) * sum(g)."""
-    grad = tensor(graph, op.args[0])
-    first = "exp" if op.target.startswith("aten._log_softmax") else "multiply"
-    steps = (first, REDUCE, "multiply by group", "subtract")
-    return _over_last(grad, steps, _rows_along(grad, op.args[2]), machine)
-
-
-def _layer_norm(graph: OpGraph, op: Op, machine: Machine) -> Plan:
+def rule_layer_norm(graph: OpGraph, op: Op, machine: Machine) -> Plan:
     """`popnn::gn`, for each row."""
     value, features = tensor(graph, op.args[0]), max(1, math.prod(op.args[1]))
     return _norm(value, max(1, value.numel // features), features, op.args[2:4], machine)
@@ -94,7 +88,7 @@ def _norm(value: Value, groups: int, features: int, affine: Sequence[object], ma
     return in_sequence("norms", *plans)
 
 
-def _layer_norm_backward(graph: OpGraph, op: Op, machine: Machine) -> Plan:
+def rule_layer_norm_backward(graph: OpGraph, op: Op, machine: Machine) -> Plan:
     grad = tensor(graph, op.args[0])
     features = max(1, math.prod(op.args[2]))
     groups = max(1, grad.numel // features)
@@ -116,13 +110,13 @@ def _norm_backward(value: Value, groups: int, features: int, op: Op, has_weight:
     return in_sequence("norms", *plans)
 
 
-def _group_norm(graph: OpGraph, op: Op, machine: Machine) -> Plan:
-    """aten.native_group_norm(input, weight, bias, N, C, HxW, group, eps): as `_layer_norm`, for groups of channels."""
+def rule_group_norm(graph: OpGraph, op: Op, machine: Machine) -> Plan:
+    """aten.native_group_norm(input, weight, bias, N, C, HxW, group, eps): as a layer norm, for groups of channels."""
     samples, channels, _, groups = op.args[3:7]
     return _norm(tensor(graph, op.args[0]), max(1, samples * groups), max(1, channels), op.args[1:3], machine)
 
 
-def _group_norm_backward(graph: OpGraph, op: Op, machine: Machine) -> Plan:
+def rule_group_norm_backward(graph: OpGraph, op: Op, machine: Machine) -> Plan:
     """aten.native_group_norm_backward(grad, input, mean, rstd, weight, N, C, HxW, group, mask)."""
     grad, (samples, channels, _, groups) = tensor(graph, op.args[0]), op.args[5:9]
     return _norm_backward(grad, max(1, samples * groups), max(1, channels), op, isinstance(op.args[4], Ref), machine)
@@ -133,30 +127,15 @@ def _by_feature(kind: str, value: Value, features: int, machine: Machine) -> Pla
     return plan_elementwise(kind, max(1, value.numel), width(value), machine, operand=features)
 
 
-def _batch_norm(graph: OpGraph, op: Op, machine: Machine) -> Plan:
+def rule_batch_norm(graph: OpGraph, op: Op, machine: Machine) -> Plan:
     """`popnn::bn`, which does for each channel what a layer norm does for each row."""
     value = tensor(graph, op.args[0])
     steps = (*_NORM, "multiply by group", "add by group")
     return _over_last(value, steps, max(1, value.shape[1]), machine, is_inner=False)
 
 
-def _batch_norm_backward(graph: OpGraph, op: Op, machine: Machine) -> Plan:
+def rule_batch_norm_backward(graph: OpGraph, op: Op, machine: Machine) -> Plan:
     """The sums for the input's gradient are, but for a factor, those for weight and bias."""
     grad = tensor(graph, op.args[0])
     steps = (*_WHITEN, "multiply by group", "multiply", *_SUMS_AND_GRADIENT)
     return _over_last(grad, steps, max(1, grad.shape[1]), machine, is_inner=False)
-
-
-RULES: dict[str, Rule] = {
-    **dict.fromkeys(("aten._softmax", "aten._safe_softmax", "aten._log_softmax"), _softmax),
-    **dict.fromkeys(("aten._softmax_backward_data", "aten._log_softmax_backward_data"), _softmax_backward),
-    "aten.native_layer_norm": _layer_norm,
-    "aten.native_layer_norm_backward": _layer_norm_backward,
-    "aten.native_group_norm": _group_norm,
-    "aten.native_group_norm_backward": _group_norm_backward,
-    **{f"aten.{name}": _batch_norm for name in (
-        "native_batch_norm", "_native_batch_norm_legit", "_native_batch_norm_legit_functional",
-        "_batch_norm_with_update", "cudnn_batch_norm",
-    )},
-    **dict.fromkeys(("aten.native_batch_norm_backward", "aten.batch_norm_backward"), _batch_norm_backward),
-}  # fmt: skip

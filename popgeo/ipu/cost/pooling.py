@@ -7,7 +7,7 @@ from popgeo.capture.op_graph import Op, OpGraph
 from popgeo.ipu.cost.calibration import Machine
 from popgeo.ipu.cost.elementwise import plan_elementwise, spread
 from popgeo.ipu.cost.movement import plan_copy
-from popgeo.ipu.cost.operands import Rule, made, tensor, width
+from popgeo.ipu.cost.operands import made, tensor, width
 from popgeo.ipu.cost.plan import Plan
 from popgeo.ipu.cost.supersteps import compute_step, in_sequence, swap_step
 from popgeo.ipu.cost.vertex_cycles import ceil_div
@@ -85,14 +85,14 @@ def _window(op: Op, large: tuple[int, ...], small: tuple[int, ...], kernel: int)
     return math.prod(ceil_div(a, max(1, b)) for a, b in zip(large[-2:], small[-2:], strict=True))
 
 
-def _pool(graph: OpGraph, op: Op, machine: Machine) -> Plan:
+def rule_pooling(graph: OpGraph, op: Op, machine: Machine) -> Plan:
     x, out = tensor(graph, op.args[0]), made(graph, op)[0]
     window = _window(op, x.shape, out.shape, 1)
     results = max(1, out.numel)
     return plan_pooling(results, results * window, max(1, x.numel), out.shape[-1], width(x), machine)
 
 
-def _pool_backward(graph: OpGraph, op: Op, machine: Machine) -> Plan:
+def rule_pooling_backward(graph: OpGraph, op: Op, machine: Machine) -> Plan:
     """The gradient of a maximum reads the pictures and the places of the maxima too."""
     grad, out = tensor(graph, op.args[0]), made(graph, op)[0]
     window = 1 if "upsample" in op.target else _window(op, out.shape, grad.shape, 2)
@@ -104,12 +104,12 @@ def _pool_backward(graph: OpGraph, op: Op, machine: Machine) -> Plan:
     )
 
 
-def _nearest(graph: OpGraph, op: Op, machine: Machine) -> Plan:
+def rule_nearest(graph: OpGraph, op: Op, machine: Machine) -> Plan:
     out = made(graph, op)[0]
     return in_sequence("pooling", plan_copy(max(1, out.numel), width(out), machine))
 
 
-def _bilinear(graph: OpGraph, op: Op, machine: Machine) -> Plan:
+def rule_bilinear(graph: OpGraph, op: Op, machine: Machine) -> Plan:
     """Each result is a weighted sum of four neighbours, which are brought first."""
     x, out = tensor(graph, op.args[0]), made(graph, op)[0]
     elements, nbytes = max(1, x.numel, out.numel), width(out)
@@ -117,22 +117,3 @@ def _bilinear(graph: OpGraph, op: Op, machine: Machine) -> Plan:
     copy = plan_copy(4 * elements, nbytes, machine, pieces=4)
     passes = [plan_elementwise(kind, elements, nbytes, machine) for kind in kinds]
     return in_sequence("pooling", copy, *passes)
-
-
-RULES: dict[str, Rule] = {
-    **{
-        f"aten.{name}": _pool
-        for name in ("max_pool2d_with_indices", "avg_pool2d", "_adaptive_avg_pool2d", "adaptive_max_pool2d")
-    },
-    **{
-        f"aten.{name}_backward": _pool_backward
-        for name in (
-            "max_pool2d_with_indices", "avg_pool2d", "_adaptive_avg_pool2d", "adaptive_max_pool2d",
-            "upsample_nearest1d", "upsample_nearest2d",
-        )
-    },
-    "aten.upsample_nearest1d": _nearest,
-    "aten.upsample_nearest2d": _nearest,
-    "aten.upsample_bilinear2d": _bilinear,
-    "aten.upsample_bilinear2d_backward": _bilinear,
-}  # fmt: skip

@@ -4,10 +4,9 @@ import functools
 import math
 
 from popgeo.capture.op_graph import Op, OpGraph
-from popgeo.capture.operations import OPERATIONS
 from popgeo.ipu.cost.calibration import Machine
 from popgeo.ipu.cost.elementwise import plan_elementwise, spread
-from popgeo.ipu.cost.operands import Rule, made, tensor, width
+from popgeo.ipu.cost.operands import made, tensor, width
 from popgeo.ipu.cost.plan import Plan, Superstep, Validity
 from popgeo.ipu.cost.supersteps import compute_step, exchange_step, in_sequence, overhead_step, transfer_cycles
 from popgeo.ipu.cost.vertex_cycles import ceil_div
@@ -113,7 +112,7 @@ def _between_tiles(outputs: int, pieces: tuple[int, ...], width: int, target: Ip
     return steps
 
 
-def _reduce(graph: OpGraph, op: Op, machine: Machine) -> Plan:
+def rule_reduce(graph: OpGraph, op: Op, machine: Machine) -> Plan:
     source, results = tensor(graph, op.args[0]), made(graph, op)
     outputs = max(1, results[0].numel)
     summands = max(1, source.numel // outputs)
@@ -131,7 +130,7 @@ def _reduce(graph: OpGraph, op: Op, machine: Machine) -> Plan:
     return in_sequence("reduce", *plans, plan, last, main=len(before))
 
 
-def _cumsum(graph: OpGraph, op: Op, machine: Machine) -> Plan:
+def rule_cumsum(graph: OpGraph, op: Op, machine: Machine) -> Plan:
     """Each tile sums its part, the sums of the parts are summed, and each tile adds what came before it."""
     source = tensor(graph, op.args[0])
     elements, nbytes = max(1, source.numel), width(source)
@@ -143,6 +142,3 @@ def _cumsum(graph: OpGraph, op: Op, machine: Machine) -> Plan:
 
 
 _RUNNING = {f"aten.{name}" for name in ("cumsum", "cumprod", "cummax", "cummin", "logcumsumexp")}
-RULES: dict[str, Rule] = {
-    row.name: _cumsum if row.name in _RUNNING else _reduce for row in OPERATIONS.values() if row.family == "reduce"
-}

@@ -7,10 +7,11 @@ from typing import Any
 import numpy as np
 
 from popgeo.capture.op_graph import Op, OpGraph, Value
+from popgeo.capture.operations import name_of
 from popgeo.ipu.cost.calibration import Machine
 from popgeo.ipu.cost.elementwise import plan_elementwise
 from popgeo.ipu.cost.gather import INDEX_BYTES, indexed, named_rows, plan_row_gather, size_of
-from popgeo.ipu.cost.operands import Rule, made, tensor, width
+from popgeo.ipu.cost.operands import made, tensor, width
 from popgeo.ipu.cost.plan import Plan, Superstep, Validity
 from popgeo.ipu.cost.published_sizes import scatter_validity
 from popgeo.ipu.cost.splits import Found, cheapest, column_grains, largest_block, within, work_space
@@ -28,6 +29,7 @@ from popgeo.ipu.target import IpuTarget
 # Cycles of a worker per element for what a summand does to its row.
 _REDUCTIONS = {"sum": "add", "add": "add", "mean": "add", "prod": "multiply", "multiply": "multiply"}
 _COLUMN_TURNS, _TURN_CYCLES = (1, 2, 4, 8, 16, 32, 64), 418  # with the launch, as long as a turn of a product
+_DOES = {"aten.index_copy": "write", "aten.scatter": "write", "popgeo.scatter_mul": "multiply"}  # all others add
 OPERATIONS = {"add": 3, "multiply": 3, "extreme": 5, "write": 2}
 
 
@@ -160,25 +162,30 @@ def fill_step(elements: int, width: int, target: IpuTarget) -> Superstep:
     return compute_step("fill", target, vertex=float(vertex), tiles=tiles, workers=1)
 
 
-def _index_add(graph: OpGraph, op: Op, machine: Machine, operation: str = "add") -> Plan:
+def _does(op: Op) -> str:
+    """What each summand does to its row."""
+    return _DOES.get(name_of(op.target), "add")
+
+
+def rule_index_add(graph: OpGraph, op: Op, machine: Machine, operation: str = "") -> Plan:
     result, dim = tensor(graph, op.args[0]), op.args[1]
-    return _change_rows(result, size_of(result, dim), tensor(graph, op.args[2]).numel, machine, operation)
+    return _change_rows(result, size_of(result, dim), tensor(graph, op.args[2]).numel, machine, operation or _does(op))
 
 
-def _index_reduce(graph: OpGraph, op: Op, machine: Machine) -> Plan:
-    return _index_add(graph, op, machine, _REDUCTIONS.get(str(op.args[4]), "extreme"))
+def rule_index_reduce(graph: OpGraph, op: Op, machine: Machine) -> Plan:
+    return rule_index_add(graph, op, machine, _REDUCTIONS.get(str(op.args[4]), "extreme"))
 
 
-def _scatter_add(graph: OpGraph, op: Op, machine: Machine, operation: str = "add") -> Plan:
+def rule_scatter_add(graph: OpGraph, op: Op, machine: Machine, operation: str = "") -> Plan:
     result, dim, index = tensor(graph, op.args[0]), op.args[1], tensor(graph, op.args[2])
     rows, columns, summands = named_rows(result, dim, index)
-    return plan_scatter_add(rows, columns, summands, width(result), machine, operation=operation)
+    return plan_scatter_add(rows, columns, summands, width(result), machine, operation=operation or _does(op))
 
 
-def _scatter_reduce(graph: OpGraph, op: Op, machine: Machine) -> Plan:
+def rule_scatter_reduce(graph: OpGraph, op: Op, machine: Machine) -> Plan:
     """A mean is a sum, a sum of ones and their quotient."""
     kind = str(op.args[4] if len(op.args) > 4 else op.kwargs.get("reduce", "sum"))
-    total = _scatter_add(graph, op, machine, _REDUCTIONS.get(kind, "extreme"))
+    total = rule_scatter_add(graph, op, machine, _REDUCTIONS.get(kind, "extreme"))
     if kind != "mean":
         return total
     result, dim, index = tensor(graph, op.args[0]), op.args[1], tensor(graph, op.args[2])
@@ -188,7 +195,7 @@ def _scatter_reduce(graph: OpGraph, op: Op, machine: Machine) -> Plan:
     return in_sequence("scatter", total, counts, divide)
 
 
-def _index_put(graph: OpGraph, op: Op, machine: Machine) -> Plan:
+def rule_index_put(graph: OpGraph, op: Op, machine: Machine) -> Plan:
     result = tensor(graph, op.args[0])
     rows, summands = indexed(graph, result, op.args[1])
     accumulates = len(op.args) > 3 and bool(op.args[3])
@@ -218,24 +225,24 @@ def plan_embedding_gradient(rows: int, columns: int, summands: int, width: int, 
     )
 
 
-def _embedding_backward(graph: OpGraph, op: Op, machine: Machine) -> Plan:
+def rule_embedding_backward(graph: OpGraph, op: Op, machine: Machine) -> Plan:
     result, index = made(graph, op)[0], tensor(graph, op.args[1])
     rows = max(1, result.shape[0])
     return plan_embedding_gradient(rows, max(1, result.numel // rows), index.numel, width(result), machine)
 
 
-def _popgeo_scatter(graph: OpGraph, op: Op, machine: Machine, operation: str = "add") -> Plan:
+def rule_rows_added(graph: OpGraph, op: Op, machine: Machine, operation: str = "") -> Plan:
     result, source = made(graph, op)[0], tensor(graph, op.args[0])
-    return _change_rows(result, result.shape[0], source.shape[0], machine, operation, makes_table=True)
+    return _change_rows(result, result.shape[0], source.shape[0], machine, operation or _does(op), makes_table=True)
 
 
-def _popgeo_extreme(graph: OpGraph, op: Op, machine: Machine) -> Plan:
+def rule_extreme_rows(graph: OpGraph, op: Op, machine: Machine) -> Plan:
     """The largest rows, and who they came from: they go back to the edges, and those that match write their number."""
     result, source = made(graph, op)[0], tensor(graph, op.args[0])
-    found = _popgeo_scatter(graph, op, machine, "extreme")
+    found = rule_rows_added(graph, op, machine, "extreme")
     back = plan_row_gather(result, result.shape[0], source.shape[0], machine)
     match = plan_elementwise("select", max(1, source.numel), width(source), machine)
-    write = _popgeo_scatter(graph, op, machine, "write")
+    write = rule_rows_added(graph, op, machine, "write")
     return in_sequence("scatter", found, back, match, write)
 
 
@@ -244,22 +251,3 @@ def _change_rows(
 ) -> Plan:
     columns = result.numel // max(1, rows)
     return plan_scatter_add(rows, columns, summands, width(result), machine, makes_table, operation)
-
-
-RULES: dict[str, Rule] = {
-    "aten.index_add": _index_add,
-    "aten.index_copy": functools.partial(_index_add, operation="write"),
-    "aten.index_reduce": _index_reduce,
-    "aten.scatter_add": _scatter_add,
-    "aten.scatter_reduce": _scatter_reduce,
-    "aten.scatter": functools.partial(_scatter_add, operation="write"),
-    "aten.index_put": _index_put,
-    "aten._index_put_impl": _index_put,
-    "aten._unsafe_index_put": _index_put,
-    "aten.embedding_dense_backward": _embedding_backward,
-    "popgeo.scatter_sum": _popgeo_scatter,
-    "popgeo.scatter_mul": functools.partial(_popgeo_scatter, operation="multiply"),
-    "popgeo.scatter_max": _popgeo_extreme,
-    "popgeo.scatter_min": _popgeo_extreme,
-    "popgeo.segment_sum": _popgeo_scatter,
-}

@@ -4,11 +4,10 @@ import functools
 import math
 
 from popgeo.capture.op_graph import Op, OpGraph
-from popgeo.capture.operations import OPERATIONS
 from popgeo.capture.schemas import argument_of, position_of
 from popgeo.ipu.cost.calibration import Machine
 from popgeo.ipu.cost.elementwise import spread
-from popgeo.ipu.cost.operands import Rule, tensor, width
+from popgeo.ipu.cost.operands import tensor, width
 from popgeo.ipu.cost.plan import Plan, Superstep, Validity
 from popgeo.ipu.cost.supersteps import compute_step, swap_step
 from popgeo.ipu.cost.vertex_cycles import ceil_div
@@ -67,13 +66,10 @@ def plan_sort(rows: int, length: int, k: int, width: int, machine: Machine) -> P
     )
 
 
-def _sort(graph: OpGraph, op: Op, machine: Machine) -> Plan:
+def rule_sorting(graph: OpGraph, op: Op, machine: Machine) -> Plan:
     """All of each row in order, or the largest of them; the place of one element needs all in order."""
     value = tensor(graph, op.args[0])
     found = argument_of(op, "dim") if position_of(op, "dim") is not None else -1
     length = max(1, value.shape[found] if value.shape else 1)
     k = int(op.args[1]) if op.target.startswith("aten.topk.") else length
     return plan_sort(max(1, value.numel // length), length, k, width(value), machine)
-
-
-RULES: dict[str, Rule] = {row.name: _sort for row in OPERATIONS.values() if row.family == "sorting"}

@@ -80,7 +80,7 @@ def named_blocks(graph: OpGraph) -> list[tuple[BlockMark, LayerOps]]:
     Raises:
         ValueError: the model names no block, or something with weights runs outside of every block later.
     """
-    state = {graph.values[v].storage for given, v in graph.inputs.items() if given.role is not Role.ARGUMENT}
+    state = graph.state_storages()
     found: list[tuple[BlockMark, list[int]]] = []
     forward = [(index, op) for index, op in enumerate(graph.ops) if op.phase == "forward"]
     if all(op.block is None for _, op in forward):

@@ -124,7 +124,7 @@ class StagedJoiner(Joiner):
         """The steps of a part on the tiles of one IPU."""
         ipu, graph = self._stages.ipus[part.stage], part.graph
         plans = plan_all(graph, Machine(target=self._one))
-        state = {graph.values[v].storage for given, v in graph.inputs.items() if given.role is not Role.ARGUMENT}
+        state = graph.state_storages()
         known = {storage: at for storage, at in self._mappings[ipu].items() if storage in state}
         mappings = map_storages(graph, plans, self._one.all_tiles, known)
         for storage in state:
@@ -139,10 +139,9 @@ class StagedJoiner(Joiner):
         """The same steps on the tiles of the part's IPU, in variables of the whole program."""
         part = self._stages.parts[rank]
         ipu = self._stages.ipus[part.stage]
-        held = {part.graph.values[v].storage for one, v in part.graph.inputs.items() if one.role is not Role.ARGUMENT}
         there = {
             storage: (self._copies[ipu, storage], 0) if (ipu, storage) in self._copies else self._places[storage]
-            for storage in held
+            for storage in part.graph.state_storages()
         }
         renamed = {places[storage][0]: at for storage, at in there.items()}
         for name, variable in draft.variables.items():

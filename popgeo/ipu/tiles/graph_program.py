@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from popgeo.capture.op_graph import OpGraph, Role
+from popgeo.capture.op_graph import OpGraph
 from popgeo.ipu.cost.plan import Plan
 from popgeo.ipu.tiles.lower import control
 from popgeo.ipu.tiles.lower.builder import Builder, Places, Scope, in_storage_order
@@ -22,7 +22,7 @@ def declare(builder: Builder, graph: OpGraph, mappings: Mapping[int, TileMapping
             raise ValueError(
                 f"A tensor of {dtypes[value.storage]} is viewed as {value.dtype}; convert it with .to() instead."
             )
-    lasting = {graph.values[v].storage for given, v in graph.inputs.items() if given.role is not Role.ARGUMENT}
+    lasting = graph.state_storages()
     for storage, mapping in mappings.items():
         builder.declare(f"{prefix}{storage}", dtypes[storage], mapping, lasting=storage in lasting)
     for v, tensor in graph.constants.items():

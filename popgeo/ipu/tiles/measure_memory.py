@@ -69,7 +69,7 @@ def memory(
     tiles = target.all_tiles
     step = lives(graph, map_storages(graph, [cost.plan for cost in costs], tiles), tiles)
     results = [v for v in graph.outputs[:num_results] if v is not None]
-    state = {graph.values[v].storage for given, v in graph.inputs.items() if given.role is not Role.ARGUMENT}
+    state = graph.state_storages()
     state |= {graph.values[v].storage for v in graph.constants}
     host = {graph.values[v].storage for v in graph.inputs_of(Role.ARGUMENT).values()}
     host |= {graph.values[v].storage for v in results} - state

@@ -8,7 +8,7 @@ import torch
 from popgeo.capture.op_graph import Input, Op, OpGraph, Ref, Role, Value
 from popgeo.ipu import IpuTarget
 from popgeo.ipu.cost.calibration import Machine
-from popgeo.ipu.cost.control import _work_space, rules
+from popgeo.ipu.cost.control import rules
 from popgeo.ipu.cost.graph_cost import cost
 from popgeo.ipu.cost.plan import Activity, Plan, Superstep
 
@@ -44,6 +44,17 @@ def taking(*temporary: int) -> list[Plan]:
     return [Plan(family="any", temporary_bytes=nbytes) for nbytes in temporary]
 
 
+def plan_of(target: str, operation: Op, graph: OpGraph, plans: dict[int, list[Plan]]) -> Plan:
+    """The plan of a loop or a branch whose bodies have these plans, by the address of the body."""
+    return rules(lambda body, machine: plans[id(body)])[target](graph, operation, FOUR)
+
+
+def room(body: OpGraph, *temporary: int) -> int:
+    """Bytes of a tile that a loop over a body takes, whose operations take these."""
+    loop = Op(target="popgeo.for_loop.default", args=(1, []), outputs=(), bodies=(body,))
+    return plan_of("popgeo.for_loop", loop, body, {id(body): taking(*temporary)}).temporary_bytes
+
+
 # Of 20 and 400 floats, one given and one from outside, it makes 10; of these 6, which it returns.
 BODY = OpGraph(
     ops=(op(0, 1, makes=2), op(2, makes=3)),
@@ -65,27 +76,27 @@ BODY = OpGraph(
     ],
 )
 def test_the_values_of_a_body_take_room_from_their_making_to_their_last_use(temporary, most):
-    assert _work_space(BODY, taking(*temporary), FOUR) == most
+    assert room(BODY, *temporary) == most
 
 
 def test_what_a_body_is_given_takes_room_before_anything_runs():
     values = (value(20, 0), value(400, 1))
     body = OpGraph(ops=(), values=values, inputs={given(0): 0, outside(0): 1}, outputs=(0,))
-    assert _work_space(body, [], FOUR) == 20
-    assert _work_space(replace(body, inputs={outside(0): 1}, outputs=(1,)), [], FOUR) == 0
+    assert room(body) == 20
+    assert room(replace(body, inputs={outside(0): 1}, outputs=(1,))) == 0
 
 
 def test_what_a_body_is_given_and_never_reads_makes_room_after_the_first_operation():
     unread = replace(BODY, ops=(op(1, makes=2), op(2, makes=3)))
-    assert _work_space(unread, taking(0, 100), FOUR) == 100 + 16
-    assert _work_space(unread, taking(1, 0), FOUR) == 1 + 30
+    assert room(unread, 0, 100) == 100 + 16
+    assert room(unread, 1, 0) == 1 + 30
 
 
 def test_what_a_body_returns_takes_room_to_its_end():
     both = replace(BODY, outputs=(3, None, 0))
-    assert _work_space(both, taking(0, 100), FOUR) == 100 + 36
+    assert room(both, 0, 100) == 100 + 36
     early = replace(BODY, ops=(op(0, makes=2), op(1, makes=3)), outputs=(2,))
-    assert _work_space(early, taking(0, 100), FOUR) == 100 + 16
+    assert room(early, 0, 100) == 100 + 16
 
 
 def test_views_of_what_lies_outside_take_no_room_and_views_of_what_is_held_no_more():
@@ -96,14 +107,9 @@ def test_views_of_what_lies_outside_take_no_room_and_views_of_what_is_held_no_mo
         inputs={given(0): 0, outside(0): 1},
         outputs=(4,),
     )
-    assert _work_space(body, taking(0, 0, 0), FOUR) == 30
-    assert _work_space(body, taking(0, 100, 0), FOUR) == 100 + 10
-    assert _work_space(body, taking(0, 0, 100), FOUR) == 100 + 10
-
-
-def plan_of(target: str, operation: Op, graph: OpGraph, plans: dict[int, list[Plan]]) -> Plan:
-    """The plan of a loop or a branch whose bodies have these plans, by the address of the body."""
-    return rules(lambda body, machine: plans[id(body)])[target](graph, operation, FOUR)
+    assert room(body, 0, 0, 0) == 30
+    assert room(body, 0, 100, 0) == 100 + 10
+    assert room(body, 0, 0, 100) == 100 + 10
 
 
 def test_a_loop_takes_its_body_and_a_copy_of_what_it_carries_as_often_as_it_turns():

@@ -14,8 +14,7 @@ from popgeo.capture.op_graph import OpGraph, Value
 from popgeo.ipu import IpuTarget
 from popgeo.ipu.cost.calibration import Machine
 from popgeo.ipu.cost.elementwise import plan_elementwise
-from popgeo.ipu.cost.matmul import Product, plan_matmul
-from popgeo.ipu.cost.matmul import _terms as matmul_terms
+from popgeo.ipu.cost.matmul import plan_matmul
 from popgeo.ipu.cost.operands import distinct, tensor
 from popgeo.ipu.cost.plan import Activity, OpCost, Plan, Profile, Superstep, Validity
 from popgeo.ipu.cost.published_sizes import gather_validity, matmul_validity, scatter_validity
@@ -27,7 +26,8 @@ from popgeo.ipu.cost.vertex_cycles import amp_vertex
 from tests.support.cost_graphs import cost_of, given
 
 BOW = IpuTarget.bow()
-ON_BOW, ONE = Machine(target=BOW), Machine(target=replace(BOW, num_tiles=1))
+ON_BOW = Machine(target=BOW)
+ONE, TWO = Machine(target=replace(BOW, num_tiles=1)), Machine(target=replace(BOW, num_tiles=2))
 
 
 def cycles(plan: Plan) -> tuple[float, float]:
@@ -59,20 +59,25 @@ def test_products_that_find_no_tile_of_their_own_come_one_after_the_other():
 def test_a_product_whose_contraction_is_split_adds_partial_sums():
     # Two tiles with 8 of 16 terms each: 384 and 512 B. Then each gets the other's half of 192 sums, 384 B, and adds
     # two vectors of 96 in 17 + 2 * 48 cycles.
-    terms = matmul_terms(Product(12, 16, 16, 4, (1.0, 1.0)), np.array([[1], [2], [1]]), BOW)
-    found = {name: float(np.ravel(term)[0]) for name, term in terms.items()}
-    assert found == {
-        "rows": 12, "bring": 96, "bring_bytes": 384, "copy": 112, "amp": amp_vertex(12, 8, 16, 4, BOW),
-        "reduce": 96, "reduce_bytes": 384, "add": 113, "nbytes": 384 + 512 + 768,
-    }  # fmt: skip
+    plan = plan_matmul(12, 16, 16, 4, TWO)
+    assert plan.split == {"rows": 1, "contraction": 2, "columns": 1, "serial": 1}
+    assert [(step.name, step.ideal, step.bytes_in) for step in plan.supersteps if step.ideal] == [
+        ("bring both matrices", 240 + 96, 384), ("lay out both matrices", 82 + 112, 0),
+        ("multiply", 82 + amp_vertex(12, 8, 16, 4, BOW), 0),
+        ("exchange partial sums", 240 + 96, 384), ("add partial sums", 82 + 113, 0),
+    ]  # fmt: skip
+    assert plan.temporary_bytes == 384 + 512 + 768
 
 
 def test_rows_of_windows_that_overlap_are_brought_once():
     # Half of the left matrix is distinct, and both of two tiles, which make other columns, receive it over both lanes.
     # What each holds of the right one, 16 of 32 columns, lies there.
-    terms = matmul_terms(Product(12, 16, 32, 4, (0.5, 1.0)), np.array([[1], [1], [2]]), BOW)
-    assert float(np.ravel(terms["bring"])[0]) == 384 / 8
-    assert float(np.ravel(terms["copy"])[0]) == (384 + 1024) / 8
+    plan = plan_matmul(12, 16, 32, 4, TWO, shares=(0.5, 1.0))
+    assert plan.split == {"rows": 1, "contraction": 1, "columns": 2, "serial": 1}
+    bring, lay_out = (
+        step.ideal for step in plan.supersteps if step.name in ("bring both matrices", "lay out both matrices")
+    )
+    assert (bring, lay_out) == (240 + 384 / 8, 82 + (384 + 1024) / 8)
 
 
 def test_columns_of_an_embedding_gradient_take_turns_where_all_are_too_many():

@@ -6,7 +6,6 @@ a compute set and 240 to synchronise.
 
 from dataclasses import replace
 
-import numpy as np
 import pytest
 import torch
 
@@ -15,13 +14,11 @@ from popgeo.ipu import IpuTarget
 from popgeo.ipu.cost.calibration import Machine
 from popgeo.ipu.cost.distances import plan_cdist
 from popgeo.ipu.cost.elementwise import plan_elementwise
-from popgeo.ipu.cost.gather import _terms as gather_terms
 from popgeo.ipu.cost.gather import plan_gather
 from popgeo.ipu.cost.graph_cost import cost
 from popgeo.ipu.cost.movement import plan_copy
 from popgeo.ipu.cost.plan import Profile
-from popgeo.ipu.cost.reduce import _stages, plan_reduce
-from popgeo.ipu.cost.scatter import _terms as scatter_terms
+from popgeo.ipu.cost.reduce import plan_reduce
 from popgeo.ipu.cost.scatter import fill_step, plan_embedding_gradient, plan_scatter_add
 from popgeo.ipu.cost.sorting import plan_sort
 from popgeo.ipu.cost.vertex_cycles import amp_vertex
@@ -34,12 +31,8 @@ def cycles(plan) -> tuple[float, float]:
     return plan.cycles(Profile.IDEAL), plan.cycles(Profile.CALIBRATED)
 
 
-def split(*cuts: int) -> np.ndarray:
-    return np.array(cuts)[:, None]
-
-
-def numbers(terms, *names: str) -> list[float]:
-    return [float(np.ravel(terms[name])[0]) for name in names]
+def ideal_steps(plan) -> dict[str, float]:
+    return {step.name: step.ideal for step in plan.supersteps if step.ideal}
 
 
 def test_a_gather_on_one_tile():
@@ -54,12 +47,16 @@ def test_a_gather_on_one_tile():
 
 
 def test_a_gather_whose_rows_are_split_has_a_second_stage():
-    # 8 rows of 2 floats on two tiles of 4 rows, both with all 12 lookups: 48 B of index in 12 cycles.
-    # Of its 2 lookups a worker finds one: 30 + (19 + 2) + 8 = 59. Then each tile takes 6 results of both blocks,
-    # 2 * 6 * 8 B = 96 B in 24 cycles, and picks one a worker: 30 + 21 = 51. It holds both, 96 + 96 B, and the index.
-    terms = gather_terms(8, 2, 12, 4, split(1, 2, 1), TWO.target)
-    found = numbers(terms, "spread", "slice", "regroup_bytes", "regroup", "select", "nbytes")
-    assert found == [12, 6 * 59, 96, 24, 6 * 51, 240]
+    # 1000 rows of 2 floats on two tiles of 500 rows, which lie there, both with the one lookup: 2 transfers take
+    # 3 * 2 + 1 instructions. A worker finds the row: 30 + (19 + 2). Then one tile takes the results of both blocks,
+    # 2 * 8 B, by 3 * 2 + 2 + 16 / 256 instructions, and picks one. It holds both, 8 B more, and the index.
+    plan = plan_gather(1000, 2, 1, 4, TWO)
+    assert plan.split == {"columns": 1, "rows": 2, "lookups": 1}
+    assert ideal_steps(plan) == {
+        "spread table and index": 240 + 7, "slice rows": 82 + 6 * 51,
+        "regroup blocks of rows": 240 + 8.0625, "select block": 82 + 6 * 51,
+    }  # fmt: skip
+    assert plan.temporary_bytes == 16 + 8 + 4
 
 
 def test_a_scatter_on_one_tile():
@@ -78,9 +75,13 @@ def test_a_scatter_whose_summands_are_split_adds_partial_sums():
     # Two tiles with 30 summands each: 120 B of index in 30 cycles. Zeroing 48 floats takes 23 + 24 cycles; a worker
     # adds 5 of the 30: 38 + 5 * 20 + 5 * 25. Then each tile gets its 24 sums twice, 192 B in 48 cycles, and adds them:
     # 17 + 2 * 12, and 6 * (60 + 3 * 2) to scale them.
-    terms = scatter_terms(12, 4, 60, 4, split(1, 1, 2), TWO.target, "add")
-    found = numbers(terms, "spread", "zero", "add", "reduce_bytes", "reduce", "merge", "store", "nbytes")
-    assert found == [30, 47, 6 * 263, 192, 48, 41 + 6 * 66, 0, 2 * 192 + 480 + 120]
+    plan = plan_scatter_add(12, 4, 60, 4, TWO)
+    assert plan.split == {"columns": 1, "rows": 1, "lookups": 2}
+    assert ideal_steps(plan) == {
+        "spread summands and index": 240 + 30, "update rows": 82 + 47 + 6 * 263,
+        "exchange partial sums": 240 + 48, "add partial sums": 82 + 41 + 6 * 66,
+    }  # fmt: skip
+    assert plan.temporary_bytes == 2 * 192 + 480 + 120
 
 
 @pytest.mark.parametrize(
@@ -127,10 +128,12 @@ def test_sums_that_lie_on_one_tile_each_cross_nothing():
     assert plan_reduce(4, 16, 4, TWO, is_inner=False).cycles(Profile.IDEAL) > ideal
 
 
-def test_partial_sums_meet_at_once_or_in_two_stages_of_their_square_root():
-    assert [_stages(n) for n in (2, 3, 4, 9, 10)] == [
-        [(2,)], [(3,)], [(4,), (2, 2)], [(9,), (3, 3)], [(10,), (4, 3)]
-    ]  # fmt: skip
+@pytest.mark.parametrize(
+    ("tiles", "ways", "meet"), [(3, 1, [3]), (10, 2, [10]), (64, 2, [64]), (400, 2, [20, 20]), (1472, 2, [39, 38])]
+)
+def test_partial_sums_meet_at_once_or_in_two_stages_of_their_square_root(tiles, ways, meet):
+    plan = plan_reduce(1, 64 * tiles, 4, Machine(target=replace(BOW, num_tiles=tiles)))
+    assert (plan.considered, [step.fragments for step in plan.supersteps if step.fragments]) == (ways, meet)
 
 
 def test_a_copy_and_a_fill():

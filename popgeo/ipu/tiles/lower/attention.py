@@ -6,20 +6,20 @@ import numpy as np
 
 from popgeo.capture.op_graph import Op
 from popgeo.capture.schemas import argument_of
-from popgeo.ipu.tiles.lower.builder import Lowering, Scope, cuts
+from popgeo.ipu.tiles.lower.builder import Scope, cuts
 from popgeo.ipu.tiles.lower.elementwise import operands
 from popgeo.ipu.tiles.lower.in_parts import in_parts
 from popgeo.ipu.tiles.steps import Region
 
 
-def lowering_of(scope: Scope, op: Op) -> Lowering | None:
-    """How attention is lowered; None where probabilities are dropped out or heads share keys and values."""
+def divides(scope: Scope, op: Op) -> bool:
+    """Whether no probabilities are dropped out, and every head has keys and values of its own."""
     query, key = (scope.value(argument_of(op, name).value).shape for name in ("query", "key"))
     alike = len(query) == 4 and query[:2] == key[:2]
-    return _lower if alike and not argument_of(op, "dropout_p") else None
+    return alike and not argument_of(op, "dropout_p")
 
 
-def _lower(scope: Scope, op: Op) -> None:
+def lower_attention(scope: Scope, op: Op) -> None:
     """A vertex for the heads of each tile, every tensor cut by sample and head."""
     given, arguments, keywords = operands(scope, op)
     samples, heads = next(r.elements.shape[:2] for r in given if r.elements.ndim == 4)

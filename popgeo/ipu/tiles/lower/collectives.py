@@ -8,23 +8,20 @@ import torch
 
 from popgeo.capture.op_graph import Op, overload
 from popgeo.capture.operations import name_of
-from popgeo.ipu.tiles.lower.builder import Lowering, Scope
-from popgeo.ipu.tiles.lower.movement import assemble
+from popgeo.ipu.tiles.lower.builder import Scope
+from popgeo.ipu.tiles.lower.movement import lower_pattern
 from popgeo.ipu.tiles.lower.reduce import combine_partials
 
-SUMS = frozenset({"popgeo.all_reduce", "popgeo.reduce_scatter"})
 
-
-def lowering_of(scope: Scope, op: Op) -> Lowering | None:
-    """How a collective is lowered; None where other processes hold some of the shards."""
+def divides(scope: Scope, op: Op) -> bool:
+    """Whether no other process holds a shard."""
     source, result = scope.value(op.reads()[0]), scope.value(next(iter(op.makes())))
     held = result.shape[0] if name_of(op.target) in ("popgeo.replicate", "popgeo.shard") else source.shape[0]
-    if held != op.args[1]:
-        return None
-    return _add_up if name_of(op.target) in SUMS else _move
+    return held == op.args[1]
 
 
-def _add_up(scope: Scope, op: Op) -> None:
+def lower_sum_of_shards(scope: Scope, op: Op) -> None:
+    """popgeo.all_reduce, popgeo.reduce_scatter: each element is summed on its own tile."""
     source, out = scope.region(op.reads()[0]), scope.region(op.outputs[0])
     if not out.elements.size:
         return
@@ -37,9 +34,6 @@ def _add_up(scope: Scope, op: Op) -> None:
     combine_partials(scope, out, source, where, "sum", name="add shards")
 
 
-def _move(scope: Scope, op: Op) -> None:
-    """The pattern is found by moving the numbers of the elements instead of the elements."""
-    source = scope.region(op.reads()[0])
-    numbers = torch.arange(1, 1 + source.elements.size).reshape(source.elements.shape)
-    pattern = overload(op.target)(numbers, *op.args[1:]).numpy().ravel()
-    assemble(scope, scope.region(op.outputs[0]), [source], pattern)
+def lower_collectives(scope: Scope, op: Op) -> None:
+    """All others move elements."""
+    lower_pattern(scope, op)

@@ -4,22 +4,17 @@ from collections.abc import Collection
 from typing import Any
 
 from popgeo.capture.op_graph import Op
-from popgeo.ipu.tiles.lower.builder import Lowering, Scope
+from popgeo.ipu.tiles.lower.builder import Scope
 from popgeo.ipu.tiles.lower.elementwise import operands
 from popgeo.ipu.tiles.lower.in_parts import in_parts, rows_for_tiles
 
 
-def lowering_of(scope: Scope, op: Op) -> Lowering:
-    """How a convolution is lowered, forward or backward."""
-    return _backward if op.target.startswith("aten.convolution_backward") else _forward
-
-
-def _forward(scope: Scope, op: Op) -> None:
+def lower_convolution(scope: Scope, op: Op) -> None:
     """aten.convolution(input, weight, bias, ...): windows of a sample are on the tile that has the sample."""
     by_sample(scope, op, cut=1)
 
 
-def _backward(scope: Scope, op: Op) -> None:
+def lower_convolution_backward(scope: Scope, op: Op) -> None:
     """aten.convolution_backward(grad, input, weight, ..., mask): samples, and partial sums for weight and bias."""
     by_sample(scope, op, cut=2, summed=(1, 2))
 

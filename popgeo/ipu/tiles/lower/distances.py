@@ -2,17 +2,17 @@
 
 from popgeo.capture.op_graph import Op
 from popgeo.capture.operations import name_of
-from popgeo.ipu.tiles.lower.builder import Lowering, Scope
+from popgeo.ipu.tiles.lower.builder import Scope
 from popgeo.ipu.tiles.lower.elementwise import operands
 from popgeo.ipu.tiles.lower.in_parts import in_parts, rows_for_tiles
 
 
-def lowering_of(scope: Scope, op: Op) -> Lowering | None:
-    """How two plain matrices are measured against each other; None for batches of them."""
-    return _lower if all(len(scope.value(v).shape) == 2 for v in op.reads()) else None
+def divides(scope: Scope, op: Op) -> bool:
+    """Whether two plain matrices are measured against each other, not batches of them."""
+    return all(len(scope.value(v).shape) == 2 for v in op.reads())
 
 
-def _lower(scope: Scope, op: Op) -> None:
+def lower_distances(scope: Scope, op: Op) -> None:
     """Of (x1, x2, ...) a tile takes rows of x1, of (grad, x1, x2, p, distances) rows of all but x2."""
     given, arguments, _ = operands(scope, op)
     out = scope.region(op.outputs[0])

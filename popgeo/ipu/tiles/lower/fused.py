@@ -1,25 +1,19 @@
 """Operations that are one here and several to the machine: SchNet's convolution, forward and backward."""
 
 from popgeo.capture.op_graph import Op
-from popgeo.capture.operations import name_of
-from popgeo.ipu.tiles.lower.builder import Lowering, Scope
+from popgeo.ipu.tiles.lower.builder import Scope
 from popgeo.ipu.tiles.lower.elementwise import multiply
 from popgeo.ipu.tiles.lower.gather import gather_rows
 from popgeo.ipu.tiles.lower.scatter import scatter_rows
 
 
-def lowering_of(scope: Scope, op: Op) -> Lowering | None:
-    """How a convolution is lowered; None for what else is fused."""
-    return LOWERINGS.get(name_of(op.target))
-
-
-def _cfconv(scope: Scope, op: Op) -> None:
+def lower_cfconv(scope: Scope, op: Op) -> None:
     """popgeo.cfconv(x, w, src, dst, num_nodes): out[dst] += x[src] * w"""
     x, w, src, dst = (scope.region(arg.value) for arg in op.args[:4])
     scatter_rows(scope, scope.region(op.outputs[0]), dst, gather_rows(scope, x, src), factor=w)
 
 
-def _cfconv_backward(scope: Scope, op: Op) -> None:
+def lower_cfconv_backward(scope: Scope, op: Op) -> None:
     """popgeo.cfconv_backward(grad, x, w, src, dst) -> (grad_x, grad_w)"""
     grad, x, w, src, dst = (scope.region(arg.value) for arg in op.args[:5])
     arrived = gather_rows(scope, grad, dst)
@@ -27,9 +21,3 @@ def _cfconv_backward(scope: Scope, op: Op) -> None:
         multiply(scope, scope.region(op.outputs[1]), gather_rows(scope, x, src), arrived)
     if op.outputs[0] is not None:
         scatter_rows(scope, scope.region(op.outputs[0]), src, arrived, factor=w)
-
-
-LOWERINGS: dict[str, Lowering] = {
-    "popgeo.cfconv": _cfconv,
-    "popgeo.cfconv_backward": _cfconv_backward,
-}

@@ -12,20 +12,16 @@ import numpy as np
 
 from popgeo.capture.op_graph import Op
 from popgeo.capture.operations import name_of
-from popgeo.ipu.tiles.lower.builder import Lowering, Scope, cuts, flat, part, reshaped
+from popgeo.ipu.tiles.lower.builder import Scope, cuts, flat, part, reshaped
 from popgeo.ipu.tiles.lower.movement import copy
 from popgeo.ipu.tiles.lower.rows import as_rows, names_rows, one_index, row_cuts_of, row_index, rows_of_edges, tile_of
 from popgeo.ipu.tiles.steps import Operand, Region, Vertex
 
 
-def lowering_of(scope: Scope, op: Op) -> Lowering | None:
-    """How a gather of rows is lowered; None if it does not gather rows."""
+def divides(scope: Scope, op: Op) -> bool:
+    """Whether an operation gathers rows."""
     name = name_of(op.target)
-    if name == "aten.index" and not one_index(scope, op):
-        return None
-    if name == "aten.gather" and not names_rows(scope, op):
-        return None
-    return LOWERINGS.get(name)
+    return (name != "aten.index" or one_index(scope, op)) and (name != "aten.gather" or names_rows(scope, op))
 
 
 def gather_rows(scope: Scope, table: Region, index: Region, out: Region | None = None, wraps: bool = False) -> Region:
@@ -88,7 +84,7 @@ def _choose(
     scope.compute(f"{scope.label}: select block", "select block", out, work)
 
 
-def _gather(scope: Scope, op: Op) -> None:
+def lower_gather(scope: Scope, op: Op) -> None:
     """popgeo.gather(x, index), aten.embedding(weight, index)"""
     table, index, out = scope.region(op.args[0].value), scope.region(op.args[1].value), scope.region(op.outputs[0])
     width = math.prod(table.elements.shape[1:])
@@ -96,13 +92,13 @@ def _gather(scope: Scope, op: Op) -> None:
     gather_rows(scope, rows, reshaped(index, -1), reshaped(out, index.elements.size, width))
 
 
-def _index_select(scope: Scope, op: Op) -> None:
+def lower_along(scope: Scope, op: Op) -> None:
     """aten.index_select(x, dim, index), aten.gather(x, dim, index) of rows"""
     table, index, out = scope.region(op.args[0].value), row_index(scope, op), scope.region(op.outputs[0])
     _gather_along(scope, table, op.args[1], index, out)
 
 
-def _index(scope: Scope, op: Op) -> None:
+def lower_index(scope: Scope, op: Op) -> None:
     """aten.index(x, [None, ..., index])"""
     dim = len(op.args[1]) - 1
     table, index, out = scope.region(op.args[0].value), scope.region(op.args[1][dim].value), scope.region(op.outputs[0])
@@ -116,17 +112,7 @@ def _gather_along(scope: Scope, table: Region, dim: int, index: Region, out: Reg
     gather_rows(scope, rows, reshaped(index, -1), into, wraps)
 
 
-def _gather_csr(scope: Scope, op: Op) -> None:
+def lower_gather_csr(scope: Scope, op: Op) -> None:
     """popgeo.gather_csr(x, indptr, num_edges)"""
     table, out = scope.region(op.args[0].value), scope.region(op.outputs[0])
     gather_rows(scope, table, rows_of_edges(scope, scope.region(op.args[1].value), op.args[2]), out)
-
-
-LOWERINGS: dict[str, Lowering] = {
-    "popgeo.gather": _gather,
-    "aten.embedding": _gather,
-    "aten.index_select": _index_select,
-    "aten.gather": _index_select,
-    "aten.index": _index,
-    "popgeo.gather_csr": _gather_csr,
-}

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 
 from popgeo.capture.op_graph import Op, overload
-from popgeo.capture.operations import OPERATIONS, UNKNOWN, Division, operation_of
+from popgeo.capture.operations import OPERATIONS, UNKNOWN, Division, Operation, operation_of
 from popgeo.ipu.tiles.lower import elementwise, movement, sorting
 from popgeo.ipu.tiles.lower.builder import Lowering, Scope
 from popgeo.ipu.tiles.lower.elementwise import operands
@@ -20,21 +20,22 @@ Choice = Callable[[Scope, Op], Lowering | None]
 TILE = 0
 
 
-def _own_lowerings() -> Mapping[str, Choice]:
-    """For each family the choice that the file of its name makes; views are lowered as what moves elements."""
-    families = {row.family for row in OPERATIONS.values() if Division.OWN in row.divisions}
-    files = {family: "movement" if family == "view" else family for family in families}
-    return {
-        family: importlib.import_module(f"popgeo.ipu.tiles.lower.{file}").lowering_of for family, file in files.items()
-    }
+def own_lowering(row: Operation) -> tuple[Callable[[Scope, Op], bool], Lowering]:
+    """Whether a call can be divided as a row says, and how: from the file of the row's family."""
+    file = importlib.import_module(f"{__package__}.{row.file}")
+    return getattr(file, "divides", lambda scope, op: True), getattr(file, f"lower_{row.lowering}")
 
 
-OWN = _own_lowerings()
+def _own(scope: Scope, op: Op) -> Lowering | None:
+    divides, lowering = own_lowering(operation_of(op.target))
+    return lowering if divides(scope, op) else None
+
+
 _DIVISIONS: Mapping[Division, Choice] = {
     Division.ELEMENT: elementwise.lowering_of,
-    Division.PATTERN: movement.by_pattern,
+    Division.PATTERN: lambda scope, op: movement.lower_pattern,
     Division.SLICES: sorting.lowering_of,
-    Division.OWN: lambda scope, op: OWN[operation_of(op.target).family](scope, op),
+    Division.OWN: _own,
     Division.WHOLE: lambda scope, op: None,
 }
 FALLBACKS = frozenset(row.name for row in OPERATIONS.values() if row.divisions == (Division.WHOLE,))
@@ -62,7 +63,7 @@ def _as_torch_describes(scope: Scope, op: Op) -> Lowering | None:
     described = overload(op.target)
     returns = described._schema.returns  # type: ignore[attr-defined]
     if [item.alias_info is not None and not item.alias_info.is_write for item in returns] == [True]:
-        return movement.by_pattern(scope, op)
+        return movement.lower_pattern
     tags = described.tags  # type: ignore[attr-defined]
     by_element = torch.Tag.pointwise in tags and torch.Tag.nondeterministic_seeded not in tags
     return elementwise.lowering_of(scope, op) if by_element else None

@@ -6,19 +6,14 @@ from collections.abc import Iterator
 import numpy as np
 
 from popgeo.capture.op_graph import Op
-from popgeo.ipu.tiles.lower.builder import Lowering, Scope, cuts, part, reshaped
+from popgeo.ipu.tiles.lower.builder import Scope, cuts, part, reshaped
 from popgeo.ipu.tiles.lower.elementwise import add
 from popgeo.ipu.tiles.lower.movement import copy
 from popgeo.ipu.tiles.lower.reduce import combine_partials
 from popgeo.ipu.tiles.steps import Operand, Region, Vertex
 
 
-def lowering_of(scope: Scope, op: Op) -> Lowering:
-    """How a product of matrices is lowered."""
-    return _lower
-
-
-def _lower(scope: Scope, op: Op) -> None:
+def lower_matmul(scope: Scope, op: Op) -> None:
     """A compute set for each serial part, another for the sum of partial products, and one that adds the bias."""
     name = op.target.split(".")[1]
     *bias, left, right = (scope.region(v) for v in op.reads())

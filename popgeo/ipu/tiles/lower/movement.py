@@ -7,29 +7,19 @@ import torch
 
 from popgeo.capture.op_graph import Number, Op, overload, substitute
 from popgeo.capture.operations import Out, operation_of
-from popgeo.ipu.tiles.lower.builder import Lowering, Scope, flat
+from popgeo.ipu.tiles.lower.builder import Scope, flat
 from popgeo.ipu.tiles.steps import Operand, Region, Scalar
 
 # Which argument says what a tensor is filled with; if none does, it is a constant.
 _VALUE_AT = {"full": 1, "full_like": 1, "new_full": 2, "fill": 1, "scalar_tensor": 0}
 
 
-def lowering_of(scope: Scope, op: Op) -> Lowering | None:
-    """How a tensor is made out of a number; None if the number comes from a tensor."""
-    name = operation_of(op.target).short_name
-    if name == "print_tensor":  # nothing is printed, since no tile has the tensor
-        return _copy_whole
-    if name == "arange":
-        return _arange
-    return _fill if name != "fill" or len(op.reads()) == 1 else None
+def divides(scope: Scope, op: Op) -> bool:
+    """Whether the number that a tensor is filled with does not come from a tensor."""
+    return operation_of(op.target).short_name != "fill" or len(op.reads()) == 1
 
 
-def by_pattern(scope: Scope, op: Op) -> Lowering:
-    """How elements are copied in a pattern known beforehand."""
-    return _move
-
-
-def _fill(scope: Scope, op: Op) -> None:
+def lower_fill(scope: Scope, op: Op) -> None:
     """Each tile fills its elements."""
     operation = operation_of(op.target)
     constant = 1 if operation.out is Out.ONES else 0
@@ -46,15 +36,18 @@ def fill(scope: Scope, out: Region, number: Any) -> None:
     scope.compute(scope.label, "fill", out, lambda tile, where: (reads, (len(where), number, dtype)))
 
 
-def _arange(scope: Scope, op: Op) -> None:
+def lower_arange(scope: Scope, op: Op) -> None:
     """Each tile counts from its own first element."""
     out = scope.region(op.outputs[0])
     whole = overload(op.target)(*op.args, **{k: v for k, v in op.kwargs.items() if k in ("dtype",)})
     scope.compute(scope.label, "constant", out, lambda tile, where: ((), (whole[where],)))
 
 
-def _move(scope: Scope, op: Op) -> None:
-    """The pattern is found by moving the numbers of the elements instead of the elements."""
+def lower_pattern(scope: Scope, op: Op) -> None:
+    """Elements are copied in a pattern known beforehand.
+
+    The pattern is found by moving the numbers of the elements instead of the elements.
+    """
     sources: list[Region] = []
     start = 1  # 0 marks what no operand gives
 
@@ -103,7 +96,8 @@ def assemble(scope: Scope, out: Region, sources: list[Region], pattern: np.ndarr
     scope.compute(scope.label, "assemble", out, work)
 
 
-def _copy_whole(scope: Scope, op: Op) -> None:
+def lower_copy(scope: Scope, op: Op) -> None:
+    """popgeo.print_tensor(x, ...): nothing is printed, since no tile has the tensor."""
     copy(scope, scope.region(op.outputs[0]), scope.region(op.reads()[0]))
 
 

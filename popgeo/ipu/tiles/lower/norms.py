@@ -5,19 +5,13 @@ import math
 from collections.abc import Sequence
 
 from popgeo.capture.op_graph import Op, Ref
-from popgeo.capture.operations import name_of
-from popgeo.ipu.tiles.lower.builder import Lowering, Scope, reshaped
+from popgeo.ipu.tiles.lower.builder import Scope, reshaped
 from popgeo.ipu.tiles.lower.elementwise import operands
 from popgeo.ipu.tiles.lower.in_parts import in_parts, rows_for_tiles
 from popgeo.ipu.tiles.steps import Operand, Region
 
 
-def lowering_of(scope: Scope, op: Op) -> Lowering:
-    """How a norm is lowered."""
-    return LOWERINGS[name_of(op.target)]
-
-
-def _layer_norm(scope: Scope, op: Op) -> None:
+def lower_layer_norm(scope: Scope, op: Op) -> None:
     """aten.native_layer_norm(input, normalized_shape, weight, bias, eps) -> (out, mean, rstd): a tile takes rows."""
     width = math.prod(op.args[1])
     x = reshaped(scope.region(op.args[0].value), -1, width)
@@ -29,7 +23,7 @@ def _layer_norm(scope: Scope, op: Op) -> None:
     in_parts(scope, op.target, [x, *affine], results, parts, arguments, whole=(1, 2))
 
 
-def _layer_norm_backward(scope: Scope, op: Op) -> None:
+def lower_layer_norm_backward(scope: Scope, op: Op) -> None:
     """aten.native_layer_norm_backward(grad, input, normalized_shape, mean, rstd, weight, bias, mask)."""
     width = math.prod(op.args[2])
     grad, x = (reshaped(scope.region(op.args[k].value), -1, width) for k in (0, 1))
@@ -53,13 +47,13 @@ def _given(scope: Scope, arguments: Sequence[object], first: int) -> tuple[list[
     return tensors, [Operand(next(order)) if isinstance(argument, Ref) else None for argument in arguments]
 
 
-def _batch_norm(scope: Scope, op: Op) -> None:
+def lower_batch_norm(scope: Scope, op: Op) -> None:
     """aten.native_batch_norm(input, weight, bias, running_mean, running_var, training, momentum, eps)."""
     changed = [op.args[k] for k in (3, 4) if isinstance(op.args[k], Ref) and op.args[5]]
     _by_channel(scope, op, [scope.region(ref.value) for ref in changed])
 
 
-def _batch_norm_backward(scope: Scope, op: Op) -> None:
+def lower_batch_norm_backward(scope: Scope, op: Op) -> None:
     """aten.native_batch_norm_backward(grad, input, weight, running_mean, running_var, mean, invstd, train, ...)."""
     _by_channel(scope, op, [])
 
@@ -72,11 +66,3 @@ def _by_channel(scope: Scope, op: Op, changed: list[Region]) -> None:
     names = [Operand(op.reads().index(v)) for v in dict.fromkeys(op.writes)] if changed else []
     results, parts = [*map(scope.region, made), *changed], rows_for_tiles(scope, given[0].elements.shape[1])
     in_parts(scope, "call", given, results, parts, (op.target, arguments, kept, names), dim=1)
-
-
-LOWERINGS: dict[str, Lowering] = {
-    "aten.native_layer_norm": _layer_norm,
-    "aten.native_layer_norm_backward": _layer_norm_backward,
-    "aten.native_batch_norm": _batch_norm,
-    "aten.native_batch_norm_backward": _batch_norm_backward,
-}

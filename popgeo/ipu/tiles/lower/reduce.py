@@ -8,7 +8,7 @@ import torch
 
 from popgeo.capture.op_graph import Op
 from popgeo.capture.operations import name_of
-from popgeo.ipu.tiles.lower.builder import Lowering, Scope, flat, grouped
+from popgeo.ipu.tiles.lower.builder import Scope, flat, grouped
 from popgeo.ipu.tiles.steps import Operand, Region
 
 MANY_PARTIALS = 16  # for one element of a result, from which on a stage of groups pays
@@ -20,14 +20,14 @@ _HOW = {
 _KINDS = ("dim_IntList", "dim", "dim_int", "dims")
 
 
-def lowering_of(scope: Scope, op: Op) -> Lowering | None:
-    """How elements are combined over dimensions in any order; None if the place of a maximum or minimum is needed."""
+def divides(scope: Scope, op: Op) -> bool:
+    """Whether elements are combined over dimensions in any order, and no place of a maximum or minimum is needed."""
     name, kind = name_of(op.target), op.target.rpartition(".")[2]
     combines = kind == "default" or (kind in _KINDS and name not in ("aten.max", "aten.min"))
-    return _lower if len(op.outputs) == 1 and combines else None
+    return len(op.outputs) == 1 and combines
 
 
-def _lower(scope: Scope, op: Op) -> None:
+def lower_reduce(scope: Scope, op: Op) -> None:
     """Two compute sets, or one if nothing is gained by reducing before moving."""
     name = name_of(op.target)
     source, out = scope.region(op.reads()[0]), scope.region(op.outputs[0])

@@ -7,7 +7,7 @@ import numpy as np
 
 from popgeo.capture.op_graph import Op
 from popgeo.capture.operations import name_of
-from popgeo.ipu.tiles.lower.builder import Lowering, Scope, part, reshaped
+from popgeo.ipu.tiles.lower.builder import Scope, part, reshaped
 from popgeo.ipu.tiles.lower.elementwise import add
 from popgeo.ipu.tiles.lower.in_parts import in_parts, rows_for_tiles
 from popgeo.ipu.tiles.lower.movement import copy
@@ -16,16 +16,14 @@ from popgeo.ipu.tiles.lower.rows import as_rows, names_rows, one_index, row_cuts
 from popgeo.ipu.tiles.steps import Operand, Region, Vertex
 
 
-def lowering_of(scope: Scope, op: Op) -> Lowering | None:
-    """How a sum into rows is lowered; None if it does not go to rows, or does not add."""
+def divides(scope: Scope, op: Op) -> bool:
+    """Whether an operation goes to rows, and adds."""
     name = name_of(op.target)
-    if name == "aten.index_put" and not (one_index(scope, op) and (*op.args, False)[3] is True):
-        return None
-    if name == "aten.scatter_add" and not names_rows(scope, op):
-        return None
-    if name == "aten.embedding_dense_backward" and op.args[4]:
-        return None
-    return LOWERINGS.get(name)
+    if name == "aten.index_put":
+        return one_index(scope, op) and (*op.args, False)[3] is True
+    if name == "aten.scatter_add":
+        return names_rows(scope, op)
+    return name != "aten.embedding_dense_backward" or not op.args[4]
 
 
 def scatter_rows(
@@ -99,7 +97,7 @@ def scatter_rows(
         add(scope, out, base, part(total, 0), alpha=alpha)
 
 
-def _index_add(scope: Scope, op: Op) -> None:
+def lower_index_add(scope: Scope, op: Op) -> None:
     """aten.index_add(x, dim, index, source, alpha), aten.scatter_add(x, dim, index, source) of rows"""
     dim, alpha, index = op.args[1], op.kwargs.get("alpha", 1), reshaped(row_index(scope, op), -1)
     base, source, out = (
@@ -108,7 +106,7 @@ def _index_add(scope: Scope, op: Op) -> None:
     scatter_rows(scope, out, index, part(source, slice(0, index.elements.size)), base=base, alpha=alpha)
 
 
-def _index_put(scope: Scope, op: Op) -> None:
+def lower_index_put(scope: Scope, op: Op) -> None:
     """aten.index_put(x, [index], values, accumulate=True)"""
     base, index, values = scope.region(op.args[0].value), scope.region(op.args[1][0].value), op.args[2]
     shape = (*index.elements.shape, *base.elements.shape[1:])
@@ -125,21 +123,21 @@ def _index_put(scope: Scope, op: Op) -> None:
     )
 
 
-def _embedding_backward(scope: Scope, op: Op) -> None:
+def lower_embedding_backward(scope: Scope, op: Op) -> None:
     """aten.embedding_dense_backward(grad, index, num_weights, padding_idx, scale_grad_by_freq=False)"""
     grad, index, out = scope.region(op.args[0].value), scope.region(op.args[1].value), scope.region(op.outputs[0])
     updates = reshaped(grad, index.elements.size, out.elements.shape[1])
     scatter_rows(scope, out, reshaped(index, -1), updates, skip=op.args[3])
 
 
-def _scatter(scope: Scope, op: Op) -> None:
+def lower_scatter(scope: Scope, op: Op) -> None:
     """popgeo.scatter_sum(src, index, num_rows), popgeo.scatter_mul alike"""
     updates, index = scope.region(op.args[0].value), scope.region(op.args[1].value)
     how = "prod" if "scatter_mul" in op.target else "sum"
     scatter_rows(scope, scope.region(op.outputs[0]), index, updates, how=how)
 
 
-def _extremum(scope: Scope, op: Op) -> None:
+def lower_extremum(scope: Scope, op: Op) -> None:
     """popgeo.scatter_max(src, index, num_rows) -> (out, arg): a tile sees all updates of its columns."""
     updates, index = scope.region(op.args[0].value), scope.region(op.args[1].value)
     out = scope.region(op.outputs[0])
@@ -149,21 +147,8 @@ def _extremum(scope: Scope, op: Op) -> None:
     in_parts(scope, op.target, [updates, index], [out, arg], parts, arguments, whole=(1,), dim=1)
 
 
-def _segment_sum(scope: Scope, op: Op) -> None:
+def lower_segment_sum(scope: Scope, op: Op) -> None:
     """popgeo.segment_sum(src, indptr)"""
     updates, out = scope.region(op.args[0].value), scope.region(op.outputs[0])
     index = rows_of_edges(scope, scope.region(op.args[1].value), updates.elements.shape[0])
     scatter_rows(scope, out, index, updates)
-
-
-LOWERINGS: dict[str, Lowering] = {
-    "aten.index_add": _index_add,
-    "aten.scatter_add": _index_add,
-    "aten.index_put": _index_put,
-    "aten.embedding_dense_backward": _embedding_backward,
-    "popgeo.scatter_sum": _scatter,
-    "popgeo.scatter_mul": _scatter,
-    "popgeo.scatter_max": _extremum,
-    "popgeo.scatter_min": _extremum,
-    "popgeo.segment_sum": _segment_sum,
-}
