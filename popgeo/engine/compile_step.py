@@ -31,7 +31,9 @@ def compile_step(
     """Wraps a model so that a call runs forward, backward and the optimizer's update as one compiled step.
 
     The call and what it returns are those of `popgeo.training_model`; there is no machine model and no report. Weights
-    and the optimizer's state stay where `model` and `optimizer` show them.
+    and the optimizer's state stay where `model` and `optimizer` show them. A call with one batch of graphs gives the
+    model the attributes that its arguments are named after, and `num_graphs` and the like; a model whose only argument
+    is `batch`, or has a name of no attribute, gets the batch itself.
 
     Args:
         model: Its parameters and buffers are trained in place; for `"cuda"` they lie on the GPU. The step is in the
@@ -40,7 +42,7 @@ def compile_step(
         optimizer: Any that needs no closure, of `torch.optim` or of others; for `"cuda"` one that can be captured,
             whose groups are then made `capturable`. A scheduler may change its learning rate between calls.
         example_batch: What a call will be given: a tuple of positional arguments, a dictionary of named ones, or the
-            only one. Nothing is run on it. None leaves compiling to the first call.
+            only one, such as a batch. Nothing is run on it. None leaves compiling to the first call.
         backend: `"cpu"`, `"inductor"` or `"cuda"`.
         options: Device iterations, accumulation, loss scaling and others: a `StepOptions`; of a `popgeo.Options` the
             machine is not looked at.

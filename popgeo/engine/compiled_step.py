@@ -44,6 +44,8 @@ class CompiledStep:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Runs one call: `batch_factor` micro-batches of the options, an update per accumulation when training.
 
+        `step(batch)` takes the arguments of a model of tensors from the batch, by name; others may be passed as well.
+
         Calls of several threads come one after the other. A change of the model since it was compiled is
         followed, as far as it can be seen: see the guide to the executor.
 
