@@ -228,6 +228,24 @@ class CompiledStep:
         with self._lock:
             self._step.load(path)
 
+    def run_state(self) -> dict[str, Any]:
+        """Random numbers, buffers of replicas and the count of updates, for a checkpoint that holds the weights.
+
+        Raises:
+            ValueError: nothing is compiled.
+        """
+        with self._lock:
+            return self._step.run_state(self.bound)
+
+    def load_run_state(self, state: Mapping[str, Any]) -> None:
+        """Continues with what `run_state` returned, before or after compiling.
+
+        Raises:
+            ValueError: it is the state of other replicas.
+        """
+        with self._lock:
+            self._step.continue_from(state)
+
     @property
     def _recipe(self) -> Recipe:
         return self._step.recipe
