@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from popgeo.nn.class_metrics import f1_score as f1_score
     from popgeo.nn.class_metrics import precision as precision
     from popgeo.nn.class_metrics import recall as recall
+    from popgeo.nn.convert_norms import convert_norms as convert_norms
     from popgeo.nn.encodings import LaplacianEncoding as LaplacianEncoding
     from popgeo.nn.encodings import PairDistances as PairDistances
     from popgeo.nn.encodings import RandomWalkEncoding as RandomWalkEncoding

@@ -1,6 +1,6 @@
 """Metrics of classes, counted from one confusion matrix over the real rows with known labels.
 
-Names and averages are those of `torchmetrics.functional`. Shapes are static, so a captured step may compute them.
+Names and averages follow `torchmetrics.functional`. Shapes are static, so a captured step may compute them.
 """
 
 import torch
