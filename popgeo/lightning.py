@@ -38,8 +38,8 @@ class CompiledModule(LightningModule):
     A subclass defines `configure_optimizers`, and `validation_step` if it validates; there `self(batch)` runs the
     compiled forward pass. One call of `training_step` is one update: `Trainer(gradient_clip_val=)` is taken over by the
     step, `accumulate_grad_batches=` is rejected, since `StepOptions(gradient_accumulation=)` joins micro-batches of one
-    item of the loader. Each process of `strategy="ddp"` runs one replica. Hooks between backward and update, of the
-    module or of callbacks, are not called: there are no gradients outside the step.
+    item of the loader. Each process of `strategy="ddp"` runs one replica. There are no gradients outside the step, so a
+    subclass with a hook for them is rejected, and callbacks' hooks find none.
 
     Args:
         model: Returns results and the loss, as `popgeo.compile_step` takes it.
@@ -68,11 +68,11 @@ class CompiledModule(LightningModule):
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        replaced = [name for name in _IN_THE_STEP if name in vars(cls)]
+        replaced = [name for name in _IN_THE_STEP if getattr(cls, name) is not getattr(CompiledModule, name)]
         if replaced:
             raise TypeError(
-                f"{cls.__name__} defines {', '.join(replaced)}, which the compiled step would never call. Leave it "
-                "out; the step itself clips and scales: CompiledModule(model, StepOptions(max_grad_norm=1.0))."
+                f"{cls.__name__} defines {', '.join(replaced)}, but gradients exist only within the compiled step. "
+                "Leave it out; the step itself clips and scales: CompiledModule(model, StepOptions(max_grad_norm=1.0))."
             )
 
     def step(self, batch: Any) -> Any:
@@ -156,6 +156,8 @@ class CompiledModule(LightningModule):
         """A step for this Trainer."""
         trainer, options = self.trainer, self._options
         clips, iterations = trainer.gradient_clip_algorithm, options.device_iterations
+        if not self.automatic_optimization:
+            _refuse("automatic_optimization is False; leave it at True, so that Lightning counts the updates")
         if not isinstance(trainer.strategy, SingleDeviceStrategy | DDPStrategy):
             _refuse(f"strategy is {type(trainer.strategy).__name__}; use one device or 'ddp'")
         if trainer.precision == "16-mixed":

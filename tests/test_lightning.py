@@ -135,13 +135,23 @@ def test_what_a_compiled_step_does_not_do_is_rejected_by_name(choices, options, 
         runs.trainer_in(tmp_path, max_epochs=1, **choices).fit(module, runs.loader())
 
 
-def test_a_hook_that_would_never_be_called_is_rejected_where_it_is_defined():
+def test_manual_optimization_in_which_lightning_would_not_count_is_rejected(tmp_path: Path):
+    from tests.support import lightning_runs as runs
+
+    module = runs.Compiled(runs.Regression())
+    module.automatic_optimization = False
+    with pytest.raises(ValueError, match="automatic_optimization is False; leave it at True"):
+        runs.trainer_in(tmp_path, max_epochs=1).fit(module, runs.loader())
+
+
+def test_a_hook_that_would_find_no_gradients_is_rejected_when_the_class_is_defined():
     from tests.support.lightning_runs import Compiled
 
-    with pytest.raises(TypeError, match=r"defines configure_gradient_clipping, .*StepOptions\(max_grad_norm"):
+    class Clips:
+        def configure_gradient_clipping(self, *args, **kwargs): ...
 
-        class Clips(Compiled):
-            def configure_gradient_clipping(self, *args, **kwargs): ...
+    with pytest.raises(TypeError, match=r"defines configure_gradient_clipping, .*StepOptions\(max_grad_norm"):
+        type("Clipping", (Clips, Compiled), {})
 
 
 def test_a_run_that_is_resumed_in_the_middle_of_an_epoch_ends_with_the_same_bits(tmp_path: Path):
