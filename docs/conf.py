@@ -40,7 +40,7 @@ maximum_signature_line_length = 100
 autodoc_member_order = "bysource"
 autodoc_typehints_format = "short"
 # What users call is shown where they look for it, also if a class of ours has it from another; what torch gives is not.
-OF_OTHERS = "DataLoader,Dataset,Module,Sampler,FeatureStore,Enum,int,Exception,dict,list,tuple,object"
+OF_OTHERS = "DataLoader,Dataset,Module,Sampler,FeatureStore,Enum,int,Exception,str,dict,list,tuple,object"
 autodoc_default_options = {
     "members": True,
     "imported-members": True,

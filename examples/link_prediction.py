@@ -17,7 +17,7 @@ from torch_geometric.transforms import Compose, NormalizeFeatures, RandomLinkSpl
 
 from popgeo import FixedSizeLinkLoader, inference_model, training_model
 from popgeo.command_line import run
-from popgeo.nn import GCN, masked_mean
+from popgeo.nn import GCN, binary_cross_entropy
 from popgeo.ops import gather
 
 
@@ -29,13 +29,12 @@ class Training(nn.Module):
         self.network = network
 
     def forward(
-        self, x: Tensor, edge_index: Tensor, links: Tensor, label: Tensor, real: Tensor
+        self, x: Tensor, edge_index: Tensor, edge_label_index: Tensor, edge_label: Tensor, edge_label_mask: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Scores [num_labels] of the links [2, num_labels], and the loss."""
+        """Scores [num_labels] of the links `edge_label_index` [2, num_labels], and the loss."""
         h = self.network(x, edge_index)
-        score = (gather(h, links[0]) * gather(h, links[1])).sum(1)
-        loss = nn.functional.binary_cross_entropy_with_logits(score, label, reduction="none")
-        return score, masked_mean(loss, real)
+        score = (gather(h, edge_label_index[0]) * gather(h, edge_label_index[1])).sum(1)
+        return score, binary_cross_entropy(score, edge_label, edge_label_mask)
 
 
 def auc(score: Tensor, label: Tensor) -> float:
@@ -68,13 +67,9 @@ def main() -> None:
     model = Training(GCN(train.num_features, 2 * arguments.channels, num_layers=2, out_channels=arguments.channels))
     trainer = training_model(model.train(), optimizer=torch.optim.Adam(model.parameters(), lr=0.01))
     predictor = inference_model(model)
-
-    def inputs(batch):  # type: ignore[no-untyped-def]
-        return batch.x, batch.edge_index, batch.edge_label_index, batch.edge_label, batch.edge_label_mask
-
     for epoch in range(arguments.epochs):
-        losses = [float(trainer(*inputs(batch))[1]) for batch in loader]
-        scored = [(predictor(*inputs(b))[0][b.edge_label_mask], b.edge_label[b.edge_label_mask]) for b in held_out]
+        losses = [float(trainer(batch)[1]) for batch in loader]
+        scored = [(predictor(b)[0][b.edge_label_mask], b.edge_label[b.edge_label_mask]) for b in held_out]
         score, label = (torch.cat(parts) for parts in zip(*scored, strict=True))
         print(f"epoch {epoch + 1}: loss {sum(losses) / len(losses):.3f}, AUC on edges held out {auc(score, label):.3f}")
 

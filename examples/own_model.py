@@ -64,10 +64,10 @@ class Training(nn.Module):
         self.model = model
 
     def forward(
-        self, x: Tensor, edge_index: Tensor, batch: Tensor, edges_mask: Tensor, y: Tensor, real: Tensor
+        self, x: Tensor, edge_index: Tensor, batch: Tensor, edges_mask: Tensor, y: Tensor, graphs_mask: Tensor
     ) -> Tensor:
         """Mean absolute error of the real molecules (eV). []"""
-        return l1_loss(self.model(x, edge_index, batch, edges_mask), y[:, GAP], real)
+        return l1_loss(self.model(x, edge_index, batch, edges_mask), y[:, GAP], graphs_mask)
 
 
 def main() -> None:
@@ -101,8 +101,7 @@ def main() -> None:
     step = ipu.training_model(model, optimizer=torch.optim.Adam(model.parameters(), lr=1e-3))
     losses = []
     for batch in islice(cycle(loader), arguments.steps):
-        inputs = batch.x, batch.edge_index, batch.batch, batch.edges_mask
-        losses.append(float(step(*inputs, batch.y, batch.graphs_mask)))
+        losses.append(float(step(batch)))
     first, last = (sum(part) / len(part) for part in (losses[:10], losses[-10:]))
     print(f"{step}\nloss {first:.2f} eV over the first ten steps, {last:.2f} eV over the last ten")
 

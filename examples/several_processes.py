@@ -32,8 +32,10 @@ class GapModel(nn.Module):
         self.num_graphs = num_graphs
         self.schnet = SchNet(channels, channels, num_interactions=2, num_gaussians=16, cutoff=5.0, readout="mean")
 
-    def forward(self, z: Tensor, pos: Tensor, batch: Tensor, pairs: Tensor, y: Tensor, graphs_mask: Tensor) -> Tensor:
-        out = self.schnet(z, pos, batch, pairs, num_graphs=self.num_graphs, half_list=True)
+    def forward(
+        self, z: Tensor, pos: Tensor, batch: Tensor, edge_index: Tensor, y: Tensor, graphs_mask: Tensor
+    ) -> Tensor:
+        out = self.schnet(z, pos, batch, edge_index, num_graphs=self.num_graphs, half_list=True)
         return l1_loss(out.flatten(), y[:, GAP], graphs_mask)
 
 
@@ -50,9 +52,7 @@ def train(molecules: int, replicas: int, epochs: int, channels: int) -> None:
     model = GapModel(sizes.num_graphs, channels)
     training = ipu.training_model(model, options, torch.optim.Adam(model.parameters(), lr=1e-3))
     for epoch in range(1, epochs + 1):
-        losses = [
-            training(batch.z, batch.pos, batch.batch, batch.edge_index, batch.y, batch.graphs_mask) for batch in loader
-        ]
+        losses = [training(batch) for batch in loader]
         total = torch.cat([loss.reshape(-1) for loss in losses]).sum()
         if dist.is_initialized():
             dist.all_reduce(total)

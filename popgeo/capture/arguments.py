@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
+from popgeo.capture.batch_arguments import BatchArguments
 from popgeo.capture.pytree import SCALARS, Structure, flatten, templates, unflatten
 from popgeo.capture.structures import reordered
 
@@ -30,9 +31,13 @@ class Arguments:
     def of(cls, signature: inspect.Signature, args: Sequence[Any], kwargs: Mapping[str, Any]) -> "Arguments":
         """Those of a call `function(*args, **kwargs)`, the same whether it names a default or leaves it out.
 
+        A function of tensors that is given one batch takes the attributes that its arguments are named after.
+
         Raises:
             TypeError: the function takes no such arguments.
+            ValueError: an argument is not an attribute of the batch.
         """
+        args, kwargs = BatchArguments(signature)(args, kwargs)
         given = signature.bind(*args, **kwargs).arguments
         parts = {
             name: part for name, part in _with_defaults(signature, given) if not _is_default(signature, name, part)

@@ -2,13 +2,14 @@
 
 import dataclasses
 import inspect
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
+from popgeo.capture.batch_arguments import taken_by_name
 from popgeo.data.axes import Axis, Level
 from popgeo.data.batch_layout import LayoutChoices
 from popgeo.data.fixed_size_options import FixedSizeOptions
@@ -128,7 +129,8 @@ def call_of(
     """How a model is called, by the names of its arguments: each gets the attribute of the batch that is called so.
 
     `num_graphs`, `num_nodes` and `num_edges` are the batch's slots, and so is PyG's `batch_size`; `x_dict` and the like
-    are dictionaries by type. A model of one argument that is not an attribute, such as `data`, gets the whole batch.
+    are dictionaries by type. A model of one argument that is not an attribute, such as `data`, or that is called
+    `batch`, gets the whole batch.
 
     Args:
         model: The model.
@@ -147,27 +149,19 @@ def call_of(
     counts: dict[str, Any] = {"num_graphs": layout.options.num_graphs, "batch_size": layout.options.num_graphs}
     if not isinstance(layout.options.num_nodes, dict):
         counts |= {"num_nodes": layout.options.num_nodes, "num_edges": layout.options.num_edges}
-    tensors: dict[str, Any] = {}
-    constants, missing = dict(arguments or {}), []
-    for parameter in _parameters(model):
-        name = parameter.name
-        if name in constants:
-            continue
-        if name in slots or name in of_types:
-            tensors[name] = input_name(slots[name]) if name in slots else of_types[name]
-        elif name in counts:
-            constants[name] = counts[name]
-        elif parameter.default is parameter.empty:
-            missing.append(name)
-    if len(missing) == 1 and not tensors:
-        tensors = {WHOLE_BATCH: {(slot.store, slot.name): input_name(slot) for slot in layout.slots}}
+    constants = dict(arguments or {})
+    remedy = (
+        "Name the attributes as the model's arguments are named, or pass arguments={{{!r}: ...}} for what is the same "
+        "in every call."
+    )
+    names = taken_by_name(_parameters(model), slots | of_types | counts, remedy, constants)
+    if names is None:
+        tensors: dict[str, Any] = {WHOLE_BATCH: {(slot.store, slot.name): input_name(slot) for slot in layout.slots}}
         constants = {"num_graphs": layout.options.num_graphs}
-    elif missing:
-        raise ValueError(
-            f"{type(model).__name__} takes {', '.join(missing)}, which the graphs do not have; they have "
-            f"{', '.join(sorted(slots | of_types))}. Name the attributes as the model's arguments are named, or pass "
-            f"arguments={{{missing[0]!r}: ...}} for what is the same in every call."
-        )
+    else:
+        of_slots = {name: input_name(slot) for name, slot in slots.items()} | of_types
+        tensors = {name: of_slots[name] for name in names if name in of_slots}
+        constants |= {name: counts[name] for name in names if name not in of_slots}
     nested = [[one] if isinstance(one, str) else list(one.values()) for one in tensors.values()]
     inputs = tuple(name for part in nested for name in part)
     return ModelCall(inputs=inputs, arguments=tensors, constants=constants, results=tuple(results))
@@ -207,7 +201,7 @@ def axes_of_results(results: Tensors, layout: Layout, given: Mapping[str, str | 
     return found
 
 
-def names_taken(model: nn.Module, attributes: Iterable[str]) -> frozenset[str] | None:
+def names_taken(model: nn.Module, attributes: Collection[str]) -> frozenset[str] | None:
     """The attributes that a model can take, by the names of its arguments; None if it takes the whole batch.
 
     Args:
@@ -217,7 +211,7 @@ def names_taken(model: nn.Module, attributes: Iterable[str]) -> frozenset[str] |
     parameters = list(_parameters(model))
     names = frozenset(one.name.removesuffix("_dict") for one in parameters)
     required = [one.name for one in parameters if one.default is one.empty]
-    return None if len(required) == 1 and not names & set(attributes) else names
+    return None if len(required) == 1 and required[0] not in attributes else names
 
 
 def _parameters(model: nn.Module) -> Iterator[inspect.Parameter]:

@@ -284,7 +284,7 @@ class Predictor:
             self.programs[i] = program = replace(program, layout=layout)
             self.num_compilations += 1
             if self._reader is None:
-                names = names_taken(self._maker.model, (one.name for one in store.attributes))
+                names = names_taken(self._maker.model, {one.name for one in store.attributes})
                 self._reader = reader_of(program, names)
         return self.programs[i]
 

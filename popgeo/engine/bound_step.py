@@ -13,6 +13,7 @@ from torch import Tensor
 from popgeo import largest_graph
 from popgeo.capture import step_cache
 from popgeo.capture.arguments import Arguments
+from popgeo.capture.batch_arguments import BatchArguments
 from popgeo.capture.capture_step import capture_step, trained_names
 from popgeo.capture.captured_step import CapturedStep
 from popgeo.capture.held_state import in_modes
@@ -68,6 +69,9 @@ class BoundStep:
     calls: int = 0
     _forms: dict[tuple[Any, ...], list[tuple[int, Structure]]] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        self._of_batch = BatchArguments(self.signature)
+
     def __call__(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Runs a call, and counts it unless it fails.
 
@@ -89,6 +93,7 @@ class BoundStep:
         Raises:
             ValueError: an argument differs from what the step was compiled for; the message names it.
         """
+        args, kwargs = self._of_batch(args, kwargs)
         form = self._forms.get((len(args), *kwargs))
         found: tuple[list[Tensor], list[Any]] = ([], [])
         if form is not None:

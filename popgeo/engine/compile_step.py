@@ -3,7 +3,7 @@
 What they give is `CompiledStep`, in `compiled_step.py`; how a step is captured and bound is in `bound_step.py`.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -30,8 +30,10 @@ def compile_step(
 ) -> CompiledStep:
     """Wraps a model so that a call runs forward, backward and the optimizer's update as one compiled step.
 
-    The call and what it returns are those of `popgeo.training_model`; there is no machine model and no report. Weights
-    and the optimizer's state stay where `model` and `optimizer` show them.
+    It is called like `popgeo.training_model` and returns the same; there is no machine model and no report. Weights
+    and the optimizer's state stay where `model` and `optimizer` show them. A call with one batch of graphs gives the
+    model the attributes that its arguments are named after, and `num_graphs` and the like; a model whose only argument
+    is `batch`, or has a name of no attribute, gets the batch itself.
 
     Args:
         model: Its parameters and buffers are trained in place; for `"cuda"` they lie on the GPU. The step is in the
@@ -40,7 +42,7 @@ def compile_step(
         optimizer: Any that needs no closure, of `torch.optim` or of others; for `"cuda"` one that can be captured,
             whose groups are then made `capturable`. A scheduler may change its learning rate between calls.
         example_batch: What a call will be given: a tuple of positional arguments, a dictionary of named ones, or the
-            only one. Nothing is run on it. None leaves compiling to the first call.
+            only one, such as a batch. Nothing is run on it. None leaves compiling to the first call.
         backend: `"cpu"`, `"inductor"` or `"cuda"`.
         options: Device iterations, accumulation, loss scaling and others: a `StepOptions`; of a `popgeo.Options` the
             machine is not looked at.
@@ -110,9 +112,20 @@ def _compiled_for(step: CompiledStep, example_batch: Any) -> CompiledStep:
     """The step, compiled for an example if there is one."""
     if example_batch is None:
         return step
-    if isinstance(example_batch, Mapping):
-        return step.compile(**example_batch)
-    return step.compile(*(example_batch if isinstance(example_batch, tuple) else (example_batch,)))
+    args, kwargs = as_call(example_batch)
+    return step.compile(*args, **kwargs)
+
+
+def as_call(batch: Any) -> tuple[Sequence[Any], Mapping[str, Any]]:
+    """The arguments of a call: parts of a tuple by position, of a dictionary by name; anything else alone.
+
+    Example:
+        >>> as_call({"x": 1}), as_call((1, 2)), as_call(3)
+        (((), {'x': 1}), ((1, 2), {}), ((3,), {}))
+    """
+    if isinstance(batch, Mapping):
+        return (), batch
+    return (batch if isinstance(batch, tuple) else (batch,)), {}
 
 
 def require_module(model: nn.Module) -> nn.Module:

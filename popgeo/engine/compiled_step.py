@@ -44,6 +44,8 @@ class CompiledStep:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Runs one call: `batch_factor` micro-batches of the options, an update per accumulation when training.
 
+        `step(batch)` takes the arguments of a model of tensors from the batch, by name; others may be passed as well.
+
         Calls of several threads come one after the other. A change of the model since it was compiled is
         followed, as far as it can be seen: see the guide to the executor.
 
@@ -225,6 +227,24 @@ class CompiledStep:
         """
         with self._lock:
             self._step.load(path)
+
+    def run_state(self) -> dict[str, Any]:
+        """Random numbers, buffers of replicas and the count of updates, for a checkpoint that holds the weights.
+
+        Raises:
+            ValueError: nothing is compiled.
+        """
+        with self._lock:
+            return self._step.run_state(self.bound)
+
+    def load_run_state(self, state: Mapping[str, Any]) -> None:
+        """Continues with what `run_state` returned, before or after compiling.
+
+        Raises:
+            ValueError: it is the state of other replicas.
+        """
+        with self._lock:
+            self._step.continue_from(state)
 
     @property
     def _recipe(self) -> Recipe:

@@ -93,7 +93,11 @@ class FollowedStep:
         bound, self.bound = self.bound, None
         self.recipe = replace(self.recipe, modes=modes)
         if bound is not None and self._pending is None:
-            self._pending = {"replicas": list(self._replicas_here().local), **bound.runner.run_state()}
+            self._pending = self.run_state(bound)
+
+    def run_state(self, bound: BoundStep) -> dict[str, Any]:
+        """What a step that is compiled later continues from."""
+        return {"replicas": list(self._replicas_here().local), **bound.runner.run_state()}
 
     def load(self, path: str | os.PathLike[str]) -> None:
         """Goes on from what a checkpoint holds, if it fits, now or once the step is compiled."""
@@ -102,6 +106,11 @@ class FollowedStep:
         content = resume.load_checkpoint(path)
         resume.require_replicas(content, self._replicas_here())
         resume.restore_weights(content, self.recipe.module, self.recipe.optimizer, path)
+        self.continue_from(content)
+
+    def continue_from(self, content: Mapping[str, Any]) -> None:
+        """Continues with the random numbers and counts that a checkpoint holds, now or once the step is compiled."""
+        resume.require_replicas(content, self._replicas_here())
         self._pending = content
         if self.bound is not None:
             self._go_on(self.bound)

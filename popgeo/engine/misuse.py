@@ -57,12 +57,15 @@ def warn_of_padded_norms(model: nn.Module, names: Iterable[str]) -> None:
     found = [
         name
         for name, one in model.named_modules()
-        if isinstance(one, _BatchNorm) and one.training and id(one) not in of_ours
+        if isinstance(one, _BatchNorm)
+        and one.training
+        and id(one) not in of_ours
+        and not type(one).__module__.startswith("popgeo.")
     ]
     if found and not _OF_GRAPHS.isdisjoint(name.rpartition(".")[2] for name in names):
         warnings.warn(
             f"{', '.join(found)} of the model takes means over all rows of a batch, padding too. Use "
-            "popgeo.nn.BatchNorm with nodes_mask=; popgeo.testing.check_padding_invariance tells whether padding "
-            "matters.",
+            "popgeo.nn.BatchNorm with nodes_mask=, or popgeo.nn.convert_norms(model); "
+            "popgeo.testing.check_padding_invariance tells whether padding matters.",
             stacklevel=2,
         )

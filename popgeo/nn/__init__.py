@@ -8,6 +8,11 @@ if TYPE_CHECKING:
     from popgeo.nn.atom_targets import element_energies as element_energies
     from popgeo.nn.atom_targets import matrix_to_voigt as matrix_to_voigt
     from popgeo.nn.atom_targets import voigt_to_matrix as voigt_to_matrix
+    from popgeo.nn.class_metrics import confusion_matrix as confusion_matrix
+    from popgeo.nn.class_metrics import f1_score as f1_score
+    from popgeo.nn.class_metrics import precision as precision
+    from popgeo.nn.class_metrics import recall as recall
+    from popgeo.nn.convert_norms import convert_norms as convert_norms
     from popgeo.nn.encodings import LaplacianEncoding as LaplacianEncoding
     from popgeo.nn.encodings import PairDistances as PairDistances
     from popgeo.nn.encodings import RandomWalkEncoding as RandomWalkEncoding

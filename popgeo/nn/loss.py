@@ -152,17 +152,8 @@ def cross_entropy(
         # Class 0 is used for a missing class: an index outside the classes could not be looked up.
         mask = _entries(target, mask)
         input, target = torch.where(mask.unsqueeze(1), input, 0.0), torch.where(mask, target, 0)
-    outside = (target < 0) | (target >= num_classes)
-    logits = require(
-        ~outside.any(),
-        input,
-        lambda: (
-            f"target[{int(outside.nonzero()[0])}] is {int(target[outside][0])}; there are {num_classes} classes, so it "
-            f"is 0 to {num_classes - 1}. Pass a mask that leaves out rows without a class."
-        ),
-    )
-    target = torch.where(outside, 0, target).long().unsqueeze(1)
-    log_p = logits.log_softmax(1)
+    logits, target = require_classes(target, num_classes, input)
+    target, log_p = target.unsqueeze(1), logits.log_softmax(1)
     share = None
     if weight is not None:
         weight = _factors(weight, (num_classes,), log_p)
@@ -229,6 +220,24 @@ def check_classes(input: Tensor, target: Tensor, name: str) -> None:
         )
     if target.is_floating_point() or target.dtype == torch.bool:
         raise ValueError(f"target has dtype {target.dtype}; {name} needs classes, which are integers: target.long().")
+
+
+def require_classes(classes: Tensor, num_classes: int, carried: Tensor, name: str = "target") -> tuple[Tensor, Tensor]:
+    """A tensor, once the classes are known to exist, and the classes as int64.
+
+    Raises:
+        ValueError: a class does not exist; in a captured step, when `carried` is used.
+    """
+    outside = (classes < 0) | (classes >= num_classes)
+    checked = require(
+        ~outside.any(),
+        carried,
+        lambda: (
+            f"{name}[{int(outside.nonzero()[0])}] is {int(classes[outside][0])}; there are {num_classes} classes, so "
+            f"it is 0 to {num_classes - 1}. Pass a mask that leaves out rows without a class."
+        ),
+    )
+    return checked, torch.where(outside, 0, classes).long()
 
 
 def _mean(values: Tensor, share: Tensor | None, mask: Tensor | None, divide_by: Tensor | float | None) -> Tensor:

@@ -2,6 +2,7 @@
 
 from abc import abstractmethod
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -74,6 +75,9 @@ class LayerNorm(Norm, nn.LayerNorm):
 class BatchNorm(Norm):
     """Normalises each channel over the real nodes of the batch (arXiv:1502.03167); so do the running statistics.
 
+    Its `state_dict` has the keys of PyG's norm. A checkpoint of `torch.nn.BatchNorm1d` loads too, and the attribute
+    `module` is a `BatchNorm1d`, for the way back.
+
     Args:
         in_channels: Channels of a node.
         eps: Added to the variance.
@@ -99,34 +103,45 @@ class BatchNorm(Norm):
         # Holds parameters and statistics under PyG's names; its own forward pass would count padding.
         self.module = nn.BatchNorm1d(in_channels, eps, momentum, affine, track_running_stats)
 
-    @in_float32
     def normalize(self, x: Tensor, batch: Tensor | None, num_graphs: int | None, nodes_mask: Tensor | None) -> Tensor:
-        running_mean, running_var = self.module.running_mean, self.module.running_var
-        if running_mean is not None and running_var is not None and not self.training:
-            mean, var = running_mean, running_var.to(x.dtype)
-        else:
-            mean, var = self._statistics(x, nodes_mask)
-        out = (x - mean) * (var + self.module.eps).rsqrt()
-        return out * self.module.weight + self.module.bias if self.module.affine else out
+        return batch_normalized(self.module, x, nodes_mask)
 
-    def _statistics(self, x: Tensor, nodes_mask: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Mean and variance of the real nodes; the running ones move towards them."""
-        if nodes_mask is None:
-            nodes_mask = torch.ones_like(x[:, 0], dtype=torch.bool)
-        mask = nodes_mask.unsqueeze(1)
-        num_nodes = nodes_mask.sum().clamp(min=1).to(x.dtype)
-        mean = torch.where(mask, x, 0.0).sum(0) / num_nodes
-        var = torch.where(mask, x - mean, 0.0).square().sum(0) / num_nodes
-        module = self.module
-        if module.running_mean is not None and module.running_var is not None:
-            assert module.num_batches_tracked is not None, "BatchNorm1d counts whenever it tracks"
-            with torch.no_grad():
-                module.num_batches_tracked.add_(1)
-                share = 1 / module.num_batches_tracked.to(x.dtype) if module.momentum is None else module.momentum
-                unbiased = _unbiased(var, num_nodes)
-                module.running_mean.add_(share * (mean - module.running_mean))
-                module.running_var.add_(share * (unbiased - module.running_var))
-        return mean, var
+    def _load_from_state_dict(self, state_dict: Any, prefix: str, *rest: Any) -> None:
+        for name in self.module.state_dict():  # as torch.nn.BatchNorm1d calls them
+            if prefix + name in state_dict:
+                state_dict[f"{prefix}module.{name}"] = state_dict.pop(prefix + name)
+        super()._load_from_state_dict(state_dict, prefix, *rest)
+
+
+@in_float32
+def batch_normalized(module: nn.BatchNorm1d, x: Tensor, nodes_mask: Tensor | None) -> Tensor:
+    """What a norm of batches returns for the real rows, with whose statistics its own move; padding is scaled alike."""
+    running_mean, running_var = module.running_mean, module.running_var
+    if running_mean is not None and running_var is not None and not module.training:
+        mean, var = running_mean, running_var.to(x.dtype)
+    else:
+        mean, var = _statistics(module, x, nodes_mask)
+    out = (x - mean) * (var + module.eps).rsqrt()
+    return out * module.weight + module.bias if module.affine else out
+
+
+def _statistics(module: nn.BatchNorm1d, x: Tensor, nodes_mask: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Mean and variance of the real rows; the running ones move towards them."""
+    if nodes_mask is None:
+        nodes_mask = torch.ones_like(x[:, 0], dtype=torch.bool)
+    mask = nodes_mask.unsqueeze(1)
+    num_nodes = nodes_mask.sum().clamp(min=1).to(x.dtype)
+    mean = torch.where(mask, x, 0.0).sum(0) / num_nodes
+    var = torch.where(mask, x - mean, 0.0).square().sum(0) / num_nodes
+    if module.running_mean is not None and module.running_var is not None:
+        assert module.num_batches_tracked is not None, "BatchNorm1d counts whenever it tracks"
+        with torch.no_grad():
+            module.num_batches_tracked.add_(1)
+            share = 1 / module.num_batches_tracked.to(x.dtype) if module.momentum is None else module.momentum
+            unbiased = _unbiased(var, num_nodes)
+            module.running_mean.add_(share * (mean - module.running_mean))
+            module.running_var.add_(share * (unbiased - module.running_var))
+    return mean, var
 
 
 class GraphNorm(Norm):

@@ -3,7 +3,7 @@
 import copy
 import inspect
 import math
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch_geometric.data import Batch, Data, HeteroData
 
+from popgeo.capture.batch_arguments import BatchArguments
 from popgeo.datasets import Molecules
 from popgeo.testing.claims import BrokenError, Claim, NotTriedError, Subject, SubjectKind
 from popgeo.testing.compare_runs import Seen, compare_runs, kinds_of_rows
@@ -22,7 +23,10 @@ from popgeo.testing.observe import observe
 
 _KEPT = 40  # runs
 MORE = 5  # graphs of padding beyond the least; nodes and edges grow by multiples of it
-_OTHER_NAMES = {"batch_size": "num_graphs"}  # what PyG's models call the number of graphs
+_REMEDY = (
+    "Which factory makes it and says how it is called? Pass call=lambda model, batch: model(...), or name a factory "
+    "that returns ModelSubject(what=model, graphs=graphs, call=call)."
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,8 +81,8 @@ class ModelSubject(Subject):
         """Calls the model with a batch."""
         if self.call is not None:
             return self.call(model, batch)
-        names = _arguments(model, batch)
-        return model(batch) if names is None else model(**{name: _attribute(batch, name) for name in names})
+        args, kwargs = _arguments(model, batch)
+        return model(*args, **kwargs)
 
     def see(
         self,
@@ -193,7 +197,8 @@ class ModelSubject(Subject):
 
     def prepare(self) -> None:
         """Runs it once on a plain batch."""
-        names = None if self.call else _arguments(self.what, fixed_batch(self.graphs, padding=0, garbage=0.0).batch)
+        batch = fixed_batch(self.graphs, padding=0, garbage=0.0).batch
+        names = [] if self.call else list(_arguments(self.what, batch)[1])
         for weight in self.what.parameters() if isinstance(self.what, nn.Module) else ():
             if weight.device.type != "cpu":
                 raise ValueError(f"{self.name} is on {weight.device}; the kit runs on the processor: pass model.cpu().")
@@ -206,8 +211,8 @@ class ModelSubject(Subject):
         except Exception as error:
             raise ValueError(self._question(names, error)) from error
 
-    def _question(self, names: Sequence[str] | None, error: Exception) -> str:
-        given = "a batch" if names is None else ", ".join(names)
+    def _question(self, names: Sequence[str], error: Exception) -> str:
+        given = ", ".join(names) or "a batch"
         if self.call is not None:
             given = "what call gives it"
         return (
@@ -255,33 +260,14 @@ def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
         torch.set_default_dtype(before)
 
 
-def _arguments(model: Any, batch: Batch) -> list[str] | None:
-    """The arguments that the model gets by name; None if it gets the whole batch.
+def _arguments(model: Any, batch: Batch) -> tuple[Sequence[Any], Mapping[str, Any]]:
+    """What the model is called with: attributes of the batch by name, or the whole batch.
 
     Raises:
-        ValueError: it needs one that no attribute is named for.
+        ValueError: it needs an argument that no attribute is named for.
     """
-    function = model.forward if isinstance(model, nn.Module) else model
     try:
-        parameters = inspect.signature(function).parameters.values()
+        signature = inspect.signature(model.forward if isinstance(model, nn.Module) else model)
     except (TypeError, ValueError):
-        return None
-    named = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
-    needed = [p.name for p in named if p.default is p.empty]
-    if len(needed) <= 1 and (not needed or needed[0] == "batch" or _attribute(batch, needed[0]) is None):
-        return None
-    missing = [name for name in needed if _attribute(batch, name) is None]
-    if missing:
-        raise ValueError(
-            f"{type(model).__name__} needs {', '.join(missing)}, and the graphs have "
-            f"{', '.join(map(str, batch.keys()))}. Which factory makes it and says how it is called? Pass "
-            "call=lambda model, batch: model(...), or name a factory that returns ModelSubject(what=model, "
-            "graphs=graphs, call=call)."
-        )
-    return [p.name for p in named if _attribute(batch, p.name) is not None]
-
-
-def _attribute(batch: Batch, name: str) -> Any:
-    """What an argument of this name is given; None if nothing is named so."""
-    name = _OTHER_NAMES.get(name, name)
-    return getattr(batch, name) if name in ("num_graphs", "num_nodes") else batch.get(name, None)
+        return [batch], {}
+    return BatchArguments(signature, _REMEDY)([batch], {})

@@ -88,7 +88,7 @@ MAY_IMPORT = {
         "forked",
     },
 }
-MAY_IMPORT_EVERYTHING = {"__init__", "__main__", "demo", "inspect_command", "testing", "train", "compat"}
+MAY_IMPORT_EVERYTHING = {"__init__", "__main__", "demo", "inspect_command", "testing", "train", "lightning", "compat"}
 # Inside `ipu` a room imports from rooms of lower rank only; all doors have one rank, and no circle among them.
 RANK = {
     "target": 0, "stage_choices": 1, "options": 2, "cost": 3, "tiles": 4, "step_cost": 5, "report": 6, "systems": 7

@@ -264,7 +264,7 @@ def test_a_result_that_could_be_of_nodes_or_edges_is_asked_about():
 
 
 def test_an_argument_that_the_graphs_lack_is_named():
-    with pytest.raises(ValueError, match="SchNet takes z, pos, which the graphs do not have"):
+    with pytest.raises(ValueError, match="The model takes z, pos, which the graphs do not have"):
         Predictor(SchNet(8, 8, 1))([Data(x=torch.ones(2, 4))])
 
 

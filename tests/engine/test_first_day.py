@@ -15,11 +15,16 @@ class Square(nn.Linear):
         return super().forward(x).square().mean()
 
 
-def test_a_batch_where_the_model_takes_tensors_is_told_with_what_to_pass():
-    model = Square(2, 1)
+def test_a_batch_where_the_model_takes_a_tensor_of_another_name_is_told_with_what_to_pass():
+    class Inputs(Square):
+        def forward(self, inputs):
+            return super().forward(inputs)
+
+    model = Inputs(2, 1)
     batch = Batch.from_data_list([Data(x=torch.ones(3, 2), edge_index=torch.zeros(2, 1, dtype=torch.long))])
     step = compile_step(model, torch.optim.SGD(model.parameters(), lr=0.1))
-    with pytest.raises(ValueError, match=r"given a DataBatch.*If it takes tensors, pass those of the batch, .*\(x\)"):
+    expected = r"given a DataBatch.*If it takes tensors, pass those of the batch, .*\(inputs\)"
+    with pytest.raises(ValueError, match=expected):
         step(batch)
     assert step(batch.x).shape == ()
 

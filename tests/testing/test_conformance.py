@@ -96,7 +96,9 @@ def test_what_the_kit_cannot_guess_is_asked_for():
         def forward(self, x: Tensor, temperature: Tensor) -> Tensor:
             return x
 
-    with pytest.raises(ValueError, match=r"needs temperature, and the graphs have .*Which factory .*call=lambda"):
+    with pytest.raises(
+        ValueError, match=r"takes temperature, which the graphs do not have; they have .*Which factory .*call=lambda"
+    ):
         check_conformance(Odd(), GRAPHS)
     with pytest.raises(ValueError, match=r"(?s)does not run on a batch of 3 graphs .*Which graphs does it take"):
         check_conformance(nn.Linear(3, 3), GRAPHS)

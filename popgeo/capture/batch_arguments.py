@@ -1,0 +1,96 @@
+"""Which arguments of a model a batch of graphs holds: each argument gets the attribute of its name, or one gets all."""
+
+import inspect
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any
+
+from popgeo.capture.pytree import is_graph_data
+
+_BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+_COUNTS = ("num_graphs", "batch_size", "num_nodes", "num_edges")
+
+
+def taken_by_name(
+    parameters: Iterable[inspect.Parameter], held: Collection[str], remedy: str, given: Collection[str] = ()
+) -> list[str] | None:
+    """Names of a model's arguments that a batch holds; None if the model takes the batch itself.
+
+    A model takes the batch itself if the only argument that it needs has a name of no attribute, such as `data`, or is
+    called `batch`.
+
+    Args:
+        parameters: The model's.
+        held: Names that the batch holds.
+        remedy: What the message about missing arguments advises.
+        given: Names of arguments that the caller gives.
+
+    Raises:
+        ValueError: the model needs further arguments.
+
+    Example:
+        >>> def model(x, edge_index, edge_weight=None): ...
+        >>> taken_by_name(inspect.signature(model).parameters.values(), {"x", "edge_index", "batch"}, "")
+        ['x', 'edge_index']
+        >>> taken_by_name(inspect.signature(lambda data: data).parameters.values(), {"x", "edge_index"}, "") is None
+        True
+    """
+    named = [one for one in parameters if one.kind in _BY_NAME and one.name not in given]
+    needed = [one.name for one in named if one.default is one.empty]
+    found = [one.name for one in named if one.name in held]
+    if needed == ["batch"] or (len(needed) == 1 and needed[0] not in found) or not (needed or found):
+        return None
+    missing = [name for name in needed if name not in found]
+    if missing:
+        raise ValueError(
+            f"The model takes {', '.join(missing)}, which the graphs do not have; they have "
+            f"{', '.join(sorted(held))}. {remedy.format(missing[0])}"
+        )
+    return found
+
+
+class BatchArguments:
+    """Calls with one batch, as calls with the attributes of the batch that a function's arguments are named after.
+
+    Other calls, and calls of a function that takes the batch itself, remain as they are.
+
+    Args:
+        signature: The function's.
+        remedy: What the message about missing arguments advises.
+
+    Example:
+        >>> from torch_geometric.data import Data
+        >>> BatchArguments(inspect.signature(lambda x, weight: x * weight))([Data(x="X")], {"weight": 2})
+        ((), {'x': 'X', 'weight': 2})
+    """
+
+    def __init__(
+        self,
+        signature: inspect.Signature,
+        remedy: str = "Name the attributes as the model's arguments are named, or pass it too: step(batch, {}=...).",
+    ) -> None:
+        self._parameters, self._remedy = signature.parameters, remedy
+        self._known: dict[tuple[Any, ...], list[str] | None] = {}
+
+    def __call__(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Sequence[Any], Mapping[str, Any]]:
+        """The arguments of a call.
+
+        Raises:
+            ValueError: the function needs arguments that neither the batch nor the caller has.
+        """
+        if len(args) != 1 or not is_graph_data(args[0]):
+            return args, kwargs
+        batch = args[0]
+        held = (*kwargs, *[tuple(store._mapping) for store in batch.stores])
+        if held not in self._known:
+            self._known[held] = taken_by_name(
+                self._parameters.values(), _names_in(batch, self._parameters), self._remedy, kwargs
+            )
+        names = self._known[held]
+        return (args, kwargs) if names is None else ((), {**{name: getattr(batch, name) for name in names}, **kwargs})
+
+
+def _names_in(batch: Any, wanted: Collection[str]) -> set[str]:
+    """What a batch of PyG holds: attributes, `x_dict` and the like if there are types of nodes, and counts wanted."""
+    counts = {name for name in _COUNTS if name in wanted and isinstance(getattr(batch, name, None), int)}
+    stores = [(store._key, store._mapping) for store in batch.stores]
+    return counts.union(*([name if key is None else f"{name}_dict" for name in own] for key, own in stores))

@@ -1,0 +1,184 @@
+"""The compiled step inside Lightning, whose counters, checkpoints, schedulers and loggers work as with an eager module.
+
+Lightning optimizes automatically: its closure calls `training_step`, which runs forward, backward and update as one
+compiled step, and the optimizer's turn then only runs the closure. Needs the extra `trainers`.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, NoReturn
+
+import torch
+import torch.distributed as dist
+from lightning.pytorch import LightningModule
+from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from popgeo.capture.pytree import flatten
+from popgeo.engine.backend import Backend
+from popgeo.engine.compile_step import as_call, compile_forward, compile_step
+from popgeo.engine.compiled_step import CompiledStep
+from popgeo.engine.step_options import StepOptions
+
+_IN_THE_STEP = (
+    "backward",
+    "configure_gradient_clipping",
+    "on_after_backward",
+    "on_before_optimizer_step",
+    "optimizer_step",
+    "optimizer_zero_grad",
+)
+_KEY = "popgeo"
+
+
+class CompiledModule(LightningModule):
+    """A LightningModule that trains a model by its compiled step.
+
+    A subclass defines `configure_optimizers`, and `validation_step` if it validates; there `self(batch)` runs the
+    compiled forward pass. One call of `training_step` is one update: `Trainer(gradient_clip_val=)` is taken over by the
+    step, `accumulate_grad_batches=` is rejected, since `StepOptions(gradient_accumulation=)` joins micro-batches of one
+    item of the loader. Each process of `strategy="ddp"` runs one replica. There are no gradients outside the step, so a
+    subclass with a hook for them is rejected, and callbacks' hooks find none.
+
+    Args:
+        model: Returns results and the loss, as `popgeo.compile_step` takes it.
+        options: Options of the step, such as loss scaling.
+        backend: What runs the step: `"cuda"` if the module is on a GPU when left out, otherwise `"cpu"`.
+
+    Example:
+        >>> class Line(nn.Linear):
+        ...     def forward(self, x, y):
+        ...         return (super().forward(x) - y).square().mean()
+        >>> class Lit(CompiledModule):
+        ...     def configure_optimizers(self):
+        ...         return torch.optim.SGD(self.parameters(), lr=0.1)
+        >>> module = Lit(Line(1, 1))  # Trainer(max_epochs=3).fit(module, loader)
+    """
+
+    def __init__(
+        self, model: nn.Module, options: StepOptions | None = None, backend: Backend | str | None = None
+    ) -> None:
+        super().__init__()
+        self.model = model
+        self._options, self._backend = options or StepOptions(), backend
+        self._step: tuple[Optimizer, CompiledStep] | None = None
+        self._forward: CompiledStep | None = None
+        self._resumed: Mapping[str, Any] = {}
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        replaced = [name for name in _IN_THE_STEP if getattr(cls, name) is not getattr(CompiledModule, name)]
+        if replaced:
+            raise TypeError(
+                f"{cls.__name__} defines {', '.join(replaced)}, but gradients exist only within the compiled step. "
+                "Leave it out; the step itself clips and scales: CompiledModule(model, StepOptions(max_grad_norm=1.0))."
+            )
+
+    def step(self, batch: Any) -> Any:
+        """Runs forward, backward and the optimizer's update; for a `training_step` of your own.
+
+        Args:
+            batch: A batch of graphs, or a tuple or dictionary of tensors.
+
+        Returns:
+            What the model returns.
+
+        Raises:
+            ValueError: the Trainer asks for what a compiled step does not do; the message names the remedy.
+        """
+        optimizer: Any = self.optimizers(use_pl_optimizer=False)
+        if self._step is None or self._step[0] is not optimizer:
+            self._step = optimizer, self._compiled(optimizer)
+        if self.trainer.accumulate_grad_batches != 1:
+            raise ValueError(
+                f"accumulate_grad_batches is {self.trainer.accumulate_grad_batches}, set in the Trainer or by a "
+                "callback. A compiled step joins micro-batches of one item: pass options=StepOptions("
+                "gradient_accumulation=...) to the CompiledModule and to the FixedSizeDataLoader."
+            )
+        args, kwargs = as_call(tuple(batch) if isinstance(batch, list) else batch)
+        return self._step[1](*args, **kwargs)
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        """The loss of an update, which is complete when this returns; logged as `train_loss`."""
+        results = self.step(batch)
+        assert self._step is not None  # step has made it
+        loss = flatten(results)[0][self._step[1].captured.loss or 0]
+        self.log("train_loss", loss.mean(), prog_bar=True)
+        return loss.mean()
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """What the model returns: in evaluation by its compiled forward pass, which also takes a batch alone."""
+        if self.training:
+            return self.model(*args, **kwargs)
+        if self._forward is None:
+            replicas = dist.get_world_size() if dist.is_initialized() else 1
+            options = StepOptions(replication_factor=replicas)
+            self._forward = compile_forward(self.model, backend=self._backend_here(), options=options)
+        return self._forward(*args, **kwargs)
+
+    def optimizer_step(self, epoch: int, batch_idx: int, optimizer: Any, optimizer_closure: Any = None) -> None:
+        """Runs the closure, in which the step updates the weights."""
+        optimizer_closure()
+
+    def backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:
+        """Does nothing: the step has done it."""
+
+    def on_train_start(self) -> None:
+        """Brings the loader back to its place in the epoch, which Lightning forgets if it counts batches first."""
+        loader: Any = self.trainer.train_dataloader
+        if self.trainer.fit_loop.restarting and self._resumed.get("loader") is not None:
+            loader.load_state_dict(self._resumed["loader"])
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Adds the random numbers of each process, and the loader's place in the epoch."""
+        if self._step is None or not self._step[1].is_compiled:
+            return
+        run = self._step[1].run_state()
+        runs: list[Any] = [None] * self.trainer.world_size
+        if len(runs) > 1:
+            dist.all_gather_object(runs, run)
+        loader: Any = self.trainer.train_dataloader
+        place = loader.state_dict() if hasattr(loader, "state_dict") else None
+        checkpoint[_KEY] = {"runs": runs if len(runs) > 1 else [run], "loader": place}
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Keeps what `on_save_checkpoint` added until the step is compiled."""
+        self._resumed = checkpoint.get(_KEY, {})
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "_step": None, "_forward": None}  # callbacks copy modules
+
+    def _backend_here(self) -> Backend | str:
+        return self._backend or ("cuda" if self.device.type == "cuda" else "cpu")
+
+    def _compiled(self, optimizer: Optimizer) -> CompiledStep:
+        """A step for this Trainer."""
+        trainer, options = self.trainer, self._options
+        clips, iterations = trainer.gradient_clip_algorithm, options.device_iterations
+        if not self.automatic_optimization:
+            _refuse("automatic_optimization is False; leave it at True, so that Lightning counts the updates")
+        if not isinstance(trainer.strategy, SingleDeviceStrategy | DDPStrategy):
+            _refuse(f"strategy is {type(trainer.strategy).__name__}; use one device or 'ddp'")
+        if trainer.precision == "16-mixed":
+            _refuse("precision is '16-mixed'; use 'bf16-mixed', or options=StepOptions(loss_scaling='dynamic')")
+        if clips not in (None, "norm"):
+            _refuse(f"gradient_clip_algorithm is {clips.value!r}; use 'norm'")
+        if iterations != 1:
+            _refuse(f"device_iterations is {iterations}; Lightning counts one update per item of the loader, so use 1")
+        if trainer.gradient_clip_val:
+            options = replace(options, max_grad_norm=float(trainer.gradient_clip_val))
+        options = replace(
+            options,
+            replication_factor=max(options.replication_factor, trainer.world_size),
+            floating_point_exceptions=options.floating_point_exceptions or torch.is_anomaly_enabled(),
+        )
+        step = compile_step(self.model, optimizer, backend=self._backend_here(), options=options)
+        runs = self._resumed.get("runs", ())
+        if trainer.ckpt_path is not None and len(runs) == trainer.world_size:
+            step.load_run_state(runs[trainer.global_rank])
+        return step
+
+
+def _refuse(what: str) -> NoReturn:
+    raise ValueError(f"The compiled step cannot run under this Trainer: {what}.")

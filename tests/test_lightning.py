@@ -1,0 +1,210 @@
+"""Lightning trains a compiled step as it trains an eager module: counts, checkpoints, schedules, logs, resuming."""
+
+import csv
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.loader.test_trainers import by_two_processes, skip_without
+from tests.test_documents import REPOSITORY, blocks
+
+GUIDE = REPOSITORY / "docs" / "guides" / "training.md"
+pytestmark = pytest.mark.filterwarnings("ignore")  # of Lightning's own
+
+
+@pytest.fixture(autouse=True)
+def _lightning():
+    skip_without("lightning")
+
+
+def both(folder: Path, *, schedule="cycle", callbacks=list, **choices):
+    """Trainers and modules after equal runs, the eager one first."""
+    from lightning.pytorch.loggers import CSVLogger
+
+    from tests.support import lightning_runs as runs
+
+    done = []
+    for kind in (runs.Eager, runs.Compiled):
+        module = kind(runs.Regression())
+        module.schedule = schedule
+        logger = CSVLogger(folder / kind.__name__)
+        trainer = runs.trainer_in(
+            folder, callbacks=callbacks(), **{"logger": logger, "log_every_n_steps": 1, **choices}
+        )
+        trainer.fit(module, runs.loader(shuffle=True), runs.loader())
+        done.append((trainer, module))
+    return done
+
+
+def assert_equal_runs(done):
+    from tests.support.lightning_runs import weights
+
+    (eager, expected), (compiled, found) = done
+    torch.testing.assert_close(weights(found), weights(expected), rtol=1e-3, atol=1e-4)
+    assert compiled.global_step == eager.global_step > 0
+    assert compiled.current_epoch == eager.current_epoch
+    for name, value in eager.callback_metrics.items():
+        torch.testing.assert_close(compiled.callback_metrics[name], value, rtol=1e-3, atol=1e-4)
+
+
+def test_checkpoints_schedules_clipping_and_logs_are_those_of_an_eager_module(tmp_path: Path):
+    from lightning.pytorch.callbacks import LearningRateMonitor, ModelCheckpoint
+
+    def callbacks():
+        steps = ModelCheckpoint(filename="{step}", every_n_train_steps=7, save_top_k=-1)
+        return [steps, ModelCheckpoint(filename="{epoch}", save_top_k=-1), LearningRateMonitor()]
+
+    choices = {"max_epochs": 3, "gradient_clip_val": 0.5, "enable_progress_bar": True}
+    done = both(tmp_path, callbacks=callbacks, **choices)
+    assert_equal_runs(done)
+    eager, compiled = (sorted(p.name for p in Path(t.log_dir).rglob("*.ckpt")) for t, _ in done)
+    assert compiled == eager
+    assert len(compiled) == 3 + done[0][0].global_step // 7
+    tables = [list(csv.DictReader((Path(t.log_dir) / "metrics.csv").open())) for t, _ in done]
+    rates = [[float(row["lr-Adam"]) for row in table if row["lr-Adam"]] for table in tables]
+    assert rates[0] == rates[1]
+    assert len(set(rates[1])) > 10
+    losses = [torch.tensor([float(row["train_loss"]) for row in table if row["train_loss"]]) for table in tables]
+    torch.testing.assert_close(losses[1], losses[0], rtol=1e-3, atol=1e-4)
+
+
+def test_max_steps_ends_the_run(tmp_path: Path):
+    done = both(tmp_path, max_steps=4, max_epochs=9)
+    assert_equal_runs(done)
+    assert done[1][0].global_step == 4
+
+
+def test_early_stopping_and_a_schedule_that_follows_a_metric_are_those_of_an_eager_module(tmp_path: Path):
+    from lightning.pytorch.callbacks import EarlyStopping
+
+    def callbacks():
+        return [EarlyStopping("val_loss", patience=2, min_delta=1e9)]
+
+    done = both(tmp_path, schedule="plateau", callbacks=callbacks, max_epochs=9)
+    assert_equal_runs(done)
+    assert done[1][0].current_epoch == 3
+    rates = [trainer.optimizers[0].param_groups[0]["lr"] for trainer, _ in done]
+    assert rates[0] == rates[1] < 3e-3
+
+
+def test_averages_of_weights_are_those_of_an_eager_module(tmp_path: Path):
+    from lightning.pytorch import callbacks as known
+    from lightning.pytorch.callbacks import StochasticWeightAveraging
+
+    assert_equal_runs(both(tmp_path, callbacks=lambda: [StochasticWeightAveraging(1e-3, 2)], max_epochs=4))
+    if hasattr(known, "EMAWeightAveraging"):  # from Lightning 2.6 on
+        assert_equal_runs(both(tmp_path, callbacks=lambda: [known.EMAWeightAveraging(decay=0.9)], max_epochs=2))
+
+
+def test_bfloat16_of_the_trainer_is_that_of_an_eager_module(tmp_path: Path):
+    from tests.support.lightning_runs import weights
+
+    (_, expected), (_, found) = both(tmp_path, max_epochs=1, precision="bf16-mixed")
+    torch.testing.assert_close(weights(found), weights(expected), rtol=0.1, atol=0.02)
+
+
+def test_micro_batches_of_an_item_accumulate_as_lightning_accumulates_batches(tmp_path: Path):
+    from popgeo import StepOptions
+    from tests.support import lightning_runs as runs
+
+    options = StepOptions(gradient_accumulation=2)
+    module, twin = runs.Compiled(runs.Regression(), options), runs.Eager(runs.Regression())
+    trainer = runs.trainer_in(tmp_path, max_steps=3)
+    trainer.fit(module, runs.loader(options=options))
+    runs.trainer_in(tmp_path, max_steps=3, accumulate_grad_batches=2).fit(twin, runs.loader())
+    torch.testing.assert_close(runs.weights(module), runs.weights(twin), rtol=1e-3, atol=1e-4)
+    assert trainer.global_step == 3
+
+
+@pytest.mark.parametrize(
+    ("choices", "options", "expected"),
+    [
+        ({"accumulate_grad_batches": 2}, {}, r"accumulate_grad_batches is 2.*StepOptions\(gradient_accumulation"),
+        ({"gradient_clip_val": 1.0, "gradient_clip_algorithm": "value"}, {}, "gradient_clip_algorithm is 'value'"),
+        ({}, {"device_iterations": 2}, "device_iterations is 2; Lightning counts one update"),
+    ],
+)
+def test_what_a_compiled_step_does_not_do_is_rejected_by_name(choices, options, expected, tmp_path: Path):
+    from popgeo import StepOptions
+    from tests.support import lightning_runs as runs
+
+    module = runs.Compiled(runs.Regression(), StepOptions(**options))
+    with pytest.raises(ValueError, match=expected):
+        runs.trainer_in(tmp_path, max_epochs=1, **choices).fit(module, runs.loader())
+
+
+def test_manual_optimization_in_which_lightning_would_not_count_is_rejected(tmp_path: Path):
+    from tests.support import lightning_runs as runs
+
+    module = runs.Compiled(runs.Regression())
+    module.automatic_optimization = False
+    with pytest.raises(ValueError, match="automatic_optimization is False; leave it at True"):
+        runs.trainer_in(tmp_path, max_epochs=1).fit(module, runs.loader())
+
+
+def test_a_hook_that_would_find_no_gradients_is_rejected_when_the_class_is_defined():
+    from tests.support.lightning_runs import Compiled
+
+    class Clips:
+        def configure_gradient_clipping(self, *args, **kwargs): ...
+
+    with pytest.raises(TypeError, match=r"defines configure_gradient_clipping, .*StepOptions\(max_grad_norm"):
+        type("Clipping", (Clips, Compiled), {})
+
+
+def test_a_run_that_is_resumed_in_the_middle_of_an_epoch_ends_with_the_same_bits(tmp_path: Path):
+    from tests.support import lightning_runs as runs
+
+    ended = []
+    for stops in ([], [5]):
+        module, path = runs.Compiled(runs.Regression(dropout=0.3)), tmp_path / "stopped.ckpt"
+        if stops:
+            torch.manual_seed(3)
+            stop = runs.Stop(path, after=5)
+            runs.trainer_in(tmp_path, max_epochs=2, callbacks=[stop]).fit(module, runs.loader(shuffle=True))
+            module = runs.Compiled(runs.Regression(dropout=0.3))
+        torch.manual_seed(7 if stops else 3)
+        trainer = runs.trainer_in(tmp_path, max_epochs=2)
+        trainer.fit(module, runs.loader(shuffle=True), ckpt_path=path if stops else None)
+        ended.append((trainer.global_step, runs.weights(module)))
+    assert ended[0][0] == ended[1][0]
+    assert torch.equal(ended[0][1], ended[1][1])
+
+
+@pytest.mark.parametrize("package", ["tensorboardX", "wandb"])
+def test_loggers_get_the_losses(package: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    if find_spec(package) is None:
+        pytest.skip(f"{package} is not installed")
+    from lightning.pytorch.loggers import TensorBoardLogger, WandbLogger
+
+    from tests.support import lightning_runs as runs
+
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    logger = TensorBoardLogger(tmp_path) if package == "tensorboardX" else WandbLogger(save_dir=tmp_path)
+    logged = {}
+    monkeypatch.setattr(logger, "log_metrics", lambda metrics, step=None: logged.update({step: metrics}))
+    module = runs.Compiled(runs.Regression())
+    runs.trainer_in(tmp_path, max_steps=3, logger=logger, log_every_n_steps=1).fit(module, runs.loader())
+    assert [step for step, metrics in logged.items() if "train_loss" in metrics] == [0, 1, 2]
+
+
+def test_two_processes_train_as_eager_modules_under_ddp_do(tmp_path: Path):
+    first, second = by_two_processes("tests.support.lightning_runs", tmp_path, [])
+    assert first["Compiled"] == second["Compiled"]
+    assert first["Compiled"][0] == first["Eager"][0] > 0
+    assert first["resumed"] == first["whole"]
+    torch.testing.assert_close(torch.tensor(first["Compiled"]), torch.tensor(first["Eager"]), rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("package", ["lightning", "accelerate"])
+def test_the_guides_block_of_a_trainer_runs(package: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    skip_without(package)
+    monkeypatch.chdir(tmp_path)
+    given = [text for _, language, text in blocks(GUIDE, "python", "text")]
+    namespace: dict[str, object] = {"__name__": "__main__"}
+    exec(given[0], namespace)
+    exec(next(text for text in given if f"import {package}" in text or f"from {package} " in text), namespace)
+    assert list(tmp_path.rglob("*.ckpt")) or (tmp_path / "state").is_dir()
