@@ -20,6 +20,7 @@ from popgeo.engine.loss_scaling import LossScale
 from popgeo.engine.optimizer.update import Update
 from popgeo.engine.replica_state import ReplicaState
 from popgeo.engine.replicas import Replicas
+from popgeo.engine.shown_step import as_html, in_words
 from popgeo.engine.step_options import StepOptions
 from popgeo.engine.step_recipe import Recipe, StepPlan
 from popgeo.forked import Lock
@@ -269,29 +270,10 @@ class CompiledStep:
         return self.bound.on_processor.replica_states
 
     def __repr__(self) -> str:
-        kind = "forward" if self._recipe.optimizer is None else "training"
-        parts = [f"{self._recipe.name}: {kind}", f"backend {self.backend.value}"]
-        parts.append(f"{self.calls:,} call{'s' * (self.calls != 1)}" if self.is_compiled else "not compiled yet")
-        parts.append(f"micro-batches a call: {self.options.batch_factor}")
-        if self.is_compiled:
-            parts.append(self.bound.runner.how_it_runs())
-        if self._recipe.autocast is not None:
-            parts.append(f"autocast {str(self._recipe.autocast).removeprefix('torch.')}")
-        return f"{type(self).__name__}({', '.join(part for part in parts if part)})"
+        return in_words(type(self).__name__, self._recipe, self._step.bound)
 
     def _repr_html_(self) -> str:
-        shown = {"model": self._recipe.name, "weights": sum(p.numel() for p in self.model.parameters())}
-        if self._recipe.optimizer is not None:
-            shown |= {"optimizer": type(self._recipe.optimizer).__name__}
-        shown |= {"micro-batches a call": self.options.batch_factor, "compiled": self.is_compiled}
-        if self.is_compiled:
-            shown |= {"operations": len(self.graph.ops), "calls": self.calls}
-            if self.backend is not Backend.CUDA:  # where calls return before they are through
-                shown |= {"seconds": round(self.bound.run_seconds, 3)}
-        table = {name: f"{value:,}" if type(value) in (int, float) else value for name, value in shown.items()}
-        import pandas as pd
-
-        return pd.Series(table, name=type(self).__name__).to_frame().to_html()
+        return as_html(type(self).__name__, self._recipe, self._step.bound)
 
     def __getattr__(self, name: str) -> Any:
         """What the step does not have, the module may have; methods that return the module return the step."""

@@ -13,7 +13,8 @@ from popgeo.capture.arguments import Arguments
 from popgeo.capture.held_state import ONE_AT_A_TIME
 from popgeo.engine import resume
 from popgeo.engine.backend import Backend
-from popgeo.engine.bound_step import NOTHING_ON_A_GPU, BoundStep, bind_step
+from popgeo.engine.bind_step import bind_step
+from popgeo.engine.bound_step import NOTHING_ON_A_GPU, BoundStep
 from popgeo.engine.replicas import Replicas
 from popgeo.engine.step_recipe import Recipe
 from popgeo.filter_choice import CHECKED_EVERY, refine_filters

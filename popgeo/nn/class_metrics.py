@@ -6,7 +6,8 @@ Names and averages follow `torchmetrics.functional`. Shapes are static, so a cap
 import torch
 from torch import Tensor
 
-from popgeo.nn.loss import known_labels, require_classes
+from popgeo.nn.loss import known_labels
+from popgeo.nn.require_classes import require_classes
 from popgeo.ops.half_precision import in_float32
 
 _AVERAGES = ("micro", "macro", "weighted", "none", None)

@@ -8,7 +8,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from popgeo.nn.loss import check_classes, known_labels, l1_loss, masked_mean, mse_loss
+from popgeo.nn.loss import known_labels, l1_loss, masked_mean, mse_loss
+from popgeo.nn.require_classes import check_classes
 from popgeo.ops.half_precision import in_float32
 
 

@@ -1,0 +1,39 @@
+"""Classes are integers that exist: what losses and metrics of classes ask of their targets."""
+
+import torch
+from torch import Tensor
+
+from popgeo.ops.refusals import require
+
+
+def check_classes(input: Tensor, target: Tensor, name: str) -> None:
+    """Refuses anything but a row of logits for each class.
+
+    Raises:
+        ValueError: the shapes differ, or classes are not integers; the message names the function.
+    """
+    if input.dim() != 2 or target.shape != input.shape[:1]:
+        raise ValueError(
+            f"input has shape {tuple(input.shape)}, target {tuple(target.shape)}; "
+            f"{name} needs logits [rows, num_classes] and classes [rows]."
+        )
+    if target.is_floating_point() or target.dtype == torch.bool:
+        raise ValueError(f"target has dtype {target.dtype}; {name} needs classes, which are integers: target.long().")
+
+
+def require_classes(classes: Tensor, num_classes: int, carried: Tensor, name: str = "target") -> tuple[Tensor, Tensor]:
+    """A tensor, once the classes are known to exist, and the classes as int64.
+
+    Raises:
+        ValueError: a class does not exist; in a captured step, when `carried` is used.
+    """
+    outside = (classes < 0) | (classes >= num_classes)
+    checked = require(
+        ~outside.any(),
+        carried,
+        lambda: (
+            f"{name}[{int(outside.nonzero()[0])}] is {int(classes[outside][0])}; there are {num_classes} classes, so "
+            f"it is 0 to {num_classes - 1}. Pass a mask that leaves out rows without a class."
+        ),
+    )
+    return checked, torch.where(outside, 0, classes).long()
