@@ -7,6 +7,7 @@ and files without this operation.
 
 import struct
 from enum import IntEnum
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -31,62 +32,61 @@ class Form(IntEnum):
     RADIUS = 2
 
 
-def near_nodes(
-    form: Form,
-    pos: Tensor,
-    batch: Tensor,
-    cutoff: float,
-    slots: int,
-    num_graphs: int,
-    width: int,
-    nodes_mask: Tensor | None,
-) -> tuple[Tensor, Tensor]:
+class Search(NamedTuple):
+    """Where neighbours are looked for.
+
+    Attributes:
+        pos: Positions, whose gradients do not matter. [num_nodes, 3]
+        batch: Graph of each node, ascending. [num_nodes]
+        cutoff: Longest edge, in the unit of `pos`.
+        num_graphs: Graphs in the batch, padding included.
+        width: Rows from the start of its graph among which a node's neighbours are.
+        nodes_mask: True where the node is real. [num_nodes]
+    """
+
+    pos: Tensor
+    batch: Tensor
+    cutoff: float
+    num_graphs: int
+    width: int
+    nodes_mask: Tensor | None
+
+
+def near_nodes(form: Form, slots: int, search: Search) -> tuple[Tensor, Tensor]:
     """The other ends of edges in fixed slots, and which of them are real; without a gradient.
 
     Args:
         form: The nearest of each node, each pair once, or all edges as they come.
-        pos: Positions. [num_nodes, 3]
-        batch: Graph of each node, ascending. [num_nodes]
-        cutoff: Longest edge, in the unit of `pos`.
         slots: Of each node; for `RADIUS` of the whole batch.
-        num_graphs: Graphs in the batch, padding included.
-        width: Rows from the start of its graph among which a node's neighbours are.
-        nodes_mask: True where the node is real. [num_nodes]
+        search: Where.
 
     Returns:
         Neighbours of each node and where there is one, both [num_nodes, slots]; for `RADIUS` neighbours and centres
         [2, slots] and how many edges there are, which may be more. int64 []
     """
-    arguments = (int(form), pos.detach(), batch, cutoff, slots, num_graphs, width, nodes_mask)
+    pos = search.pos.detach()
     is_transformed = not is_compiling() and _functorch.peek_interpreter_stack() is not None
     if is_transformed or not pos.is_cpu or pos.dtype not in (torch.float32, torch.float64):
-        return _define(*arguments)
-    return _NEAR_NODES(*arguments)
+        return _define(form, slots, pos, *search[1:])
+    return _NEAR_NODES(int(form), slots, pos, *search[1:])
 
 
-def _define(
-    form: int,
-    pos: Tensor,
-    batch: Tensor,
-    cutoff: float,
-    slots: int,
-    num_graphs: int,
-    width: int,
-    nodes_mask: Tensor | None,
-) -> tuple[Tensor, Tensor]:
+def _define(form: int, slots: int, *arguments: Any) -> tuple[Tensor, Tensor]:
     """See `near_nodes`."""
+    search = Search(*arguments)
     if form == Form.PAIRS:
-        return _pairs(pos, batch, cutoff, slots, num_graphs, nodes_mask)
-    candidates, near = near_pairs(pos, batch, cutoff, num_graphs, width, nodes_mask)
+        return _pairs(slots, search)
+    num_nodes = len(search.pos)
+    candidates, near = near_pairs(*search)
     if form == Form.KNN:
-        return _nearest(pos, candidates, near, slots)
-    centres = torch.arange(pos.size(0), device=pos.device).unsqueeze(1).expand_as(candidates)
+        return _nearest(search.pos, candidates, near, slots)
+    centres = torch.arange(num_nodes, device=near.device).unsqueeze(1).expand_as(candidates)
     near = near.flatten()
     rank = near.cumsum(0) - 1
     # Everything that has no slot lands in one more, which is cut off.
     slot = torch.where(near & (rank < slots), rank, slots)
     ends = torch.stack([candidates.flatten(), centres.flatten()])
-    edge_index = torch.full((2, slots + 1), pos.size(0) - 1, dtype=torch.long, device=pos.device)
+    edge_index = torch.full((2, slots + 1), num_nodes - 1, dtype=torch.long, device=near.device)
     return edge_index.scatter(1, slot.expand_as(ends), ends)[:, :slots].clone(), near.sum()
 
 
@@ -100,13 +100,11 @@ def _nearest(pos: Tensor, candidates: Tensor, near: Tensor, slots: int) -> tuple
     return torch.nn.functional.pad(candidates, absent), torch.nn.functional.pad(near, absent)
 
 
-def _pairs(
-    pos: Tensor, batch: Tensor, cutoff: float, slots: int, num_graphs: int, nodes_mask: Tensor | None
-) -> tuple[Tensor, Tensor]:
+def _pairs(slots: int, search: Search) -> tuple[Tensor, Tensor]:
     """The node at place l of a graph of n nodes with places l + 1 to l + n // 2 (mod n)."""
-    first, size = first_and_size(batch, num_graphs)
-    rows = torch.arange(pos.size(0), device=pos.device)
-    step = torch.arange(1, slots + 1, device=pos.device)
+    first, size = first_and_size(search.batch, search.num_graphs)
+    rows = torch.arange(len(search.pos), device=first.device)
+    step = torch.arange(1, slots + 1, device=first.device)
     place = (rows - first).unsqueeze(1)
     size = size.unsqueeze(1)
     others = place + step
@@ -114,46 +112,41 @@ def _pairs(
     # In a graph of an even number of nodes the longest step would find each pair from both ends.
     once = (2 * step < size) | ((2 * step == size) & (place < step))
     others = torch.where(once, others, rows.unsqueeze(1))
-    return others, once & both_real(others, nodes_mask) & (squared_distances(pos, others) <= cutoff * cutoff)
+    near = squared_distances(search.pos, others) <= search.cutoff * search.cutoff
+    return others, once & both_real(others, search.nodes_mask) & near
 
 
-def _search(
-    form: int,
-    pos: Tensor,
-    batch: Tensor,
-    cutoff: float,
-    slots: int,
-    num_graphs: int,
-    width: int,
-    nodes_mask: Tensor | None,
-) -> tuple[Tensor, Tensor]:
+def _search(form: int, slots: int, *arguments: Any) -> tuple[Tensor, Tensor]:
+    search = Search(*arguments)
     native = library.packed("popgeo_near_nodes")
-    if native is None or not pos.is_cpu:
-        return _define(form, pos, batch, cutoff, slots, num_graphs, width, nodes_mask)
-    num_nodes = len(batch)
-    check_index("batch", batch, num_nodes, pos)
-    if pos.dim() != 2 or len(pos) != num_nodes or slots < 0 or form not in list(Form):
-        raise ValueError(f"pos has shape {tuple(pos.shape)} and there are {slots} slots; pos has a row for each node.")
-    if nodes_mask is not None:
-        check_array("nodes_mask", nodes_mask, (num_nodes,), torch.bool)
-    others, near = _empty(form, pos, batch, cutoff, slots)
-    pos, batch = library.as_read(pos), as_int64(batch)
-    real = None if nodes_mask is None else nodes_mask.contiguous()
-    sizes = (pos.shape[0], pos.shape[1], slots, width, form, pos.dtype is torch.float64, torch.get_num_threads())
-    if native(_pack(*map(pointer, (pos, batch, real, others, near)), *sizes, cutoff)):
+    if native is None or not search.pos.is_cpu:
+        return _define(form, slots, *arguments)
+    num_nodes = len(search.batch)
+    check_index("batch", search.batch, num_nodes, search.pos)
+    if search.pos.dim() != 2 or len(search.pos) != num_nodes or slots < 0 or form not in list(Form):
+        shape = tuple(search.pos.shape)
+        raise ValueError(f"pos has shape {shape} and there are {slots} slots; pos has a row for each node.")
+    if search.nodes_mask is not None:
+        check_array("nodes_mask", search.nodes_mask, (num_nodes,), torch.bool)
+    others, near = _empty(form, slots, *arguments)
+    pos, batch = library.as_read(search.pos), as_int64(search.batch)
+    real = None if search.nodes_mask is None else search.nodes_mask.contiguous()
+    sizes = (*pos.shape, slots, search.width, form, pos.dtype is torch.float64, torch.get_num_threads())
+    if native(_pack(*map(pointer, (pos, batch, real, others, near)), *sizes, search.cutoff)):
         raise MemoryError("popgeo could not allocate its working memory.")
     return others, near
 
 
-def _empty(form: int, pos: Tensor, batch: Tensor, cutoff: float, slots: int, *_: object) -> tuple[Tensor, Tensor]:
-    if form == Form.RADIUS:
-        return batch.new_empty(2, slots, dtype=torch.long), batch.new_empty((), dtype=torch.long)
-    shape = pos.shape[0], slots
-    return batch.new_empty(shape, dtype=torch.long), batch.new_empty(shape, dtype=torch.bool)
+def _empty(form: int, slots: int, pos: Tensor, batch: Tensor, *_: object) -> tuple[Tensor, Tensor]:
+    shape = (2, slots) if form == Form.RADIUS else (len(pos), slots)
+    others = batch.new_empty(shape, dtype=torch.long)
+    return others, batch.new_empty((), dtype=torch.long) if form == Form.RADIUS else batch.new_empty(
+        shape, dtype=torch.bool
+    )
 
 
 _NEAR_NODES = register(
-    "near_nodes(int form, Tensor pos, Tensor batch, float cutoff, SymInt slots, SymInt num_graphs, SymInt width, "
+    "near_nodes(int form, SymInt slots, Tensor pos, Tensor batch, float cutoff, SymInt num_graphs, SymInt width, "
     "Tensor? nodes_mask) -> (Tensor, Tensor)",
     kernel=_search,
     fake=_empty,

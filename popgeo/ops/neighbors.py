@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from popgeo.ops.neighbor_candidates import fit_windows
-from popgeo.ops.neighbor_search import Form, near_nodes
+from popgeo.ops.neighbor_search import Form, Search, near_nodes
 from popgeo.ops.refusals import require
 
 
@@ -66,8 +66,8 @@ def knn(
     """
     if k < 1:
         raise ValueError(f"k is {k}; a node needs at least one edge slot. Pass k >= 1.")
-    width = _width(pos, cutoff, max_num_nodes)
-    return _in_slots(Form.KNN, pos, batch, cutoff, k, num_graphs, width, max_num_nodes, nodes_mask)
+    search = _search(pos, batch, cutoff, num_graphs, max_num_nodes, nodes_mask)
+    return _in_slots(Form.KNN, k, search, max_num_nodes)
 
 
 def pairs(
@@ -106,8 +106,8 @@ def pairs(
         tensor([[1, 2],
                 [0, 1]])
     """
-    width = _width(pos, cutoff, max_num_nodes)
-    return _in_slots(Form.PAIRS, pos, batch, cutoff, width // 2, num_graphs, width, max_num_nodes, nodes_mask)
+    search = _search(pos, batch, cutoff, num_graphs, max_num_nodes, nodes_mask)
+    return _in_slots(Form.PAIRS, search.width // 2, search, max_num_nodes)
 
 
 def radius(
@@ -146,11 +146,11 @@ def radius(
         >>> neighbors.edge_index.tolist(), int(num_missing)
         ([[1, 0, 2], [0, 1, 2]], 0)
     """
-    width = _width(pos, cutoff, max_num_nodes)
-    edge_index, num_found = near_nodes(Form.RADIUS, pos, batch, cutoff, num_edges, num_graphs, width, nodes_mask)
+    search = _search(pos, batch, cutoff, num_graphs, max_num_nodes, nodes_mask)
+    edge_index, num_found = near_nodes(Form.RADIUS, num_edges, search)
     edges_mask = torch.arange(num_edges, device=pos.device) < num_found
     neighbors = Neighbors(edge_index, distance(pos, edge_index, edges_mask, cutoff), edges_mask)
-    neighbors = _in_windows(neighbors, batch, num_graphs, max_num_nodes, nodes_mask)
+    neighbors = _in_windows(neighbors, search, max_num_nodes)
     return neighbors, (num_found - num_edges).clamp(min=0)
 
 
@@ -188,36 +188,26 @@ def distance(
     return r if edges_mask is None else torch.where(edges_mask, r, cutoff)
 
 
-def _width(pos: Tensor, cutoff: float, max_num_nodes: int | None) -> int:
-    """How many rows a graph may have."""
+def _search(
+    pos: Tensor, batch: Tensor, cutoff: float, num_graphs: int, max_num_nodes: int | None, nodes_mask: Tensor | None
+) -> Search:
     if not cutoff > 0:
         raise ValueError(f"The cutoff is {cutoff}; it must be positive, in the unit of pos.")
-    return pos.size(0) if max_num_nodes is None else min(max_num_nodes, pos.size(0))
+    width = len(pos) if max_num_nodes is None else min(max_num_nodes, len(pos))
+    return Search(pos, batch, cutoff, num_graphs, width, nodes_mask)
 
 
-def _in_slots(
-    form: Form,
-    pos: Tensor,
-    batch: Tensor,
-    cutoff: float,
-    slots: int,
-    num_graphs: int,
-    width: int,
-    max_num_nodes: int | None,
-    nodes_mask: Tensor | None,
-) -> Neighbors:
+def _in_slots(form: Form, slots: int, search: Search, max_num_nodes: int | None) -> Neighbors:
     """The edges of each node in its slots, one node after another. [num_nodes * slots]"""
-    others, near = near_nodes(form, pos, batch, cutoff, slots, num_graphs, width, nodes_mask)
-    centres = torch.arange(pos.size(0), device=pos.device).unsqueeze(1).expand_as(others)
+    others, near = near_nodes(form, slots, search)
+    centres = torch.arange(len(others), device=others.device).unsqueeze(1).expand_as(others)
     edge_index = torch.stack([torch.where(near, others, centres), centres]).flatten(1)
     edges_mask = near.flatten()
-    edges = Neighbors(edge_index, distance(pos, edge_index, edges_mask, cutoff), edges_mask)
-    return _in_windows(edges, batch, num_graphs, max_num_nodes, nodes_mask)
+    lengths = distance(search.pos, edge_index, edges_mask, search.cutoff)
+    return _in_windows(Neighbors(edge_index, lengths, edges_mask), search, max_num_nodes)
 
 
-def _in_windows(
-    edges: Neighbors, batch: Tensor, num_graphs: int, max_num_nodes: int | None, nodes_mask: Tensor | None
-) -> Neighbors:
+def _in_windows(edges: Neighbors, search: Search, max_num_nodes: int | None) -> Neighbors:
     """The edges, once it is known that every graph fits its window."""
-    fits, reason = fit_windows(batch, num_graphs, max_num_nodes, nodes_mask)
+    fits, reason = fit_windows(search.batch, search.num_graphs, max_num_nodes, search.nodes_mask)
     return edges._replace(edge_weight=require(fits.all(), edges.edge_weight, reason))
