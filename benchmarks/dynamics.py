@@ -131,15 +131,41 @@ def print_water(sides: Sequence[int], rounds: int) -> None:
     print(f"  a step of water for an atom: {times}; {ratio:.2f}x from {few:,} to {many:,} atoms ({goal})")
 
 
+def print_drift(count: int) -> None:
+    """How the total energy drifts in steps of constant energy, with filters on a grid and at each edge."""
+    import ase.build
+    from ase.md.velocitydistribution import MaxwellBoltzmannDistribution
+    from ase.md.verlet import VelocityVerlet
+
+    crystal = ase.build.bulk("Cu", cubic=True).repeat((2, 2, 2))
+    for name, start in (("ethanol", ase.build.molecule("CH3CH2OH")), ("copper", crystal)):
+        drifts = {}
+        for filters in ("grid", "edges"):
+            torch.manual_seed(0)
+            atoms = start.copy()
+            atoms.calc = Calculator(SchNet(*SCHNET, CUTOFF, filters=filters), compile=compile_forward)
+            MaxwellBoltzmannDistribution(atoms, temperature_K=300, rng=np.random.RandomState(0))
+            energies: list[float] = []
+            dynamics = VelocityVerlet(atoms, 0.1)
+            dynamics.attach(lambda atoms=atoms, energies=energies: energies.append(atoms.get_total_energy()), 20)
+            dynamics.run(count)
+            drifts[filters] = 1e3 * np.polyfit(range(len(energies)), energies, 1)[0] * len(energies) / len(atoms)
+        found = ", ".join(f"{drift:+.4f} meV with filters {way}" for way, drift in drifts.items())
+        print(f"  drift of the energy of an atom of {name} in {count:,} steps: {found}")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--quick", action="store_true", help="a small crystal, two rounds")
+    parser.add_argument("--drift", type=int, help="print how the energy drifts in that many steps, and no times")
     options = parser.parse_args()
     one_thread()
     torch.manual_seed(0)
     torch.set_flush_denormal(True)
     print(processor())
+    if options.drift:
+        return print_drift(options.drift)
     rounds = 2 if options.quick else options.rounds
     print_ethanol(rounds)
     print_water((4, 7) if options.quick else (7, 15), rounds)
