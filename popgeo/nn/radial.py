@@ -134,6 +134,40 @@ class PolynomialEnvelope(nn.Module):
         return f"cutoff={self.cutoff}, exponent={self.exponent}"
 
 
+def envelope_for(cutoff: float, envelope: nn.Module | None) -> nn.Module:
+    """The envelope of a model: as given, or `CosineEnvelope(cutoff)`.
+
+    Absent edges have the length of the cutoff or more. An envelope that is not 0 there would let them send messages,
+    and results would depend on the number of slots.
+
+    Args:
+        cutoff: Longest edge of the model, in the unit of the distances.
+        envelope: What ends the filters; None for the cosine.
+
+    Raises:
+        ValueError: the envelope is not 0 from the cutoff on.
+
+    Example:
+        >>> envelope_for(5.0, CosineEnvelope(8.0))
+        Traceback (most recent call last):
+            ...
+        ValueError: The envelope is 0.309 at the cutoff 5; it must be 0 from there on, or absent edges send messages. ...
+    """
+    if envelope is None:
+        return CosineEnvelope(cutoff)
+    if all(tensor.is_cpu for tensor in (*envelope.parameters(), *envelope.buffers())):
+        with torch.no_grad():
+            ends = envelope(torch.tensor([1.0, 1.5, 2.0], device="cpu") * cutoff).abs()
+        if ends.max() > 1e-6:
+            at = int(ends.argmax())
+            raise ValueError(
+                f"The envelope is {float(ends[at]):.3g} at {'the cutoff' if at == 0 else 'a distance beyond the cutoff'} "
+                f"{cutoff:g}; it must be 0 from there on, or absent edges send messages. "
+                f"Pass an envelope of the cutoff {cutoff:g}."
+            )
+    return envelope
+
+
 def _power(d: Tensor, exponent: int) -> Tensor:
     """d to a whole power by products; where a machine has no instruction for powers, `pow` takes far longer."""
     power = d

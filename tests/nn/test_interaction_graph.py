@@ -6,9 +6,11 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch_geometric.data import Data
 
 from popgeo.nn import (
+    CosineEnvelope,
     KNNInteractionGraph,
     PaiNN,
     PairInteractionGraph,
+    PolynomialEnvelope,
     PrecomputeInteractionGraph,
     RadiusInteractionGraph,
     SchNet,
@@ -84,3 +86,22 @@ def test_edges_that_are_absent_send_nothing_in_a_model_of_a_longer_cutoff(make_m
     edges = ((apart <= 2.0) & (apart > 0) & (batch.unsqueeze(0) == batch.unsqueeze(1))).nonzero().t()
     given = {"num_graphs": 2}
     torch.testing.assert_close(model(z, pos, batch, **given), model(z, pos, batch, edges, **given))
+
+
+@pytest.mark.parametrize("make_model", [SchNet, PaiNN])
+@pytest.mark.parametrize("envelope", [CosineEnvelope(5.2), PolynomialEnvelope(8.0), torch.nn.Sigmoid()], ids=repr)
+def test_an_envelope_through_which_absent_edges_would_send_is_refused(make_model, envelope):
+    with pytest.raises(ValueError, match="it must be 0 from there on"):
+        make_model(8, cutoff=5.0, envelope=envelope)
+
+
+@pytest.mark.parametrize("make_model", [SchNet, PaiNN])
+@pytest.mark.parametrize("envelope", [None, CosineEnvelope(3.0), PolynomialEnvelope(5.0)], ids=repr)
+def test_the_number_of_slots_changes_no_prediction_whatever_the_envelope(make_model, envelope):
+    torch.manual_seed(0)
+    pos, z = 3 * torch.rand(8, 3), torch.randint(1, 9, (8,))
+    model = make_model(8, num_interactions=2, cutoff=5.0, envelope=envelope).eval()
+    model.interaction_graph = RadiusInteractionGraph(5.0, 60)
+    few = model(z, pos, num_graphs=1)
+    model.interaction_graph = RadiusInteractionGraph(5.0, 300)
+    torch.testing.assert_close(model(z, pos, num_graphs=1), few)

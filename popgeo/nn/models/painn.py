@@ -11,7 +11,7 @@ from popgeo.nn.atom_targets import MAX_Z
 from popgeo.nn.filter_grid import FilterNetworks, GridFilters, is_hooked, require_filters
 from popgeo.nn.interaction_graph import KNNInteractionGraph
 from popgeo.nn.models.atom_model import AtomModel
-from popgeo.nn.radial import BesselBasis, CosineEnvelope
+from popgeo.nn.radial import BesselBasis, envelope_for
 from popgeo.nn.readout import require_readout
 from popgeo.ops.cfconv import vector_messages
 from popgeo.ops.half_precision import in_float32
@@ -93,11 +93,11 @@ class PaiNN(AtomModel):
         readout: Molecules are the `"add"`, the `"mean"` or the `"max"` of their atoms.
         atomref: Energy of each element on its own, added to the atom's output, such as `element_energies` finds. [100]
             or [100, 1]
-        envelope: What ends the filters at the cutoff; `CosineEnvelope(cutoff)` when left out.
+        envelope: What ends the filters: 0 from the cutoff on. `CosineEnvelope(cutoff)` when left out.
         filters: As in `SchNet`.
 
     Raises:
-        ValueError: an unknown readout or choice of filters.
+        ValueError: an unknown readout or choice of filters, or an envelope that is not 0 at the cutoff.
 
     Example:
         >>> model = PaiNN(hidden_channels=16, num_interactions=2)
@@ -130,7 +130,7 @@ class PaiNN(AtomModel):
         self.embedding = nn.Embedding(MAX_Z, hidden_channels, padding_idx=0)
         self.interaction_graph = interaction_graph or KNNInteractionGraph(max_num_neighbors, cutoff)
         self.distance_expansion = BesselBasis(cutoff, num_radial)
-        self.envelope = envelope or CosineEnvelope(cutoff)
+        self.envelope = envelope_for(cutoff, envelope)
         self.messages = nn.ModuleList(VectorMessage(hidden_channels, num_radial) for _ in range(num_interactions))
         self.updates = nn.ModuleList(VectorUpdate(hidden_channels) for _ in range(num_interactions))
         self.lin1 = nn.Linear(hidden_channels, hidden_channels // 2)

@@ -11,7 +11,7 @@ from popgeo.nn.atom_targets import MAX_Z
 from popgeo.nn.filter_grid import FilterNetworks, GridFilters, require_filters
 from popgeo.nn.interaction_graph import KNNInteractionGraph
 from popgeo.nn.models.atom_model import AtomModel
-from popgeo.nn.radial import CosineEnvelope, GaussianSmearing, ShiftedSoftplus
+from popgeo.nn.radial import GaussianSmearing, ShiftedSoftplus, envelope_for
 from popgeo.nn.readout import require_readout
 from popgeo.ops import global_add_pool
 
@@ -97,13 +97,13 @@ class SchNet(AtomModel):
         mean: Added to each atom's output, after `std`; both or none of the two are given.
         std: Scales each atom's output.
         atomref: Energy of each element on its own, added to the atom's output. [100] or [100, 1]
-        envelope: What ends the filters at the cutoff; `CosineEnvelope(cutoff)` when left out.
+        envelope: What ends the filters: 0 from the cutoff on. `CosineEnvelope(cutoff)` when left out.
         stable_softplus: The form of `ShiftedSoftplus`.
         filters: `"grid"` evaluates the filter networks at a few hundred distances and interpolates, which is as exact
             as float32 and several times as fast (`refine_filters`); `"edges"` evaluates them at each edge.
 
     Raises:
-        ValueError: an unknown readout, or only one of `mean` and `std`.
+        ValueError: an unknown readout, only one of `mean` and `std`, or an envelope that is not 0 at the cutoff.
 
     Example:
         >>> model = SchNet(hidden_channels=16, num_filters=16, num_interactions=2)
@@ -151,7 +151,7 @@ class SchNet(AtomModel):
         self.embedding = nn.Embedding(MAX_Z, hidden_channels, padding_idx=0)
         self.interaction_graph = interaction_graph or KNNInteractionGraph(max_num_neighbors, cutoff)
         self.distance_expansion = GaussianSmearing(0.0, cutoff, num_gaussians)
-        self.envelope = envelope or CosineEnvelope(cutoff)
+        self.envelope = envelope_for(cutoff, envelope)
         self.interactions = nn.ModuleList(
             InteractionBlock(hidden_channels, num_gaussians, num_filters, stable_softplus)
             for _ in range(num_interactions)
