@@ -78,6 +78,8 @@ def export(
     choices |= {"device": "cpu", "forces": forces}
     predictor = Predictor(model, sizes, "none", **choices)
     wanted = _at_these_sizes(predictor, graphs)
+    # What attributes belong to is known from all graphs; the smallest alone may leave it open.
+    choices |= {"layout": next(iter(predictor.programs.values())).layout}
     programs = [_program(model, shape, graphs, choices) for shape in predictor.shapes]
     examples = [
         {name: torch.zeros_like(tensor, device="cpu") for name, tensor in program.inputs.items()}

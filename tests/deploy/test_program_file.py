@@ -155,6 +155,17 @@ def test_graphs_of_several_types_come_back_by_type(tmp_path: Path):
     torch.testing.assert_close(found["paper"], 2 * torch.cat([graph["paper"].x for graph in graphs]))
 
 
+class WithGlobal(nn.Module):
+    def forward(self, x: Tensor, state: Tensor, batch: Tensor) -> Tensor:
+        return x * state[batch]
+
+
+def test_a_graph_of_one_node_among_the_examples_leaves_no_attribute_open(tmp_path: Path):
+    graphs = [Data(x=torch.randn(n, 4), state=torch.randn(1, 4), edge_index=torch.zeros(2, 0).long()) for n in (1, 3)]
+    found = load(export(WithGlobal(), SIZES, tmp_path / "state.pt2", graphs=graphs), "none")(graphs)["out"]
+    torch.testing.assert_close(found, torch.cat([graph.x * graph.state for graph in graphs]))
+
+
 class Draws(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return x + torch.rand_like(x)
