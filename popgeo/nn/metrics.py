@@ -114,6 +114,7 @@ def roc_auc(input: Tensor, target: Tensor, mask: Tensor | None = None) -> Tensor
         tensor(0.7500)
     """
     known = _known(input, target, mask)
+    input = input.to(torch.promote_types(input.dtype, torch.float32))  # scores may be whole, a share is not
     # Whatever is unknown sorts last and is counted nowhere, next to infinite scores neither. U needs ranks.
     scores = torch.where(known, input, torch.inf)
     ordered = scores.sort().values
@@ -141,6 +142,7 @@ def average_precision(input: Tensor, target: Tensor, mask: Tensor | None = None)
         tensor(0.8333)
     """
     known = _known(input, target, mask)
+    input = input.to(torch.promote_types(input.dtype, torch.float32))
     positive = known & (target == 1)
 
     def as_high(counted: Tensor) -> Tensor:

@@ -114,3 +114,11 @@ def test_metrics_of_many_columns_are_refused():
 def test_classes_for_other_rows_are_refused():
     with pytest.raises(ValueError, match=r"classes \[rows\]"):
         accuracy(torch.ones(4, 2), torch.ones(3, dtype=torch.long))
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.uint8, torch.bool])
+@pytest.mark.parametrize("metric", [roc_auc, average_precision])
+def test_whole_scores_give_what_the_same_scores_give_as_floats(metric, dtype):
+    scores, target = torch.tensor([0, 1, 0, 1, 1]).to(dtype), torch.tensor([0.0, 1, 1, 0, 1])
+    assert 0 < metric(scores, target) < 1
+    torch.testing.assert_close(metric(scores, target), metric(scores.float(), target))
