@@ -151,7 +151,7 @@ def envelope_for(cutoff: float, envelope: nn.Module | None) -> nn.Module:
         >>> envelope_for(5.0, CosineEnvelope(8.0))
         Traceback (most recent call last):
             ...
-        ValueError: The envelope is 0.309 at the cutoff 5; it must be 0 from there on, or absent edges send messages. ...
+        ValueError: The envelope reaches 0.309 at the cutoff 5 or beyond; it must be 0 there, or absent edges send ...
     """
     if envelope is None:
         return CosineEnvelope(cutoff)
@@ -159,11 +159,9 @@ def envelope_for(cutoff: float, envelope: nn.Module | None) -> nn.Module:
         with torch.no_grad():
             ends = envelope(torch.tensor([1.0, 1.5, 2.0], device="cpu") * cutoff).abs()
         if ends.max() > 1e-6:
-            at = int(ends.argmax())
             raise ValueError(
-                f"The envelope is {float(ends[at]):.3g} at {'the cutoff' if at == 0 else 'a distance beyond the cutoff'} "
-                f"{cutoff:g}; it must be 0 from there on, or absent edges send messages. "
-                f"Pass an envelope of the cutoff {cutoff:g}."
+                f"The envelope reaches {float(ends.max()):.3g} at the cutoff {cutoff:g} or beyond; it must be 0 there, "
+                f"or absent edges send messages. Pass an envelope that ends at {cutoff:g}."
             )
     return envelope
 
