@@ -36,6 +36,9 @@ class FixedProgram:
         axes: What the rows of each result belong to: graphs, nodes or edges, of a type if there are several.
         layout: How the batch is laid out.
         model: What `run` computes, if it has not come from a file.
+
+    Raises:
+        ValueError: the layout sorts edges, and a result has a row for each edge: it would be in the order of batches.
     """
 
     run: Callable[[Tensors], Tensors]
@@ -44,6 +47,14 @@ class FixedProgram:
     axes: Mapping[str, Axis]
     layout: LayoutChoices = field(default_factory=LayoutChoices)
     model: "FixedModel | None" = None
+
+    def __post_init__(self) -> None:
+        moved = [name for name, axis in self.axes.items() if axis.level is Level.EDGE]
+        if self.layout.sort_edges and moved:
+            raise ValueError(
+                f"The results {moved} have a row for each edge, and layout.sort_edges puts edges into an order that "
+                "is not that of the graphs. Leave sort_edges out; to sort edges anyway, sort those of the graphs."
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -223,9 +234,10 @@ def _parameters(model: nn.Module) -> Iterator[inspect.Parameter]:
 
 def _as_batch(tensors: Mapping[Any, Tensor], constants: Mapping[str, Any]) -> "Batch":
     """A batch of given tensors, by store and name."""
-    from torch_geometric.data import Batch
+    from torch_geometric.data import Batch, Data, HeteroData
 
-    batch = Batch()
+    has_types = any(store is not None for store, _ in tensors)
+    batch = Batch(_base_cls=HeteroData if has_types else Data)
     for (store, name), tensor in tensors.items():
         setattr(batch if store is None else batch[store], name, tensor)
     batch._num_graphs = constants["num_graphs"]

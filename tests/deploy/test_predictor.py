@@ -17,6 +17,7 @@ from torch_geometric.loader import DataLoader
 import popgeo
 from popgeo import FixedSizeDataLoader
 from popgeo.data import FixedSizeOptions, FlatStore, unpad
+from popgeo.data.batch_layout import LayoutChoices
 from popgeo.deploy.predictor import Predictor
 from popgeo.nn import GIN, SchNet
 from popgeo.nn.forces import energy_and_forces
@@ -242,6 +243,40 @@ def test_types_of_nodes_have_results_of_their_own():
     found = Predictor(Hetero())(graphs)
     for i, graph in enumerate(graphs):
         assert_close(found.of(i), {key: 2 * graph[key].x for key in ("a", "b")})
+
+
+@pytest.mark.parametrize("backend", ["cpu", "none"])
+def test_a_model_of_the_whole_batch_gets_one_with_types_of_nodes(backend):
+    class Whole(nn.Module):
+        def forward(self, data: Batch) -> dict[str, Tensor]:
+            ends = data["a", "to", "b"].edge_index
+            return {
+                "b": torch.zeros_like(data["b"].x).index_add(0, ends[1], data["a"].x[ends[0]]),
+                "graphs": torch.zeros(data.num_graphs, 3).index_add(0, data["a"].batch, data["a"].x),
+            }
+
+    graphs = []
+    for n in (2, 5, 3):
+        graph = HeteroData()
+        graph["a"].x, graph["b"].x = torch.randn(n, 3), torch.randn(2 * n, 3)
+        graph["a", "to", "b"].edge_index = torch.stack([torch.arange(n), torch.arange(n) + n])
+        graphs.append(graph)
+    found = Predictor(Whole(), backend=backend)(graphs)
+    for i, graph in enumerate(graphs):
+        batch = Batch.from_data_list([graph])
+        assert_close(found.of(i), Whole()(batch))
+
+
+def test_results_of_edges_that_a_layout_would_reorder_are_refused():
+    class Ends(nn.Module):
+        def forward(self, x: Tensor, edge_index: Tensor) -> dict[str, Tensor]:
+            return {"difference": x[edge_index[1]] - x[edge_index[0]]}
+
+    graphs, sorts = graphs_of(8), LayoutChoices(sort_edges=True)
+    with pytest.raises(ValueError, match=r"\['difference'\] have a row for each edge, and layout.sort_edges"):
+        Predictor(Ends(), layout=sorts)(graphs)
+    found = Predictor(gin(), layout=sorts)(graphs)["out"]
+    assert_close(found, torch.cat([alone(gin(), graph) for graph in graphs]))
 
 
 def test_dropout_is_off_and_the_model_stays_as_it_was():
