@@ -14,6 +14,7 @@ from popgeo.nn.norm import make_norm
 from popgeo.nn.readout import READOUTS, require_readout
 from popgeo.ops import EdgePlan, gather, scatter
 from popgeo.ops.eager import is_direct
+from popgeo.ops.refusals import require
 
 JUMPS = (None, "last", "cat", "max")
 
@@ -74,6 +75,15 @@ def enter(
         x = torch.where(nodes_mask.unsqueeze(1), x, 0.0)
     if edges_mask is not None:
         edge_index = torch.where(edges_mask, edge_index, x.size(0) - 1)
+        if nodes_mask is not None:
+            edge_index = require(
+                edges_mask | ~nodes_mask[-1:],
+                edge_index,
+                lambda: (
+                    "edges_mask leaves out edges, which are moved to the last node; but that is real, as nodes_mask "
+                    "says. Keep a node for padding, as loaders do, or leave the edges out of edge_index."
+                ),
+            )
         edge_weight = None if edge_weight is None else torch.where(edges_mask, edge_weight, 0.0)
         edge_attr = None if edge_attr is None else torch.where(edges_mask.unsqueeze(1), edge_attr, 0.0)
     return x, Batched(
@@ -177,13 +187,14 @@ class GNN(nn.Module):
             batch: Graph of each node, ascending. [num_nodes]
             num_graphs: Graphs in the batch, padding included; needed by a readout and by norms of graphs.
             nodes_mask: True where the node is real. [num_nodes]
-            edges_mask: True where the edge is real; others are moved to the last node, which is padding if any is.
+            edges_mask: True where the edge is real; others are moved to the last node, which must be padding then.
 
         Returns:
             [num_nodes, out_channels], or with a readout [num_graphs, out_channels].
 
         Raises:
-            ValueError: a readout or a norm of graphs without `batch` and `num_graphs`.
+            ValueError: a readout or a norm of graphs without `batch` and `num_graphs`; or edges that are not real,
+                and a last node that is.
         """
         x, batched = enter(x, edge_index, edge_weight, edge_attr, batch, num_graphs, nodes_mask, edges_mask)
         x = self._layers(x, self.prepare(x, batched))

@@ -122,3 +122,18 @@ def test_gine_without_edge_features_is_refused():
 def test_sage_with_an_unknown_aggregation_is_refused():
     with pytest.raises(ValueError, match="aggr is 'lstm'"):
         GraphSAGE(**SHARED, aggr="lstm")
+
+
+@pytest.mark.parametrize("make_model", [GCN, GIN, GraphSAGE])
+def test_edges_left_out_by_a_mask_never_reach_a_real_node(make_model):
+    model = make_model(3, 8, 2)
+    x, edge_index = torch.randn(5, 3), torch.tensor([[0, 1, 2, 3, 1], [1, 2, 0, 4, 3]])
+    edges_mask = torch.tensor([True, False, True, True, False])
+    expected = model(x, edge_index[:, edges_mask])
+    padded = torch.cat([x, torch.zeros(1, 3)])
+    masks = {"edges_mask": edges_mask, "nodes_mask": torch.arange(6) < 5}
+    torch.testing.assert_close(model(padded, edge_index, **masks)[:5], expected)
+    with pytest.raises(ValueError, match="moved to the last node; but that is real"):
+        model(x, edge_index, edges_mask=edges_mask, nodes_mask=torch.ones(5, dtype=torch.bool))
+    everything = {"edges_mask": torch.ones(5, dtype=torch.bool), "nodes_mask": torch.ones(5, dtype=torch.bool)}
+    torch.testing.assert_close(model(x, edge_index, **everything), model(x, edge_index))
