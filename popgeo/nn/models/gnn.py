@@ -80,8 +80,7 @@ def enter(
                 edges_mask | ~nodes_mask[-1:],
                 edge_index,
                 lambda: (
-                    "edges_mask leaves out edges, which are moved to the last node; but that is real, as nodes_mask "
-                    "says. Keep a node for padding, as loaders do, or leave the edges out of edge_index."
+                    "edges_mask moves edges to the last node, which is real. Keep a node for padding, as loaders do."
                 ),
             )
         edge_weight = None if edge_weight is None else torch.where(edges_mask, edge_weight, 0.0)

@@ -133,7 +133,7 @@ def test_edges_left_out_by_a_mask_never_reach_a_real_node(make_model):
     padded = torch.cat([x, torch.zeros(1, 3)])
     masks = {"edges_mask": edges_mask, "nodes_mask": torch.arange(6) < 5}
     torch.testing.assert_close(model(padded, edge_index, **masks)[:5], expected)
-    with pytest.raises(ValueError, match="moved to the last node; but that is real"):
+    with pytest.raises(ValueError, match="moves edges to the last node, which is real"):
         model(x, edge_index, edges_mask=edges_mask, nodes_mask=torch.ones(5, dtype=torch.bool))
     everything = {"edges_mask": torch.ones(5, dtype=torch.bool), "nodes_mask": torch.ones(5, dtype=torch.bool)}
     torch.testing.assert_close(model(x, edge_index, **everything), model(x, edge_index))
