@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from popgeo import compile_forward, compile_step, ops
-from popgeo.nn import PaiNN, PairInteractionGraph, RadiusInteractionGraph, SchNet, loss
+from popgeo.nn import GIN, PaiNN, PairInteractionGraph, RadiusInteractionGraph, SchNet, loss
 from popgeo.nn.graph_attention import GraphAttention, SameGraph
 from popgeo.ops import ScatterPlan
 from popgeo.ops.refusals import require
@@ -55,10 +55,17 @@ def attention(form: str) -> Callable[..., Tensor]:
     return lambda x, batch: layer(x, SameGraph.of(batch, 2, max_num_nodes=3, form=form))
 
 
+def masked_edges() -> Callable[..., Tensor]:
+    torch.manual_seed(0)
+    model = GIN(2, 4, 2)
+    return lambda x, edges, nodes: model(x, RING, nodes_mask=nodes, edges_mask=edges)
+
+
 RING, LOOP = torch.tensor([[0, 1, 2, 3, 4], [1, 0, 3, 2, 3]]), torch.tensor([[0, 1, 2, 3, 4], [1, 0, 2, 2, 3]])
 CLIMBS, DESCENDS, LEAVES = (torch.tensor(pointers) for pointers in ([0, 2, 3, 5], [0, 3, 2, 5], [0, 2, 3, 6]))
 INDEX, OUTSIDE, NEGATIVE = (torch.tensor(index) for index in ([0, 2, 1, 1, 0], [0, 2, 3, 1, 0], [0, 2, -1, 1, 0]))
 LOGITS, CLASSES, LABELS = X, torch.tensor([0, 1, 1, 0, 1]), torch.tensor([0.0, 1, 1, 0, 1])
+PADDED = torch.tensor([True, True, True, True, False])
 WIDE = INDEX.unsqueeze(1).repeat(1, 2)
 
 # The function, arguments that it takes, and arguments that it refuses.
@@ -80,6 +87,7 @@ CASES: dict[str, tuple[Callable[..., Tensor], tuple[Tensor, ...], list[tuple[Ten
     "scatter": (lambda x, i: ops.scatter(x, i, 0, dim_size=3), (X, INDEX), [(X, OUTSIDE), (X, NEGATIVE)]),
     "wide scatter": (lambda x, i: ops.scatter(x, i, 0, dim_size=3), (X, WIDE), [(X, WIDE + 1), (X, WIDE - 1)]),
     "wide gather": (ops.gather_coo, (X[:3].T, WIDE.T), [(X[:3].T, WIDE.T + 1), (X[:3].T, WIDE.T - 1)]),
+    "masked edges": (masked_edges(), (X, PADDED, PADDED), [(X, PADDED, Z > 0)]),
     "gather": (ops.gather, (X[:3], INDEX), [(X[:3], OUTSIDE), (X[:3], NEGATIVE)]),
 }  # fmt: skip
 
