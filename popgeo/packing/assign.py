@@ -46,7 +46,9 @@ def assign(
     slot_ranks, ptr = _lay_out(plan, ranked, generator)
     held = np.bincount(slot_ranks, minlength=len(ranked) + 1)
     if not np.array_equal(held, np.bincount(ranks, minlength=len(ranked) + 1)):
-        raise ValueError(f"The plan is for {len(slot_ranks)} graphs, not for these {len(ranks)}. Make one from these.")
+        raise ValueError(
+            f"The plan is for {len(slot_ranks)} graphs of other sizes than these {len(ranks)}. Make one from these."
+        )
     order = _order(len(table), generator)
     slots = np.argsort(slot_ranks, kind="stable")
     indices = np.empty(len(table), np.int64)

@@ -1,17 +1,16 @@
 """As few packs as can be, with a proof: for small batches, where the choice of sizes decides how full they are."""
 
 import functools
-from collections import Counter
 from dataclasses import replace
 
-import numpy as np
 import torch
 from numpy.typing import ArrayLike
 
 from popgeo.packing.assign import assign
-from popgeo.packing.column_generation import Fractional, solve_fractional
+from popgeo.packing.column_generation import solve_fractional
 from popgeo.packing.decreasing import best_fit_decreasing
 from popgeo.packing.packs import Budget, Packs
+from popgeo.packing.rounding import round_to_packs
 from popgeo.packing.size_plan import Histogram, SizePlan, histogram
 
 
@@ -69,34 +68,3 @@ def optimal_plan(sizes: Histogram) -> SizePlan:
     if greedy.num_packs < plan.num_packs:
         return replace(greedy, bound=plan.bound)
     return plan
-
-
-def round_to_packs(solution: Fractional, sizes: Histogram) -> SizePlan:
-    """Whole packs that hold each graph exactly once, close to the fractional solution.
-
-    Rounding down leaves at most one pack of each kind in use to pack again, largest first, and there are at most as
-    many kinds in use as sizes, so this costs nothing and is seldom more than one pack above the bound.
-
-    Args:
-        solution: Kinds of packs and how many of each.
-        sizes: How many graphs there are of each size.
-    """
-    amounts = np.floor(solution.amounts + 1e-9).astype(np.int64)
-    packs: Counter[tuple[int, ...]] = Counter()
-    left = np.array(sizes.counts, np.int64)
-    for k in np.flatnonzero(amounts):
-        # Columns cover each size at least as often as there are graphs, so the last packs may be asked for too many.
-        count = int(amounts[k])
-        for _ in range(len(left) + 1):  # each round meets the count or uses up a size
-            kind = np.minimum(solution.kinds[:, k], left)
-            if not count or not kind.any():
-                break
-            held = kind > 0
-            whole = min(count, int((left[held] // kind[held]).min()))
-            packs[tuple(np.repeat(sizes.sizes, kind)[::-1].tolist())] += whole
-            left -= whole * kind
-            count -= whole
-    rest = best_fit_decreasing(replace(sizes, counts=tuple(left.tolist())))
-    packs.update(dict(zip(rest.composition, rest.counts, strict=True)))
-    # Sizes that were rounded up to units need more packs than the real ones may; only volume bounds those.
-    return SizePlan.of(sizes, packs.items(), solution.bound if sizes.unit == 1 else sizes.bound)
