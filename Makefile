@@ -18,7 +18,7 @@ PIP = $(RUN) -m pip install --disable-pip-version-check $(PIP_FLAGS)
 # Tests that are compiled once stay so: without it each worker rewrites every file of tests in every run.
 test test-changed check: export PYTHONDONTWRITEBYTECODE =
 
-.PHONY: demo test test-changed check format bench docs fuzz fuzz-aarch64 sanitize threads clean
+.PHONY: demo test test-changed check format bench docs release fuzz fuzz-aarch64 sanitize threads clean
 
 demo: $(RUNS) ## train SchNet on the bundled molecules and show how it went
 	$(RUN) -m popgeo
@@ -48,6 +48,9 @@ bench: $(DONE) ## print every figure that the documents claim, as ratios against
 docs: $(DONE) ## build the documentation in build/docs; a warning is an error
 	$(RUN) -m sphinx -W --keep-going -q -b html docs build/docs
 	@echo "popgeo: open build/docs/index.html"
+
+release: $(DONE) ## build the wheel and the sdist of the last commit in dist/, twice, and try them; nothing is uploaded
+	$(RUN) scripts/release.py
 
 fuzz: $(DONE) ## random calls of the compiled kernels under AddressSanitizer, for a minute
 	$(RUN) tests/native/fuzz.py --seconds 60
