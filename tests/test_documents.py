@@ -97,7 +97,7 @@ def test_the_commands_of_a_page_exist(page: Path):
 
 def test_pyproject_names_only_what_there_is():
     text = (REPOSITORY / "pyproject.toml").read_text()
-    for found in set(re.findall(r"\bpopgeo(?:\.\w+)+", text)):
+    for found in set(re.findall(r"(?<!\.)\bpopgeo(?:\.\w+)+", text)):
         module, _, last = found.rpartition(".")
         assert importlib.util.find_spec(found) or hasattr(importlib.import_module(module), last), found
     files = re.findall(r"\b((?:examples|scripts|notebooks)/[\w/.]*)", text)
