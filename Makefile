@@ -18,7 +18,7 @@ PIP = $(RUN) -m pip install --disable-pip-version-check $(PIP_FLAGS)
 # Tests that are compiled once stay so: without it each worker rewrites every file of tests in every run.
 test test-changed check: export PYTHONDONTWRITEBYTECODE =
 
-.PHONY: demo test test-changed check format bench docs fuzz fuzz-aarch64 sanitize threads clean
+.PHONY: demo test test-changed check format bench coverage docs release fuzz fuzz-aarch64 sanitize threads clean
 
 demo: $(RUNS) ## train SchNet on the bundled molecules and show how it went
 	$(RUN) -m popgeo
@@ -45,9 +45,18 @@ bench: $(DONE) ## print every figure that the documents claim, as ratios against
 	@for script in benchmarks/[a-z]*.py; do \
 	  grep -q '__main__' $$script || continue; echo "popgeo: $$script"; $(RUN) $$script || exit 1; done
 
+coverage: $(DONE) ## run every test in one process, and write which lines and branches they reach to build/coverage.md
+	@mkdir -p build
+	$(RUN) -m coverage run --branch --source popgeo --data-file build/.coverage -m pytest -q
+	$(RUN) -m coverage report --data-file build/.coverage --format markdown --skip-covered --sort cover > build/coverage.md
+	@grep TOTAL build/coverage.md
+
 docs: $(DONE) ## build the documentation in build/docs; a warning is an error
 	$(RUN) -m sphinx -W --keep-going -q -b html docs build/docs
 	@echo "popgeo: open build/docs/index.html"
+
+release: $(DONE) ## build the wheel and the sdist of the last commit in dist/, twice, and try them; nothing is uploaded
+	$(RUN) scripts/release.py
 
 fuzz: $(DONE) ## random calls of the compiled kernels under AddressSanitizer, for a minute
 	$(RUN) tests/native/fuzz.py --seconds 60

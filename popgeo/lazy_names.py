@@ -8,6 +8,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from popgeo import renamed
+
 _IMPORT = re.compile(r"^ *from (\S+) import (\w+) as \2$", flags=re.MULTILINE)
 
 
@@ -29,6 +31,8 @@ def lazy_names(package: str) -> tuple[Callable[[str], Any], Callable[[], list[st
 
     def find(name: str) -> Any:
         """A public name or a module of the package."""
+        if f"{package}.{name}" in renamed.NAMES:
+            return renamed.by_old_name(f"{package}.{name}")
         home = homes.get(name, package)
         try:
             found = import_module(f"{home}.{name}") if home == package else getattr(import_module(home), name)

@@ -97,7 +97,7 @@ def test_the_commands_of_a_page_exist(page: Path):
 
 def test_pyproject_names_only_what_there_is():
     text = (REPOSITORY / "pyproject.toml").read_text()
-    for found in set(re.findall(r"\bpopgeo(?:\.\w+)+", text)):
+    for found in set(re.findall(r"(?<!\.)\bpopgeo(?:\.\w+)+", text)):
         module, _, last = found.rpartition(".")
         assert importlib.util.find_spec(found) or hasattr(importlib.import_module(module), last), found
     files = re.findall(r"\b((?:examples|scripts|notebooks)/[\w/.]*)", text)
@@ -134,8 +134,8 @@ def test_every_page_of_the_site_is_reached_from_its_index():
     assert [name(page) for page in GUIDES if page.name != "index.md" and page.stem not in listed] == []
 
 
-def test_contributing_names_the_files_and_the_floors_that_there_are():
-    text = CONTRIBUTING.read_text()
+def test_the_page_for_contributors_names_the_files_and_the_floors_that_there_are():
+    text = (REPOSITORY / "docs" / "house.md").read_text()
     named = re.findall(r"`((?:[a-z_]+/)*[a-z_]+\.(?:py|csv))`", text)
     files = [file for file in named if "/" in file]
     assert [f for f in files if not (REPOSITORY / f).exists() and not (REPOSITORY / "popgeo" / f).exists()] == []
@@ -154,6 +154,20 @@ def test_the_picture_is_what_its_script_draws(tmp_path: Path, monkeypatch: pytes
     import draw_flow
 
     assert draw_flow.draw() == draw_flow.PICTURE.read_text()
+
+
+def test_the_picture_of_the_folders_is_what_the_imports_say(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.syspath_prepend(str(REPOSITORY / "scripts"))
+    import draw_layers
+
+    assert {*draw_layers.ABOUT} == {path.parent.name for path in (REPOSITORY / "popgeo").glob("*/*.py")}
+    assert draw_layers.draw() == draw_layers.PICTURE.read_text(), "run python scripts/draw_layers.py"
+    with pytest.raises(ValueError, match=r"circle: \['a', 'b'\]"):
+        draw_layers.floors({"a": {"b"}, "b": {"a"}, "c": set()})
+
+
+def test_contributing_is_a_short_read():
+    assert len(CONTRIBUTING.read_text().split()) <= 600, "take details to docs/house.md"
 
 
 def test_the_site_is_built_without_a_warning(tmp_path: Path):

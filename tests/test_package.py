@@ -75,6 +75,8 @@ def test_the_version_is_one_and_the_same_everywhere():
     version = re.search(r'^version = "(.+)"$', (REPOSITORY / "pyproject.toml").read_text(), flags=re.MULTILINE)[1]
     assert popgeo.__version__ == version
     assert f"\nversion: {version}\n" in (REPOSITORY / "CITATION.cff").read_text()
+    assert f'\n  version: "{version}"\n' in (REPOSITORY / "conda" / "recipe.yaml").read_text()
+    assert f"\n## [{version}], " in (REPOSITORY / "CHANGELOG.md").read_text()
 
 
 def test_hooks_and_workflows_run_what_contributors_run():

@@ -51,7 +51,7 @@ _SEARCHES = {
     "nearest": static_neighbors.nearest,
     "fps": farthest_points.fps_of_graphs,
 }
-_IN_PYG |= {(of, name): form for of in ("torch_geometric.nn.pool", "torch_cluster") for name, form in _SEARCHES.items()}
+_IN_PYG |= {(of, name): form for of in ["torch_geometric.nn.pool", "torch_cluster"] for name, form in _SEARCHES.items()}
 
 
 @contextlib.contextmanager
