@@ -31,7 +31,7 @@ def test_following_the_insights_doubles_the_throughput_of_schnet_and_still_fits(
     assert last.graphs_per_second > 2 * first.graphs_per_second
     assert last.memory.fits
     titles = {insight.title for insight in first.insights}
-    assert {"cos in software", "Neighbours are searched in every step"} <= titles
+    assert "cos in software" in titles
     assert not {"cos in software", "Neighbours are searched in every step"} & {i.title for i in last.insights}
 
 

@@ -201,7 +201,7 @@ def require_elements(numbers: np.ndarray, known: Sequence[int] | None = None) ->
         >>> require_elements(np.array([8, 1, 0]))
         Traceback (most recent call last):
             ...
-        ValueError: it has atoms of number 0, which is not an element (ASE calls 0 X). Remove these atoms.
+        ValueError: it has atoms of number 0, which is not an element (ASE calls 0 X). Remove them.
     """
     if (odd := numbers[(numbers < 1) | (numbers > _LAST_ELEMENT)]).size:
         raise ValueError(f"it has atoms of number {odd[0]}, which is not an element (ASE calls 0 X). Remove them.")

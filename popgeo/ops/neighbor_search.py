@@ -18,9 +18,10 @@ from torch.compiler import is_compiling
 from popgeo.native import library
 from popgeo.ops.kernel_arguments import as_int64, check_array, pointer
 from popgeo.ops.neighbor_candidates import both_real, first_and_size, near_pairs, squared_distances
-from popgeo.ops.refusals import check_index
+from popgeo.ops.refusals import check_index, refuse_index
 from popgeo.ops.register_op import register
 
+_SERVED = (torch.float32, torch.float64)
 _pack = struct.Struct("=12qd").pack
 
 
@@ -66,7 +67,7 @@ def near_nodes(form: Form, slots: int, search: Search) -> tuple[Tensor, Tensor]:
     """
     pos = search.pos.detach()
     is_transformed = not is_compiling() and _functorch.peek_interpreter_stack() is not None
-    if is_transformed or not pos.is_cpu or pos.dtype not in (torch.float32, torch.float64):
+    if is_transformed or not pos.is_cpu or pos.dtype not in _SERVED:
         return _define(form, slots, pos, *search[1:])
     return _NEAR_NODES(int(form), slots, pos, *search[1:])
 
@@ -119,11 +120,14 @@ def _pairs(slots: int, search: Search) -> tuple[Tensor, Tensor]:
 def _search(form: int, slots: int, *arguments: Any) -> tuple[Tensor, Tensor]:
     search = Search(*arguments)
     native = library.packed("popgeo_near_nodes")
-    if native is None or not search.pos.is_cpu:
+    if native is None or not search.pos.is_cpu or search.pos.dtype not in _SERVED:
         return _define(form, slots, *arguments)
     num_nodes = len(search.batch)
     check_index("batch", search.batch, num_nodes, search.pos)
-    if search.pos.dim() != 2 or len(search.pos) != num_nodes or slots < 0 or form not in list(Form):
+    refuse_index("batch", search.batch, search.num_graphs)
+    fits = search.pos.dim() == 2 and len(search.pos) == num_nodes and slots >= 0 and form in list(Form)
+    is_wide = search.width > 0 or form == Form.PAIRS or not num_nodes
+    if not fits or not is_wide or max(search.width, search.num_graphs) >= 2**31:
         shape = tuple(search.pos.shape)
         raise ValueError(f"pos has shape {shape} and there are {slots} slots; pos has a row for each node.")
     if search.nodes_mask is not None:

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from popgeo.engine import bound_step, cuda_graph, step_recipe
+from popgeo.engine import bind_step, cuda_graph, step_recipe
 from tests.support.fake_cuda import FakeCuda
 
 
@@ -16,7 +16,7 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
     fake = FakeCuda()
     for module in (step_recipe, cuda_graph):
         monkeypatch.setattr(module, "device_of", lambda model, backend: torch.device("cpu"))
-    monkeypatch.setattr(bound_step, "torch", SimpleNamespace(cuda=fake))
+    monkeypatch.setattr(bind_step, "torch", SimpleNamespace(cuda=fake))
     for name in ("adam", "rmsprop"):  # torch knows no processor that captures
         served = lambda *given, **named: ["cpu"]  # noqa: E731
         monkeypatch.setattr(sys.modules[f"torch.optim.{name}"], "_get_capturable_supported_devices", served)

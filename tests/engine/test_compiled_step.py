@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 import popgeo
-from popgeo.engine import bound_step
+from popgeo.engine import bind_step
 from popgeo.engine.backend import Backend, device_of
 from popgeo.engine.compile_step import compile_forward, compile_step
 from popgeo.engine.compiled_step import CompiledStep
@@ -203,7 +203,7 @@ def test_a_step_of_this_computer_alone_is_kept_for_the_next_start(tmp_path, monk
     def capture_again(*given: object, **named: object) -> None:
         raise AssertionError("It was kept.")
 
-    monkeypatch.setattr(bound_step, "capture_step", capture_again)
+    monkeypatch.setattr(bind_step, "capture_step", capture_again)
     assert torch.equal(compile_forward(linear, options=options)(x), expected)
     with pytest.raises(AssertionError, match="It was kept"):  # autocast makes another step of it
         compile_forward(linear, options=options, autocast=torch.bfloat16)(x)

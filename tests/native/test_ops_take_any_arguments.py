@@ -56,6 +56,11 @@ EXAMPLES: dict[str, list[tuple[Any, ...]]] = {
         (role, *[None if at == role else FACTORS[at] for at in range(4)], SRC, DST, NODES, *PRODUCT)
         for role in range(4)
     ],
+    "near_nodes": [
+        (form, 4, torch.rand(NODES, 3), torch.arange(NODES) // 3, 0.8, NODES, NODES, mask)
+        for form in range(3)
+        for mask in (None, torch.arange(NODES) % 4 > 0)
+    ],
     "all_reduce": [(X, NODES, 1)],
     "replicate": [(X, 2, 2, 1)],
     "all_gather": [(X, NODES, 0, 1)],
@@ -64,7 +69,7 @@ EXAMPLES: dict[str, list[tuple[Any, ...]]] = {
     "all_to_all": [(X[:, :5], NODES)],
 }
 OF_TORCH = {"random_state", "set_random_state", "print_tensor", "identity_loss"}  # no kernel of popgeo's
-OPAQUE = {"interaction_plan": (0, 1)}  # results that only other operations read
+OPAQUE = {"interaction_plan": (0, 1), "near_nodes": (0, 1)}  # results that only other operations read
 INDICES = {"index", "src", "dst", "r"}
 PLANS = {"rowptr", "perm", "dst_rowptr", "dst_perm", "src_rowptr", "src_perm", "plan", "weights"}
 REFUSALS = (ValueError, RuntimeError, TypeError, IndexError, NotImplementedError, MemoryError)
