@@ -96,10 +96,8 @@ def lay_out(store: FlatStore, options: FixedSizeOptions, choices: LayoutChoices 
 def for_all_graphs(layout: Layout, store: FlatStore) -> Layout:
     """The layout of batches of a dataset, all of whose graphs the store has: it knows the largest of them."""
     largest = {axis: int(store.counts(axis).max(initial=0)) for axis in store.size_axes if axis.level is Level.NODE}
-    is_owner = [slot.kind is SlotKind.SEGMENT and slot.axis in largest for slot in layout.slots]
-    slots = (
-        replace(s, largest=largest[s.axis]) if owner else s for s, owner in zip(layout.slots, is_owner, strict=True)
-    )
+    known = [largest.get(slot.axis) if slot.kind is SlotKind.SEGMENT else None for slot in layout.slots]
+    slots = (replace(slot, largest=most) for slot, most in zip(layout.slots, known, strict=True))
     return replace(layout, slots=tuple(slots))
 
 

@@ -158,7 +158,7 @@ class Predictor:
         Raises:
             ValueError: a graph failed, which is named; or the model cannot be compiled for these graphs.
         """
-        keep, graphs = _keeps(errors), self._opened(graphs)
+        keep, graphs = _keeps(errors), self._opened(of_loader(graphs))
         world = dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
         if world == 1:
             return self._all(graphs, 0, keep, progress_bar)
@@ -197,7 +197,6 @@ class Predictor:
 
     def _opened(self, graphs: Any) -> Any:
         """The graphs, flat if they lie in memory or flat on disk."""
-        graphs = of_loader(graphs)
         if isinstance(graphs, (FlatStore, list)) or not hasattr(graphs, "__len__") or why_not_flat(graphs):
             return graphs
         return FlatStore.from_dataset(graphs) if len(graphs) else []

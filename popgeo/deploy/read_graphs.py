@@ -129,7 +129,13 @@ def named(number: int, error: Exception) -> ValueError:
 
 
 def of_loader(loader: Any) -> Any:
-    """The graphs of a loader that need not be taken out of its batches, in its order; anything else as it is."""
+    """The graphs of a loader that need not be taken out of its batches, in its order; anything else as it is.
+
+    Raises:
+        ValueError: the loader gives each process a part of the graphs.
+    """
+    if getattr(loader, "world_size", getattr(getattr(loader, "sampler", None), "num_replicas", 1)) > 1:
+        raise ValueError("The loader has a part of the graphs; Predictor shares them out itself. Pass the dataset.")
     source = getattr(loader, "source", None)
     if isinstance(source, FlatSource) and not (source.collater.trim_nodes or source.collater.trim_edges):
         return source.store.view(loader.plan().indices)
@@ -147,29 +153,27 @@ def pieces(graphs: Any, size: int) -> Iterable[Any]:
     Raises:
         ValueError: it is one graph.
     """
-    if _is_batch(graphs):
-        graphs = _graphs_of(graphs)
-    if is_graph_data(graphs):
+    if is_graph_data(graphs) and not hasattr(graphs, "to_data_list"):
         raise ValueError(f"graphs is one {type(graphs).__name__}; pass a list, even of one: [graph].")
+    graphs = _graphs_of(graphs) if is_graph_data(graphs) else graphs
     if isinstance(graphs, FlatStore):
         yield from (graphs[start : start + size] for start in range(0, len(graphs), size))
     elif hasattr(graphs, "__getitem__") and hasattr(graphs, "__len__"):
         for start in range(0, len(graphs), size):
             yield [_at(graphs, i) for i in range(start, min(start + size, len(graphs)))]
     else:
-        source = chain.from_iterable(_graphs_of(one) if _is_batch(one) else [one] for one in graphs)
+        source = chain.from_iterable(map(_graphs_of, graphs))
         while piece := list(islice(source, size)):
             yield piece
 
 
-def _is_batch(graphs: Any) -> bool:
-    return is_graph_data(graphs) and hasattr(graphs, "to_data_list")
-
-
-def _graphs_of(batch: Any) -> Any:
+def _graphs_of(item: Any) -> Any:
+    """The graphs of a batch, without padding; anything else alone."""
     from popgeo.data.pad import unpad
 
-    return unpad(batch) if "graphs_mask" in batch else batch.to_data_list()
+    if not is_graph_data(item) or not hasattr(item, "to_data_list"):
+        return [item]
+    return unpad(item) if "graphs_mask" in item else item.to_data_list()
 
 
 def _at(dataset: Any, i: int) -> Any:

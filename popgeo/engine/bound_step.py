@@ -105,8 +105,9 @@ class BoundStep:
         given = [*(one.name for one in known[:num_positional]), *keywords]
         compiled = self.arguments
         if [one.kind for one in known] == [inspect.Parameter.VAR_POSITIONAL] and num_positional:
-            (compiled,) = compiled.parts if isinstance(compiled, Container) else (compiled,)
-            self._forms[num_positional,] = list(enumerate(compiled.parts if isinstance(compiled, Container) else ()))
+            assert isinstance(compiled, Container)  # a dictionary that has a tuple
+            assert isinstance(compiled.parts[0], Container)
+            self._forms[num_positional,] = list(enumerate(compiled.parts[0].parts))
             return
         plain = all(one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD) for one in known)
         if plain and isinstance(compiled, Container) and set(given) <= set(compiled.keys):

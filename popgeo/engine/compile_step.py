@@ -1,6 +1,6 @@
 """The doors for the hardware that people own: a model's step, or its forward pass alone, compiled.
 
-What they give is `CompiledStep`, in `compiled_step.py`; how a step is captured and bound is in `bound_step.py`.
+What they give is `CompiledStep`, in `compiled_step.py`; how a step is captured and bound is in `bind_step.py`.
 """
 
 from collections.abc import Callable, Mapping, Sequence

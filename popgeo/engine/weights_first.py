@@ -12,8 +12,8 @@ from popgeo.capture.passes import drop_unused, is_random, with_ops
 from popgeo.native import library
 
 _POINTER, _INT = ctypes.c_void_p, ctypes.c_int64
-# To compare more weights takes as long as to compute something from them.
-_MOST_BYTES = 2**22
+# To compare more bytes takes as long as to compute something from them: of one weight, and of all.
+_LARGEST, _MOST = 2**20, 2**22
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -39,9 +39,11 @@ def weights_first(graph: OpGraph, given: Mapping[int, Tensor]) -> WeightsFirst |
         given: Weights and buffers, by value.
     """
     mutated = graph.mutated_storages()
-    alone = {v for v in (*given, *graph.constants) if graph.values[v].storage not in mutated}
+    # Weights that do not lie in one piece cannot be compared byte by byte.
+    watched = {v for v, weight in given.items() if weight.is_contiguous() and weight.nbytes <= _LARGEST}
+    alone = {v for v in (*watched, *graph.constants) if graph.values[v].storage not in mutated}
     early = [op for op in graph.ops if _is_early(op, graph, alone, mutated)]
-    kept, views = _needed(graph, early)
+    kept, views, others = _needed(graph, early)
     made = {v: empty_like(graph.values[v]) for v in kept}
     storages = {graph.values[v].storage for v in kept}
     if not kept or len(storages) < len(kept) or any(graph.values[v].offset for v in kept):
@@ -49,10 +51,9 @@ def weights_first(graph: OpGraph, given: Mapping[int, Tensor]) -> WeightsFirst |
     first = drop_unused(with_ops(graph, early, kept))
     used = {v for op in first.ops for v in op.reads()}
     inputs = {one: v for one, v in graph.inputs.items() if v in given and v in used}
-    if sum(given[v].nbytes for v in inputs.values()) > _MOST_BYTES:
+    if sum(given[v].nbytes for v in inputs.values()) > _MOST:
         return None
-    number = set(map(id, early))
-    late = [op for op in graph.ops if id(op) not in number or views.issuperset(op.makes())]
+    late = [op for op in graph.ops if id(op) in others or views.issuperset(op.makes())]
     rest = drop_unused(with_ops(graph, late, graph.outputs, {**graph.constants, **made}))
     return WeightsFirst(first=dataclasses.replace(first, inputs=inputs), rest=rest, made=list(made.values()))
 
@@ -67,13 +68,13 @@ def _is_early(op: Op, graph: OpGraph, alone: set[int], mutated: frozenset[int]) 
     return is_early
 
 
-def _needed(graph: OpGraph, early: Sequence[Op]) -> tuple[list[int], set[int]]:
-    """What the other operations need of the early ones: values in memory of their own, and views."""
+def _needed(graph: OpGraph, early: Sequence[Op]) -> tuple[list[int], set[int], set[int]]:
+    """What the other operations need of the early ones: values in memory of their own, and views; and their ids."""
     of_early = {v: op for op in early for v in op.makes()}
     found: dict[int, None] = {}
     views: set[int] = set()
-    number = set(map(id, early))
-    asked = [v for op in graph.ops if id(op) not in number for v in op.reads()]
+    others = {*map(id, graph.ops)} - {*map(id, early)}
+    asked = [v for op in graph.ops if id(op) in others for v in op.reads()]
     asked += [v for v in graph.outputs if v is not None]
     while asked:
         v = asked.pop()
@@ -84,7 +85,7 @@ def _needed(graph: OpGraph, early: Sequence[Op]) -> tuple[list[int], set[int]]:
             asked += of_early[v].reads()
         else:
             found[v] = None
-    return list(found), views
+    return list(found), views, others
 
 
 def watch(tensors: Sequence[Tensor]) -> Callable[[], bool]:

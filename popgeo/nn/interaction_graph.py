@@ -52,7 +52,8 @@ class InteractionGraph(nn.Module):
         if self.max_num_nodes is not None:
             return self.max_num_nodes
         if eager.is_plain():
-            return neighbor_candidates.largest_graph(batch, num_graphs, nodes_mask)
+            sizes = neighbor_candidates.real_sizes(batch, num_graphs, nodes_mask)
+            return max(2, int(sizes.max())) if len(sizes) else 2
         known = largest_graph.ask()
         # Lists of each pair have slots for the whole window; on the processor a search costs the same for any window.
         is_slow = (self.half_list or not batch.is_cpu) and len(batch) > _NARROW

@@ -11,7 +11,7 @@ from popgeo.native import library
 from popgeo.ops import reference, sum_on_device
 from popgeo.ops.eager import is_plain
 from popgeo.ops.gather_scatter import gather_rows
-from popgeo.ops.kernel_arguments import FLOAT_DTYPES, as_int64, check_plan_tensors, filled, pointer
+from popgeo.ops.kernel_arguments import FLOAT_DTYPES, as_int64, check_plan_tensors, filled
 from popgeo.ops.refusals import check_index, explain, refuse_index
 from popgeo.ops.register_op import register
 from popgeo.ops.scatter_plan import EdgePlan
@@ -90,7 +90,7 @@ def _at_once(x: Tensor, w: Tensor, src: Tensor, dst: Tensor, num_nodes: int, pla
             library.address(src),
             0,
             library.address(to_dst.rowptr),
-            pointer(to_dst.perm),
+            library.address(to_dst.perm),
         )
         sizes = num_edges, num_sources, num_nodes, channels, to_dst.num_tiles, torch.get_num_threads()
         return None if native(_pack_call(FLOAT_DTYPES[dtype], *pointers, out.data_ptr(), *sizes)) else out
@@ -147,8 +147,8 @@ def _cfconv(x: Tensor, w: Tensor, src: Tensor, dst: Tensor, num_nodes: int, *pla
         library.address(w),
         library.address(src),
         library.address(dst),
-        pointer(dst_rowptr),
-        pointer(dst_perm),
+        library.address(dst_rowptr),
+        library.address(dst_perm),
     )
     sizes = num_edges, x.shape[0], num_nodes, channels, num_tiles, torch.get_num_threads()
     if native(_pack_call(FLOAT_DTYPES[x.dtype], *pointers, out.data_ptr(), *sizes)):
@@ -179,7 +179,7 @@ def _cfconv_backward(
     src, dst = as_int64(src), as_int64(dst)
     grad_x, grad_w = torch.empty_like(x), torch.empty_like(w)
     data = library.address(grad), library.address(x), library.address(w), library.address(src), library.address(dst)
-    plan = pointer(src_rowptr), pointer(src_perm)
+    plan = library.address(src_rowptr), library.address(src_perm)
     sizes = num_edges, x.shape[0], grad.shape[0], channels, num_tiles, torch.get_num_threads()
     results = grad_x.data_ptr(), grad_w.data_ptr()
     if native(_pack_backward(FLOAT_DTYPES[x.dtype], *data, *plan, *results, *sizes)):

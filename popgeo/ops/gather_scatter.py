@@ -9,7 +9,7 @@ from torch import Tensor
 from popgeo.native import library
 from popgeo.ops import reference, sum_on_device
 from popgeo.ops.eager import is_plain
-from popgeo.ops.kernel_arguments import NATIVE_DTYPES, as_int64, check_plan_tensors, filled, pointer
+from popgeo.ops.kernel_arguments import NATIVE_DTYPES, as_int64, check_plan_tensors, filled
 from popgeo.ops.refusals import check_index, explain, refuse_index
 from popgeo.ops.register_op import register
 from popgeo.ops.scatter_plan import ScatterPlan
@@ -44,10 +44,8 @@ def sum_at_once(src: Tensor, index: Tensor, num_rows: int, plan: ScatterPlan | N
         ):
             return None
         out = src.new_empty(num_rows, channels)
-        call = pack_sum(
-            number, library.address(src), library.address(index), pointer(rowptr), pointer(perm), out.data_ptr(),
-            num_edges, num_rows, channels, num_tiles, num_threads,
-        )  # fmt: skip
+        pointers = map(library.address, (src, index, rowptr, perm, out))
+        call = pack_sum(number, *pointers, num_edges, num_rows, channels, num_tiles, num_threads)
         return None if native(call) else out
     except (ValueError, KeyError, IndexError, RuntimeError):
         return None
@@ -132,7 +130,7 @@ def sum_compiled(
         rowptr, perm = check_plan_tensors("index", index, num_rows, rowptr, perm)
     if index is not None:
         index = as_int64(index)
-    pointers = library.address(src), pointer(index), pointer(rowptr), pointer(perm), out.data_ptr()
+    pointers = map(library.address, (src, index, rowptr, perm, out))
     sizes = num_edges, num_rows, channels, num_tiles, torch.get_num_threads()
     if native(pack_sum(NATIVE_DTYPES[src.dtype], *pointers, *sizes)):
         explain("index", index, num_rows, rowptr, perm)

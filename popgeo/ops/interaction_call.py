@@ -12,7 +12,7 @@ from torch import Tensor
 
 from popgeo.native import library
 from popgeo.ops.cfconv import cfconv, vector_messages
-from popgeo.ops.kernel_arguments import as_int64, pointer
+from popgeo.ops.kernel_arguments import as_int64
 from popgeo.ops.refusals import refuse_index
 
 # interaction.h: points between which a filter is interpolated, or a slope is taken, and points of a grid.
@@ -171,7 +171,7 @@ class Call:
         """
         ways = (None,) * 3 if along is None else along
         data = self.plan, self.weights, self.table, self.x, self.direction, grad, *ways
-        pointers = map(pointer, (*data, out, *grads, to_grad, workspace))
+        pointers = map(library.address, (*data, out, *grads, to_grad, workspace))
         sizes = self.src.shape[0], self.x.shape[0], self.num_nodes, self.table.shape[0]
         channels = self.table.shape[1] if self.direction is None else self.table.shape[1] // 3
         types = self.x.dtype is torch.float64, self.table.dtype is torch.float64
@@ -252,7 +252,7 @@ def fill_plan(
     native = library.packed("popgeo_interaction_plan")
     assert native is not None
     src, dst = as_int64(src), as_int64(dst)
-    pointers = map(pointer, (src, dst, r, plan, weights))
+    pointers = map(library.address, (src, dst, r, plan, weights))
     if native(_pack_plan(*pointers, src.shape[0], *sizes, r.dtype is torch.float64, cutoff)):
         refuse_index("src", src, sizes[0])
         refuse_index("dst", dst, sizes[1])

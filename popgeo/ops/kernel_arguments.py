@@ -6,16 +6,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from popgeo.native import library
-
 # The numbers that kernels.cpp gives the types.
 FLOAT_DTYPES = {torch.float32: 0, torch.float64: 1, torch.bfloat16: 2, torch.float16: 3}
 NATIVE_DTYPES = FLOAT_DTYPES | {torch.int32: 4, torch.int64: 5}
-
-
-def pointer(tensor: Tensor | None) -> int:
-    """Where the tensor lies; 0, a null pointer, for none."""
-    return 0 if tensor is None else library.address(tensor)
 
 
 def filled(given: Sequence[Any], defaults: Sequence[Any]) -> tuple[Any, ...]:

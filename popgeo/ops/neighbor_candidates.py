@@ -37,11 +37,10 @@ def graph_sizes(batch: Tensor, num_graphs: int) -> Tensor:
     return num_nodes.index_add(0, batch, num_nodes.new_ones(()).expand_as(batch))
 
 
-def largest_graph(batch: Tensor, num_graphs: int, nodes_mask: Tensor | None) -> int:
-    """How many nodes the largest real graph of a batch has, at least 2; reads values."""
+def real_sizes(batch: Tensor, num_graphs: int, nodes_mask: Tensor | None) -> Tensor:
+    """The number of rows of each node's graph; 0 for a node that is not real. int64 [num_nodes]"""
     size = graph_sizes(batch, num_graphs).index_select(0, batch)
-    size = size if nodes_mask is None else size.where(nodes_mask, 0)
-    return max(2, int(size.max())) if size.numel() else 2
+    return size if nodes_mask is None else size.where(nodes_mask, 0)
 
 
 def both_real(others: Tensor, nodes_mask: Tensor | None) -> Tensor:
@@ -65,8 +64,7 @@ def fit_windows(
 
     Nodes that do not stand by graph fit nowhere. [num_nodes]
     """
-    size = graph_sizes(batch, num_graphs).index_select(0, batch)
-    size = size if nodes_mask is None else size.where(nodes_mask, 0)
+    size = real_sizes(batch, num_graphs, nodes_mask)
     ascends = (batch.diff() >= 0).all()
     fits = ascends & (size <= (batch.size(0) if max_num_nodes is None else max_num_nodes))
 

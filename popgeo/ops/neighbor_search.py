@@ -16,7 +16,7 @@ from torch._decomp import register_decomposition
 from torch.compiler import is_compiling
 
 from popgeo.native import library
-from popgeo.ops.kernel_arguments import as_int64, check_array, pointer
+from popgeo.ops.kernel_arguments import as_int64, check_array
 from popgeo.ops.neighbor_candidates import both_real, first_and_size, near_pairs, squared_distances
 from popgeo.ops.refusals import check_index, refuse_index
 from popgeo.ops.register_op import register
@@ -128,25 +128,23 @@ def _search(form: int, slots: int, *arguments: Any) -> tuple[Tensor, Tensor]:
     fits = search.pos.dim() == 2 and len(search.pos) == num_nodes and slots >= 0 and form in list(Form)
     is_wide = search.width > 0 or form == Form.PAIRS or not num_nodes
     if not fits or not is_wide or max(search.width, search.num_graphs) >= 2**31:
-        shape = tuple(search.pos.shape)
-        raise ValueError(f"pos has shape {shape} and there are {slots} slots; pos has a row for each node.")
+        raise ValueError(f"pos {[*search.pos.shape]} and {num_nodes} nodes, or slots and width, do not fit each other.")
     if search.nodes_mask is not None:
         check_array("nodes_mask", search.nodes_mask, (num_nodes,), torch.bool)
     others, near = _empty(form, slots, *arguments)
     pos, batch = library.as_read(search.pos), as_int64(search.batch)
     real = None if search.nodes_mask is None else search.nodes_mask.contiguous()
     sizes = (*pos.shape, slots, search.width, form, pos.dtype is torch.float64, torch.get_num_threads())
-    if native(_pack(*map(pointer, (pos, batch, real, others, near)), *sizes, search.cutoff)):
+    if native(_pack(*map(library.address, (pos, batch, real, others, near)), *sizes, search.cutoff)):
         raise MemoryError("popgeo could not allocate its working memory.")
     return others, near
 
 
 def _empty(form: int, slots: int, pos: Tensor, batch: Tensor, *_: object) -> tuple[Tensor, Tensor]:
-    shape = (2, slots) if form == Form.RADIUS else (len(pos), slots)
-    others = batch.new_empty(shape, dtype=torch.long)
-    return others, batch.new_empty((), dtype=torch.long) if form == Form.RADIUS else batch.new_empty(
-        shape, dtype=torch.bool
-    )
+    if form == Form.RADIUS:
+        return batch.new_empty(2, slots, dtype=torch.long), batch.new_empty((), dtype=torch.long)
+    shape = len(pos), slots
+    return batch.new_empty(shape, dtype=torch.long), batch.new_empty(shape, dtype=torch.bool)
 
 
 _NEAR_NODES = register(

@@ -13,7 +13,7 @@ from torch import Tensor
 from popgeo.native import library
 from popgeo.ops import reference
 from popgeo.ops.gather_scatter import NO_PLAN, SCATTER_ARGUMENTS, check_sum, fake_sum, gather_rows, pack_sum, usual_plan
-from popgeo.ops.kernel_arguments import NATIVE_DTYPES, as_int64, check_plan_tensors, filled, pointer
+from popgeo.ops.kernel_arguments import NATIVE_DTYPES, as_int64, check_plan_tensors, filled
 from popgeo.ops.refusals import explain, refuse_index
 from popgeo.ops.register_op import register
 from popgeo.ops.scatter_plan import ScatterPlan
@@ -34,7 +34,7 @@ def extreme_at_once(
         return None
     (rowptr, perm, num_tiles), (num_edges, channels) = usual, src.shape
     out = src.new_empty(num_rows, channels)
-    pointers = map(pointer, (src, index, rowptr, perm, out, None))
+    pointers = map(library.address, (src, index, rowptr, perm, out, None))
     sizes = num_edges, num_rows, channels, num_tiles, torch.get_num_threads()
     return None if native(int(largest), NATIVE_DTYPES[src.dtype], *pointers, *sizes) else out
 
@@ -52,7 +52,7 @@ def _extremum(src: Tensor, index: Tensor, num_rows: int, *plan: Any, largest: bo
     src, index = src.contiguous(), as_int64(index)
     out = src.new_empty(num_rows, channels)
     arg = index.new_empty(num_rows, channels)
-    pointers = map(pointer, (src, index, rowptr, perm, out, arg))
+    pointers = map(library.address, (src, index, rowptr, perm, out, arg))
     sizes = num_edges, num_rows, channels, num_tiles, torch.get_num_threads()
     if native(int(largest), NATIVE_DTYPES[src.dtype], *pointers, *sizes):
         explain("index", index, num_rows, rowptr, perm)

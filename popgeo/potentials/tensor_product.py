@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from popgeo.native import library
-from popgeo.ops.kernel_arguments import as_int64, pointer
+from popgeo.ops.kernel_arguments import as_int64
 from popgeo.ops.refusals import refuse_index
 from popgeo.ops.register_op import register
 from popgeo.potentials.tensor_product_checks import MOST_COMPONENTS, NUM_OF_PATH, check_arrays, check_paths
@@ -40,7 +40,7 @@ def _kernel(role: int, *inputs: Any) -> Tensor:
     src, dst, num_edges = library.as_read(as_int64(src)), library.as_read(as_int64(dst)), src.shape[0]
     rows = num_edges if role in (1, 2) else num_nodes
     out = (like.new_zeros if role == 2 else like.new_empty)(rows, widths[role])  # paths may leave weights out
-    addresses = *map(pointer, read), library.address(src), library.address(dst), out.data_ptr()
+    addresses = *map(library.address, read), library.address(src), library.address(dst), out.data_ptr()
     tables = len(paths) // NUM_OF_PATH, ctypes.addressof(as_paths), ctypes.addressof(as_terms)
     sizes = num_edges, *widths, torch.get_num_threads()
     if native(_pack_call(like.dtype is torch.float64, role, *addresses, num_nodes, *tables, *sizes)):

@@ -26,7 +26,7 @@ PLACES = {
 # programs) and needed more lines than they removed: the next consolidation is to win them back. Until then a number
 # may rise only in a change that lowers another one by as much.
 BUDGETS = {
-    "core": 32_119,
+    "core": 32_110,
     "compat": 3_281,
     "systems": 2_329,
     "models": 1_552,
@@ -34,7 +34,7 @@ BUDGETS = {
     "kit": 2_235,
     "train": 870,
 }
-ALL = 45_697  # may only fall
+ALL = 45_688  # may only fall
 REMEDY = "A new mechanism names the one it replaces: take that out, or raise the budget here and say why."
 LONGEST_FILE, SHORTEST_FILE_OF_ONE_USER = 300, 40
 # An operation's cost and its lowering are found by one name.

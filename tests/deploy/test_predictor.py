@@ -208,6 +208,17 @@ def test_results_of_a_loader_are_in_its_order(choices: dict, shuffle: bool):
             assert_close(found, torch.cat([alone(model, graphs[int(graph.number)]) for graph in given]))
 
 
+def test_a_loader_of_one_of_several_processes_is_refused():
+    graphs = graphs_of()
+    shard = torch.utils.data.DistributedSampler(graphs, num_replicas=2, rank=0)
+    for loader in (
+        FixedSizeDataLoader(graphs, batch_size=6, rank=0, world_size=2),
+        DataLoader(graphs, 6, sampler=shard),
+    ):
+        with pytest.raises(ValueError, match="has a part of the graphs"):
+            Predictor(gin(), backend="none")(loader)
+
+
 def test_few_large_graphs_among_small_ones_get_a_shape_of_their_own():
     graphs = [*(graph_of(8, seed=i) for i in range(60)), graph_of(900)]
     one, several = (Predictor(gin(), backend="none", batch_size=20, max_shapes=most) for most in (1, 3))

@@ -89,6 +89,28 @@ def test_no_change_of_a_weight_is_missed(change):
         assert torch.equal(made.signbit(), expected.signbit()) or made.isnan().any()
 
 
+def test_weights_that_lie_apart_and_large_ones_are_followed():
+    model, x = Powers(), torch.randn(3, 4)
+    model.weight = nn.Parameter(torch.randn(4, 16)[:, ::4] / 4)  # its last element lies beyond the bytes that it has
+    large = nn.Embedding(100_000, 4)
+    whole = Doubled(model, large)
+    step = popgeo.compile_forward(whole)
+    for _ in range(2):
+        torch.testing.assert_close(step(x), whole(x))
+        model.weight.data[3, 3] += 0.5
+        large.weight.data[99_999, 3] += 0.5
+    torch.testing.assert_close(step(x), whole(x))
+
+
+class Doubled(nn.Module):
+    def __init__(self, model: nn.Module, large: nn.Embedding) -> None:
+        super().__init__()
+        self.model, self.large = model, large
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.model(x)[0] + (2 * self.large.weight)[-1]
+
+
 def test_results_that_a_caller_changes_are_made_again():
     model, x = Powers(), torch.randn(3, 4)
     step = popgeo.compile_forward(model)

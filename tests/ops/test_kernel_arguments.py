@@ -4,15 +4,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from popgeo.ops.kernel_arguments import as_int64, check_plan_tensors, pointer
+from popgeo.native import library
+from popgeo.ops.kernel_arguments import as_int64, check_plan_tensors
 
 ROWPTR, PERM = torch.tensor([0, 1, 3], dtype=torch.int32), torch.tensor([2, 0, 1], dtype=torch.int32)
 INDEX = torch.tensor([1, 1, 0])
 
 
 def test_an_absent_tensor_has_no_address():
-    assert pointer(None) == 0
-    assert pointer(INDEX) == INDEX.data_ptr()
+    assert library.address(None) == 0
+    assert library.address(INDEX) == INDEX.data_ptr()
 
 
 def test_an_index_is_copied_only_where_it_is_not_yet_as_the_kernels_read_it():
