@@ -6,6 +6,7 @@ from typing import NoReturn
 import torch
 from torch import Tensor
 
+from popgeo.native import library
 from popgeo.ops.eager import is_plain
 from popgeo.ops.sum_on_device import require_range
 
@@ -64,6 +65,7 @@ def refuse_index(name: str, index: Tensor, num_rows: int) -> None:
     """
     if index.is_cuda:  # to look at the values, the host would have to wait for them
         return require_range(name, index, num_rows)
+    library.address(index)  # torch's own comparison reads memory that was given back
     outside = (index < 0) | (index >= num_rows)
     if outside.any():
         position = int(outside.nonzero()[0])

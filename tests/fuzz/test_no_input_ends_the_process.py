@@ -58,7 +58,7 @@ def forms_of(plain: Tensor) -> Iterator[Any]:
     yield from (plain.to(dtype) for dtype in DTYPES)
     if plain.dtype is torch.int64:
         yield EdgeIndex(plain, sparse_size=(4, 4)) if plain.dim() == 2 else Index(plain)
-    else:
+    elif plain.is_floating_point():
         yield torch.quantize_per_tensor(plain, 0.1, 0, torch.quint8)
         yield from (masked_tensor(plain, plain > 0), plain.clone().requires_grad_() * 1)
     if plain.dim() == 2:
@@ -128,9 +128,9 @@ def test_pygs_own_classes_are_what_they_hold(door, tmp_path):
         assert torch.equal(one.edge_index[:, :6], Batch.from_data_list([plain, plain]).edge_index)
 
 
-SRC, INDEX, POINTERS, POS, GRAPH = (
+SRC, INDEX, POINTERS, POS, GRAPH, REAL = (
     torch.arange(6.0).view(3, 2), torch.tensor([0, 1, 1]), torch.tensor([0, 1, 3]), torch.zeros(3, 3),
-    torch.tensor([0, 0, 1]),
+    torch.tensor([0, 0, 1]), torch.tensor([True, True, False]),
 )  # fmt: skip
 FUNCTIONS: dict[str, tuple[Callable[..., Any], tuple[Tensor, ...]]] = {
     **{
@@ -145,7 +145,9 @@ FUNCTIONS: dict[str, tuple[Callable[..., Any], tuple[Tensor, ...]]] = {
     "gather_coo": (ops.gather_coo, (SRC, INDEX)),
     "cfconv": (lambda x, w, s, d: ops.cfconv(x, w, s, d, 3), (SRC, SRC, INDEX, INDEX)),
     "plan": (lambda i: ops.ScatterPlan.from_index(i, 3), (INDEX,)),
-    "knn": (lambda p, b: ops.knn(p, b, 1, 5.0, num_graphs=2), (POS, GRAPH)),
+    "knn": (lambda p, b, m: ops.knn(p, b, 1, 5.0, num_graphs=2, nodes_mask=m), (POS, GRAPH, REAL)),
+    "pairs": (lambda p, b, m: ops.pairs(p, b, 5.0, num_graphs=2, max_num_nodes=2, nodes_mask=m), (POS, GRAPH, REAL)),
+    "radius": (lambda p, b, m: ops.radius(p, b, 5.0, 4, num_graphs=2, nodes_mask=m), (POS, GRAPH, REAL)),
     "pool": (lambda s, i: ops.global_mean_pool(s, i, 2), (SRC, GRAPH)),
     "softplus": (ops.shifted_softplus, (SRC,)),
     "compress": (lambda e: CompressedGraph.from_edge_index(e, 4), (EDGES,)),
