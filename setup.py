@@ -25,7 +25,7 @@ CHECKSUM = zlib.crc32(
     b"".join(path.read_bytes() for path in sorted(CSRC.glob("*.[ch]*")))
 )  # as popgeo/native/library.py sums
 # Compiled again for each set of newer processors, and picked when it is loaded.
-KERNEL_NAMES = ("kernels", "chains", "filter", "interaction", "rounding", "tensor_product")
+KERNEL_NAMES = ("kernels", "chains", "filter", "interaction", "products", "rounding", "tensor_product")
 KERNELS = [str(CSRC / f"{name}.cpp") for name in KERNEL_NAMES]
 WITH_ISAS = os.environ.get("POPGEO_ISAS") != "none"  # none: kernels for every processor alone, which compile sooner
 ISAS = {

@@ -22,6 +22,7 @@ from popgeo.engine.fuse.plan_interactions import describe_interactions, plan_int
 from popgeo.engine.fuse.prepared import PreparedOp, register_prepared
 from popgeo.engine.fuse.reassociate import reassociate
 from popgeo.engine.memory_plan import place_values, unplaced_bytes
+from popgeo.engine.products import TARGETS, prepare_product
 from popgeo.engine.run_bodies import prepare_cond, prepare_for_loop
 from popgeo.engine.weights_first import watch, weights_first
 from popgeo.native import library
@@ -150,6 +151,8 @@ def fuse(graph: OpGraph) -> OpGraph:
 
 register_prepared(CHAIN, PreparedOp(prepare=prepare_chain, by_element=True))
 register_prepared(EDGE_CHAIN, PreparedOp(prepare=prepare_chain))
+for _target in TARGETS:
+    register_prepared(_target, PreparedOp(prepare=prepare_product))
 register_prepared(FOR_LOOP, PreparedOp(prepare=functools.partial(prepare_for_loop, GraphRunner)))
 register_prepared(COND, PreparedOp(prepare=functools.partial(prepare_cond, GraphRunner)))
 

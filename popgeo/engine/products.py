@@ -1,0 +1,83 @@
+"""Products of matrices by the compiled library: twice as fast as torch's with AMD's AVX-512, a little faster with AVX2.
+
+A row of a result is the same whatever the other rows are, for any number of threads, and with AVX2 as with AVX-512.
+"""
+
+import struct
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from popgeo.capture.op_graph import Op, OpGraph, Ref
+from popgeo.engine.fuse.prepared import PreparedCall, late_arguments
+from popgeo.native import library
+
+TARGETS = "aten.mm.default", "aten.addmm.default", "aten.bmm.default"
+_LARGE = 1 << 18  # elements of a matrix for which torch works in more and smaller blocks
+_pack = struct.Struct("20q").pack
+
+
+def prepare_product(graph: OpGraph, op: Op, tensors: Mapping[int, Tensor]) -> PreparedCall | None:
+    """The call of a product whose result has a place; None if torch's own is called."""
+    native = library.packed("popgeo_multiply")
+    operands = [arg.value for arg in op.args if isinstance(arg, Ref)]
+    (made,) = op.makes()
+    values = [graph.values[v] for v in (*operands, made)]
+    is_plain = len({value.dtype for value in values}) == 1 and not any(any(value.marks) for value in values)
+    is_float = values[0].dtype in (torch.float32, torch.float64)
+    if native is None or op.kwargs or not (is_plain and is_float and tensors[made].is_cpu):
+        return None
+    if not _is_served([value.shape for value in values], [value.stride for value in values]):
+        return None
+    late, _ = late_arguments(op, tensors)
+    calls: dict[int, bytes] = {}
+
+    def call(*given: Tensor) -> None:
+        num_threads = torch.get_num_threads()
+        if late:
+            places = {**tensors, **dict(zip(late, given, strict=True))}
+            return call_late([places[v] for v in operands], num_threads)
+        if num_threads not in calls:
+            calls[num_threads] = _packed([tensors[v] for v in (*operands, made)], num_threads)
+        native(calls[num_threads])
+
+    def call_late(known: list[Tensor], num_threads: int) -> None:
+        known = [*known, tensors[made]]  # whose layout may differ from that of the capture
+        if not _is_served([one.shape for one in known], [one.stride() for one in known]):
+            known = [one.contiguous() for one in known]
+        native(_packed(known, num_threads))
+
+    return call
+
+
+def _is_served(shapes: Sequence[Sequence[int]], strides: Sequence[Sequence[int]]) -> bool:
+    """Whether the library reads operands of these shapes and strides, and writes such a result."""
+    (*_, num_rows, num_inner), (*_, num_columns) = shapes[-3:-1]
+    (*_, a_rows, a_inner), _, (*_, out_columns) = strides[-3:]
+    has_elements = 0 not in (num_rows, num_inner, num_columns, *shapes[-1])
+    if len(shapes) == 4:  # what an addmm adds: a row, or a matrix
+        adds = shapes[0][-1:] == (num_columns,) and (len(shapes[0]) == 1 or shapes[0][0] in (1, num_rows))
+        has_elements = has_elements and adds and (strides[0][-1] == 1 or num_columns == 1)
+    return (
+        has_elements
+        and (num_inner == 1 or a_inner == 1 or num_rows == 1 or a_rows == 1)
+        and (num_columns == 1 or out_columns == 1)
+        and min(num_inner, num_rows) * num_columns <= _LARGE
+    )
+
+
+def _packed(tensors: Sequence[Tensor], num_threads: int) -> bytes:
+    """The structure of products.h, for operands and the result."""
+    *first, a, b, out = tensors
+    (num_rows, num_inner), num_columns = a.shape[-2:], b.shape[-1]
+    a_inner = 1 if num_inner == 1 else a.stride(-1)
+    begun = first[0].expand(num_rows, num_columns) if first else None
+    return _pack(
+        a.data_ptr(), b.data_ptr(), 0 if begun is None else begun.data_ptr(), out.data_ptr(),
+        out.dtype is torch.float64, len(out) if out.dim() == 3 else 1, num_rows, num_inner, num_columns,
+        a.stride(-2), a_inner, b.stride(-2), 1 if num_columns == 1 else b.stride(-1),
+        0 if begun is None else begun.stride(0), out.stride(-2),
+        *(one.stride(0) if one.dim() == 3 else 0 for one in (a, b)), 0, out.stride(0) if out.dim() == 3 else 0,
+        num_threads,
+    )  # fmt: skip
