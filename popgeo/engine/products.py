@@ -3,6 +3,7 @@
 A row of a result is the same whatever the other rows are, for any number of threads, and with AVX2 as with AVX-512.
 """
 
+import ctypes
 import struct
 from collections.abc import Mapping, Sequence
 
@@ -20,35 +21,34 @@ _pack = struct.Struct("20q").pack
 
 def prepare_product(graph: OpGraph, op: Op, tensors: Mapping[int, Tensor]) -> PreparedCall | None:
     """The call of a product whose result has a place; None if torch's own is called."""
-    native = library.packed("popgeo_multiply")
+    multiplies = library.function("popgeo_multiplies", (), ctypes.c_int64)
+    native = library.packed("popgeo_multiply") if multiplies is not None and multiplies() else None
     operands = [arg.value for arg in op.args if isinstance(arg, Ref)]
     (made,) = op.makes()
     values = [graph.values[v] for v in (*operands, made)]
     is_plain = len({value.dtype for value in values}) == 1 and not any(any(value.marks) for value in values)
     is_float = values[0].dtype in (torch.float32, torch.float64)
-    if native is None or op.kwargs or not (is_plain and is_float and tensors[made].is_cpu):
+    if native is None or op.kwargs or not (is_plain and is_float and made in tensors):
         return None
     if not _is_served([value.shape for value in values], [value.stride for value in values]):
         return None
     late, _ = late_arguments(op, tensors)
     calls: dict[int, bytes] = {}
 
-    def call(*given: Tensor) -> None:
+    def call() -> None:
         num_threads = torch.get_num_threads()
-        if late:
-            places = {**tensors, **dict(zip(late, given, strict=True))}
-            return call_late([places[v] for v in operands], num_threads)
         if num_threads not in calls:
             calls[num_threads] = _packed([tensors[v] for v in (*operands, made)], num_threads)
         native(calls[num_threads])
 
-    def call_late(known: list[Tensor], num_threads: int) -> None:
-        known = [*known, tensors[made]]  # whose layout may differ from that of the capture
-        if not _is_served([one.shape for one in known], [one.stride() for one in known]):
+    def call_late(*given: Tensor) -> None:  # a layout may differ from that of the capture
+        places, out = {**tensors, **dict(zip(late, given, strict=True))}, tensors[made]
+        known = [places[v] for v in operands]
+        if not _is_served([one.shape for one in (*known, out)], [one.stride() for one in (*known, out)]):
             known = [one.contiguous() for one in known]
-        native(_packed(known, num_threads))
+        native(_packed([*known, out], torch.get_num_threads()))
 
-    return call
+    return call_late if late else call
 
 
 def _is_served(shapes: Sequence[Sequence[int]], strides: Sequence[Sequence[int]]) -> bool:

@@ -5,38 +5,42 @@
 
 #define EXPORT extern "C" __attribute__((visibility("default")))
 
-#define POPGEO_DECLARE(isa) \
-  namespace isa {           \
-  void multiply(const MatrixProduct&); \
-  }
-
 namespace popgeo {
 
 extern int64_t chosen_isa;
 
-POPGEO_DECLARE(baseline)
+using Multiply = void (*)(const MatrixProduct&);
+
 #ifdef POPGEO_HAS_V3
-POPGEO_DECLARE(v3)
+namespace v3 {
+void multiply(const MatrixProduct&);
+}
 #endif
 #ifdef POPGEO_HAS_V4
-POPGEO_DECLARE(v4)
+namespace v4 {
+void multiply(const MatrixProduct&);
+}
 #endif
+
+// None where torch is faster: on processors without fused multiply-adds, or of which nothing is known.
+static Multiply multiply() {
+#ifdef POPGEO_HAS_V4
+  if (chosen_isa == 2) return v4::multiply;
+#endif
+#ifdef POPGEO_HAS_V3
+  if (chosen_isa >= 1) return v3::multiply;
+#endif
+  return nullptr;
+}
 
 }  // namespace popgeo
 
+// Whether products are made here at all.
+EXPORT int64_t popgeo_multiplies() { return popgeo::multiply() != nullptr; }
+
 EXPORT int64_t popgeo_multiply(const popgeo::MatrixProduct* product) {
-#ifdef POPGEO_HAS_V4
-  if (popgeo::chosen_isa == 2) {
-    popgeo::v4::multiply(*product);
-    return popgeo::OK;
-  }
-#endif
-#ifdef POPGEO_HAS_V3
-  if (popgeo::chosen_isa >= 1) {
-    popgeo::v3::multiply(*product);
-    return popgeo::OK;
-  }
-#endif
-  popgeo::baseline::multiply(*product);
+  const popgeo::Multiply multiply = popgeo::multiply();
+  if (!multiply) return popgeo::BAD_INPUT;
+  multiply(*product);
   return popgeo::OK;
 }
