@@ -8,7 +8,6 @@ from timing import measure
 from torch.profiler import profile
 
 PARTS = {
-    "products": ("mm", "addmm", "bmm"),
     "messages and sums": ("cfconv", "cfconv_backward", "gather", "index_select", "index_add", "index_add_", "sum"),
     "activations": ("shifted_softplus", "shifted_softplus_backward"),
 }
@@ -28,9 +27,9 @@ def print_shares(step: Callable[[], object]) -> None:
         name = event.key.rpartition("::")[2]
         part = next((part for part, names in PARTS.items() if name in names), "other operations")
         spent[part] += 1e-6 * event.self_cpu_time_total
-    spent["interactions, chains, engine"] = max(0.0, total - sum(spent.values()))
+    spent["interactions, products, chains, engine"] = max(0.0, total - sum(spent.values()))
     for part, seconds in spent.items():
-        print(f"  {part:30} {100 * seconds / sum(spent.values()):5.1f} %")
+        print(f"  {part:38} {100 * seconds / sum(spent.values()):5.1f} %")
 
 
 def print_roofline(flops: float, seconds: float) -> None:
