@@ -49,9 +49,14 @@ def laid_out_anew(graph: OpGraph) -> list[int]:
 
 
 def _operands(graph: OpGraph, op: Op, layouts: dict[int, str], *, full: bool) -> list[tuple[str, int]]:
-    """Layout and bytes of what an operation reads; with `full`, only of what is not broadcast."""
+    """Layout and bytes of what an operation reads; with `full`, only of what is not broadcast.
+
+    Where all operands are broadcast, as distances and centres are for Gaussians, the result lies as none of them.
+    """
     values = {graph.values[v].storage: graph.values[v] for v in op.reads()}
-    largest = max((distinct(value) for value in values.values()), default=0)
+    by_element = operation_of(op.target).family == "elementwise"
+    results = [graph.values[v].numel for v in op.makes()] if by_element else []
+    largest = max([*results, *map(distinct, values.values())], default=0)
     return [
         (layouts[storage], distinct(value) * width(value))
         for storage, value in values.items()
@@ -60,10 +65,15 @@ def _operands(graph: OpGraph, op: Op, layouts: dict[int, str], *, full: bool) ->
 
 
 def with_layout(plan: Plan, nbytes: int, machine: Machine) -> Plan:
-    """A plan that lays that many bytes out again before it begins."""
+    """A plan that lays that many bytes out again before it begins.
+
+    A product brings its operands in exchanges of its own, so the bytes cost it less than an operation by element.
+    """
     if not nbytes:
         return plan
-    cycles = machine.calibration.elementwise_layout * nbytes / machine.num_tiles
+    constants = machine.calibration
+    per_byte = constants.elementwise_into_product if plan.family in _PRODUCTS else constants.elementwise_layout
+    cycles = per_byte * nbytes / machine.num_tiles
     tiles = max((step.tiles for step in plan.supersteps), default=machine.num_tiles)
     first = overhead_step("lay out operands", calibrated=cycles, tiles=tiles, is_sync=False)
     return replace(plan, supersteps=(first, *plan.supersteps))
