@@ -3,11 +3,14 @@
 An operation by element works where its operands lie. As long as they lie alike, nothing moves: in chains after one
 product, in residual sums of products and in norms of them. Where rows meet blocks, as SchNet's gathered features meet
 its filters, and where a product reads rows, these are laid out again first.
+
+Rows of an odd number of float16, such as scores of 197 tokens, cannot lie in blocks: no block divides them, and each
+second one begins within a word, the least that an exchange moves. Each product that reads or makes them lays them out.
 """
 
 from dataclasses import replace
 
-from popgeo.capture.op_graph import Op, OpGraph
+from popgeo.capture.op_graph import Op, OpGraph, Value
 from popgeo.capture.operations import operation_of
 from popgeo.ipu.cost.calibration import Machine
 from popgeo.ipu.cost.operands import distinct, width
@@ -41,7 +44,9 @@ def laid_out_anew(graph: OpGraph) -> list[int]:
         reads = {layout for layout, _ in operands}
         mixes = family in _PRODUCTS or (family in ("elementwise", "fused") and "blocks" in reads)
         moves = "blocks" if family == "fused" else "rows"  # a convolution's rows are as large as the filters it reads
-        found.append(sum(nbytes for layout, nbytes in operands if mixes and layout == moves))
+        uneven = {v: graph.values[v] for v in (*op.reads(), *op.makes())} if family == "matmul" else {}
+        moved = [nbytes for layout, nbytes in operands if mixes and layout == moves]
+        found.append(sum(moved) + sum(odd_bytes(value) for value in uneven.values()))
         made = _MADE_BY.get(family) or next((one for one in ("blocks", "rows") if one in reads), None)
         if made is not None:
             layouts |= {graph.values[v].storage: made for v in op.makes()}
@@ -62,6 +67,21 @@ def _operands(graph: OpGraph, op: Op, layouts: dict[int, str], *, full: bool) ->
         for storage, value in values.items()
         if storage in layouts and (not full or distinct(value) == largest)
     ]
+
+
+def odd_bytes(value: Value) -> int:
+    """Bytes of a matrix whose rows are an odd number of float16; 0 for any other.
+
+    Example:
+        >>> import torch
+        >>> from popgeo import ipu
+        >>> step = ipu.compile(lambda x: x @ x.mT, [torch.ones(8, 197, 64, dtype=torch.float16)])
+        >>> {odd_bytes(value) for value in step.graph.values}  # queries and keys, then scores
+        {0, 620944}
+    """
+    sizes = [size for size, stride in zip(value.shape, value.stride, strict=True) if stride == 1]
+    is_odd = width(value) == 2 and len(value.shape) > 1 and any(size % 2 and size > 1 for size in sizes)
+    return 2 * distinct(value) if is_odd else 0
 
 
 def with_layout(plan: Plan, nbytes: int, machine: Machine) -> Plan:
