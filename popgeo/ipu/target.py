@@ -20,8 +20,8 @@ class IpuTarget:
     github.com/graphcore-research/tessellate-ipu. Links between IPUs and the latency of the host as in
     arXiv:1912.03413, which measured 6 gigabytes per second from the host for one IPU of the first generation and 11.35
     for two, 72 % of the 15.75 of their bus (PCI Express 3, 16 lanes); one of the second generation is taken to get as
-    large a part of the 100 gigabit per second of its machine's network card (IPU-M2000 data sheet). The host call as fitted to the published scaling of SchNet
-    (github.com/graphcore-research/hydronet-gnn). Streaming memory: DDR4 that
+    large a part of the 100 gigabit per second of its machine's network card (IPU-M2000 data sheet). The host call as
+    fitted to the published scaling of SchNet (github.com/graphcore-research/hydronet-gnn). Streaming memory: DDR4 that
     gives about 20 gigabytes per second to the four IPUs of a machine together (IPU-M2000 data sheet); the first
     generation has the host's memory instead.
 
