@@ -274,16 +274,17 @@ def tell_scaling(folder: Path) -> None:
     print(f"{'IPUs':>6}{'published':>12}{'modelled':>12}{'ratio':>7}{'with host':>12}{'ratio':>7}", end="")
     print(f"{'real data':>12}{'modelled':>12}{'ratio':>7}")
     for ipus, measured in published.items():
-        without, with_host, _ = modelled[ipus]
+        alone, with_host, _ = modelled[ipus]
         bound = min(with_host, host)
-        print(f"{ipus:>6}{measured:>12,.0f}{without:>12,.0f}{without / measured:>7.2f}{with_host:>12,.0f}", end="")
+        print(f"{ipus:>6}{measured:>12,.0f}{alone:>12,.0f}{alone / measured:>7.2f}{with_host:>12,.0f}", end="")
         print(f"{with_host / measured:>7.2f}{real[ipus]:>12,.0f}{bound:>12,.0f}{bound / real[ipus]:>7.2f}")
-    for name, column in (("without the host's calls", 0), ("with the host's calls", 1)):
-        missed = [n for n, measured in published.items() if abs(modelled[n][column] / measured - 1) > SCALING_GATE]
+    without = {ipus: found[0] / published[ipus] - 1 for ipus, found in modelled.items()}
+    errors = {ipus: found[1] / published[ipus] - 1 for ipus, found in modelled.items()}
+    for name, of_counts in (("without the host's calls", without), ("with the host's calls", errors)):
+        missed = [ipus for ipus, error in of_counts.items() if abs(error) > SCALING_GATE]
         verdict = f"MISSED at {', '.join(map(str, missed))} IPUs" if missed else "met"
         print(f"  {name}: within {SCALING_GATE:.0%} at each count: {verdict}")
-    errors = [modelled[ipus][1] / measured - 1 for ipus, measured in published.items()]
-    for name, error in summary(errors).items():
+    for name, error in summary([*errors.values()]).items():
         verdict = "met" if abs(error) <= STEP_GATES[name] else "MISSED"
         print(f"  {name} error {error:+.1%} (goal {STEP_GATES[name]:.0%}): {verdict}")
     print(f"  the host is modelled to put {host:,.0f} molecules/s together; published real data stop at 149,206")

@@ -7,7 +7,7 @@ squares add up.
 """
 
 import math
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
@@ -65,7 +65,7 @@ def error_budget(costs: Iterable[OpCost], profile: Profile = Profile.CALIBRATED)
         >>> print(ipu.compile(lambda x, index: x.index_select(0, index), [x, index]).report.error_budget)
         0.90 to 1.13
     """
-    cycles: Counter[tuple[str, Validity]] = Counter()
+    cycles = defaultdict[tuple[str, Validity], float](float)
     for cost in costs:
         if cost.phase != "host":
             cycles[cost.family, cost.plan.validity] += cost.count * cost.plan.cycles(profile)

@@ -200,7 +200,8 @@ def _foot(plan: PipelineFigures) -> Iterable[str]:
     weights = quantity(sum(stage.weight_bytes for stage in plan.stages), "B")
     yield f"  {weights} of weights, {quantity(sum(plan.extra_bytes), 'B')} of gradients and optimizer state"
     yield f"  update and sum over replicas {max(plan.update):,.0f} cycles; planned in {plan.seconds_to_plan:.1f} s"
-    yield f"{expected(plan)}; {plan.error_budget.validated:.0%} of the cycles validated"
+    yield f"  trust: {plan.error_budget.validated:.0%} of the cycles validated"
+    yield expected(plan)
 
 
 def _insights_of_stages(plan: PipelineFigures) -> Iterable[str]:
