@@ -23,8 +23,9 @@ MEASURED: Mapping[str, Band] = {
 BEYOND = 2.0
 """Beyond the measured sizes a band is taken to be this much wider."""
 NOT_MEASURED: Band = (0.8, 2.0)
-"""Of estimates. Formulas alone, without fitted constants, gave in the median 2.1 times too few cycles for gathers, 1.8
-for scatter-adds, 1.2 for blocks, and as many as measured for products, a tenth of which took 0.9 of them."""
+"""Of estimates. Where there are measurements, machines took in the median 2.1 times the cycles of the formulas without
+fitted constants for gathers, 1.8 times for scatter-adds, 1.2 for blocks and 1.0 for products; a tenth of the products
+took less than 0.9 times."""
 PROGRAM: Band = (1 / 1.07, 1.07)
 """Of any total: the same program of BERT differs by 1.14 between two frameworks."""
 
