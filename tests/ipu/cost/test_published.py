@@ -56,6 +56,13 @@ def test_cycles_agree_with_published_ones_that_no_constant_was_fitted_to(family,
     assert rank >= validation.RANK_GATE
 
 
+def test_the_picture_of_residuals_is_what_its_benchmark_draws(validation, monkeypatch):
+    benchmark = load("benchmarks", "residuals", monkeypatch)
+    assert benchmark.draw() == benchmark.PICTURE.read_text(), "run python benchmarks/residuals.py"
+    # Every held-out point lies in one of the sizes.
+    assert sum(len(ratios) for ratios in benchmark.by_class("gather").values()) == 180
+
+
 def test_a_report_adds_up_to_the_cycles_that_are_validated(validation):
     point = validation.published.points(validation.published.FOLDER, "schnet_block")[0]
     report = validation.published.compile_point(point).report
