@@ -34,7 +34,7 @@ def largest(point: Point) -> int:
 
 
 def by_class(family: str) -> dict[str, np.ndarray]:
-    """Modelled over measured cycles of the held-out points of a family, by size; classes without points are left out."""
+    """Modelled over measured cycles of the held-out points of a family, by size; no class without points."""
     _, points = published.split(family, published.points(published.FOLDER, family))
     ratios = validation.modelled(points) / np.array([point.cycles for point in points])
     places = np.searchsorted([*CLASSES.values()], [largest(point) for point in points])
