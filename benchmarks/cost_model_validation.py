@@ -71,6 +71,12 @@ def judge(points: Sequence[Point], cycles: np.ndarray) -> tuple[float, float, fl
     return float(np.median(np.abs(ratio - 1))), float(spearmanr(cycles, measured).statistic), float(low), float(high)
 
 
+def residuals(points: Sequence[Point], cycles: np.ndarray) -> tuple[float, float]:
+    """The tenth and the ninetieth percentile of measured over modelled cycles, as an error budget takes them."""
+    low, high = np.quantile(np.array([point.cycles for point in points]) / cycles, (0.1, 0.9))
+    return float(low), float(high)
+
+
 def _cycles(point: Point, profile: Profile) -> float:
     target = published.TARGET
     graph = published.compile_point(point, target).graph

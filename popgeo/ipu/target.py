@@ -19,9 +19,9 @@ class IpuTarget:
     240; the launch of a compute set as the constant part of cycle counts in the notebooks of
     github.com/graphcore-research/tessellate-ipu. Links between IPUs and the latency of the host as in
     arXiv:1912.03413, which measured 6 gigabytes per second from the host for one IPU of the first generation and 11.35
-    for two; one of the second generation alone is taken to get as much, below the 100 gigabit per second of its
-    machine's network card (IPU-M2000 data sheet). The host call as fitted to the published scaling of SchNet
-    (github.com/graphcore-research/hydronet-gnn). Streaming memory: DDR4 that
+    for two, 72 % of the 15.75 of their bus (PCI Express 3, 16 lanes); one of the second generation is taken to get as
+    large a part of the 100 gigabit per second of its machine's network card (IPU-M2000 data sheet). The host call as
+    fitted to the published scaling of SchNet (github.com/graphcore-research/hydronet-gnn). Streaming memory: DDR4 that
     gives about 20 gigabytes per second to the four IPUs of a machine together (IPU-M2000 data sheet); the first
     generation has the host's memory instead.
 
@@ -79,7 +79,7 @@ class IpuTarget:
     num_ipus: int = 1
     link_bytes_per_second: float = 55e9
     link_seconds: float = 0.55e-6
-    host_bytes_per_second: float = 11e9
+    host_bytes_per_second: float = 9e9
     host_seconds: float = 8.8e-6
     host_call_seconds: float = 1.3e-3
     streaming_bytes_per_second: float = 5e9

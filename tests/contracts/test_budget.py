@@ -24,9 +24,10 @@ PLACES = {
 # The aim is 28,500 for the core and 42,500 in all. The last two rounds mended what other libraries' users had reported
 # (checks in captured code, units, keys and weights of files, folders that processes share, files of strangers, old
 # programs) and needed more lines than they removed: the next consolidation is to win them back. Until then a number
-# may rise only in a change that lowers another one by as much.
+# may rise only in a change that lowers another one by as much. The error budget of reports (70 lines) is such a rise
+# without a fall: it replaces `trust` of the reports' text, and says of each total how far it may be off.
 BUDGETS = {
-    "core": 32_110,
+    "core": 32_190,
     "compat": 3_281,
     "systems": 2_329,
     "models": 1_552,
@@ -34,7 +35,7 @@ BUDGETS = {
     "kit": 2_235,
     "train": 870,
 }
-ALL = 45_688  # may only fall
+ALL = 45_768  # may only fall
 REMEDY = "A new mechanism names the one it replaces: take that out, or raise the budget here and say why."
 LONGEST_FILE, SHORTEST_FILE_OF_ONE_USER = 300, 40
 # An operation's cost and its lowering are found by one name.

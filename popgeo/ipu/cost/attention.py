@@ -9,6 +9,7 @@ from popgeo.capture.op_graph import Op, OpGraph, Ref
 from popgeo.capture.schemas import argument_of
 from popgeo.ipu.cost.calibration import Machine
 from popgeo.ipu.cost.elementwise import plan_elementwise
+from popgeo.ipu.cost.layouts import with_layout
 from popgeo.ipu.cost.matmul import SERIAL_CYCLES, plan_matmul
 from popgeo.ipu.cost.norms import REDUCE, SOFTMAX, plan_groups
 from popgeo.ipu.cost.operands import distinct, tensor, width
@@ -190,7 +191,10 @@ def _by_element(kind: str, elements: int, sizes: Attention, machine: Machine) ->
 
 
 def _product(rows: int, contraction: int, columns: int, sizes: Attention, machine: Machine) -> Plan:
-    return plan_matmul(rows, contraction, columns, 2 if sizes.nbytes == 2 else 4, machine, sizes.heads)
+    plan = plan_matmul(rows, contraction, columns, 2 if sizes.nbytes == 2 else 4, machine, sizes.heads)
+    # Each product reads the scores, their gradients or the probabilities, or makes them: rows as long as keys.
+    is_odd = sizes.nbytes == 2 and sizes.keys % 2 and sizes.keys > 1
+    return with_layout(plan, 2 * sizes.scores if is_odd else 0, machine)
 
 
 def rule_attention(graph: OpGraph, op: Op, machine: Machine) -> Plan:

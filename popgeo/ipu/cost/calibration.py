@@ -35,6 +35,7 @@ class Calibration:
         matmul_reduce: Factor on the cycles that exchange and add partial sums.
         elementwise_fixed: Cycles of any operation by element, beyond the launch.
         elementwise_layout: Cycles per byte of a tile of rows that it lays out in blocks.
+        elementwise_into_product: The same where a product reads the rows.
     """
 
     gather_fixed: float = 1350.0
@@ -53,8 +54,9 @@ class Calibration:
     matmul_move: float = 1.111
     matmul_amp: float = 0.9588
     matmul_reduce: float = 0.5457
-    elementwise_fixed: float = 704.7
-    elementwise_layout: float = 4.527
+    elementwise_fixed: float = 716.2
+    elementwise_layout: float = 4.712
+    elementwise_into_product: float = 2.927
 
 
 BOW_SDK3 = Calibration()

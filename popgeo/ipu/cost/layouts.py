@@ -3,11 +3,14 @@
 An operation by element works where its operands lie. As long as they lie alike, nothing moves: in chains after one
 product, in residual sums of products and in norms of them. Where rows meet blocks, as SchNet's gathered features meet
 its filters, and where a product reads rows, these are laid out again first.
+
+Rows of an odd number of float16, such as scores of 197 tokens, cannot lie in blocks: no block divides them, and each
+second one begins within a word, the least that an exchange moves. Each product that reads or makes them lays them out.
 """
 
 from dataclasses import replace
 
-from popgeo.capture.op_graph import Op, OpGraph
+from popgeo.capture.op_graph import Op, OpGraph, Value
 from popgeo.capture.operations import operation_of
 from popgeo.ipu.cost.calibration import Machine
 from popgeo.ipu.cost.operands import distinct, width
@@ -41,7 +44,9 @@ def laid_out_anew(graph: OpGraph) -> list[int]:
         reads = {layout for layout, _ in operands}
         mixes = family in _PRODUCTS or (family in ("elementwise", "fused") and "blocks" in reads)
         moves = "blocks" if family == "fused" else "rows"  # a convolution's rows are as large as the filters it reads
-        found.append(sum(nbytes for layout, nbytes in operands if mixes and layout == moves))
+        uneven = {v: graph.values[v] for v in (*op.reads(), *op.makes())} if family == "matmul" else {}
+        moved = [nbytes for layout, nbytes in operands if mixes and layout == moves]
+        found.append(sum(moved) + sum(odd_bytes(value) for value in uneven.values()))
         made = _MADE_BY.get(family) or next((one for one in ("blocks", "rows") if one in reads), None)
         if made is not None:
             layouts |= {graph.values[v].storage: made for v in op.makes()}
@@ -49,9 +54,14 @@ def laid_out_anew(graph: OpGraph) -> list[int]:
 
 
 def _operands(graph: OpGraph, op: Op, layouts: dict[int, str], *, full: bool) -> list[tuple[str, int]]:
-    """Layout and bytes of what an operation reads; with `full`, only of what is not broadcast."""
+    """Layout and bytes of what an operation reads; with `full`, only of what is not broadcast.
+
+    Where all operands are broadcast, as distances and centres are for Gaussians, the result lies as none of them.
+    """
     values = {graph.values[v].storage: graph.values[v] for v in op.reads()}
-    largest = max((distinct(value) for value in values.values()), default=0)
+    by_element = operation_of(op.target).family == "elementwise"
+    results = [graph.values[v].numel for v in op.makes()] if by_element else []
+    largest = max([*results, *map(distinct, values.values())], default=0)
     return [
         (layouts[storage], distinct(value) * width(value))
         for storage, value in values.items()
@@ -59,11 +69,31 @@ def _operands(graph: OpGraph, op: Op, layouts: dict[int, str], *, full: bool) ->
     ]
 
 
+def odd_bytes(value: Value) -> int:
+    """Bytes of a matrix whose rows are an odd number of float16; 0 for any other.
+
+    Example:
+        >>> import torch
+        >>> from popgeo import ipu
+        >>> step = ipu.compile(lambda x: x @ x.mT, [torch.ones(8, 197, 64, dtype=torch.float16)])
+        >>> {odd_bytes(value) for value in step.graph.values}  # queries and keys, then scores
+        {0, 620944}
+    """
+    sizes = [size for size, stride in zip(value.shape, value.stride, strict=True) if stride == 1]
+    is_odd = width(value) == 2 and len(value.shape) > 1 and any(size % 2 and size > 1 for size in sizes)
+    return 2 * distinct(value) if is_odd else 0
+
+
 def with_layout(plan: Plan, nbytes: int, machine: Machine) -> Plan:
-    """A plan that lays that many bytes out again before it begins."""
+    """A plan that lays that many bytes out again before it begins.
+
+    A product brings its operands in exchanges of its own, so the bytes cost it less than an operation by element.
+    """
     if not nbytes:
         return plan
-    cycles = machine.calibration.elementwise_layout * nbytes / machine.num_tiles
+    constants = machine.calibration
+    per_byte = constants.elementwise_into_product if plan.family in _PRODUCTS else constants.elementwise_layout
+    cycles = per_byte * nbytes / machine.num_tiles
     tiles = max((step.tiles for step in plan.supersteps), default=machine.num_tiles)
     first = overhead_step("lay out operands", calibrated=cycles, tiles=tiles, is_sync=False)
     return replace(plan, supersteps=(first, *plan.supersteps))

@@ -67,9 +67,24 @@ def plan_sort(rows: int, length: int, k: int, width: int, machine: Machine) -> P
 
 
 def rule_sorting(graph: OpGraph, op: Op, machine: Machine) -> Plan:
-    """All of each row in order, or the largest of them; the place of one element needs all in order."""
+    """All of each row in order, or the largest of them; the place of one element needs all in order.
+
+    A sort of which only the first places are read is `popops::topK`, which keeps equal elements in order as well.
+    """
     value = tensor(graph, op.args[0])
     found = argument_of(op, "dim") if position_of(op, "dim") is not None else -1
     length = max(1, value.shape[found] if value.shape else 1)
-    k = int(op.args[1]) if op.target.startswith("aten.topk.") else length
+    k = int(op.args[1]) if op.target.startswith("aten.topk.") else min(length, _first_read(graph, op, found))
     return plan_sort(max(1, value.numel // length), length, k, width(value), machine)
+
+
+def _first_read(graph: OpGraph, op: Op, dim: int) -> float:
+    """How many places of a sort's results are read; infinite if not only the first are."""
+    made = set(op.makes())
+    readers = [one for one in graph.ops if made & set(one.reads())]
+    are_slices = all(one.target == "aten.slice.Tensor" and list(one.args[2:3]) == [0] for one in readers)
+    if not readers or made & set(graph.outputs) or not are_slices:
+        return math.inf
+    rank = len(graph.values[op.makes()[0]].shape)
+    along = [one for one in readers if one.args[1] % rank == dim % rank]
+    return max(one.args[3] for one in along) if along == readers else math.inf

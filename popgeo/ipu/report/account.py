@@ -13,6 +13,7 @@ import pandas as pd
 
 from popgeo.atomic_write import write_atomically
 from popgeo.ipu.report.cost_rows import Row
+from popgeo.ipu.report.error_budget import ErrorBudget, error_budget
 from popgeo.ipu.report.figures import Figures
 from popgeo.ipu.report.insights import Insight
 from popgeo.ipu.report.json_format import dumps, loads
@@ -132,6 +133,11 @@ class Account(Figures, ABC):
     def _table(self, rows: str) -> Iterable[Row]:
         """The rows of one of its tables."""
         return map(asdict, self.insights) if rows == "insights" else getattr(self.rows, rows)
+
+    @property
+    def error_budget(self) -> ErrorBudget:
+        """Which part of the total was validated, and between which factors of it the machine is expected."""
+        return error_budget(self.costs, self.profile)
 
     def for_batch(self: A, *, graphs: float | None = None, real: Mapping[int, float] | None = None) -> A:
         """The same report for what a micro-batch holds: it then knows graphs per second and the cost of padding.

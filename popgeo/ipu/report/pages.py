@@ -11,7 +11,7 @@ from popgeo.ipu.report.cost_rows import Row, block_names
 from popgeo.ipu.report.html_page import PARTS, insights_section, key, section, shell, table, totals
 from popgeo.ipu.report.pipeline_figures import PipelineFigures
 from popgeo.ipu.report.tables import COLUMNS, COLUMNS_OF_STAGES, TableColumn
-from popgeo.ipu.report.text import footer, headline, pace
+from popgeo.ipu.report.text import expected, footer, headline, pace
 from popgeo.ipu.report.timeline import KINDS
 from popgeo.ipu.report.timeline_picture import bars, left_out, timeline_picture
 from popgeo.ipu.step_cost import BESIDE
@@ -204,7 +204,7 @@ def page_of_stages(plan: PipelineFigures, title: str = "") -> str:
         "cycles by IPU": section("cycles", "Cycles by IPU", cycles),
         "memory by IPU": section("memory", "Memory of the fullest tile, by IPU", memory),
         "stages": section("stages", "Stages", stages, _of_stages(plan)),
-        "trust": section("trust", "How far to trust this", f"<p>{_TRUST_OF_STAGES}</p>"),
+        "trust": section("trust", "How far to trust this", f"<p>{_TRUST_OF_STAGES}</p><p>{escape(expected(plan))}</p>"),
     }
     heading = title or f"A pipeline on {plan.num_ipus * plan.replicas} x {plan.target.name}"
     about = _about(
@@ -239,6 +239,6 @@ def _words(names: Iterable[str]) -> dict[str, str]:
 
 
 _TRUST_OF_STAGES = (
-    "Cycles of a stage come from the same formulas as every report's. Whole systems of 16 IPUs were modelled up to "
-    "twice as fast as they were published: read a plan as which cut is better, and its throughput as an upper bound."
+    "Cycles of a stage come from the same formulas as every report's. Whole systems of 16 IPUs were modelled up to 1.6 "
+    "times as fast as they were published: read a plan as which cut is better, and its throughput as an upper bound."
 )

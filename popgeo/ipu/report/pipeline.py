@@ -34,7 +34,7 @@ class Pipeline(PipelineFigures):
     LEFT_OUT = ("again",)
     DERIVED = (
         "cycles", "seconds", "micro_batches_per_second", "bubble", "bottleneck", "num_ipus", "fits", "families",
-        "table_of_stages", "table_of_ipus",
+        "table_of_stages", "table_of_ipus", "error_budget",
     )  # fmt: skip
 
     @cached_property

@@ -29,7 +29,7 @@ class Report(Account):
     memory: MemoryUse | None = None
 
     VERSION = ("popgeo.ipu.report", 1)
-    DERIVED = ("families", "total_cycles", "microseconds")
+    DERIVED = ("families", "total_cycles", "microseconds", "error_budget")
 
     @property
     def insights(self) -> tuple[Insight, ...]:

@@ -200,6 +200,8 @@ def _foot(plan: PipelineFigures) -> Iterable[str]:
     weights = quantity(sum(stage.weight_bytes for stage in plan.stages), "B")
     yield f"  {weights} of weights, {quantity(sum(plan.extra_bytes), 'B')} of gradients and optimizer state"
     yield f"  update and sum over replicas {max(plan.update):,.0f} cycles; planned in {plan.seconds_to_plan:.1f} s"
+    yield f"  trust: {plan.error_budget.validated:.0%} of the cycles validated"
+    yield expected(plan)
 
 
 def _insights_of_stages(plan: PipelineFigures) -> Iterable[str]:
@@ -219,26 +221,23 @@ ERROR_BANDS = {"gather": 0.07, "scatter": 0.05, "matmul": 0.08}  # by family
 ERROR_BANDS_OF_OPERATIONS = {"cfconv": 0.06}
 
 
-def trust(report: Figures) -> dict[Validity, float]:
-    """Part of the cycles whose formula was checked at such sizes, checked at other sizes, or not checked."""
-    shares = dict.fromkeys(Validity, 0.0)
-    for op in report.rows.ops:
-        shares[Validity(op["trust"])] += op["share"]
-    return shares
-
-
-def footer(report: Figures) -> list[str]:
+def footer(report: Account) -> list[str]:
     """How far to trust the figures, in words, with the errors that were found on measurements."""
-    shares = trust(report)
-    ops = report.rows.ops
+    budget, ops = report.error_budget, report.rows.ops
     unknown = sum(op["share"] for op in ops if not op["known"])
     measured = [op for op in ops if op["trust"] != Validity.ESTIMATE.value]
     found = {op["family"] for op in measured} | {op["op"] for op in measured}
     bands = [f"{n} {error:.0%}" for n, error in (ERROR_BANDS | ERROR_BANDS_OF_OPERATIONS).items() if n in found]
     lines = [
-        f"trust: {shares[Validity.VALIDATED]:.0%} of the cycles validated, {shares[Validity.EXTRAPOLATED]:.0%} at "
-        f"sizes beyond, {shares[Validity.ESTIMATE]:.0%} estimates, of them {unknown:.0%} without a rule"
+        f"trust: {budget.validated:.0%} of the cycles validated, {budget.extrapolated:.0%} at "
+        f"sizes beyond, {budget.estimates:.0%} estimates, of them {unknown:.0%} without a rule",
+        expected(report),
     ]
     if bands:
         lines.append(f"  median error on published Bow IPU figures at most: {', '.join(bands)}")
     return lines
+
+
+def expected(report: Account) -> str:
+    """Where the machine is expected, in words."""
+    return f"  a machine is expected to take {report.error_budget} of this total, in four of five cases"
