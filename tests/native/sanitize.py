@@ -17,7 +17,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from tests.native.fuzz import ROOT, build, preloaded
 
 FOLDERS = ["tests/ops", "tests/data", "tests/loader", "tests/sampling", "tests/packing"]
-FOLDERS += ["tests/potentials/test_tensor_product.py"]
+FOLDERS += ["tests/potentials/test_tensor_product.py", "tests/engine/test_products.py"]
 
 
 def main(arguments: list[str]) -> int:

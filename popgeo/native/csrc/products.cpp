@@ -7,6 +7,8 @@
 #include "denormals.h"
 #include "vectors.h"
 
+#if defined(__AVX2__)  // of other processors it is not known whether torch is slower
+
 namespace popgeo {
 namespace POPGEO_ISA {
 
@@ -15,10 +17,10 @@ constexpr int MOST_VECTORS = 4;  // of a row of a block, whose sums and operands
 #else
 constexpr int MOST_VECTORS = 2;
 #endif
-constexpr int MOST_ROWS = 6;                     // of a block
-constexpr int64_t INNER = 256;                   // terms that are added to a block before the next block is begun
-constexpr int64_t COLUMNS = 512;                 // of the second matrix that are laid out together
-constexpr int64_t PARALLEL_WORK = int64_t(1) << 16;  // terms of rows, in blocks: of fewer a parallel region costs more than it saves
+constexpr int MOST_ROWS = 6;                // of a block
+constexpr int64_t INNER = 256;              // terms that are added to a block before the next block is begun
+constexpr int64_t COLUMNS = 512;            // of the second matrix that are laid out together
+constexpr int64_t PARALLEL_WORK = 1 << 18;  // terms of blocks' rows: of fewer a parallel region costs more than it saves
 
 template <class T>
 struct Terms {
@@ -203,3 +205,5 @@ void multiply(const MatrixProduct& m) {
 
 }  // namespace POPGEO_ISA
 }  // namespace popgeo
+
+#endif
