@@ -1,6 +1,6 @@
 """Products of matrices by the compiled library: twice as fast as torch's with AMD's AVX-512, a little faster with AVX2.
 
-A row of a result is the same whatever the other rows are, for any number of threads, and with AVX2 as with AVX-512.
+A row of a result is the same whatever the other rows hold, for any number of threads, and with AVX2 as with AVX-512.
 """
 
 import ctypes
@@ -15,7 +15,11 @@ from popgeo.engine.fuse.prepared import PreparedCall, late_arguments
 from popgeo.native import library
 
 TARGETS = "aten.mm.default", "aten.addmm.default", "aten.bmm.default"
-_LARGE = 1 << 18  # elements of a matrix for which torch works in more and smaller blocks
+# Outside these limits torch is faster.
+_LARGE = 1 << 18  # elements of a matrix, which torch cuts into more and smaller blocks
+_SMALL = 512  # terms of all elements of a product
+_NARROW = 4  # columns, which leave most of a vector empty
+_FEW = 16  # rows, for which a matrix is not laid out anew
 _pack = struct.Struct("20q").pack
 
 
@@ -54,15 +58,16 @@ def prepare_product(graph: OpGraph, op: Op, tensors: Mapping[int, Tensor]) -> Pr
 def _is_served(shapes: Sequence[Sequence[int]], strides: Sequence[Sequence[int]]) -> bool:
     """Whether the library reads operands of these shapes and strides, and writes such a result."""
     (*_, num_rows, num_inner), (*_, num_columns) = shapes[-3:-1]
-    (*_, a_rows, a_inner), _, (*_, out_columns) = strides[-3:]
-    has_elements = 0 not in (num_rows, num_inner, num_columns, *shapes[-1])
-    if len(shapes) == 4:  # what an addmm adds: a row, or a matrix
-        adds = shapes[0][-1:] == (num_columns,) and (len(shapes[0]) == 1 or shapes[0][0] in (1, num_rows))
-        has_elements = has_elements and adds and (strides[0][-1] == 1 or num_columns == 1)
+    (*_, a_rows, a_inner), (*_, b_columns), (*_, out_columns) = strides[-3:]
+    first = shapes[0] if len(shapes) == 4 else (num_columns,)  # what an addmm adds: a row, or a matrix
+    adds_rows = first[-1:] == (num_columns,) and first[:-1] in ((), (1,), (num_rows,)) and strides[0][-1] == 1
     return (
-        has_elements
+        num_columns >= _NARROW
+        and num_rows * num_inner * num_columns >= _SMALL
+        and (len(shapes) == 3 or adds_rows)
         and (num_inner == 1 or a_inner == 1 or num_rows == 1 or a_rows == 1)
-        and (num_columns == 1 or out_columns == 1)
+        and (b_columns == 1 or num_rows >= _FEW)
+        and out_columns == 1
         and min(num_inner, num_rows) * num_columns <= _LARGE
     )
 
@@ -76,7 +81,7 @@ def _packed(tensors: Sequence[Tensor], num_threads: int) -> bytes:
     return _pack(
         a.data_ptr(), b.data_ptr(), 0 if begun is None else begun.data_ptr(), out.data_ptr(),
         out.dtype is torch.float64, len(out) if out.dim() == 3 else 1, num_rows, num_inner, num_columns,
-        a.stride(-2), a_inner, b.stride(-2), 1 if num_columns == 1 else b.stride(-1),
+        a.stride(-2), a_inner, b.stride(-2), b.stride(-1),
         0 if begun is None else begun.stride(0), out.stride(-2),
         *(one.stride(0) if one.dim() == 3 else 0 for one in (a, b)), 0, out.stride(0) if out.dim() == 3 else 0,
         num_threads,
