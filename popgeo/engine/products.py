@@ -19,7 +19,7 @@ TARGETS = "aten.mm.default", "aten.addmm.default", "aten.bmm.default"
 _LARGE = 1 << 18  # elements of a matrix, which torch cuts into more and smaller blocks
 _SMALL = 512  # terms of all elements of a product
 _NARROW = 4  # columns, which leave most of a vector empty
-_FEW = 16  # rows, for which a matrix is not laid out anew
+_FEW = 16  # rows, for which it does not pay to lay a matrix out again
 _pack = struct.Struct("20q").pack
 
 

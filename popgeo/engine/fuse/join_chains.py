@@ -13,6 +13,7 @@ from popgeo.engine.fuse.chain import AT_ROWS, CHAIN, EDGE_CHAIN
 from popgeo.engine.fuse.chain_steps import fits, writer_of
 from popgeo.engine.fuse.edge_rows import EdgeOrders, row_moves
 from popgeo.engine.fuse.open_chain import OpenChain, elements_of, shape_of, summed_dimensions
+from popgeo.engine.out_variants import has_fixed_place
 from popgeo.native import library
 
 # A chain waits for operations that continue it, and keeps its operands alive meanwhile.
@@ -176,8 +177,9 @@ class _Search:
 def _write(chain: OpenChain, graph: OpGraph, outside: set[int], orders: EdgeOrders, ops: list[Op]) -> None:
     """Adds one operation in place of those of a chain, then views of its results; the same ones if it is not a gain."""
     computed = [op for op in chain.ops if not graph.is_view(op)]
-    # Alone, an operation of torch runs as well by itself; one of ours would allocate its result at each run.
-    alone = len(computed) < 2 and not computed[0].target.startswith("popgeo.")
+    # Alone, an operation that torch writes into given memory runs as well by itself; others allocate at each run.
+    first = computed[0]
+    alone = len(computed) < 2 and (bool(first.writes) or has_fixed_place(graph, first))
     if alone and chain.content.joins_at is None:
         ops += chain.ops
         return
@@ -193,7 +195,7 @@ def _write(chain: OpenChain, graph: OpGraph, outside: set[int], orders: EdgeOrde
     changed = tuple(v for v in results if graph.values[v].storage not in chain.content.made)
     refs: list[Any] = [Ref(v) for v in dict.fromkeys([*sorted(inputs), *changed])]
     numbers = [number for number in program.numbers if isinstance(number, Number)]
-    first, last = computed[0], computed[-1]
+    last = computed[-1]
     joined = Op(
         target=EDGE_CHAIN if program.of_edges else CHAIN,
         args=(program, refs, numbers),

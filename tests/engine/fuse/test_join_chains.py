@@ -313,3 +313,14 @@ def test_a_zero_keeps_its_sign(name):
 
     x = torch.tensor([0.0, -0.0, 1e6] * 8 + [0.0, -0.0, 0.25] * 8)
     torch.testing.assert_close(compile_forward(Chain(), (x,))(x), Chain()(x))
+
+
+def test_layers_with_an_activation_between_them_allocate_nothing_in_a_run():
+    """Torch's relu writes into no memory that it is given."""
+    layers = nn.Sequential(nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 8))
+    step = compile_forward(layers)
+    x = torch.randn(40, 32)
+    assert_close(step(x), layers(x))
+    runner = step.bound.on_processor.usual
+    assert isinstance(runner, GraphRunner)
+    assert runner.peak_bytes == runner.buffer_bytes
