@@ -10,9 +10,6 @@ from torch.autograd import forward_ad
 from torch.compiler import is_compiling
 from torch.nn import Parameter
 
-# While a CUDA graph is captured no value can be read. A build of torch for the processor alone cannot be asked.
-_is_capturing = torch.cuda.is_current_stream_capturing if torch.backends.cuda.is_built() else lambda: False
-
 
 def is_direct(*tensors: Tensor) -> bool:
     """Whether plain eager code runs: nothing traces, transforms or differentiates what is done to these tensors.
@@ -41,6 +38,15 @@ def is_written_down() -> bool:
         False
     """
     return not _is_transformed() and _C._len_torch_dispatch_stack() > 0
+
+
+def _is_capturing() -> bool:
+    """Whether a CUDA graph is captured, so that no value can be read.
+
+    Before CUDA is used torch cannot be asked: a build for the processor alone has no such function, and one for CUDA
+    raises if the computer has no driver.
+    """
+    return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
 
 
 def _is_transformed() -> bool:

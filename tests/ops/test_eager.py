@@ -131,3 +131,11 @@ def test_a_tangent_is_refused_but_not_looked_for_while_torch_compiles(monkeypatc
                 look()
         monkeypatch.setattr(eager, "is_compiling", lambda: True)
         assert not is_eager((dual,))
+
+
+def test_a_torch_for_cuda_is_asked_nothing_on_a_computer_without_a_driver(monkeypatch):
+    def raises() -> bool:
+        raise RuntimeError("CUDA driver version is insufficient for CUDA runtime version")
+
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", raises)
+    assert eager.is_plain()
