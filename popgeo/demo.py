@@ -36,9 +36,7 @@ class GapModel(torch.nn.Module):
 
     def __init__(self, schnet: SchNet, num_graphs: int, column: int) -> None:
         super().__init__()
-        self.schnet = schnet
-        self.num_graphs = num_graphs
-        self.column = column
+        self.schnet, self.num_graphs, self.column = schnet, num_graphs, column
 
     def forward(
         self, z: Tensor, pos: Tensor, batch: Tensor, y: Tensor, graphs_mask: Tensor, pairs: Tensor | None = None

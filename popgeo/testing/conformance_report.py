@@ -74,16 +74,8 @@ class Conformance:
 
     def to_json(self) -> str:
         """All of it, for programs; numbers that are not finite are words."""
-        return json.dumps(
-            {
-                "subject": self.subject,
-                "kind": self.kind.value,
-                "seconds": round(self.seconds, 3),
-                "findings": [_as_plain(finding) for finding in self.findings],
-            },
-            allow_nan=False,
-            indent=1,
-        )
+        about = {"subject": self.subject, "kind": self.kind.value, "seconds": round(self.seconds, 3)}
+        return json.dumps({**about, "findings": list(map(_as_plain, self.findings))}, allow_nan=False, indent=1)
 
     def html(self) -> str:
         """A page that stands alone; nothing in it runs."""

@@ -138,16 +138,10 @@ class SchNet(AtomModel):
         require_readout(readout)
         if (mean is None) != (std is None):
             raise ValueError(f"mean is {mean} and std is {std}; give both or none.")
-        self.hidden_channels = hidden_channels
-        self.num_filters = num_filters
-        self.num_interactions = num_interactions
-        self.num_gaussians = num_gaussians
-        self.cutoff = cutoff
-        self.readout = readout
-        self.dipole = dipole
+        self.hidden_channels, self.num_filters, self.num_interactions = hidden_channels, num_filters, num_interactions
+        self.num_gaussians, self.cutoff, self.readout = num_gaussians, cutoff, readout
+        self.dipole, self.mean, self.std = dipole, mean, std
         self.filters = require_filters(filters)
-        self.mean = mean
-        self.std = std
         self.embedding = nn.Embedding(MAX_Z, hidden_channels, padding_idx=0)
         self.interaction_graph = interaction_graph or KNNInteractionGraph(max_num_neighbors, cutoff)
         self.distance_expansion = GaussianSmearing(0.0, cutoff, num_gaussians)
