@@ -91,17 +91,10 @@ class Conformance:
 
 
 def _as_plain(finding: Finding) -> dict[str, Any]:
-    return {
-        "claim": finding.claim.name,
-        "says": finding.claim.says,
-        "tried": finding.claim.tried,
-        "status": finding.status.value,
-        "words": finding.words,
-        "cause": finding.cause,
-        "figures": {name: x if math.isfinite(x) else str(x) for name, x in finding.figures.items()},
-        "script": finding.script,
-        "seconds": round(finding.seconds, 3),
-    }
+    claim, figures = finding.claim, {name: x if math.isfinite(x) else str(x) for name, x in finding.figures.items()}
+    about = {"claim": claim.name, "says": claim.says, "tried": claim.tried, "status": finding.status.value}
+    about |= {"words": finding.words, "cause": finding.cause}
+    return {**about, "figures": figures, "script": finding.script, "seconds": round(finding.seconds, 3)}
 
 
 def _table(findings: tuple[Finding, ...]) -> str:

@@ -69,9 +69,7 @@ class InteractionBlock(nn.Module):
 
         With `filters` on a grid, rows of all edges are never in memory.
         """
-        if filters is not None:
-            return self.lin(self.act(self.conv(x, filters, edges)))
-        w = self.mlp(rbf) * envelope  # [num_edges, num_filters]
+        w = self.mlp(rbf) * envelope if filters is None else filters  # [num_edges, num_filters]
         return self.lin(self.act(self.conv(x, w, edges)))
 
 
@@ -164,9 +162,8 @@ class SchNet(AtomModel):
         """The atoms' features after all blocks. [num_atoms, hidden_channels]"""
         edges = Edges.of(edge_index, z.size(0), half_list)
         blocks, x = list(self.interactions), self.embedding(z)  # [num_atoms, hidden_channels]
-        grids = (
-            self.grid_filters(r, edges, z.size(0)) if all(type(block) is InteractionBlock for block in blocks) else None
-        )
+        are_own = all(type(block) is InteractionBlock for block in blocks)
+        grids = self.grid_filters(r, edges, z.size(0)) if are_own else None
         if grids is not None:
             for block, filters in zip(blocks, grids, strict=True):
                 x = x + block(x, r, r, edges, filters)
