@@ -69,7 +69,9 @@ class InteractionBlock(nn.Module):
 
         With `filters` on a grid, rows of all edges are never in memory.
         """
-        w = self.mlp(rbf) * envelope if filters is None else filters  # [num_edges, num_filters]
+        if filters is not None:
+            return self.lin(self.act(self.conv(x, filters, edges)))
+        w = self.mlp(rbf) * envelope  # [num_edges, num_filters]
         return self.lin(self.act(self.conv(x, w, edges)))
 
 
