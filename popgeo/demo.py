@@ -36,9 +36,7 @@ class GapModel(torch.nn.Module):
 
     def __init__(self, schnet: SchNet, num_graphs: int, column: int) -> None:
         super().__init__()
-        self.schnet = schnet
-        self.num_graphs = num_graphs
-        self.column = column
+        self.schnet, self.num_graphs, self.column = schnet, num_graphs, column
 
     def forward(
         self, z: Tensor, pos: Tensor, batch: Tensor, y: Tensor, graphs_mask: Tensor, pairs: Tensor | None = None
@@ -81,9 +79,8 @@ def train(settings: Namespace, dataset: InMemoryDataset) -> None:
         )
         for name, store in stores.items()
     }
-    schnet = make_schnet(
-        settings, mean, std, max_num_nodes=max(int(store.sizes[:, 0].max()) for store in stores.values())
-    )
+    largest = max(int(store.sizes[:, 0].max()) for store in stores.values())
+    schnet = make_schnet(settings, mean, std, max_num_nodes=largest)
     model = GapModel(schnet, sizes.num_graphs, GAP[settings.dataset])
     optimizer = torch.optim.AdamW(model.parameters(), lr=settings.lr)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, settings.epochs)

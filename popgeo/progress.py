@@ -29,9 +29,7 @@ def progress(items: Iterable[Item], description: str, unit: str, show: bool | No
         >>> list(progress(range(3), "measuring", "graph", show=False))
         [0, 1, 2]
     """
-    return iter(
-        tqdm(items, description, unit=f" {unit}", delay=1, leave=False, disable=not is_seen(show), file=_terminal())
-    )
+    return iter(tqdm(items, description, unit=f" {unit}", **_look(show)))
 
 
 def bar(description: str, unit: str, total: int | None = None, show: bool | None = None) -> tqdm:
@@ -47,20 +45,13 @@ def bar(description: str, unit: str, total: int | None = None, show: bool | None
         >>> with bar("epoch 1", "graphs", total=64, show=False) as shown:
         ...     _ = shown.update(32)
     """
-    return tqdm(
-        desc=description,
-        total=total,
-        unit=f" {unit}",
-        delay=1,
-        leave=False,
-        disable=not is_seen(show),
-        file=_terminal(),
-    )
+    return tqdm(desc=description, total=total, unit=f" {unit}", **_look(show))
 
 
-def _terminal() -> Any:
-    """Where a bar is drawn: past the stream of a command that escapes what moves the cursor."""
-    return getattr(sys.stderr, "raw", sys.stderr)
+def _look(show: bool | None) -> dict[str, Any]:
+    """When and where a bar is drawn: past the stream of a command that escapes what moves the cursor."""
+    terminal = getattr(sys.stderr, "raw", sys.stderr)
+    return {"delay": 1, "leave": False, "disable": not is_seen(show), "file": terminal}
 
 
 def is_seen(show: bool | None = None) -> bool:

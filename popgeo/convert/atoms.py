@@ -150,9 +150,8 @@ class AtomsReader:
         if name == "head" or (isinstance(value, str) and not known):
             data[name] = str(value)
             return
-        values = numbers(
-            called, value, "iuf" if known else "iufb", allow_nan=self.labels == "partial" and name in LABELS
-        )
+        may_lack = self.labels == "partial" and name in LABELS
+        values = numbers(called, value, "iuf" if known else "iufb", allow_nan=may_lack)
         if known:
             values = as_label(name, called, values * factor, len(atoms), cell)
         else:

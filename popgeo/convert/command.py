@@ -68,9 +68,7 @@ def _pair(text: str) -> tuple[str, str]:
 
 
 def _option(text: str) -> tuple[str, Any]:
-    name, _, value = text.partition("=")
-    if not value:
-        raise ValueError(f"--option is {text!r}; write NAME=VALUE.")
+    name, value = _pair(text)
     try:
         return name, ast.literal_eval(value)
     except (ValueError, SyntaxError):

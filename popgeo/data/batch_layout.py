@@ -3,11 +3,12 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import prod
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from popgeo.data.axes import GRAPHS, Attribute, Axis, Level, Levels, ends_of, require_certain
+from popgeo.data.axes import GRAPHS, Attribute, Level, Levels, ends_of, require_certain
 from popgeo.data.fixed_size_options import FixedSizeOptions
 from popgeo.data.flat_store import FlatStore
 from popgeo.data.masks import mask_slot
@@ -84,7 +85,7 @@ def lay_out(store: FlatStore, options: FixedSizeOptions, choices: LayoutChoices 
         if choices.add_pad_masks:
             slots.append(mask)
         if axis.level is Level.EDGE and store.row_ends is not None:
-            slots.append(_row_pointer_slot(options, axis, choices))
+            slots.append(_row_pointer_slot(mask, options, choices))
     if choices.add_pad_masks:
         slots.append(mask_slot(GRAPHS, options.num_graphs))
     made = {(slot.store, slot.name) for slot in slots if slot.attribute is None}
@@ -129,31 +130,11 @@ def _attribute_slot(
 def _owner_slots(prefix: str, of: Slot, num_graphs: int, dtype: torch.dtype) -> list[Slot]:
     """`batch` and `ptr` of the rows of a slot."""
     kinds = (("batch", SlotKind.SEGMENT, of.num_slots), ("ptr", SlotKind.POINTER, num_graphs + 1))
-    return [
-        Slot(
-            store=of.store,
-            name=f"{prefix}{name}",
-            kind=kind,
-            axis=of.axis,
-            shape=(length,),
-            dtype=dtype,
-            num_slots=of.num_slots,
-            fixed_rows=of.fixed_rows,
-        )
-        for name, kind, length in kinds
-    ]
+    rows: Any = {"store": of.store, "axis": of.axis, "num_slots": of.num_slots, "fixed_rows": of.fixed_rows}
+    return [Slot(name=prefix + name, kind=kind, shape=(length,), dtype=dtype, **rows) for name, kind, length in kinds]
 
 
-def _row_pointer_slot(options: FixedSizeOptions, axis: Axis, choices: LayoutChoices) -> Slot:
-    ends = tuple((end, options.slots(end)) for end in ends_of(axis))
-    return Slot(
-        store=axis.store,
-        name="rowptr",
-        kind=SlotKind.ROW_POINTER,
-        axis=axis,
-        shape=(ends[1][1] + 1,),
-        dtype=choices.index_dtype,
-        num_slots=options.slots(axis),
-        ends=ends,
-        spread=choices.spread_padding_edges,
-    )
+def _row_pointer_slot(edges: Slot, options: FixedSizeOptions, choices: LayoutChoices) -> Slot:
+    ends = tuple((end, options.slots(end)) for end in ends_of(edges.axis))
+    made = replace(edges, name="rowptr", kind=SlotKind.ROW_POINTER, shape=(ends[1][1] + 1,))
+    return replace(made, dtype=choices.index_dtype, ends=ends, spread=choices.spread_padding_edges)

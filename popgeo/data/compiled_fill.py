@@ -36,6 +36,7 @@ class Filler:
         for i, axis in enumerate(self.axes):
             if axis != GRAPHS:
                 self.row_pointers[i] = self._address(store.row_pointers[axis].contiguous())
+        self.of_rows = self.row_pointers.ctypes.data, len(self.axes)
         self.table = np.array([list(self._describe(slot).values()) for slot in layout.slots], dtype=np.int64)
         sources = [(slot.kind, slot.attribute.tensor) for slot in layout.slots if slot.attribute is not None]
         self.can_be_compiled = all(
@@ -61,16 +62,8 @@ class Filler:
         rows, ptr = np.ascontiguousarray(rows, dtype=np.int64), np.ascontiguousarray(ptr, dtype=np.int64)
         table = self.table.copy()  # several threads may fill at once
         table[:, _OUT] = [tensor.data_ptr() for tensor in out]
-        failed = entry(
-            rows.ctypes.data,
-            ptr.ctypes.data,
-            num_batches,
-            self.row_pointers.ctypes.data,
-            len(self.row_pointers),
-            table.ctypes.data,
-            len(table),
-            self.layout.options.num_graphs,
-        )
+        num_graphs, of_table = self.layout.options.num_graphs, (table.ctypes.data, len(table))
+        failed = entry(rows.ctypes.data, ptr.ctypes.data, num_batches, *self.of_rows, *of_table, num_graphs)
         if failed == 1:
             raise MemoryError(f"No memory for the row numbers of a batch of {len(rows)} graphs.")
         if failed == 3:

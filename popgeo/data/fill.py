@@ -138,9 +138,8 @@ def _pointer(chunk: _Chunk, slot: Slot, out: Tensor) -> None:
     graph = torch.arange(chunk.num_graphs + 1)
     first_padding = torch.where(graph == chunk.num_real[:, None], rows.used[:, None], slot.num_slots)
     out.copy_(first_padding)
-    out[chunk.batch_of_graph, chunk.position_of_graph] = (
-        rows.ends[:-1] - rows.batch_starts[:-1][chunk.batch_of_graph]
-    ).to(out.dtype)
+    first = rows.ends[:-1] - rows.batch_starts[:-1][chunk.batch_of_graph]
+    out[chunk.batch_of_graph, chunk.position_of_graph] = first.to(out.dtype)
 
 
 def _mask(chunk: _Chunk, slot: Slot, out: Tensor) -> None:

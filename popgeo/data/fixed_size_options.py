@@ -149,11 +149,7 @@ class FixedSizeOptions(FoundSizes):
             return self.pad_graph_defaults[name]
         if name in NEVER_PADDED:
             return 0.0
-        value = {
-            Level.NODE: self.node_pad_value,
-            Level.EDGE: self.edge_pad_value,
-            Level.GRAPH: self.graph_pad_value,
-        }[level]
+        value = getattr(self, f"{level.value}_pad_value")
         if value is not None and hasattr(value, "get_value"):  # one of PyG's paddings
             return value.get_value(store, name)
         return PADDED_WITH.get(name, 0.0) if value is None else value

@@ -193,9 +193,8 @@ def _concatenate(
             f"{list(values[graph].shape)} in graph {graph}. Make the other dimensions equal or pass "
             f"exclude_keys=[{name!r}]."
         ) from error
-    return plain_tensor(f"Attribute {name!r}", joined), row_pointer(
-        torch.tensor(list(map(methodcaller("size", dim), values)))
-    )
+    counts = torch.tensor(list(map(methodcaller("size", dim), values)))
+    return plain_tensor(f"Attribute {name!r}", joined), row_pointer(counts)
 
 
 def _counts(stated: Sequence[Any]) -> Tensor:

@@ -49,17 +49,10 @@ def split(batch: Any) -> "list[Batch]":
     if "_mini_batches" not in main:
         raise ValueError("The batch is one batch, not several joined; there is nothing to split.")
     parts = main["_mini_batches"]
-    return [_part(batch, i, len(parts), *part) for i, part in enumerate(parts)]
+    return [_part(batch, i, len(parts), part) for i, part in enumerate(parts)]
 
 
-def _part(
-    batch: Any,
-    index: int,
-    count: int,
-    slices: Mapping[Any, Any],
-    increments: Mapping[Any, Any],
-    stated: Mapping[Any, Any],
-) -> "Batch":
+def _part(batch: Any, index: int, count: int, apart: tuple[Mapping[Any, Any], ...]) -> "Batch":
     part = copy.copy(batch)
     for store in part.stores:
         for name, value in list(store.items()):
@@ -68,7 +61,7 @@ def _part(
                 store[name] = value[index * size : (index + 1) * size]
     main = part.stores[0].__dict__
     del main["_mini_batches"]
-    main["_slice_dict"], main["_inc_dict"] = slices, increments
+    main["_slice_dict"], main["_inc_dict"], stated = apart
     num_nodes = {}
     for store in part.stores:
         store.__dict__.pop("_cached_attr", None)

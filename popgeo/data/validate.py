@@ -112,19 +112,8 @@ def _first_outside(attribute: Attribute, pointer: Tensor, limits: Tensor) -> int
     rows = values.shape[attribute.dim]
     outer, inner = values.shape[: attribute.dim].numel(), values.shape[attribute.dim + 1 :].numel()
     pointer, limits = pointer.contiguous(), limits.contiguous()
-    return int(
-        entry(
-            library.address(values),
-            values.element_size(),
-            outer,
-            rows,
-            inner,
-            library.address(pointer),
-            library.address(limits),
-            limits.shape[1],
-            len(limits),
-        )
-    )
+    of_values = library.address(values), values.element_size(), outer, rows, inner
+    return int(entry(*of_values, library.address(pointer), library.address(limits), limits.shape[1], len(limits)))
 
 
 def _outside(attribute: Attribute, pointer: Tensor, limits: Tensor) -> Tensor:

@@ -98,16 +98,9 @@ class FixedSizeBatchSampler(EpochSampler, Sampler[list[int]], metaclass=AskedFor
         )
         if None not in (world_size, num_replicas) and world_size != num_replicas:
             raise ValueError(f"world_size is {world_size}, num_replicas {num_replicas}; they mean the same: pass one.")
-        choices = EpochChoices(
-            shuffle=shuffle,
-            seed=seed,
-            rank=rank,
-            world_size=num_replicas if world_size is None else world_size,
-            drop_last=drop_last,
-        )
-        work = None
-        if cost is not None:
-            work = Work(costs=_costs(cost, packer), sizes=packer.sizes, budget=packer.budget)
+        world_size = num_replicas if world_size is None else world_size
+        choices = EpochChoices(shuffle=shuffle, seed=seed, rank=rank, world_size=world_size, drop_last=drop_last)
+        work = None if cost is None else Work(costs=_costs(cost, packer), sizes=packer.sizes, budget=packer.budget)
         super().__init__(packer, choices, work=work)
         self._is_dealt_out = False
 

@@ -108,20 +108,16 @@ class FixedSizeDataLoader(EpochLoader):
         self._check(dataset, epoch)
         opened, layout = opened_for(dataset, layout, progress_bar)
         self._opened = opened
-        sizes = _sizes(opened, batch_size, fixed_size_options, num_nodes, num_edges)
-        self.fixed_size_options = sizes.with_rows_for(opened.store)
+        sizes = _sizes(opened, batch_size, fixed_size_options, num_nodes, num_edges).with_rows_for(opened.store)
+        self.fixed_size_options = sizes
         self.collater = FixedSizeCollater(
-            self.fixed_size_options,
-            trim_nodes=over_size.trims_nodes,
-            trim_edges=over_size.trims_edges,
-            protect=protect,
-            layout=layout,
+            sizes, trim_nodes=over_size.trims_nodes, trim_edges=over_size.trims_edges, protect=protect, layout=layout
         )
         chunk_order = ChunkOrder.of(opened.store, shuffle_bytes) if opened.holds_all else None
         packer = GraphPacker(
             opened=opened,
             seen=SeenTensors(dataset) if opened.holds_all else None,
-            options=self.fixed_size_options,
+            options=sizes,
             strategy=self.strategy,
             over_size_strategy=over_size,
             drop_last=epoch.drop_last,
@@ -134,7 +130,7 @@ class FixedSizeDataLoader(EpochLoader):
             if opened.holds_all
             else FetchingSource(dataset, self.collater, opened.store)
         )
-        super().__init__(dataset, source, packer, epoch, batch_size=self.fixed_size_options.num_graphs, **kwargs)
+        super().__init__(dataset, source, packer, epoch, batch_size=sizes.num_graphs, **kwargs)
 
     def _check(self, dataset: Any, epoch: EpochChoices) -> None:
         if not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")) and not isinstance(dataset, FlatStore):

@@ -40,8 +40,8 @@ def in_background(items: Iterator[T], depth: int = 1) -> Iterator[T]:
             item = ready.get()
             if item is _END:
                 return
-            if isinstance(item, _Failure):
-                raise item.error
+            if isinstance(item, BaseException):
+                raise item
             room.put(None)
             yield item  # type: ignore[misc]  # the queue also carries the two marks above
     finally:
@@ -53,11 +53,6 @@ def in_background(items: Iterator[T], depth: int = 1) -> Iterator[T]:
 
 class _Consumer:
     """Lives as long as items may be asked for; an interrupt at any point only ends it."""
-
-
-class _Failure:
-    def __init__(self, error: BaseException) -> None:
-        self.error = error
 
 
 def _produce(
@@ -80,6 +75,6 @@ def _produce(
             ready.put(item)
         ready.put(_END)
     except BaseException as error:  # handed to the consumer, whatever it is
-        ready.put(_Failure(error))
+        ready.put(error)
     finally:
         ended.put(None)

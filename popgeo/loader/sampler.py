@@ -30,9 +30,7 @@ class Packer(ABC):
 
     def order(self, shuffle: bool, generator: torch.Generator) -> np.ndarray | None:
         """Every index once, in the order of an epoch; None for 0, 1, 2, ... int64 [num_items]"""
-        if not shuffle:
-            return None
-        return torch.randperm(self.num_items, generator=generator).numpy()
+        return torch.randperm(self.num_items, generator=generator).numpy() if shuffle else None
 
     @abstractmethod
     def pack(self, order: np.ndarray | None, generator: torch.Generator) -> Packs:

@@ -134,9 +134,8 @@ def opened_for(dataset: Any, layout: LayoutChoices, progress_bar: bool | None) -
 def levels_of(store: FlatStore, given: Levels | None = None) -> Levels:
     """What each attribute's rows belong to, for collating other graphs alike: as is given, or else inferred."""
     tensors = (one for one in store.attributes if one.is_tensor)
-    return completed(
-        given, {(one.store, one.name): GRAPHS if one.axis == GRAPHS else one.axis.level for one in tensors}
-    )
+    inferred = {(one.store, one.name): GRAPHS if one.axis == GRAPHS else one.axis.level for one in tensors}
+    return completed(given, inferred)
 
 
 def grouped(batches: "list[Batch]", group: int) -> "list[Batch]":

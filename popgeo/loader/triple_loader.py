@@ -169,9 +169,8 @@ class TripleLoader(EpochLoader):
         choices = chosen(EpochChoices, kwargs, shuffle=shuffle, seed=seed, rank=rank, world_size=world_size)
         if choices.batch_sampler is not None:
             raise ValueError("Slots decide which triples share a batch; leave batch_sampler out.")
-        self._rank, self._world_size = (
-            shard_of_this_process() if rank is None or world_size is None else (rank, world_size)
-        )
+        own = shard_of_this_process() if rank is None or world_size is None else (rank, world_size)
+        self._rank, self._world_size = own
         num_local, left_over = divmod(shards.num_shards, self._world_size)
         if left_over:
             raise ValueError(f"{self._world_size} processes cannot share {shards.num_shards} shards evenly.")

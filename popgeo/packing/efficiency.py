@@ -59,13 +59,9 @@ def efficiency(packs: Packs, sizes: ArrayLike, budget: Budget) -> Efficiency:
     slots = np.maximum(np.array(budget.sizes) * len(packs), 1)
     fills = tuple((packed.sum(axis=0) / slots).tolist()) if len(packs) else (1.0,) * len(budget.sizes)
     graphs = packs.num_graphs / (len(packs) * budget.num_graphs) if len(packs) else 1.0
-    labels = (*names(len(fills)), "graphs")
+    binds = (*names(len(fills)), "graphs")[int(np.argmax([*fills, graphs]))]
     return Efficiency(
-        sizes=fills,
-        graphs=graphs,
-        binds=labels[int(np.argmax([*fills, graphs]))],
-        num_packs=len(packs),
-        lower_bound=lower_bound(sizes, budget),
+        sizes=fills, graphs=graphs, binds=binds, num_packs=len(packs), lower_bound=lower_bound(sizes, budget)
     )
 
 

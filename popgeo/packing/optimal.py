@@ -40,9 +40,8 @@ def optimal(sizes: ArrayLike, budget: Budget, *, generator: torch.Generator | No
     counted = histogram(sizes, budget, skip=skip)
     plan = optimal_plan(counted)
     if counted.unit > 1:  # then it is the best one for sizes rounded up, and largest first may do better without
-        plan = min(
-            plan, best_fit_decreasing(histogram(sizes, budget, skip=skip, exact=True)), key=lambda p: p.num_packs
-        )
+        exact = best_fit_decreasing(histogram(sizes, budget, skip=skip, exact=True))
+        plan = min(plan, exact, key=lambda p: p.num_packs)
     return assign(plan, sizes, budget, generator=generator, skip=skip)
 
 
@@ -65,6 +64,4 @@ def optimal_plan(sizes: Histogram) -> SizePlan:
     if greedy.gap <= 0:
         return greedy
     plan = round_to_packs(solve_fractional(sizes), sizes)
-    if greedy.num_packs < plan.num_packs:
-        return replace(greedy, bound=plan.bound)
-    return plan
+    return replace(greedy, bound=plan.bound) if greedy.num_packs < plan.num_packs else plan

@@ -138,9 +138,8 @@ class Packs(Sequence[Ids]):
         """
         chunks = [Packs.from_lists([]), *chunks]
         ends = np.cumsum([chunk.ptr[-1] for chunk in chunks])
-        ptr = np.concatenate(
-            [chunks[0].ptr, *(chunk.ptr[1:] + end for chunk, end in zip(chunks[1:], ends, strict=False))]
-        )
+        moved = (chunk.ptr[1:] + end for chunk, end in zip(chunks[1:], ends, strict=False))
+        ptr = np.concatenate([chunks[0].ptr, *moved])
         indices = np.concatenate([chunk.indices for chunk in chunks])
         return Packs(indices, ptr, np.concatenate([chunk.skipped for chunk in chunks]))
 

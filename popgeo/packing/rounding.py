@@ -60,9 +60,8 @@ def round_to_packs(solution: Fractional, sizes: Histogram) -> SizePlan:
 
 
 def _contents(sizes: Sequence[int], kind: np.ndarray) -> tuple[int, ...]:
-    return tuple(
-        sorted((size for size, count in zip(sizes, kind.tolist(), strict=True) for _ in range(count)), reverse=True)
-    )
+    contents = (size for size, count in zip(sizes, kind.tolist(), strict=True) for _ in range(count))
+    return tuple(sorted(contents, reverse=True))
 
 
 def _fullest(values: list[int], left: list[int], capacity: int, num_graphs: int) -> tuple[int, ...]:

@@ -113,9 +113,8 @@ def histogram(sizes: ArrayLike, budget: Budget, *, skip: bool = False, exact: bo
         (2, 1)
     """
     table, _, _ = fitting(sizes, budget, skip=skip)
-    bounds = [
-        -(-int(column.sum()) // limit) if limit else 0 for column, limit in zip(table.T, budget.sizes, strict=True)
-    ]
+    dims = zip(table.T, budget.sizes, strict=True)
+    bounds = [-(-int(column.sum()) // limit) if limit else 0 for column, limit in dims]
     dim = int(np.argmax(bounds))
     bound = max(bounds[dim], -(-len(table) // budget.num_graphs))
     limit = budget.sizes[dim]

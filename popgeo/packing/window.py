@@ -133,11 +133,8 @@ def _pack(chunks: Iterator[_Chunk], budget: Budget, window: int, key: int) -> It
         if filler is None and len(ids):
             order = _by_scarcity([int(column.sum()) for column in table.T], budget)
             filler = _open(replace(budget, sizes=tuple(budget.sizes[d] for d in order)), window, key)
-        packs = (
-            filler.push(ids, table if order == given else table.take(order, axis=1), last=False)
-            if filler
-            else Packs.from_lists([])
-        )
+        rows = table if order == given else table.take(order, axis=1)
+        packs = filler.push(ids, rows, last=False) if filler else Packs.from_lists([])
         if len(packs) or len(skipped):
             yield replace(packs, skipped=skipped)
     if filler and len(packs := filler.push(np.empty(0, np.int64), np.empty((0, len(order)), np.int64), last=True)):

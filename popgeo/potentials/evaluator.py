@@ -172,16 +172,9 @@ class Evaluator:
             )
         if self._loader is None or (num_nodes, num_edges) != (nodes, edges):
             self.sizes, self.num_shapes = (num_nodes, num_edges, num_graphs), self.num_shapes + 1
-            self._loader = PotentialLoader(
-                graphs,
-                self.as_batch,
-                cutoff=self.cutoff,
-                species=self.species,
-                levels=self.levels,
-                num_nodes=num_nodes,
-                num_edges=num_edges,
-                batch_size=num_graphs,
-            )
+            slots: Any = {"num_nodes": num_nodes, "num_edges": num_edges, "batch_size": num_graphs}
+            of_model: Any = {"cutoff": self.cutoff, "species": self.species, "levels": self.levels}
+            self._loader = PotentialLoader(graphs, self.as_batch, **of_model, **slots)
         return self._loader
 
 

@@ -60,18 +60,10 @@ def fixed_size_loader(
             reach the cutoff; or see `PotentialLoader`.
     """
     as_graph = partial(structure_as_graph, cutoff=cutoff, dataset=dataset, max_num_elements=max_num_elements)
-    return PotentialLoader(
-        Structures(items, as_graph).in_memory(),
-        as_atomic_data,
-        cutoff=cutoff,
-        species=1,
-        levels={**_LEVELS, **kwargs.pop("levels", {})},
-        num_nodes=num_nodes,
-        num_edges=num_edges,
-        batch_size=batch_size,
-        shuffle=shuffle,
-        **kwargs,
-    )
+    graphs = Structures(items, as_graph).in_memory()
+    kwargs |= {"num_nodes": num_nodes, "num_edges": num_edges, "batch_size": batch_size, "shuffle": shuffle}
+    kwargs["levels"] = {**_LEVELS, **kwargs.get("levels", {})}
+    return PotentialLoader(graphs, as_atomic_data, cutoff=cutoff, species=1, **kwargs)
 
 
 def structure_as_graph(item: Any, cutoff: float, dataset: str | None = None, max_num_elements: int = 100) -> Data:

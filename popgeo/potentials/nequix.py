@@ -7,7 +7,7 @@ Padding is as `jraph.pad_with_graphs` makes it, which its functions tell by: the
 atoms and edges, later ones are empty. nequix counts neither in its losses, and takes an edge of length 0 without harm.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -29,14 +29,9 @@ class GraphsTupleLoader(FixedSizeDataLoader):
     def _batches(self, run: Run, plan: EpochPlan) -> Iterator[GraphsTuple]:
         for batch in super()._batches(run, plan):
             graphs = to_graphs_tuple(batch, _LEVELS)
-            levels: dict[str, Any] = {
-                name: {key: part[key] for key in part.keys() & _LEVELS.keys()} for name, part in _parts(graphs)
-            }
-            yield graphs._replace(**levels)
-
-
-def _parts(graphs: GraphsTuple) -> list[tuple[str, Mapping[str, Any]]]:
-    return [("nodes", graphs.nodes), ("edges", graphs.edges), ("globals", graphs.globals)]
+            of_levels = {name: getattr(graphs, name) for name in ("nodes", "edges", "globals")}
+            known: Any = {name: {k: v for k, v in part.items() if k in _LEVELS} for name, part in of_levels.items()}
+            yield graphs._replace(**known)
 
 
 def fixed_size_loader(

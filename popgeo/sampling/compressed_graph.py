@@ -119,7 +119,8 @@ class CompressedGraph:
             raise ValueError("Both node_time and edge_time are given; the time of an edge is one of them.")
         source, destination = library.as_read(edge_index[0]), library.as_read(edge_index[1])
         num_edges = len(source)
-        if Direction(direction) is Direction.INCOMING:
+        direction = Direction(direction)
+        if direction is Direction.INCOMING:
             rows, cols, num_rows, num_cols = destination, source, num_destinations, num_sources
         else:
             rows, cols, num_rows, num_cols = source, destination, num_sources, num_destinations
@@ -139,13 +140,7 @@ class CompressedGraph:
             weight = weight if weight.dtype in _WEIGHTS else weight.float()
             weight = library.as_read(weight) if perm is None else weight[perm]
         return CompressedGraph(
-            rowptr=rowptr,
-            col=col,
-            num_cols=num_cols,
-            perm=perm,
-            weight=weight,
-            time=time,
-            direction=Direction(direction),
+            rowptr=rowptr, col=col, num_cols=num_cols, perm=perm, weight=weight, time=time, direction=direction
         )
 
     @property

@@ -128,9 +128,8 @@ def _uniform(begin: Places, end: Places, keys: Words, draw: Draw) -> tuple[Place
     if draw.replace:
         counts = np.where(degree > 0, draw.number, 0)
         row, number = _every(np.zeros_like(begin), counts)
-        return counts, begin[row] + below(keys[row], number.astype(np.uint64), degree[row].astype(np.uint64)).astype(
-            np.int64
-        )
+        drawn = below(keys[row], number.astype(np.uint64), degree[row].astype(np.uint64))
+        return counts, begin[row] + drawn.astype(np.int64)
     counts = np.minimum(degree, draw.number)
     row, places = _every(begin, counts)
     some = degree > draw.number

@@ -89,9 +89,8 @@ def check_conformance(
             found.append(Finding(claim=claim, status=Status.NOT_TRIED, words=reason))
         else:
             found.append(try_claim(claim, subject, ways, shrink_seconds))
-    return Conformance(
-        subject=subject.name, kind=subject.kind, findings=tuple(found), seconds=time.perf_counter() - start
-    )
+    seconds = time.perf_counter() - start
+    return Conformance(subject=subject.name, kind=subject.kind, findings=tuple(found), seconds=seconds)
 
 
 def subject_of(

@@ -74,16 +74,8 @@ class Conformance:
 
     def to_json(self) -> str:
         """All of it, for programs; numbers that are not finite are words."""
-        return json.dumps(
-            {
-                "subject": self.subject,
-                "kind": self.kind.value,
-                "seconds": round(self.seconds, 3),
-                "findings": [_as_plain(finding) for finding in self.findings],
-            },
-            allow_nan=False,
-            indent=1,
-        )
+        about = {"subject": self.subject, "kind": self.kind.value, "seconds": round(self.seconds, 3)}
+        return json.dumps({**about, "findings": list(map(_as_plain, self.findings))}, allow_nan=False, indent=1)
 
     def html(self) -> str:
         """A page that stands alone; nothing in it runs."""
@@ -99,17 +91,10 @@ class Conformance:
 
 
 def _as_plain(finding: Finding) -> dict[str, Any]:
-    return {
-        "claim": finding.claim.name,
-        "says": finding.claim.says,
-        "tried": finding.claim.tried,
-        "status": finding.status.value,
-        "words": finding.words,
-        "cause": finding.cause,
-        "figures": {name: x if math.isfinite(x) else str(x) for name, x in finding.figures.items()},
-        "script": finding.script,
-        "seconds": round(finding.seconds, 3),
-    }
+    claim, figures = finding.claim, {name: x if math.isfinite(x) else str(x) for name, x in finding.figures.items()}
+    about = {"claim": claim.name, "says": claim.says, "tried": claim.tried, "status": finding.status.value}
+    about |= {"words": finding.words, "cause": finding.cause}
+    return {**about, "figures": figures, "script": finding.script, "seconds": round(finding.seconds, 3)}
 
 
 def _table(findings: tuple[Finding, ...]) -> str:

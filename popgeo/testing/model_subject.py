@@ -160,13 +160,8 @@ class ModelSubject(Subject):
             model: The model in that mode; in evaluation otherwise.
             rows_only: Whether only the results of graphs, nodes and edges are compared.
         """
-        choices: dict[str, Any] = {
-            "kinds": self.kinds(model),
-            "loss": self.loss,
-            "tolerance": self.tolerance,
-            "rows_only": rows_only,
-        }
-        compare_runs(found, expected, why, **choices)
+        known: dict[str, Any] = {"kinds": self.kinds(model), "loss": self.loss, "tolerance": self.tolerance}
+        compare_runs(found, expected, why, rows_only=rows_only, **known)
 
     def unless_rounded(self, check: Callable[[bool], None]) -> None:
         """Runs a check in the model's own type; a small difference counts only if it is there in float64, too.
@@ -212,9 +207,7 @@ class ModelSubject(Subject):
             raise ValueError(self._question(names, error)) from error
 
     def _question(self, names: Sequence[str], error: Exception) -> str:
-        given = ", ".join(names) or "a batch"
-        if self.call is not None:
-            given = "what call gives it"
+        given = "what call gives it" if self.call is not None else ", ".join(names) or "a batch"
         return (
             f"{self.name} does not run on a batch of {len(self.graphs)} graphs ({self.graphs[0]}) with {given}: "
             f"{type(error).__name__}: {error}\nWhich graphs does it take, and how is it called? Pass graphs=[...] and "
@@ -225,9 +218,7 @@ class ModelSubject(Subject):
     def why_not(self, claim: Claim) -> str:
         """Reports that the model is random: its results never repeat, so no claim can be tried."""
         if self.is_random and claim.name != "evaluation":
-            return (
-                "the model is random in evaluation: with a different seed its results differ: they cannot be compared"
-            )
+            return "the model is random in evaluation: its results differ with each seed and cannot be compared"
         return ""
 
     @cached_property

@@ -81,10 +81,8 @@ def reordered(graphs: Sequence[Any], level: Level) -> tuple[list[Any], dict[str,
     orders = {}
     for axis, pointer in store.row_pointers.items():
         if axis.level is level and axis.name is None:
-            parts = [
-                torch.randperm(int(n), generator=generator) + p for n, p in zip(pointer.diff(), pointer, strict=False)
-            ]
-            orders[axis] = torch.cat(parts)
+            of_graphs = zip(pointer.diff(), pointer, strict=False)
+            orders[axis] = torch.cat([torch.randperm(int(n), generator=generator) + first for n, first in of_graphs])
     attributes = tuple(_moved(store, attribute, orders) for attribute in store.attributes)
     places = {kind_of(axis): new_order.argsort() for axis, new_order in orders.items()}
     return list(replace(store, attributes=attributes, row_ends=None, _cache={})), places

@@ -148,14 +148,8 @@ def check_padding_invariance(
         AssertionError: result of graph ... depends on padding: ...
     """
     few = tuple(a_few(graphs, limit if num_graphs is None else max(min(limit, num_graphs - 1), 1)))
-    subject = ModelSubject(
-        what=model,
-        graphs=few,
-        call=call or (lambda model, batch: model(batch)),
-        loss=loss,
-        num_graphs=num_graphs,
-        tolerance=tolerance,
-    )
+    call = call or (lambda model, batch: model(batch))
+    subject = ModelSubject(what=model, graphs=few, call=call, loss=loss, num_graphs=num_graphs, tolerance=tolerance)
     for content in garbage:
         require(subject, "padding", garbage=content)
     require(subject, "order of graphs")

@@ -116,9 +116,8 @@ def forces(subject: ModelSubject, case: Case) -> dict[str, float]:
 
     expected = -(moved(1.0) - moved(-1.0)).flatten() / (2 * STEP)
     owner = seen.batch.batch.batch
-    found = torch.zeros(owner.max() + 1, dtype=torch.float64).index_add(
-        0, owner, (pulled.detach() * way).sum(1).double()
-    )
+    along = (pulled.detach() * way).sum(1).double()
+    found = torch.zeros(owner.max() + 1, dtype=torch.float64).index_add(0, owner, along)
 
     words = "of graph {row} along a random direction are {found:.6g}, and the energy falls by {expected:.6g}"
     require_alike("the forces", found[: len(expected)], expected, 1e-4, words)

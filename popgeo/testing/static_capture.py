@@ -148,9 +148,8 @@ def _rate(step: nn.Module, slopes: Mapping[str, Tensor]) -> float:
 
 def _compare_programs(first: ipu.CompiledStep, second: ipu.CompiledStep) -> None:
     one, other = (str(model.graph).splitlines() for model in (first, second))
-    changed = [
-        line for line in difflib.unified_diff(one, other, lineterm="", n=0) if line[:2] not in ("--", "++", "@@")
-    ]
+    lines = difflib.unified_diff(one, other, lineterm="", n=0)
+    changed = [line for line in lines if line[:2] not in ("--", "++", "@@")]
     if changed:
         raise AssertionError(
             "The program captured depends on the data: with other data of the same shapes it has other operations. The "

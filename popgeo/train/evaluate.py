@@ -38,9 +38,8 @@ def taken_from(batch: object, labels: tuple[str, ...]) -> dict[str, Tensor]:
 
 def loss_of(costs: Tensor, factors: Mapping[str, float]) -> float:
     """The loss of batches as one, from the sum of their `costs`. [number of labels, 2]"""
-    return sum(
-        factor * cost / max(count, 1.0) for factor, (cost, count) in zip(factors.values(), costs.tolist(), strict=True)
-    )
+    weighted = zip(factors.values(), costs.tolist(), strict=True)
+    return sum(factor * cost / max(count, 1.0) for factor, (cost, count) in weighted)
 
 
 def predictions(step: CompiledStep, loader: FixedSizeDataLoader, labels: tuple[str, ...]) -> tuple[Pairs, Tensor]:

@@ -140,16 +140,10 @@ class Fit:
 
     def save(self) -> None:
         """Keeps where the run stands."""
-        content = {
-            "model": self.model.state_dict(),
-            "optimizer": self.optimizer.state_dict(),
-            "average": self.average.state_dict(),
-            "plateau": self.plateau.state_dict(),
-            "loader": self.loaders["train"].state_dict(),
-            "history": self.history,
-            "reached": self.reached,
-            "checksums": self.checksums,
-        }
+        parts: dict[str, Any] = {"model": self.model, "optimizer": self.optimizer, "average": self.average}
+        parts |= {"plateau": self.plateau, "loader": self.loaders["train"]}
+        content = {name: part.state_dict() for name, part in parts.items()}
+        content |= {"history": self.history, "reached": self.reached, "checksums": self.checksums}
         save_checkpoint(self.folder / CHECKPOINT, content)
         write_atomically(self.folder / "log.csv", pd.DataFrame(self.history).to_csv(index=False).encode())
 

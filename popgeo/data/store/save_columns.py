@@ -30,9 +30,8 @@ def extend(writer: FolderWriter, source: Blocks, total: int | None, progress_bar
     """
     start = writer.num_graphs
     if not writer.is_complete:
-        bar = progress(
-            range(start, total) if total else count(), f"writing {writer.folder.name}", "graph", progress_bar
-        )
+        numbers = range(start, total) if total else count()
+        bar = progress(numbers, f"writing {writer.folder.name}", "graph", progress_bar)
         parts = source(max(0, start - 1), start > 0)
         if start:
             last = next(parts, None)

@@ -15,9 +15,8 @@ from popgeo.data.flat_store import FlatStore
 from popgeo.data.trim import OverSizeStrategy
 from popgeo.loader.epoch_choices import chosen
 from popgeo.loader.large.pack_clusters import ClusterSizes, pack_clusters
-from popgeo.loader.large.subgraph import Subgraph
+from popgeo.loader.large.subgraph import PartSampler, Subgraph
 from popgeo.loader.large.subgraph_loader import SubgraphLoader
-from popgeo.loader.large.subgraph_source import PartSampler
 from popgeo.loader.large.whole_graph import edge_indices, num_rows, open_graph
 from popgeo.packing import Packs
 from popgeo.sampling import CompressedGraph, partition, sample_neighbors
@@ -112,18 +111,9 @@ class FixedSizeClusterLoader(SubgraphLoader):
         parts, num_parts = _checked(store, parts)
         self.cluster_sizes = ClusterSizes.count(edge_index, parts, num_parts)
         graph = CompressedGraph.from_edge_index(edge_index, num_rows(store, _NODES))
-        super().__init__(
-            data,
-            store,
-            ClusterSampler(graph, parts, num_parts),
-            layout,
-            batch_size,
-            fixed_size_options=fixed_size_options,
-            over_size_strategy=over_size_strategy,
-            options=options,
-            shuffle=shuffle and "sampler" not in kwargs,
-            **kwargs,
-        )
+        sampler, kwargs["shuffle"] = ClusterSampler(graph, parts, num_parts), shuffle and "sampler" not in kwargs
+        kwargs |= {"fixed_size_options": fixed_size_options, "over_size_strategy": over_size_strategy}
+        super().__init__(data, store, sampler, layout, batch_size, options=options, **kwargs)
 
     def _together(self, order: np.ndarray) -> Packs:
         limits = self.fixed_size_options.limits((_NODES, _EDGES)).tolist()

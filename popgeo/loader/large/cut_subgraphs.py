@@ -1,7 +1,7 @@
 """Writes subgraphs of a large graph into batches: each attribute is gathered straight into its slot."""
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -19,7 +19,7 @@ from popgeo.data.flat_store import FlatStore
 from popgeo.data.separate import Slicer
 from popgeo.data.slots import Slot, SlotKind
 from popgeo.loader.large.feature_rows import FeatureRows, stays_in_store
-from popgeo.loader.large.subgraph import Subgraph
+from popgeo.loader.large.subgraph import PartSampler, Subgraph
 
 # Batches whose rows a feature store is asked for in one request: that many, and not more bytes, at most.
 _MOST_AT_ONCE, _BYTES_AT_ONCE = 16, 1 << 26
@@ -34,23 +34,14 @@ class SubgraphCutter:
     Args:
         store: The graph, from `open_graph`.
         collater: Says how large batches are and what they carry.
-        labels: An example of each attribute of the edges that are seeds, by name.
-        label_store: The edge type that these belong to.
-        has_trees: Whether batches say which seed each node was reached from.
+        sampler: Says what subgraphs carry: labels, and which seed each node was reached from.
         rows: Asks for rows of what stays in a feature store.
     """
 
     def __init__(
-        self,
-        store: FlatStore,
-        collater: FixedSizeCollater,
-        *,
-        labels: Mapping[str, Tensor],
-        label_store: Axis | None,
-        has_trees: bool,
-        rows: FeatureRows | None = None,
+        self, store: FlatStore, collater: FixedSizeCollater, sampler: PartSampler, rows: FeatureRows | None = None
     ) -> None:
-        self.sorts, self.has_trees, self.label_store = collater.layout.sort_edges, has_trees, label_store
+        self.sorts, self.label_store = collater.layout.sort_edges, sampler.label_store
         self.names = {(attribute.store, attribute.name) for attribute in store.attributes}
         self.axes, self.rows = store.size_axes, rows
         # Processes that answer one another have sizes measured for the rows of one batch.
@@ -60,8 +51,8 @@ class SubgraphCutter:
             rows=dict.fromkeys(self.axes, none),
             edge_index={a: torch.empty(2, 0, dtype=torch.int64) for a in self.axes if a.level is Level.EDGE},
             hops={a: (0,) for a in self.axes if a.level is Level.NODE},
-            trees={a: none for a in self.axes if a.level is Level.NODE and has_trees},
-            labels=labels,
+            trees={a: none for a in self.axes if a.level is Level.NODE and sampler.has_trees},
+            labels=sampler.labels,
         )
         of_rows = [a for a in store.attributes if a.is_tensor and a.axis.level is not Level.GRAPH]
         self.gathered = {a for a in of_rows if a.name != "edge_index"}

@@ -11,9 +11,8 @@ from torch_geometric.sampler import NegativeSampling
 from popgeo.data.attribute_names import MADE_FOR_LINKS
 from popgeo.data.axes import Axis, Level, StoreKey, ends_of
 from popgeo.loader.large.neighbor_loader import Neighborhood, layout_of, most_of, times_of_ends
-from popgeo.loader.large.subgraph import Subgraph
+from popgeo.loader.large.subgraph import PartSampler, Subgraph
 from popgeo.loader.large.subgraph_loader import SubgraphLoader
-from popgeo.loader.large.subgraph_source import PartSampler
 from popgeo.loader.large.whole_graph import edge_indices, links_of, num_ends, open_graph
 from popgeo.sampling import NonEdges, sample_negatives
 from popgeo.sampling.timed_negatives import TimedNonEdges

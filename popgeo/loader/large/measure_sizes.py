@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from popgeo.data.axes import Axis
-from popgeo.loader.large.subgraph_source import PartSampler
+from popgeo.loader.large.subgraph import PartSampler
 from popgeo.random_numbers import seed_of
 
 SHARE, CONFIDENCE = 0.001, 0.99

@@ -12,9 +12,8 @@ from popgeo.data.batch_layout import LayoutChoices
 from popgeo.data.flat_store import FlatStore
 from popgeo.data.trim import OverSizeStrategy
 from popgeo.loader.epoch_choices import chosen
-from popgeo.loader.large.subgraph import Subgraph, type_of
+from popgeo.loader.large.subgraph import PartSampler, Subgraph, type_of
 from popgeo.loader.large.subgraph_loader import SubgraphLoader
-from popgeo.loader.large.subgraph_source import PartSampler
 from popgeo.loader.large.whole_graph import edge_indices, num_ends, num_rows, open_graph, seeds_of
 from popgeo.sampling import CompressedGraph, sample_neighbors
 

@@ -38,9 +38,8 @@ class ClusterSizes:
             ([2, 2], [1, 1], [[0, 2], [2, 0]])
         """
         source, destination = (parts.index_select(0, row.long()).numpy() for row in edge_index)
-        counts = coo_array(
-            (np.ones(len(source), np.int64), (source, destination)), shape=(num_parts, num_parts)
-        ).tocsr()
+        ones = np.ones(len(source), np.int64)
+        counts = coo_array((ones, (source, destination)), shape=(num_parts, num_parts)).tocsr()
         inside = counts.diagonal()
         both = csr_array(counts + counts.T)
         both.setdiag(0)

@@ -161,9 +161,8 @@ class PartitionedFeatures(FeatureStore):
         """Exchange `number` of a batch; how many there are, the same for all processes."""
         rooms = [part.room for part in self.parts.values()]
         asks = torch.full((self.world_size, 1 + sum(rooms)), -1)
-        asks[:, 0] = max(
-            -(-len(numbers) // part.room) for name, part in self.parts.items() for _, numbers in left[name]
-        )
+        turns = [-(-len(numbers) // part.room) for name, part in self.parts.items() for _, numbers in left[name]]
+        asks[:, 0] = max(turns)
         pieces = {}
         for (name, part), ids in zip(self.parts.items(), asks[:, 1:].split(rooms, dim=1), strict=True):
             here = slice(number * part.room, (number + 1) * part.room)

@@ -1,9 +1,11 @@
 """The noun between sampling and batching: which rows of a large graph make one batch, and how they are joined."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -116,6 +118,23 @@ class Subgraph:
             axis: torch.bincount(ends[1], minlength=len(self.rows[ends_of(axis)[1]])).cumsum(0)
             for axis, ends in self.edge_index.items()
         }
+
+
+class PartSampler(ABC):
+    """Which part of a large graph a pack of seeds, or of clusters, represents."""
+
+    num_items: int
+    """How many seeds, or clusters, there are."""
+    has_trees: bool = False
+    """Whether every seed has neighbours of its own."""
+    labels: Mapping[str, Tensor] = {}
+    """An example of each attribute of the edges that are seeds."""
+    label_store: Axis | None = None
+    """The edge type that these belong to."""
+
+    @abstractmethod
+    def sample(self, ids: np.ndarray, seed: int) -> Subgraph:
+        """The part that some seeds represent; the same for the same `seed`, in whatever process."""
 
 
 def type_of(axis: Axis) -> Any:

@@ -20,7 +20,8 @@ from popgeo.loader.epoch_loader import EpochLoader
 from popgeo.loader.large.feature_rows import stays_in_store
 from popgeo.loader.large.graph_stores import rows_of
 from popgeo.loader.large.measure_sizes import SizeEstimate, measure_sizes
-from popgeo.loader.large.subgraph_source import PartSampler, SubgraphSource
+from popgeo.loader.large.subgraph import PartSampler
+from popgeo.loader.large.subgraph_source import SubgraphSource
 from popgeo.loader.large.whole_graph import num_rows
 from popgeo.loader.sampler import EpochSampler, OrderPacker
 from popgeo.loader.strategy import in_equal_numbers, member

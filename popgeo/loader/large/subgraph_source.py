@@ -1,40 +1,18 @@
 """Turns packs of seeds, or of clusters, into batches: sample, trim, gather."""
 
-from abc import ABC, abstractmethod
-from collections.abc import Mapping
-
 import numpy as np
 import torch
-from torch import Tensor
 from torch_geometric.data import Batch
 
-from popgeo.data.axes import Axis
 from popgeo.data.collate import FixedSizeCollater
 from popgeo.data.cut import BatchMemory
 from popgeo.data.flat_store import FlatStore
 from popgeo.loader.large.cut_subgraphs import SubgraphCutter
 from popgeo.loader.large.feature_rows import FeatureRows
-from popgeo.loader.large.subgraph import Subgraph
+from popgeo.loader.large.subgraph import PartSampler, Subgraph
 from popgeo.loader.source import BatchSource
 from popgeo.packing import Packs
 from popgeo.random_numbers import seed_of
-
-
-class PartSampler(ABC):
-    """Which part of a large graph a pack of seeds, or of clusters, represents."""
-
-    num_items: int
-    """How many seeds, or clusters, there are."""
-    has_trees: bool = False
-    """Whether every seed has neighbours of its own."""
-    labels: Mapping[str, Tensor] = {}
-    """An example of each attribute of the edges that are seeds."""
-    label_store: Axis | None = None
-    """The edge type that these belong to."""
-
-    @abstractmethod
-    def sample(self, ids: np.ndarray, seed: int) -> Subgraph:
-        """The part that some seeds represent; the same for the same `seed`, in whatever process."""
 
 
 class SubgraphSource(BatchSource):
@@ -45,14 +23,7 @@ class SubgraphSource(BatchSource):
     ) -> None:
         self.sampler, self.collater, self.axes = sampler, collater, store.size_axes
         self.limits = dict(zip(self.axes, collater.options.limits(self.axes).tolist(), strict=True))
-        self.cutter = SubgraphCutter(
-            store,
-            collater,
-            labels=sampler.labels,
-            label_store=sampler.label_store,
-            has_trees=sampler.has_trees,
-            rows=rows,
-        )
+        self.cutter = SubgraphCutter(store, collater, sampler, rows)
         self.layout = self.cutter.layout
 
     def batches_at_once(self, packs: Packs) -> int:

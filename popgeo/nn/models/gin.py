@@ -26,8 +26,7 @@ class GIN(GNN):
     """
 
     def __init__(self, *args: Any, eps: float = 0.0, train_eps: bool = False, **kwargs: Any) -> None:
-        self.eps = eps
-        self.train_eps = train_eps
+        self.eps, self.train_eps = eps, train_eps
         super().__init__(*args, **kwargs)
 
     def init_conv(self, in_channels: int, out_channels: int) -> nn.Module:

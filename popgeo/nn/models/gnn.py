@@ -141,12 +141,8 @@ class GNN(nn.Module):
             raise ValueError(f"jk is {jk!r}; it must be one of {JUMPS}.")
         require_readout(readout, optional=True)
         self.act = make_activation(act)
-        self.act_first = act_first
-        self.norm = norm
-        self.dropout = dropout
-        self.jk = jk
-        self.readout = readout
-        self.num_layers = num_layers
+        self.act_first, self.norm, self.dropout = act_first, norm, dropout
+        self.jk, self.readout, self.num_layers = jk, readout, num_layers
         last = hidden_channels if jk is not None or out_channels is None else out_channels
         channels = [in_channels, *[hidden_channels] * (num_layers - 1), last]
         self.convs = nn.ModuleList(self.init_conv(i, o) for i, o in itertools.pairwise(channels))

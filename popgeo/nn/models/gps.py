@@ -133,21 +133,12 @@ class GPS(nn.Module):
         if conv == "gine" and edge_dim is None:
             raise ValueError("conv is 'gine', which needs features on edges: pass edge_dim, or conv='gin'.")
         require_readout(readout, optional=True)
-        self.conv = conv
-        self.readout = readout
-        self.max_num_nodes = max_num_nodes
+        self.conv, self.readout, self.max_num_nodes = conv, readout, max_num_nodes
         self.attention = None if attention is None else AttentionForm(attention)
         self.lin = nn.Linear(in_channels, hidden_channels)
+        of_layer = heads, dropout, act, norm, attention_dropout
         self.layers = nn.ModuleList(
-            GPSConv(
-                hidden_channels,
-                self._conv(hidden_channels, edge_dim, make_activation(act)),
-                heads,
-                dropout,
-                act,
-                norm,
-                attention_dropout,
-            )
+            GPSConv(hidden_channels, self._conv(hidden_channels, edge_dim, make_activation(act)), *of_layer)
             for _ in range(num_layers)
         )
         self.pair_bias = pair_bias

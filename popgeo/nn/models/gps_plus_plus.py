@@ -70,15 +70,10 @@ class GPSPlusPlus(nn.Module):
         self.node_encoder = nn.Linear(in_channels, hidden_channels)
         self.edge_encoder = nn.Linear(edge_dim, edge_channels)
         self.graph = nn.Parameter(0.02 * torch.randn(graph_channels))  # g^0, the same for every graph
+        channels = hidden_channels, edge_channels, graph_channels
+        skips = [stochastic_depth * layer / max(1, num_layers - 1) for layer in range(num_layers)]
         self.layers = nn.ModuleList(
-            GPSPlusPlusLayer(
-                (hidden_channels, edge_channels, graph_channels),
-                heads,
-                dropout,
-                attention_dropout,
-                stochastic_depth * layer / max(1, num_layers - 1),
-            )
-            for layer in range(num_layers)
+            GPSPlusPlusLayer(channels, heads, dropout, attention_dropout, skip) for skip in skips
         )
         self.head = MLP([hidden_channels, hidden_channels, out_channels], F.gelu)
 

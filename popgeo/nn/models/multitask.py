@@ -88,10 +88,7 @@ class Multitask(nn.Module):
         require_readout(readout)
         if getattr(trunk, "readout", None) is not None:
             raise ValueError("The trunk has a readout, so it has no rows for nodes. Make it with readout=None.")
-        self.trunk = trunk
-        self.tasks = tuple(tasks)
-        self.readout = readout
-        self.dropout = dropout
+        self.trunk, self.tasks, self.readout, self.dropout = trunk, tuple(tasks), readout, dropout
         hidden = channels if hidden_channels is None else hidden_channels
         self.heads = nn.ModuleDict({task.name: MLP([channels, hidden, task.num_labels]) for task in tasks})
 

@@ -1,5 +1,7 @@
 """NBFNet: which entity answers a query, by all paths from its head (arXiv:2106.06935), also for new entities."""
 
+from collections.abc import Mapping, Sequence
+
 import torch
 from torch import Tensor, nn
 
@@ -75,7 +77,16 @@ class NBFNet(nn.Module):
         Raises:
             ValueError: shapes do not fit.
         """
-        _check_shapes(head, relation, edge_index, edge_type, num_nodes, tails, hidden, nodes_mask, edges_mask)
+        queries, edges = head.shape, edge_type.shape
+        shapes = {
+            "relation": (relation, queries),
+            "edge_index": (edge_index, (2, *edges)),
+            "tails": (tails, (*queries, None)),
+            "hidden": (hidden, (*queries, *edges)),
+            "nodes_mask": (nodes_mask, (num_nodes,)),
+            "edges_mask": (edges_mask, edges),
+        }
+        _check_shapes(shapes, f"head {tuple(queries)}, edge_type {tuple(edges)} and num_nodes={num_nodes}")
         if edges_mask is None:
             edges_mask = torch.ones_like(edge_type, dtype=torch.bool)
         if nodes_mask is None:
@@ -124,32 +135,12 @@ def own_links(
     return forwards | ((src == tail) & (dst == head) & (edge_type == inverse.unsqueeze(1)))
 
 
-def _check_shapes(
-    head: Tensor,
-    relation: Tensor,
-    edge_index: Tensor,
-    edge_type: Tensor,
-    num_nodes: int,
-    tails: Tensor | None,
-    hidden: Tensor | None,
-    nodes_mask: Tensor | None,
-    edges_mask: Tensor | None,
-) -> None:
-    queries, edges = head.shape, edge_type.shape
-    expected = {
-        "relation": (relation, queries),
-        "edge_index": (edge_index, (2, *edges)),
-        "tails": (tails, (*queries, None)),
-        "hidden": (hidden, (*queries, *edges)),
-        "nodes_mask": (nodes_mask, (num_nodes,)),
-        "edges_mask": (edges_mask, edges),
-    }
-    for name, (tensor, shape) in expected.items():
+def _check_shapes(shapes: Mapping[str, tuple[Tensor | None, Sequence[int | None]]], given: str) -> None:
+    for name, (tensor, shape) in shapes.items():
         if tensor is None:
             continue
         found = tuple(tensor.shape)
         if len(found) != len(shape) or any(s not in (None, f) for s, f in zip(shape, found, strict=True)):
             raise ValueError(
-                f"{name} has shape {found}; with head {tuple(queries)}, edge_type {tuple(edges)} and "
-                f"num_nodes={num_nodes} it must be {tuple('any' if s is None else s for s in shape)}."
+                f"{name} has shape {found}; with {given} it must be {tuple('any' if s is None else s for s in shape)}."
             )

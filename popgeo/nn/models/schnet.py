@@ -138,16 +138,10 @@ class SchNet(AtomModel):
         require_readout(readout)
         if (mean is None) != (std is None):
             raise ValueError(f"mean is {mean} and std is {std}; give both or none.")
-        self.hidden_channels = hidden_channels
-        self.num_filters = num_filters
-        self.num_interactions = num_interactions
-        self.num_gaussians = num_gaussians
-        self.cutoff = cutoff
-        self.readout = readout
-        self.dipole = dipole
+        self.hidden_channels, self.num_filters, self.num_interactions = hidden_channels, num_filters, num_interactions
+        self.num_gaussians, self.cutoff, self.readout = num_gaussians, cutoff, readout
+        self.dipole, self.mean, self.std = dipole, mean, std
         self.filters = require_filters(filters)
-        self.mean = mean
-        self.std = std
         self.embedding = nn.Embedding(MAX_Z, hidden_channels, padding_idx=0)
         self.interaction_graph = interaction_graph or KNNInteractionGraph(max_num_neighbors, cutoff)
         self.distance_expansion = GaussianSmearing(0.0, cutoff, num_gaussians)
@@ -170,9 +164,8 @@ class SchNet(AtomModel):
         """The atoms' features after all blocks. [num_atoms, hidden_channels]"""
         edges = Edges.of(edge_index, z.size(0), half_list)
         blocks, x = list(self.interactions), self.embedding(z)  # [num_atoms, hidden_channels]
-        grids = (
-            self.grid_filters(r, edges, z.size(0)) if all(type(block) is InteractionBlock for block in blocks) else None
-        )
+        are_own = all(type(block) is InteractionBlock for block in blocks)
+        grids = self.grid_filters(r, edges, z.size(0)) if are_own else None
         if grids is not None:
             for block, filters in zip(blocks, grids, strict=True):
                 x = x + block(x, r, r, edges, filters)

@@ -45,9 +45,8 @@ class GraphAttentionEmbedding(nn.Module):
         if out_channels % heads:
             raise ValueError(f"out_channels is {out_channels}; {heads} heads do not divide it.")
         self.time_enc = time_enc
-        self.conv = SlotAttention(
-            in_channels, out_channels, msg_channels + time_enc.lin.out_features, heads=heads, dropout=dropout
-        )
+        edge_channels = msg_channels + time_enc.lin.out_features
+        self.conv = SlotAttention(in_channels, out_channels, edge_channels, heads=heads, dropout=dropout)
 
     def forward(self, x: Tensor, since: Tensor, root: Tensor, place: Tensor, neighbors: LastMet) -> Tensor:
         """The embedding of some of the nodes that `x` holds.
