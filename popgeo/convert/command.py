@@ -68,7 +68,9 @@ def _pair(text: str) -> tuple[str, str]:
 
 
 def _option(text: str) -> tuple[str, Any]:
-    name, value = _pair(text)
+    name, _, value = text.partition("=")
+    if not value:
+        raise ValueError(f"--option is {text!r}; write NAME=VALUE.")
     try:
         return name, ast.literal_eval(value)
     except (ValueError, SyntaxError):
