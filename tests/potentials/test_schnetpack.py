@@ -183,7 +183,7 @@ def test_what_cannot_be_one_pass_is_told():
         in_one_pass(torch.nn.Linear(2, 2))
     unknown = potential()
     unknown.representation.cutoff_fn = spk.nn.SwitchFunction(1.0, CUTOFF)
-    with pytest.raises(ValueError, match="The cutoff is SwitchFunction"):
+    with pytest.raises(ValueError, match="SwitchFunction is not CosineCutoff"):
         in_one_pass(unknown)
 
 
