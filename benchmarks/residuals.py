@@ -13,6 +13,8 @@ import published
 import torch
 from published import Point
 
+from popgeo.command_line import run
+
 PICTURE = Path(__file__).resolve().parent.parent / "docs" / "pictures" / "residuals.svg"
 NAMES = {"gather": "gather", "scatter_add": "scatter-add", "matmul": "dense product", "schnet_block": "SchNet block"}
 # By the elements of the largest tensor.
@@ -78,4 +80,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

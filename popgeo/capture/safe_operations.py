@@ -136,7 +136,8 @@ def _group_norm_backward(g: Any) -> bool:
 def _distances_backward(g: Any) -> bool:
     shape = (*g.x1.shape[:-1], g.x2.shape[-2])
     fits = g.x1.shape[:-2] == g.x2.shape[:-2] and g.x1.shape[-1] == g.x2.shape[-1]
-    return fits and g.grad.shape == g.cdist.shape == shape
+    grad = g.grad_output if hasattr(g, "grad_output") else g.grad  # its name since torch 2.14, and before
+    return fits and grad.shape == g.cdist.shape == shape
 
 
 def _attends(g: Any) -> bool:

@@ -148,7 +148,7 @@ class WithScript(nn.Module):
         return self.inner(self.linear(x), x).square().mean()
 
 
-@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning", "ignore::torch.jit.TracerWarning")
+@pytest.mark.filterwarnings("ignore:`torch.jit", "ignore::torch.jit.TracerWarning")
 @pytest.mark.parametrize("kind", ["in another", "alone", "traced"])
 @pytest.mark.parametrize("runs_before", [0, 3])  # TorchScript writes its program anew after a few runs
 def test_scripted_and_traced_parts_train_as_in_eager(kind: str, runs_before: int):

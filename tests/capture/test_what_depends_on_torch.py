@@ -19,7 +19,7 @@ from popgeo.capture.capture import bind, capture
 from popgeo.capture.free_slots import SlotCount
 from popgeo.capture.held_state import noted_reads
 
-TRIED_WITH = {"torch": ("2.8", "2.13"), "torch_geometric": ("2.7", "2.8")}
+TRIED_WITH = {"torch": ("2.8", "2.14"), "torch_geometric": ("2.7", "2.8")}
 
 
 def version(library: Any) -> tuple[int, ...]:

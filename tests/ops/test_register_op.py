@@ -40,6 +40,7 @@ def loss_and_gradients(function, x, w, edge_index):
 
 
 @pytest.mark.parametrize("with_plan", [False, True])
+@pytest.mark.filterwarnings("ignore:The .grad attribute")  # opcheck itself, since torch 2.14
 def test_opcheck(native, batch, with_plan):
     checks = ["test_schema", "test_autograd_registration", "test_faketensor"]
     if native == "fallback":  # what is traced does not know which of the two computes

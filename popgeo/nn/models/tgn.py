@@ -99,9 +99,10 @@ class SlotAttention(nn.Module):
         filled = mask.unsqueeze(2)
         weight = torch.where(filled, score, -torch.inf)
         # A node without any neighbour has no largest score; its weights are all zero.
-        weight = weight - torch.where(filled.any(1, keepdim=True), weight, 0.0).amax(1, keepdim=True).detach()
+        has_met = filled.any(1, keepdim=True)
+        weight = weight - torch.where(has_met, weight, 0.0).amax(1, keepdim=True).detach()
         weight = exp_or_zero(torch.where(filled, weight, -torch.inf))
-        weight = weight / weight.sum(1, keepdim=True).clamp(min=1)
+        weight = weight / torch.where(has_met, weight.sum(1, keepdim=True), 1.0)
         weight = F.dropout(weight, self.dropout, self.training)
         found = (weight.unsqueeze(3) * value).sum(1).flatten(1)  # [num_roots, out_channels]
         return found + self.lin_skip(of_root)
