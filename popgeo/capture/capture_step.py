@@ -13,9 +13,8 @@ from popgeo.capture.arguments import Arguments
 from popgeo.capture.capture import capture
 from popgeo.capture.captured_step import CapturedStep
 from popgeo.capture.op_graph import Input, OpGraph
-from popgeo.capture.passes import drop_unused, merge_equal_values
+from popgeo.capture.passes import drop_unused, merge_equal_values, use_row_indexing
 from popgeo.capture.pytree import note_likeness
-from popgeo.capture.row_indexing import use_row_indexing
 from popgeo.progress import is_seen
 
 

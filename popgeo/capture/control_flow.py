@@ -80,13 +80,11 @@ def cond(
     if condition.numel() != 1:
         raise ValueError(f"cond got a condition of shape {list(condition.shape)}; it must have a single element.")
     recorder = active_recorder()
+    branches = (then_body, then_inputs), (else_body, else_inputs)
     if recorder is None:
-        body, inputs = (then_body, then_inputs) if bool(condition) else (else_body, else_inputs)
+        body, inputs = branches[0 if bool(condition) else 1]
         return _tensors("cond", body(*(tensor.clone() for tensor in inputs)))
-    bodies, outside, results = zip(
-        *(_body(recorder, "cond", *branch) for branch in ((then_body, then_inputs), (else_body, else_inputs))),
-        strict=True,
-    )
+    bodies, outside, results = zip(*(_body(recorder, "cond", *branch) for branch in branches), strict=True)
     _require_alike("cond", "returns in one branch", results[0], "returns in the other", results[1])
     given = [*then_inputs, *outside[0]], [*else_inputs, *outside[1]]
     holds = condition.to(torch.bool)

@@ -54,9 +54,8 @@ def instead_of_a_loss(results: Sequence[Tensor]) -> str:
             "detach(), item(), no_grad() or torch.utils.checkpoint with use_reentrant=True (pass False)"
         )
     forms = ", ".join(f"{str(t.dtype).removeprefix('torch.')}{list(t.shape)}" for t in results if t.requires_grad)
-    return f"no scalar that depends on a parameter, but {forms or 'nothing that does'}" + (
-        ": take the mean() or sum() of the losses" if forms else ""
-    )
+    remedy = ": take the mean() or sum() of the losses" if forms else ""
+    return f"no scalar that depends on a parameter, but {forms or 'nothing that does'}{remedy}"
 
 
 _NAMES = (

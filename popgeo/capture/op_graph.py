@@ -161,10 +161,9 @@ class Op:
         # Every pass asks each operation, and `cached_property` would take a lock each time.
         reads = self.__dict__.get("_reads")
         if reads is None:
-            found: list[int] = []
-            _append_refs(self.args, found)
-            _append_refs(self.kwargs.values(), found)
-            reads = self.__dict__["_reads"] = tuple(found)
+            found: list[Ref] = []
+            append_parts(Ref, (*self.args, *self.kwargs.values()), found)
+            reads = self.__dict__["_reads"] = tuple(ref.value for ref in found)
         return reads
 
     def makes(self) -> tuple[int, ...]:
@@ -285,12 +284,13 @@ def substitute(argument: Any, replace: Callable[[int], Any]) -> Any:
     return argument
 
 
-def _append_refs(arguments: Iterable[Any], found: list[int]) -> None:
+def append_parts(kind: type, arguments: Iterable[Any], found: list[Any]) -> None:
+    """Adds the parts of a kind, such as `Ref`, among arguments and lists of them to a list, in order."""
     for argument in arguments:
-        if isinstance(argument, Ref):
-            found.append(argument.value)
+        if isinstance(argument, kind):
+            found.append(argument)
         elif isinstance(argument, (list, tuple)):
-            _append_refs(argument, found)
+            append_parts(kind, argument, found)
 
 
 def _text(argument: Any) -> str:

@@ -1,6 +1,7 @@
 """Writes down each operation that torch runs, as an `OpGraph`."""
 
 import contextlib
+import itertools
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import CodeType
@@ -45,11 +46,11 @@ class Recorder(TorchDispatchMode):
         on_problem: Callable[[Problem], None],
         phase: str = "forward",
         keeps_state: bool = True,
-        on_result: Callable[..., None] = lambda *of_an_operation: None,
         instead: Callable[..., Any] = lambda func, args, kwargs: func(*args, **kwargs),
     ) -> None:
         super().__init__()
-        self.on_result, self._instead = on_result, instead
+        self.on_result: Callable[..., None] = lambda *of_an_operation: None
+        self._instead = instead
         self.phase, self._keeps_state = phase, keeps_state
         self.modules: list[str] = []
         self.marked: list[Tensor] = []
@@ -59,7 +60,7 @@ class Recorder(TorchDispatchMode):
         self.page = Page()
         self._forward_of: dict[int, tuple[str, str, BlockMark | None]] = {}
         self.block: BlockMark | None = None
-        self.unnamed_blocks = 0
+        self.block_numbers = itertools.count()  # of those without a name
         self._paused = self._in_body = False
         self.refusal: BaseException | None = None
         self.moved: set[int] = set()

@@ -12,7 +12,7 @@ from popgeo.capture.captured_step import CapturedStep
 from popgeo.capture.drawn_numbers import SET_STATE
 from popgeo.capture.held_state import module_state
 from popgeo.capture.op_graph import LOSS_SCALE, OpGraph, Role
-from popgeo.capture.row_indexing import without_row_indexing
+from popgeo.capture.passes import without_row_indexing
 from popgeo.engine.denormals import DenormalsFlushed
 from popgeo.engine.gradient_accumulation import Results, check_apart, micro_batch, write_back
 from popgeo.engine.graph_runner import GraphRunner
