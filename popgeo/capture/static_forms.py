@@ -28,8 +28,7 @@ _IN_PYG: dict[tuple[str, str], Any] = {
     ("torch_geometric.backend", "use_segment_matmul"): False,  # otherwise the longest segment decides
     ("torch_geometric.utils._scatter", "scatter"): static_rows.scatter,
     ("torch_geometric.utils._degree", "degree"): static_rows.degree,
-    # The indices of a batch are sorted once, before it is captured, so nothing is looked at then.
-    ("torch_geometric.nn.aggr.base", "Aggregation.assert_sorted_index"): lambda *given: None,
+    ("torch_geometric.nn.aggr.base", "Aggregation.assert_sorted_index"): static_layers.assume_sorted_index,
     ("torch_geometric.nn.dense.linear", "HeteroLinear.forward"): static_layers.hetero_linear,
     ("torch_geometric.nn.conv.mf_conv", "MFConv.forward"): static_layers.mf_conv,
     ("torch_geometric.nn.conv.cluster_gcn_conv", "ClusterGCNConv.forward"): static_layers.cluster_gcn_conv,

@@ -9,6 +9,10 @@ from torch import Tensor, nn
 Original = Callable[..., Any]
 
 
+def assume_sorted_index(original: Original, aggregation: Any, index: Tensor | None) -> None:
+    """The indices of a batch are sorted once, before it is captured, so nothing is looked at here."""
+
+
 def hetero_linear(original: Original, layer: Any, x: Tensor, type_vec: Tensor) -> Tensor:
     """Each row by the weights of its type: all types for all rows, of which one is kept. [*, out_channels]"""
     kinds = type_vec.unsqueeze(-1)

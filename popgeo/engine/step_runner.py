@@ -23,8 +23,7 @@ from popgeo.engine.pipeline.parts import StagePart
 from popgeo.engine.pipeline.random_draws import drawing_from
 from popgeo.engine.pipeline.run_round import Round, RoundRunner
 from popgeo.engine.pipeline.staging import Staging
-from popgeo.engine.replica_state import ReplicaState
-from popgeo.engine.replicas import Replicas
+from popgeo.engine.replicas import Replicas, ReplicaState
 from popgeo.engine.step_options import StepOptions
 from popgeo.engine.threads import ThreadChoice
 

@@ -19,7 +19,7 @@ from popgeo.engine.optimizer.capture_update import UpdateGraph
 from popgeo.engine.optimizer.rehearse import Rehearsal
 from popgeo.engine.pipeline.parts import StagePart
 from popgeo.engine.pipeline.random_draws import draws
-from popgeo.engine.replica_state import ReplicaState
+from popgeo.engine.replicas import ReplicaState
 from popgeo.ipu.ipu_machine import IpuPlan
 from popgeo.ipu.systems.staged_program import StagedJoiner, StagesOnIpus
 from popgeo.ipu.target import IpuTarget

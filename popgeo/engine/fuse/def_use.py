@@ -49,10 +49,6 @@ class DefUse:
         """Whether nothing changes the value in place."""
         return v is not None and v >= 0 and self.graph.values[v].storage not in self._mutated
 
-    def users_of(self, v: int, *targets: str) -> list[int]:
-        """The operations of these names that read a value."""
-        return [index for index in self.users.get(v, ()) if self.graph.ops[index].target in targets]
-
     def is_plain(self, v: int | None, shape: Sequence[int] | None = None, dtype: torch.dtype = torch.float32) -> bool:
         """Whether a value is of this type and shape, row after row in memory, and nothing changes it in place."""
         if v is None or not self.is_stable(v):

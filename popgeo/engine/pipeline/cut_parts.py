@@ -61,8 +61,8 @@ class _Cutter:
             for index, at in enumerate(self._place):
                 if at == rank and not self._views[index]:
                     self._add(rank, index, again)
-            for v in gradients[rank].values():
-                self._need(rank, v, again)
+            for producer in (made for v in gradients[rank].values() for made in self._made_here(rank, v, again)):
+                self._add(rank, producer, again)
         taken = [self._taken(rank) for rank in range(len(self._passes))]
         wanted: list[set[Kept]] = [set() for _ in self._passes]  # of each pass by later ones, or by the host
         for rank, received in enumerate(taken):
@@ -110,11 +110,6 @@ class _Cutter:
             if index in again:  # what was changed in place then is changed again, in a copy
                 storages = {self._graph.values[v].storage for v in (*op.reads(), *op.makes())}
                 waiting += [writer for s in storages for writer in self._writers.get(s, ()) if writer in again]
-
-    def _need(self, rank: int, v: int, again: set[int]) -> None:
-        """Adds a value to what a pass needs."""
-        for producer in self._made_here(rank, v, again):
-            self._add(rank, producer, again)
 
     def _made_here(self, rank: int, v: int, again: set[int]) -> list[int]:
         """The operation that makes a value again in a pass; none where the pass makes it anyway, or receives it."""
