@@ -44,12 +44,7 @@ def capture_step(
     seen = show_progress and is_seen()
     with tqdm(desc="compiling", unit=" operations", delay=1, disable=not seen) as bar:
         captured = capture(
-            function,
-            arguments,
-            trained=trained,
-            loss_scaling=loss_scaling,
-            autocast=autocast,
-            on_operation=bar.update,
+            function, arguments, trained=trained, loss_scaling=loss_scaling, autocast=autocast, on_operation=bar.update
         )
     graph, relied_on = optimize(captured.graph)
     result = note_likeness(captured.result, arguments.graph_data)

@@ -214,11 +214,8 @@ class StepRunner:
     @property
     def state_bytes(self) -> int:
         """Bytes of parameters and buffers, gradients and optimizer state, and of the buffers of further replicas."""
-        held = [
-            *self._model.parameters(),
-            *self._model.buffers(),
-            *(self.update.tensors() if self.update is not None else ()),
-        ]
+        held = [*self._model.parameters(), *self._model.buffers()]
+        held += [] if self.update is None else self.update.tensors()
         held += [tensor for state in self.replica_states[1:] for tensor in state.buffers.values()]
         return sum(tensor.nbytes for tensor in held)
 

@@ -29,9 +29,7 @@ _MOVES = {
 _MOST_SUMMED = 4096  # elements: our own sum needs no order of edges, and its call costs less than that from here on
 # Steps that are run again at most to make a value of edges, and those that cost as much as several.
 _MOST_STEPS = 8
-_SLOW = frozenset(
-    ["exp", "expm1", "log", "log1p", "tanh", "sin", "cos", "softplus", "sigmoid", "silu", "silu_backward", "div"]
-)
+_SLOW = "exp expm1 log log1p tanh sin cos softplus sigmoid silu silu_backward div"
 _SMALL = 8  # an operand with that many times fewer elements may be kept for it
 _REDUCED = {"sum": "sum_at", "amax": "max_at", "amin": "min_at"}
 
@@ -139,7 +137,7 @@ class RowsAtUses:
         again = [v for v in op.reads() if v in self._steps]
         kept = [values[v] for v in op.reads() if v not in self._steps]
         small = all(v.numel * _SMALL <= values[made].numel and v.storage not in self._mutated for v in kept)
-        own = 4 if operation_of(op.target).short_name in _SLOW else int(computes)
+        own = 4 if operation_of(op.target).short_name in _SLOW.split() else int(computes)
         steps = own + sum(self._steps[v] for v in again)
         return steps if again and small and steps <= _MOST_STEPS else None
 

@@ -83,9 +83,8 @@ class Joiner:
             whole = concatenated([mappings[storage] for storage in storages])
             dtype = members[0].dtype
             self.builder.declare(f"weights.{number}", dtype, whole, lasting=True)
-            gradient = self.builder.declare(
-                f"gradients.{number}", self._gradient_type(number, dtype), whole, lasting=True
-            )
+            kind = self._gradient_type(number, dtype)
+            gradient = self.builder.declare(f"gradients.{number}", kind, whole, lasting=True)
             start = 0
             for name, storage in zip(names, storages, strict=True):
                 size = mappings[storage].numel

@@ -63,16 +63,11 @@ def map_storages(
 
 def storage_sizes(graph: OpGraph) -> dict[int, tuple[int, int]]:
     """Elements of each storage and bytes of one element; a storage that is looked at in two types counts in bytes."""
-    kinds: dict[int, set[int]] = {}
-    reach: dict[int, int] = {}
+    found: dict[int, tuple[int, int]] = {}
     for value in graph.values:
-        kinds.setdefault(value.storage, set()).add(value.dtype.itemsize)
-        reach[value.storage] = max(reach.get(value.storage, 0), value.end)
-    return {
-        storage: (nbytes // itemsize, itemsize)
-        for storage, nbytes in reach.items()
-        for itemsize in [next(iter(kinds[storage])) if len(kinds[storage]) == 1 else 1]
-    }
+        nbytes, itemsize = found.get(value.storage, (0, value.dtype.itemsize))
+        found[value.storage] = max(nbytes, value.end), itemsize if itemsize == value.dtype.itemsize else 1
+    return {storage: (nbytes // itemsize, itemsize) for storage, (nbytes, itemsize) in found.items()}
 
 
 def _wanted(graph: OpGraph, op: Op, plan: Plan, tiles: int) -> dict[int, TileMapping | None]:
