@@ -13,7 +13,7 @@ from popgeo.capture.arguments import Arguments
 from popgeo.capture.capture import capture
 from popgeo.capture.captured_step import CapturedStep
 from popgeo.capture.op_graph import Input, OpGraph
-from popgeo.capture.passes import drop_unused, merge_equal_values, use_row_indexing
+from popgeo.capture.passes import simplified, use_row_indexing
 from popgeo.capture.pytree import note_likeness
 from popgeo.progress import is_seen
 
@@ -53,9 +53,8 @@ def capture_step(
 
 def optimize(graph: OpGraph) -> tuple[OpGraph, frozenset[Input]]:
     """A graph that gives the same values with fewer operations, and the inputs that must not be negative for it."""
-    graph = drop_unused(merge_equal_values(graph))
-    graph, relied_on = use_row_indexing(graph)
-    return drop_unused(merge_equal_values(graph)), relied_on
+    graph, relied_on = use_row_indexing(simplified(graph))
+    return simplified(graph), relied_on
 
 
 def trained_names(model: Callable[..., Any], optimizer: Optimizer | None) -> list[str]:

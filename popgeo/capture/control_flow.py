@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from popgeo.capture.op_graph import Input, Op, OpGraph, Ref, Role
+from popgeo.capture.op_graph import Input, Op, OpGraph, Ref, Role, shape_text
 from popgeo.capture.page import Page
-from popgeo.capture.passes import drop_unused, merge_equal_values
+from popgeo.capture.passes import simplified
 from popgeo.capture.recorder import Recorder, active_recorder
 
 FOR_LOOP, COND = "popgeo.for_loop.default", "popgeo.cond.default"
@@ -109,7 +109,7 @@ def _body(
     with recorder.paused():
         results = [torch.empty(tensor.shape, dtype=tensor.dtype) for tensor in made]
         results = [_NoGradient.apply(who, result, *sources) for result in results] if sources else results
-    return drop_unused(merge_equal_values(graph)), wholes, results
+    return simplified(graph), wholes, results
 
 
 class _NoGradient(torch.autograd.Function):
@@ -154,9 +154,7 @@ def _graph_of_body(page: Page, made: Sequence[Tensor]) -> tuple[OpGraph, list[tu
         tensors.append((tensor, numel))
     maker = {v: index for index, op in reversed(list(enumerate([*looks, *ops]))) for v in op.makes()}
     given = {*inputs.values()}
-    values = [
-        dataclasses.replace(value, producer=None if v in given else maker.get(v)) for v, value in enumerate(values)
-    ]
+    values = [value.made_by(None if v in given else maker.get(v)) for v, value in enumerate(values)]
     return OpGraph(ops=(*looks, *ops), values=tuple(values), inputs=inputs, outputs=outputs), tensors
 
 
@@ -172,5 +170,5 @@ def _tensors(who: str, made: Any) -> list[Tensor]:
 def _require_alike(who: str, what: str, some: Sequence[Tensor], does: str, others: Sequence[Tensor]) -> None:
     forms = [[(tuple(tensor.shape), tensor.dtype) for tensor in tensors] for tensors in (some, others)]
     if forms[0] != forms[1]:
-        shown = [", ".join(f"{str(dtype).removeprefix('torch.')}{list(shape)}" for shape, dtype in f) for f in forms]
+        shown = [", ".join(map(shape_text, tensors)) for tensors in (some, others)]
         raise ValueError(f"The body of {who} {what} {shown[0]}, but {does} {shown[1]}; the two must be the same.")

@@ -204,15 +204,11 @@ class OpGraph:
         return "\n".join(self._line(op) for op in self.ops)
 
     def __repr__(self) -> str:
-        return (
-            f"{type(self).__name__}({len(self.ops):,} operations, {len(self.inputs):,} inputs, "
-            f"{len(self.outputs):,} outputs)"
-        )
+        counts = f"{len(self.ops):,} operations, {len(self.inputs):,} inputs, {len(self.outputs):,} outputs"
+        return f"{type(self).__name__}({counts})"
 
     def _line(self, op: Op) -> str:
-        made = ", ".join(
-            f"%{v} {str(self.values[v].dtype).removeprefix('torch.')}{list(self.values[v].shape)}" for v in op.makes()
-        )
+        made = ", ".join(f"%{v} {shape_text(self.values[v])}" for v in op.makes())
         args = [_text(arg) for arg in op.args] + [f"{key}={_text(arg)}" for key, arg in op.kwargs.items()]
         lines = [f"{made} = {op.target}({', '.join(args)})", *(_indented(body) for body in op.bodies)]
         return "\n".join(lines)
@@ -297,3 +293,8 @@ def _text(argument: Any) -> str:
     if isinstance(argument, list | tuple):
         return "[" + ", ".join(_text(item) for item in argument) + "]"
     return f"%{argument.value}" if isinstance(argument, Ref) else repr(argument)
+
+
+def shape_text(of: Any) -> str:
+    """Type and shape of a tensor or a value, such as `float32[2, 3]`."""
+    return f"{str(of.dtype).removeprefix('torch.')}{list(of.shape)}"

@@ -2,7 +2,8 @@
 
 import dataclasses
 import functools
-from collections.abc import Mapping, Sequence
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -74,6 +75,11 @@ def drop_unused(graph: OpGraph) -> OpGraph:
     return with_ops(graph, kept[::-1], graph.outputs)
 
 
+def simplified(graph: OpGraph) -> OpGraph:
+    """What is computed alike computed once, and what nothing needs left out."""
+    return drop_unused(merge_equal_values(graph))
+
+
 def fold_constants(graph: OpGraph) -> OpGraph:
     """Computes now what depends on no input."""
     mutated = graph.mutated_storages()
@@ -135,8 +141,21 @@ def replace_values(op: Op, stands_for: Mapping[int, int]) -> Op:
     """The same operation on other values."""
     if stands_for.keys().isdisjoint((*op.reads(), *op.writes)):
         return op
-    args, kwargs = (substitute(given, lambda v: Ref(stands_for.get(v, v))) for given in (op.args, op.kwargs))
-    return dataclasses.replace(op, args=args, kwargs=kwargs, writes=tuple(stands_for.get(v, v) for v in op.writes))
+    return renumbered(op, lambda v: stands_for.get(v, v), lambda v: v)
+
+
+def renumbered(op: Op, read: Callable[[int], int], made: Callable[[int], int], **changes: Any) -> Op:
+    """The same operation with other numbers for the values that it reads, and for those that it makes."""
+    args, kwargs = (substitute(given, lambda v: Ref(read(v))) for given in (op.args, op.kwargs))
+    outputs = tuple(None if v is None else made(v) for v in op.outputs)
+    return dataclasses.replace(
+        op, args=args, kwargs=kwargs, outputs=outputs, writes=tuple(map(read, op.writes)), **changes
+    )
+
+
+def new_storages(values: Iterable[Value]) -> Iterator[int]:
+    """Numbers of storages that none of these values has."""
+    return itertools.count(max((value.storage for value in values), default=-1) + 1)
 
 
 def with_ops(

@@ -78,12 +78,7 @@ class BlockProgram:
 
     def _write(self) -> None:
         chain = self._chain
-        last_use = {
-            source.index: k
-            for k, step in enumerate(chain.steps)
-            for source in step.operands
-            if source.kind is Kind.VALUE
-        }
+        last_use = {s.index: k for k, step in enumerate(chain.steps) for s in step.operands if s.kind is Kind.VALUE}
         late: list[tuple[int, Place]] = []
         for k, step in enumerate(chain.steps):
             wanted = [place for number, place in chain.results if number == k]

@@ -4,7 +4,6 @@ What edges have of rows is made again for each use, if that costs less than memo
 """
 
 import dataclasses
-import itertools
 from collections.abc import Mapping, Set
 from dataclasses import dataclass
 
@@ -13,7 +12,7 @@ from torch import Tensor
 
 from popgeo.capture.op_graph import Op, OpGraph, Ref, Value
 from popgeo.capture.operations import operation_of
-from popgeo.capture.passes import drop_unused, replace_values, with_ops
+from popgeo.capture.passes import drop_unused, new_storages, replace_values, with_ops
 from popgeo.engine.fuse.chain_steps import fits, writer_of
 from popgeo.engine.fuse.def_use import DefUse, ref
 from popgeo.engine.fuse.prepared import PreparedCall, PreparedOp, register_prepared
@@ -108,7 +107,7 @@ class RowsAtUses:
     def __init__(self, graph: OpGraph, taken: Set[int], joined: Set[int]) -> None:
         self._graph, self._taken, self._joined = graph, taken, joined
         self._values, self._ops = list(graph.values), list[Op]()
-        self._storages = itertools.count(max((value.storage for value in graph.values), default=0) + 1)
+        self._storages = new_storages(graph.values)
         self._mutated = graph.mutated_storages()
         self._maker: dict[int, Op] = {}
         self._steps: dict[int, int] = {}  # to make a value again
@@ -164,7 +163,7 @@ class EdgeOrders:
 
     def __init__(self, values: list[Value]) -> None:
         self.values = values
-        self._storages = itertools.count(max((value.storage for value in values), default=0) + 1)
+        self._storages = new_storages(values)
         self._made: dict[tuple[int, int], int] = {}
 
     def order(self, index: int, num_rows: int, op: Op, ops: list[Op]) -> int:

@@ -77,9 +77,8 @@ class Worker:
         """One of the same kind and settings, without state, over other parameters."""
         other, given = copy.copy(self), iter(parameters)
         other.optimizer = without_parameters(self.optimizer)
-        other.optimizer.param_groups = [
-            {**group, "params": [next(given) for _ in group["params"]]} for group in self.optimizer.param_groups
-        ]
+        groups = self.optimizer.param_groups
+        other.optimizer.param_groups = [{**one, "params": [next(given) for _ in one["params"]]} for one in groups]
         return other
 
     def tensors(self) -> dict[Input, Tensor]:

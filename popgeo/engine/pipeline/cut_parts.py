@@ -36,9 +36,7 @@ class _Cutter:
             self._passes += [(s, True) for s in reversed(range(stages))]
         self._rank = {one: rank for rank, one in enumerate(self._passes)}
         self._given = {v: given for given, v in graph.inputs.items()}
-        self._state = {
-            graph.values[v].storage: v for v, given in self._given.items() if given.role is not Role.ARGUMENT
-        }
+        self._state = {graph.values[v].storage: v for v, one in self._given.items() if one.role is not Role.ARGUMENT}
         self._place = self._places()
         self._writers: dict[int, list[int]] = {}
         for index, op in enumerate(graph.ops):
@@ -136,15 +134,13 @@ class _Cutter:
 
     def _version(self, rank: int, v: int) -> Kept | None:
         """Which state of a buffer a pass needs that the step changes; None for the buffer itself, as it is then."""
-        storage = self._graph.values[v].storage
+        graph, storage = self._graph, self._graph.values[v].storage
         writers = self._writers[storage]
         homes = {self._place[i] for i in writers}
         if rank in homes and len(homes) == 1:
             return None
         touching = [
-            i
-            for i in self._needs[rank]
-            if any(self._graph.values[u].storage == storage for u in self._graph.ops[i].reads())
+            i for i in self._needs[rank] if any(graph.values[u].storage == storage for u in graph.ops[i].reads())
         ]
         repeats = any(i in writers and self._place[i] != rank for i in touching)
         if (len(homes) > 1 or rank < min(homes)) and not repeats:

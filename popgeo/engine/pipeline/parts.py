@@ -1,11 +1,12 @@
 """The parts of a step in stages: what one pass of one stage runs, takes from others and leaves for them."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from torch import Tensor
 
-from popgeo.capture.op_graph import Input, Op, OpGraph, Ref, Value, substitute
+from popgeo.capture.op_graph import Input, Op, OpGraph, Value
+from popgeo.capture.passes import renumbered
 
 
 @dataclass(frozen=True)
@@ -68,20 +69,8 @@ def graph_of(
     given = {*inputs.values(), *constants}
     producer = {v: index for index, op in enumerate(ops) for v in op.makes() if v not in op.reads() and v not in given}
 
-    def rename(v: int) -> Ref:
-        return Ref(number[v])
-
-    def renamed(op: Op) -> Op:
-        return replace(
-            op,
-            args=substitute(op.args, rename),
-            kwargs=substitute(op.kwargs, rename),
-            outputs=tuple(None if v is None else number[v] for v in op.outputs),
-            writes=tuple(number[v] for v in op.writes),
-        )
-
     return OpGraph(
-        ops=tuple(map(renamed, ops)),
+        ops=tuple(renumbered(op, number.__getitem__, number.__getitem__) for op in ops),
         values=tuple(values[v].made_by(producer.get(v)) for v in number),
         inputs={given: number[v] for given, v in inputs.items()},
         outputs=tuple(number[v] for v in outputs),

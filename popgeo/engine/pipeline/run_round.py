@@ -157,9 +157,8 @@ class RoundRunner:
                 whole = self.graph.constants.get(owner)
             if whole is None:
                 whole = self._state[named[owner]].detach()
-            made.append(
-                whole if v == owner else view_of(whole, byte_offset(self.graph.values[owner]), self.graph.values[v])
-            )
+            values = self.graph.values
+            made.append(whole if v == owner else view_of(whole, byte_offset(values[owner]), values[v]))
         return made
 
     def _last_uses(self) -> dict[tuple[int, bool], list[Kept]]:

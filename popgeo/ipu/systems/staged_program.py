@@ -83,9 +83,7 @@ class StagedJoiner(Joiner):
         num_ipus = max(stages.ipus) + 1
         self._mappings: dict[int, dict[int, TileMapping]] = {ipu: {} for ipu in range(num_ipus)}
         self._home: dict[int, int] = {}
-        self._state = {
-            graph.values[v].storage: v for given, v in graph.inputs.items() if given.role is not Role.ARGUMENT
-        }
+        self._state = {graph.values[v].storage: v for one, v in graph.inputs.items() if one.role is not Role.ARGUMENT}
         drafts = [self._draft(part) for part in stages.parts]
         homes = {storage: self._on(ipu, self._mappings[ipu][storage]) for storage, ipu in self._home.items()}
         sizes = storage_sizes(graph)

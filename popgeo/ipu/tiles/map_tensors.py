@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from popgeo.capture.op_graph import Op, OpGraph, Ref, Value
+from popgeo.capture.op_graph import Op, OpGraph, Ref, Value, shape_text
 from popgeo.capture.operations import operation_of
 from popgeo.capture.passes import is_random
 from popgeo.ipu.cost.plan import Plan
@@ -124,12 +124,9 @@ def _followed(graph: OpGraph, op: Op, v: int, mappings: dict[int, TileMapping]) 
     if operation_of(op.target).family not in ("elementwise", "movement", "losses") or is_random(op):
         return None
     value = graph.values[v]
-    alike = [
-        mappings[operand.storage]
-        for operand in (graph.values[r] for r in op.reads())
-        if (operand.shape, operand.stride, operand.offset) == (value.shape, value.stride, value.offset)
-        and mappings[operand.storage].numel == value.numel
-    ]
+    form, operands = (value.shape, value.stride, value.offset), [graph.values[r] for r in op.reads()]
+    like = [mappings[one.storage] for one in operands if (one.shape, one.stride, one.offset) == form]
+    alike = [mapping for mapping in like if mapping.numel == value.numel]
     return max(alike, key=lambda mapping: len(np.unique(mapping.tiles)), default=None)
 
 
@@ -166,13 +163,13 @@ def lives(graph: OpGraph, mappings: Mapping[int, TileMapping], num_tiles: int) -
     sizes = storage_sizes(graph)
     names = {v: given.name for given, v in graph.inputs.items()} | dict.fromkeys(graph.constants, "constant")
     found: dict[int, tuple[str, str, int]] = {
-        graph.values[v].storage: (f"{name} {_shape(graph.values[v])}", "", -1) for v, name in names.items()
+        graph.values[v].storage: (f"{name} {shape_text(graph.values[v])}", "", -1) for v, name in names.items()
     }
     last = dict.fromkeys(found, -1) | graph.last_uses()
     for index, op in enumerate(graph.ops):
         name = op.target.split(".")[1]
         for v in () if graph.is_view(op) else op.makes():
-            found.setdefault(graph.values[v].storage, (f"{name} {_shape(graph.values[v])}", op.source, index))
+            found.setdefault(graph.values[v].storage, (f"{name} {shape_text(graph.values[v])}", op.source, index))
     return {
         storage: Life(
             name=name,
@@ -188,7 +185,3 @@ def lives(graph: OpGraph, mappings: Mapping[int, TileMapping], num_tiles: int) -
 def _bytes_per_tile(mapping: TileMapping, itemsize: int, num_tiles: int) -> np.ndarray:
     nbytes = mapping.elements_per_tile(num_tiles) * itemsize
     return -(-nbytes // ALIGNMENT) * ALIGNMENT
-
-
-def _shape(value: Value) -> str:
-    return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
