@@ -19,10 +19,9 @@ from popgeo.engine.graph_runner import GraphRunner
 from popgeo.engine.inductor import InductorRunner
 from popgeo.engine.loss_scaling import LossScale
 from popgeo.engine.optimizer.update import Update
-from popgeo.engine.pipeline.parts import StagePart
 from popgeo.engine.pipeline.random_draws import drawing_from
 from popgeo.engine.pipeline.run_round import Round, RoundRunner
-from popgeo.engine.pipeline.staging import Staging
+from popgeo.engine.pipeline.staging import StagePart, Staging
 from popgeo.engine.replicas import Replicas, ReplicaState
 from popgeo.engine.step_options import StepOptions
 from popgeo.engine.threads import ThreadChoice

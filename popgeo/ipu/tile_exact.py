@@ -17,8 +17,8 @@ from popgeo.engine.denormals import DenormalsFlushed
 from popgeo.engine.gradient_accumulation import Results, micro_batch, write_back
 from popgeo.engine.optimizer.capture_update import UpdateGraph
 from popgeo.engine.optimizer.rehearse import Rehearsal
-from popgeo.engine.pipeline.parts import StagePart
 from popgeo.engine.pipeline.random_draws import draws
+from popgeo.engine.pipeline.staging import StagePart
 from popgeo.engine.replicas import ReplicaState
 from popgeo.ipu.ipu_machine import IpuPlan
 from popgeo.ipu.systems.staged_program import StagedJoiner, StagesOnIpus

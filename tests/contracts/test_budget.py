@@ -170,7 +170,9 @@ def test_the_check_says_which_part_is_over_and_by_how_much():
     assert over.startswith(
         f"models has {models + 12:,} code lines, 12 over its budget of {models:,}. A new mechanism names"
     )
-    (over,) = over_budget({"engine/pipeline/parts.py": line * 2_000, "nn/parallel/linear.py": line * (systems - 1_999)})
+    (over,) = over_budget(
+        {"engine/pipeline/replay.py": line * 2_000, "nn/parallel/linear.py": line * (systems - 1_999)}
+    )
     assert over.startswith(f"systems has {systems + 1:,} code lines, 1 over")
     core, over = over_budget({"ops/part.py": line * ALL, "compat/a.py": line})
     assert core.startswith("core has ")

@@ -14,9 +14,15 @@ from popgeo.engine.optimizer.capture_update import capture_later_update, capture
 from popgeo.engine.optimizer.choose_worker import choose_worker
 from popgeo.engine.optimizer.flat_parameters import flatten_groups, refuse_whole_tensors
 from popgeo.engine.optimizer.gradient_scaling import GradientScaling, overflow_of
-from popgeo.engine.optimizer.own_worker import OwnWorker, require_gradients_suffice, wants_itself
 from popgeo.engine.optimizer.precision import keep_types_when_loading
-from popgeo.engine.optimizer.worker import Worker, noted_groups, settings_of
+from popgeo.engine.optimizer.worker import (
+    OwnWorker,
+    Worker,
+    noted_groups,
+    require_gradients_suffice,
+    settings_of,
+    wants_itself,
+)
 from popgeo.engine.replicas import Replicas
 from popgeo.engine.same_objects import holds_the_same
 from popgeo.engine.step_options import StepOptions

@@ -3,10 +3,9 @@
 from collections.abc import Iterator, Sequence
 
 from popgeo.capture.op_graph import Input, OpGraph, Role
-from popgeo.engine.pipeline.parts import Kept, StagePart, graph_of, owner_of
 from popgeo.engine.pipeline.random_draws import draws
 from popgeo.engine.pipeline.replay import replayable
-from popgeo.engine.pipeline.staging import Staging, phase_of
+from popgeo.engine.pipeline.staging import Kept, StagePart, Staging, graph_of, owner_of, phase_of
 
 
 def parts_of(graph: OpGraph, staging: Staging, *, num_results: int, trained: Sequence[str] = ()) -> list[StagePart]:

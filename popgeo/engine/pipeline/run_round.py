@@ -16,9 +16,8 @@ from popgeo.capture.passes import fold_constants
 from popgeo.engine.graph_runner import GraphRunner
 from popgeo.engine.memory_plan import byte_offset, storage_spans, view_of
 from popgeo.engine.pipeline.cut_parts import parts_of
-from popgeo.engine.pipeline.parts import Kept, StagePart, owner_of
 from popgeo.engine.pipeline.random_draws import drawing_from, draws, draws_ahead, uncounted
-from popgeo.engine.pipeline.staging import Staging
+from popgeo.engine.pipeline.staging import Kept, StagePart, Staging, owner_of
 
 Held = dict[Kept, Tensor]  # what one micro-batch has left so far for later parts
 OfReplica = Callable[[int], AbstractContextManager[object]]

@@ -6,8 +6,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from popgeo.capture.op_graph import Input, OpGraph, Role, Value
-from popgeo.engine.pipeline.parts import Kept, StagePart, owner_of
-from popgeo.engine.pipeline.staging import Pass
+from popgeo.engine.pipeline.staging import Kept, Pass, StagePart, owner_of
 from popgeo.ipu.cost.calibration import Machine
 from popgeo.ipu.cost.graph_cost import plan_all
 from popgeo.ipu.target import IpuTarget
