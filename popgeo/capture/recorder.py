@@ -18,10 +18,10 @@ from torch._subclasses.fake_tensor import (
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 from torch.utils.hooks import RemovableHandle
 
-from popgeo.capture import known_values, model_lines, refused_shapes
+from popgeo.capture import model_lines, refused_shapes
 from popgeo.capture.interrupts import raise_held
 from popgeo.capture.op_graph import BlockMark, Op, OpGraph
-from popgeo.capture.page import Page
+from popgeo.capture.page import Page, UnknownValue
 from popgeo.capture.refused_shapes import Problem
 from popgeo.capture.schemas import IN_MEMORY, VIEWS_IN_PLACE, makes_tensors, only_raises, target, written_by
 
@@ -160,8 +160,8 @@ class Recorder(TorchDispatchMode):
     def _known(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The result of what depends on data, if the data are known; raises otherwise."""
         try:
-            return known_values.compute(self.page, func, args, kwargs)
-        except known_values.UnknownValue:
+            return self.page.compute(func, args, kwargs)
+        except UnknownValue:
             self.problem_here(func._schema.name.removeprefix("aten::"))()
             return self._instead(func, args, kwargs)
 
@@ -174,7 +174,7 @@ class Recorder(TorchDispatchMode):
         except (RuntimeError, ZeroDivisionError) as error:  # by zero: the mean of no rows
             if type(error) not in (RuntimeError, ZeroDivisionError):
                 raise
-            return known_values.compute(self.page, func, args, kwargs, makes_up=True)
+            return self.page.compute(func, args, kwargs, makes_up=True)
 
     def _write_down(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
         page, name, changed = self.page, target(func), written_by(func, args, kwargs)

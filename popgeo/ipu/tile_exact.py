@@ -16,7 +16,7 @@ from popgeo.engine.compiled_step import CompiledStep
 from popgeo.engine.denormals import DenormalsFlushed
 from popgeo.engine.gradient_accumulation import Results, micro_batch, write_back
 from popgeo.engine.optimizer.capture_update import UpdateGraph
-from popgeo.engine.optimizer.rehearse import Rehearsal
+from popgeo.engine.optimizer.captured_worker import Rehearsal
 from popgeo.engine.pipeline.random_draws import draws
 from popgeo.engine.pipeline.staging import StagePart
 from popgeo.engine.replicas import ReplicaState

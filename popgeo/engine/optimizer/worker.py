@@ -214,7 +214,7 @@ def wants_itself(optimizer: Optimizer) -> bool:
     return bool(hooks or _global_optimizer_pre_hooks or _global_optimizer_post_hooks or not is_its_own)
 
 
-def require_gradients_suffice(optimizer: Optimizer, parameters: Mapping[str, nn.Parameter]) -> None:
+def require_gradients(optimizer: Optimizer, parameters: Mapping[str, nn.Parameter]) -> None:
     """Refuses what needs more of a step than the gradients that it leaves.
 
     Raises:
