@@ -87,8 +87,7 @@ def cond(
     bodies, outside, results = zip(*(_body(recorder, "cond", *branch) for branch in branches), strict=True)
     _require_alike("cond", "returns in one branch", results[0], "returns in the other", results[1])
     given = [*then_inputs, *outside[0]], [*else_inputs, *outside[1]]
-    holds = condition.to(torch.bool)
-    recorder.add(COND, (holds, *given), results[0], bodies)
+    recorder.add(COND, (condition.to(torch.bool), *given), results[0], bodies)
     return results[0]
 
 

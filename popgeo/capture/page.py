@@ -186,9 +186,9 @@ class Page:
             changed = operands[0]
             if isinstance(changed, Tensor) and changed.shape != args[0].shape:
                 raise ValueError(
-                    f"{func._schema.name} gives a tensor of shape {list(args[0].shape)} in place the shape "
-                    f"{list(changed.shape)}. Make a new tensor: call it without the underscore at the end of its name, "
-                    "or without out=."
+                    f"{func._schema.name} gives a tensor of shape {list(args[0].shape)} the shape "
+                    f"{list(changed.shape)} in place. Make a new tensor: call it without the underscore at the end of "
+                    "its name, or without out=."
                 )
             return args[0]
         # Of constants alone nothing is a stand-in yet.

@@ -52,8 +52,7 @@ def merge_equal_values(graph: OpGraph) -> OpGraph:
         if op.writes or any(v == w for v, w in views.items()) or not views:
             kept.append(op)
     outputs = [stands_for.get(v, v) if v is not None else None for v in graph.outputs]
-    values = [at_storage(value, moved) for value in graph.values]
-    return with_ops(graph, kept, outputs, values=values)
+    return with_ops(graph, kept, outputs, values=[at_storage(value, moved) for value in graph.values])
 
 
 def drop_unused(graph: OpGraph) -> OpGraph:
@@ -92,8 +91,7 @@ def fold_constants(graph: OpGraph) -> OpGraph:
         storages = {graph.values[v].storage for v in (*op.reads(), *op.makes())}
         small = sum(graph.values[v].nbytes for v in op.makes()) <= _LARGEST_CONSTANT
         given_anew = any(isinstance(argument, Number) for argument in op.args)
-        changes = op.writes or op.bodies or is_random(op) or storages & mutated or given_anew
-        if changes or not small:
+        if op.writes or op.bodies or is_random(op) or storages & mutated or given_anew or not small:
             kept.append(op)
             continue
         with torch.no_grad():

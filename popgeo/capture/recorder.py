@@ -199,8 +199,7 @@ class Recorder(TorchDispatchMode):
         """Adds an operation to the page, with what it is part of."""
         module, line, block = self._place()
         place: dict[str, Any] = {"phase": self.phase, "module": module, "source": line, "block": block}
-        op = Op(target=target, args=args, outputs=outputs, **place, **other)
-        self.page.ops.append(op)
+        self.page.ops.append(Op(target=target, args=args, outputs=outputs, **place, **other))
         self.on_operation()
 
     def _place(self) -> tuple[str, str, BlockMark | None]:

@@ -90,8 +90,7 @@ class _Cutter:
             moved = backward[index] is not (op.phase == "backward")
             final = any(last_touch[graph.values[v].storage] == index for v in op.writes if v in held)
             if moved or (final and op.target == "aten.copy_.default"):
-                made = [stages[maker[v]] for v in op.reads() if v in maker]
-                stages[index] = max(made, default=0)
+                stages[index] = max((stages[maker[v]] for v in op.reads() if v in maker), default=0)
         return [self._rank[s, b and (s, True) in self._rank] for s, b in zip(stages, backward, strict=True)]
 
     def _add(self, rank: int, first: int, again: set[int]) -> None:

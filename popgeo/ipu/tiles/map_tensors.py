@@ -39,10 +39,8 @@ def map_storages(
     mappings: dict[int, TileMapping] = dict(given or {})
 
     def place(storage: int, mapping: TileMapping | None) -> None:
-        dtype_bytes = sizes[storage][1]
-        grain = max(1, GRAIN_BYTES // dtype_bytes)
         fits = mapping is not None and mapping.numel == sizes[storage][0]
-        mappings[storage] = mapping if mapping is not None and fits else linear(sizes[storage][0], tiles, grain)
+        mappings[storage] = mapping if mapping is not None and fits else spread(sizes[storage], tiles)
 
     for op, plan in zip(graph.ops, plans, strict=False):
         if graph.is_view(op):
@@ -59,6 +57,11 @@ def map_storages(
         if storage not in mappings:
             place(storage, None)
     return mappings
+
+
+def spread(size: tuple[int, int], tiles: int) -> TileMapping:
+    """That many elements of that many bytes, linearly over the tiles."""
+    return linear(size[0], tiles, max(1, GRAIN_BYTES // size[1]))
 
 
 def storage_sizes(graph: OpGraph) -> dict[int, tuple[int, int]]:
