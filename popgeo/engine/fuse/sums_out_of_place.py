@@ -33,7 +33,7 @@ def out_of_place(graph: OpGraph) -> OpGraph:
         if op.target not in _IN_PLACE:
             continue
         (v,) = op.makes()
-        zeros, storage = uses.index_of_maker(v), values[v].storage
+        zeros, storage = values[v].producer, values[v].storage
         if zeros is None or ops[zeros].target not in _ZEROS or writers[storage] != 1 or min(uses.users[v]) < index:
             continue
         values.append(dataclasses.replace(values[v], storage=next(storages)))

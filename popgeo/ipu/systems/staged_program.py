@@ -1,14 +1,15 @@
 """The program of a call that runs in stages: the tiles of several IPUs side by side, each stage on its own IPU's."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
 from popgeo.capture.op_graph import Input, OpGraph, Role
-from popgeo.engine.pipeline.staging import Kept, Pass, StagePart, owner_of
+from popgeo.engine.pipeline.staging import Kept, StagePart, owner_of
 from popgeo.ipu.cost.calibration import Machine
 from popgeo.ipu.cost.graph_cost import plan_all
+from popgeo.ipu.systems.stage_plan import StagePlan
 from popgeo.ipu.target import IpuTarget
 from popgeo.ipu.tiles.graph_program import add_operations, declare
 from popgeo.ipu.tiles.join_program import Joiner
@@ -18,21 +19,6 @@ from popgeo.ipu.tiles.map_tensors import map_storages, spread, storage_sizes
 from popgeo.ipu.tiles.program import Training
 from popgeo.ipu.tiles.steps import HostCopy, Region, Step, shifted_mapping, shifted_steps
 from popgeo.ipu.tiles.tile_mapping import TileMapping
-
-
-@dataclass(frozen=True, kw_only=True)
-class StagesOnIpus:
-    """What runs where, and in which order.
-
-    Attributes:
-        parts: The passes of each stage.
-        order: Every pass of a round.
-        ipus: The IPU of each stage.
-    """
-
-    parts: Sequence[StagePart]
-    order: Sequence[Pass]
-    ipus: Sequence[int]
 
 
 def left_by(kept: Kept, part: int | None, micro_batch: int) -> str:
@@ -53,18 +39,25 @@ class StagedJoiner(Joiner):
         num_results: How many of its outputs the host receives; the others are gradients.
         target: One IPU; a small one.
         training: What happens to gradients; None for inference.
-        stages: What runs where, and in which order.
+        parts: The passes of each stage.
+        plan: What runs where, and in which order.
     """
 
     def __init__(
-        self, graph: OpGraph, num_results: int, target: IpuTarget, training: Training | None, stages: StagesOnIpus
+        self,
+        graph: OpGraph,
+        num_results: int,
+        target: IpuTarget,
+        training: Training | None,
+        parts: Sequence[StagePart],
+        plan: StagePlan,
     ) -> None:
-        self._one, self._stages = target, stages
-        num_ipus = max(stages.ipus) + 1
+        self._one, self._parts, self._order, self._ipus = target, parts, plan.staging.order, plan.ipus
+        num_ipus = max(self._ipus) + 1
         self._mappings: dict[int, dict[int, TileMapping]] = {ipu: {} for ipu in range(num_ipus)}
         self._home: dict[int, int] = {}
         self._state = {graph.values[v].storage: v for one, v in graph.inputs.items() if one.role is not Role.ARGUMENT}
-        drafts = [self._draft(part) for part in stages.parts]
+        drafts = [self._draft(part) for part in parts]
         homes = {storage: self._on(ipu, self._mappings[ipu][storage]) for storage, ipu in self._home.items()}
         sizes = storage_sizes(graph)
         for storage in self._state:
@@ -72,7 +65,7 @@ class StagedJoiner(Joiner):
         super().__init__(graph, num_results, replace(target, num_ipus=num_ipus), training, homes)
         self._copies = self._declare_copies()
         self._steps = [self._place(rank, *draft) for rank, draft in enumerate(drafts)]
-        self._micro_batches = {now.micro_batch for now in stages.order}
+        self._micro_batches = {now.micro_batch for now in self._order}
         self._arguments = {v: one for one, v in graph.inputs_of(Role.ARGUMENT).items()}
         self._results_of = [(v, owner_of(graph, v)) for v in graph.outputs[:num_results] if v is not None]
         self._declare_arguments()
@@ -85,10 +78,10 @@ class StagedJoiner(Joiner):
             size = self.builder.variables[name].mapping.numel
             source = Region(variable=variable, elements=np.arange(start, start + size))
             copy(self._scope(f"weights for IPU {ipu}"), self._whole(name), source)
-        order = self._stages.order
+        order = self._order
         first = {now.micro_batch: number for number, now in reversed(list(enumerate(order)))}
         last = {now.micro_batch: number for number, now in enumerate(order)}
-        rank_of = {(part.stage, part.backward): rank for rank, part in enumerate(self._stages.parts)}
+        rank_of = {(part.stage, part.backward): rank for rank, part in enumerate(self._parts)}
         for number, now in enumerate(order):
             direction = "backward" if now.backward else "forward"
             with self.builder.repeat(1, f"stage {now.stage} {direction} {now.micro_batch}"):
@@ -101,7 +94,7 @@ class StagedJoiner(Joiner):
 
     def _draft(self, part: StagePart) -> tuple[Builder, Places]:
         """The steps of a part on the tiles of one IPU."""
-        ipu, graph = self._stages.ipus[part.stage], part.graph
+        ipu, graph = self._ipus[part.stage], part.graph
         plans = plan_all(graph, Machine(target=self._one))
         state = graph.state_storages()
         known = {storage: at for storage, at in self._mappings[ipu].items() if storage in state}
@@ -116,8 +109,8 @@ class StagedJoiner(Joiner):
 
     def _place(self, rank: int, draft: Builder, places: Places) -> tuple[list[Step], Places]:
         """The same steps on the tiles of the part's IPU, in variables of the whole program."""
-        part = self._stages.parts[rank]
-        ipu = self._stages.ipus[part.stage]
+        part = self._parts[rank]
+        ipu = self._ipus[part.stage]
         there = {
             storage: (self._copies[ipu, storage], 0) if (ipu, storage) in self._copies else self._places[storage]
             for storage in part.graph.state_storages()
@@ -133,7 +126,7 @@ class StagedJoiner(Joiner):
         return steps, {storage: renamed[name] for storage, (name, _) in places.items()}
 
     def _pass(self, rank: int, micro_batch: int, accumulates: bool) -> None:
-        part, (steps, places) = self._stages.parts[rank], self._steps[rank]
+        part, (steps, places) = self._parts[rank], self._steps[rank]
         graph = self._graph
         for kept in part.receives:
             copy(self._scope("receive"), region_of(graph, places, kept.value), self._found(kept, rank, micro_batch))
@@ -168,12 +161,12 @@ class StagedJoiner(Joiner):
             self.builder.steps.append(HostCopy(to_host=False, streams=streams))
 
     def _return(self, micro_batch: int) -> None:
-        rank, owners = len(self._stages.parts), dict.fromkeys(owner for _, owner in self._results_of)
+        rank, owners = len(self._parts), dict.fromkeys(owner for _, owner in self._results_of)
         streams = {self._found(Kept(v), rank, micro_batch).variable: f"result:{v}" for v in owners}
         self.builder.steps.append(HostCopy(to_host=True, streams=streams))
 
     def result_places(self) -> tuple[tuple[str, np.ndarray], ...]:
-        found = ((owner, self._found(Kept(owner), len(self._stages.parts), 0, v)) for v, owner in self._results_of)
+        found = ((owner, self._found(Kept(owner), len(self._parts), 0, v)) for v, owner in self._results_of)
         return tuple((f"result:{owner}", region.elements) for owner, region in found)
 
     def input_places(self) -> dict[Input, Region]:
@@ -204,7 +197,7 @@ class StagedJoiner(Joiner):
         """A variable for each argument of each micro-batch, where the part that uses it first wants it."""
         for v in self._arguments:
             value = self._graph.values[v]
-            rank = next((r for r, part in enumerate(self._stages.parts) if Kept(v) in part.receives), None)
+            rank = next((r for r, part in enumerate(self._parts) if Kept(v) in part.receives), None)
             mapping = spread(storage_sizes(self._graph)[value.storage], self._one.num_tiles)
             if rank is not None:
                 mapping = self.builder.variables[self._steps[rank][1][value.storage][0]].mapping
@@ -214,7 +207,7 @@ class StagedJoiner(Joiner):
     def _declare_left(self) -> dict[Kept, list[int]]:
         """A variable for what each part leaves of each micro-batch; tells which parts leave what."""
         senders: dict[Kept, list[int]] = {}
-        for rank, part in enumerate(self._stages.parts):
+        for rank, part in enumerate(self._parts):
             for kept in [*map(Kept, part.sends), *part.saves]:
                 value = self._graph.values[kept.value]
                 places = self._places if kept.before or value.storage in self._state else self._steps[rank][1]
