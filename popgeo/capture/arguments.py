@@ -1,16 +1,22 @@
-"""The arguments of a call, taken apart into tensors and the rest."""
+"""The arguments of a call, taken apart into tensors and the rest.
+
+Of a batch of graphs each argument gets the attribute of its name, or one argument gets all.
+"""
 
 import inspect
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
 
-from popgeo.capture.batch_arguments import BatchArguments
-from popgeo.capture.pytree import SCALARS, Structure, flatten, templates, unflatten
+from popgeo.capture.pytree import SCALARS, Structure, flatten, is_graph_data, templates, unflatten
 from popgeo.capture.structures import reordered
+
+_BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+_COUNTS = ("num_graphs", "batch_size", "num_nodes", "num_edges")
+_REMEDY = "Name the attributes as the model's arguments are named, or pass it too: step(batch, {}=...)."
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -39,10 +45,10 @@ class Arguments:
         """
         args, kwargs = BatchArguments(signature)(args, kwargs)
         given = signature.bind(*args, **kwargs).arguments
-        parts = {
-            name: part for name, part in _with_defaults(signature, given) if not _is_default(signature, name, part)
-        }
-        tensors, structure = flatten(parts)
+        parts = [(one, given.get(name, one.default)) for name, one in signature.parameters.items()]
+        # A default that is more than a plain value counts as left out, also if the call gives that very object.
+        kept = {one.name: part for one, part in parts if part is not one.default or isinstance(part, SCALARS)}
+        tensors, structure = flatten(kept)
         return cls(signature=signature, tensors=tensors, structure=structure)
 
     def like(self, structure: Structure) -> "Arguments":
@@ -74,15 +80,82 @@ class Arguments:
         return function(*bound.args, **bound.kwargs)
 
 
-def _with_defaults(signature: inspect.Signature, given: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """The arguments of a call in the signature's order, with the plain values that it leaves to their defaults."""
-    for name, parameter in signature.parameters.items():
-        if name in given:
-            yield name, given[name]
-        elif parameter.default is not parameter.empty and isinstance(parameter.default, SCALARS):
-            yield name, parameter.default
+def taken_by_name(
+    parameters: Iterable[inspect.Parameter], held: Collection[str], remedy: str, given: Collection[str] = ()
+) -> list[str] | None:
+    """Names of a model's arguments that a batch holds; None if the model takes the batch itself.
+
+    A model takes the batch itself if the only argument that it needs has a name of no attribute, such as `data`, or is
+    called `batch`.
+
+    Args:
+        parameters: The model's.
+        held: Names that the batch holds.
+        remedy: What the message about missing arguments advises.
+        given: Names of arguments that the caller gives.
+
+    Raises:
+        ValueError: the model needs further arguments.
+
+    Example:
+        >>> def model(x, edge_index, edge_weight=None): ...
+        >>> taken_by_name(inspect.signature(model).parameters.values(), {"x", "edge_index", "batch"}, "")
+        ['x', 'edge_index']
+        >>> taken_by_name(inspect.signature(lambda data: data).parameters.values(), {"x", "edge_index"}, "") is None
+        True
+    """
+    named = [one for one in parameters if one.kind in _BY_NAME and one.name not in given]
+    needed = [one.name for one in named if one.default is one.empty]
+    found = [one.name for one in named if one.name in held]
+    if needed == ["batch"] or (len(needed) == 1 and needed[0] not in found) or not (needed or found):
+        return None
+    missing = [name for name in needed if name not in found]
+    if missing:
+        raise ValueError(
+            f"The model takes {', '.join(missing)}, which the graphs do not have; they have "
+            f"{', '.join(sorted(held))}. {remedy.format(missing[0])}"
+        )
+    return found
 
 
-def _is_default(signature: inspect.Signature, name: str, part: Any) -> bool:
-    """Whether an argument is the default itself, and more than a plain value: then a call may also leave it out."""
-    return part is signature.parameters[name].default and not isinstance(part, SCALARS)
+class BatchArguments:
+    """Calls with one batch, as calls with the attributes of the batch that a function's arguments are named after.
+
+    Other calls, and calls of a function that takes the batch itself, remain as they are.
+
+    Args:
+        signature: The function's.
+        remedy: What the message about missing arguments advises.
+
+    Example:
+        >>> from torch_geometric.data import Data
+        >>> BatchArguments(inspect.signature(lambda x, weight: x * weight))([Data(x="X")], {"weight": 2})
+        ((), {'x': 'X', 'weight': 2})
+    """
+
+    def __init__(self, signature: inspect.Signature, remedy: str = _REMEDY) -> None:
+        self._parameters, self._remedy = signature.parameters, remedy
+        self._known: dict[tuple[Any, ...], list[str] | None] = {}
+
+    def __call__(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Sequence[Any], Mapping[str, Any]]:
+        """The arguments of a call.
+
+        Raises:
+            ValueError: the function needs arguments that neither the batch nor the caller has.
+        """
+        if len(args) != 1 or not is_graph_data(args[0]):
+            return args, kwargs
+        batch = args[0]
+        held = (*kwargs, *[tuple(store._mapping) for store in batch.stores])
+        if held not in self._known:
+            names_in = _names_in(batch, self._parameters)
+            self._known[held] = taken_by_name(self._parameters.values(), names_in, self._remedy, kwargs)
+        names = self._known[held]
+        return (args, kwargs) if names is None else ((), {**{name: getattr(batch, name) for name in names}, **kwargs})
+
+
+def _names_in(batch: Any, wanted: Collection[str]) -> set[str]:
+    """What a batch of PyG holds: attributes, `x_dict` and the like if there are types of nodes, and counts wanted."""
+    counts = {name for name in _COUNTS if name in wanted and isinstance(getattr(batch, name, None), int)}
+    stores = [(store._key, store._mapping) for store in batch.stores]
+    return counts.union(*([name if key is None else f"{name}_dict" for name in own] for key, own in stores))

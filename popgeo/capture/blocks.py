@@ -22,18 +22,8 @@ def begin_block(name: str | None, ipu: int | None) -> BlockMark | None:
     if recorder is None:
         return None
     before = recorder.block
-    if name is None:
-        name = f"{recorder.unnamed_blocks}"
-        recorder.unnamed_blocks += 1
-    recorder.block = BlockMark(name, ipu)
+    recorder.block = BlockMark(f"{next(recorder.block_numbers)}" if name is None else name, ipu)
     return before
-
-
-def end_block(before: BlockMark | None) -> None:
-    """What is captured from here on belongs to the block that `begin_block` returned."""
-    recorder = active_recorder()
-    if recorder is not None:
-        recorder.block = before
 
 
 class Block(contextlib.ContextDecorator):
@@ -67,7 +57,9 @@ class Block(contextlib.ContextDecorator):
         return self
 
     def __exit__(self, *error: object) -> None:
-        end_block(self._before.pop())
+        before, recorder = self._before.pop(), active_recorder()
+        if recorder is not None:
+            recorder.block = before
 
 
 @dataclass(frozen=True)

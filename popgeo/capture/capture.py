@@ -9,18 +9,11 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from popgeo.capture import held_state
 from popgeo.capture.arguments import Arguments
 from popgeo.capture.backward import backward
 from popgeo.capture.captured_step import CapturedStep
 from popgeo.capture.drawn_numbers import drawn_numbers
-from popgeo.capture.held_state import (
-    ONE_AT_A_TIME,
-    HeldState,
-    ReplacedStateError,
-    module_state,
-    noted_reads,
-    swapped,
-)
 from popgeo.capture.interrupts import held_interrupts
 from popgeo.capture.marks import marked, marks_of
 from popgeo.capture.op_graph import LOSS_SCALE, Input, Role
@@ -63,7 +56,7 @@ def capture(
         %1 float32[3] = aten.mul.Tensor(%0, 2)
     """
     module = function if isinstance(function, nn.Module) else nn.Module()
-    state = module_state(module)
+    state = held_state.module_state(module)
     recorder = Recorder(inspect.unwrap(capture).__code__, _refuse)
     recorder.on_operation = on_operation
     fake_mode = FakeTensorMode(allow_non_fake_inputs=True)
@@ -79,12 +72,20 @@ def capture(
     casting = contextlib.nullcontext() if autocast is None else torch.autocast("cpu", dtype=autocast)
 
     def run() -> tuple[list[Tensor], Any]:
-        return _run(function, arguments, list(inputs.values()), module, recorder, casting)
+        """Writes the forward pass down: the tensors that it returns, and how they nest."""
+        try:
+            with static_forms() as slots, recorder.follow_modules(module), recorder, casting:
+                results, result = flatten(arguments.pass_to(function, list(inputs.values())))
+                return slots.handed_out(results), result
+        except RuntimeError as error:
+            if recorder.refusal is not None:  # TorchScript hands on neither the error nor its words
+                raise recorder.refusal from error
+            raise
 
     following = drawn_numbers(function, arguments, recorder)
     with (
-        ONE_AT_A_TIME, following as drawn, fake_mode, noted_reads() as reads, swapped(module, by_id) as held,
-        torch.enable_grad(),
+        held_state.ONE_AT_A_TIME, following as drawn, fake_mode, held_state.noted_reads() as reads,
+        held_state.swapped(module, by_id) as held, torch.enable_grad(),
     ):  # fmt: skip
         before = held.attributes()
         results, result = run()
@@ -136,25 +137,6 @@ def _moved(inputs: Iterable[Tensor], real: Iterable[Tensor]) -> set[int]:
     return {own.untyped_storage()._cdata for own, one in pairs if one.storage_offset() or not one.is_contiguous()}
 
 
-def _run(
-    function: Callable[..., Any],
-    arguments: Arguments,
-    inputs: Sequence[Tensor],
-    module: nn.Module,
-    recorder: Recorder,
-    casting: contextlib.AbstractContextManager[Any],
-) -> tuple[list[Tensor], Any]:
-    """Writes the forward pass down: the tensors that it returns, and how they nest."""
-    try:
-        with static_forms() as slots, recorder.follow_modules(module), recorder, casting:
-            results, result = flatten(arguments.pass_to(function, inputs))
-            return slots.handed_out(results), result
-    except RuntimeError as error:
-        if recorder.refusal is not None:  # TorchScript hands on neither the error nor its words
-            raise recorder.refusal from error
-        raise
-
-
 def _refuse_constants_of_the_state(recorder: Recorder, state: Mapping[Input, Tensor]) -> None:
     own = {id(tensor): one.name for one, tensor in state.items()}
     aside = [own[id(tensor)] for tensor in recorder.page.constants.values() if id(tensor) in own]
@@ -193,7 +175,7 @@ def _refuse(problem: Problem) -> None:
 
 
 def _refuse_carried(
-    held: HeldState,
+    held: held_state.HeldState,
     moved: Sequence[str],
     run: Callable[[], Any],
     reads: dict[tuple[int, str], Any],
@@ -229,7 +211,7 @@ def _refuse_carried(
     again = held.carried(before, reads)
     reads.update(first_reads)
     if again:
-        raise ReplacedStateError(
+        raise held_state.ReplacedStateError(
             f"The model reads {', '.join(again)} and changes that in each call, while a compiled step would continue "
             "with what it was at first. Make it a buffer that is changed in place, as register_buffer('n', "
             "torch.zeros(())) and self.n.add_(1), or pass it as an argument that is a tensor.",
@@ -242,7 +224,7 @@ def _refuse_carried(
         )
 
 
-def _keep_buffers(held: HeldState, made: Sequence[Tensor], recorder: Recorder) -> list[Tensor]:
+def _keep_buffers(held: held_state.HeldState, made: Sequence[Tensor], recorder: Recorder) -> list[Tensor]:
     """Writes what the model put in the place of buffers into them, after all that reads the old values.
 
     Returns:

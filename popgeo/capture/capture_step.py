@@ -13,9 +13,8 @@ from popgeo.capture.arguments import Arguments
 from popgeo.capture.capture import capture
 from popgeo.capture.captured_step import CapturedStep
 from popgeo.capture.op_graph import Input, OpGraph
-from popgeo.capture.passes import drop_unused, merge_equal_values
+from popgeo.capture.passes import simplified, use_row_indexing
 from popgeo.capture.pytree import note_likeness
-from popgeo.capture.row_indexing import use_row_indexing
 from popgeo.progress import is_seen
 
 
@@ -45,12 +44,7 @@ def capture_step(
     seen = show_progress and is_seen()
     with tqdm(desc="compiling", unit=" operations", delay=1, disable=not seen) as bar:
         captured = capture(
-            function,
-            arguments,
-            trained=trained,
-            loss_scaling=loss_scaling,
-            autocast=autocast,
-            on_operation=bar.update,
+            function, arguments, trained=trained, loss_scaling=loss_scaling, autocast=autocast, on_operation=bar.update
         )
     graph, relied_on = optimize(captured.graph)
     result = note_likeness(captured.result, arguments.graph_data)
@@ -59,9 +53,8 @@ def capture_step(
 
 def optimize(graph: OpGraph) -> tuple[OpGraph, frozenset[Input]]:
     """A graph that gives the same values with fewer operations, and the inputs that must not be negative for it."""
-    graph = drop_unused(merge_equal_values(graph))
-    graph, relied_on = use_row_indexing(graph)
-    return drop_unused(merge_equal_values(graph)), relied_on
+    graph, relied_on = use_row_indexing(simplified(graph))
+    return simplified(graph), relied_on
 
 
 def trained_names(model: Callable[..., Any], optimizer: Optimizer | None) -> list[str]:

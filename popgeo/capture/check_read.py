@@ -62,10 +62,8 @@ def require_fit(
     wanted = {one: (values[v].shape, values[v].stride, values[v].dtype) for one, v in inputs.items()}
     for one in (*wanted, *known):
         _require(known.get(one) == wanted.get(one), f"{one} is {known.get(one)} here, {wanted.get(one)} in the file")
-    _require(
-        {*step.written, *step.row_indices} <= {*arguments},
-        "it changes, or indexes with, a tensor that is not an argument",
-    )
+    foreign = {*step.written, *step.row_indices} - {*arguments}
+    _require(not foreign, "it changes, or indexes with, a tensor that is not an argument")
     _require({*step.trained} <= {*trained} and len({*step.trained}) == len(step.trained), "it trains other weights")
     made = [(leaf.shape, leaf.dtype) for _, leaf in leaves(step.result)]
     made += [known[one][::2] for one in (*step.written, *(Input(Role.PARAMETER, name) for name in step.trained))]

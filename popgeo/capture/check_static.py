@@ -11,7 +11,6 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from popgeo.capture.capture import fake_of
 from popgeo.capture.held_state import swapped
 from popgeo.capture.interrupts import held_interrupts
-from popgeo.capture.known_values import compute
 from popgeo.capture.pytree import flatten, unflatten
 from popgeo.capture.recorder import Recorder
 from popgeo.capture.refused_shapes import Problem
@@ -59,7 +58,7 @@ def check_static(model: Callable[..., Any], *inputs: Any, **named_inputs: Any) -
     }
 
     def instead(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        return compute(recorder.page, func, args, kwargs, given, makes_up=True)
+        return recorder.page.compute(func, args, kwargs, given, makes_up=True)
 
     recorder = Recorder(inspect.unwrap(check_static).__code__, note, keeps_state=False, instead=instead)
     args, kwargs = unflatten(structure, fakes)

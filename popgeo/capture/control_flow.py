@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from popgeo.capture.op_graph import Input, Op, OpGraph, Ref, Role
+from popgeo.capture.op_graph import Input, Op, OpGraph, Ref, Role, shape_text
 from popgeo.capture.page import Page
-from popgeo.capture.passes import drop_unused, merge_equal_values
+from popgeo.capture.passes import simplified
 from popgeo.capture.recorder import Recorder, active_recorder
 
 FOR_LOOP, COND = "popgeo.for_loop.default", "popgeo.cond.default"
@@ -80,17 +80,14 @@ def cond(
     if condition.numel() != 1:
         raise ValueError(f"cond got a condition of shape {list(condition.shape)}; it must have a single element.")
     recorder = active_recorder()
+    branches = (then_body, then_inputs), (else_body, else_inputs)
     if recorder is None:
-        body, inputs = (then_body, then_inputs) if bool(condition) else (else_body, else_inputs)
+        body, inputs = branches[0 if bool(condition) else 1]
         return _tensors("cond", body(*(tensor.clone() for tensor in inputs)))
-    bodies, outside, results = zip(
-        *(_body(recorder, "cond", *branch) for branch in ((then_body, then_inputs), (else_body, else_inputs))),
-        strict=True,
-    )
+    bodies, outside, results = zip(*(_body(recorder, "cond", *branch) for branch in branches), strict=True)
     _require_alike("cond", "returns in one branch", results[0], "returns in the other", results[1])
     given = [*then_inputs, *outside[0]], [*else_inputs, *outside[1]]
-    holds = condition.to(torch.bool)
-    recorder.add(COND, (holds, *given), results[0], bodies)
+    recorder.add(COND, (condition.to(torch.bool), *given), results[0], bodies)
     return results[0]
 
 
@@ -111,7 +108,7 @@ def _body(
     with recorder.paused():
         results = [torch.empty(tensor.shape, dtype=tensor.dtype) for tensor in made]
         results = [_NoGradient.apply(who, result, *sources) for result in results] if sources else results
-    return drop_unused(merge_equal_values(graph)), wholes, results
+    return simplified(graph), wholes, results
 
 
 class _NoGradient(torch.autograd.Function):
@@ -156,9 +153,7 @@ def _graph_of_body(page: Page, made: Sequence[Tensor]) -> tuple[OpGraph, list[tu
         tensors.append((tensor, numel))
     maker = {v: index for index, op in reversed(list(enumerate([*looks, *ops]))) for v in op.makes()}
     given = {*inputs.values()}
-    values = [
-        dataclasses.replace(value, producer=None if v in given else maker.get(v)) for v, value in enumerate(values)
-    ]
+    values = [value.made_by(None if v in given else maker.get(v)) for v, value in enumerate(values)]
     return OpGraph(ops=(*looks, *ops), values=tuple(values), inputs=inputs, outputs=outputs), tensors
 
 
@@ -174,5 +169,5 @@ def _tensors(who: str, made: Any) -> list[Tensor]:
 def _require_alike(who: str, what: str, some: Sequence[Tensor], does: str, others: Sequence[Tensor]) -> None:
     forms = [[(tuple(tensor.shape), tensor.dtype) for tensor in tensors] for tensors in (some, others)]
     if forms[0] != forms[1]:
-        shown = [", ".join(f"{str(dtype).removeprefix('torch.')}{list(shape)}" for shape, dtype in f) for f in forms]
+        shown = [", ".join(map(shape_text, tensors)) for tensors in (some, others)]
         raise ValueError(f"The body of {who} {what} {shown[0]}, but {does} {shown[1]}; the two must be the same.")

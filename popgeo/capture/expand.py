@@ -12,8 +12,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from popgeo.capture.interrupts import held_interrupts
 from popgeo.capture.marks import empty_like
-from popgeo.capture.op_graph import Input, Op, OpGraph, Ref, Role, Value, overload, substitute
-from popgeo.capture.passes import at_storage, drop_unused, merge_equal_values, replace_values, with_ops
+from popgeo.capture.op_graph import Input, Op, OpGraph, Role, Value, overload, substitute
+from popgeo.capture.passes import at_storage, new_storages, renumbered, replace_values, simplified, with_ops
 from popgeo.capture.recorder import Recorder
 
 
@@ -71,7 +71,7 @@ class GraphWriter:
     def __init__(self, graph: OpGraph) -> None:
         self._graph, self._ops = graph, list[Op]()
         self._values, self._constants = list(graph.values), dict(graph.constants)
-        self._num_storages = max((value.storage for value in graph.values), default=-1) + 1
+        self._storages = new_storages(graph.values)
         parameters = graph.inputs_of(Role.PARAMETER)
         self._owners = {v: given.name.rpartition(".")[0] for given, v in parameters.items()}
         self._stands_for: dict[int, int] = {}
@@ -108,8 +108,7 @@ class GraphWriter:
         """What was written, without what nothing needs any more; repeated operations run once."""
         outputs = [None if v is None else self._stands_for.get(v, v) for v in self._graph.outputs]
         values = [at_storage(value, self._moved) for value in self._values]
-        written = with_ops(self._graph, self._ops, outputs, self._constants, values)
-        return drop_unused(merge_equal_values(written))
+        return simplified(with_ops(self._graph, self._ops, outputs, self._constants, values))
 
     def _put(self, body: OpGraph, op: Op, given: Sequence[int]) -> list[int | None]:
         """Writes a body in the place of an operation; the numbers of what it makes.
@@ -126,26 +125,15 @@ class GraphWriter:
                 continue
             owner = storage.get(value.storage)
             if owner is None:
-                owner = storage[value.storage] = dataclasses.replace(value, storage=self._num_storages, offset=0)
-                self._num_storages += 1
-            number[v] = len(self._values)
-            self._values.append(
-                dataclasses.replace(value, storage=owner.storage, offset=owner.offset + value.offset, producer=None)
-            )
+                owner = storage[value.storage] = dataclasses.replace(value, storage=next(self._storages), offset=0)
+            number[v], offset = len(self._values), owner.offset + value.offset
+            self._values.append(dataclasses.replace(value, storage=owner.storage, offset=offset, producer=None))
         self._constants |= {number[v]: tensor for v, tensor in body.constants.items()}
         for inner in body.ops:  # whose `module` lists the given tensors that they read: see `_Recorder`
             owners = [self._owners[number[int(v)]] for v in inner.module.split() if number[int(v)] in self._owners]
-            self._ops.append(
-                dataclasses.replace(
-                    op,
-                    target=inner.target,
-                    module=owners[0] if owners else op.module,
-                    args=substitute(inner.args, lambda v: Ref(number[v])),
-                    kwargs=inner.kwargs,
-                    outputs=tuple(None if v is None else number[v] for v in inner.outputs),
-                    writes=tuple(number[v] for v in inner.writes),
-                )
-            )
+            place = {"phase": op.phase, "source": op.source, "block": op.block}
+            module = owners[0] if owners else op.module
+            self._ops.append(renumbered(inner, number.__getitem__, number.__getitem__, module=module, **place))
         return [None if v is None else number[v] for v in body.outputs]
 
     def _is_alike(self, value: Value, result: int, taken: Container[int]) -> bool:

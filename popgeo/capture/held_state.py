@@ -5,7 +5,7 @@ import copy
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor, nn
@@ -56,7 +56,7 @@ def swapped(module: nn.Module, replacement: Mapping[int, Tensor]) -> Iterator["H
         module: A module.
         replacement: What takes the place of a parameter or buffer, by the id of that tensor.
     """
-    held = [_Held(path=f"{prefix}." if prefix else "", module=one) for prefix, one in module.named_modules()]
+    held = [_Held(f"{prefix}." if prefix else "", one) for prefix, one in module.named_modules()]
     state = HeldState(held=held, replacement=replacement)
     try:
         state.put_in()
@@ -107,31 +107,20 @@ def in_modes(module: nn.Module, modes: Mapping[nn.Module, bool]) -> Iterator[Non
             one.training = training
 
 
-@dataclass(eq=False)
 class _Held:
     """What one submodule held before the capture."""
 
-    path: str
-    module: nn.Module
-    parameters: dict[str, Any] = field(init=False)
-    buffers: dict[str, Any] = field(init=False)
-    attributes: dict[str, Any] = field(init=False)
-    contents: dict[str, tuple[Any, Any]] = field(init=False)
-    scripted: dict[str, Any] = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.parameters, self.buffers = dict(self.module._parameters.items()), dict(self.module._buffers.items())
-        self.attributes = dict(vars(self.module))
+    def __init__(self, path: str, module: nn.Module) -> None:
+        self.path, self.module, self.attributes = path, module, dict(vars(module))
+        self.parameters, self.buffers = dict(module._parameters.items()), dict(module._buffers.items())
         # Parameters, buffers, submodules, hooks, and what the model collects in lists of its own.
         holders = {name: own for name, own in self.attributes.items() if type(own) in _HOLDERS}
         self.contents = {name: (own, copy.copy(own)) for name, own in holders.items()}
         # TorchScript keeps other attributes where Python does not see them.
         kind = self.attributes.get("_concrete_type")
-        self.scripted = {} if kind is None else {name: self._of_script.getattr(name) for name in kind.get_attributes()}
-
-    @property
-    def _of_script(self) -> Any:
-        return self.module._c
+        script: Any = None if kind is None else module._c
+        self._script = script
+        self._scripted = {} if kind is None else {name: script.getattr(name) for name in kind.get_attributes()}
 
     def tensors(self) -> list[tuple[str, Tensor]]:
         """Parameters and buffers, by name."""
@@ -152,8 +141,8 @@ class _Held:
             else:
                 own.clear()
                 own.update(before)
-        for name, value in self.scripted.items():
-            self._of_script.setattr(name, value)
+        for name, value in self._scripted.items():
+            self._script.setattr(name, value)
         if not isinstance(self.module._parameters, dict):  # TorchScript's, whose names are fixed
             for name, tensor in self.tensors():
                 self.table_of(name)[name] = tensor

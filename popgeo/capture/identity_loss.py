@@ -9,6 +9,8 @@ from torch import Tensor
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
+from popgeo.capture.op_graph import shape_text
+
 
 @torch.library.custom_op("popgeo::identity_loss", mutates_args=())
 def _mark(x: Tensor) -> Tensor:
@@ -53,10 +55,9 @@ def instead_of_a_loss(results: Sequence[Tensor]) -> str:
             f"no scalar that depends on a parameter: {len(cut)} of one element are cut off from all of them, as by "
             "detach(), item(), no_grad() or torch.utils.checkpoint with use_reentrant=True (pass False)"
         )
-    forms = ", ".join(f"{str(t.dtype).removeprefix('torch.')}{list(t.shape)}" for t in results if t.requires_grad)
-    return f"no scalar that depends on a parameter, but {forms or 'nothing that does'}" + (
-        ": take the mean() or sum() of the losses" if forms else ""
-    )
+    forms = ", ".join(shape_text(t) for t in results if t.requires_grad)
+    remedy = ": take the mean() or sum() of the losses" if forms else ""
+    return f"no scalar that depends on a parameter, but {forms or 'nothing that does'}{remedy}"
 
 
 _NAMES = (

@@ -161,10 +161,9 @@ class Op:
         # Every pass asks each operation, and `cached_property` would take a lock each time.
         reads = self.__dict__.get("_reads")
         if reads is None:
-            found: list[int] = []
-            _append_refs(self.args, found)
-            _append_refs(self.kwargs.values(), found)
-            reads = self.__dict__["_reads"] = tuple(found)
+            found: list[Ref] = []
+            append_parts(Ref, (*self.args, *self.kwargs.values()), found)
+            reads = self.__dict__["_reads"] = tuple(ref.value for ref in found)
         return reads
 
     def makes(self) -> tuple[int, ...]:
@@ -205,15 +204,11 @@ class OpGraph:
         return "\n".join(self._line(op) for op in self.ops)
 
     def __repr__(self) -> str:
-        return (
-            f"{type(self).__name__}({len(self.ops):,} operations, {len(self.inputs):,} inputs, "
-            f"{len(self.outputs):,} outputs)"
-        )
+        counts = f"{len(self.ops):,} operations, {len(self.inputs):,} inputs, {len(self.outputs):,} outputs"
+        return f"{type(self).__name__}({counts})"
 
     def _line(self, op: Op) -> str:
-        made = ", ".join(
-            f"%{v} {str(self.values[v].dtype).removeprefix('torch.')}{list(self.values[v].shape)}" for v in op.makes()
-        )
+        made = ", ".join(f"%{v} {shape_text(self.values[v])}" for v in op.makes())
         args = [_text(arg) for arg in op.args] + [f"{key}={_text(arg)}" for key, arg in op.kwargs.items()]
         lines = [f"{made} = {op.target}({', '.join(args)})", *(_indented(body) for body in op.bodies)]
         return "\n".join(lines)
@@ -285,15 +280,21 @@ def substitute(argument: Any, replace: Callable[[int], Any]) -> Any:
     return argument
 
 
-def _append_refs(arguments: Iterable[Any], found: list[int]) -> None:
+def append_parts(kind: type, arguments: Iterable[Any], found: list[Any]) -> None:
+    """Adds the parts of a kind, such as `Ref`, among arguments and lists of them to a list, in order."""
     for argument in arguments:
-        if isinstance(argument, Ref):
-            found.append(argument.value)
+        if isinstance(argument, kind):
+            found.append(argument)
         elif isinstance(argument, (list, tuple)):
-            _append_refs(argument, found)
+            append_parts(kind, argument, found)
 
 
 def _text(argument: Any) -> str:
     if isinstance(argument, list | tuple):
         return "[" + ", ".join(_text(item) for item in argument) + "]"
     return f"%{argument.value}" if isinstance(argument, Ref) else repr(argument)
+
+
+def shape_text(of: Any) -> str:
+    """Type and shape of a tensor or a value, such as `float32[2, 3]`."""
+    return f"{str(of.dtype).removeprefix('torch.')}{list(of.shape)}"

@@ -2,17 +2,19 @@
 
 import dataclasses
 import functools
-from collections.abc import Mapping, Sequence
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from popgeo.capture.op_graph import Number, Op, OpGraph, Ref, Value, overload, substitute
+from popgeo.capture.op_graph import Input, Number, Op, OpGraph, Ref, Role, Value, overload, substitute
 from popgeo.capture.schemas import only_raises
 
 # Beyond this, making a tensor again at each run is cheaper than keeping it.
 _LARGEST_CONSTANT = 2**26
+GATHER, SCATTER = "aten.index_select.default", "aten.index_add.default"
 
 
 def merge_equal_values(graph: OpGraph) -> OpGraph:
@@ -50,8 +52,7 @@ def merge_equal_values(graph: OpGraph) -> OpGraph:
         if op.writes or any(v == w for v, w in views.items()) or not views:
             kept.append(op)
     outputs = [stands_for.get(v, v) if v is not None else None for v in graph.outputs]
-    values = [at_storage(value, moved) for value in graph.values]
-    return with_ops(graph, kept, outputs, values=values)
+    return with_ops(graph, kept, outputs, values=[at_storage(value, moved) for value in graph.values])
 
 
 def drop_unused(graph: OpGraph) -> OpGraph:
@@ -73,6 +74,11 @@ def drop_unused(graph: OpGraph) -> OpGraph:
     return with_ops(graph, kept[::-1], graph.outputs)
 
 
+def simplified(graph: OpGraph) -> OpGraph:
+    """What is computed alike computed once, and what nothing needs left out."""
+    return drop_unused(merge_equal_values(graph))
+
+
 def fold_constants(graph: OpGraph) -> OpGraph:
     """Computes now what depends on no input."""
     mutated = graph.mutated_storages()
@@ -85,8 +91,7 @@ def fold_constants(graph: OpGraph) -> OpGraph:
         storages = {graph.values[v].storage for v in (*op.reads(), *op.makes())}
         small = sum(graph.values[v].nbytes for v in op.makes()) <= _LARGEST_CONSTANT
         given_anew = any(isinstance(argument, Number) for argument in op.args)
-        changes = op.writes or op.bodies or is_random(op) or storages & mutated or given_anew
-        if changes or not small:
+        if op.writes or op.bodies or is_random(op) or storages & mutated or given_anew or not small:
             kept.append(op)
             continue
         with torch.no_grad():
@@ -134,8 +139,21 @@ def replace_values(op: Op, stands_for: Mapping[int, int]) -> Op:
     """The same operation on other values."""
     if stands_for.keys().isdisjoint((*op.reads(), *op.writes)):
         return op
-    args, kwargs = (substitute(given, lambda v: Ref(stands_for.get(v, v))) for given in (op.args, op.kwargs))
-    return dataclasses.replace(op, args=args, kwargs=kwargs, writes=tuple(stands_for.get(v, v) for v in op.writes))
+    return renumbered(op, lambda v: stands_for.get(v, v), lambda v: v)
+
+
+def renumbered(op: Op, read: Callable[[int], int], made: Callable[[int], int], **changes: Any) -> Op:
+    """The same operation with other numbers for the values that it reads, and for those that it makes."""
+    args, kwargs = (substitute(given, lambda v: Ref(read(v))) for given in (op.args, op.kwargs))
+    outputs = tuple(None if v is None else made(v) for v in op.outputs)
+    return dataclasses.replace(
+        op, args=args, kwargs=kwargs, outputs=outputs, writes=tuple(map(read, op.writes)), **changes
+    )
+
+
+def new_storages(values: Iterable[Value]) -> Iterator[int]:
+    """Numbers of storages that none of these values has."""
+    return itertools.count(max((value.storage for value in values), default=-1) + 1)
 
 
 def with_ops(
@@ -181,3 +199,64 @@ def _hashable(argument: Any) -> Any:
     if isinstance(argument, list | tuple):
         return tuple(_hashable(item) for item in argument)
     return argument if isinstance(argument, Ref) else (type(argument), repr(argument))
+
+
+def use_row_indexing(graph: OpGraph) -> tuple[OpGraph, frozenset[Input]]:
+    """Replaces `x[index]` by `index_select` and its gradient by `index_add`, if one index picks rows.
+
+    Only indices that are part of an input are looked at, because the results are the same, bit by bit, as long as none
+    is negative.
+
+    Returns:
+        The graph, and the inputs to check at each run.
+    """
+    arguments = {graph.values[v].storage: given for given, v in graph.inputs_of(Role.ARGUMENT).items()}
+    relied_on: set[Input] = set()
+    ops = []
+    for op in graph.ops:
+        form = _row_form(graph, op)
+        if form is not None and op.target != "aten.embedding.default":
+            given = arguments.get(graph.values[op.args[1][0].value].storage)
+            if given is None or graph.values[graph.inputs[given]].storage in graph.mutated_storages():
+                form = None
+            else:
+                relied_on.add(given)
+        ops.append(form or op)
+    return with_ops(graph, ops, graph.outputs), frozenset(relied_on)
+
+
+def without_row_indexing(graph: OpGraph, relied_on: frozenset[Input]) -> OpGraph:
+    """The graph in the form that also takes negative indices in these inputs."""
+    storages = {graph.values[graph.inputs[given]].storage for given in relied_on}
+    ops = []
+    for op in graph.ops:
+        indexed = op.target in (GATHER, SCATTER) and op.args[1] == 0
+        if indexed and graph.values[op.args[2].value].storage in storages and op.kwargs.get("alpha", 1) == 1:
+            if op.target == GATHER:
+                op = dataclasses.replace(op, target="aten.index.Tensor", args=(op.args[0], [op.args[2]]))
+            else:
+                arguments = (op.args[0], [op.args[2]], op.args[3], True)
+                op = dataclasses.replace(op, target="aten.index_put.default", args=arguments, kwargs={})
+        ops.append(op)
+    return with_ops(graph, ops, graph.outputs)
+
+
+def _row_form(graph: OpGraph, op: Op) -> Op | None:
+    if op.target == "aten.embedding.default" and len(graph.values[op.args[1].value].shape) == 1:
+        return dataclasses.replace(op, target=GATHER, args=(op.args[0], 0, op.args[1]), kwargs={})
+    if op.target == "aten.index.Tensor" and _picks_rows(graph, op.args[1]):
+        return dataclasses.replace(op, target=GATHER, args=(op.args[0], 0, op.args[1][0]))
+    accumulates = op.target == "aten.index_put.default" and (*op.args, False)[3] is True
+    if accumulates and _picks_rows(graph, op.args[1]):
+        into, (index,), rows, _ = op.args
+        shape = graph.values[rows.value].shape
+        if shape == (graph.values[index.value].shape[0], *graph.values[into.value].shape[1:]):
+            return dataclasses.replace(op, target=SCATTER, args=(into, 0, index, rows))
+    return None
+
+
+def _picks_rows(graph: OpGraph, indices: Sequence[Any]) -> bool:
+    if len(indices) != 1 or not isinstance(indices[0], Ref):
+        return False
+    index = graph.values[indices[0].value]
+    return len(index.shape) == 1 and index.dtype in (torch.int64, torch.int32)

@@ -1,6 +1,7 @@
 """Writes down each operation that torch runs, as an `OpGraph`."""
 
 import contextlib
+import itertools
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import CodeType
@@ -17,10 +18,10 @@ from torch._subclasses.fake_tensor import (
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 from torch.utils.hooks import RemovableHandle
 
-from popgeo.capture import known_values, model_lines, refused_shapes
+from popgeo.capture import model_lines, refused_shapes
 from popgeo.capture.interrupts import raise_held
 from popgeo.capture.op_graph import BlockMark, Op, OpGraph
-from popgeo.capture.page import Page
+from popgeo.capture.page import Page, UnknownValue
 from popgeo.capture.refused_shapes import Problem
 from popgeo.capture.schemas import IN_MEMORY, VIEWS_IN_PLACE, makes_tensors, only_raises, target, written_by
 
@@ -45,11 +46,11 @@ class Recorder(TorchDispatchMode):
         on_problem: Callable[[Problem], None],
         phase: str = "forward",
         keeps_state: bool = True,
-        on_result: Callable[..., None] = lambda *of_an_operation: None,
         instead: Callable[..., Any] = lambda func, args, kwargs: func(*args, **kwargs),
     ) -> None:
         super().__init__()
-        self.on_result, self._instead = on_result, instead
+        self.on_result: Callable[..., None] = lambda *of_an_operation: None
+        self._instead = instead
         self.phase, self._keeps_state = phase, keeps_state
         self.modules: list[str] = []
         self.marked: list[Tensor] = []
@@ -59,7 +60,7 @@ class Recorder(TorchDispatchMode):
         self.page = Page()
         self._forward_of: dict[int, tuple[str, str, BlockMark | None]] = {}
         self.block: BlockMark | None = None
-        self.unnamed_blocks = 0
+        self.block_numbers = itertools.count()  # of those without a name
         self._paused = self._in_body = False
         self.refusal: BaseException | None = None
         self.moved: set[int] = set()
@@ -159,8 +160,8 @@ class Recorder(TorchDispatchMode):
     def _known(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The result of what depends on data, if the data are known; raises otherwise."""
         try:
-            return known_values.compute(self.page, func, args, kwargs)
-        except known_values.UnknownValue:
+            return self.page.compute(func, args, kwargs)
+        except UnknownValue:
             self.problem_here(func._schema.name.removeprefix("aten::"))()
             return self._instead(func, args, kwargs)
 
@@ -173,7 +174,7 @@ class Recorder(TorchDispatchMode):
         except (RuntimeError, ZeroDivisionError) as error:  # by zero: the mean of no rows
             if type(error) not in (RuntimeError, ZeroDivisionError):
                 raise
-            return known_values.compute(self.page, func, args, kwargs, makes_up=True)
+            return self.page.compute(func, args, kwargs, makes_up=True)
 
     def _write_down(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
         page, name, changed = self.page, target(func), written_by(func, args, kwargs)
@@ -198,8 +199,7 @@ class Recorder(TorchDispatchMode):
         """Adds an operation to the page, with what it is part of."""
         module, line, block = self._place()
         place: dict[str, Any] = {"phase": self.phase, "module": module, "source": line, "block": block}
-        op = Op(target=target, args=args, outputs=outputs, **place, **other)
-        self.page.ops.append(op)
+        self.page.ops.append(Op(target=target, args=args, outputs=outputs, **place, **other))
         self.on_operation()
 
     def _place(self) -> tuple[str, str, BlockMark | None]:

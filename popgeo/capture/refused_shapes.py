@@ -1,8 +1,10 @@
 """What is not static in a model: recognised by operation, explained by the model's line and a remedy."""
 
+import csv
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import takewhile
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -12,44 +14,9 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from popgeo.capture.model_lines import frames, owner_of
 
-_POOL = "pass size=, the fixed number of graphs of a batch, to the pooling"
-_LOOPS = "reduce over edges with torch_geometric.utils.scatter alone, or take torch_geometric.transforms."
-_BY_CALLER = {
-    "add_self_loops": _LOOPS + "AddSelfLoops() beforehand",
-    "add_remaining_self_loops": _LOOPS + "AddRemainingSelfLoops() beforehand and pass add_self_loops=False",
-    "remove_self_loops": _LOOPS + "RemoveSelfLoops() beforehand",
-    "found_only.<locals>.searches": "reduce over edges with torch_geometric.utils.scatter, or use popgeo.ops.radius",
-    "to_dense_batch": "pass batch_size= and max_num_nodes= to to_dense_batch, or keep the nodes flat with their mask",
-    "Aggregation.__call__": "pass dim_size=, the fixed number of graphs of a batch, and max_num_elements= if any; "
-    "popgeo.nn.to_fixed_size(model, num_graphs) tells the readouts that a model holds how many graphs there are",
-    "HypergraphConv.forward": "pass num_edges=, the fixed number of hyperedges",
-    "GPSConv.forward": "use attn_type='multihead', or popgeo.nn.GPSConv",
-    "global_add_pool": _POOL,
-    "global_mean_pool": _POOL,
-    "global_max_pool": _POOL,
-    "maybe_num_nodes": "pass num_nodes= (or size=, dim_size=) instead of letting it be read from the indices",
-    "scatter": "pass dim_size=, the fixed number of rows of the result",
-    "softmax": "pass num_nodes=, the fixed number of rows of the index",
-    "degree": "pass num_nodes= to degree",
-    "one_hot": "pass num_classes= to one_hot",
-}
-_BY_OPERATION = {
-    "index": "choose with torch.where(mask, x, other), or multiply by the mask, so that the shape stays",
-    "index_put_": "write with torch.where(mask, new, old), so that the shapes stay",
-    "nonzero": "keep the mask and use torch.where(mask, x, other), so that the shape stays",
-    "masked_select": "multiply by the mask or use torch.where(mask, x, other), so that the shape stays",
-    "_unique2": "count into a fixed number of bins with scatter_add, or make it unique before the batch is built",
-    "unique_dim": "make it unique before the batch is built",
-    "unique_consecutive": "make it unique before the batch is built",
-    "bincount": "pass minlength=, the fixed number of bins",
-    "repeat_interleave": "pass output_size=, the fixed length of the result",
-    "_local_scalar_dense": "keep it a tensor: torch.where instead of `if`, a fixed size instead of one read from data",
-    "numpy": "compute with torch, or before the batch is built: NumPy would compute once, while the step is captured",
-    "_pack_padded_sequence": "give the recurrent layer the padded batch, and take each sequence's state at its length "
-    "with torch.gather",
-    "_ctc_loss": "compute the loss outside of the compiled step, or write its recursion over a fixed number of steps",
-    "equal": "compare with torch.eq and keep the result a tensor",
-}
+# What to write instead, by the function that calls an operation, and else by the operation.
+with Path(__file__).with_name("remedies.csv").open(newline="") as _file:
+    _REMEDIES = {(row["of"], row["name"]): row["remedy"] for row in csv.DictReader(_file)}
 
 
 @dataclass(frozen=True)
@@ -89,9 +56,9 @@ def remedy(operation: str, callers: Sequence[str]) -> str:
         'keep the mask and use torch.where(mask, x, other), so that the shape stays'
     """
     for name in reversed(callers):
-        if name in _BY_CALLER and not (name.endswith("self_loops") and operation == "_local_scalar_dense"):
-            return _BY_CALLER[name]
-    return _BY_OPERATION.get(operation, "compute with a fixed number of elements and a mask")
+        if ("caller", name) in _REMEDIES and not (name.endswith("self_loops") and operation == "_local_scalar_dense"):
+            return _REMEDIES["caller", name]
+    return _REMEDIES.get(("operation", operation), "compute with a fixed number of elements and a mask")
 
 
 def is_dynamic(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:

@@ -100,8 +100,7 @@ def require_forward(graph: OpGraph) -> None:
 
 def _named(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """The arguments of a call by their names in the schema."""
-    declared = func._schema.arguments
-    given = {one.name: one.default_value for one in declared}
+    given = {one.name: one.default_value for one in func._schema.arguments}
     return SimpleNamespace(**{**given, **dict(zip(given, args, strict=False)), **kwargs})
 
 

@@ -10,16 +10,9 @@ from torch import Tensor
 from popgeo.capture.op_graph import Op, overload
 
 # These change no element, but what the tensor looks at, as the operation on the right does.
-VIEWS_IN_PLACE = {
-    "aten.squeeze_.default": "aten.squeeze.default",
-    "aten.squeeze_.dim": "aten.squeeze.dim",
-    "aten.squeeze_.dims": "aten.squeeze.dims",
-    "aten.unsqueeze_.default": "aten.unsqueeze.default",
-    "aten.t_.default": "aten.t.default",
-    "aten.transpose_.default": "aten.transpose.int",
-    "aten.as_strided_.default": "aten.as_strided.default",
-    "aten.detach_.default": "aten.detach.default",
-}
+_VIEWS = "squeeze.default squeeze.dim squeeze.dims unsqueeze.default t.default as_strided.default detach.default"
+VIEWS_IN_PLACE = {f"aten.{name.replace('.', '_.')}": f"aten.{name}" for name in _VIEWS.split()}
+VIEWS_IN_PLACE["aten.transpose_.default"] = "aten.transpose.int"
 
 # Zeros that torch keeps without memory, such as the gradient of `sgn`. A graph's values lie in memory, and views of a
 # stand-in for such zeros come out on another device.

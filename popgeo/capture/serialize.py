@@ -154,11 +154,7 @@ def structure_out(structure: Structure) -> Any:
         return ["slot", structure.shape, torch_name(structure.dtype)]
     if isinstance(structure, Fixed):
         return ["fixed", to_json(structure.value)]
-    return [
-        _kind_out(structure),
-        [to_json(key) for key in structure.keys],
-        [structure_out(part) for part in structure.parts],
-    ]
+    return [_kind_out(structure), list(map(to_json, structure.keys)), list(map(structure_out, structure.parts))]
 
 
 def structure_in(fields: list[Any], arguments: Sequence[Any]) -> Structure:

@@ -120,12 +120,7 @@ def _matrix_rank(*args: Any, out: Tensor | None = None, **kwargs: Any) -> Any:
 
 
 def _gaussian_nll_loss(
-    input: Tensor,
-    target: Tensor,
-    var: Tensor | float,
-    full: bool = False,
-    eps: float = 1e-6,
-    reduction: str = "mean",
+    input: Tensor, target: Tensor, var: Tensor | float, full: bool = False, eps: float = 1e-6, reduction: str = "mean"
 ) -> Any:
     """Without the look at the data for a negative variance, which makes the loss NaN instead."""
     if reduction not in ("mean", "sum", "none") or not isinstance(var, Tensor):

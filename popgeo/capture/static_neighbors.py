@@ -230,10 +230,8 @@ def _same_graph(x: Tensor, y: Tensor, batch_x: Graphs, batch_y: Graphs, loop: bo
     """Whether two points are in one graph and, without `loop`, have different numbers. [num_y, num_x]"""
     allowed = torch.ones(y.size(0), x.size(0), dtype=torch.bool)
     if batch_x is not None or batch_y is not None:
-        of_x, of_y = (
-            torch.zeros(points.size(0), dtype=torch.long) if batch is None else batch
-            for points, batch in ((x, batch_x), (y, batch_y))
-        )
+        given = (x, batch_x), (y, batch_y)
+        of_x, of_y = (torch.zeros(len(part), dtype=torch.long) if of is None else of for part, of in given)
         allowed = of_y.unsqueeze(1) == of_x.unsqueeze(0)
     return allowed if loop else allowed & ~torch.eye(y.size(0), x.size(0), dtype=torch.bool)
 

@@ -10,9 +10,8 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
-from popgeo.capture import known_values
 from popgeo.capture.free_slots import Slots, active_slots
-from popgeo.capture.page import Page
+from popgeo.capture.page import Page, UnknownValue
 from popgeo.capture.recorder import active_recorder
 
 
@@ -58,8 +57,8 @@ def get_item(self: Tensor, index: Any) -> Any:
 def _is_known(page: Page, mask: Tensor) -> bool:
     """Whether a mask follows from constants, so that the number of rows that it chooses is fixed."""
     try:
-        known_values.compute(page, torch.ops.aten.any.default, (mask,), {})
-    except known_values.UnknownValue:
+        page.compute(torch.ops.aten.any.default, (mask,), {})
+    except UnknownValue:
         return False
     return True
 

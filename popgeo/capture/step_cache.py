@@ -55,7 +55,7 @@ def load(
     """
     if folder is None or key is None:
         return None
-    path = _path(folder, key)
+    path = Path(folder) / f"{key}.popgeo"
     try:
         _require_own(os.stat(folder), folder, "Name a folder of your own, or take their rights away: chmod go-w")
     except OSError:
@@ -92,7 +92,7 @@ def save(folder: Folder, key: str | None, step: CapturedStep) -> None:
         for place in reversed([place for place in (Path(folder), *Path(folder).parents) if not place.exists()]):
             place.mkdir(mode=0o700, exist_ok=True)
         content = json.dumps(head).encode() + b"\n" + body
-        write_sealed(_path(folder, key), content, KIND, VERSION, is_private=True)
+        write_sealed(Path(folder) / f"{key}.popgeo", content, KIND, VERSION, is_private=True)
     except (OSError, TypeError, ValueError) as error:
         warnings.warn(f"The compiled step is not kept in {folder}: {error}.", stacklevel=2)
 
@@ -117,7 +117,3 @@ def _require_own(status: os.stat_result, name: str | os.PathLike[str], remedy: s
     if is_others or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         whose = f"belongs to user {status.st_uid}" if is_others else "can be written to by other users"
         raise ValueError(f"{name} {whose}, who could choose what runs here. {remedy} {name}")
-
-
-def _path(folder: str | os.PathLike[str], key: str) -> Path:
-    return Path(folder) / f"{key}.popgeo"

@@ -6,6 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
+from popgeo.capture.op_graph import shape_text
 from popgeo.capture.pytree import SCALARS, Container, Fixed, Leaf, Structure, flatten, templates
 
 
@@ -34,7 +35,7 @@ def describe(structure: Structure, path: str = "") -> Iterator[tuple[str, str]]:
         {'x': 'list of 2', 'x[0]': '1', 'x[1]': '2'}
     """
     if isinstance(structure, Leaf):
-        yield path, f"{str(structure.dtype).removeprefix('torch.')}{list(structure.shape)}"
+        yield path, shape_text(structure)
     elif isinstance(structure, Fixed):
         yield path, repr(structure.value)
     else:
@@ -62,12 +63,9 @@ def same(compiled: Structure, given: Structure) -> bool:
         False
     """
     if isinstance(compiled, Container):
-        return (
-            isinstance(given, Container)
-            and compiled.kind is given.kind
-            and compiled.keys == given.keys
-            and all(map(same, compiled.parts, given.parts))
-        )
+        if not (isinstance(given, Container) and compiled.kind is given.kind and compiled.keys == given.keys):
+            return False
+        return all(map(same, compiled.parts, given.parts))
     if isinstance(compiled, Fixed) and isinstance(given, Fixed):
         scalars = isinstance(compiled.value, SCALARS) and type(compiled.value) is type(given.value)
         # By their text, which tells 0.0 from -0.0 and knows NaN again.

@@ -84,8 +84,7 @@ def _is_inside(kept: list[str]) -> bool:
 
 def _code_cells(path: Path) -> Iterator[str]:
     try:
-        cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
-        for cell in cells:
+        for cell in json.loads(path.read_text(encoding="utf-8"))["cells"]:
             if cell["cell_type"] == "code":
                 source = cell["source"]
                 yield source if isinstance(source, str) else "".join(source)

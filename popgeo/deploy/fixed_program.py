@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from popgeo.capture.batch_arguments import taken_by_name
+from popgeo.capture.arguments import taken_by_name
 from popgeo.data.axes import Axis, Level
 from popgeo.data.batch_layout import LayoutChoices
 from popgeo.data.fixed_size_options import FixedSizeOptions

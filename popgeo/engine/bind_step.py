@@ -76,7 +76,6 @@ def bind_step(recipe: Recipe, arguments: Arguments, replicas: Replicas) -> Bound
         warn_of_padded_norms(recipe.module, (name for name, _ in leaves(arguments.structure)))
     if recipe.optimizer is not None:
         refuse_empty_updates(recipe.optimizer)
-    seconds = time.perf_counter() - start
     return BoundStep(
         signature=recipe.signature,
         arguments=arguments.structure,
@@ -85,7 +84,7 @@ def bind_step(recipe: Recipe, arguments: Arguments, replicas: Replicas) -> Bound
         plan=plan,
         watch=ModelWatch(recipe.module, recipe.modes, step.reads, trains=recipe.optimizer is not None),
         largest_graph=largest if known.was_asked or recipe.options.cache_dir is not None else None,
-        compile_seconds=seconds,
+        compile_seconds=time.perf_counter() - start,
     )
 
 

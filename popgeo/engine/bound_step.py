@@ -8,8 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from popgeo.capture.arguments import Arguments
-from popgeo.capture.batch_arguments import BatchArguments
+from popgeo.capture.arguments import Arguments, BatchArguments
 from popgeo.capture.captured_step import CapturedStep
 from popgeo.capture.pytree import Container, Structure, unflatten
 from popgeo.capture.structures import first_difference, same, takes

@@ -18,8 +18,7 @@ from popgeo.engine.bound_step import BoundStep
 from popgeo.engine.followed_step import FollowedStep
 from popgeo.engine.loss_scaling import LossScale
 from popgeo.engine.optimizer.update import Update
-from popgeo.engine.replica_state import ReplicaState
-from popgeo.engine.replicas import Replicas
+from popgeo.engine.replicas import Replicas, ReplicaState
 from popgeo.engine.shown_step import as_html, in_words
 from popgeo.engine.step_options import StepOptions
 from popgeo.engine.step_recipe import Recipe, StepPlan

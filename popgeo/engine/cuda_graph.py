@@ -79,8 +79,7 @@ class CudaGraphRunner:
             for repeat in range(repeats):
                 part = micro_batch(tensors, repeat, repeats)
                 self.inputs.fill(part)
-                made = self._run_once()
-                for number, returned in enumerate(made):
+                for number, returned in enumerate(self._run_once()):
                     if results.wants(repeat * joined + number):
                         results.add(repeat * joined + number, 0, returned)
                 write_back([part[i] for i in self._written], [self.inputs.tensors[i] for i in self._written])

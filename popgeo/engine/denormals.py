@@ -2,7 +2,6 @@
 
 import ctypes
 import sys
-from types import TracebackType
 
 import torch
 
@@ -40,9 +39,7 @@ class DenormalsFlushed:
         else:
             self._before = self._set(-1, self._num_threads)
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.end()
 
     def end(self) -> None:

@@ -74,10 +74,8 @@ class Results:
         """The kept tensors joined along the first dimension; scalars become a vector unless there is only one."""
         if len(self._kept) == 1:
             return self._kept[0]
-        return [
-            torch.cat([tensor.reshape(tensor.shape or (1,)) for tensor in parts])
-            for parts in zip(*self._kept, strict=True)
-        ]
+        results = zip(*self._kept, strict=True)
+        return [torch.cat([tensor.reshape(tensor.shape or (1,)) for tensor in parts]) for parts in results]
 
 
 def write_back(written: Sequence[Tensor], made: Sequence[Tensor | None]) -> None:

@@ -1,9 +1,9 @@
 """Runs an `OpGraph` in memory of its own; the weights stay in their memory."""
 
-import functools
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,7 +11,7 @@ from torch import Tensor
 from popgeo.capture.control_flow import COND, FOR_LOOP
 from popgeo.capture.expand import expand
 from popgeo.capture.marks import empty_like, marks_of
-from popgeo.capture.op_graph import Input, Op, OpGraph
+from popgeo.capture.op_graph import Input, Op, OpGraph, Ref
 from popgeo.capture.operations import Out, operation_of
 from popgeo.capture.passes import fold_constants, is_random
 from popgeo.engine.codegen import emit
@@ -19,16 +19,15 @@ from popgeo.engine.fuse.bind_chain import prepare_chain
 from popgeo.engine.fuse.chain import CHAIN, EDGE_CHAIN
 from popgeo.engine.fuse.join_chains import describe_joined, join_chains
 from popgeo.engine.fuse.plan_interactions import describe_interactions, plan_interactions
-from popgeo.engine.fuse.prepared import PreparedOp, register_prepared
+from popgeo.engine.fuse.prepared import PreparedCall, PreparedOp, late_arguments, register_prepared
 from popgeo.engine.fuse.reassociate import reassociate
 from popgeo.engine.memory_plan import place_values, unplaced_bytes
 from popgeo.engine.products import TARGETS, prepare_product
-from popgeo.engine.run_bodies import prepare_cond, prepare_for_loop
 from popgeo.engine.weights_first import watch, weights_first
 from popgeo.native import library
 
 # All passes in order, from the largest pattern to the smallest: a pass leaves alone what an earlier one has joined.
-# The files that are not here serve one pass: edge_matrices serves reassociate, edge_rows and remake serve join_chains.
+# The files that are not here serve one pass: edge_rows serves join_chains.
 _PASSES = (
     plan_interactions,  # each interaction gets working memory
     reassociate,  # products are taken in the order that costs less
@@ -149,12 +148,69 @@ def fuse(graph: OpGraph) -> OpGraph:
     return graph
 
 
+def prepare_for_loop(graph: OpGraph, op: Op, tensors: Mapping[int, Tensor]) -> PreparedCall:
+    """A call that runs a loop."""
+    count, carried, outside = op.args
+    body = _Body(op.bodies[0], [*carried, *outside], tensors, own=len(carried))
+    places = [tensors[v] for v in op.makes()]
+    late, _ = late_arguments(op, tensors)
+
+    def call(*come: Tensor) -> None:
+        known = dict(zip(late, come, strict=True))
+        made = body.run(known)
+        for _ in range(count - 1):
+            made = body.again(made)
+        for place, tensor in zip(places, made, strict=True):
+            place.copy_(tensor)
+
+    return call
+
+
+def prepare_cond(graph: OpGraph, op: Op, tensors: Mapping[int, Tensor]) -> PreparedCall:
+    """A call that runs one of two branches."""
+    condition, *given = op.args
+    bodies = [
+        _Body(body, operands, tensors, own=sum(one.name.startswith("given.") for one in body.inputs))
+        for body, operands in zip(op.bodies, given, strict=True)
+    ]
+    places = [tensors[v] for v in op.makes()]
+    late, _ = late_arguments(op, tensors)
+
+    def call(*come: Tensor) -> None:
+        known = dict(zip(late, come, strict=True))
+        holds = tensors[condition.value] if condition.value in tensors else known[condition.value]
+        for place, tensor in zip(places, bodies[0 if bool(holds) else 1].run(known), strict=True):
+            place.copy_(tensor)
+
+    return call
+
+
+class _Body:
+    """A body bound to memory: values that it only reads stay in place, its own values are copied in."""
+
+    def __init__(self, graph: OpGraph, operands: Sequence[Ref], tensors: Mapping[int, Tensor], own: int) -> None:
+        given = [ref.value for ref in operands]
+        read = [(one, v) for one, v in list(zip(graph.inputs, given, strict=True))[own:] if v in tensors]
+        self._runner = GraphRunner(graph, {one: tensors[v] for one, v in read})
+        self._tensors, self._own = tensors, given[:own]
+        self._rest = [v for v in given[own:] if v not in tensors]
+
+    def run(self, known: Mapping[int, Tensor]) -> list[Any]:
+        """What the body makes of its operands."""
+        values = [self._tensors[v] if v in self._tensors else known[v] for v in (*self._own, *self._rest)]
+        return self._runner.run(values)
+
+    def again(self, made: Sequence[Tensor]) -> list[Any]:
+        """What the body makes of what it made before."""
+        return self._runner.run([*made, *(None for _ in self._rest)])
+
+
 register_prepared(CHAIN, PreparedOp(prepare=prepare_chain, by_element=True))
 register_prepared(EDGE_CHAIN, PreparedOp(prepare=prepare_chain))
 for _target in TARGETS:
     register_prepared(_target, PreparedOp(prepare=prepare_product))
-register_prepared(FOR_LOOP, PreparedOp(prepare=functools.partial(prepare_for_loop, GraphRunner)))
-register_prepared(COND, PreparedOp(prepare=functools.partial(prepare_cond, GraphRunner)))
+register_prepared(FOR_LOOP, PreparedOp(prepare=prepare_for_loop))
+register_prepared(COND, PreparedOp(prepare=prepare_cond))
 
 
 def _check(op: Op, operands: Sequence[Tensor], results: Sequence[Tensor | None]) -> None:

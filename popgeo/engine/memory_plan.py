@@ -1,7 +1,7 @@
 """Gives every value a place: memory that is allocated once, and used again as soon as what it held is not needed."""
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass
 
 import torch
@@ -60,7 +60,8 @@ def place_values(graph: OpGraph, given: Mapping[int, Tensor], *, overwrites_oper
             if value.storage not in places and out_variants.has_fixed_place(graph, op):
                 reused = None
                 if overwrites_operands:
-                    reused = _operand_to_overwrite(graph, op, value, owner, last_use, index, spans)
+                    ending = {storage for storage in expires.get(index, ()) if owner.get(storage, -1) >= 0}
+                    reused = _reusable_operand(graph, op, value, ending, spans)
                 if reused is not None:
                     owner[value.storage] = owner[reused]
                     owner[reused] = -1
@@ -102,28 +103,17 @@ def _take_buffer(nbytes: int, free: list[int], sizes: list[int]) -> int:
     return len(sizes) - 1
 
 
-def _operand_to_overwrite(
-    graph: OpGraph,
-    op: Op,
-    value: Value,
-    owner: Mapping[int, int],
-    last_use: Mapping[int, int],
-    index: int,
-    spans: Mapping[int, int],
-) -> int | None:
+def _reusable_operand(graph: OpGraph, op: Op, value: Value, ending: Set[int], spans: Mapping[int, int]) -> int | None:
     """The storage of an operand that ends here and has the result's layout, for an operation that works by element."""
     if not out_variants.is_elementwise(op):
         return None
-    changed = {graph.values[v].storage for v in op.writes}
+    ending = ending - {graph.values[v].storage for v in op.writes}
+    form = value.shape, value.stride, value.dtype, 0, value.marks
     for v in op.reads():
         operand = graph.values[v]
-        alike = (operand.shape, operand.stride, operand.dtype, operand.offset, operand.marks) == (
-            value.shape, value.stride, value.dtype, 0, value.marks
-        )  # fmt: skip
-        kept = operand.storage in changed or owner.get(operand.storage, -1) < 0
-        ends = last_use[operand.storage] == index and not kept
+        alike = (operand.shape, operand.stride, operand.dtype, operand.offset, operand.marks) == form
         only_view = all(w == v for w in op.reads() if graph.values[w].storage == operand.storage)
-        if alike and ends and only_view and spans[operand.storage] == spans[value.storage]:
+        if alike and operand.storage in ending and only_view and spans[operand.storage] == spans[value.storage]:
             return operand.storage
     return None
 

@@ -49,19 +49,10 @@ def warn_of_padded_norms(model: nn.Module, names: Iterable[str]) -> None:
         model: The captured model, in the mode that it runs in.
         names: What its arguments are called.
     """
-    of_ours = {
-        id(one.module)
-        for one in model.modules()
-        if type(one).__module__ == "popgeo.nn.norm" and "module" in one._modules
-    }
-    found = [
-        name
-        for name, one in model.named_modules()
-        if isinstance(one, _BatchNorm)
-        and one.training
-        and id(one) not in of_ours
-        and not type(one).__module__.startswith("popgeo.")
-    ]
+    ours = {id(one._modules.get("module")) for one in model.modules() if type(one).__module__ == "popgeo.nn.norm"}
+    norms = [(name, one) for name, one in model.named_modules() if isinstance(one, _BatchNorm) and one.training]
+    others = [(name, one) for name, one in norms if not type(one).__module__.startswith("popgeo.")]
+    found = [name for name, one in others if id(one) not in ours]
     if found and not _OF_GRAPHS.isdisjoint(name.rpartition(".")[2] for name in names):
         warnings.warn(
             f"{', '.join(found)} of the model takes means over all rows of a batch, padding too. Use "

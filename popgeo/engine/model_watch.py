@@ -37,11 +37,7 @@ class ModelWatch:
     """
 
     def __init__(
-        self,
-        model: nn.Module,
-        modes: Mapping[nn.Module, bool],
-        reads: frozenset[tuple[str, str]] | None,
-        trains: bool,
+        self, model: nn.Module, modes: Mapping[nn.Module, bool], reads: frozenset[tuple[str, str]] | None, trains: bool
     ) -> None:
         self._model, self._given_modes, self._reads, self._trains = model, modes, reads, trains
         self._has_warned = False

@@ -94,10 +94,11 @@ class StepOptions:
     show_progress: bool = True
 
     def __post_init__(self) -> None:
-        for name in ("device_iterations", "replication_factor", "gradient_accumulation", "output_period"):
-            self._require_count(name)
-        if self.num_threads is not None:
-            self._require_count("num_threads")
+        counts = ["device_iterations", "replication_factor", "gradient_accumulation", "output_period"]
+        for name in counts if self.num_threads is None else [*counts, "num_threads"]:
+            count = getattr(self, name)
+            if isinstance(count, bool) or not isinstance(count, int) or count < 1:
+                self._refuse(name, "it must be an integer of at least 1")
         if not isinstance(self.random_seed, int | None):
             self._refuse("random_seed", "it must be a whole number or None")
         if self.max_grad_norm is not None and not self.max_grad_norm > 0:
@@ -162,11 +163,6 @@ class StepOptions:
 
     def _refuse(self, name: str, what: str) -> NoReturn:
         raise ValueError(f"{type(self).__name__}.{name} is {getattr(self, name)!r}; {what}.")
-
-    def _require_count(self, name: str) -> None:
-        count = getattr(self, name)
-        if isinstance(count, bool) or not isinstance(count, int) or count < 1:
-            self._refuse(name, "it must be an integer of at least 1")
 
     def _member(self, kind: type[Enum], name: str) -> Enum:
         try:

@@ -12,19 +12,17 @@ from popgeo.capture.captured_step import CapturedStep
 from popgeo.capture.drawn_numbers import SET_STATE
 from popgeo.capture.held_state import module_state
 from popgeo.capture.op_graph import LOSS_SCALE, OpGraph, Role
-from popgeo.capture.row_indexing import without_row_indexing
+from popgeo.capture.passes import without_row_indexing
 from popgeo.engine.denormals import DenormalsFlushed
 from popgeo.engine.gradient_accumulation import Results, check_apart, micro_batch, write_back
 from popgeo.engine.graph_runner import GraphRunner
 from popgeo.engine.inductor import InductorRunner
 from popgeo.engine.loss_scaling import LossScale
 from popgeo.engine.optimizer.update import Update
-from popgeo.engine.pipeline.parts import StagePart
 from popgeo.engine.pipeline.random_draws import drawing_from
 from popgeo.engine.pipeline.run_round import Round, RoundRunner
-from popgeo.engine.pipeline.staging import Staging
-from popgeo.engine.replica_state import ReplicaState
-from popgeo.engine.replicas import Replicas
+from popgeo.engine.pipeline.staging import StagePart, Staging
+from popgeo.engine.replicas import Replicas, ReplicaState
 from popgeo.engine.step_options import StepOptions
 from popgeo.engine.threads import ThreadChoice
 
@@ -215,11 +213,8 @@ class StepRunner:
     @property
     def state_bytes(self) -> int:
         """Bytes of parameters and buffers, gradients and optimizer state, and of the buffers of further replicas."""
-        held = [
-            *self._model.parameters(),
-            *self._model.buffers(),
-            *(self.update.tensors() if self.update is not None else ()),
-        ]
+        held = [*self._model.parameters(), *self._model.buffers()]
+        held += [] if self.update is None else self.update.tensors()
         held += [tensor for state in self.replica_states[1:] for tensor in state.buffers.values()]
         return sum(tensor.nbytes for tensor in held)
 

@@ -94,12 +94,10 @@ class Options(StepOptions):
 
     def __repr__(self) -> str:
         """What differs from the default, as it would be typed."""
-        values = {f.name: (getattr(self, f.name), f.default) for f in fields(self) if f.default is not MISSING}
-        shown = {
-            name: repr(value.value if isinstance(value, Enum) else value)
-            for name, (value, default) in values.items()
-            if value != default
+        values = {
+            f.name: getattr(self, f.name) for f in fields(self) if f.default not in (MISSING, getattr(self, f.name))
         }
+        shown = {name: repr(value.value if isinstance(value, Enum) else value) for name, value in values.items()}
         shown |= {} if self.target == IpuTarget.bow() else {"target": repr(self.target)}
         return f"{type(self).__name__}({', '.join(f'{name}={value}' for name, value in shown.items())})"
 

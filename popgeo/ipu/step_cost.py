@@ -139,14 +139,8 @@ def accumulation(update: OpGraph) -> OpGraph:
         total, made = len(values), len(values) + 1
         values += [replace(gradient, storage=number, producer=None) for number in (total, made)]
         inputs |= {given: total, Input(Role.ARGUMENT, given.name): made}
-        add = Op(
-            target="aten.add_.Tensor",
-            args=(Ref(total), Ref(made)),
-            outputs=(total,),
-            writes=(total,),
-            phase="accumulate",
-        )
-        ops.append(add)
+        both, out = (Ref(total), Ref(made)), (total,)
+        ops.append(Op(target="aten.add_.Tensor", args=both, outputs=out, writes=out, phase="accumulate"))
     return OpGraph(ops=tuple(ops), values=tuple(values), inputs=inputs, outputs=())
 
 

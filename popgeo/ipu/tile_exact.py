@@ -16,12 +16,12 @@ from popgeo.engine.compiled_step import CompiledStep
 from popgeo.engine.denormals import DenormalsFlushed
 from popgeo.engine.gradient_accumulation import Results, micro_batch, write_back
 from popgeo.engine.optimizer.capture_update import UpdateGraph
-from popgeo.engine.optimizer.rehearse import Rehearsal
-from popgeo.engine.pipeline.parts import StagePart
+from popgeo.engine.optimizer.captured_worker import Rehearsal
 from popgeo.engine.pipeline.random_draws import draws
-from popgeo.engine.replica_state import ReplicaState
+from popgeo.engine.pipeline.staging import StagePart
+from popgeo.engine.replicas import ReplicaState
 from popgeo.ipu.ipu_machine import IpuPlan
-from popgeo.ipu.systems.staged_program import StagedJoiner, StagesOnIpus
+from popgeo.ipu.systems.staged_program import StagedJoiner
 from popgeo.ipu.target import IpuTarget
 from popgeo.ipu.tiles.join_program import Joiner, join
 from popgeo.ipu.tiles.program import CallProgram, Program, Training
@@ -170,8 +170,7 @@ class TileExact:
             if plan is None:
                 joiner = Joiner(expand(graph), self._step.num_results, self._target, training)
             else:
-                stages = StagesOnIpus(parts=parts, order=plan.staging.order, ipus=plan.ipus)
-                joiner = StagedJoiner(graph, self._step.num_results, self._target, training, stages)
+                joiner = StagedJoiner(graph, self._step.num_results, self._target, training, parts, plan)
                 rounds = 1 if training is None else rounds
             self._programs[key] = join(joiner, rounds, options.gradient_accumulation, options.replication_factor)
         return self._programs[key]

@@ -60,12 +60,9 @@ def training_model(
     """
     require_module(model)
     chosen = options or Options()
+    trained = optimizer or torch.optim.SGD(model.parameters(), lr=0.01)
     recipe = Recipe(
-        function=model,
-        optimizer=optimizer or torch.optim.SGD(model.parameters(), lr=0.01),
-        options=chosen,
-        learning_rate=learning_rate,
-        machine=IpuMachine(chosen),
+        function=model, optimizer=trained, options=chosen, learning_rate=learning_rate, machine=IpuMachine(chosen)
     )
     return CompiledStep(recipe)
 
@@ -95,11 +92,7 @@ def inference_model(model: nn.Module, options: Options | None = None) -> Compile
 
 
 def compile(
-    function: Callable[..., Any],
-    example_inputs: Sequence[Any],
-    target: IpuTarget | None = None,
-    *,
-    strict: bool = True,
+    function: Callable[..., Any], example_inputs: Sequence[Any], target: IpuTarget | None = None, *, strict: bool = True
 ) -> CompiledStep:
     """Compiles a function of tensors for the shapes of example inputs.
 

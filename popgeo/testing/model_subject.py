@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch_geometric.data import Batch, Data, HeteroData
 
-from popgeo.capture.batch_arguments import BatchArguments
+from popgeo.capture.arguments import BatchArguments
 from popgeo.datasets import Molecules
 from popgeo.testing.claims import BrokenError, Claim, NotTriedError, Subject, SubjectKind
 from popgeo.testing.compare_runs import Seen, compare_runs, kinds_of_rows

@@ -11,8 +11,13 @@ from popgeo.capture.capture_step import optimize
 from popgeo.capture.check_graph import check_graph
 from popgeo.capture.held_state import module_state
 from popgeo.capture.op_graph import Input, OpGraph, Role
-from popgeo.capture.passes import drop_unused, fold_constants, merge_equal_values
-from popgeo.capture.row_indexing import use_row_indexing, without_row_indexing
+from popgeo.capture.passes import (
+    drop_unused,
+    fold_constants,
+    merge_equal_values,
+    use_row_indexing,
+    without_row_indexing,
+)
 from popgeo.engine.graph_runner import GraphRunner
 from tests.support.small_models import ContinuousFilters, GraphConvolutions, make_batch
 

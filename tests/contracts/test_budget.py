@@ -27,15 +27,15 @@ PLACES = {
 # may rise only in a change that lowers another one by as much. The error budget of reports (70 lines) is such a rise
 # without a fall: it replaces `trust` of the reports' text, and says of each total how far it may be off.
 BUDGETS = {
-    "core": 32_128,
-    "compat": 3_281,
-    "systems": 2_329,
-    "models": 1_512,
+    "core": 31_803,
+    "compat": 3_256,
+    "systems": 2_244,
+    "models": 1_513,
     "reach": 3_293,
     "kit": 2_171,
     "train": 863,
 }
-ALL = 45_577  # may only fall
+ALL = 45_143  # may only fall
 REMEDY = "A new mechanism names the one it replaces: take that out, or raise the budget here and say why."
 LONGEST_FILE, SHORTEST_FILE_OF_ONE_USER = 300, 40
 # An operation's cost and its lowering are found by one name.
@@ -170,7 +170,9 @@ def test_the_check_says_which_part_is_over_and_by_how_much():
     assert over.startswith(
         f"models has {models + 12:,} code lines, 12 over its budget of {models:,}. A new mechanism names"
     )
-    (over,) = over_budget({"engine/pipeline/parts.py": line * 2_000, "nn/parallel/linear.py": line * (systems - 1_999)})
+    (over,) = over_budget(
+        {"engine/pipeline/replay.py": line * 2_000, "nn/parallel/linear.py": line * (systems - 1_999)}
+    )
     assert over.startswith(f"systems has {systems + 1:,} code lines, 1 over")
     core, over = over_budget({"ops/part.py": line * ALL, "compat/a.py": line})
     assert core.startswith("core has ")

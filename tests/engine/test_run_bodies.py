@@ -9,8 +9,8 @@ from popgeo.capture.capture_step import capture_step
 from popgeo.capture.control_flow import COND, FOR_LOOP, cond, for_loop
 from popgeo.capture.held_state import module_state
 from popgeo.capture.op_graph import OpGraph, Role
-from popgeo.engine.graph_runner import GraphRunner
-from popgeo.engine.run_bodies import prepare_cond, prepare_for_loop
+from popgeo.engine import graph_runner
+from popgeo.engine.graph_runner import GraphRunner, prepare_cond, prepare_for_loop
 
 X, Y = torch.randn(2, 3, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
 
@@ -63,7 +63,7 @@ def only_op(function, target: str) -> tuple[OpGraph, object]:
 
 
 @pytest.mark.parametrize("late", [(), ("x",), ("y",), ("x", "y")])
-def test_operands_may_come_at_the_call_in_the_order_in_which_they_are_read(late: tuple[str, ...]):
+def test_operands_may_come_at_the_call_in_the_order_in_which_they_are_read(late: tuple[str, ...], monkeypatch):
     made = []
 
     def make(graph: OpGraph, state) -> GraphRunner:
@@ -75,7 +75,8 @@ def test_operands_may_come_at_the_call_in_the_order_in_which_they_are_read(late:
     named = {"x": (x, X), "y": (y, Y)}
     place = torch.empty_like(X)
     tensors = {v: tensor.clone() for name, (v, tensor) in named.items() if name not in late}
-    call = prepare_for_loop(make, graph, op, {**tensors, op.makes()[0]: place})
+    monkeypatch.setattr(graph_runner, "GraphRunner", make)
+    call = prepare_for_loop(graph, op, {**tensors, op.makes()[0]: place})
     coming = [named["x" if v == x else "y"][1] for v in dict.fromkeys(op.reads()) if v not in tensors]
     for _ in range(2):
         call(*coming)
@@ -97,6 +98,6 @@ def test_a_condition_may_come_at_the_call(holds: bool, late: bool):
     condition = op.args[0].value
     place, flag = torch.empty_like(X), torch.tensor(holds)
     known = {x: X, y: Y} | ({} if late else {condition: flag})
-    call = prepare_cond(GraphRunner, graph, op, {**known, op.makes()[0]: place})
+    call = prepare_cond(graph, op, {**known, op.makes()[0]: place})
     call(*([flag] if late else []))
     assert torch.equal(place, X * Y if holds else Y - X)

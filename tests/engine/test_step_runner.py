@@ -7,8 +7,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from popgeo.engine.replica_state import ReplicaState
-from popgeo.engine.replicas import Replicas
+from popgeo.engine.replicas import Replicas, ReplicaState
 from popgeo.ipu import CompiledStep, Options, inference_model, training_model
 
 

@@ -136,9 +136,7 @@ class AsynchronousDataAccessor:
     def terminate(self) -> None:
         """Stops the thread; what it has loaded is dropped."""
         ahead, self._ahead, self._epoch = self._ahead, None, iter(())
-        close = getattr(ahead, "close", None)
-        if close is not None:
-            close()
+        getattr(ahead, "close", lambda: None)()
 
     def __len__(self) -> int:
         length = len(self._dataset)
@@ -180,6 +178,5 @@ class AsynchronousDataAccessor:
 
 
 def _terminate(held: "weakref.ref[AsynchronousDataAccessor]") -> None:
-    accessor = held()
-    if accessor is not None:
+    if (accessor := held()) is not None:
         accessor.terminate()

@@ -110,12 +110,7 @@ def as_poptorch_errors() -> Iterator[None]:
 
 def _of_buffers(error: ReplacedStateError) -> str:
     """PopTorch's words for a buffer that the model has put away, before popgeo's own."""
-    told = []
-    for name, what in error.buffers.items():
-        if what == "removed":
-            told.append(f"Buffer {name} is removed from the model when calling the forward method.")
-        else:
-            told.append(said("of_buffers", name=name))
+    told = [said(f"of_buffers {what}", name=name) for name, what in error.buffers.items()]
     return " ".join([*told, str(error)])
 
 

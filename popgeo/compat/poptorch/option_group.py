@@ -67,10 +67,8 @@ class OptionGroup:
         for option, value in values.items():
             check(self.exists(option), f"Invalid option {option}, valid options are {list(self._values)}")
             expected = type(self._values[option])
-            check(
-                isinstance(value, expected) or self._values[option] is None,
-                f"Unexpected type {type(value)} for option {option}. Expected {expected}",
-            )
+            fits = isinstance(value, expected) or self._values[option] is None
+            check(fits, f"Unexpected type {type(value)} for option {option}. Expected {expected}")
             self._values[option] = value
         return self
 

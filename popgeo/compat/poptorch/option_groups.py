@@ -94,10 +94,8 @@ class TrainingOptions(OptionGroup):
     @setter("accumulation_and_replication_reduction_type", "honoured")
     def accumulationAndReplicationReductionType(self, reduction_type: ReductionType) -> Any:
         """Whether gradients of micro-batches and replicas are averaged (`Mean`) or summed (`Sum`)."""
-        check(
-            isinstance(reduction_type, ReductionType) and reduction_type is not ReductionType.NoReduction,
-            said("accumulationAndReplicationReductionType"),
-        )
+        known = isinstance(reduction_type, ReductionType) and reduction_type is not ReductionType.NoReduction
+        check(known, said("accumulationAndReplicationReductionType"))
 
     accumulationReductionType = accumulationAndReplicationReductionType  # its name before PopTorch 2.1
 

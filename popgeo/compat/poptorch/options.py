@@ -91,10 +91,8 @@ class Options(OptionGroup):
         Raises:
             AssertionError: a group of all replicas, or of no size; it is a ValueError too.
         """
-        check(
-            input_group_type in (CommGroupType.Consecutive, CommGroupType.Orthogonal),
-            f"The input group type is {input_group_type!r}; it must be Consecutive or Orthogonal.",
-        )
+        known = input_group_type in (CommGroupType.Consecutive, CommGroupType.Orthogonal)
+        check(known, f"The input group type is {input_group_type!r}; it must be Consecutive or Orthogonal.")
         size = at_least_one("inputReplicaGrouping", input_group_size)
         self.set(input_group_size=size, input_group_type=input_group_type)
         honoured("Options.inputReplicaGrouping")
@@ -154,10 +152,8 @@ class Options(OptionGroup):
         for key in available_memory_proportion:
             check(key.startswith("IPU") and key[3:].isdigit(), said("setAvailableMemoryProportion", key=key))
         proportions = {int(key[3:]): part for key, part in available_memory_proportion.items()}
-        check(
-            all(0 <= part <= 1 for part in proportions.values()),
-            f"Available memory proportions are parts of a memory, 0 to 1; found {available_memory_proportion}",
-        )
+        fit, given = all(0 <= part <= 1 for part in proportions.values()), available_memory_proportion
+        check(fit, f"Available memory proportions are parts of a memory, 0 to 1; found {given}")
         return proportions
 
     def anchorTensor(

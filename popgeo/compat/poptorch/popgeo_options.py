@@ -82,8 +82,7 @@ def options_in_use(options: Options | None, training: bool, optimizer: Optimizer
     given._freeze()
     own = copy.deepcopy(given)
     if own.defaultOutputMode():
-        mode = enums.OutputMode.Final if training else enums.OutputMode.All
-        own.set(output_mode=mode.value)
+        own.set(output_mode=(enums.OutputMode.Final if training else enums.OutputMode.All).value)
     in_half = getattr(optimizer, "accum_type", None) == torch.float16
     if in_half and not getattr(optimizer, "use_combined_accum", False):  # PopTorch divides such sums as they come
         own.Training.set(meanAccumulationAndReplicationReductionStrategy=enums.MeanReductionStrategy.Running)

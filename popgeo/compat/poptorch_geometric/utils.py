@@ -10,7 +10,7 @@ from torch import nn
 from torch_geometric.nn import MessagePassing
 
 from popgeo.compat import poptorch
-from popgeo.compat.poptorch import optim
+from popgeo.compat.poptorch.optim.optimizers import Adam
 
 
 def set_aggregation_dim_size(model: nn.Module, dim_size: int) -> None:
@@ -55,7 +55,7 @@ class TrainingStepper:
         rtol: float | None = None, atol: float | None = None, enable_fp_exception: bool = True,
         equal_nan: bool = False,
     ) -> None:  # fmt: skip
-        optimizer = optim.Adam if optimizer is None else optimizer
+        optimizer = Adam if optimizer is None else optimizer
         model.train()
         self.lr, self.rtol, self.atol, self.equal_nan = lr, rtol, atol, equal_nan
         self.enable_fp_exception = enable_fp_exception

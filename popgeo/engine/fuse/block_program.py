@@ -7,18 +7,7 @@ import torch
 from torch import Tensor
 
 from popgeo.capture.op_graph import Value
-from popgeo.engine.fuse.chain import (
-    AT_ROWS,
-    BLOCK,
-    CODES,
-    OPERANDS,
-    Chain,
-    Kind,
-    Place,
-    Source,
-    collapse,
-    collapse_edges,
-)
+from popgeo.engine.fuse.chain import AT_ROWS, BLOCK, CODES, OPERANDS, Chain, Kind, Place, Source
 
 MAX_REGISTERS = 24  # as in chain.h
 # Elements of a chunk: below, a second thread costs more than it saves. Chunks decide the order of sums, threads do not.
@@ -60,20 +49,15 @@ class BlockProgram:
     def __init__(self, chain: Chain, values: Sequence[Value], tensors: Mapping[int, Tensor]) -> None:
         self._chain, self._values, self._tensors = chain, values, tensors
         self.places = [*chain.operands, *(place for _, place in chain.results)]
-        strides, self.group = [place.strides for place in self.places], 0
+        sizes, strides = chain.collapsed([place.strides for place in self.places])
+        rows, columns = (1,) * (2 - len(sizes)) + sizes
+        self.group = rows if chain.of_edges else 0  # rows of an edge
+        most = BLOCK // columns
         if chain.of_edges:
-            (self.group, columns), strides = collapse_edges(chain.shape, strides)
             rows, most = self.group * chain.shape[0], BLOCK // (self.group * columns) * self.group
-        else:
-            sizes, strides = collapse(chain.shape, strides)
-            rows, columns = (1,) * (2 - len(sizes)) + sizes if len(sizes) < 2 else sizes
-            most = BLOCK // columns
         self.domain = rows, columns
         # Of an edge, of a row, of a column.
-        self._strides = {
-            place: ((0,) * (3 - len(own)) + own if len(own) < 3 else own)
-            for place, own in zip(self.places, strides, strict=True)
-        }
+        self._strides = {place: (0,) * (3 - len(own)) + own for place, own in zip(self.places, strides, strict=True)}
         self.block = (min(rows, most), columns) if columns <= BLOCK else (1, BLOCK)
         self._whole_rows = columns <= BLOCK
         self.slots: list[tuple[int, ...]] = []
@@ -94,12 +78,7 @@ class BlockProgram:
 
     def _write(self) -> None:
         chain = self._chain
-        last_use = {
-            source.index: k
-            for k, step in enumerate(chain.steps)
-            for source in step.operands
-            if source.kind is Kind.VALUE
-        }
+        last_use = {s.index: k for k, step in enumerate(chain.steps) for s in step.operands if s.kind is Kind.VALUE}
         late: list[tuple[int, Place]] = []
         for k, step in enumerate(chain.steps):
             wanted = [place for number, place in chain.results if number == k]

@@ -91,6 +91,10 @@ class Chain:
     def __repr__(self) -> str:
         return f"Chain({self.num_ops} operations on {list(self.shape)})"
 
+    def collapsed(self, strides: list[tuple[int, ...]]) -> tuple[tuple[int, ...], list[tuple[int, ...]]]:
+        """The fewest dimensions of its elements, or of those of an edge, and the strides of places in them."""
+        return (collapse_edges if self.of_edges else collapse)(self.shape, strides)
+
 
 Key = tuple[int, int, tuple[int, ...]]  # storage, offset and strides: the same elements in the same order
 

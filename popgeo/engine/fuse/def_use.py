@@ -37,21 +37,13 @@ class DefUse:
 
     def maker(self, v: int | None, *targets: str) -> Op | None:
         """The operation that makes a value, if it is one of these and nothing changes its memory in place."""
-        index = self.index_of_maker(v)
+        index = None if v is None or v < 0 else self.graph.values[v].producer
         op = None if index is None else self.graph.ops[index]
         return op if op is not None and op.target in targets and self.is_stable(v) else None
-
-    def index_of_maker(self, v: int | None) -> int | None:
-        """Where the operation stands that makes a value; None if it is given, or -1 for none."""
-        return None if v is None or v < 0 else self.graph.values[v].producer
 
     def is_stable(self, v: int | None) -> bool:
         """Whether nothing changes the value in place."""
         return v is not None and v >= 0 and self.graph.values[v].storage not in self._mutated
-
-    def users_of(self, v: int, *targets: str) -> list[int]:
-        """The operations of these names that read a value."""
-        return [index for index in self.users.get(v, ()) if self.graph.ops[index].target in targets]
 
     def is_plain(self, v: int | None, shape: Sequence[int] | None = None, dtype: torch.dtype = torch.float32) -> bool:
         """Whether a value is of this type and shape, row after row in memory, and nothing changes it in place."""

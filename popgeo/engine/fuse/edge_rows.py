@@ -1,17 +1,21 @@
-"""Rows that edges take from a table and sums of edges at its rows, as chains of edges have them."""
+"""Rows that edges take from a table and sums of edges at its rows, as chains of edges have them.
+
+What edges have of rows is made again for each use, if that costs less than memory for all edges.
+"""
 
 import dataclasses
-import itertools
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from popgeo.capture.op_graph import Op, OpGraph, Ref, Value
+from popgeo.capture.operations import operation_of
+from popgeo.capture.passes import drop_unused, new_storages, replace_values, with_ops
+from popgeo.engine.fuse.chain_steps import fits, writer_of
 from popgeo.engine.fuse.def_use import DefUse, ref
 from popgeo.engine.fuse.prepared import PreparedCall, PreparedOp, register_prepared
-from popgeo.engine.fuse.remake import RowsAtUses
 from popgeo.engine.fuse.sums_out_of_place import is_zero, out_of_place, rows_of
 from popgeo.ops.scatter_plan import sort_edges
 
@@ -22,6 +26,10 @@ _MOVES = {
     "popgeo.gather.default": "take", "popgeo.scatter_sum.default": "sum_at",
 }  # fmt: skip
 _MOST_SUMMED = 4096  # elements: our own sum needs no order of edges, and its call costs less than that from here on
+# Steps that are run again at most to make a value of edges, and those that cost as much as several.
+_MOST_STEPS = 8
+_SLOW = "exp expm1 log log1p tanh sin cos softplus sigmoid silu silu_backward div"
+_SMALL = 8  # an operand with that many times fewer elements may be kept for it
 _REDUCED = {"sum": "sum_at", "amax": "max_at", "amin": "min_at"}
 
 
@@ -65,9 +73,8 @@ def _move_of(uses: DefUse, op: Op) -> RowMove | None:
     values, code, ours = uses.graph.values, _MOVES.get(op.target), op.target.startswith("popgeo.")
     if op.target == "aten.scatter_reduce.two" and op.kwargs.get("include_self") is False:
         code = _REDUCED.get(op.args[4])
-    if (
-        code is None or op.kwargs.get("alpha", 1) != 1 or (ours and len(op.reads()) > 2)
-    ):  # with a plan of the user's own
+    has_plan = ours and len(op.reads()) > 2  # of the user's own
+    if code is None or op.kwargs.get("alpha", 1) != 1 or has_plan:
         return None
     first, (made,), takes = ref(op.args[0]), op.makes(), code == "take"
     edges = made if takes else first if ours else ref(op.args[3])
@@ -88,6 +95,65 @@ def _move_of(uses: DefUse, op: Op) -> RowMove | None:
     return RowMove(code=code, moved=first if takes else edges, index=index, num_rows=values[table].shape[0])
 
 
+class RowsAtUses:
+    """A graph in which each element-wise use of rows that edges take, and of what is made of them, is to have its own.
+
+    Args:
+        graph: In which sums into new zeros make a value of their own.
+        taken: The values that are rows of a table, one for each edge.
+        joined: The values that edges are joined to, row by row.
+    """
+
+    def __init__(self, graph: OpGraph, taken: Set[int], joined: Set[int]) -> None:
+        self._graph, self._taken, self._joined = graph, taken, joined
+        self._values, self._ops = list(graph.values), list[Op]()
+        self._storages = new_storages(graph.values)
+        self._mutated = graph.mutated_storages()
+        self._maker: dict[int, Op] = {}
+        self._steps: dict[int, int] = {}  # to make a value again
+
+    def graph(self) -> OpGraph:
+        """The graph if they have."""
+        for op in self._graph.ops:
+            computes = writer_of(op) is not None and fits(op, self._graph.values)
+            joins = not self._joined.isdisjoint(op.makes()) or op.target.startswith("aten.sum.")
+            own: dict[int, int] = {}
+            if computes or joins:
+                for v in op.reads():
+                    self._remake(v, own)
+            self._ops.append(replace_values(op, own))
+            if len(op.outputs) == 1 and (steps := self._steps_of(op, computes)) is not None:
+                self._steps[op.makes()[0]], self._maker[op.makes()[0]] = steps, op
+        return drop_unused(with_ops(self._graph, self._ops, self._graph.outputs, values=self._values))
+
+    def _steps_of(self, op: Op, computes: bool) -> int | None:
+        """How many steps it takes to make the result again; None if that costs too much or may not be."""
+        (made,), values = op.makes(), self._graph.values
+        if made in self._taken:
+            return 0
+        if op.writes or values[made].storage in self._mutated or not (computes or self._graph.is_view(op)):
+            return None
+        again = [v for v in op.reads() if v in self._steps]
+        kept = [values[v] for v in op.reads() if v not in self._steps]
+        small = all(v.numel * _SMALL <= values[made].numel and v.storage not in self._mutated for v in kept)
+        own = 4 if operation_of(op.target).short_name in _SLOW.split() else int(computes)
+        steps = own + sum(self._steps[v] for v in again)
+        return steps if again and small and steps <= _MOST_STEPS else None
+
+    def _remake(self, v: int, own: dict[int, int]) -> None:
+        """Adds what makes a value again, as `own` then says; nothing if it is not to be made again."""
+        if v in own or v not in self._steps:
+            return
+        op, value = self._maker[v], self._values[v]
+        for operand in op.reads():
+            self._remake(operand, own)
+        base = op.reads()[0]
+        storage = self._values[own[base]].storage if self._graph.is_view(op) else next(self._storages)
+        self._values.append(dataclasses.replace(value, storage=storage))
+        own[v] = len(self._values) - 1
+        self._ops.append(dataclasses.replace(replace_values(op, own), outputs=(own[v],)))
+
+
 class EdgeOrders:
     """The orders of edges that the chains of a graph need, each made once, before it is needed first.
 
@@ -97,7 +163,7 @@ class EdgeOrders:
 
     def __init__(self, values: list[Value]) -> None:
         self.values = values
-        self._storages = itertools.count(max((value.storage for value in values), default=0) + 1)
+        self._storages = new_storages(values)
         self._made: dict[tuple[int, int], int] = {}
 
     def order(self, index: int, num_rows: int, op: Op, ops: list[Op]) -> int:

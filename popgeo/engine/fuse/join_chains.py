@@ -188,9 +188,7 @@ def _write(chain: OpenChain, graph: OpGraph, outside: set[int], orders: EdgeOrde
     if not fits_registers(program, orders.values):
         ops += chain.ops
         return
-    inputs = (
-        {place.value for place in program.operands} | {table[0] for table in chain.content.tables} | {*made.values()}
-    )
+    inputs = {place.value for place in program.operands} | {*made.values()} | {index for index, _ in made}
     results = [place.value for _, place in program.results]
     changed = tuple(v for v in results if graph.values[v].storage not in chain.content.made)
     refs: list[Any] = [Ref(v) for v in dict.fromkeys([*sorted(inputs), *changed])]

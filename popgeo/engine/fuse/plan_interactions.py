@@ -1,7 +1,6 @@
 """Prepares interactions for the engine: each has working memory, and structures that are packed once for all runs."""
 
 import dataclasses
-import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -9,7 +8,7 @@ import torch
 from torch import Tensor
 
 from popgeo.capture.op_graph import Op, OpGraph, Value, substitute
-from popgeo.capture.passes import drop_unused, with_ops
+from popgeo.capture.passes import drop_unused, new_storages, with_ops
 from popgeo.engine.fuse.def_use import DefUse, ref
 from popgeo.engine.fuse.prepared import PreparedCall, PreparedOp, late_arguments, register_prepared
 from popgeo.native import library
@@ -17,9 +16,7 @@ from popgeo.ops import interaction_call
 from popgeo.ops.interaction_call import Call
 from popgeo.ops.interaction_ops import NUM_ARGUMENTS, pack_backward, pack_forward, pack_second, serves_second
 
-FORWARD, BACKWARD, SECOND, PLAN = (
-    f"popgeo.interaction{kind}.default" for kind in ("", "_backward", "_second", "_plan")
-)
+FORWARD, BACKWARD, SECOND, PLAN = (f"popgeo.interaction{one}.default" for one in ("", "_backward", "_second", "_plan"))
 CFCONV = "popgeo.cfconv.default"
 
 
@@ -31,7 +28,7 @@ def plan_interactions(graph: OpGraph) -> OpGraph:
     if not any(op.target in (FORWARD, BACKWARD, SECOND) for op in graph.ops) or not interaction_call.is_served():
         return graph
     uses, values = DefUse(graph), list(graph.values)
-    storages = itertools.count(max(value.storage for value in values) + 1)
+    storages = new_storages(values)
     ops: list[Op] = []
     for op in graph.ops:
         if op.target in (BACKWARD, SECOND):

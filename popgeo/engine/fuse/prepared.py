@@ -4,13 +4,13 @@ A pass of `graph_runner.fuse` puts such operations into the graph, and registers
 they are operations like any other: `reads`, `makes` and `writes` say all that they touch.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
 
-from popgeo.capture.op_graph import Number, Op, OpGraph
+from popgeo.capture.op_graph import Number, Op, OpGraph, append_parts
 
 # Runs the operation once. It is given what only a run knows, in the order of `late_arguments`.
 PreparedCall = Callable[..., Any]
@@ -48,15 +48,6 @@ def prepared_op(target: str) -> PreparedOp | None:
 
 def late_arguments(op: Op, tensors: Mapping[int, Tensor]) -> tuple[list[int], list[Number]]:
     """What a prepared call is given at each run: operands without a fixed place, each once, then numbers in order."""
-    operands = [v for v in dict.fromkeys(op.reads()) if v not in tensors]
-    return operands, list(_numbers((*op.args, *op.kwargs.values())))
-
-
-def _numbers(arguments: Sequence[Any]) -> list[Number]:
-    found: list[Number] = []
-    for argument in arguments:
-        if isinstance(argument, Number):
-            found.append(argument)
-        elif isinstance(argument, list | tuple):
-            found += _numbers(argument)
-    return found
+    numbers: list[Number] = []
+    append_parts(Number, (*op.args, *op.kwargs.values()), numbers)
+    return [v for v in dict.fromkeys(op.reads()) if v not in tensors], numbers

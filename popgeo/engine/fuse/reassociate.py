@@ -3,18 +3,32 @@
 Every rule looks at one operation and at what made its operands, and names a function that does the same. Results are
 those of the operations as written up to the order in which numbers are added, in forward and backward passes alike.
 What a machine is charged for is the graph as it was written.
+
+Products by a matrix for each edge, as in edge-conditioned convolutions, are made without the matrices: a layer makes
+the matrix of an edge of its features, `A_e = sum_f e_f W_f + B`, so `x A_e = sum_f (e_f x) W_f + x B`, whose operands
+are rows of edges; so is the gradient by each part. It saves memory of [num_edges, rows, columns] for each such layer,
+forward and backward, and the time to write and read it.
 """
 
-from torch import Tensor, mm
+import math
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
 
 from popgeo.capture.expand import GraphWriter
 from popgeo.capture.op_graph import Op, OpGraph
-from popgeo.engine.fuse.def_use import DefUse, ref
-from popgeo.engine.fuse.edge_matrices import Instead, without_edge_matrices
+from popgeo.engine.fuse.def_use import SHOWS, DefUse, ref
 from popgeo.engine.fuse.sums_out_of_place import out_of_place
 
-_PRODUCTS = "aten.mm.default", "aten.addmm.default", "aten.bmm.default"
+_MM, _BMM = "aten.mm.default", "aten.bmm.default"
+_PRODUCTS = _MM, "aten.addmm.default", _BMM
 _NARROW, _LONG = 16, 256  # columns of a product, and rows that it sums over, that libraries are slow at
+LEAST_PRODUCT = 2**16  # elements: smaller operands are left alone
+# A function that replaces an operation, the values that it takes, and what else it depends on.
+Instead = tuple[Callable[..., Any], Sequence[int], Any]
 
 
 def reassociate(graph: OpGraph) -> OpGraph:
@@ -44,7 +58,7 @@ def _instead_of(uses: DefUse, op: Op) -> Instead | None:
 
 def _narrow(uses: DefUse, op: Op) -> Instead | None:
     """A long sum into few columns, as the same sum into few rows."""
-    if op.target != "aten.mm.default":
+    if op.target != _MM:
         return None
     a, b = map(ref, op.args)
     (rows, length), columns = uses.graph.values[a].shape, uses.graph.values[b].shape[1]
@@ -53,7 +67,7 @@ def _narrow(uses: DefUse, op: Op) -> Instead | None:
 
 
 def _mm_turned(a: Tensor, b: Tensor) -> Tensor:
-    return mm(b.t(), a.t()).t().contiguous()
+    return torch.mm(b.t(), a.t()).t().contiguous()
 
 
 def _shown(uses: DefUse, op: Op) -> Instead | None:
@@ -69,3 +83,120 @@ def _shown(uses: DefUse, op: Op) -> Instead | None:
     shape, dtype = uses.graph.values[made].shape, uses.graph.values[made].dtype
     is_safe = uses.is_plain(given[0], dtype=dtype) and uses.is_plain(made, dtype=dtype)
     return (lambda x: x.view(shape), given, ("shown", shape)) if is_safe else None
+
+
+def without_edge_matrices(uses: DefUse, op: Op) -> Instead | None:
+    """What does the work of a product with such matrices, or of a gradient by what they are made of, without them."""
+    if op.target == _BMM:
+        return _row_times_matrix(uses, op)
+    if op.target == _MM:
+        return _gradient(uses, op)
+    if op.target != "aten.sum.dim_IntList" or op.args[1:] != ([0], True):
+        return None
+    outer = _outer_products(uses, ref(op.args[0]))
+    return None if outer is None else (bias_gradient, outer[:2], "bias")
+
+
+def _row_times_matrix(uses: DefUse, op: Op) -> Instead | None:
+    values, (rows, matrices) = uses.graph.values, map(ref, op.args)
+    whole = _transposed(uses, matrices)
+    v = matrices if whole is None else whole
+    shape, layer = values[v].shape, uses.maker(uses.shown(v), "aten.addmm.default", _MM)
+    if values[rows].shape[1] != 1 or layer is None or layer.kwargs or not _only_multiply_rows(uses, layer.makes()[0]):
+        return None
+    *bias, features, turned = map(ref, layer.args)
+    weight = uses.untransposed(turned)
+    is_layer = values[layer.makes()[0]].shape == (shape[0], shape[1] * shape[2])
+    if weight is None or not is_layer or not _is_gain(values[features].shape[1], shape):
+        return None
+    function = rows_times_matrices if whole is None else rows_times_transposed
+    return partial(function, sizes=shape[1:]), (rows, features, weight, *bias), (function, shape, len(bias))
+
+
+def _only_multiply_rows(uses: DefUse, v: int) -> bool:
+    """Whether nothing but products with a row for each edge needs the matrices, so that they need not be made."""
+    values = uses.graph.values
+    for op in map(uses.graph.ops.__getitem__, uses.users.get(v, ())):
+        if op.target in (*SHOWS, "aten.transpose.int"):
+            fits = _only_multiply_rows(uses, op.makes()[0])
+        else:
+            fits = op.target == _BMM and ref(op.args[1]) == v and values[ref(op.args[0])].shape[1] == 1
+        if not fits:
+            return False
+    return v not in uses.returned
+
+
+def _gradient(uses: DefUse, op: Op) -> Instead | None:
+    a, b = map(ref, op.args)
+    turned = uses.untransposed(a)
+    outer = _outer_products(uses, a if turned is None else turned)
+    if outer is None or not _is_gain(uses.graph.values[b].shape[1], outer[2]):
+        return None
+    rows, columns, shape = outer
+    function = features_gradient if turned is None else weight_gradient
+    return partial(function, sizes=shape[1:]), (rows, columns, b), (function, shape)
+
+
+def _outer_products(uses: DefUse, v: int) -> tuple[int, int, Sequence[int]] | None:
+    """The columns and the rows whose products lie in [num_edges, rows * columns], and the shape of these products."""
+    product, values = uses.maker(uses.shown(v), _BMM), uses.graph.values
+    if product is None:
+        return None
+    (left, right), shape = map(ref, product.args), values[product.makes()[0]].shape
+    is_outer = values[left].shape[2] == 1 and values[v].shape == (shape[0], shape[1] * shape[2])
+    return (left, right, shape) if is_outer and math.prod(shape) >= LEAST_PRODUCT else None
+
+
+def _is_gain(num_features: int, shape: Sequence[int]) -> bool:
+    """Whether rows scaled by each feature take less memory than the matrices."""
+    return num_features <= min(shape[1:]) and math.prod(shape) >= LEAST_PRODUCT
+
+
+def _transposed(uses: DefUse, v: int) -> int | None:
+    op = uses.maker(v, "aten.transpose.int")
+    return ref(op.args[0]) if op is not None and sorted(d % 3 for d in op.args[1:]) == [1, 2] else None
+
+
+def rows_times_matrices(x: Tensor, features: Tensor, weight: Tensor, *bias: Tensor, sizes: Sequence[int]) -> Tensor:
+    """`bmm(x, linear(features, weight, bias).view(-1, *sizes))` for x of shape [num_edges, 1, sizes[0]]."""
+    x = x.squeeze(1)
+    made = torch.mm(_scaled(x, features), _by_feature(weight, sizes))
+    return (torch.addmm(made, x, bias[0].view(*sizes)) if bias else made).unsqueeze(1)
+
+
+def rows_times_transposed(x: Tensor, features: Tensor, weight: Tensor, *bias: Tensor, sizes: Sequence[int]) -> Tensor:
+    """The same by the transposed matrices, for x of shape [num_edges, 1, sizes[1]]."""
+    x = x.squeeze(1)
+    made = (_products(x, weight, sizes) * features.unsqueeze(2)).sum(1)
+    return (torch.addmm(made, x, bias[0].view(*sizes).t()) if bias else made).unsqueeze(1)
+
+
+def weight_gradient(x: Tensor, grad: Tensor, features: Tensor, sizes: Sequence[int]) -> Tensor:
+    """`bmm(x, grad).flatten(1).t() @ features`, for [num_edges, sizes[0], 1] and [num_edges, 1, sizes[1]]."""
+    made = torch.mm(_scaled(x.squeeze(2), features).t(), grad.squeeze(1))
+    return made.view(features.shape[1], -1).t().contiguous()
+
+
+def features_gradient(x: Tensor, grad: Tensor, weight: Tensor, sizes: Sequence[int]) -> Tensor:
+    """`bmm(x, grad).flatten(1) @ weight`, likewise."""
+    return (_products(grad.squeeze(1), weight, sizes) * x.view(-1, 1, sizes[0])).sum(2)
+
+
+def bias_gradient(x: Tensor, grad: Tensor) -> Tensor:
+    """`bmm(x, grad).flatten(1).sum(0, keepdim=True)`, likewise."""
+    return torch.mm(x.squeeze(2).t(), grad.squeeze(1)).view(1, -1)
+
+
+def _scaled(rows: Tensor, features: Tensor) -> Tensor:
+    """Each row times each feature of its edge, next to one another."""
+    return (features.unsqueeze(2) * rows.unsqueeze(1)).view(rows.shape[0], -1)
+
+
+def _products(rows: Tensor, weight: Tensor, sizes: Sequence[int]) -> Tensor:
+    """Rows of sizes[1] numbers times the transposed matrix of each feature: [num_edges, features, sizes[0]]."""
+    return torch.mm(rows, _by_feature(weight, sizes).t()).view(-1, weight.shape[1], sizes[0])
+
+
+def _by_feature(weight: Tensor, sizes: Sequence[int]) -> Tensor:
+    """A layer's weight [rows * columns, features] as the matrices of the features, one below the other."""
+    return weight.t().contiguous().view(-1, sizes[1])

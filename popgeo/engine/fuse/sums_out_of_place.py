@@ -1,14 +1,13 @@
 """Sums at rows as values of their own instead of changes of zeros, and the row of each edge."""
 
 import dataclasses
-import itertools
 from collections import Counter
 from collections.abc import Sequence
 
 import torch
 
 from popgeo.capture.op_graph import Op, OpGraph, Ref, Value
-from popgeo.capture.passes import with_ops
+from popgeo.capture.passes import new_storages, with_ops
 from popgeo.engine.fuse.def_use import DefUse, ref
 
 SCATTERS = "aten.index_add.default", "aten.scatter_add.default"
@@ -28,16 +27,16 @@ def out_of_place(graph: OpGraph) -> OpGraph:
         return graph
     graph = with_ops(graph, [_made_of_nothing(op, graph.values) for op in graph.ops], graph.outputs)
     uses, values, ops = DefUse(graph), list(graph.values), list(graph.ops)
-    new_storages = itertools.count(max(value.storage for value in values) + 1)
+    storages = new_storages(values)
     writers = Counter(values[v].storage for op in graph.ops for v in op.writes)
     for index, op in enumerate(graph.ops):
         if op.target not in _IN_PLACE:
             continue
         (v,) = op.makes()
-        zeros, storage = uses.index_of_maker(v), values[v].storage
+        zeros, storage = values[v].producer, values[v].storage
         if zeros is None or ops[zeros].target not in _ZEROS or writers[storage] != 1 or min(uses.users[v]) < index:
             continue
-        values.append(dataclasses.replace(values[v], storage=next(new_storages)))
+        values.append(dataclasses.replace(values[v], storage=next(storages)))
         base = len(values) - 1
         ops[zeros] = dataclasses.replace(ops[zeros], outputs=(base,))
         ops[index] = dataclasses.replace(op, target=_IN_PLACE[op.target], args=(Ref(base), *op.args[1:]), writes=())

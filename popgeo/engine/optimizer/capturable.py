@@ -7,8 +7,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from popgeo.engine.optimizer.own_worker import wants_itself
-from popgeo.engine.optimizer.worker import settings_of
+from popgeo.engine.optimizer.worker import settings_of, wants_itself
 
 _SERVED = "Adam, AdamW, NAdam, RAdam, Adamax, RMSprop, Rprop, Adadelta, ASGD or SGD"
 

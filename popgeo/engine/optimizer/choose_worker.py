@@ -5,8 +5,7 @@ from collections.abc import Sequence
 from popgeo.engine.optimizer.captured_worker import CapturedWorker
 from popgeo.engine.optimizer.flat_parameters import FlatParameters, is_elementwise
 from popgeo.engine.optimizer.mixed_worker import MixedWorker, needs_mixed
-from popgeo.engine.optimizer.own_worker import OwnWorker
-from popgeo.engine.optimizer.worker import Worker, without_parameters
+from popgeo.engine.optimizer.worker import OwnWorker, Worker, without_parameters
 from popgeo.engine.step_options import StepOptions
 
 

@@ -124,7 +124,8 @@ class FlatParameters:
                 anew, self._published[key] = True, part
                 shown: Sequence[Any] = [part] * len(self.members)
                 if is_elementwise:
-                    shown = self._split_state(part)
+                    # Of a part of the members, flat; empty if this process has none of a member's.
+                    shown = [part[here] for here in self._ranges()] if self.is_divided else self._split(part)
                 elif isinstance(part, Tensor):
                     # One row per member, so that one copy refreshes the step count of all of them.
                     self._counts[key] = part.expand(len(self.members), *part.shape).clone()
@@ -167,10 +168,6 @@ class FlatParameters:
     def is_divided(self) -> bool:
         """Whether this process updates a part of them, and gets the rest from others."""
         return self.own is not self.flat
-
-    def _split_state(self, state: Tensor) -> list[Tensor]:
-        """What there is of the state of each member; of a part of the members, flat; empty if there is no state."""
-        return [state[here] for here in self._ranges()] if self.is_divided else self._split(state)
 
     def _ranges(self) -> list[slice]:
         """Where in this process's part each member lies, as far as it does."""

@@ -113,9 +113,6 @@ class MixedWorker(Worker):
         dtype = torch.float64 if parameter.dtype is torch.float64 else torch.float32
         return {key: part.to(dtype) if _is_of(part, parameter) else part for key, part in own.items()}
 
-    def _kept_type(self, key: str) -> torch.dtype | None:
-        return self._options.optimizer_state_dtype or (self._types or {}).get(key)
-
     def _widen_state(self) -> None:
         """Gives state that came in a narrower type than it is kept in that type, with a warning: digits were lost."""
         own = type(self.optimizer).__module__.startswith("torch.optim")
@@ -152,7 +149,7 @@ class MixedWorker(Worker):
             wide.grad = None  # master weights stay, and are to hold no gradient
             parameter.copy_(self._narrowed(wide, parameter.dtype, kept, 0))
         for number, (key, part) in enumerate(state.items(), start=1):
-            held, dtype = kept.get(key), self._kept_type(key)
+            held, dtype = kept.get(key), options.optimizer_state_dtype or (self._types or {}).get(key)
             if held is part:
                 continue
             if dtype is not None and _is_of(part, parameter) and part.dtype is not dtype:

@@ -14,9 +14,8 @@ from popgeo.engine.optimizer.capture_update import capture_later_update, capture
 from popgeo.engine.optimizer.choose_worker import choose_worker
 from popgeo.engine.optimizer.flat_parameters import flatten_groups, refuse_whole_tensors
 from popgeo.engine.optimizer.gradient_scaling import GradientScaling, overflow_of
-from popgeo.engine.optimizer.own_worker import OwnWorker, require_gradients_suffice, wants_itself
 from popgeo.engine.optimizer.precision import keep_types_when_loading
-from popgeo.engine.optimizer.worker import Worker, noted_groups, settings_of
+from popgeo.engine.optimizer.worker import OwnWorker, Worker, noted_groups, require_gradients, settings_of, wants_itself
 from popgeo.engine.replicas import Replicas
 from popgeo.engine.same_objects import holds_the_same
 from popgeo.engine.step_options import StepOptions
@@ -63,7 +62,7 @@ class Update:
             raise ValueError(
                 "The optimizer holds no parameter that the loss depends on; build it from model.parameters()."
             )
-        require_gradients_suffice(optimizer, parameters)
+        require_gradients(optimizer, parameters)
         if options.shard_optimizer_state:
             refuse_whole_tensors(optimizer, "Options.shard_optimizer_state cuts parameters into parts")
         rule = options.loss_scaling

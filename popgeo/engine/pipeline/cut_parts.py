@@ -3,10 +3,9 @@
 from collections.abc import Iterator, Sequence
 
 from popgeo.capture.op_graph import Input, OpGraph, Role
-from popgeo.engine.pipeline.parts import Kept, StagePart, graph_of, owner_of
 from popgeo.engine.pipeline.random_draws import draws
 from popgeo.engine.pipeline.replay import replayable
-from popgeo.engine.pipeline.staging import Staging, phase_of
+from popgeo.engine.pipeline.staging import Kept, StagePart, Staging, graph_of, owner_of, phase_of
 
 
 def parts_of(graph: OpGraph, staging: Staging, *, num_results: int, trained: Sequence[str] = ()) -> list[StagePart]:
@@ -36,9 +35,7 @@ class _Cutter:
             self._passes += [(s, True) for s in reversed(range(stages))]
         self._rank = {one: rank for rank, one in enumerate(self._passes)}
         self._given = {v: given for given, v in graph.inputs.items()}
-        self._state = {
-            graph.values[v].storage: v for v, given in self._given.items() if given.role is not Role.ARGUMENT
-        }
+        self._state = {graph.values[v].storage: v for v, one in self._given.items() if one.role is not Role.ARGUMENT}
         self._place = self._places()
         self._writers: dict[int, list[int]] = {}
         for index, op in enumerate(graph.ops):
@@ -61,8 +58,8 @@ class _Cutter:
             for index, at in enumerate(self._place):
                 if at == rank and not self._views[index]:
                     self._add(rank, index, again)
-            for v in gradients[rank].values():
-                self._need(rank, v, again)
+            for producer in (made for v in gradients[rank].values() for made in self._made_here(rank, v, again)):
+                self._add(rank, producer, again)
         taken = [self._taken(rank) for rank in range(len(self._passes))]
         wanted: list[set[Kept]] = [set() for _ in self._passes]  # of each pass by later ones, or by the host
         for rank, received in enumerate(taken):
@@ -93,8 +90,7 @@ class _Cutter:
             moved = backward[index] is not (op.phase == "backward")
             final = any(last_touch[graph.values[v].storage] == index for v in op.writes if v in held)
             if moved or (final and op.target == "aten.copy_.default"):
-                made = [stages[maker[v]] for v in op.reads() if v in maker]
-                stages[index] = max(made, default=0)
+                stages[index] = max((stages[maker[v]] for v in op.reads() if v in maker), default=0)
         return [self._rank[s, b and (s, True) in self._rank] for s, b in zip(stages, backward, strict=True)]
 
     def _add(self, rank: int, first: int, again: set[int]) -> None:
@@ -110,11 +106,6 @@ class _Cutter:
             if index in again:  # what was changed in place then is changed again, in a copy
                 storages = {self._graph.values[v].storage for v in (*op.reads(), *op.makes())}
                 waiting += [writer for s in storages for writer in self._writers.get(s, ()) if writer in again]
-
-    def _need(self, rank: int, v: int, again: set[int]) -> None:
-        """Adds a value to what a pass needs."""
-        for producer in self._made_here(rank, v, again):
-            self._add(rank, producer, again)
 
     def _made_here(self, rank: int, v: int, again: set[int]) -> list[int]:
         """The operation that makes a value again in a pass; none where the pass makes it anyway, or receives it."""
@@ -141,15 +132,13 @@ class _Cutter:
 
     def _version(self, rank: int, v: int) -> Kept | None:
         """Which state of a buffer a pass needs that the step changes; None for the buffer itself, as it is then."""
-        storage = self._graph.values[v].storage
+        graph, storage = self._graph, self._graph.values[v].storage
         writers = self._writers[storage]
         homes = {self._place[i] for i in writers}
         if rank in homes and len(homes) == 1:
             return None
         touching = [
-            i
-            for i in self._needs[rank]
-            if any(self._graph.values[u].storage == storage for u in self._graph.ops[i].reads())
+            i for i in self._needs[rank] if any(graph.values[u].storage == storage for u in graph.ops[i].reads())
         ]
         repeats = any(i in writers and self._place[i] != rank for i in touching)
         if (len(homes) > 1 or rank < min(homes)) and not repeats:

@@ -15,7 +15,7 @@ from popgeo.capture.marks import empty_like
 from popgeo.capture.op_graph import Op, OpGraph, overload, substitute
 from popgeo.capture.operations import Draws, operation_of
 from popgeo.capture.passes import is_random
-from popgeo.engine.pipeline.parts import StagePart
+from popgeo.engine.pipeline.staging import StagePart
 
 T = TypeVar("T")
 

@@ -16,9 +16,8 @@ from popgeo.capture.passes import fold_constants
 from popgeo.engine.graph_runner import GraphRunner
 from popgeo.engine.memory_plan import byte_offset, storage_spans, view_of
 from popgeo.engine.pipeline.cut_parts import parts_of
-from popgeo.engine.pipeline.parts import Kept, StagePart, owner_of
 from popgeo.engine.pipeline.random_draws import drawing_from, draws, draws_ahead, uncounted
-from popgeo.engine.pipeline.staging import Staging
+from popgeo.engine.pipeline.staging import Kept, StagePart, Staging, owner_of
 
 Held = dict[Kept, Tensor]  # what one micro-batch has left so far for later parts
 OfReplica = Callable[[int], AbstractContextManager[object]]
@@ -157,9 +156,8 @@ class RoundRunner:
                 whole = self.graph.constants.get(owner)
             if whole is None:
                 whole = self._state[named[owner]].detach()
-            made.append(
-                whole if v == owner else view_of(whole, byte_offset(self.graph.values[owner]), self.graph.values[v])
-            )
+            values = self.graph.values
+            made.append(whole if v == owner else view_of(whole, byte_offset(values[owner]), values[v]))
         return made
 
     def _last_uses(self) -> dict[tuple[int, bool], list[Kept]]:

@@ -47,7 +47,7 @@ def cut_model(
         if stages == BLOCKS:
             firsts, ipus = cut_at_ipus(marks)
         elif stages == EACH_BLOCK:
-            firsts, ipus = cut_at_each(marks)
+            firsts, ipus = [*range(len(marks))], [n if mark.ipu is None else mark.ipu for n, mark in enumerate(marks)]
         else:
             firsts, ipus = cut_at_stages(marks, [one for one in stages if isinstance(one, Stage)])
     return cut(graph, layers, firsts, [0] * len(firsts) if on_one_ipu else ipus or range(len(firsts)))
@@ -116,16 +116,6 @@ def cut_at_ipus(marks: Sequence[BlockMark]) -> tuple[list[int], list[int]]:
             firsts.append(number)
             ipus.append(mark.ipu)
     return firsts, ipus
-
-
-def cut_at_each(marks: Sequence[BlockMark]) -> tuple[list[int], list[int]]:
-    """The first block and the IPU of each stage: every block is one.
-
-    Example:
-        >>> cut_at_each([BlockMark("a", None), BlockMark("b", None), BlockMark("c", 0)])
-        ([0, 1, 2], [0, 1, 0])
-    """
-    return list(range(len(marks))), [n if mark.ipu is None else mark.ipu for n, mark in enumerate(marks)]
 
 
 def cut_at_stages(marks: Sequence[BlockMark], stages: Sequence[Stage]) -> tuple[list[int], list[int]]:

@@ -177,13 +177,10 @@ class CutStep:
         Gradients of its parameters stay in it, and so do their parts that are added elsewhere.
         """
         graph, made_in = self.graph, self.made_in
-        place = {index: number for number, index in enumerate(own)}
+        place: dict[int | None, int] = {index: number for number, index in enumerate(own)}
         ops = tuple(graph.ops[index] for index in own)
         inside = {v for op in ops for v in (*op.reads(), *op.makes())}
-        values = tuple(
-            replace(value, producer=place.get(value.producer) if value.producer is not None else None)
-            for value in graph.values
-        )
+        values = tuple(value.made_by(place.get(value.producer)) for value in graph.values)
         inputs = {given: v for given, v in graph.inputs.items() if v in inside}
         for v in sorted(v for op in ops for v in op.reads()):
             if made_in.get(v, stage) != stage:

@@ -2,7 +2,8 @@
 
 from dataclasses import dataclass, replace
 
-from popgeo.capture.op_graph import Op, OpGraph, Ref, Value, substitute
+from popgeo.capture.op_graph import Op, OpGraph, Value
+from popgeo.capture.passes import new_storages, renumbered
 from popgeo.engine.pipeline.replay import before_the_loss, leaving
 from popgeo.engine.pipeline.staging import Recompute
 from popgeo.ipu.options import Options
@@ -82,7 +83,7 @@ class _Repeater:
                 for storage in {values[v].storage for v in (*op.makes(), *op.writes)} - there:
                     self._makers.setdefault(storage, []).append(index)
         self._values = list(values)
-        self._storages = max((value.storage for value in values), default=0) + 1
+        self._storages = new_storages(values)
         self._copies: dict[int, int] = {}  # of storages
         self._renamed: dict[int, int] = {}  # values
         self._again: set[int] = set()
@@ -97,14 +98,9 @@ class _Repeater:
                 ops.append(self._copied(self._stage.ops[before]))
                 order.append(before)
         producers = {v: place for place, op in reversed(list(enumerate(ops))) for v in op.makes()}
-        graph = replace(
-            self._stage,
-            ops=tuple(ops),
-            values=tuple(
-                value if value.producer is None else value.made_by(producers.get(v))  # None if it is not needed
-                for v, value in enumerate(self._values)
-            ),
-        )
+        # What is not needed has no producer.
+        values = [one.made_by(None if one.producer is None else producers.get(v)) for v, one in enumerate(self._values)]
+        graph = replace(self._stage, ops=tuple(ops), values=tuple(values))
         return Passes(graph=graph, ops=tuple(order), repeated=tuple(sorted(self._again)))
 
     def _needed(self, op: Op) -> list[int]:
@@ -115,8 +111,7 @@ class _Repeater:
             storage = waiting.pop()
             if storage in self._copies or storage not in self._makers:
                 continue
-            self._copies[storage] = self._storages
-            self._storages += 1
+            self._copies[storage] = next(self._storages)
             for index in self._makers[storage]:
                 if index not in self._again:
                     self._again.add(index)
@@ -127,14 +122,7 @@ class _Repeater:
 
     def _copied(self, op: Op) -> Op:
         """The operation on what was worked out again."""
-        return replace(
-            op,
-            phase="backward",
-            args=substitute(op.args, self._ref),
-            kwargs=substitute(op.kwargs, self._ref),
-            outputs=tuple(None if v is None else self._made_again(v, op) for v in op.outputs),
-            writes=tuple(map(self._value, op.writes)),
-        )
+        return renumbered(op, self._value, lambda v: self._made_again(v, op), phase="backward")
 
     def _made_again(self, v: int, op: Op) -> int:
         """A result; one that was kept, next to another that was not, is made once more without need."""
@@ -142,13 +130,9 @@ class _Repeater:
         if op.phase != "forward" or value.storage in self._copies or v in op.reads():
             return self._value(v)
         if value.storage not in {self._stage.values[read].storage for read in op.reads()}:
-            value = replace(value, storage=self._storages)
-            self._storages += 1
+            value = replace(value, storage=next(self._storages))
         self._values.append(value)
         return len(self._values) - 1
-
-    def _ref(self, v: int) -> Ref:
-        return Ref(self._value(v))
 
     def _value(self, v: int) -> int:
         value: Value = self._stage.values[v]

@@ -48,9 +48,7 @@ def timed_passes(
 
     if schedule is Schedule.LOCK_STEP:
         return [task(*pass_, begins) for pass_, begins in _in_step(lengths, ipus, micro_batches)]
-    state = _State(
-        stages=len(forward), ipus=ipus, micro_batches=micro_batches, trains=bool(backward), schedule=schedule
-    )
+    state = _State(len(forward), ipus, micro_batches, bool(backward), schedule)
     tasks = []
     while (chosen := state.earliest()) is not None:
         begins, is_backward, stage = chosen
@@ -80,9 +78,7 @@ def _in_step(
 class _State:
     """How far each stage and each IPU has got."""
 
-    def __init__(
-        self, *, stages: int, ipus: Sequence[int], micro_batches: int, trains: bool, schedule: Schedule
-    ) -> None:
+    def __init__(self, stages: int, ipus: Sequence[int], micro_batches: int, trains: bool, schedule: Schedule) -> None:
         self.stages, self.ipus, self.micro_batches = stages, ipus, micro_batches
         self.trains, self.schedule = trains, schedule
         self.ends: dict[tuple[int, int, bool], float] = {}

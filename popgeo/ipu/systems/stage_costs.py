@@ -137,9 +137,7 @@ def _with_streaming(stage: StageCost, rate: float, trains: bool) -> StageCost:
     into = stage.weight_bytes + (stage.stash_bytes if trains else 0)
     gradients = 2 * stage.weight_bytes if trains else 0  # read, added to, written
     return replace(
-        stage,
-        streaming_forward=into / rate,
-        streaming_backward=(into + gradients) / rate if trains else 0.0,
+        stage, streaming_forward=into / rate, streaming_backward=(into + gradients) / rate if trains else 0.0
     )
 
 

@@ -1,5 +1,6 @@
 """Which stage of a pipeline each operation of a captured step belongs to."""
 
+import itertools
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -90,9 +91,7 @@ def cut_evenly(layers: Sequence[LayerOps], cycles: Sequence[float], nbytes: Sequ
             f"…), which cannot be cut into {stages} stages. Ask for at most {len(layers)}."
         )
     weights = [max(c / max(sum(cycles), 1), b / max(sum(nbytes), 1)) for c, b in zip(cycles, nbytes, strict=True)]
-    total = [0.0]
-    for weight in weights:
-        total.append(total[-1] + weight)
+    total = list(itertools.accumulate(weights, initial=0.0))
     best = [[float("inf")] * (len(layers) + 1) for _ in range(stages + 1)]
     start = [[0] * (len(layers) + 1) for _ in range(stages + 1)]
     best[0][0] = 0.0

@@ -108,14 +108,8 @@ class StagePlanner:
             order,
             receive=([part.waits_forward for part in parts], [part.waits_backward for part in parts]),
         )
-        updating, extra = update_cycles(
-            update,
-            parts,
-            cut.num_ipus,
-            options,
-            off_chip=placement.optimizer_off_chip,
-            all_off_chip=order is Schedule.PHASED,
-        )
+        off_chip, phased = placement.optimizer_off_chip, order is Schedule.PHASED
+        updating, extra = update_cycles(update, parts, cut.num_ipus, options, off_chip=off_chip, all_off_chip=phased)
         adding = () if update is None or count == 1 else update.adding
         updates = () if update is None else update.costs
         seconds = time.perf_counter() - start

@@ -1,64 +1,30 @@
 """The program of a call that runs in stages: the tiles of several IPUs side by side, each stage on its own IPU's."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
-from popgeo.capture.op_graph import Input, OpGraph, Role, Value
-from popgeo.engine.pipeline.parts import Kept, StagePart, owner_of
-from popgeo.engine.pipeline.staging import Pass
+from popgeo.capture.op_graph import Input, OpGraph, Role
+from popgeo.engine.pipeline.staging import Kept, StagePart, owner_of
 from popgeo.ipu.cost.calibration import Machine
 from popgeo.ipu.cost.graph_cost import plan_all
+from popgeo.ipu.systems.stage_plan import StagePlan
 from popgeo.ipu.target import IpuTarget
 from popgeo.ipu.tiles.graph_program import add_operations, declare
 from popgeo.ipu.tiles.join_program import Joiner
 from popgeo.ipu.tiles.lower.builder import Builder, Places, elements_of, region_of
 from popgeo.ipu.tiles.lower.movement import copy
-from popgeo.ipu.tiles.map_tensors import GRAIN_BYTES, map_storages, storage_sizes
+from popgeo.ipu.tiles.map_tensors import map_storages, spread, storage_sizes
 from popgeo.ipu.tiles.program import Training
 from popgeo.ipu.tiles.steps import HostCopy, Region, Step, shifted_mapping, shifted_steps
-from popgeo.ipu.tiles.tile_mapping import TileMapping, linear
+from popgeo.ipu.tiles.tile_mapping import TileMapping
 
 
-@dataclass(frozen=True, kw_only=True)
-class StagesOnIpus:
-    """What runs where, and in which order.
-
-    Attributes:
-        parts: The passes of each stage.
-        order: Every pass of a round.
-        ipus: The IPU of each stage.
-    """
-
-    parts: Sequence[StagePart]
-    order: Sequence[Pass]
-    ipus: Sequence[int]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Left:
-    """What later parts of a micro-batch find.
-
-    Attributes:
-        kept: Which value, in which state.
-        part: Counts the part that left it among all; None for an argument of the call.
-        micro_batch: Counts the micro-batch that it belongs to.
-    """
-
-    kept: Kept
-    part: int | None
-    micro_batch: int
-
-    @property
-    def variable(self) -> str:
-        """The variable of the program that holds it."""
-        how = "given" if self.part is None else "before" if self.kept.before else "sent"
-        return f"{how} {self.kept.value}, part {self.part}, micro-batch {self.micro_batch}"
-
-    def region(self, value: Value) -> Region:
-        """Where the elements of the value, or of a view of it, are."""
-        return Region(variable=self.variable, elements=elements_of(value))
+def left_by(kept: Kept, part: int | None, micro_batch: int) -> str:
+    """The variable of what later parts of a micro-batch find, by the part that leaves it; None for the call."""
+    how = "given" if part is None else "before" if kept.before else "sent"
+    return f"{how} {kept.value}, part {part}, micro-batch {micro_batch}"
 
 
 class StagedJoiner(Joiner):
@@ -66,36 +32,42 @@ class StagedJoiner(Joiner):
     of a micro-batch; then all-reduce and update, as `join` repeats them.
 
     It is for the tiles of all IPUs; IPU `i` has them from `i` times a target's tiles on. Weights and gradients are
-    named as in `join`, what a part leaves for others as `Left` says.
+    named as in `join`, what a part leaves for others as `left_by` says.
 
     Args:
         graph: The captured step, constants folded.
         num_results: How many of its outputs the host receives; the others are gradients.
         target: One IPU; a small one.
         training: What happens to gradients; None for inference.
-        stages: What runs where, and in which order.
+        parts: The passes of each stage.
+        plan: What runs where, and in which order.
     """
 
     def __init__(
-        self, graph: OpGraph, num_results: int, target: IpuTarget, training: Training | None, stages: StagesOnIpus
+        self,
+        graph: OpGraph,
+        num_results: int,
+        target: IpuTarget,
+        training: Training | None,
+        parts: Sequence[StagePart],
+        plan: StagePlan,
     ) -> None:
-        self._one, self._stages = target, stages
-        num_ipus = max(stages.ipus) + 1
+        self._one, self._parts, self._order, self._ipus = target, parts, plan.staging.order, plan.ipus
+        num_ipus = max(self._ipus) + 1
         self._mappings: dict[int, dict[int, TileMapping]] = {ipu: {} for ipu in range(num_ipus)}
         self._home: dict[int, int] = {}
-        self._state = {
-            graph.values[v].storage: v for given, v in graph.inputs.items() if given.role is not Role.ARGUMENT
-        }
-        drafts = [self._draft(part) for part in stages.parts]
+        self._state = {graph.values[v].storage: v for one, v in graph.inputs.items() if one.role is not Role.ARGUMENT}
+        drafts = [self._draft(part) for part in parts]
         homes = {storage: self._on(ipu, self._mappings[ipu][storage]) for storage, ipu in self._home.items()}
         sizes = storage_sizes(graph)
         for storage in self._state:
-            homes.setdefault(storage, _spread(sizes[storage], target))
+            homes.setdefault(storage, spread(sizes[storage], target.num_tiles))
         super().__init__(graph, num_results, replace(target, num_ipus=num_ipus), training, homes)
         self._copies = self._declare_copies()
         self._steps = [self._place(rank, *draft) for rank, draft in enumerate(drafts)]
-        self._micro_batches = {now.micro_batch for now in stages.order}
+        self._micro_batches = {now.micro_batch for now in self._order}
         self._arguments = {v: one for one, v in graph.inputs_of(Role.ARGUMENT).items()}
+        self._results_of = [(v, owner_of(graph, v)) for v in graph.outputs[:num_results] if v is not None]
         self._declare_arguments()
         self._senders = self._declare_left()
 
@@ -106,10 +78,10 @@ class StagedJoiner(Joiner):
             size = self.builder.variables[name].mapping.numel
             source = Region(variable=variable, elements=np.arange(start, start + size))
             copy(self._scope(f"weights for IPU {ipu}"), self._whole(name), source)
-        order = self._stages.order
+        order = self._order
         first = {now.micro_batch: number for number, now in reversed(list(enumerate(order)))}
         last = {now.micro_batch: number for number, now in enumerate(order)}
-        rank_of = {(part.stage, part.backward): rank for rank, part in enumerate(self._stages.parts)}
+        rank_of = {(part.stage, part.backward): rank for rank, part in enumerate(self._parts)}
         for number, now in enumerate(order):
             direction = "backward" if now.backward else "forward"
             with self.builder.repeat(1, f"stage {now.stage} {direction} {now.micro_batch}"):
@@ -122,7 +94,7 @@ class StagedJoiner(Joiner):
 
     def _draft(self, part: StagePart) -> tuple[Builder, Places]:
         """The steps of a part on the tiles of one IPU."""
-        ipu, graph = self._stages.ipus[part.stage], part.graph
+        ipu, graph = self._ipus[part.stage], part.graph
         plans = plan_all(graph, Machine(target=self._one))
         state = graph.state_storages()
         known = {storage: at for storage, at in self._mappings[ipu].items() if storage in state}
@@ -137,8 +109,8 @@ class StagedJoiner(Joiner):
 
     def _place(self, rank: int, draft: Builder, places: Places) -> tuple[list[Step], Places]:
         """The same steps on the tiles of the part's IPU, in variables of the whole program."""
-        part = self._stages.parts[rank]
-        ipu = self._stages.ipus[part.stage]
+        part = self._parts[rank]
+        ipu = self._ipus[part.stage]
         there = {
             storage: (self._copies[ipu, storage], 0) if (ipu, storage) in self._copies else self._places[storage]
             for storage in part.graph.state_storages()
@@ -154,16 +126,16 @@ class StagedJoiner(Joiner):
         return steps, {storage: renamed[name] for storage, (name, _) in places.items()}
 
     def _pass(self, rank: int, micro_batch: int, accumulates: bool) -> None:
-        part, (steps, places) = self._stages.parts[rank], self._steps[rank]
+        part, (steps, places) = self._parts[rank], self._steps[rank]
         graph = self._graph
         for kept in part.receives:
             copy(self._scope("receive"), region_of(graph, places, kept.value), self._found(kept, rank, micro_batch))
         for kept in part.saves:
-            saved = Left(kept=kept, part=rank, micro_batch=micro_batch).region(graph.values[kept.value])
+            saved = self._left(kept, rank, micro_batch, kept.value)
             copy(self._scope("save"), saved, region_of(graph, self._places, kept.value))
         self.builder.steps += steps
         for value in part.sends:
-            sent = Left(kept=Kept(value), part=rank, micro_batch=micro_batch).region(graph.values[value])
+            sent = self._left(Kept(value), rank, micro_batch, value)
             copy(self._scope("send"), sent, region_of(graph, places, value))
         wanted = dict(zip(self._trained(), graph.outputs[self._num_results :], strict=True))
         for name in part.gradients:
@@ -177,34 +149,25 @@ class StagedJoiner(Joiner):
         part = max((sender for sender in self._senders.get(kept, ()) if sender < rank), default=None)
         if part is None and kept.value not in self._arguments:
             return self._region(v)
-        return Left(kept=kept, part=part, micro_batch=micro_batch).region(self._graph.values[v])
+        return self._left(kept, part, micro_batch, v)
+
+    def _left(self, kept: Kept, part: int | None, micro_batch: int, v: int) -> Region:
+        """Where the elements of a value are, or of a view of it, that a part has left."""
+        return Region(variable=left_by(kept, part, micro_batch), elements=elements_of(self._graph.values[v]))
 
     def _receive(self, micro_batch: int) -> None:
-        streams = {self._given(v, micro_batch).variable: str(one) for v, one in self._arguments.items()}
+        streams = {left_by(Kept(v), None, micro_batch): str(one) for v, one in self._arguments.items()}
         if streams:
             self.builder.steps.append(HostCopy(to_host=False, streams=streams))
 
-    def _given(self, v: int, micro_batch: int) -> Left:
-        return Left(kept=Kept(v), part=None, micro_batch=micro_batch)
-
     def _return(self, micro_batch: int) -> None:
-        rank = len(self._stages.parts)
-        streams = {self._found(Kept(v), rank, micro_batch).variable: f"result:{v}" for v in self._owners()}
+        rank, owners = len(self._parts), dict.fromkeys(owner for _, owner in self._results_of)
+        streams = {self._found(Kept(v), rank, micro_batch).variable: f"result:{v}" for v in owners}
         self.builder.steps.append(HostCopy(to_host=True, streams=streams))
 
-    def _owners(self) -> list[int]:
-        """What owns the memory of the results."""
-        wanted = [v for v in self._graph.outputs[: self._num_results] if v is not None]
-        return list(dict.fromkeys(owner_of(self._graph, v) for v in wanted))
-
     def result_places(self) -> tuple[tuple[str, np.ndarray], ...]:
-        found = []
-        for v in self._graph.outputs[: self._num_results]:
-            if v is not None:
-                owner = owner_of(self._graph, v)
-                region = self._found(Kept(owner), len(self._stages.parts), 0, v)
-                found.append((f"result:{owner}", region.elements))
-        return tuple(found)
+        found = ((owner, self._found(Kept(owner), len(self._parts), 0, v)) for v, owner in self._results_of)
+        return tuple((f"result:{owner}", region.elements) for owner, region in found)
 
     def input_places(self) -> dict[Input, Region]:
         return {
@@ -234,31 +197,25 @@ class StagedJoiner(Joiner):
         """A variable for each argument of each micro-batch, where the part that uses it first wants it."""
         for v in self._arguments:
             value = self._graph.values[v]
-            rank = next((r for r, part in enumerate(self._stages.parts) if Kept(v) in part.receives), None)
-            mapping = _spread(storage_sizes(self._graph)[value.storage], self._one)
+            rank = next((r for r, part in enumerate(self._parts) if Kept(v) in part.receives), None)
+            mapping = spread(storage_sizes(self._graph)[value.storage], self._one.num_tiles)
             if rank is not None:
                 mapping = self.builder.variables[self._steps[rank][1][value.storage][0]].mapping
             for micro_batch in self._micro_batches:
-                self.builder.declare(self._given(v, micro_batch).variable, value.dtype, mapping)
+                self.builder.declare(left_by(Kept(v), None, micro_batch), value.dtype, mapping)
 
     def _declare_left(self) -> dict[Kept, list[int]]:
         """A variable for what each part leaves of each micro-batch; tells which parts leave what."""
         senders: dict[Kept, list[int]] = {}
-        for rank, part in enumerate(self._stages.parts):
+        for rank, part in enumerate(self._parts):
             for kept in [*map(Kept, part.sends), *part.saves]:
                 value = self._graph.values[kept.value]
                 places = self._places if kept.before or value.storage in self._state else self._steps[rank][1]
                 mapping = self.builder.variables[places[value.storage][0]].mapping
                 senders.setdefault(kept, []).append(rank)
                 for micro_batch in self._micro_batches:
-                    left = Left(kept=kept, part=rank, micro_batch=micro_batch)
-                    self.builder.declare(left.variable, value.dtype, mapping)
+                    self.builder.declare(left_by(kept, rank, micro_batch), value.dtype, mapping)
         return senders
 
     def _on(self, ipu: int, mapping: TileMapping) -> TileMapping:
         return shifted_mapping(mapping, ipu * self._one.num_tiles)
-
-
-def _spread(size: tuple[int, int], target: IpuTarget) -> TileMapping:
-    """That many elements of that many bytes, linearly over the tiles of one IPU."""
-    return linear(size[0], target.num_tiles, max(1, GRAIN_BYTES // size[1]))

@@ -83,9 +83,8 @@ class Joiner:
             whole = concatenated([mappings[storage] for storage in storages])
             dtype = members[0].dtype
             self.builder.declare(f"weights.{number}", dtype, whole, lasting=True)
-            gradient = self.builder.declare(
-                f"gradients.{number}", self._gradient_type(number, dtype), whole, lasting=True
-            )
+            kind = self._gradient_type(number, dtype)
+            gradient = self.builder.declare(f"gradients.{number}", kind, whole, lasting=True)
             start = 0
             for name, storage in zip(names, storages, strict=True):
                 size = mappings[storage].numel
@@ -105,10 +104,8 @@ class Joiner:
 
     def finish(self) -> CallProgram:
         """The program, and where what the host knows is in it."""
-        state = {given: self._whole(str(given)) for given in self._optimizer_state}
-        return CallProgram(
-            program=finish(self.builder), places=self.input_places() | state, results=self.result_places()
-        )
+        places = self.input_places() | {given: self._whole(str(given)) for given in self._optimizer_state}
+        return CallProgram(program=finish(self.builder), places=places, results=self.result_places())
 
     def input_places(self) -> dict[Input, Region]:
         """Where the host finds each input of the step."""
@@ -209,9 +206,8 @@ class Joiner:
         """The steps of a graph whose inputs are variables that there are already."""
         places: Places = {graph.values[v].storage: (given[one], 0) for one, v in graph.inputs.items()}
         self._updates += 1
-        return add_graph(
-            self.builder, graph, plan_all(graph, Machine(target=self._target)), places, f"u{self._updates}."
-        )
+        plans = plan_all(graph, Machine(target=self._target))
+        return add_graph(self.builder, graph, plans, places, f"u{self._updates}.")
 
     def _results(self) -> list[Region]:
         """What the host receives of a micro-batch."""

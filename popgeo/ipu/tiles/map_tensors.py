@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from popgeo.capture.op_graph import Op, OpGraph, Ref, Value
+from popgeo.capture.op_graph import Op, OpGraph, Ref, Value, shape_text
 from popgeo.capture.operations import operation_of
 from popgeo.capture.passes import is_random
 from popgeo.ipu.cost.plan import Plan
@@ -39,10 +39,8 @@ def map_storages(
     mappings: dict[int, TileMapping] = dict(given or {})
 
     def place(storage: int, mapping: TileMapping | None) -> None:
-        dtype_bytes = sizes[storage][1]
-        grain = max(1, GRAIN_BYTES // dtype_bytes)
         fits = mapping is not None and mapping.numel == sizes[storage][0]
-        mappings[storage] = mapping if mapping is not None and fits else linear(sizes[storage][0], tiles, grain)
+        mappings[storage] = mapping if mapping is not None and fits else spread(sizes[storage], tiles)
 
     for op, plan in zip(graph.ops, plans, strict=False):
         if graph.is_view(op):
@@ -61,18 +59,18 @@ def map_storages(
     return mappings
 
 
+def spread(size: tuple[int, int], tiles: int) -> TileMapping:
+    """That many elements of that many bytes, linearly over the tiles."""
+    return linear(size[0], tiles, max(1, GRAIN_BYTES // size[1]))
+
+
 def storage_sizes(graph: OpGraph) -> dict[int, tuple[int, int]]:
     """Elements of each storage and bytes of one element; a storage that is looked at in two types counts in bytes."""
-    kinds: dict[int, set[int]] = {}
-    reach: dict[int, int] = {}
+    found: dict[int, tuple[int, int]] = {}
     for value in graph.values:
-        kinds.setdefault(value.storage, set()).add(value.dtype.itemsize)
-        reach[value.storage] = max(reach.get(value.storage, 0), value.end)
-    return {
-        storage: (nbytes // itemsize, itemsize)
-        for storage, nbytes in reach.items()
-        for itemsize in [next(iter(kinds[storage])) if len(kinds[storage]) == 1 else 1]
-    }
+        nbytes, itemsize = found.get(value.storage, (0, value.dtype.itemsize))
+        found[value.storage] = max(nbytes, value.end), itemsize if itemsize == value.dtype.itemsize else 1
+    return {storage: (nbytes // itemsize, itemsize) for storage, (nbytes, itemsize) in found.items()}
 
 
 def _wanted(graph: OpGraph, op: Op, plan: Plan, tiles: int) -> dict[int, TileMapping | None]:
@@ -129,12 +127,9 @@ def _followed(graph: OpGraph, op: Op, v: int, mappings: dict[int, TileMapping]) 
     if operation_of(op.target).family not in ("elementwise", "movement", "losses") or is_random(op):
         return None
     value = graph.values[v]
-    alike = [
-        mappings[operand.storage]
-        for operand in (graph.values[r] for r in op.reads())
-        if (operand.shape, operand.stride, operand.offset) == (value.shape, value.stride, value.offset)
-        and mappings[operand.storage].numel == value.numel
-    ]
+    form, operands = (value.shape, value.stride, value.offset), [graph.values[r] for r in op.reads()]
+    like = [mappings[one.storage] for one in operands if (one.shape, one.stride, one.offset) == form]
+    alike = [mapping for mapping in like if mapping.numel == value.numel]
     return max(alike, key=lambda mapping: len(np.unique(mapping.tiles)), default=None)
 
 
@@ -171,13 +166,13 @@ def lives(graph: OpGraph, mappings: Mapping[int, TileMapping], num_tiles: int) -
     sizes = storage_sizes(graph)
     names = {v: given.name for given, v in graph.inputs.items()} | dict.fromkeys(graph.constants, "constant")
     found: dict[int, tuple[str, str, int]] = {
-        graph.values[v].storage: (f"{name} {_shape(graph.values[v])}", "", -1) for v, name in names.items()
+        graph.values[v].storage: (f"{name} {shape_text(graph.values[v])}", "", -1) for v, name in names.items()
     }
     last = dict.fromkeys(found, -1) | graph.last_uses()
     for index, op in enumerate(graph.ops):
         name = op.target.split(".")[1]
         for v in () if graph.is_view(op) else op.makes():
-            found.setdefault(graph.values[v].storage, (f"{name} {_shape(graph.values[v])}", op.source, index))
+            found.setdefault(graph.values[v].storage, (f"{name} {shape_text(graph.values[v])}", op.source, index))
     return {
         storage: Life(
             name=name,
@@ -193,7 +188,3 @@ def lives(graph: OpGraph, mappings: Mapping[int, TileMapping], num_tiles: int) -
 def _bytes_per_tile(mapping: TileMapping, itemsize: int, num_tiles: int) -> np.ndarray:
     nbytes = mapping.elements_per_tile(num_tiles) * itemsize
     return -(-nbytes // ALIGNMENT) * ALIGNMENT
-
-
-def _shape(value: Value) -> str:
-    return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"

@@ -1,7 +1,7 @@
 """What a compiled step keeps in the memory of each tile, and when."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -93,11 +93,7 @@ def memory(
                 changing.append(moved)
         end = len(graph.ops) + len(update.ops)
         changing = [dataclasses.replace(life, last=end) if life.last == len(graph.ops) else life for life in changing]
-    every = [*costs, *update_costs]
-    nothing = np.zeros(tiles, np.int64)
-    values = {name: sum((life.nbytes for life in group), nothing) for name, group in resident.items()}
-    lasting = [life for group in resident.values() for life in group]
-    return _over_time(values, code_of(every, tiles), lasting, changing, every, target)
+    return _over_time(resident, changing, [*costs, *update_costs], target)
 
 
 def code_of(costs: Sequence[OpCost], tiles: int) -> dict[str, np.ndarray]:
@@ -143,24 +139,19 @@ def code_of(costs: Sequence[OpCost], tiles: int) -> dict[str, np.ndarray]:
 
 
 def _over_time(
-    values: dict[str, np.ndarray],
-    code: dict[str, np.ndarray],
-    lasting: Sequence[Life],
-    changing: Sequence[Life],
-    costs: Sequence[OpCost],
-    target: IpuTarget,
+    resident: Mapping[str, Sequence[Life]], changing: Sequence[Life], costs: Sequence[OpCost], target: IpuTarget
 ) -> MemoryUse:
     """Walks over the operations with what is alive on each tile.
 
     Args:
-        values: Bytes of the values that have a place of their own, by what they are. int64[tiles] each
-        code: Bytes of the program, likewise.
-        lasting: Those values one by one.
+        resident: Values that have a place of their own, by what they are.
         changing: Values that share memory, one after the other.
         costs: The operations, in order.
         target: The machine.
     """
-    always = sum([*values.values(), *code.values()], np.zeros(target.all_tiles, np.int64))
+    code, nothing = code_of(costs, target.all_tiles), np.zeros(target.all_tiles, np.int64)
+    values = {name: sum((life.nbytes for life in group), nothing) for name, group in resident.items()}
+    always = sum([*values.values(), *code.values()], nothing)
     starts: dict[int, list[Life]] = {}
     ends: dict[int, list[Life]] = {}
     for life in changing:
@@ -183,9 +174,8 @@ def _over_time(
     if not costs:
         curve[0], peak_tile = always.max(), int(always.argmax())
     there = [life for life in changing if max(life.first, 0) <= peak_op <= life.last]
-    held = [
-        Resident(name=life.name, nbytes=int(life.nbytes[peak_tile]), source=life.source) for life in [*lasting, *there]
-    ]
+    lives_there = [*(life for group in resident.values() for life in group), *there]
+    held = [Resident(name=one.name, nbytes=int(one.nbytes[peak_tile]), source=one.source) for one in lives_there]
     if costs:
         running = costs[peak_op]
         temporary = int(_temporary(running, len(always))[peak_tile])

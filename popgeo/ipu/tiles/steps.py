@@ -90,9 +90,8 @@ class ComputeSet:
 
     def __str__(self) -> str:
         tiles = {vertex.tile for vertex in self.vertices}
-        return (
-            f"compute {self.name}: {_count(len(self.vertices), 'vertex', 'vertices')} on {_count(len(tiles), 'tile')}"
-        )
+        vertices = _count(len(self.vertices), "vertex", "vertices")
+        return f"compute {self.name}: {vertices} on {_count(len(tiles), 'tile')}"
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

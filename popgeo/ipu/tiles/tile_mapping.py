@@ -82,9 +82,8 @@ def blocked(rows: int, columns: int, row_parts: int, column_parts: int, num_tile
     high, wide = -(-rows // max(row_parts, 1)), -(-columns // max(column_parts, 1))
     if wide >= columns:
         starts = np.arange(0, max(rows * columns, 1), max(high * columns, 1), dtype=np.int64)
-        return TileMapping(
-            starts=starts, tiles=(np.arange(len(starts)) % num_tiles).astype(np.int32), numel=rows * columns
-        )
+        tiles = (np.arange(len(starts)) % num_tiles).astype(np.int32)
+        return TileMapping(starts=starts, tiles=tiles, numel=rows * columns)
     across = np.arange(0, columns, wide, dtype=np.int64)
     down = np.arange(rows, dtype=np.int64)
     starts = (down[:, None] * columns + across).ravel()

@@ -88,9 +88,9 @@ class TileMemory:
                     f"Tile {transfer.source} was to send {len(transfer.elements)} elements of {transfer.variable} to "
                     f"tile {transfer.destination}, but does not hold them or never wrote them."
                 )
-            self._tiles[transfer.destination].sent.setdefault(transfer.variable, []).append(
-                _Buffer(elements=transfer.elements, values=values, written=np.ones(len(transfer.elements), bool))
-            )
+            arrived, whole = self._tiles[transfer.destination].sent, np.ones(len(transfer.elements), bool)
+            brought = _Buffer(elements=transfer.elements, values=values, written=whole)
+            arrived.setdefault(transfer.variable, []).append(brought)
 
     def compute(self, step: ComputeSet) -> None:
         """Runs each vertex on its tile.

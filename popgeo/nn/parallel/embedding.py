@@ -44,10 +44,9 @@ class ParallelEmbedding(ShardedModule):
         if cut not in (Cut.VOCABULARY, Cut.WIDTH, "vocabulary", "width"):
             raise ValueError(f"cut is {cut!r}; an embedding is cut by 'vocabulary' or by 'width'.")
         self.cut = Cut(cut)
-        by_rows = self.cut is Cut.VOCABULARY
-        part_of(
-            num_embeddings if by_rows else embedding_dim, num_shards, "num_embeddings" if by_rows else "embedding_dim"
-        )
+        sizes = {Cut.VOCABULARY: (num_embeddings, "num_embeddings"), Cut.WIDTH: (embedding_dim, "embedding_dim")}
+        size, name = sizes[self.cut]
+        part_of(size, num_shards, name)
         self.num_embeddings, self.embedding_dim = num_embeddings, embedding_dim
         self._take(nn.Embedding(num_embeddings, embedding_dim, **kwargs))
 

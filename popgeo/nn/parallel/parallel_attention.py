@@ -28,15 +28,7 @@ class ParallelAttention(nn.Module):
         torch.Size([2, 5, 12])
     """
 
-    def __init__(
-        self,
-        width: int,
-        num_heads: int,
-        num_shards: int,
-        *,
-        causal: bool = True,
-        **kwargs: Any,
-    ) -> None:
+    def __init__(self, width: int, num_heads: int, num_shards: int, *, causal: bool = True, **kwargs: Any) -> None:
         super().__init__()
         part_of(width, num_heads, "width")
         part_of(num_heads, num_shards, "num_heads")

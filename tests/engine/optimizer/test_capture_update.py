@@ -8,10 +8,9 @@ from torch import nn, optim
 
 from popgeo.capture.op_graph import Input, Role
 from popgeo.engine.optimizer.capture_update import capture_later_update, capture_scaling, capture_update
-from popgeo.engine.optimizer.captured_worker import CapturedWorker
+from popgeo.engine.optimizer.captured_worker import CapturedWorker, Rehearsal
 from popgeo.engine.optimizer.gradient_scaling import GradientScaling
 from popgeo.engine.optimizer.mixed_worker import MixedWorker
-from popgeo.engine.optimizer.rehearse import Rehearsal
 from popgeo.engine.optimizer.worker import Worker
 from popgeo.engine.step_options import StepOptions
 

@@ -6,7 +6,7 @@ from torch import nn
 
 from popgeo.engine.optimizer.choose_worker import choose_worker
 from popgeo.engine.optimizer.flat_parameters import FlatParameters, flatten_groups, is_elementwise
-from popgeo.engine.optimizer.own_worker import OwnWorker
+from popgeo.engine.optimizer.worker import OwnWorker
 from popgeo.engine.step_options import StepOptions
 
 WHOLE = (0, 1)

@@ -7,8 +7,7 @@ import pytest
 import torch
 from torch import nn, optim
 
-from popgeo.engine.optimizer.captured_worker import CapturedWorker
-from popgeo.engine.optimizer.rehearse import Rehearsal
+from popgeo.engine.optimizer.captured_worker import CapturedWorker, Rehearsal
 from popgeo.engine.optimizer.worker import Worker, settings_of
 from popgeo.native import library
 

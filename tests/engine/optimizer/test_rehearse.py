@@ -7,8 +7,8 @@ import torch
 from torch import nn, optim
 
 from popgeo.capture.op_graph import Role
+from popgeo.engine.optimizer.captured_worker import Rehearsal
 from popgeo.engine.optimizer.gradient_scaling import set_gradient
-from popgeo.engine.optimizer.rehearse import Rehearsal
 from popgeo.engine.optimizer.worker import Worker
 
 

@@ -11,8 +11,7 @@ from popgeo.capture.capture_step import capture_step
 from popgeo.capture.op_graph import OpGraph, Role
 from popgeo.capture.passes import fold_constants
 from popgeo.engine.pipeline.cut_parts import parts_of
-from popgeo.engine.pipeline.parts import Kept, owner_of
-from popgeo.engine.pipeline.staging import Pass, Recompute, Staging
+from popgeo.engine.pipeline.staging import Kept, Pass, Recompute, Staging, owner_of
 from tests.support.parts import PIPELINED, inputs, views_of_views
 
 

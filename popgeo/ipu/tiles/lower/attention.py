@@ -15,8 +15,7 @@ from popgeo.ipu.tiles.steps import Region
 def divides(scope: Scope, op: Op) -> bool:
     """Whether no probabilities are dropped out, and every head has keys and values of its own."""
     query, key = (scope.value(argument_of(op, name).value).shape for name in ("query", "key"))
-    alike = len(query) == 4 and query[:2] == key[:2]
-    return alike and not argument_of(op, "dropout_p")
+    return len(query) == 4 and query[:2] == key[:2] and not argument_of(op, "dropout_p")
 
 
 def lower_attention(scope: Scope, op: Op) -> None:

@@ -107,8 +107,7 @@ def grouped(labels: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
         [(0, [1]), (2, [0, 2])]
     """
     order = np.argsort(labels, kind="stable")
-    ordered = labels[order]
-    cuts = np.flatnonzero(np.diff(ordered)) + 1
+    cuts = np.flatnonzero(np.diff(labels[order])) + 1
     for where in np.split(order, cuts):
         if len(where):
             yield int(labels[where[0]]), where

@@ -48,9 +48,7 @@ def operands(scope: Scope, op: Op) -> tuple[list[Region], tuple[Any, ...], dict[
         return Scalar(len(reads) - 1)
 
     arguments = tuple(number(substitute(argument, place)) for argument in op.args)
-    keywords = {
-        key: number(substitute(argument, place)) for key, argument in op.kwargs.items() if key not in _LAYOUT_ONLY
-    }
+    keywords = {key: number(substitute(one, place)) for key, one in op.kwargs.items() if key not in _LAYOUT_ONLY}
     return reads, arguments, keywords
 
 

@@ -59,9 +59,8 @@ def in_parts(
         """The result itself if it lies as the tiles make it, else a partial result that does."""
         if number in summed:
             at = np.arange(len(parts)).reshape(-1, *[1] * result.elements.ndim)
-            return builder.partial(
-                scope.label, builder.dtype(result), np.broadcast_to(at, (len(parts), *result.elements.shape))
-            )
+            holders = np.broadcast_to(at, (len(parts), *result.elements.shape))
+            return builder.partial(scope.label, builder.dtype(result), holders)
         at = np.zeros(result.elements.shape, np.int32)
         for tile in parts:
             at[place(result, tile)] = tile

@@ -76,10 +76,7 @@ def _on_one_tile(scope: Scope, op: Op) -> None:
     fresh = [v for v in op.outputs if v is not None and v not in op.reads()]
     changed = [Operand(op.reads().index(v)) for v in dict.fromkeys(op.writes)]
     places = [scope.region(v) for v in (*fresh, *dict.fromkeys(op.writes))]
-    here = [
-        builder.partial(scope.label, builder.dtype(place), np.full(place.elements.shape, TILE, np.int32))
-        for place in places
-    ]
+    here = [builder.partial(scope.label, builder.dtype(r), np.full(r.elements.shape, TILE, np.int32)) for r in places]
     kept = tuple(v is not None and v not in op.reads() for v in op.outputs)
     vertex = Vertex(
         tile=TILE,

@@ -39,10 +39,8 @@ def _product(scope: Scope, c: Region, a: Region, b: Region, direct: bool) -> Reg
     batches, rows, columns = c.elements.shape
     tiles, label, builder = scope.builder.num_tiles, scope.label, scope.builder
     split = _split(scope, rows, a.elements.shape[2], columns)
-    row_cuts, inner_cuts, column_cuts = (
-        cuts(size, split[key])
-        for size, key in ((rows, "rows"), (a.elements.shape[2], "contraction"), (columns, "columns"))
-    )
+    sizes = {"rows": rows, "contraction": a.elements.shape[2], "columns": columns}
+    row_cuts, inner_cuts, column_cuts = (cuts(size, split[key]) for key, size in sizes.items())
     blocks = list(itertools.product(range(batches), row_cuts, column_cuts))
     holders = np.zeros((len(inner_cuts), batches, rows, columns), np.int32)
     for depth, (place, (batch, across, down)) in itertools.product(range(len(inner_cuts)), enumerate(blocks)):

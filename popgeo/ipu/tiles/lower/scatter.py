@@ -57,9 +57,8 @@ def scatter_rows(
     (num_rows, columns), lookups = out.elements.shape, index.elements.size
     row_cuts, column_cuts, lookup_cuts = row_cuts_of(scope, "scatter", num_rows, columns, lookups)
     sums_at = np.zeros((len(lookup_cuts), num_rows, columns), np.int32)
-    for (p, _), (s, rows), (u, narrow) in itertools.product(
-        enumerate(lookup_cuts), enumerate(row_cuts), enumerate(column_cuts)
-    ):
+    places = itertools.product(range(len(lookup_cuts)), enumerate(row_cuts), enumerate(column_cuts))
+    for p, (s, rows), (u, narrow) in places:
         sums_at[p, rows, narrow] = tile_of(scope, p, s, u, len(row_cuts), len(column_cuts))
     sums = scope.partials(out if base is None else None, builder.dtype(out), sums_at)
 
@@ -86,8 +85,8 @@ def scatter_rows(
     total = sums
     if len(lookup_cuts) > 1:
         whole = out if base is None else builder.partial(label, builder.dtype(out), builder.holders(out))
-        places = np.broadcast_to(np.arange(out.elements.size).reshape(out.elements.shape), sums.elements.shape)
-        combine_partials(scope, whole, sums, places, how, name="add partial sums")
+        into = np.broadcast_to(np.arange(out.elements.size).reshape(out.elements.shape), sums.elements.shape)
+        combine_partials(scope, whole, sums, into, how, name="add partial sums")
         if base is None:
             return
         total = Region(variable=whole.variable, elements=whole.elements[None])
@@ -100,9 +99,8 @@ def scatter_rows(
 def lower_index_add(scope: Scope, op: Op) -> None:
     """aten.index_add(x, dim, index, source, alpha), aten.scatter_add(x, dim, index, source) of rows"""
     dim, alpha, index = op.args[1], op.kwargs.get("alpha", 1), reshaped(row_index(scope, op), -1)
-    base, source, out = (
-        as_rows(r, dim) for r in (*(scope.region(op.args[k].value) for k in (0, 3)), scope.region(op.outputs[0]))
-    )
+    given = scope.region(op.args[0].value), scope.region(op.args[3].value), scope.region(op.outputs[0])
+    base, source, out = (as_rows(region, dim) for region in given)
     scatter_rows(scope, out, index, part(source, slice(0, index.elements.size)), base=base, alpha=alpha)
 
 
@@ -113,14 +111,8 @@ def lower_index_put(scope: Scope, op: Op) -> None:
     given = scope.region(values.value)
     updates = Region(variable=given.variable, elements=np.broadcast_to(given.elements, shape))
     width = math.prod(base.elements.shape[1:])
-    scatter_rows(
-        scope,
-        as_rows(scope.region(op.outputs[0]), 0),
-        reshaped(index, -1),
-        reshaped(updates, index.elements.size, width),
-        base=as_rows(base, 0),
-        wraps=True,
-    )
+    out, rows = as_rows(scope.region(op.outputs[0]), 0), reshaped(updates, index.elements.size, width)
+    scatter_rows(scope, out, reshaped(index, -1), rows, base=as_rows(base, 0), wraps=True)
 
 
 def lower_embedding_backward(scope: Scope, op: Op) -> None:
