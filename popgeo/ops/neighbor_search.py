@@ -68,8 +68,8 @@ def near_nodes(form: Form, slots: int, search: Search) -> tuple[Tensor, Tensor]:
     pos = search.pos.detach()
     is_transformed = not is_compiling() and _functorch.peek_interpreter_stack() is not None
     if is_transformed or not pos.is_cpu or pos.dtype not in _SERVED:
-        return _define(form, slots, pos, *search[1:])
-    return _NEAR_NODES(int(form), slots, pos, *search[1:])
+        return _define(form, slots, pos, *tuple(search)[1:])
+    return _NEAR_NODES(int(form), slots, pos, *tuple(search)[1:])  # dynamo of torch 2.8 cannot slice a named tuple
 
 
 def _define(form: int, slots: int, *arguments: Any) -> tuple[Tensor, Tensor]:

@@ -210,4 +210,4 @@ def _in_slots(form: Form, slots: int, search: Search, max_num_nodes: int | None)
 def _in_windows(edges: Neighbors, search: Search, max_num_nodes: int | None) -> Neighbors:
     """The edges, once it is known that every graph fits its window."""
     fits, reason = fit_windows(search.batch, search.num_graphs, max_num_nodes, search.nodes_mask)
-    return edges._replace(edge_weight=require(fits.all(), edges.edge_weight, reason))
+    return Neighbors(edges.edge_index, require(fits.all(), edges.edge_weight, reason), edges.edges_mask)

@@ -26,7 +26,7 @@ ELEMENTWISE_UNTAGGED = {
     "_to_copy", "clone", "copy", "identity_loss", "masked_fill", "abs", "fill", "shifted_softplus",
     "shifted_softplus_backward", "_prelu_kernel", "leaky_relu_backward", "elu_backward", "softplus_backward",
     "hardtanh_backward", "hardswish", "hardswish_backward", "hardsigmoid", "hardsigmoid_backward", "mish_backward",
-    "softshrink_backward", "hardshrink_backward", "convert_element_type",
+    "softshrink_backward", "hardshrink_backward", "convert_element_type", "leaky_relu",
 }  # fmt: skip
 
 
