@@ -42,9 +42,7 @@ def identity_loss(x: Tensor, reduction: str = "mean") -> Tensor:
         tensor(4.)
     """
     if reduction not in ("mean", "sum", "none"):
-        raise ValueError(
-            f"Unsupported reduction type! identity_loss got {reduction!r}; it must be 'mean', 'sum' or 'none'."
-        )
+        raise ValueError(f"Unsupported reduction type! identity_loss got {reduction!r}, not 'mean', 'sum' or 'none'.")
     return _mark(x if reduction == "none" else getattr(x, reduction)())
 
 

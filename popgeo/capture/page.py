@@ -246,7 +246,5 @@ class Page:
 
 def _real(tensor: Tensor) -> Tensor:
     if isinstance(tensor, FakeTensor):
-        raise ValueError(
-            "A tensor of another capture is used; pass it as an argument or make it a buffer of the model."
-        )
+        raise ValueError("A tensor of another capture is used; pass it as an argument or make it a buffer.")
     return tensor.detach()

@@ -51,8 +51,7 @@ class IpuMachine(StepMachine):
         if not isinstance(options, Options):
             remedy = "pass it by its name, optimizer=" if isinstance(options, Optimizer) else "pass a popgeo.Options"
             raise ValueError(
-                f"options is a {type(options).__name__}, which names no machine; {remedy}, or use "
-                "popgeo.compile_step, which needs none."
+                f"options is a {type(options).__name__}, which names no machine; {remedy}, or use popgeo.compile_step."
             )
         self._options = options
 

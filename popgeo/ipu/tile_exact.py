@@ -61,9 +61,7 @@ class TileExact:
         self._update = compiled.update
         states = compiled.replica_states()
         if self._options.replication_factor != len(states):
-            raise ValueError(
-                f"The {self._options.replication_factor} replicas are spread over processes; run all of them in one."
-            )
+            raise ValueError(f"{self._options.replication_factor} replicas are spread over processes; run all in one.")
         if compiled.loss_scale is not None:
             raise ValueError(
                 "A dynamic loss_scaling leaves updates out as the gradients are, and a program of tiles is the same "
