@@ -62,8 +62,7 @@ def _find_loss(results: Sequence[Tensor], recorder: Recorder) -> Tensor:
             return final[0]
         raise ValueError(
             f"Multiple independent losses found in graph. Graph must have one final loss. Wrap final graph loss "
-            f"in poptorch.identity_loss. Of {len(marked)} marked tensors none depends on all others; popgeo.ipu has "
-            "identity_loss too."
+            f"in poptorch.identity_loss (or popgeo.ipu's). Of {len(marked)} marked tensors none depends on all others."
         )
     scalars = [tensor for tensor in results if tensor.dim() == 0 and tensor.requires_grad]
     if len(scalars) == 1:

@@ -187,8 +187,7 @@ class Page:
             if isinstance(changed, Tensor) and changed.shape != args[0].shape:
                 raise ValueError(
                     f"{func._schema.name} gives a tensor of shape {list(args[0].shape)} the shape "
-                    f"{list(changed.shape)} in place. Make a new tensor: call it without the underscore at the end of "
-                    "its name, or without out=."
+                    f"{list(changed.shape)} in place. Make a new tensor: leave out the underscore of its name, or out=."
                 )
             return args[0]
         # Of constants alone nothing is a stand-in yet.

@@ -236,8 +236,7 @@ class Recorder(TorchDispatchMode):
             if func._schema.name == "aten::set_" or self.page.has_other_shape(tensor):
                 raise ValueError(
                     f"{self.line()}: {func._schema.name} gives a tensor another shape or other memory in place, as "
-                    "torch does inside of some functions with out=. Make a new tensor instead: leave out= out, and "
-                    "copy_() the result to if it is wanted."
+                    "functions with out= may. Make a new tensor instead: leave out= out, and copy_() the result."
                 )
 
     def _refuse_writes_to_constants(self, func: Any, writes: Sequence[int]) -> None:

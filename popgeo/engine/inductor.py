@@ -42,8 +42,7 @@ class InductorRunner:
             raise ValueError("floating_point_exceptions checks each operation; inductor joins them. Use backend='cpu'.")
         if any(op.target == SET_STATE for op in graph.ops):
             raise ValueError(
-                "The model seeds random numbers or draws them again, as a checkpoint around dropout does, and inductor "
-                "would leave that out. Use backend='cpu'."
+                "The model seeds random numbers or draws them again, which inductor leaves out. Use backend='cpu'."
             )
         self.graph = graph = expand(graph)
         self.draws_random_numbers = any(is_random(op) for op in graph.ops)
