@@ -9,9 +9,8 @@ from torch.optim import Optimizer
 
 from popgeo.compat.account import ignored
 from popgeo.compat.poptorch import enums
-from popgeo.compat.poptorch.errors import CheckFailed, Error
+from popgeo.compat.poptorch.errors import CheckFailed, Error, said
 from popgeo.compat.poptorch.options import Options
-from popgeo.compat.sentences import said
 from popgeo.engine.loss_scaling import LossScaling
 from popgeo.engine.optimizer.flat_parameters import is_elementwise
 from popgeo.ipu.options import Options as PopgeoOptions

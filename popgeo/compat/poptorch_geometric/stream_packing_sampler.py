@@ -6,9 +6,9 @@ from typing import Any
 import numpy as np
 from torch.utils.data import RandomSampler, Sampler, SequentialSampler
 
+from popgeo.compat.poptorch.errors import said
 from popgeo.compat.poptorch_geometric.collate import FixedSizeCollater
 from popgeo.compat.poptorch_geometric.fixed_size_options import FixedSizeOptions
-from popgeo.compat.sentences import said
 from popgeo.data.axes import Level
 from popgeo.data.opened import Opened
 from popgeo.packing import Budget, stream
