@@ -233,14 +233,10 @@ class Page:
 
     def graph(self, outputs: Sequence[Tensor | None]) -> OpGraph:
         """What was written down, returning these tensors."""
-        numbers = tuple(None if tensor is None else self.number(tensor) for tensor in outputs)
-        return OpGraph(
-            ops=tuple(self.ops),
-            values=tuple(self.values),
-            inputs=dict(self.inputs),
-            outputs=numbers,
-            constants={v: _real(tensor) for v, tensor in self.constants.items()},
-        )
+        made = tuple(None if tensor is None else self.number(tensor) for tensor in outputs)
+        own = {v: _real(tensor) for v, tensor in self.constants.items()}
+        ops, values = tuple(self.ops), tuple(self.values)
+        return OpGraph(ops=ops, values=values, inputs=dict(self.inputs), outputs=made, constants=own)
 
 
 def _real(tensor: Tensor) -> Tensor:

@@ -79,13 +79,9 @@ class IpuMachine(StepMachine):
             ValueError: the step cannot be cut so, or has too few micro-batches.
         """
         shared = is_shared(recipe.function, self._options.target)
-        return IpuPlan(
-            step=step,
-            update=update,
-            options=self._options,
-            stages=stage_plan(step, partial(_captured, update), self._options),
-            capture_share=partial(_share_of, recipe, arguments, self._options) if shared else None,
-        )
+        stages = stage_plan(step, partial(_captured, update), self._options)
+        share = partial(_share_of, recipe, arguments, self._options) if shared else None
+        return IpuPlan(step=step, update=update, options=self._options, stages=stages, capture_share=share)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

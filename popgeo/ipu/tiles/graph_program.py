@@ -67,10 +67,6 @@ def add_graph(builder: Builder, graph: OpGraph, plans: Sequence[Plan], given: Pl
 
 def finish(builder: Builder) -> Program:
     """The program that the builder has collected."""
-    return Program(
-        num_tiles=builder.num_tiles,
-        variables=builder.variables,
-        steps=tuple(builder.steps),
-        constants=builder.constants,
-        fallbacks=tuple(dict.fromkeys(builder.fallbacks)),
-    )
+    steps, kept = tuple(builder.steps), tuple(dict.fromkeys(builder.fallbacks))
+    tiles, variables = builder.num_tiles, builder.variables
+    return Program(num_tiles=tiles, variables=variables, steps=steps, constants=builder.constants, fallbacks=kept)
