@@ -77,9 +77,7 @@ def in_parts(
         reads = tuple(r if k in whole else part(r, *place(r, tile)) for k, r in enumerate(given))
         writes = tuple(written(number, tile) for number in range(len(made)))
         own = arguments[tile] if isinstance(arguments, Mapping) else arguments
-        return Vertex(
-            tile=tile, operation=operation, reads=reads, writes=writes, arguments=own, keywords=keywords or {}
-        )
+        return Vertex(tile=tile, operation=operation, reads=reads, writes=writes, arguments=own, keywords=named)
 
     builder.compute(scope.label, map(vertex, parts))
     for number, (result, here) in enumerate(zip(results, made, strict=True)):
