@@ -1,7 +1,7 @@
 """Marks which tensor the backward pass starts from: by hand, or each that torch's own loss functions return."""
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -95,9 +95,7 @@ def losses_marked() -> Iterator[None]:
 
 
 class _Marks(TorchFunctionMode):
-    def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Any:
+    def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         made = func(*args, **(kwargs or {}))
         marks = func in _LOSSES and isinstance(made, Tensor) and made.requires_grad
         return identity_loss(made, "none") if marks else made

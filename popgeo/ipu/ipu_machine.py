@@ -67,9 +67,9 @@ class IpuMachine(StepMachine):
         chosen = [getattr(options, one.name) for one in fields(options) if one.name not in _DECIDE_NOTHING]
         decides = [hash_sources(*DECIDES), astuple(options.target), *chosen, getattr(optimizer, "accum_type", None)]
         if optimizer is not None:  # its settings that are on, such as momentum, decide how much memory it takes
-            decides.append(type(optimizer))
-            for group in optimizer.param_groups:
-                decides.append(sorted(k for k, on in group.items() if k != "params" and on is not None and bool(on)))
+            groups = [group.items() for group in optimizer.param_groups]
+            settings = [sorted(k for k, on in one if k != "params" and on is not None and bool(on)) for one in groups]
+            decides += [type(optimizer), *settings]
         return decides
 
     def plan(self, recipe: Recipe, arguments: Arguments, step: CapturedStep, update: Update | None) -> "IpuPlan":

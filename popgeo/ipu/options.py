@@ -87,8 +87,8 @@ class Options(StepOptions):
             return self.matmul_proportion
         if ipu >= len(self.matmul_proportion):
             raise ValueError(
-                f"Options.matmul_proportion has {len(self.matmul_proportion)} shares, but IPU {ipu} is in use. "
-                "Give one for each, or one number for all."
+                f"Options.matmul_proportion has shares for {len(self.matmul_proportion)} IPUs, but IPU {ipu} is in "
+                "use. Give one for each, or one number for all."
             )
         return self.matmul_proportion[ipu]
 

@@ -1,6 +1,5 @@
 """Embeddings in shards: each has some of the rows, or some of the columns."""
 
-from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -80,10 +79,6 @@ class ParallelEmbedding(ShardedModule):
         return embedding
 
     to_embedding = to_plain
-
-    def local_parts(self, num_local: int) -> Mapping[str, tuple[int, ...]]:
-        """How many shards of each cut parameter that many shards of the layer have."""
-        return {"weight": (num_local,)}
 
     def forward(self, index: Tensor) -> Tensor:
         """[...] -> [..., embedding_dim]"""

@@ -80,10 +80,6 @@ class RowParallelLinear(ShardedLinear):
     def _cut_bias(self, bias: Tensor) -> Tensor:
         return bias  # all shards have it
 
-    def local_parts(self, num_local: int) -> Mapping[str, tuple[int, ...]]:
-        """How many shards of each cut parameter that many shards of the layer have."""
-        return {"weight": (num_local,)}
-
     def forward(self, x: Tensor) -> Tensor:
         """[num_local, ..., in_features / num_shards], or [..., in_features] to be cut, -> [..., out_features]"""
         if self.input_is_cut:
