@@ -40,7 +40,8 @@ def gradient_type(options: StepOptions, optimizer: Optimizer, weights: torch.dty
         return torch.float32 if wanted is torch.float32 and hasattr(Tensor, "grad_dtype") else weights
     if chosen not in (torch.float32, weights):
         raise ValueError(
-            f"accumulation_dtype is {chosen}; gradients of {weights} weights are joined in that type or torch.float32."
+            f"accumulation_dtype is {chosen}, and some weights are {weights}; gradients are joined in the weights' own "
+            "type or in torch.float32."
         )
     if chosen is torch.float32 and not hasattr(Tensor, "grad_dtype"):
         raise ValueError(
