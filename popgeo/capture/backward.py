@@ -62,8 +62,7 @@ def _find_loss(results: Sequence[Tensor], recorder: Recorder) -> Tensor:
             return final[0]
         raise ValueError(
             f"Multiple independent losses found in graph. Graph must have one final loss. Wrap final graph loss "
-            f"in poptorch.identity_loss. Of {len(marked)} marked tensors none depends on all others; popgeo.ipu has "
-            "identity_loss too."
+            f"in poptorch.identity_loss (or popgeo.ipu's). Of {len(marked)} marked tensors none depends on all others."
         )
     scalars = [tensor for tensor in results if tensor.dim() == 0 and tensor.requires_grad]
     if len(scalars) == 1:
@@ -71,6 +70,5 @@ def _find_loss(results: Sequence[Tensor], recorder: Recorder) -> Tensor:
     found = instead_of_a_loss(results) if not scalars else f"{len(scalars)} scalars that could be the loss"
     has_one = not scalars and (recorder.marked or any(tensor.dim() == 0 for tensor in results))
     raise (NothingToTrainError if has_one else ValueError)(
-        f"Couldn't find a loss in graph: the model returns {found}. Return one loss, or mark it with "
-        "popgeo.ipu.identity_loss(loss)."
+        f"Couldn't find a loss in graph: the model returns {found}. Return one, or mark it by ipu.identity_loss(loss)."
     )

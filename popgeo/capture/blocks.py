@@ -102,7 +102,7 @@ def BeginBlock(layer: Any, name: str | None = None, *, ipu_id: int | None = None
         return functools.partial(_run_in_block, name, ipu_id, layer)  # which can be pickled, as a closure cannot
     if any(isinstance(hook, BlockHook) for hook in layer._forward_pre_hooks.values()):
         raise ValueError(
-            f"This {type(layer).__name__} module has already been assigned to a block; each begins one at most."
+            f"This {type(layer).__name__} module has already been assigned to a block; it begins only one."
         )
     # Before those that note the module's own name, so that whatever it runs belongs to the block.
     layer.register_forward_pre_hook(BlockHook(name, ipu_id), prepend=True)

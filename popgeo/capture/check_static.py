@@ -51,11 +51,8 @@ def check_static(model: Callable[..., Any], *inputs: Any, **named_inputs: Any) -
     with fake_mode:
         fakes = [fake_of(tensor, tensor.requires_grad) for tensor in (*tensors, *state)]
     # The indices of a batch say how many graphs and edges there are; what follows from features and weights is made up.
-    given = {
-        id(fake): real
-        for fake, real in zip(fakes, (*tensors, *state), strict=True)
-        if not (real.is_floating_point() or real.is_complex())
-    }
+    pairs = zip(fakes, (*tensors, *state), strict=True)
+    given = {id(fake): real for fake, real in pairs if not (real.is_floating_point() or real.is_complex())}
 
     def instead(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         return recorder.page.compute(func, args, kwargs, given, makes_up=True)

@@ -163,9 +163,7 @@ class FreeSlots(TorchDispatchMode):
                 self.mark(part, slots[0], axis)
         return result
 
-    def _axes(
-        self, func: Any, name: str, args: Any, kwargs: Any, given: Sequence[Tensor], made: Sequence[Tensor]
-    ) -> list[int]:
+    def _axes(self, func: Any, name: str, args: Any, kwargs: Any, given: list[Tensor], made: list[Tensor]) -> list[int]:
         """Along which axis each result has the slots; fewer where an operation would let the rows meet."""
         own, first = self.of(args[0]), given[0]
         pointwise = torch.Tag.pointwise in func.tags or name in _BY_ELEMENT.split()

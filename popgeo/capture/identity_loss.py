@@ -1,7 +1,7 @@
 """Marks which tensor the backward pass starts from: by hand, or each that torch's own loss functions return."""
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -42,9 +42,7 @@ def identity_loss(x: Tensor, reduction: str = "mean") -> Tensor:
         tensor(4.)
     """
     if reduction not in ("mean", "sum", "none"):
-        raise ValueError(
-            f"Unsupported reduction type! identity_loss got {reduction!r}; it must be 'mean', 'sum' or 'none'."
-        )
+        raise ValueError(f"Unsupported reduction type! identity_loss got {reduction!r}, not 'mean', 'sum' or 'none'.")
     return _mark(x if reduction == "none" else getattr(x, reduction)())
 
 
@@ -97,9 +95,7 @@ def losses_marked() -> Iterator[None]:
 
 
 class _Marks(TorchFunctionMode):
-    def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Any:
+    def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         made = func(*args, **(kwargs or {}))
         marks = func in _LOSSES and isinstance(made, Tensor) and made.requires_grad
         return identity_loss(made, "none") if marks else made

@@ -259,9 +259,7 @@ def overload(target: str) -> Callable[..., Any]:
     try:
         return getattr(getattr(getattr(torch.ops, namespace), name), kind)
     except AttributeError:
-        raise ValueError(
-            f"No operation {target}; import the library that defines it before running the graph."
-        ) from None
+        raise ValueError(f"No operation {target}: import the library that defines it, then run the graph.") from None
 
 
 def substitute(argument: Any, replace: Callable[[int], Any]) -> Any:

@@ -187,8 +187,7 @@ class Page:
             if isinstance(changed, Tensor) and changed.shape != args[0].shape:
                 raise ValueError(
                     f"{func._schema.name} gives a tensor of shape {list(args[0].shape)} the shape "
-                    f"{list(changed.shape)} in place. Make a new tensor: call it without the underscore at the end of "
-                    "its name, or without out=."
+                    f"{list(changed.shape)} in place. Make a new tensor: leave out the underscore of its name, or out=."
                 )
             return args[0]
         # Of constants alone nothing is a stand-in yet.
@@ -234,19 +233,13 @@ class Page:
 
     def graph(self, outputs: Sequence[Tensor | None]) -> OpGraph:
         """What was written down, returning these tensors."""
-        numbers = tuple(None if tensor is None else self.number(tensor) for tensor in outputs)
-        return OpGraph(
-            ops=tuple(self.ops),
-            values=tuple(self.values),
-            inputs=dict(self.inputs),
-            outputs=numbers,
-            constants={v: _real(tensor) for v, tensor in self.constants.items()},
-        )
+        made = tuple(None if tensor is None else self.number(tensor) for tensor in outputs)
+        own = {v: _real(tensor) for v, tensor in self.constants.items()}
+        ops, values = tuple(self.ops), tuple(self.values)
+        return OpGraph(ops=ops, values=values, inputs=dict(self.inputs), outputs=made, constants=own)
 
 
 def _real(tensor: Tensor) -> Tensor:
     if isinstance(tensor, FakeTensor):
-        raise ValueError(
-            "A tensor of another capture is used; pass it as an argument or make it a buffer of the model."
-        )
+        raise ValueError("A tensor of another capture is used; pass it as an argument or make it a buffer.")
     return tensor.detach()

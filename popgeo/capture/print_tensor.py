@@ -8,9 +8,7 @@ from torch._tensor_str import printoptions
 
 
 @torch.library.custom_op("popgeo::print_tensor", mutates_args=())
-def _print(
-    x: Tensor, title: str, gradient_title: str, threshold: int, edge_items: int, width: int, digits: int
-) -> Tensor:
+def _print(x: Tensor, title: str, grad_title: str, threshold: int, edge_items: int, width: int, digits: int) -> Tensor:
     with printoptions(threshold=threshold, edgeitems=edge_items, linewidth=width, precision=digits):
         print(f"{title}: {x.detach()}")
     return x.clone()

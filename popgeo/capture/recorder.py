@@ -3,7 +3,7 @@
 import contextlib
 import itertools
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from types import CodeType
 from typing import Any
 
@@ -119,9 +119,7 @@ class Recorder(TorchDispatchMode):
             for hook in hooks:
                 hook.remove()
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Any:
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         if func is torch.ops.prim.device.default:  # autograd asks for it at every gradient
             return args[0].device
         try:
@@ -236,8 +234,7 @@ class Recorder(TorchDispatchMode):
             if func._schema.name == "aten::set_" or self.page.has_other_shape(tensor):
                 raise ValueError(
                     f"{self.line()}: {func._schema.name} gives a tensor another shape or other memory in place, as "
-                    "torch does inside of some functions with out=. Make a new tensor instead: leave out= out, and "
-                    "copy_() the result to if it is wanted."
+                    "functions with out= may. Make a new tensor instead: leave out= out, and copy_() the result."
                 )
 
     def _refuse_writes_to_constants(self, func: Any, writes: Sequence[int]) -> None:

@@ -102,13 +102,9 @@ def _graph_out(graph: OpGraph) -> dict[str, Any]:
 
 
 def _graph_in(document: Mapping[str, Any], values: tuple[Value, ...], constants: Mapping[int, Tensor]) -> OpGraph:
-    return OpGraph(
-        ops=tuple(_op(fields) for fields in document["ops"]),
-        values=values,
-        inputs={Input.parse(text): v for text, v in document["inputs"]},
-        outputs=_whole_or_none(document["outputs"]),
-        constants=constants,
-    )
+    ops, inputs = tuple(map(_op, document["ops"])), {Input.parse(text): v for text, v in document["inputs"]}
+    outputs = _whole_or_none(document["outputs"])
+    return OpGraph(ops=ops, values=values, inputs=inputs, outputs=outputs, constants=constants)
 
 
 def _op(fields: list[Any]) -> Op:

@@ -9,7 +9,7 @@ import contextlib
 import functools
 import math
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from types import FunctionType
 from typing import Any
 
@@ -86,9 +86,7 @@ class _TorchForms(TorchFunctionMode):
         super().__init__()
         self._slots = slots
 
-    def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Any:
+    def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         form, named = _IN_TORCH.get(func), dict(kwargs or {})
         made = NotImplemented if form is None else form(*args, **named)
         return self._slots.sizes(func, args, named, func(*args, **named)) if made is NotImplemented else made

@@ -19,6 +19,11 @@ class Backend(Enum):
     """A GPU, which replays the whole step as one CUDA graph."""
 
 
+_NOT_ON_A_GPU = (
+    "random_seed", "accumulation_dtype", "optimizer_state_dtype", "master_weights", "stochastic_rounding", "cache_dir",
+)  # fmt: skip
+
+
 def backend_of(name: Backend | str) -> Backend:
     """The backend of a name.
 
@@ -46,18 +51,9 @@ def require_served(backend: Backend, options: StepOptions) -> None:
     if backend is Backend.CPU:
         return
     on_gpu = backend is Backend.CUDA
-    refused = {
-        "replication_factor": options.replication_factor != 1,
-        "floating_point_exceptions": options.floating_point_exceptions,
-        "random_seed": on_gpu and options.random_seed is not None,
-        "a loss_scaling that is not constant": on_gpu and options.constant_loss_scaling is None,
-        "accumulation_dtype": on_gpu and options.accumulation_dtype is not None,
-        "optimizer_state_dtype": on_gpu and options.optimizer_state_dtype is not None,
-        "master_weights": on_gpu and options.master_weights,
-        "stochastic_rounding": on_gpu and options.stochastic_rounding,
-        "cache_dir": on_gpu and options.cache_dir is not None,
-    }
-    names = [name for name, asked in refused.items() if asked]
+    asked = ["replication_factor", "floating_point_exceptions", *(_NOT_ON_A_GPU if on_gpu else ())]
+    names = [name for name in asked if getattr(options, name) != getattr(StepOptions(), name)]
+    names += ["a loss_scaling that is not constant"] if on_gpu and options.constant_loss_scaling is None else []
     if names:
         raise ValueError(
             f"backend={backend.value!r} does not serve {', '.join(names)}. Use backend='cpu', or leave it out"

@@ -121,13 +121,10 @@ def _accounted(recipe: Recipe, arguments: Arguments, trained: Sequence[str], ste
 
 def _captured(recipe: Recipe, arguments: Arguments, trained: Sequence[str]) -> CapturedStep:
     with nullcontext() if recipe.machine is None else recipe.machine.capturing():
+        scale, is_shown = recipe.options.constant_loss_scaling, recipe.options.show_progress
+        casts = recipe.autocast or autocast_around()
         return capture_step(
-            recipe.function,
-            arguments,
-            trained=trained,
-            loss_scaling=recipe.options.constant_loss_scaling,
-            autocast=recipe.autocast or autocast_around(),
-            show_progress=recipe.options.show_progress,
+            recipe.function, arguments, trained=trained, loss_scaling=scale, autocast=casts, show_progress=is_shown
         )
 
 

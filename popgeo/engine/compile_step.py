@@ -138,6 +138,6 @@ def require_module(model: nn.Module) -> nn.Module:
         raise ValueError("The model is wrapped already; wrap the module itself, or call reset() on the first wrapper.")
     if not isinstance(model, nn.Module):
         raise ValueError(
-            f"Expected a torch.nn.Module, but model is a {type(model).__name__}; use popgeo.ipu.compile for a function."
+            f"model is a {type(model).__name__}, not a torch.nn.Module; for a function use popgeo.ipu.compile."
         )
     return model

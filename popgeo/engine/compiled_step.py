@@ -259,9 +259,7 @@ class CompiledStep:
         """
         bound = self._step.bound
         if bound is None:
-            raise ValueError(
-                "The step has not been compiled, or reset() has forgotten it; call it or .compile(...) first."
-            )
+            raise ValueError("The step has not been compiled, or reset() has forgotten it; call it or .compile(...).")
         return bound
 
     def replica_states(self) -> Sequence[ReplicaState]:

@@ -39,13 +39,10 @@ class InductorRunner:
         floating_point_exceptions: bool = False,
     ) -> None:
         if floating_point_exceptions:
-            raise ValueError(
-                "floating_point_exceptions looks at each operation, and inductor joins them. Use backend='cpu'."
-            )
+            raise ValueError("floating_point_exceptions checks each operation; inductor joins them. Use backend='cpu'.")
         if any(op.target == SET_STATE for op in graph.ops):
             raise ValueError(
-                "The model seeds random numbers or draws them again, as a checkpoint around dropout does, and inductor "
-                "would leave that out. Use backend='cpu'."
+                "The model seeds random numbers or draws them again, which inductor leaves out. Use backend='cpu'."
             )
         self.graph = graph = expand(graph)
         self.draws_random_numbers = any(is_random(op) for op in graph.ops)
@@ -118,7 +115,5 @@ def _compiled(module: fx.GraphModule, examples: Sequence[Tensor]) -> Any:
         return compile_graph(module, list(examples), options=_SETTINGS)
     except Exception as error:
         if "InvalidCxxCompiler" in type(error).__name__ or "InvalidCxxCompiler" in str(error):
-            raise ValueError(
-                "inductor finds no C++ compiler for what it writes. Install g++ or clang, or use backend='cpu'."
-            ) from error
+            raise ValueError("inductor finds no C++ compiler. Install g++ or clang, or use backend='cpu'.") from error
         raise

@@ -51,8 +51,7 @@ class IpuMachine(StepMachine):
         if not isinstance(options, Options):
             remedy = "pass it by its name, optimizer=" if isinstance(options, Optimizer) else "pass a popgeo.Options"
             raise ValueError(
-                f"options is a {type(options).__name__}, which names no machine; {remedy}, or use "
-                "popgeo.compile_step, which needs none."
+                f"options is a {type(options).__name__}, which names no machine; {remedy}, or use popgeo.compile_step."
             )
         self._options = options
 
@@ -68,9 +67,9 @@ class IpuMachine(StepMachine):
         chosen = [getattr(options, one.name) for one in fields(options) if one.name not in _DECIDE_NOTHING]
         decides = [hash_sources(*DECIDES), astuple(options.target), *chosen, getattr(optimizer, "accum_type", None)]
         if optimizer is not None:  # its settings that are on, such as momentum, decide how much memory it takes
-            decides.append(type(optimizer))
-            for group in optimizer.param_groups:
-                decides.append(sorted(k for k, on in group.items() if k != "params" and on is not None and bool(on)))
+            groups = [group.items() for group in optimizer.param_groups]
+            settings = [sorted(k for k, on in one if k != "params" and on is not None and bool(on)) for one in groups]
+            decides += [type(optimizer), *settings]
         return decides
 
     def plan(self, recipe: Recipe, arguments: Arguments, step: CapturedStep, update: Update | None) -> "IpuPlan":
@@ -80,13 +79,9 @@ class IpuMachine(StepMachine):
             ValueError: the step cannot be cut so, or has too few micro-batches.
         """
         shared = is_shared(recipe.function, self._options.target)
-        return IpuPlan(
-            step=step,
-            update=update,
-            options=self._options,
-            stages=stage_plan(step, partial(_captured, update), self._options),
-            capture_share=partial(_share_of, recipe, arguments, self._options) if shared else None,
-        )
+        stages = stage_plan(step, partial(_captured, update), self._options)
+        share = partial(_share_of, recipe, arguments, self._options) if shared else None
+        return IpuPlan(step=step, update=update, options=self._options, stages=stages, capture_share=share)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -147,9 +147,7 @@ def checked_recompute(recompute: Any) -> bool | tuple[str, ...]:
     if isinstance(recompute, bool):
         return recompute
     if isinstance(recompute, str) or not isinstance(recompute, Sequence):
-        raise ValueError(
-            f"Options.recompute is {recompute!r}; give True, False or a list of layers whose results are kept."
-        )
+        raise ValueError(f"Options.recompute is {recompute!r}; give True, False or a list of layers to keep.")
     return tuple(recompute)
 
 

@@ -61,13 +61,10 @@ class TileExact:
         self._update = compiled.update
         states = compiled.replica_states()
         if self._options.replication_factor != len(states):
-            raise ValueError(
-                f"The {self._options.replication_factor} replicas are spread over processes; run all of them in one."
-            )
+            raise ValueError(f"{self._options.replication_factor} replicas are spread over processes; run all in one.")
         if compiled.loss_scale is not None:
             raise ValueError(
-                "A dynamic loss_scaling leaves updates out as the gradients are, and a program of tiles is the same "
-                "each time; compile with a constant one."
+                "A program of tiles leaves no update out, as a dynamic loss_scaling does; compile with a constant one."
             )
         self._target = target or dataclasses.replace(IpuTarget.bow(), name="Bow with 8 tiles", num_tiles=8)
         self._rehearsal = None if self._update is None else Rehearsal(self._update.worker())
@@ -151,9 +148,8 @@ class TileExact:
         for op in self._step.graph.ops:
             if draws(op):
                 raise ValueError(
-                    f"{op.target} draws random numbers ({op.source}). Tiles draw them in the order in which stages "
-                    "run, but a compiled step as if one micro-batch came after the other; compile with "
-                    "schedule='sharded'."
+                    f"{op.target} draws random numbers ({op.source}): tiles draw them as stages run, and a compiled "
+                    "step as if one micro-batch came after the other. Compile with schedule='sharded'."
                 )
 
     def _program_of(self, graph: OpGraph, updates: Sequence[UpdateGraph], parts: Sequence[StagePart]) -> CallProgram:

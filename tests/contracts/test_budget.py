@@ -27,15 +27,15 @@ PLACES = {
 # may rise only in a change that lowers another one by as much. The error budget of reports (70 lines) is such a rise
 # without a fall: it replaces `trust` of the reports' text, and says of each total how far it may be off.
 BUDGETS = {
-    "core": 31_803,
-    "compat": 3_256,
-    "systems": 2_244,
+    "core": 31_680,
+    "compat": 3_238,
+    "systems": 2_210,
     "models": 1_513,
     "reach": 3_293,
     "kit": 2_171,
     "train": 863,
 }
-ALL = 45_143  # may only fall
+ALL = 44_968  # may only fall
 REMEDY = "A new mechanism names the one it replaces: take that out, or raise the budget here and say why."
 LONGEST_FILE, SHORTEST_FILE_OF_ONE_USER = 300, 40
 # An operation's cost and its lowering are found by one name.

@@ -12,10 +12,9 @@ from torch import Tensor
 from popgeo.capture.pytree import flatten, unflatten
 from popgeo.compat.account import honoured, ignored
 from popgeo.compat.poptorch.enums import SharingStrategy
-from popgeo.compat.poptorch.errors import Error, check
+from popgeo.compat.poptorch.errors import Error, check, said
 from popgeo.compat.poptorch.option_group import at_least_one
 from popgeo.compat.poptorch.options import Options
-from popgeo.compat.sentences import said
 from popgeo.loader.prefetch import in_background
 
 

@@ -16,9 +16,8 @@ from popgeo.capture.op_graph import Input, Role
 from popgeo.capture.pytree import Container, Fixed, Leaf, Structure, flatten, register_kind, unflatten
 from popgeo.capture.structures import leaves
 from popgeo.compat.poptorch.enums import CommGroupType
-from popgeo.compat.poptorch.errors import CheckFailed, Error, logger
+from popgeo.compat.poptorch.errors import CheckFailed, Error, logger, said
 from popgeo.compat.poptorch.options import Options
-from popgeo.compat.sentences import said
 from popgeo.engine.gradient_accumulation import check_batch_dimension
 
 _TYPES = {torch.int64: torch.int32, torch.float64: torch.float32}

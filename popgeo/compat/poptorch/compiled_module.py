@@ -22,12 +22,11 @@ from popgeo.capture.pytree import Structure
 from popgeo.compat.poptorch import call_arguments, enums
 from popgeo.compat.poptorch.call_times import CallTimes, HasCallTimes
 from popgeo.compat.poptorch.compiling import PoptorchMachine, compiling
-from popgeo.compat.poptorch.errors import Error, as_poptorch_errors, check, log_options, logger
+from popgeo.compat.poptorch.errors import Error, as_poptorch_errors, check, log_options, logger, said
 from popgeo.compat.poptorch.optim.poptorch_optimizer import PoptorchOptimizer, new_attributes
 from popgeo.compat.poptorch.options import Options
 from popgeo.compat.poptorch.popgeo_options import options_in_use, popgeo_options
 from popgeo.compat.poptorch.wrapped_module import as_replicas_see, unwrap, wrap
-from popgeo.compat.sentences import said
 from popgeo.engine.compiled_step import CompiledStep
 from popgeo.engine.step_recipe import Recipe
 

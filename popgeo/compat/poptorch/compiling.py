@@ -11,8 +11,7 @@ from torch.utils.hooks import RemovableHandle
 
 from popgeo.capture.captured_step import CapturedStep
 from popgeo.capture.one_type import OneType
-from popgeo.compat.poptorch.errors import CheckFailed, Error
-from popgeo.compat.sentences import said
+from popgeo.compat.poptorch.errors import CheckFailed, Error, said
 from popgeo.ipu.ipu_machine import IpuMachine, IpuPlan
 from popgeo.ipu.options import Options
 from popgeo.ipu.stage_choices import EACH_BLOCK, Schedule

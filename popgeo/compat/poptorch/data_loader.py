@@ -11,10 +11,9 @@ from torch.utils.data import BatchSampler, Sampler
 from popgeo.compat.account import honoured
 from popgeo.compat.poptorch.async_data import AsynchronousDataAccessor, PartOfDataset, rebatched
 from popgeo.compat.poptorch.enums import DataLoaderMode
-from popgeo.compat.poptorch.errors import check
+from popgeo.compat.poptorch.errors import check, said
 from popgeo.compat.poptorch.option_group import at_least_one
 from popgeo.compat.poptorch.options import Options
-from popgeo.compat.sentences import said
 
 
 class DataLoader(torch.utils.data.DataLoader):

@@ -1,20 +1,37 @@
-"""The errors of PopTorch, which are also those that Python's users catch, and its log."""
+"""The errors of PopTorch, which are also those that Python's users catch, their long sentences, and its log."""
 
+import csv
 import logging
 import os
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from enum import Enum
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 import popgeo
 from popgeo.capture.held_state import ReplacedStateError
 from popgeo.compat.account import ignored
-from popgeo.compat.sentences import said
 
 _PACKAGE = os.path.dirname(popgeo.__file__) + os.sep
+with Path(__file__).parent.with_name("sentences.csv").open(newline="") as _file:
+    _SENTENCES = {row["of"]: row["sentence"] for row in csv.DictReader(_file)}
+
+
+def said(of: str, /, **values: Any) -> str:
+    """A sentence with its values.
+
+    Args:
+        of: The function that says it, or its class, and a number after the first one.
+        values: By their names in the sentence.
+
+    Example:
+        >>> said("getAnchoredTensor", short_name="grad")
+        "Tensor 'grad' is not known, since PopART's names are not; return it from the model instead."
+    """
+    return _SENTENCES[of].format(**values)
 
 
 class Error(RuntimeError, ValueError):

@@ -14,10 +14,9 @@ from popgeo import ipu
 from popgeo.compat.poptorch import enums, executable_file
 from popgeo.compat.poptorch.call_arguments import arguments_of, as_results, mismatches, narrowed, write_back
 from popgeo.compat.poptorch.compiled_module import CompiledModule
-from popgeo.compat.poptorch.errors import Error, as_poptorch_errors, check, logger
+from popgeo.compat.poptorch.errors import Error, as_poptorch_errors, check, logger, said
 from popgeo.compat.poptorch.popgeo_options import popgeo_options
 from popgeo.compat.poptorch.strategies import module_repr
-from popgeo.compat.sentences import said
 from popgeo.engine.step_options import StepOptions
 
 

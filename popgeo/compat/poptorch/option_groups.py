@@ -8,9 +8,8 @@ import torch
 
 from popgeo.compat.account import honoured, ignored, recorded
 from popgeo.compat.poptorch.enums import HalfFloatCastingBehavior, MeanReductionStrategy, ReductionType
-from popgeo.compat.poptorch.errors import check
+from popgeo.compat.poptorch.errors import check, said
 from popgeo.compat.poptorch.option_group import OptionGroup, setter, whole_number, zero_or_one
-from popgeo.compat.sentences import said
 
 _COMPILER = "it sets Graphcore's own compiler, which is not used here"
 

@@ -10,11 +10,10 @@ import torch
 from popgeo.compat.account import honoured, ignored
 from popgeo.compat.poptorch import option_groups
 from popgeo.compat.poptorch.enums import CommGroupType, ConnectionType, OutputMode
-from popgeo.compat.poptorch.errors import check
+from popgeo.compat.poptorch.errors import check, said
 from popgeo.compat.poptorch.option_group import OptionGroup, at_least_one, number_of, setter
 from popgeo.compat.poptorch.options_text import apply_file, apply_json
 from popgeo.compat.poptorch.strategies import ExecutionStrategy, PipelinedExecution
-from popgeo.compat.sentences import said
 
 
 class Options(OptionGroup):

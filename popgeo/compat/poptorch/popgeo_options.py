@@ -9,9 +9,8 @@ from torch.optim import Optimizer
 
 from popgeo.compat.account import ignored
 from popgeo.compat.poptorch import enums
-from popgeo.compat.poptorch.errors import CheckFailed, Error
+from popgeo.compat.poptorch.errors import CheckFailed, Error, said
 from popgeo.compat.poptorch.options import Options
-from popgeo.compat.sentences import said
 from popgeo.engine.loss_scaling import LossScaling
 from popgeo.engine.optimizer.flat_parameters import is_elementwise
 from popgeo.ipu.options import Options as PopgeoOptions
@@ -109,15 +108,12 @@ def _matmul_proportion(by_ipu: dict[int, float]) -> float | tuple[float, ...]:
 def _shards_state(options: Options, optimizer: Optimizer | None) -> bool:
     """Whether replicas keep a part each of the optimizer's state; not if it looks at whole tensors, as LAMB does."""
     location = options.TensorLocations.toDict().get("location_optimizer", {})
-    if optimizer is None or not location.get("useReplicatedTensorSharding"):
-        return False
-    if not is_elementwise(type(optimizer)):
-        ignored(
-            f"Options.TensorLocations.setOptimizerLocation with {type(optimizer).__name__}",
-            "it looks at whole tensors, so every replica keeps its whole state",
-        )
-        return False
-    return True
+    asked = optimizer is not None and bool(location.get("useReplicatedTensorSharding"))
+    alike = is_elementwise(type(optimizer))
+    if asked and not alike:
+        what = f"Options.TensorLocations.setOptimizerLocation with {type(optimizer).__name__}"
+        ignored(what, "it looks at whole tensors, so every replica keeps its whole state")
+    return asked and alike
 
 
 def _target(options: Options) -> IpuTarget:

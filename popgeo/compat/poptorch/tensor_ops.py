@@ -9,8 +9,7 @@ from torch.utils._pytree import tree_leaves
 
 from popgeo.capture.print_tensor import print_tensor
 from popgeo.compat.account import honoured, recorded
-from popgeo.compat.poptorch.errors import Error
-from popgeo.compat.sentences import said
+from popgeo.compat.poptorch.errors import Error, said
 
 
 def _require_tensor(tensor: Any, says: str) -> None:

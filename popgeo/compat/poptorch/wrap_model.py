@@ -8,11 +8,10 @@ from torch import nn
 from torch.optim import Optimizer
 
 from popgeo.compat.poptorch import enums, executable_file
-from popgeo.compat.poptorch.errors import as_poptorch_errors, check
+from popgeo.compat.poptorch.errors import as_poptorch_errors, check, said
 from popgeo.compat.poptorch.executor import PoplarExecutor
 from popgeo.compat.poptorch.options import Options
 from popgeo.compat.poptorch.wrapped_module import is_wrapped
-from popgeo.compat.sentences import said
 
 
 def trainingModel(

@@ -10,8 +10,7 @@ from torch.nn.utils.stateless import _reparametrize_module
 
 from popgeo.compat.account import honoured
 from popgeo.compat.poptorch.enums import CommGroupType
-from popgeo.compat.poptorch.errors import Error
-from popgeo.compat.sentences import said
+from popgeo.compat.poptorch.errors import Error, said
 from popgeo.engine.replicas import Replicas
 from popgeo.engine.step_options import StepOptions
 

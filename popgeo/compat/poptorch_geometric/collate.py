@@ -15,8 +15,8 @@ from torch_geometric.loader.dataloader import Collater as PyGCollater
 
 from popgeo import data
 from popgeo.capture.pytree import flatten, unflatten
+from popgeo.compat.poptorch.errors import said
 from popgeo.compat.poptorch_geometric.fixed_size_options import FixedSizeOptions, sizes_in_todays_words
-from popgeo.compat.sentences import said
 from popgeo.data.axes import Level
 from popgeo.data.flat_store import FlatStore
 from popgeo.data.subset import take

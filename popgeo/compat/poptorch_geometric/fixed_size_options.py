@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from popgeo import data
-from popgeo.compat.sentences import said
+from popgeo.compat.poptorch.errors import said
 from popgeo.data.trim import OverSizeStrategy
 from popgeo.loader.strategy import FixedSizeStrategy
 

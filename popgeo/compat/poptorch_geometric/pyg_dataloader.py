@@ -7,11 +7,11 @@ import torch
 from torch.utils.data import RandomSampler
 from torch_geometric.loader import ClusterLoader
 
+from popgeo.compat.poptorch.errors import said
 from popgeo.compat.poptorch_geometric import fixed_size_options as _words
 from popgeo.compat.poptorch_geometric.collate import Collater, FixedSizeCollater, make_per_type
 from popgeo.compat.poptorch_geometric.fixed_size_options import FixedSizeOptions
 from popgeo.compat.poptorch_geometric.stream_packing_sampler import StreamPackingSampler
-from popgeo.compat.sentences import said
 from popgeo.data.trim import OverSizeStrategy
 from popgeo.loader.strategy import FixedSizeStrategy as FixedSizeStrategy
 

@@ -6,9 +6,9 @@ from typing import Any
 import numpy as np
 from torch.utils.data import RandomSampler, Sampler, SequentialSampler
 
+from popgeo.compat.poptorch.errors import said
 from popgeo.compat.poptorch_geometric.collate import FixedSizeCollater
 from popgeo.compat.poptorch_geometric.fixed_size_options import FixedSizeOptions
-from popgeo.compat.sentences import said
 from popgeo.data.axes import Level
 from popgeo.data.opened import Opened
 from popgeo.packing import Budget, stream
@@ -75,9 +75,8 @@ class StreamPackingSampler(Sampler[list[int]]):
         fits = (sizes <= limits).all(axis=1)
         if not fits.all() and not self.allow_skip_data:
             first = int(np.argmin(fits))
-            raise RuntimeError(
-                said("StreamPackingSampler", order=order[first], found=sizes[first].tolist(), limits=list(limits))
-            )
+            found = {"order": order[first], "found": sizes[first].tolist(), "limits": list(limits)}
+            raise RuntimeError(said("StreamPackingSampler", **found))
         order, sizes = order[fits], sizes[fits]
         for pack in stream(sizes, Budget(sizes=limits, num_graphs=self.max_num_graphs)) if len(order) else ():
             yield order[pack].tolist()

@@ -65,9 +65,7 @@ class CapturableOptimizer:
         if self.optimizer.state is not self._state:
             return False
         if len(self.optimizer.param_groups) != len(self._rates):
-            raise ValueError(
-                "The optimizer's parameter groups changed after the step was captured; call reset() first."
-            )
+            raise ValueError("The optimizer's parameter groups changed after the step was captured; call reset().")
         for number, (before, now) in enumerate(zip(self._settings, self._settings_now(), strict=True)):
             for name, value in now.items():
                 if before.get(name) != value:

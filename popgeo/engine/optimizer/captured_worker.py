@@ -116,9 +116,7 @@ class _RunningOperations(TorchDispatchMode):
         self.floats: list[float] = []
         self.integers: list[int] = []
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Any:
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         keywords = kwargs or {}
         if makes_tensors(func):
             self.operations.append(func)

@@ -19,7 +19,7 @@ from popgeo.engine.step_options import StepOptions
 ELEMENTWISE = ("SGD", "Adam", "AdamW", "Adamax", "NAdam", "RAdam", "RMSprop", "Rprop", "Adagrad", "Adadelta", "ASGD")
 
 
-def is_elementwise(kind: type[Optimizer]) -> bool:
+def is_elementwise(kind: type) -> bool:
     """Whether a kind of optimizer treats every element alike; one that torch does not know says so by `elementwise`.
 
     Example:

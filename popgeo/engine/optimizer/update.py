@@ -59,9 +59,7 @@ class Update:
         part: tuple[int, int] = (0, 1),
     ) -> None:
         if not parameters:
-            raise ValueError(
-                "The optimizer holds no parameter that the loss depends on; build it from model.parameters()."
-            )
+            raise ValueError("The optimizer holds no parameter that the loss depends on; pass it model.parameters().")
         require_gradients(optimizer, parameters)
         if options.shard_optimizer_state:
             refuse_whole_tensors(optimizer, "Options.shard_optimizer_state cuts parameters into parts")
@@ -186,10 +184,8 @@ class Update:
     def set_optimizer(self, optimizer: Optimizer) -> None:
         """Takes hyperparameters and state from another optimizer over the same parameters."""
         if type(optimizer) is not type(self.optimizer):
-            raise ValueError(
-                f"The model was compiled with {type(self.optimizer).__name__}, not {type(optimizer).__name__}; "
-                "wrap it again."
-            )
+            kinds = [type(one).__name__ for one in (self.optimizer, optimizer)]
+            raise ValueError(f"The model was compiled with {kinds[0]}, not {kinds[1]}; wrap it again.")
         self._require_same_groups(optimizer)
         if optimizer is not self.optimizer:
             self.optimizer = self._own.optimizer = optimizer

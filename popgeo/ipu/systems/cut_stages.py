@@ -86,14 +86,13 @@ class CutStep:
     def sums(self) -> set[int]:
         """The operations that add parts of a gradient from several stages; each stage accumulates its own part."""
         gradients = set(self.graph.outputs[self.num_results :])
-        of = self.cut.stage_of
-        return {
-            index
-            for index, op in enumerate(self.graph.ops)
-            if op.target == "aten.add.Tensor"
-            and gradients.issuperset(op.makes())
-            and any(self.made_in.get(v, of[index]) != of[index] for v in op.reads())
-        }
+        adds = [index for index, op in enumerate(self.graph.ops) if op.target == "aten.add.Tensor"]
+        found = [index for index in adds if gradients.issuperset(self.graph.ops[index].makes())]
+        return {index for index in found if any(self._is_foreign(v, index) for v in self.graph.ops[index].reads())}
+
+    def _is_foreign(self, v: int, index: int) -> bool:
+        """Whether another stage than that of an operation makes a value."""
+        return self.made_in.get(v, self.cut.stage_of[index]) != self.cut.stage_of[index]
 
     @cached_property
     def own(self) -> list[list[int]]:
@@ -106,13 +105,8 @@ class CutStep:
     @cached_property
     def needed_elsewhere(self) -> set[int]:
         """Values that an operation of another stage reads, unless it only adds up parts of a gradient."""
-        return {
-            v
-            for index, op in enumerate(self.graph.ops)
-            if index not in self.sums
-            for v in op.reads()
-            if self.made_in.get(v, self.cut.stage_of[index]) != self.cut.stage_of[index]
-        }
+        reads = ((index, v) for index, op in enumerate(self.graph.ops) if index not in self.sums for v in op.reads())
+        return {v for index, v in reads if self._is_foreign(v, index)}
 
     def _stage(self, number: int, on_ipu: "_Held") -> StageCost:
         """One stage; `on_ipu` is what stages before it on its IPU hold, and what it holds is added."""
@@ -200,16 +194,12 @@ class CutStep:
             sender = self.cut.ipus[self.maker[storage]]
             by_sender[sender] = by_sender.get(sender, 0) + size
         by_sender.pop(receiver, None)  # what comes from another stage of the same IPU is there already
-        return [
-            StageMessage(
-                sender=sender,
-                receiver=receiver,
-                backward=backward,
-                nbytes=size,
-                cycles=message_seconds(size, sender, receiver, self.target) * self.target.clock,
-            )
-            for sender, size in by_sender.items()
-        ]
+
+        def message(sender: int, size: int) -> StageMessage:
+            cycles = message_seconds(size, sender, receiver, self.target) * self.target.clock
+            return StageMessage(sender=sender, receiver=receiver, backward=backward, nbytes=size, cycles=cycles)
+
+        return [message(*one) for one in by_sender.items()]
 
     def _host_cycles(self, part: OpGraph) -> float:
         """What a stage takes from the host and gives to it, for one micro-batch."""

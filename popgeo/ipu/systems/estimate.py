@@ -153,9 +153,7 @@ def _planner_of(model: nn.Module, step: CapturedStep, optimizer: Optimizer | Non
 def _require_arguments(example: Any, options: Any, serialize: Any = None) -> None:
     """Makes sure that a step is planned of the arguments of a call: the rows of a tensor would do for them, too."""
     if isinstance(example, Tensor | Mapping | str) or not isinstance(example, Sequence):
-        raise ValueError(
-            f"example is a {type(example).__name__}; give the arguments of one micro-batch in a list: [tensor, ...]."
-        )
+        raise ValueError(f"example is a {type(example).__name__}; give one micro-batch's arguments in a list.")
     if options is not None and not isinstance(options, Options):
         raise ValueError(f"options is {options!r}; give an ipu.Options.")
     if serialize is not None and not isinstance(serialize, Mapping):

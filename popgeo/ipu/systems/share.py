@@ -101,13 +101,8 @@ def share_of(
     target, shards, num_local = options.target.of_shards(num_shards(model))
     with only_first(model, num_local), filters_at_each_edge():  # as published programs make them
         trained = trained_names(model, optimizer)
-        step = capture_step(
-            model,
-            arguments,
-            trained=trained,
-            loss_scaling=options.constant_loss_scaling,
-            show_progress=options.show_progress,
-        )
+        scale, is_shown = options.constant_loss_scaling, options.show_progress
+        step = capture_step(model, arguments, trained=trained, loss_scaling=scale, show_progress=is_shown)
         step = with_shared_statistics(step, model, options.replication_factor if optimizer else 1)
         update = update_of(model, step, optimizer, options) if optimizer and isinstance(model, nn.Module) else None
     return Share(step=step, update=update, target=target, shards=shards)

@@ -100,14 +100,9 @@ class StagePlanner:
         ).stages()
         update = self._update(options)
         parts = with_waits(parts, update, options, order, count, overlap_host=placement.overlap_host)
-        tasks = timed_passes(
-            [part.forward_pass for part in parts],
-            [part.backward_pass for part in parts] if trains else [],
-            cut.ipus,
-            count,
-            order,
-            receive=([part.waits_forward for part in parts], [part.waits_backward for part in parts]),
-        )
+        forward, backward = [part.forward_pass for part in parts], [part.backward_pass for part in parts if trains]
+        waits = [part.waits_forward for part in parts], [part.waits_backward for part in parts]
+        tasks = timed_passes(forward, backward, cut.ipus, count, order, receive=waits)
         off_chip, phased = placement.optimizer_off_chip, order is Schedule.PHASED
         updating, extra = update_cycles(update, parts, cut.num_ipus, options, off_chip=off_chip, all_off_chip=phased)
         adding = () if update is None or count == 1 else update.adding

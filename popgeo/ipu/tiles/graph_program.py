@@ -18,10 +18,8 @@ def declare(builder: Builder, graph: OpGraph, mappings: Mapping[int, TileMapping
     """A variable for each storage that is mapped, where the mappings put it; parameters and buffers last."""
     dtypes: dict[int, torch.dtype] = {}
     for value in graph.values:
-        if dtypes.setdefault(value.storage, value.dtype) is not value.dtype:
-            raise ValueError(
-                f"A tensor of {dtypes[value.storage]} is viewed as {value.dtype}; convert it with .to() instead."
-            )
+        if (held := dtypes.setdefault(value.storage, value.dtype)) is not value.dtype:
+            raise ValueError(f"A tensor of {held} is viewed as {value.dtype}; convert it with .to() instead.")
     lasting = graph.state_storages()
     for storage, mapping in mappings.items():
         builder.declare(f"{prefix}{storage}", dtypes[storage], mapping, lasting=storage in lasting)
@@ -69,10 +67,6 @@ def add_graph(builder: Builder, graph: OpGraph, plans: Sequence[Plan], given: Pl
 
 def finish(builder: Builder) -> Program:
     """The program that the builder has collected."""
-    return Program(
-        num_tiles=builder.num_tiles,
-        variables=builder.variables,
-        steps=tuple(builder.steps),
-        constants=builder.constants,
-        fallbacks=tuple(dict.fromkeys(builder.fallbacks)),
-    )
+    steps, kept = tuple(builder.steps), tuple(dict.fromkeys(builder.fallbacks))
+    tiles, variables = builder.num_tiles, builder.variables
+    return Program(num_tiles=tiles, variables=variables, steps=steps, constants=builder.constants, fallbacks=kept)

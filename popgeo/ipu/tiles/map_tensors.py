@@ -173,18 +173,10 @@ def lives(graph: OpGraph, mappings: Mapping[int, TileMapping], num_tiles: int) -
         name = op.target.split(".")[1]
         for v in () if graph.is_view(op) else op.makes():
             found.setdefault(graph.values[v].storage, (f"{name} {shape_text(graph.values[v])}", op.source, index))
-    return {
-        storage: Life(
-            name=name,
-            source=source,
-            nbytes=_bytes_per_tile(mappings[storage], sizes[storage][1], num_tiles),
-            first=first,
-            last=last[storage],
-        )
-        for storage, (name, source, first) in found.items()
-    }
 
+    def life(storage: int, name: str, source: str, first: int) -> Life:
+        held = mappings[storage].elements_per_tile(num_tiles) * sizes[storage][1]
+        nbytes = -(-held // ALIGNMENT) * ALIGNMENT
+        return Life(name=name, source=source, nbytes=nbytes, first=first, last=last[storage])
 
-def _bytes_per_tile(mapping: TileMapping, itemsize: int, num_tiles: int) -> np.ndarray:
-    nbytes = mapping.elements_per_tile(num_tiles) * itemsize
-    return -(-nbytes // ALIGNMENT) * ALIGNMENT
+    return {storage: life(storage, *facts) for storage, facts in found.items()}

@@ -129,13 +129,8 @@ def code_of(costs: Sequence[OpCost], tiles: int) -> dict[str, np.ndarray]:
     code = np.zeros(tiles, np.int64)
     for used in kinds.values():
         code[:used] += VERTEX_CODE_BYTES
-    return {
-        "vertex state": state,
-        "vertex code": code,
-        "control code": control,
-        "exchange code": exchange,
-        "stack": np.full(tiles, STACK_BYTES, np.int64),
-    }
+    parts = state, code, control, exchange, np.full(tiles, STACK_BYTES, np.int64)
+    return dict(zip((*CODE, "stack"), parts, strict=True))
 
 
 def _over_time(

@@ -218,25 +218,19 @@ def shifted_steps(steps: Sequence[Step], renamed: Mapping[str, tuple[str, int]],
         name, start = renamed[one.variable]
         return Region(variable=name, elements=one.elements + start if start else one.elements)
 
+    def vertex(one: Vertex) -> Vertex:
+        reads, writes = map(region, one.reads), (None if kept is None else region(kept) for kept in one.writes)
+        return replace(one, tile=one.tile + tiles, reads=tuple(reads), writes=tuple(writes))
+
+    def transfer(one: Transfer) -> Transfer:
+        return Transfer(source=one.source + tiles, destination=one.destination + tiles, **vars(region(one)))
+
     moved: list[Step] = []
     for step in steps:
         if isinstance(step, ComputeSet):
-            vertices = [
-                replace(
-                    vertex,
-                    tile=vertex.tile + tiles,
-                    reads=tuple(map(region, vertex.reads)),
-                    writes=tuple(None if one is None else region(one) for one in vertex.writes),
-                )
-                for vertex in step.vertices
-            ]
-            moved.append(replace(step, vertices=tuple(vertices)))
+            moved.append(replace(step, vertices=tuple(map(vertex, step.vertices))))
         elif isinstance(step, Exchange):
-            transfers = [
-                Transfer(source=one.source + tiles, destination=one.destination + tiles, **vars(region(one)))
-                for one in step.transfers
-            ]
-            moved.append(replace(step, transfers=tuple(transfers)))
+            moved.append(replace(step, transfers=tuple(map(transfer, step.transfers))))
         elif isinstance(step, Repeat):
             moved.append(replace(step, body=tuple(shifted_steps(step.body, renamed, tiles))))
         else:

@@ -58,11 +58,9 @@ def concatenated(mappings: Sequence[TileMapping]) -> TileMapping:
     """Where elements lie that stand one value after the other."""
     offsets = np.cumsum([0, *(mapping.numel for mapping in mappings)])
     parts = zip(mappings, offsets[:-1], strict=True)
-    return TileMapping(
-        starts=np.concatenate([mapping.starts[: len(mapping.tiles)] + offset for mapping, offset in parts]),
-        tiles=np.concatenate([mapping.tiles for mapping in mappings]),
-        numel=int(offsets[-1]),
-    )
+    starts = np.concatenate([mapping.starts[: len(mapping.tiles)] + offset for mapping, offset in parts])
+    tiles = np.concatenate([mapping.tiles for mapping in mappings])
+    return TileMapping(starts=starts, tiles=tiles, numel=int(offsets[-1]))
 
 
 def blocked(rows: int, columns: int, row_parts: int, column_parts: int, num_tiles: int) -> TileMapping:

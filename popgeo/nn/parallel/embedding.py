@@ -1,6 +1,5 @@
 """Embeddings in shards: each has some of the rows, or some of the columns."""
 
-from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -61,8 +60,7 @@ class ParallelEmbedding(ShardedModule):
         """
         if embedding.max_norm is not None or embedding.padding_idx is not None or embedding.scale_grad_by_freq:
             raise ValueError(
-                f"{embedding} has a padding_idx, a max_norm or scale_grad_by_freq, which an embedding in shards does "
-                "not know."
+                f"{embedding} has a padding_idx, a max_norm or scale_grad_by_freq; an embedding in shards has none."
             )
         made = cls(embedding.num_embeddings, embedding.embedding_dim, num_shards, cut=cut, device="meta")
         made._take(embedding)
@@ -81,10 +79,6 @@ class ParallelEmbedding(ShardedModule):
         return embedding
 
     to_embedding = to_plain
-
-    def local_parts(self, num_local: int) -> Mapping[str, tuple[int, ...]]:
-        """How many shards of each cut parameter that many shards of the layer have."""
-        return {"weight": (num_local,)}
 
     def forward(self, index: Tensor) -> Tensor:
         """[...] -> [..., embedding_dim]"""

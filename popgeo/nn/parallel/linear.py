@@ -80,10 +80,6 @@ class RowParallelLinear(ShardedLinear):
     def _cut_bias(self, bias: Tensor) -> Tensor:
         return bias  # all shards have it
 
-    def local_parts(self, num_local: int) -> Mapping[str, tuple[int, ...]]:
-        """How many shards of each cut parameter that many shards of the layer have."""
-        return {"weight": (num_local,)}
-
     def forward(self, x: Tensor) -> Tensor:
         """[num_local, ..., in_features / num_shards], or [..., in_features] to be cut, -> [..., out_features]"""
         if self.input_is_cut:
@@ -136,8 +132,7 @@ class ParallelLinear2D(ShardedLinear):
         columns = self.grid[1]
         if max(num_local, columns) % min(num_local, columns):
             raise ValueError(
-                f"{num_local} shards of a grid of {self.grid[0]} x {columns} are neither a part of a row nor whole "
-                "rows."
+                f"{num_local} shards of a {self.grid[0]} x {columns} grid are neither a part of a row nor whole rows."
             )
         wide = min(num_local, columns)
         high = num_local // wide

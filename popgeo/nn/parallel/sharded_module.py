@@ -53,13 +53,13 @@ class ShardedModule(nn.Module):
         """How many of the shards it holds."""
         return self.weight.shape[0]
 
-    @abstractmethod
     def local_parts(self, num_local: int) -> Mapping[str, tuple[int, ...]]:
         """How many shards of each cut parameter, by name, `num_local` shards of the layer have.
 
         Raises:
             ValueError: the layer has no such part.
         """
+        return {"weight": (num_local,)}
 
     @abstractmethod
     def to_plain(self) -> nn.Module:
@@ -124,7 +124,8 @@ class ShardedLinear(ShardedModule):
 
     def local_parts(self, num_local: int) -> Mapping[str, tuple[int, ...]]:
         """How many shards of each cut parameter that many shards of the layer have."""
-        return {"weight": (num_local,)} | ({} if self.bias is None else {"bias": (num_local,)})
+        is_cut = self.bias is not None and self.bias.dim() > 1
+        return {"weight": (num_local,)} | ({"bias": (num_local,)} if is_cut else {})
 
     def extra_repr(self) -> str:
         return f"in_features={self.in_features}, out_features={self.out_features}, num_shards={self.num_shards}"

@@ -136,7 +136,7 @@ def test_another_state_is_noticed_and_other_settings_are_refused():
     captured.prepare()
     assert captured.is_as_prepared
     optimizer.add_param_group({"params": [nn.Parameter(torch.ones(1))]})
-    with pytest.raises(ValueError, match=r"parameter groups changed after the step was captured; call reset\(\) first"):
+    with pytest.raises(ValueError, match=r"parameter groups changed after the step was captured; call reset\(\)"):
         _ = captured.is_as_prepared
 
 

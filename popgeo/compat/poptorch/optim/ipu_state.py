@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from popgeo.compat.sentences import said
+from popgeo.compat.poptorch.errors import said
 from popgeo.engine.loss_scaling import LossScale
 
 _PREFIXES = {"exp_avg": "Accl1", "exp_avg_sq": "Accl2", "square_avg": "Accl1", "grad_avg": "Accl2"}

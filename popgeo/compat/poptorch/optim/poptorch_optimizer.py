@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from popgeo.compat.account import ACCOUNT, Treatment
+from popgeo.compat.poptorch.errors import said
 from popgeo.compat.poptorch.optim.ipu_state import named_settings, named_state, take_state
-from popgeo.compat.sentences import said
 from popgeo.engine.loss_scaling import LossScale
 from popgeo.engine.optimizer.mixed_worker import MixedWorker, needs_mixed
 from popgeo.engine.optimizer.precision import restore_types

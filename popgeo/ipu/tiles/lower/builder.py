@@ -154,19 +154,12 @@ class Scope:
             work: For a tile and the positions of its elements what the vertex reads, and its arguments.
             keywords: Of the operation.
         """
-        vertices = []
+        vertices, named = [], keywords or {}
         for tile, where in self.builder.pieces(out):
-            reads, arguments = work(tile, where)
-            vertices.append(
-                Vertex(
-                    tile=tile,
-                    operation=operation,
-                    reads=tuple(reads),
-                    writes=(flat(out, where),),
-                    arguments=arguments,
-                    keywords=keywords or {},
-                )
-            )
+            (given, own), here = work(tile, where), (flat(out, where),)
+            reads = tuple(given)
+            made = Vertex(tile=tile, operation=operation, reads=reads, writes=here, arguments=own, keywords=named)
+            vertices.append(made)
         self.builder.compute(name, vertices)
 
 

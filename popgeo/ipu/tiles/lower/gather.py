@@ -46,20 +46,15 @@ def gather_rows(scope: Scope, table: Region, index: Region, out: Region | None =
         for tile, share in zip(tiles, cuts(some.stop - some.start, len(tiles)), strict=False):
             spread_at[some.start + share.start : some.start + share.stop, narrow] = tile
     answers = scope.partials(out, builder.dtype(table), answers_at)
-    builder.compute(
-        f"{label}: slice rows",
-        (
-            Vertex(
-                tile=int(answers_at[s, some.start, narrow.start]),
-                operation="slice rows",
-                reads=(part(table, rows, narrow), part(index, some)),
-                writes=(part(answers, s, some, narrow),),
-                arguments=(Operand(0), Operand(1), rows.start, num_rows, wraps),
-            )
-            for some, (s, rows), narrow in itertools.product(lookup_cuts, enumerate(row_cuts), column_cuts)
-            if lookups and columns
-        ),
-    )
+
+    def vertex(some: slice, s: int, rows: slice, narrow: slice) -> Vertex:
+        reads, made = (part(table, rows, narrow), part(index, some)), (part(answers, s, some, narrow),)
+        arguments = Operand(0), Operand(1), rows.start, num_rows, wraps
+        tile = int(answers_at[s, some.start, narrow.start])
+        return Vertex(tile=tile, operation="slice rows", reads=reads, writes=made, arguments=arguments)
+
+    blocks = itertools.product(lookup_cuts, enumerate(row_cuts), column_cuts) if lookups and columns else ()
+    builder.compute(f"{label}: slice rows", [vertex(some, s, rows, narrow) for some, (s, rows), narrow in blocks])
     if len(row_cuts) == 1:
         if out is None or answers.variable == out.variable:
             return part(answers, 0)

@@ -48,7 +48,7 @@ def in_parts(
         summed: Results, by position, that every tile makes a part of each element of; these are added up.
         dim: The dimension that is indexed first, of operands and results with more than one.
     """
-    builder = scope.builder
+    builder, named = scope.builder, keywords or {}
     if not given[0].elements.size:
         return
 
@@ -73,18 +73,13 @@ def in_parts(
         region = made[number]
         return None if region is None else part(region, *((tile,) if number in summed else place(region, tile)))
 
-    vertices = [
-        Vertex(
-            tile=tile,
-            operation=operation,
-            reads=tuple(r if k in whole else part(r, *place(r, tile)) for k, r in enumerate(given)),
-            writes=tuple(written(number, tile) for number in range(len(made))),
-            arguments=arguments[tile] if isinstance(arguments, Mapping) else arguments,
-            keywords=keywords or {},
-        )
-        for tile in parts
-    ]
-    builder.compute(scope.label, vertices)
+    def vertex(tile: int) -> Vertex:
+        reads = tuple(r if k in whole else part(r, *place(r, tile)) for k, r in enumerate(given))
+        writes = tuple(written(number, tile) for number in range(len(made)))
+        own = arguments[tile] if isinstance(arguments, Mapping) else arguments
+        return Vertex(tile=tile, operation=operation, reads=reads, writes=writes, arguments=own, keywords=named)
+
+    builder.compute(scope.label, map(vertex, parts))
     for number, (result, here) in enumerate(zip(results, made, strict=True)):
         if result is None or here is None or here is result:
             continue

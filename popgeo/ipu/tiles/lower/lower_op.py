@@ -78,13 +78,8 @@ def _on_one_tile(scope: Scope, op: Op) -> None:
     places = [scope.region(v) for v in (*fresh, *dict.fromkeys(op.writes))]
     here = [builder.partial(scope.label, builder.dtype(r), np.full(r.elements.shape, TILE, np.int32)) for r in places]
     kept = tuple(v is not None and v not in op.reads() for v in op.outputs)
-    vertex = Vertex(
-        tile=TILE,
-        operation="call",
-        reads=tuple(reads),
-        writes=tuple(here),
-        arguments=(op.target, arguments, kept, changed, *keywords.items()),
-    )
+    call = op.target, arguments, kept, changed, *keywords.items()
+    vertex = Vertex(tile=TILE, operation="call", reads=tuple(reads), writes=tuple(here), arguments=call)
     builder.compute(f"{scope.label} on one tile", [vertex])
     for place, made in zip(places, here, strict=True):
         copy(scope, place, made)

@@ -51,13 +51,10 @@ def _product(scope: Scope, c: Region, a: Region, b: Region, direct: bool) -> Reg
         for depth, (batch, across, down) in itertools.product(range(len(inner_cuts)), blocks):
             for narrow in cuts(down.stop - down.start, split["serial"])[serial_part : serial_part + 1]:
                 now = slice(down.start + narrow.start, down.start + narrow.stop)
-                yield Vertex(
-                    tile=int(holders[depth, batch, across.start, now.start]),
-                    operation="aten.mm.default",
-                    reads=(part(a, batch, across, inner_cuts[depth]), part(b, batch, inner_cuts[depth], now)),
-                    writes=(part(products, depth, batch, across, now),),
-                    arguments=(Operand(0), Operand(1)),
-                )
+                tile, both = int(holders[depth, batch, across.start, now.start]), (Operand(0), Operand(1))
+                reads = part(a, batch, across, inner_cuts[depth]), part(b, batch, inner_cuts[depth], now)
+                made = (part(products, depth, batch, across, now),)
+                yield Vertex(tile=tile, operation="aten.mm.default", reads=reads, writes=made, arguments=both)
 
     for serial_part in range(split["serial"]):
         builder.compute(f"{label}: multiply", vertices(serial_part))
