@@ -70,5 +70,5 @@ def _find_loss(results: Sequence[Tensor], recorder: Recorder) -> Tensor:
     found = instead_of_a_loss(results) if not scalars else f"{len(scalars)} scalars that could be the loss"
     has_one = not scalars and (recorder.marked or any(tensor.dim() == 0 for tensor in results))
     raise (NothingToTrainError if has_one else ValueError)(
-        f"Couldn't find a loss in graph: the model returns {found}. Return one, or mark it by ipu.identity_loss(loss)."
+        f"Couldn't find a loss in graph: the model returns {found}. Return a loss, or mark it: ipu.identity_loss(loss)."
     )

@@ -5,7 +5,7 @@ import os
 import queue
 import weakref
 from collections.abc import Iterator
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 T = TypeVar("T")
 _END = object()
@@ -40,8 +40,8 @@ def in_background(items: Iterator[T], depth: int = 1) -> Iterator[T]:
             item = ready.get()
             if item is _END:
                 return
-            if isinstance(item, BaseException):
-                raise item
+            if isinstance(item, _Failure):
+                raise item.error
             room.put(None)
             yield item  # type: ignore[misc]  # the queue also carries the two marks above
     finally:
@@ -53,6 +53,10 @@ def in_background(items: Iterator[T], depth: int = 1) -> Iterator[T]:
 
 class _Consumer:
     """Lives as long as items may be asked for; an interrupt at any point only ends it."""
+
+
+class _Failure(NamedTuple):
+    error: BaseException  # an item of the pass may be an exception, too
 
 
 def _produce(
@@ -75,6 +79,6 @@ def _produce(
             ready.put(item)
         ready.put(_END)
     except BaseException as error:  # handed to the consumer, whatever it is
-        ready.put(error)
+        ready.put(_Failure(error))
     finally:
         ended.put(None)

@@ -227,7 +227,7 @@ def test_processes_that_compile_at_once_share_a_folder(tmp_path, monkeypatch):
     assert losses(start(tmp_path, ContinuousFilters())) == expected
 
 
-def test_a_second_start_is_three_times_faster(tmp_path):
+def test_a_second_start_is_five_times_faster(tmp_path):
     class Deep(ContinuousFilters):
         def __init__(self) -> None:
             super().__init__(blocks=24)
@@ -241,7 +241,7 @@ def test_a_second_start_is_three_times_faster(tmp_path):
         step.compile(**make_batch(0, torch.float32))
         seconds.append(time.process_time() - began)
     gc.unfreeze()
-    assert min(seconds[1:]) < seconds[0] / 3
+    assert min(seconds[1:]) < seconds[0] / 5
 
 
 class Wide(nn.Module):

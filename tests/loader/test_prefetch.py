@@ -27,6 +27,11 @@ def test_items_come_in_order_and_ahead_of_time():
     assert list(ahead) == [1, 2, 3, 4]
 
 
+def test_an_item_that_is_an_exception_is_an_item():
+    first, second = in_background(iter([ValueError("one"), KeyError("two")]))
+    assert (str(first), second.args) == ("one", ("two",))
+
+
 def test_an_error_is_raised_where_its_item_would_have_come():
     def items():
         yield 1

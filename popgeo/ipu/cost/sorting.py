@@ -74,17 +74,17 @@ def rule_sorting(graph: OpGraph, op: Op, machine: Machine) -> Plan:
     value = tensor(graph, op.args[0])
     found = argument_of(op, "dim") if position_of(op, "dim") is not None else -1
     length = max(1, value.shape[found] if value.shape else 1)
-    k = int(op.args[1]) if op.target.startswith("aten.topk.") else min(length, _first_read(graph, op, found))
+    k = int(op.args[1]) if op.target.startswith("aten.topk.") else _first_read(graph, op, found, length)
     return plan_sort(max(1, value.numel // length), length, k, width(value), machine)
 
 
-def _first_read(graph: OpGraph, op: Op, dim: int) -> float:
-    """How many places of a sort's results are read; infinite if not only the first are."""
-    made = set(op.makes())
+def _first_read(graph: OpGraph, op: Op, dim: int, length: int) -> int:
+    """How many places of a sort's results are read; all if not only the first are."""
+    made, rank = set(op.makes()), len(graph.values[op.makes()[0]].shape)
     readers = [one for one in graph.ops if made & set(one.reads())]
-    are_slices = all(one.target == "aten.slice.Tensor" and list(one.args[2:3]) == [0] for one in readers)
+    are_slices = all(one.target == "aten.slice.Tensor" for one in readers)
     if not readers or made & set(graph.outputs) or not are_slices:
-        return math.inf
-    rank = len(graph.values[op.makes()[0]].shape)
-    along = [one for one in readers if one.args[1] % rank == dim % rank]
-    return max(one.args[3] for one in along) if along == readers else math.inf
+        return length
+    start, along, end = ({argument_of(one, name) for one in readers} for name in ("start", "dim", "end"))
+    is_first = start == {0} and {axis % rank for axis in along} == {dim % rank}
+    return max(slice(0, each).indices(length)[1] for each in end) if is_first else length

@@ -91,7 +91,7 @@ def keep_shards(model: nn.Module, rank: int, world_size: int) -> nn.Module:
         if isinstance(layer, ParallelLinear2D):
             raise ValueError(f"{layer} lies in a grid, whose sums are of some processes only; keep it in one process.")
         if layer.num_shards % world_size:
-            raise ValueError(f"{layer} has {layer.num_shards} shards, which {world_size} processes cannot share.")
+            raise ValueError(f"{layer} has {layer.num_shards} shards, which {world_size} processes cannot share evenly")
     for layer in layers:
         count = layer.num_shards // world_size
         layer.first_shard = rank * count
