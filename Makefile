@@ -24,7 +24,7 @@ demo: $(RUNS) ## train SchNet on the bundled molecules and show how it went
 	$(RUN) -m popgeo
 
 test: $(DONE) ## run every test
-	@echo "popgeo: running the tests (about 14 minutes on 2 cores)"
+	@echo "popgeo: running the tests (5 to 15 minutes on 2 cores)"
 	$(PYTEST) $(WORKERS)
 
 test-changed: $(DONE) ## run the tests that run changed code; the first time every test, to record which code each one runs
