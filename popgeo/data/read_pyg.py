@@ -166,7 +166,7 @@ def _concatenate(
     if not isinstance(first, Tensor) or is_sparse(first) or first.is_nested:
         return values, None
     # Of torch's own class, in memory: then what they are joined to tells all else about them.
-    if set(map(type, values)) != {Tensor} or not all(map(Tensor.data_ptr, values)):
+    if set(map(type, values)) != {Tensor} or any(value.numel() for value in values if not value.data_ptr()):
         values = [plain_tensor(f"Attribute {name!r} of graph {i}", value) for i, value in enumerate(values)]
     first = values[0]
     if len(set(map(attrgetter("dtype"), values))) > 1:
