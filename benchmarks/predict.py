@@ -9,11 +9,13 @@ and putting results in order are counted. SchNet has the pairs within 5 angstrom
 directions. GIN is the same module of PyG's layers on both sides. `at defaults` is SchNet with an interaction graph that
 is told nothing of the molecules, next to one that is told the atoms of the largest. The last lines time a new
 process from its start to its first result, of a model and of exported files, in Python and, if there is a g++, in C++
-(`examples/cpp_predict`).
+(`examples/cpp_predict`). A graph that is a dictionary of tensors needs no PyG: that time is given as a multiple
+of the time to import torch in the same process, too.
 """
 
 import argparse
 import shutil
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -44,6 +46,7 @@ CHANNELS, BLOCKS, GAUSSIANS, CUTOFF = 64, 3, 32, 5.0
 GOALS = {"SchNet": 6.0, "GIN": 3.0}
 OF_FEW = 1.5  # for 1,000 molecules
 FIRST_RESULT = 1.5  # seconds
+OF_IMPORT = 1.3
 CPP = Path(__file__).parents[1] / "examples" / "cpp_predict" / "predict.cpp"
 
 
@@ -206,6 +209,17 @@ predictor = {predictor}
 graph = torch.load(sys.argv[1], weights_only=False)
 print(predictor([graph])["out"].flatten()[0].item())
 """
+OF_DICTIONARY = """
+import sys, time
+start = time.perf_counter()
+import torch
+imported = time.perf_counter()
+import popgeo
+z, pos = torch.tensor([8, 1, 1]), torch.tensor([[0.0, 0.0, 0.0], [0.96, 0.0, 0.0], [-0.24, 0.93, 0.0]])
+edges = torch.tensor([[0, 0, 1, 1, 2, 2], [1, 2, 0, 2, 0, 1]])
+popgeo.load(sys.argv[1], sys.argv[2])([{"z": z, "pos": pos, "edge_index": edges}])
+print((time.perf_counter() - start) / (imported - start))
+"""
 OF_MODEL = """popgeo.Predictor(popgeo.nn.SchNet(64, 64, 3, 32, 5.0), popgeo.FixedSizeOptions(40, 800, 2))"""
 
 
@@ -226,6 +240,11 @@ def first_results(molecules: list[tuple[Tensor, Tensor]]) -> None:
             start = time.perf_counter()
             subprocess.run([sys.executable, "-c", FIRST.format(predictor=predictor), graph], check=True, stdout=-3)
             say_first(name, time.perf_counter() - start)
+        for backend in ("cpu", "none"):
+            command = [sys.executable, "-c", OF_DICTIONARY, f"{folder}/torch", backend]
+            times = [float(subprocess.run(command, check=True, capture_output=True).stdout) for _ in range(5)]
+            name = f"first result of a file of torch, backend {backend!r}, of a dictionary"
+            print(f"{name}: {statistics.median(times):.2f} times importing torch (goal: {OF_IMPORT})")
         from_cpp(Path(folder) / "aotinductor.pt2", Path(folder) / "predict")
 
 

@@ -84,10 +84,12 @@ def _empty_batch(store: FlatStore) -> Any:
     from torch_geometric.data import Batch
     from torch_geometric.data import batch as batches_of_pyg
 
-    batch = Batch(_base_cls=store.data_cls)
-    if not isinstance(batch, store.data_cls):  # PyG keeps one class per name, and this name was another class's first
+    batch = Batch(_base_cls=store.graph_class)
+    if not isinstance(
+        batch, store.graph_class
+    ):  # PyG keeps one class per name, and this name was another class's first
         del vars(batches_of_pyg)[type(batch).__name__]
-        batch = Batch(_base_cls=store.data_cls)
+        batch = Batch(_base_cls=store.graph_class)
     for key in (*store.node_types, *store.edge_types):
         if key is not None:
             batch[key]  # PyG makes the store of a type when it is first asked for

@@ -39,6 +39,15 @@ class Columns(ByReference):
         return None not in self.node_types
 
     @property
+    def graph_class(self) -> Any:
+        """The class of a graph; for graphs that were given as dictionaries PyG's `Data`, which is imported here."""
+        if self.data_cls is not dict:
+            return self.data_cls
+        from torch_geometric.data import Data
+
+        return Data
+
+    @property
     def num_stored(self) -> int:
         """Graphs in the arrays, whatever this view shows."""
         return next(iter(self.row_pointers.values())).numel() - 1

@@ -13,6 +13,7 @@ from torch.utils.data import ConcatDataset, Subset
 from popgeo.data.axes import GRAPHS, Axis, Level, Levels, StoreKey
 from popgeo.data.columns import Columns
 from popgeo.data.pyg_counts import axis_of
+from popgeo.data.read_dictionaries import read_dictionaries
 from popgeo.data.store.cut_blocks import BUFFER_BYTES
 from popgeo.data.store.first_use import compare_stored
 from popgeo.data.store.save_columns import save_columns
@@ -55,7 +56,7 @@ class FlatStore(Columns):
 
         Args:
             dataset: An `InMemoryDataset` without transform (also indexed, shuffled or split), a list of `Data` or
-                `HeteroData`, or a `Subset` or `ConcatDataset` of those.
+                `HeteroData`, or of dictionaries of tensors by name, or a `Subset` or `ConcatDataset` of those.
             exclude_keys: Attributes to leave out.
             levels: What an attribute's rows belong to, as `{"y": "graph"}`; the others are inferred.
             progress_bar: Whether to show a bar where reading the graphs lasts longer than a second; None means at a
@@ -132,6 +133,8 @@ class FlatStore(Columns):
             return dataset._without(set(exclude_keys or ()))._with_levels(levels or {})
         if isinstance(dataset, Subset):
             return cls._flattened(dataset.dataset, exclude_keys, levels, progress_bar).view(dataset.indices)
+        if isinstance(dataset, (list, tuple)) and dataset and all(isinstance(graph, dict) for graph in dataset):
+            return cls(**vars(read_dictionaries(dataset, set(exclude_keys or ()), levels or {})))
         from popgeo.data.read_pyg import read
 
         return cls(**vars(read(dataset, exclude_keys, levels, progress_bar)))
@@ -195,7 +198,7 @@ class FlatStore(Columns):
 def _graph_at(columns: Columns, graph: int) -> "Data | HeteroData":
     """A stored graph as `Data` or `HeteroData`, with tensors of its own."""
     compare_stored(columns, np.array([graph]))
-    data = columns.data_cls()
+    data = columns.graph_class()
     stores: dict[Any, Any] = {key: data[key] for key in (*columns.node_types, *columns.edge_types) if key is not None}
     for attribute in columns.attributes:
         store = stores.get(attribute.store, data)

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from operator import attrgetter, methodcaller
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -11,11 +11,11 @@ from torch import Tensor
 from torch_geometric.data import Batch, Data, HeteroData, InMemoryDataset
 from torch_geometric.data.separate import separate
 from torch_geometric.data.storage import BaseStorage
-from torch_geometric.utils import is_sparse
 
-from popgeo.data.attribute_names import MADE_BY_BATCH, NUMBERS
-from popgeo.data.axes import GRAPHS, Axis, Level, Levels, StoreKey, row_pointer
+from popgeo.data.attribute_names import MADE_BY_BATCH
+from popgeo.data.axes import GRAPHS, Axis, Level, Levels, StoreKey
 from popgeo.data.columns import Columns
+from popgeo.data.join_values import join_values, refuse_containers, stated_counts
 from popgeo.data.pyg_counts import JoinedColumn, attributes_of
 from popgeo.native.plain_tensor import plain_tensor
 from popgeo.progress import progress
@@ -58,11 +58,11 @@ def _read_list(graphs: Sequence[Data | HeteroData], excluded: set[str], levels: 
         _check_names(stores, excluded)
         columns[store._key] = []
         for name in [name for name in store.keys() if name not in excluded | MADE_BY_BATCH]:  # noqa: SIM118
-            values, slices = _concatenate(first, store, name, [s[name] for s in stores])
+            values, slices = join_values(name, [s[name] for s in stores], partial(_cat_dim, first, store, name))
             column = _column(first, store, name, values, slices, lambda: graphs)
             columns[store._key].append(replace(column, is_number=not isinstance(store[name], Tensor)))
         if "num_nodes" in store:
-            stated[store._key] = _counts([s["num_nodes"] for s in stores])
+            stated[store._key] = stated_counts([s["num_nodes"] for s in stores])
     return _columns(first, columns, stated, levels, len(graphs))
 
 
@@ -82,7 +82,7 @@ def _read_collated(dataset: InMemoryDataset, excluded: set[str], levels: Mapping
         names = [name for name in store.keys() if name in slices and name not in excluded | MADE_BY_BATCH]  # noqa: SIM118
         columns[store._key] = [_column(data, store, name, store[name], slices[name], graphs) for name in names]
         if "_num_nodes" in store.__dict__:
-            stated[store._key] = _counts(store._num_nodes)
+            stated[store._key] = stated_counts(store._num_nodes)
     indices = None if dataset._indices is None else np.asarray(dataset._indices, dtype=np.int64)
     return _columns(data, columns, stated, levels, num_graphs, indices)
 
@@ -120,7 +120,7 @@ def _column(
     graphs: Callable[[], Iterable[Any]],
 ) -> JoinedColumn:
     if slices is None or not isinstance(values, Tensor):
-        _refuse_containers(name, values)
+        refuse_containers(name, values)
         return JoinedColumn(name=name, values=list(values))
     values = plain_tensor(name, values)
     dim = data.__cat_dim__(name, values, store)
@@ -136,6 +136,10 @@ def _column(
     )
 
 
+def _cat_dim(data: Data | HeteroData, store: BaseStorage, name: str, value: Tensor) -> int | None:
+    return data.__cat_dim__(name, value, store)
+
+
 def _asked_increments(
     data: Data | HeteroData, key: StoreKey, name: str, graphs: Callable[[], Iterable[Any]]
 ) -> Tensor | None:
@@ -147,70 +151,6 @@ def _asked_increments(
         store = next(store for store in graph.stores if store._key == key)
         asked.append(torch.as_tensor(graph.__inc__(name, store[name], store)))
     return torch.stack(asked)
-
-
-def _concatenate(
-    data: Data | HeteroData, store: BaseStorage, name: str, values: list[Any]
-) -> tuple[Any, Tensor | None]:
-    """One attribute of all graphs, as PyG's collate joins it, and where each graph starts."""
-    first = values[0]
-    if isinstance(first, (int, float)) and all(isinstance(value, (int, float)) for value in values):
-        return torch.tensor(values), torch.arange(len(values) + 1)
-    are_tensors = [isinstance(value, Tensor) for value in values]
-    if any(are_tensors) and not all(are_tensors):
-        odd = are_tensors.index(not are_tensors[0])
-        raise ValueError(
-            f"Attribute {name!r} is a {type(first).__name__} in graph 0 and a {type(values[odd]).__name__} in graph "
-            f"{odd}; it must be a tensor in all graphs or in none. Convert it or pass exclude_keys=[{name!r}]."
-        )
-    if not isinstance(first, Tensor) or is_sparse(first) or first.is_nested:
-        return values, None
-    # Of torch's own class, in memory: then what they are joined to tells all else about them.
-    if set(map(type, values)) != {Tensor} or any(value.numel() for value in values if not value.data_ptr()):
-        values = [plain_tensor(f"Attribute {name!r} of graph {i}", value) for i, value in enumerate(values)]
-    first = values[0]
-    if len(set(map(attrgetter("dtype"), values))) > 1:
-        odd = next(i for i, value in enumerate(values) if value.dtype != first.dtype)
-        raise ValueError(
-            f"Attribute {name!r} is {first.dtype} in graph 0 and {values[odd].dtype} in graph {odd}. Convert one of "
-            f"them or pass exclude_keys=[{name!r}]."
-        )
-    if name == "edge_index" and (first.is_floating_point() or first.is_complex() or first.dtype is torch.bool):
-        raise ValueError(f"edge_index is {first.dtype}; numbers of nodes are whole. Pass edge_index.long().")
-    if name == "edge_index" and first.dim() == 2 and first.size(0) != 2:
-        raise ValueError(f"edge_index has shape {tuple(first.shape)}; it is [2, num_edges]. Pass edge_index.t().")
-    dim = data.__cat_dim__(name, first, store)
-    if dim is None or first.dim() == 0:
-        values, dim = [value.unsqueeze(0) for value in values], 0
-    try:
-        # One graph alone, which may be a large one, is used where it lies.
-        with torch.no_grad():
-            joined = torch.cat(values, dim=dim) if len(values) > 1 else values[0]
-    except RuntimeError as error:
-        graph = next((i for i, value in enumerate(values) if _width(value, dim) != _width(values[0], dim)), 0)
-        raise ValueError(
-            f"Attribute {name!r} cannot be joined along dimension {dim}: it is {list(values[0].shape)} in graph 0 and "
-            f"{list(values[graph].shape)} in graph {graph}. Make the other dimensions equal or pass "
-            f"exclude_keys=[{name!r}]."
-        ) from error
-    counts = torch.tensor(list(map(methodcaller("size", dim), values)))
-    return plain_tensor(f"Attribute {name!r}", joined), row_pointer(counts)
-
-
-def _counts(stated: Sequence[Any]) -> Tensor:
-    """`num_nodes` of each graph. int64 [num_graphs]"""
-    for graph, count in enumerate(stated):
-        one = count.reshape(()).item() if isinstance(count, Tensor) and count.numel() == 1 else count
-        if isinstance(one, bool) or not isinstance(one, (int, np.integer)) or one < 0:
-            raise ValueError(f"Graph {graph} has num_nodes={count!r}; it is a whole number, and not negative.")
-    return torch.tensor([int(count) for count in stated], dtype=torch.int64)
-
-
-def _width(value: Tensor, dim: int) -> tuple[int, ...]:
-    """The shape without the dimension that graphs are joined along."""
-    shape = list(value.shape)
-    del shape[dim]
-    return tuple(shape)
 
 
 def _check_kinds(graphs: Sequence[Any]) -> None:
@@ -247,21 +187,3 @@ def _check_names(stores: Sequence[BaseStorage], excluded: set[str]) -> None:
                 f"Graphs 0 and {index} differ in the attributes {sorted(odd)}; all graphs of a batch need the same. "
                 f"Set them everywhere or pass exclude_keys={sorted(odd)}."
             )
-
-
-def _refuse_containers(name: str, values: Any) -> None:
-    """Sparse matrices and nested tensors have no fixed size; strings, None and other objects pass as they are."""
-    probe = values[0] if isinstance(values, (list, tuple)) and values else values
-    inner = probe[0] if isinstance(probe, (list, tuple)) and probe else probe
-    if (isinstance(probe, np.ndarray) and probe.dtype.kind in "biufc") or (
-        name in NUMBERS and isinstance(probe, (list, tuple)) and not isinstance(inner, str)
-    ):
-        raise ValueError(
-            f"Attribute {name!r} is a {type(probe).__name__}, which would not be joined; batches hold tensors. Make it "
-            f"one with torch.as_tensor, or pass exclude_keys=[{name!r}]."
-        )
-    if is_sparse(probe) or isinstance(probe, (Tensor, Mapping)) or isinstance(inner, Tensor):
-        raise ValueError(
-            f"Attribute {name!r} holds a {type(probe).__name__}, which has no flat layout. Store it as plain tensors "
-            f"(an adjacency as edge_index) or pass exclude_keys=[{name!r}]."
-        )

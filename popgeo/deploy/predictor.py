@@ -150,7 +150,8 @@ class Predictor:
 
         Args:
             graphs: A dataset, a list or any iterable of graphs or of batches, a `FlatStore`, or a loader, whose order
-                results then have; at most some ten thousand graphs are in memory at a time, if they need not be.
+                results then have; at most some ten thousand graphs are in memory at a time, if they need not be. A
+                graph may be a dictionary of tensors, `{"z": ..., "pos": ...}`, for which PyG is not imported.
             errors: `"raise"`, or `"keep"`: `Predictions.errors` then tells which graphs failed, and why.
             progress_bar: Whether to show a bar if it lasts longer than a second; None means at a terminal and in
                 notebooks.

@@ -71,10 +71,13 @@ def export(
         ...     load(path)(graphs)
         Predictions(3 graphs; out: [3, 1] of graphs)
     """
+    from torch_geometric.data import Data
+
     if format not in _WRITERS:
         raise ValueError(f"format is {format!r}; it is one of {', '.join(map(repr, _WRITERS))}.")
     if not len(graphs):
         raise ValueError("graphs is empty; pass a few graphs like those that the file is for.")
+    graphs = [Data(**graph) if isinstance(graph, dict) else graph for graph in graphs]
     choices |= {"device": "cpu", "forces": forces}
     predictor = Predictor(model, sizes, "none", **choices)
     wanted = _at_these_sizes(predictor, graphs)

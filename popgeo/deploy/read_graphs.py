@@ -97,7 +97,7 @@ class GraphReader:
     def _attributes(graphs: Any) -> set[str]:
         if isinstance(graphs, FlatStore):
             return {attribute.name for attribute in graphs.attributes}
-        return set(graphs.keys()) if is_graph_data(graphs) else set()
+        return set(graphs.keys()) if is_graph_data(graphs) or isinstance(graphs, dict) else set()
 
     def _kinds(self, store: FlatStore) -> Kinds:
         slots = lay_out(store, self.sizes.with_rows_for(store), self.layout).slots
@@ -153,7 +153,7 @@ def pieces(graphs: Any, size: int) -> Iterable[Any]:
     Raises:
         ValueError: it is one graph.
     """
-    if is_graph_data(graphs) and not hasattr(graphs, "to_data_list"):
+    if isinstance(graphs, dict) or (is_graph_data(graphs) and not hasattr(graphs, "to_data_list")):
         raise ValueError(f"graphs is one {type(graphs).__name__}; pass a list, even of one: [graph].")
     graphs = _graphs_of(graphs) if is_graph_data(graphs) else graphs
     if isinstance(graphs, FlatStore):

@@ -54,20 +54,19 @@ def _values(dataset: Any) -> Iterator[tuple[tuple[Any, str], Any]]:
             yield from (((f"part {i}, {number}", name), value) for (number, name), value in _values(part))
     elif isinstance(dataset, InMemoryDataset):
         if dataset._data is not None:
-            yield from (
-                (("the dataset", _name(store, name)), store[name]) for store, name in _attributes(dataset._data)
-            )
+            yield from ((("the dataset", name), value) for name, value in _attributes(dataset._data))
     elif type(dataset) in (list, tuple):  # others may make a graph each time
         for i in np.unique(np.linspace(0, len(dataset) - 1, min(len(dataset), _LOOKED_AT)).astype(int)).tolist():
-            yield from (((i, _name(store, name)), store[name]) for store, name in _attributes(dataset[i]))
+            yield from (((i, name), value) for name, value in _attributes(dataset[i]))
 
 
-def _attributes(graph: Any) -> Iterator[tuple[Any, str]]:
-    return ((store, name) for store in graph.stores for name in store.keys())  # noqa: SIM118
-
-
-def _name(store: Any, name: str) -> str:
-    return name if store._key is None else f"{name} of {store._key}"
+def _attributes(graph: Any) -> Iterator[tuple[str, Any]]:
+    if isinstance(graph, dict):
+        yield from graph.items()
+        return
+    for store in graph.stores:
+        of_type = "" if store._key is None else f" of {store._key}"
+        yield from ((f"{name}{of_type}", value) for name, value in store.items())
 
 
 def _mark(value: Any) -> Any:

@@ -165,7 +165,7 @@ class BatchOfSeeds(DataBatch):
 
 def _as_graph(whole: FlatStore, part: Subgraph) -> Any:
     """A part of a large graph as PyG's object of its own."""
-    graph = whole.data_cls()
+    graph = whole.graph_class()
     stores: dict[Any, Any] = {key: graph[key] for key in (*whole.node_types, *whole.edge_types) if key is not None}
     for attribute in whole.attributes:
         place = stores.get(attribute.store, graph)

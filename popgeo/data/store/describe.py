@@ -61,7 +61,7 @@ def describe(block: Columns, json: frozenset[tuple[object, str]], transform: str
     return Manifest(
         num_graphs=0,
         last_graph=0,
-        data_class=f"{block.data_cls.__module__}.{block.data_cls.__qualname__}",
+        data_class=f"{block.graph_class.__module__}.{block.graph_class.__qualname__}",
         node_types=block.node_types,
         edge_types=block.edge_types,
         states_num_nodes=tuple(sorted(block.states_num_nodes, key=str)),

@@ -1,0 +1,108 @@
+"""Joins one attribute of all graphs into one tensor, as PyG's collate does, without PyG."""
+
+from collections.abc import Callable, Mapping, Sequence
+from operator import attrgetter, methodcaller
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from popgeo.data.attribute_names import NUMBERS
+from popgeo.data.axes import row_pointer
+from popgeo.native.plain_tensor import plain_tensor
+
+_SPARSE = torch.sparse_coo, torch.sparse_csr, torch.sparse_csc
+
+
+def join_values(name: str, values: list[Any], dim_of: Callable[[Tensor], int | None]) -> tuple[Any, Tensor | None]:
+    """One attribute of all graphs, as PyG's collate joins it, and where each graph starts.
+
+    Args:
+        name: Its name.
+        values: What each graph has.
+        dim_of: The dimension along which a class of graphs joins it; None if graphs are stacked.
+
+    Returns:
+        One tensor and the starts of its graphs' rows, [num_graphs + 1]; or the values themselves and None where they
+        are not tensors that can be joined.
+
+    Raises:
+        ValueError: graphs differ in kind, type or shape, or edges are not numbers of nodes.
+    """
+    first = values[0]
+    if isinstance(first, (int, float)) and all(isinstance(value, (int, float)) for value in values):
+        return torch.tensor(values), torch.arange(len(values) + 1)
+    are_tensors = [isinstance(value, Tensor) for value in values]
+    if any(are_tensors) and not all(are_tensors):
+        odd = are_tensors.index(not are_tensors[0])
+        raise ValueError(
+            f"Attribute {name!r} is a {type(first).__name__} in graph 0 and a {type(values[odd]).__name__} in graph "
+            f"{odd}; it must be a tensor in all graphs or in none. Convert it or pass exclude_keys=[{name!r}]."
+        )
+    if not isinstance(first, Tensor) or first.layout in _SPARSE or first.is_nested:
+        return values, None
+    # Of torch's own class, in memory: then what they are joined to tells all else about them.
+    if set(map(type, values)) != {Tensor} or any(value.numel() for value in values if not value.data_ptr()):
+        values = [plain_tensor(f"Attribute {name!r} of graph {i}", value) for i, value in enumerate(values)]
+    first = values[0]
+    if len(set(map(attrgetter("dtype"), values))) > 1:
+        odd = next(i for i, value in enumerate(values) if value.dtype != first.dtype)
+        raise ValueError(
+            f"Attribute {name!r} is {first.dtype} in graph 0 and {values[odd].dtype} in graph {odd}. Convert one of "
+            f"them or pass exclude_keys=[{name!r}]."
+        )
+    if name == "edge_index" and (first.is_floating_point() or first.is_complex() or first.dtype is torch.bool):
+        raise ValueError(f"edge_index is {first.dtype}; numbers of nodes are whole. Pass edge_index.long().")
+    if name == "edge_index" and first.dim() == 2 and first.size(0) != 2:
+        raise ValueError(f"edge_index has shape {tuple(first.shape)}; it is [2, num_edges]. Pass edge_index.t().")
+    dim = dim_of(first)
+    if dim is None or first.dim() == 0:
+        values, dim = [value.unsqueeze(0) for value in values], 0
+    try:
+        # One graph alone, which may be a large one, is used where it lies.
+        with torch.no_grad():
+            joined = torch.cat(values, dim=dim) if len(values) > 1 else values[0]
+    except RuntimeError as error:
+        graph = next((i for i, value in enumerate(values) if _width(value, dim) != _width(values[0], dim)), 0)
+        raise ValueError(
+            f"Attribute {name!r} cannot be joined along dimension {dim}: it is {list(values[0].shape)} in graph 0 and "
+            f"{list(values[graph].shape)} in graph {graph}. Make the other dimensions equal or pass "
+            f"exclude_keys=[{name!r}]."
+        ) from error
+    counts = torch.tensor(list(map(methodcaller("size", dim), values)))
+    return plain_tensor(f"Attribute {name!r}", joined), row_pointer(counts)
+
+
+def stated_counts(stated: Sequence[Any]) -> Tensor:
+    """`num_nodes` of each graph. int64 [num_graphs]"""
+    for graph, count in enumerate(stated):
+        one = count.reshape(()).item() if isinstance(count, Tensor) and count.numel() == 1 else count
+        if isinstance(one, bool) or not isinstance(one, (int, np.integer)) or one < 0:
+            raise ValueError(f"Graph {graph} has num_nodes={count!r}; it is a whole number, and not negative.")
+    return torch.tensor([int(count) for count in stated], dtype=torch.int64)
+
+
+def _width(value: Tensor, dim: int) -> tuple[int, ...]:
+    """The shape without the dimension that graphs are joined along."""
+    shape = list(value.shape)
+    del shape[dim]
+    return tuple(shape)
+
+
+def refuse_containers(name: str, values: Any) -> None:
+    """Sparse matrices and nested tensors have no fixed size; strings, None and other objects pass as they are."""
+    probe = values[0] if isinstance(values, (list, tuple)) and values else values
+    inner = probe[0] if isinstance(probe, (list, tuple)) and probe else probe
+    if (isinstance(probe, np.ndarray) and probe.dtype.kind in "biufc") or (
+        name in NUMBERS and isinstance(probe, (list, tuple)) and not isinstance(inner, str)
+    ):
+        raise ValueError(
+            f"Attribute {name!r} is a {type(probe).__name__}, which would not be joined; batches hold tensors. Make it "
+            f"one with torch.as_tensor, or pass exclude_keys=[{name!r}]."
+        )
+    if type(probe).__name__ == "SparseTensor" or isinstance(probe, (Tensor, Mapping)) or isinstance(inner, Tensor):
+        raise ValueError(
+            f"Attribute {name!r} holds a {type(probe).__name__}, which has no flat layout. Store it as plain tensors "
+            f"(an adjacency as edge_index) or pass exclude_keys=[{name!r}]."
+        )
