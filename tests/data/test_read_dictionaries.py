@@ -91,13 +91,13 @@ def test_dictionaries_among_data_are_refused():
 
 
 def test_predictions_for_dictionaries_are_those_for_data():
-    graphs = [{name: graph[name] for name in ("x", "edge_index")} for graph in graphs_of(30)]
+    graphs = [graph | {"shape": torch.ones(i, i)} for i, graph in enumerate(graphs_of(30))]  # which the model leaves
     predictor = popgeo.Predictor(GIN(3, 8, 2, out_channels=1, readout="sum"))
     found = predictor([Data(**graph) for graph in graphs])["out"]
     assert torch.allclose(predictor(graphs)["out"], found)
     with pytest.raises(ValueError, match=r"pass a list, even of one: \[graph\]"):
         predictor(graphs[0])
-    wrong = [*graphs[:3], {"x": graphs[0]["x"].double(), "edge_index": graphs[0]["edge_index"]}]
+    wrong = [*graphs[:3], graphs[0] | {"x": graphs[0]["x"].double()}]
     kept = predictor(wrong, errors="keep")
     assert list(kept.errors) == [3]
     assert torch.allclose(kept["out"][:3], found[:3])
