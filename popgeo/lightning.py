@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
-from lightning.pytorch import LightningModule
+from lightning.pytorch import Callback, LightningModule
 from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -29,6 +29,7 @@ _IN_THE_STEP = (
     "optimizer_step",
     "optimizer_zero_grad",
 )
+_OF_CALLBACKS = ("on_after_backward", "on_before_optimizer_step")
 _KEY = "popgeo"
 
 
@@ -38,8 +39,8 @@ class CompiledModule(LightningModule):
     A subclass defines `configure_optimizers`, and `validation_step` if it validates; there `self(batch)` runs the
     compiled forward pass. One call of `training_step` is one update: `Trainer(gradient_clip_val=)` is taken over by the
     step, `accumulate_grad_batches=` is rejected, since `StepOptions(gradient_accumulation=)` joins micro-batches of one
-    item of the loader. Each process of `strategy="ddp"` runs one replica. There are no gradients outside the step, so a
-    subclass with a hook for them is rejected, and callbacks' hooks find none.
+    item of the loader. Each process of `strategy="ddp"` runs one replica. There are no gradients outside the step, so
+    subclasses and callbacks with a hook for gradients are rejected.
 
     Args:
         model: Returns results and the loss, as `popgeo.compile_step` takes it.
@@ -63,7 +64,7 @@ class CompiledModule(LightningModule):
         self.model = model
         self._options, self._backend = options or StepOptions(), backend
         self._step: tuple[Optimizer, CompiledStep] | None = None
-        self._forward: CompiledStep | None = None
+        self._forwards: dict[bool, CompiledStep] = {}  # of the model in training and in evaluation
         self._resumed: Mapping[str, Any] = {}
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -87,16 +88,21 @@ class CompiledModule(LightningModule):
         Raises:
             ValueError: the Trainer asks for what a compiled step does not do; the message names the remedy.
         """
+        args, kwargs = as_call(tuple(batch) if isinstance(batch, list) else batch)
+        if self.trainer.fit_loop._skip_backward:  # StochasticWeightAveraging computes the statistics of norms
+            return self._without_update(*args, **kwargs)
         optimizer: Any = self.optimizers(use_pl_optimizer=False)
         if self._step is None or self._step[0] is not optimizer:
             self._step = optimizer, self._compiled(optimizer)
+        clips = self.trainer.gradient_clip_val or self._options.max_grad_norm
+        if clips != self._step[1].options.max_grad_norm:
+            _refuse(f"gradient_clip_val has become {clips} after the first update; set it before fit()")
         if self.trainer.accumulate_grad_batches != 1:
             raise ValueError(
                 f"accumulate_grad_batches is {self.trainer.accumulate_grad_batches}, set in the Trainer or by a "
                 "callback. A compiled step joins micro-batches of one item: pass options=StepOptions("
                 "gradient_accumulation=...) to the CompiledModule and to the FixedSizeDataLoader."
             )
-        args, kwargs = as_call(tuple(batch) if isinstance(batch, list) else batch)
         return self._step[1](*args, **kwargs)
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
@@ -111,18 +117,33 @@ class CompiledModule(LightningModule):
         """What the model returns: in evaluation by its compiled forward pass, which also takes a batch alone."""
         if self.training:
             return self.model(*args, **kwargs)
-        if self._forward is None:
+        return self._without_update(*args, **kwargs)
+
+    def _without_update(self, *args: Any, **kwargs: Any) -> Any:
+        """The compiled forward pass, in the mode in which the model is."""
+        if self.training not in self._forwards:
             replicas = dist.get_world_size() if dist.is_initialized() else 1
             options = StepOptions(replication_factor=replicas)
-            self._forward = compile_forward(self.model, backend=self._backend_here(), options=options)
-        return self._forward(*args, **kwargs)
+            forward = compile_forward(self.model, backend=self._backend_here(), options=options)
+            self._forwards[self.training] = forward
+        return self._forwards[self.training](*args, **kwargs)
 
     def optimizer_step(self, epoch: int, batch_idx: int, optimizer: Any, optimizer_closure: Any = None) -> None:
         """Runs the closure, in which the step updates the weights."""
         optimizer_closure()
 
     def backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:
-        """Does nothing: the step has done it."""
+        """Does nothing: the step has done it.
+
+        Raises:
+            ValueError: the loss is not the compiled step's.
+        """
+        if loss.requires_grad:
+            raise ValueError(
+                "training_step returns a loss with a gradient, which was computed outside of the compiled step, so no "
+                "weight would follow it. Return the loss that self.step(batch) returns, and add all terms of the loss "
+                "within the model's forward."
+            )
 
     def on_train_start(self) -> None:
         """Brings the loader back to its place in the epoch, which Lightning forgets if it counts batches first."""
@@ -147,7 +168,7 @@ class CompiledModule(LightningModule):
         self._resumed = checkpoint.get(_KEY, {})
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "_step": None, "_forward": None}  # callbacks copy modules
+        return {**super().__getstate__(), "_step": None, "_forwards": {}}  # callbacks copy modules
 
     def _backend_here(self) -> Backend | str:
         return self._backend or ("cuda" if self.device.type == "cuda" else "cpu")
@@ -166,6 +187,17 @@ class CompiledModule(LightningModule):
             _refuse(f"gradient_clip_algorithm is {clips.value!r}; use 'norm'")
         if iterations != 1:
             _refuse(f"device_iterations is {iterations}; Lightning counts one update per item of the loader, so use 1")
+        for callback in trainer.callbacks:
+            hooks = [
+                name
+                for name in _OF_CALLBACKS
+                if getattr(getattr(callback, name), "__func__", None) is not getattr(Callback, name)
+            ]
+            if hooks:
+                _refuse(
+                    f"{type(callback).__name__} defines {', '.join(hooks)}, but gradients exist only within the step; "
+                    "optimizer.register_step_pre_hook(...) sees them, and on_train_batch_end comes after each update"
+                )
         if trainer.gradient_clip_val:
             options = replace(options, max_grad_norm=float(trainer.gradient_clip_val))
         options = replace(

@@ -19,7 +19,7 @@ def _lightning():
     skip_without("lightning")
 
 
-def both(folder: Path, *, schedule="cycle", callbacks=list, **choices):
+def both(folder: Path, *, model=None, schedule="cycle", callbacks=list, **choices):
     """Trainers and modules after equal runs, the eager one first."""
     from lightning.pytorch.loggers import CSVLogger
 
@@ -27,7 +27,7 @@ def both(folder: Path, *, schedule="cycle", callbacks=list, **choices):
 
     done = []
     for kind in (runs.Eager, runs.Compiled):
-        module = kind(runs.Regression())
+        module = kind((model or runs.Regression)())
         module.schedule = schedule
         logger = CSVLogger(folder / kind.__name__)
         trainer = runs.trainer_in(
@@ -98,6 +98,57 @@ def test_averages_of_weights_are_those_of_an_eager_module(tmp_path: Path):
         assert_equal_runs(both(tmp_path, callbacks=lambda: [known.EMAWeightAveraging(decay=0.9)], max_epochs=2))
 
 
+def test_the_statistics_of_norms_after_an_average_of_weights_are_those_of_an_eager_module(tmp_path: Path):
+    from lightning.pytorch.callbacks import StochasticWeightAveraging
+
+    from tests.support.lightning_runs import Normed
+
+    done = both(tmp_path, model=Normed, callbacks=lambda: [StochasticWeightAveraging(1e-3, 1)], max_epochs=3)
+    assert_equal_runs(done)
+    (_, expected), (_, found) = done
+    norms = [module.model.norm.module for module in (expected, found)]
+    torch.testing.assert_close(norms[1].state_dict(), norms[0].state_dict(), rtol=1e-3, atol=1e-4)
+    assert norms[1].num_batches_tracked > 0
+
+
+def test_parameters_that_are_frozen_or_released_between_updates_are_followed(tmp_path: Path):
+    from lightning.pytorch.callbacks import BaseFinetuning, LambdaCallback
+
+    from tests.support.lightning_runs import Normed
+
+    class Finetuning(BaseFinetuning):
+        def freeze_before_training(self, module):
+            self.freeze(module.model.gin)
+
+        def finetune_function(self, module, epoch, optimizer):
+            if epoch == 1:
+                self.unfreeze_and_add_param_group(module.model.gin, optimizer, lr=1e-3)
+
+    def freeze(trainer, module, batch, batch_idx):
+        if trainer.global_step == 5:
+            module.model.norm.requires_grad_(False)
+            trainer.optimizers[0].param_groups[0]["lr"] = 1e-4
+
+    def callbacks():
+        return [Finetuning(), LambdaCallback(on_train_batch_start=freeze)]
+
+    assert_equal_runs(both(tmp_path, model=Normed, schedule="none", callbacks=callbacks, max_epochs=2))
+
+
+def test_anomaly_detection_names_the_operation_that_makes_a_nan(tmp_path: Path):
+    from tests.support import lightning_runs as runs
+
+    class Broken(runs.Regression):
+        def forward(self, x, edge_index, batch, y, graphs_mask, num_graphs):
+            out, loss = super().forward(x, edge_index, batch, y, graphs_mask, num_graphs)
+            return out, (loss - loss - 1.0).log()
+
+    assert_equal_runs(both(tmp_path, max_epochs=1, detect_anomaly=True))
+    trainer = runs.trainer_in(tmp_path, max_epochs=1, detect_anomaly=True)
+    with pytest.raises(FloatingPointError, match="log"):
+        trainer.fit(runs.Compiled(Broken()), runs.loader())
+
+
 def test_bfloat16_of_the_trainer_is_that_of_an_eager_module(tmp_path: Path):
     from tests.support.lightning_runs import weights
 
@@ -152,6 +203,53 @@ def test_a_hook_that_would_find_no_gradients_is_rejected_when_the_class_is_defin
 
     with pytest.raises(TypeError, match=r"defines configure_gradient_clipping, .*StepOptions\(max_grad_norm"):
         type("Clipping", (Clips, Compiled), {})
+
+
+@pytest.mark.parametrize("hook", ["on_after_backward", "on_before_optimizer_step"])
+def test_a_callback_that_would_find_no_gradients_is_rejected_by_name(hook: str, tmp_path: Path):
+    import lightning
+    from lightning.pytorch.callbacks import LambdaCallback
+
+    from tests.support import lightning_runs as runs
+
+    kind = type("Clipping", (lightning.Callback,), {hook: lambda self, *args: None})
+    for callback in (kind(), LambdaCallback(**{hook: print})):
+        trainer = runs.trainer_in(tmp_path, max_epochs=1, callbacks=[callback])
+        with pytest.raises(ValueError, match=f"{type(callback).__name__} defines {hook}, .*register_step_pre_hook"):
+            trainer.fit(runs.Compiled(runs.Regression()), runs.loader())
+
+
+def test_a_loss_that_was_computed_outside_of_the_step_is_rejected(tmp_path: Path):
+    from tests.support import lightning_runs as runs
+
+    class Eagerly(runs.Compiled):
+        def training_step(self, batch, batch_idx):
+            return self(batch.x, batch.edge_index, batch.batch, batch.y, batch.graphs_mask, batch.num_graphs)[1]
+
+    class Decayed(runs.Compiled):
+        def training_step(self, batch, batch_idx):
+            return self.step(batch)[1] + sum(p.norm() for p in self.parameters())
+
+    for kind in (Eagerly, Decayed):
+        with pytest.raises(
+            ValueError, match=r"training_step returns a loss with a gradient, .*within the model's forw"
+        ):
+            runs.trainer_in(tmp_path, max_epochs=1).fit(kind(runs.Regression()), runs.loader())
+
+
+def test_clipping_that_is_changed_during_a_run_is_rejected(tmp_path: Path):
+    from lightning.pytorch.callbacks import LambdaCallback
+
+    from tests.support import lightning_runs as runs
+
+    def clip(trainer, module, batch, batch_idx):
+        trainer.gradient_clip_val = 0.1 if batch_idx == 2 else trainer.gradient_clip_val
+
+    callbacks = [LambdaCallback(on_train_batch_start=clip)]
+    with pytest.raises(ValueError, match=r"gradient_clip_val has become 0\.1 after the first update"):
+        runs.trainer_in(tmp_path, max_epochs=1, callbacks=callbacks).fit(
+            runs.Compiled(runs.Regression()), runs.loader()
+        )
 
 
 def test_a_run_that_is_resumed_in_the_middle_of_an_epoch_ends_with_the_same_bits(tmp_path: Path):

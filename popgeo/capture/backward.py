@@ -30,7 +30,7 @@ def backward(
     if not weights:
         return None, {}
     loss = _find_loss(results, recorder)
-    with recorder:
+    with recorder, torch.autograd.set_detect_anomaly(False):  # which would read values while nothing has any
         recorder.phase = "backward"
         if isinstance(start, Tensor):  # in the type and shape of the loss, in memory of its own
             seed = start.to(loss.dtype, copy=True).expand(loss.shape)

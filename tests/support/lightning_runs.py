@@ -3,6 +3,7 @@
 torchrun --nproc-per-node 2 -m tests.support.lightning_runs FOLDER
 """
 
+import inspect
 import json
 import sys
 import warnings
@@ -17,7 +18,7 @@ from torch_geometric.data import Data
 
 from popgeo import FixedSizeDataLoader, FixedSizeOptions
 from popgeo.lightning import CompiledModule
-from popgeo.nn import GIN, mse_loss
+from popgeo.nn import GIN, BatchNorm, mse_loss
 
 NUM_GRAPHS = 40
 
@@ -51,14 +52,37 @@ class Regression(nn.Module):
         return out, mse_loss(out, y, graphs_mask)
 
 
+class Normed(Regression):
+    """With a norm of batches in front, which counts real nodes only."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lin, self.norm = nn.Linear(3, 3, bias=False), BatchNorm(3)
+
+    def forward(
+        self,
+        x: Tensor,
+        edge_index: Tensor,
+        batch: Tensor,
+        y: Tensor,
+        graphs_mask: Tensor,
+        num_graphs: int,
+        nodes_mask: Tensor,
+    ) -> tuple[Tensor, Tensor]:
+        x = self.norm(self.lin(x), nodes_mask=nodes_mask)
+        return super().forward(x, edge_index, batch, y, graphs_mask, num_graphs)
+
+
 class Schedules:
     """What both kinds of module share."""
 
     schedule = "cycle"
 
     def configure_optimizers(self: Any) -> Any:
-        optimizer = torch.optim.Adam(self.parameters(), lr=3e-3)
+        optimizer = torch.optim.Adam([p for p in self.parameters() if p.requires_grad], lr=3e-3)
         rates = torch.optim.lr_scheduler
+        if self.schedule == "none":
+            return optimizer
         if self.schedule == "plateau":
             plateau = rates.ReduceLROnPlateau(optimizer, patience=0, factor=0.5, threshold=1e9)
             return {"optimizer": optimizer, "lr_scheduler": {"scheduler": plateau, "monitor": "val_loss"}}
@@ -82,7 +106,7 @@ class Eager(Schedules, lightning.LightningModule):
         self.model = model
 
     def forward(self, batch: Any) -> Any:
-        return self.model(batch.x, batch.edge_index, batch.batch, batch.y, batch.graphs_mask, batch.num_graphs)
+        return self.model(**{name: getattr(batch, name) for name in inspect.signature(self.model.forward).parameters})
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         loss = self(batch)[1]
