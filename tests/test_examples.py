@@ -53,6 +53,7 @@ NEEDS = {  # the package, and the extra that brings it
     "serve_schnet.py": ("ray", "serve"),
     "gpt2_on_ipus.py": ("transformers", "language"),
     "digits_poptorch.py": ("sklearn", "examples"),
+    "class_imbalance_tudataset.py": ("sklearn", "examples"),
 }
 
 
@@ -161,6 +162,16 @@ def test_gin_classifies_mutag(run: Run, shared_data: Path, tmp_path: Path):
     small = ("--folds", "2", "--epochs", "5", "--hidden", "16")
     printed = run("gin_tudataset.py", "--root", str(tmp_path), "--name", "MUTAG", *small)
     assert numbers(r"MUTAG: ([\d.]+) %", printed)[0] > 66  # the share of the larger class
+
+
+def test_classes_of_different_sizes_are_told_apart_as_well_as_by_pyg(run: Run, shared_data: Path, tmp_path: Path):
+    skip_without("class_imbalance_tudataset.py")
+    shutil.copytree(shared_data / "tu/MUTAG", tmp_path / "MUTAG")
+    printed = run("class_imbalance_tudataset.py", "--root", str(tmp_path), "--seeds", "3", "--epochs", "30")
+    (by_pyg, by_popgeo), scores = numbers(r"accuracy ([\d.]+)", printed), numbers(r"macro F1 ([\d.]+)", printed)
+    assert min(by_pyg, by_popgeo, *scores) > 0.75  # always the larger class: accuracy 0.66, macro F1 0.4
+    assert abs(by_pyg - by_popgeo) < 0.07
+    assert len(numbers(r"training ([\d.]+) s", printed)) == 2
 
 
 def test_schnet_trains_on_qm9(run: Run, shared_data: Path, tmp_path: Path):

@@ -59,6 +59,31 @@ def test_scores_of_one_task_are_those_of_torchmetrics(name: str):
         torch.testing.assert_close(SCORES[name](logits, target.float(), threshold=threshold), peer)
 
 
+@pytest.mark.parametrize("name", SCORES)
+def test_masks_unknown_labels_and_missing_classes_are_as_if_torchmetrics_got_the_known_rows(name: str):
+    peers = pytest.importorskip("torchmetrics.functional", reason="torchmetrics is not installed")
+    draw = torch.Generator().manual_seed(1)
+
+    def unknown(labels):
+        return torch.where(torch.rand(labels.shape, generator=draw) < 0.2, torch.nan, labels.float())
+
+    for rows in range(1, 30):
+        classes = 2 + rows % 4
+        logits, mask = torch.randn(rows, classes, generator=draw), torch.rand(rows, generator=draw) < 0.7
+        target = unknown(torch.randint(0, 1 + rows % classes, (rows,), generator=draw))
+        known = mask & ~target.isnan()
+        padded = torch.where(mask.unsqueeze(1), logits, torch.nan)
+        for average in ("micro", "macro", "weighted", "none") if known.any() else ():
+            given = {"task": "multiclass", "num_classes": classes, "average": average}
+            peer = getattr(peers, name)(logits[known], target[known].long(), **given)
+            torch.testing.assert_close(SCORES[name](padded, target, mask, average), peer)
+        labels = unknown(torch.randint(0, 2, (rows, classes), generator=draw))
+        tasks = [(mask & ~labels[:, i].isnan(), i) for i in range(classes)]
+        alone = [getattr(peers, name)(logits[k, i].sigmoid(), labels[k, i].long(), task="binary") for k, i in tasks]
+        if all(k.any() for k, _ in tasks):
+            torch.testing.assert_close(mean_over_tasks(SCORES[name], padded, labels, mask), torch.stack(alone).mean())
+
+
 def test_tasks_with_missing_labels_are_averaged():
     logits, target = torch.tensor([[1.0, 1], [-1, 1], [1, -1]]), torch.tensor([[1.0, 0], [0, 1], [torch.nan, 1]])
     assert mean_over_tasks(f1_score, logits, target) == pytest.approx((1 + 0.5) / 2)

@@ -21,7 +21,8 @@
   const x = (at) => LEFT + ((at - from) / (to - from)) * (width - LEFT);
   const redraw = canvas("timeline", TOP + 4 * LANE, (g, w) => {
     width = w;
-    const unit = MICRO * niceStep((to - from) / MICRO, 9);
+    const labels = Math.min(9, (w - LEFT) / 70); // which leaves room for each on a narrow screen
+    const unit = MICRO * niceStep((to - from) / MICRO, labels);
     g.strokeStyle = style("--line");
     g.fillStyle = style("--soft");
     g.textAlign = "center";
@@ -51,7 +52,7 @@
       g.globalAlpha = 1;
       const begin = Math.max(left, LEFT),
         room = left + size - begin - 10;
-      const name = [`${block.name} ${block.phase}`, block.name, block.name.replace(/^.*\./, "")].find(
+      const name = [`${block.name} ${block.phase}`, block.name, block.name.replace(/^.*\.(?=[^.]*[^.\d])/, "")].find(
         (text) => g.measureText(text).width < room,
       );
       if (name) {
