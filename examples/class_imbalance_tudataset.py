@@ -49,6 +49,8 @@ class Net(nn.Module):
 class Training(nn.Module):
     """The model with its loss, as a compiled step takes it."""
 
+    weight: Tensor
+
     def __init__(self, net: Net, weight: Tensor) -> None:
         super().__init__()
         self.net = convert_norms(net)  # its norms leave padding out

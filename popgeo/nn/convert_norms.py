@@ -1,6 +1,7 @@
 """Models with torch's norms of batches, made to leave padding out: each norm finds the mask in the model's call."""
 
 import copy
+import functools
 import inspect
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -11,6 +12,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from popgeo.nn.norm import BatchNorm, batch_normalized
 
 _MASKS = ("nodes_mask", "edges_mask", "graphs_mask")
+_OF_A_GRAPH = ("GraphNorm", "InstanceNorm", "LayerNorm", "MeanSubtractionNorm", "PairNorm")  # PyG's
 
 
 class RealBatchNorm(nn.BatchNorm1d):
@@ -43,14 +45,15 @@ def convert_norms(model: nn.Module) -> nn.Module:
     """A copy of a model whose norms of batches leave padding out; its `state_dict` has the keys of the model's own.
 
     Each `torch.nn.BatchNorm1d`, also inside PyG's `BatchNorm`, takes the mask from the arguments of the model's call:
-    `nodes_mask`, `edges_mask` or `graphs_mask`, by itself or as an attribute of a batch.
+    `nodes_mask`, `edges_mask` or `graphs_mask`, by itself or as an attribute of a batch. PyG's norms over the nodes of
+    a graph stay as they are; they must get `batch`, without which they average over padding too.
 
     Args:
         model: Its `forward` takes a batch, or masks by these names.
 
     Raises:
-        ValueError: a norm of batches is of a different class, so it cannot be converted; or, in a call, there is no
-            mask, or not exactly one that fits a norm.
+        ValueError: the statistics of a norm count padding and it cannot be converted; or, in a call, there is no mask,
+            or not exactly one that fits a norm, or a norm over graphs does not get `batch`.
 
     Example:
         >>> class Net(nn.Module):
@@ -64,18 +67,45 @@ def convert_norms(model: nn.Module) -> nn.Module:
         >>> convert_norms(Net())(x, nodes_mask)[:2].flatten()
         tensor([-1.0000,  1.0000])
     """
-    model = copy.deepcopy(model)
     own = {id(one.module) for one in model.modules() if isinstance(one, BatchNorm)}
+    copies: dict[int, Any] = {}  # deepcopy puts them wherever the model refers to a norm
     for name, norm in model.named_modules():
-        if not isinstance(norm, _BatchNorm) or id(norm) in own:
-            continue
-        if type(norm) is not nn.BatchNorm1d:
+        kind = _kind_of_pyg(norm)
+        if type(norm) is nn.BatchNorm1d and id(norm) not in own:
+            real = copies[id(norm)] = RealBatchNorm(norm.num_features)
+            vars(real).update(copy.deepcopy(vars(norm), copies), name=name or "The norm")
+        elif isinstance(norm, _BatchNorm) and id(norm) not in own:
             raise ValueError(f"{name} is a {type(norm).__name__}; only torch.nn.BatchNorm1d can be converted.")
-        norm.__class__ = RealBatchNorm  # keeps parameters, statistics and hooks, on their device
-        norm.name = name
+        elif kind == "HeteroBatchNorm" or (kind == "InstanceNorm" and getattr(norm, "track_running_stats", False)):
+            raise ValueError(
+                f"{name} is PyG's {kind}, whose statistics count padding; it cannot be converted. Use "
+                "popgeo.nn.InstanceNorm, or a popgeo.nn.BatchNorm per type, with nodes_mask=."
+            )
+    model = copy.deepcopy(model, copies)
+    for name, norm in model.named_modules():
+        if _kind_of_pyg(norm) in _OF_A_GRAPH and getattr(norm, "mode", "graph") == "graph":
+            norm.register_forward_pre_hook(functools.partial(_require_batch, name), with_kwargs=True)
     model.register_forward_pre_hook(_hand_out, with_kwargs=True)
     model.register_forward_hook(_take_back, always_call=True)
     return model
+
+
+def _kind_of_pyg(norm: nn.Module) -> str:
+    """The class of one of PyG's norms; empty for other modules."""
+    return type(norm).__name__ if type(norm).__module__.startswith("torch_geometric.nn.norm.") else ""
+
+
+def _require_batch(name: str, norm: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+    """The hook of a norm over the nodes of a graph.
+
+    Raises:
+        ValueError: the norm does not get the graph of each row.
+    """
+    if inspect.signature(norm.forward).bind(*args, **kwargs).arguments.get("batch") is None:
+        raise ValueError(
+            f"{name}, PyG's {type(norm).__name__}, gets no batch, so it averages over all rows, padding included. "
+            "Pass it the graph of each row: norm(x, batch, num_graphs)."
+        )
 
 
 def _hand_out(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:

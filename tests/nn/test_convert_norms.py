@@ -108,6 +108,80 @@ def test_a_norm_that_not_exactly_one_mask_fits_is_named(net, batch, expected):
         convert_norms(net)(batch)
 
 
+class Convolved(nn.Module):
+    """One of PyG's models, or one of its norms, and the sums of its nodes."""
+
+    def __init__(self, net, gets_batch=False):
+        super().__init__()
+        self.net, self.gets_batch = net, gets_batch
+
+    def forward(self, batch):
+        more = (batch.batch, batch.num_graphs) if self.gets_batch else ()
+        if isinstance(self.net, pyg.models.basic_gnn.BasicGNN | pyg.MessagePassing):
+            more = (batch.edge_index,)
+        return global_add_pool(self.net(batch.x, *more), batch.batch, batch.num_graphs)
+
+
+def shared_norm():
+    norm = nn.BatchNorm1d(3)
+    return nn.Sequential(norm, nn.Linear(3, 3), norm)
+
+
+@pytest.mark.parametrize(
+    "net",
+    [
+        lambda: Convolved(pyg.GIN(3, 4, 2, norm="batch_norm")),
+        lambda: Convolved(pyg.GCN(3, 4, 2, norm="batch_norm", jk="cat")),
+        lambda: Convolved(pyg.GAT(3, 4, 2, norm="batch_norm")),
+        lambda: Convolved(pyg.GINConv(pyg.MLP([3, 4, 3], norm="batch_norm"))),
+        lambda: Convolved(pyg.MLP([3, 4, 3])),
+        lambda: Convolved(pyg.DiffGroupNorm(3, 2)),
+        lambda: Convolved(pyg.LayerNorm(3, mode="node")),
+        lambda: Convolved(pyg.LayerNorm(3), True),
+        lambda: Convolved(pyg.GraphNorm(3), True),
+        lambda: Convolved(pyg.InstanceNorm(3), True),
+        lambda: Convolved(pyg.PairNorm(), True),
+        lambda: Convolved(shared_norm()),
+    ],
+)
+def test_models_of_pyg_give_in_padded_batches_what_they_give_without_padding(net):
+    torch.manual_seed(0)
+    net = net()
+    converted = convert_norms(net)
+    for _ in range(2):
+        assert_close(converted(PADDED)[:3], net(PLAIN))
+    assert_close(converted.state_dict(), net.state_dict())
+    assert_close(converted.eval()(PADDED)[:3], net.eval()(PLAIN))
+
+
+@pytest.mark.parametrize("kind", ["GraphNorm", "InstanceNorm", "LayerNorm", "MeanSubtractionNorm", "PairNorm"])
+def test_a_norm_of_graphs_that_gets_no_batch_is_refused_by_name(kind):
+    norm = getattr(pyg, kind)(*([3] if kind in ("GraphNorm", "InstanceNorm", "LayerNorm") else []))
+    with pytest.raises(ValueError, match=f"net, PyG's {kind}, gets no batch, so it averages over all rows"):
+        convert_norms(Convolved(norm))(PADDED)
+
+
+def test_a_norm_is_replaced_wherever_a_model_refers_to_it_and_keeps_tied_parameters_and_hooks():
+    net, seen = Net(), []
+    net.again, net.graphs.weight = [net.nodes], net.nodes.weight
+    net.nodes.register_forward_hook(lambda *call: seen.append(1))
+    converted = convert_norms(net)
+    assert converted.again[0] is converted.nodes
+    assert converted.graphs.weight is converted.nodes.weight is not net.nodes.weight
+    converted(PADDED)
+    assert seen == [1]
+    assert type(net.nodes) is nn.BatchNorm1d
+
+
+def test_statistics_of_pyg_that_would_count_padding_are_refused():
+    with pytest.raises(ValueError, match=r"0 is PyG's InstanceNorm, whose statistics count padding"):
+        convert_norms(nn.Sequential(pyg.InstanceNorm(3, track_running_stats=True)))
+    with pytest.raises(ValueError, match=r"0 is PyG's HeteroBatchNorm, whose statistics count padding"):
+        convert_norms(nn.Sequential(pyg.HeteroBatchNorm(3, 2)))
+    with pytest.raises(ValueError, match="0 is a LazyBatchNorm1d; only"):
+        convert_norms(nn.Sequential(nn.LazyBatchNorm1d()))
+
+
 def test_a_call_without_a_mask_and_other_norms_are_refused():
     class Tensors(Net):
         def forward(self, x):
