@@ -1,7 +1,7 @@
 """Train GIN on molecular graphs with accelerate, in one process or several.
 
     python examples/accelerate_gin.py
-    accelerate launch --cpu --num_processes 2 examples/accelerate_gin.py
+    torchrun --nproc-per-node 2 examples/accelerate_gin.py
 
 `accelerator.prepare` takes the loader as it is: each process loads its own share of the batches, in a new order every
 epoch, and `save_state` holds where the epoch stood, so that `--resume` continues with the next batch. Prints the error
