@@ -42,7 +42,7 @@ def require_unpacked(path: Path) -> None:
 
 def files_in(folder: Path) -> list[Path]:
     """The files of a folder that hold structures, by their endings."""
-    return sorted(one for one in folder.iterdir() if one.suffix in SUFFIXES)
+    return sorted(one for one in folder.iterdir() if one.suffix.lower() in SUFFIXES)
 
 
 def files_of(path: Path) -> list[Path]:
@@ -72,7 +72,7 @@ def reach(path: Path) -> Reached:
         ValueError: it is damaged, empty or of no known kind, or a package for it is absent.
     """
     try:
-        reached = _OPENERS.get(path.suffix, _reach_any)(path)
+        reached = _OPENERS.get(path.suffix.lower(), _reach_any)(path)
     except ImportError as error:
         raise ValueError(f"Reading {path} needs {error.name}: pip install {error.name}.") from error
     except Exception as error:  # what is damaged may break a reader of others in any way
@@ -85,16 +85,26 @@ def reach(path: Path) -> Reached:
 def _reach_any(path: Path) -> Reached:
     """What ASE reads; its formats are mostly read from the start, so all is kept."""
     import ase.io
+    from ase.io.formats import filetype
 
     require_unpacked(path)
+    kind = filetype(str(path))
+    if kind in ("xyz", "extxyz"):
+        return _reach_xyz(path)
+    if kind == "json":
+        return _reach_db(path)
     steps = ase.io.read(path, index=":")
     return Reached(len(steps), steps.__getitem__)
 
 
 def _reach_xyz(path: Path) -> Reached:
     """(Extended) XYZ, by where each structure begins."""
-    starts, size = array("q", [0]), path.stat().st_size
-    with path.open("rb") as file:
+    unpacked = _PACKED.get(path.suffix)
+    opened = partial(path.open, "rb") if unpacked is None else partial(io.BytesIO, unpacked(path).read())
+    starts = array("q", [0])
+    with opened() as file:
+        size = file.seek(0, os.SEEK_END)
+        file.seek(0)
         while (head := file.readline()).strip():
             if not 0 < int(head) <= size - file.tell():
                 raise ValueError(f"structure {len(starts) - 1} declares {int(head)} atoms in a file of {size} bytes")
@@ -103,13 +113,13 @@ def _reach_xyz(path: Path) -> Reached:
             starts.append(file.tell())
         if any(line.strip() for line in file):
             raise ValueError(f"more follows an empty line where structure {len(starts) - 1} would begin")
-    return Reached(len(starts) - 1, partial(_read_xyz, path, starts))
+    return Reached(len(starts) - 1, partial(_read_xyz, opened, starts))
 
 
-def _read_xyz(path: Path, starts: Sequence[int], index: int) -> Any:
+def _read_xyz(opened: Callable[[], Any], starts: Sequence[int], index: int) -> Any:
     import ase.io
 
-    with path.open("rb") as file:
+    with opened() as file:
         file.seek(starts[index])
         text = file.read(starts[index + 1] - starts[index]).decode()
     head, comment, rows = text.split("\n", 2)
@@ -243,9 +253,11 @@ def _in_lmdb(path: Path, key: str | int) -> Any:
 def _reach_db(path: Path) -> Reached:
     import ase.db
 
-    rows = ase.db.connect(path)
+    rows, row_of = ase.db.connect(path), None
+    if path.suffix.lower() == ".json":  # whose every row is read from the start of the file
+        row_of = {row.id: row for row in rows.select()}.__getitem__
     ids = array("q", (row.id for row in rows.select(columns=["id"], include_data=False)))
-    return Reached(len(ids), partial(_read_row, rows.get, ids), dict(rows.metadata))
+    return Reached(len(ids), partial(_read_row, row_of or rows.get, ids), dict(rows.metadata))
 
 
 def _read_row(row_of: Callable[[int], Any], ids: Sequence[int], index: int) -> Any:

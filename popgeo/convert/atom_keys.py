@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from functools import cache
 from typing import Any, TypeAlias
 
-from popgeo.convert.units import all_factors, factor_of
+from popgeo.convert.units import QUANTITIES, all_factors, factor_of
 
 Keys: TypeAlias = Mapping[str, str | None]
 LABELS = ("energy", "forces", "stress")
@@ -17,11 +17,12 @@ WEIGHTS = tuple(_WEIGHTS)
 _TAKEN = {name: (name, f"ref_{name}") for name in LABELS} | _WEIGHTS | {"head": ("head",)}
 
 # What a key is about, by its name in small letters; the first that fits counts.
+_UNIT = r"_?units?($|_(?!cell))"
 _KINDS = {
+    "unit": _UNIT,
     "weight": r"weight",
     "cell": r"lattice|cell(?!ul)|(^|_)box($|_)",
     "pbc": r"pbc|periodic(?!_table)",
-    "unit": r"(^|_)units?($|_)",
     "energy": r"energ|(^|_)(e_?tot|toten|u0)($|_)",
     "forces": r"forc|(^|_)grad(ient)?s?($|_)",
     "stress": r"stress|virial",
@@ -130,18 +131,27 @@ def find_factors(
         ValueError: a unit is not known, differs from the one that the user states, or leaves another open.
     """
     told: dict[str, str] = {}
+    alone: dict[str, str] = {}  # those by a key of their own
     for source in (metadata, said):
         for key, value in source.items():
             if kind_of(key) == "unit":
-                told |= _told(key, value)
+                told |= (units := _told(key, value))
+                alone |= {} if isinstance(value, Mapping) else units
     if not told and not given:
         return {}
+    known = {*QUANTITIES, "virial", *names, *map(str.lower, said)}
+    if unknown := sorted(about for about in alone.keys() - known if _converts(alone[about])):
+        raise ValueError(
+            f"it has the unit {alone[unknown[0]]!r} of {unknown[0]!r}, but no such key. Remove the unit, or call it "
+            f"{', '.join(f'{name}_unit' for name in QUANTITIES[:-1])} or {QUANTITIES[-1]}_unit."
+        )
     factors = all_factors(given)
     found = {"length": _one(told, "length", given, factors)}
     for name, called in names.items():
         if name in LABELS:
             virial = name == "stress" and "virial" in called.lower()
-            found[name] = _one(told, "energy" if virial else name, given, factors, called.lower())
+            own = "virial" if virial and called.lower() not in told else called.lower()
+            found[name] = _one(told, "energy" if virial else name, given, factors, own)
         elif (unit := told.get(called.lower(), told.get(name))) is not None:
             found[name] = factor_of(unit, name)
     if not given and (found["length"], found.get("energy", 1.0)) != (1.0, 1.0):
@@ -167,14 +177,24 @@ def _one(
     return factor
 
 
-_WORDS = {"distance": "length", "position": "length", "pos": "length", "force": "forces", "virials": "virial"}
+def _converts(unit: str) -> bool:
+    """Whether a unit of energy, forces, stress or length differs from eV and angstrom."""
+    for quantity in QUANTITIES:
+        try:
+            return factor_of(unit, quantity) != 1.0
+        except ValueError:
+            continue
+    return False
+
+
+_WORDS = {"distance": "length", "position": "length", "pos": "length", "force": "forces", "virial": "virial"}
 
 
 def _told(key: str, value: Any) -> dict[str, str]:
     """The units that one key names, by quantity or by the file's name of an attribute, in small letters."""
     if isinstance(value, Mapping):
         return {_WORDS.get(name.lower().rstrip("s"), name.lower()): str(unit) for name, unit in value.items()}
-    about = re.sub(r"(^|_)units?($|_)", "", key.lower()).strip("_")
+    about = re.sub(_UNIT, "", key.lower()).removeprefix("of_").strip("_")
     about = _WORDS.get(about.rstrip("s"), about)
     if isinstance(value, bool):
         raise ValueError(f"it has {key!r} without a unit. Pass units=... (--units energy=... length=...) or remove it.")
