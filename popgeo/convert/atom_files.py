@@ -88,11 +88,8 @@ def _reach_any(path: Path) -> Reached:
     from ase.io.formats import filetype
 
     require_unpacked(path)
-    kind = filetype(str(path))
-    if kind in ("xyz", "extxyz"):
-        return _reach_xyz(path)
-    if kind == "json":
-        return _reach_db(path)
+    if (known := {"xyz": _reach_xyz, "extxyz": _reach_xyz, "json": _reach_db}.get(filetype(str(path)))) is not None:
+        return known(path)
     steps = ase.io.read(path, index=":")
     return Reached(len(steps), steps.__getitem__)
 

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from functools import cache
 from typing import Any, TypeAlias
 
@@ -130,21 +131,17 @@ def find_factors(
     Raises:
         ValueError: a unit is not known, differs from the one that the user states, or leaves another open.
     """
-    told: dict[str, str] = {}
-    alone: dict[str, str] = {}  # those by a key of their own
-    for source in (metadata, said):
-        for key, value in source.items():
-            if kind_of(key) == "unit":
-                told |= (units := _told(key, value))
-                alone |= {} if isinstance(value, Mapping) else units
+    sources = [(key, value) for source in (metadata, said) for key, value in source.items() if kind_of(key) == "unit"]
+    told = {about: unit for key, value in sources for about, unit in _told(key, value).items()}
     if not told and not given:
         return {}
-    known = {*QUANTITIES, "virial", *names, *map(str.lower, said)}
-    if unknown := sorted(about for about in alone.keys() - known if _converts(alone[about])):
-        raise ValueError(
-            f"it has the unit {alone[unknown[0]]!r} of {unknown[0]!r}, but no such key. Remove the unit, or call it "
-            f"{', '.join(f'{name}_unit' for name in QUANTITIES[:-1])} or {QUANTITIES[-1]}_unit."
-        )
+    of_mappings = [about for key, value in sources if isinstance(value, Mapping) for about in _told(key, value)]
+    for about in sorted(told.keys() - {*QUANTITIES, "virial", *names, *map(str.lower, said), *of_mappings}):
+        if (quantity := _quantity_of(told[about])) is not None and factor_of(told[about], quantity) != 1.0:
+            raise ValueError(
+                f"it has the unit {told[about]!r} of {about!r}, but no such key. Remove the unit, or call it "
+                f"{', '.join(f'{name}_unit' for name in QUANTITIES[:-1])} or {QUANTITIES[-1]}_unit."
+            )
     factors = all_factors(given)
     found = {"length": _one(told, "length", given, factors)}
     for name, called in names.items():
@@ -177,14 +174,13 @@ def _one(
     return factor
 
 
-def _converts(unit: str) -> bool:
-    """Whether a unit of energy, forces, stress or length differs from eV and angstrom."""
+def _quantity_of(unit: str) -> str | None:
+    """The quantity that a unit is of; None if it is of none."""
     for quantity in QUANTITIES:
-        try:
-            return factor_of(unit, quantity) != 1.0
-        except ValueError:
-            continue
-    return False
+        with suppress(ValueError):
+            factor_of(unit, quantity)
+            return quantity
+    return None
 
 
 _WORDS = {"distance": "length", "position": "length", "pos": "length", "force": "forces", "virial": "virial"}
@@ -203,12 +199,8 @@ def _told(key: str, value: Any) -> dict[str, str]:
     text = str(value)
     if text.lower() in ("metal", "ase", "ev", "real"):
         return {"energy": "kcal/mol" if text.lower() == "real" else "eV"}
-    for quantity in ("energy", "length"):
-        try:
-            factor_of(text, quantity)
-            return {quantity: text}
-        except ValueError:
-            continue
+    if (quantity := _quantity_of(text)) in ("energy", "length"):
+        return {quantity: text}
     raise ValueError(f"it has {key}={text!r}, which is not a known unit. Remove it and pass units=... (--units).")
 
 

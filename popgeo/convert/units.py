@@ -30,7 +30,7 @@ def factor_of(unit: str, quantity: str) -> float:
     """What a number in this unit is multiplied by, to be in eV and angstrom.
 
     Args:
-        unit: Such as `"kcal/mol/Ang"`, `"Hartree/Bohr"`, `"GPa"`. Capital letters do not matter, but MeV and mbar are not known.
+        unit: Such as `"kcal/mol/Ang"`, `"Hartree/Bohr"`, `"GPa"`, in any letter case. MeV and mbar are not known.
         quantity: One of `QUANTITIES`, which the unit must fit; or another name, of which charges and dipoles stay.
 
     Raises:

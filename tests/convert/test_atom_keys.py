@@ -294,7 +294,7 @@ def test_columns_are_read_whatever_letters_their_list_has_and_none_is_dropped(tm
     assert read_atoms(tmp_path / "a.xyz")[0].forces.tolist() == [[1, 2, 3]]
     for header in (text.format(name, ""), "1\nplain\nH 0 0 0 1 2 3\n"):
         (tmp_path / "a.xyz").write_text(header)
-        with pytest.raises(ValueError, match="rows have 7 columns, of which Properties names 4"):
+        with pytest.raises(ValueError, match="rows have 7 columns, Properties names 4"):
             read_atoms(tmp_path / "a.xyz")
 
 
