@@ -83,7 +83,7 @@ def _warn_of_more(loss: Tensor, results: Sequence[Tensor], recorder: Recorder) -
     scalars = [tensor for tensor in results if tensor.numel() == 1 and tensor.requires_grad]
     if any(number in recorder.page.depends_on(one) - {recorder.page.number(one)} for one in scalars):
         warnings.warn(
-            f"The model is trained on its marked loss {shape_text(loss)}, not on the scalar that it makes of this loss. "
+            f"The model is trained on its marked loss {shape_text(loss)}, not on the scalar that it makes of it. "
             "Wrap that scalar in poptorch.identity_loss(scalar, 'none') (or popgeo.ipu's) to train on it.",
             stacklevel=2,
         )

@@ -40,9 +40,13 @@ def require_unpacked(path: Path) -> None:
                 raise ValueError("it unpacks to more than a hundred times its size; unpack it yourself if you trust it")
 
 
+def _ending(path: Path) -> str:
+    return Path(path.stem if path.suffix in _PACKED else path).suffix.lower()
+
+
 def files_in(folder: Path) -> list[Path]:
     """The files of a folder that hold structures, by their endings."""
-    return sorted(one for one in folder.iterdir() if one.suffix.lower() in SUFFIXES)
+    return sorted(one for one in folder.iterdir() if _ending(one) in SUFFIXES)
 
 
 def files_of(path: Path) -> list[Path]:
@@ -125,7 +129,10 @@ def _read_xyz(opened: Callable[[], Any], starts: Sequence[int], index: int) -> A
     if twice := sorted({name for name in names if names.count(name) > 1}):
         raise ValueError(f"it has {twice} twice. Remove one")
     said = {name: value.strip("\"'[]{}") for name, (_, value) in zip(names, found, strict=True)}
-    columns = sum(map(int, said.get("properties", "species:S:1:pos:R:3").split(":")[2::3]))
+    properties = said.get("properties", "species:S:1:pos:R:3").split(":")
+    if not {"pos", "positions"} & {name.lower() for name in properties[::3]}:  # ASE puts all atoms into the origin
+        raise ValueError(f"it has no positions, but {properties[::3]}. Name them pos in Properties, in angstrom.")
+    columns = sum(map(int, properties[2::3]))
     if len(row := rows.split("\n", 1)[0].split()) > columns:
         raise ValueError(f"its rows have {len(row)} columns, Properties names {columns}. Name all: ...:forces:R:3")
     if len(stress := re.findall(r"[-+.\deE]+", said.get("stress", ""))) == 9:

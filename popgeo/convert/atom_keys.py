@@ -56,11 +56,15 @@ def find_names(said: Mapping[str, Any], asked: Keys, wanted: bool = True) -> tup
         wanted: Whether labels and weights are read at all if they are not asked for.
 
     Raises:
-        ValueError: an attribute that is asked for is missing, or several keys fit.
+        ValueError: an attribute that is asked for is missing, several keys fit, or the energy's is of one atom.
     """
     names = {name: called for name, called in asked.items() if called is not None}
     if missing := sorted({called for name, called in names.items() if name not in WEIGHTS} - said.keys()):
         raise ValueError(f"it has no {missing}, but {sorted(said)}. Correct the keys.")
+    if re.search("per_?atom", names.get("energy", "").lower()):
+        raise ValueError(
+            f"it has {names['energy']!r} as energy, which is of the whole structure. Multiply it by the atoms."
+        )
     lower: dict[str, list[str]] = {}
     for called in said:
         lower.setdefault(called.lower(), []).append(called)
@@ -129,10 +133,13 @@ def find_factors(
         given: Units that the user states, by `QUANTITIES`.
 
     Raises:
-        ValueError: a unit is not known, differs from the one that the user states, or leaves another open.
+        ValueError: a unit is not known, differs from another of the same, is of nothing, or leaves another open.
     """
     sources = [(key, value) for source in (metadata, said) for key, value in source.items() if kind_of(key) == "unit"]
-    told = {about: unit for key, value in sources for about, unit in _told(key, value).items()}
+    told: dict[str, str] = {}
+    for about, unit in (pair for key, value in sources for pair in _told(key, value).items()):
+        if told.setdefault(about, unit).lower() != unit.lower():
+            raise ValueError(f"it has the units {told[about]!r} and {unit!r} of {about}. Remove one.")
     if not told and not given:
         return {}
     of_mappings = [about for key, value in sources if isinstance(value, Mapping) for about in _told(key, value)]
@@ -147,6 +154,8 @@ def find_factors(
     for name, called in names.items():
         if name in LABELS:
             virial = name == "stress" and "virial" in called.lower()
+            if virial and "stress" in {*told, *given}:
+                raise ValueError(f"it has {called} and a unit of stress; name a unit of energy, which virials have.")
             own = "virial" if virial and called.lower() not in told else called.lower()
             found[name] = _one(told, "energy" if virial else name, given, factors, own)
         elif (unit := told.get(called.lower(), told.get(name))) is not None:

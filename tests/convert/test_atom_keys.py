@@ -496,3 +496,39 @@ def test_units_of_energies_and_virials_have_several_names(tmp_path, header, ener
     one = read_atoms(write_xyz(tmp_path / "a.xyz", f"energy=1 {virial} {header}"), double=True)[0]
     assert one.energy.item() == pytest.approx(energy)
     assert one.stress[0, 0].item() == pytest.approx(stress)
+
+
+@pytest.mark.parametrize(
+    ("header", "keys", "message"),
+    [
+        ("energy=1 energy_unit=Hartree energy_units=eV", {}, "units 'Hartree' and 'eV' of energy"),
+        ("energy=1 units=eV energy_unit=kcal/mol", {}, "units 'eV' and 'kcal/mol' of energy"),
+        ("energy=1 length_unit=bohr distance_unit=Ang", {}, "units 'bohr' and 'Ang' of length"),
+        ('energy=1 virial="1 0 0 0 1 0 0 0 1" stress_unit=GPa', {}, "virial and a unit of stress"),
+        ("energy_per_atom=1", {"energy": "energy_per_atom"}, "which is of the whole structure"),
+    ],
+)
+def test_what_contradicts_itself_is_refused(tmp_path, header, keys, message):
+    with pytest.raises(ValueError, match=message):
+        read_atoms(write_xyz(tmp_path / "a.xyz", header), keys=keys)
+
+
+def test_a_unit_of_stress_is_not_passed_over_where_there_are_virials_only(tmp_path):
+    path = write_xyz(tmp_path / "a.xyz", 'energy=1 virial="1 0 0 0 1 0 0 0 1"')
+    with pytest.raises(ValueError, match="virial and a unit of stress"):
+        read_atoms(path, units={"stress": "GPa"})
+
+
+def test_atoms_without_positions_are_refused(tmp_path):
+    path = write_xyz(tmp_path / "a.xyz", "energy=1", "species:S:1:scaled_positions:R:3")
+    with pytest.raises(ValueError, match="it has no positions"):
+        read_atoms(path)
+
+
+def test_a_folder_leaves_no_file_of_structures_out(tmp_path):
+    from ase.io import write
+
+    for count, name in enumerate(["a.xyz", "b.XYZ", "c.extxyz.gz", "d.db", "e.xyz.xz"], start=1):
+        write(tmp_path / name, ase.Atoms(f"H{count}", [[0, 0, i] for i in range(count)]))
+    (tmp_path / "notes.txt").write_text("not structures")
+    assert [len(one.z) for one in read_atoms(tmp_path)] == [1, 2, 3, 4, 5]
