@@ -137,9 +137,9 @@ def find_factors(
     """
     sources = [(key, value) for source in (metadata, said) for key, value in source.items() if kind_of(key) == "unit"]
     told: dict[str, str] = {}
-    for about, unit in (pair for key, value in sources for pair in _told(key, value).items()):
-        if told.setdefault(about, unit).lower() != unit.lower():
-            raise ValueError(f"it has the units {told[about]!r} and {unit!r} of {about}. Remove one.")
+    for about, word in (pair for key, value in sources for pair in _told(key, value).items()):
+        if told.setdefault(about, word).lower() != word.lower():
+            raise ValueError(f"it has the units {told[about]!r} and {word!r} of {about}. Remove one.")
     if not told and not given:
         return {}
     of_mappings = [about for key, value in sources if isinstance(value, Mapping) for about in _told(key, value)]
