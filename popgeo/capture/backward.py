@@ -1,11 +1,13 @@
 """The backward pass of a step that is captured: which result is the loss, and its gradients by the weights."""
 
+import warnings
 from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
 
 from popgeo.capture.identity_loss import instead_of_a_loss
+from popgeo.capture.op_graph import shape_text
 from popgeo.capture.recorder import Recorder
 
 
@@ -59,6 +61,7 @@ def _find_loss(results: Sequence[Tensor], recorder: Recorder) -> Tensor:
         numbers = set(map(recorder.page.number, marked))
         final = [tensor for tensor in marked if numbers <= recorder.page.depends_on(tensor)]
         if len(final) == 1:
+            _warn_of_more(final[0], results, recorder)
             return final[0]
         raise ValueError(
             f"Multiple independent losses found in graph. Graph must have one final loss. Wrap final graph loss "
@@ -72,3 +75,15 @@ def _find_loss(results: Sequence[Tensor], recorder: Recorder) -> Tensor:
     raise (NothingToTrainError if has_one else ValueError)(
         f"Couldn't find a loss in graph: the model returns {found}. Return a loss, or mark it: ipu.identity_loss(loss)."
     )
+
+
+def _warn_of_more(loss: Tensor, results: Sequence[Tensor], recorder: Recorder) -> None:
+    """Warns of a scalar that the model computes from its marked loss and returns, as it is not what is trained on."""
+    number = recorder.page.number(loss)
+    scalars = [tensor for tensor in results if tensor.numel() == 1 and tensor.requires_grad]
+    if any(number in recorder.page.depends_on(one) - {recorder.page.number(one)} for one in scalars):
+        warnings.warn(
+            f"The model is trained on its marked loss {shape_text(loss)}, not on the scalar that it makes of it. "
+            "Wrap that scalar in poptorch.identity_loss(scalar, 'none') (or popgeo.ipu's) to train on it.",
+            stacklevel=2,
+        )

@@ -161,7 +161,7 @@ def _put_in(stack: contextlib.ExitStack, module: str, path: str, form: Any) -> N
     if holder is None or name not in vars(holder):
         return
     original = vars(holder)[name]
-    if getattr(original, "is_static", False):  # a form itself, which checks what it is given
+    if original is form or getattr(original, "is_static", False):  # a form itself, which checks what it is given
         return
     if owner:
         stack.enter_context(replaced(holder, name, _standing_in(original, form)))

@@ -40,9 +40,13 @@ def require_unpacked(path: Path) -> None:
                 raise ValueError("it unpacks to more than a hundred times its size; unpack it yourself if you trust it")
 
 
+def _ending(path: Path) -> str:
+    return Path(path.stem if path.suffix in _PACKED else path).suffix.lower()
+
+
 def files_in(folder: Path) -> list[Path]:
     """The files of a folder that hold structures, by their endings."""
-    return sorted(one for one in folder.iterdir() if one.suffix in SUFFIXES)
+    return sorted(one for one in folder.iterdir() if _ending(one) in SUFFIXES)
 
 
 def files_of(path: Path) -> list[Path]:
@@ -72,7 +76,7 @@ def reach(path: Path) -> Reached:
         ValueError: it is damaged, empty or of no known kind, or a package for it is absent.
     """
     try:
-        reached = _OPENERS.get(path.suffix, _reach_any)(path)
+        reached = _OPENERS.get(path.suffix.lower(), _reach_any)(path)
     except ImportError as error:
         raise ValueError(f"Reading {path} needs {error.name}: pip install {error.name}.") from error
     except Exception as error:  # what is damaged may break a reader of others in any way
@@ -85,16 +89,23 @@ def reach(path: Path) -> Reached:
 def _reach_any(path: Path) -> Reached:
     """What ASE reads; its formats are mostly read from the start, so all is kept."""
     import ase.io
+    from ase.io.formats import filetype
 
     require_unpacked(path)
+    if (known := {"xyz": _reach_xyz, "extxyz": _reach_xyz, "json": _reach_db}.get(filetype(str(path)))) is not None:
+        return known(path)
     steps = ase.io.read(path, index=":")
     return Reached(len(steps), steps.__getitem__)
 
 
 def _reach_xyz(path: Path) -> Reached:
     """(Extended) XYZ, by where each structure begins."""
-    starts, size = array("q", [0]), path.stat().st_size
-    with path.open("rb") as file:
+    unpacked = _PACKED.get(path.suffix)
+    opened = partial(path.open, "rb") if unpacked is None else partial(io.BytesIO, unpacked(path).read())
+    starts = array("q", [0])
+    with opened() as file:
+        size = file.seek(0, os.SEEK_END)
+        file.seek(0)
         while (head := file.readline()).strip():
             if not 0 < int(head) <= size - file.tell():
                 raise ValueError(f"structure {len(starts) - 1} declares {int(head)} atoms in a file of {size} bytes")
@@ -103,13 +114,13 @@ def _reach_xyz(path: Path) -> Reached:
             starts.append(file.tell())
         if any(line.strip() for line in file):
             raise ValueError(f"more follows an empty line where structure {len(starts) - 1} would begin")
-    return Reached(len(starts) - 1, partial(_read_xyz, path, starts))
+    return Reached(len(starts) - 1, partial(_read_xyz, opened, starts))
 
 
-def _read_xyz(path: Path, starts: Sequence[int], index: int) -> Any:
+def _read_xyz(opened: Callable[[], Any], starts: Sequence[int], index: int) -> Any:
     import ase.io
 
-    with path.open("rb") as file:
+    with opened() as file:
         file.seek(starts[index])
         text = file.read(starts[index + 1] - starts[index]).decode()
     head, comment, rows = text.split("\n", 2)
@@ -118,7 +129,10 @@ def _read_xyz(path: Path, starts: Sequence[int], index: int) -> Any:
     if twice := sorted({name for name in names if names.count(name) > 1}):
         raise ValueError(f"it has {twice} twice. Remove one")
     said = {name: value.strip("\"'[]{}") for name, (_, value) in zip(names, found, strict=True)}
-    columns = sum(map(int, said.get("properties", "species:S:1:pos:R:3").split(":")[2::3]))
+    properties = said.get("properties", "species:S:1:pos:R:3").split(":")
+    if not {"pos", "positions"} & {name.lower() for name in properties[::3]}:  # ASE puts all atoms into the origin
+        raise ValueError(f"it has no positions, but {properties[::3]}. Name them pos in Properties, in angstrom.")
+    columns = sum(map(int, properties[2::3]))
     if len(row := rows.split("\n", 1)[0].split()) > columns:
         raise ValueError(f"its rows have {len(row)} columns, Properties names {columns}. Name all: ...:forces:R:3")
     if len(stress := re.findall(r"[-+.\deE]+", said.get("stress", ""))) == 9:
@@ -243,9 +257,11 @@ def _in_lmdb(path: Path, key: str | int) -> Any:
 def _reach_db(path: Path) -> Reached:
     import ase.db
 
-    rows = ase.db.connect(path)
+    rows, row_of = ase.db.connect(path), None
+    if path.suffix.lower() == ".json":  # whose every row is read from the start of the file
+        row_of = {row.id: row for row in rows.select()}.__getitem__
     ids = array("q", (row.id for row in rows.select(columns=["id"], include_data=False)))
-    return Reached(len(ids), partial(_read_row, rows.get, ids), dict(rows.metadata))
+    return Reached(len(ids), partial(_read_row, row_of or rows.get, ids), dict(rows.metadata))
 
 
 def _read_row(row_of: Callable[[int], Any], ids: Sequence[int], index: int) -> Any:

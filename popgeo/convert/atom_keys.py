@@ -2,10 +2,11 @@
 
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from functools import cache
 from typing import Any, TypeAlias
 
-from popgeo.convert.units import all_factors, factor_of
+from popgeo.convert.units import QUANTITIES, all_factors, factor_of
 
 Keys: TypeAlias = Mapping[str, str | None]
 LABELS = ("energy", "forces", "stress")
@@ -17,11 +18,12 @@ WEIGHTS = tuple(_WEIGHTS)
 _TAKEN = {name: (name, f"ref_{name}") for name in LABELS} | _WEIGHTS | {"head": ("head",)}
 
 # What a key is about, by its name in small letters; the first that fits counts.
+_UNIT = r"_?units?($|_(?!cell))"
 _KINDS = {
+    "unit": _UNIT,
     "weight": r"weight",
     "cell": r"lattice|cell(?!ul)|(^|_)box($|_)",
     "pbc": r"pbc|periodic(?!_table)",
-    "unit": r"(^|_)units?($|_)",
     "energy": r"energ|(^|_)(e_?tot|toten|u0)($|_)",
     "forces": r"forc|(^|_)grad(ient)?s?($|_)",
     "stress": r"stress|virial",
@@ -54,11 +56,15 @@ def find_names(said: Mapping[str, Any], asked: Keys, wanted: bool = True) -> tup
         wanted: Whether labels and weights are read at all if they are not asked for.
 
     Raises:
-        ValueError: an attribute that is asked for is missing, or several keys fit.
+        ValueError: an attribute that is asked for is missing, several keys fit, or the energy's is of one atom.
     """
     names = {name: called for name, called in asked.items() if called is not None}
     if missing := sorted({called for name, called in names.items() if name not in WEIGHTS} - said.keys()):
         raise ValueError(f"it has no {missing}, but {sorted(said)}. Correct the keys.")
+    if re.search("per_?atom", names.get("energy", "").lower()):
+        raise ValueError(
+            f"it has {names['energy']!r} as energy, which is of the whole structure. Multiply it by the atoms."
+        )
     lower: dict[str, list[str]] = {}
     for called in said:
         lower.setdefault(called.lower(), []).append(called)
@@ -127,21 +133,31 @@ def find_factors(
         given: Units that the user states, by `QUANTITIES`.
 
     Raises:
-        ValueError: a unit is not known, differs from the one that the user states, or leaves another open.
+        ValueError: a unit is not known, differs from another of the same, is of nothing, or leaves another open.
     """
+    sources = [(key, value) for source in (metadata, said) for key, value in source.items() if kind_of(key) == "unit"]
     told: dict[str, str] = {}
-    for source in (metadata, said):
-        for key, value in source.items():
-            if kind_of(key) == "unit":
-                told |= _told(key, value)
+    for about, word in (pair for key, value in sources for pair in _told(key, value).items()):
+        if told.setdefault(about, word).lower() != word.lower():
+            raise ValueError(f"it has the units {told[about]!r} and {word!r} of {about}. Remove one.")
     if not told and not given:
         return {}
+    of_mappings = [about for key, value in sources if isinstance(value, Mapping) for about in _told(key, value)]
+    for about in sorted(told.keys() - {*QUANTITIES, "virial", *names, *map(str.lower, said), *of_mappings}):
+        if (quantity := _quantity_of(told[about])) is not None and factor_of(told[about], quantity) != 1.0:
+            raise ValueError(
+                f"it has the unit {told[about]!r} of {about!r}, but no such key. Remove the unit, or call it "
+                f"{', '.join(f'{name}_unit' for name in QUANTITIES[:-1])} or {QUANTITIES[-1]}_unit."
+            )
     factors = all_factors(given)
     found = {"length": _one(told, "length", given, factors)}
     for name, called in names.items():
         if name in LABELS:
             virial = name == "stress" and "virial" in called.lower()
-            found[name] = _one(told, "energy" if virial else name, given, factors, called.lower())
+            if virial and "stress" in {*told, *given}:
+                raise ValueError(f"it has {called} and a unit of stress; name a unit of energy, which virials have.")
+            own = "virial" if virial and called.lower() not in told else called.lower()
+            found[name] = _one(told, "energy" if virial else name, given, factors, own)
         elif (unit := told.get(called.lower(), told.get(name))) is not None:
             found[name] = factor_of(unit, name)
     if not given and (found["length"], found.get("energy", 1.0)) != (1.0, 1.0):
@@ -167,14 +183,23 @@ def _one(
     return factor
 
 
-_WORDS = {"distance": "length", "position": "length", "pos": "length", "force": "forces", "virials": "virial"}
+def _quantity_of(unit: str) -> str | None:
+    """The quantity that a unit is of; None if it is of none."""
+    for quantity in QUANTITIES:
+        with suppress(ValueError):
+            factor_of(unit, quantity)
+            return quantity
+    return None
+
+
+_WORDS = {"distance": "length", "position": "length", "pos": "length", "force": "forces", "virial": "virial"}
 
 
 def _told(key: str, value: Any) -> dict[str, str]:
     """The units that one key names, by quantity or by the file's name of an attribute, in small letters."""
     if isinstance(value, Mapping):
         return {_WORDS.get(name.lower().rstrip("s"), name.lower()): str(unit) for name, unit in value.items()}
-    about = re.sub(r"(^|_)units?($|_)", "", key.lower()).strip("_")
+    about = re.sub(_UNIT, "", key.lower()).removeprefix("of_").strip("_")
     about = _WORDS.get(about.rstrip("s"), about)
     if isinstance(value, bool):
         raise ValueError(f"it has {key!r} without a unit. Pass units=... (--units energy=... length=...) or remove it.")
@@ -183,12 +208,8 @@ def _told(key: str, value: Any) -> dict[str, str]:
     text = str(value)
     if text.lower() in ("metal", "ase", "ev", "real"):
         return {"energy": "kcal/mol" if text.lower() == "real" else "eV"}
-    for quantity in ("energy", "length"):
-        try:
-            factor_of(text, quantity)
-            return {quantity: text}
-        except ValueError:
-            continue
+    if (quantity := _quantity_of(text)) in ("energy", "length"):
+        return {quantity: text}
     raise ValueError(f"it has {key}={text!r}, which is not a known unit. Remove it and pass units=... (--units).")
 
 

@@ -240,7 +240,7 @@ def _said(atoms: Any) -> dict[str, Any]:
     results = {name: value for name, value in results.items() if value is not None}
     for name in results.keys() & (atoms.info.keys() | arrays.keys()):
         other = {**atoms.info, **arrays}[name]
-        if np.size(other) != np.size(results[name]) or not np.allclose(np.ravel(other), np.ravel(results[name])):
+        if np.size(other) != np.size(results[name]) or not np.allclose(np.ravel(other), np.ravel(results[name]), 1e-6):
             raise ValueError(f"it has two different values of {name!r}. Remove one.")
     return {**atoms.info, **arrays, **results}
 

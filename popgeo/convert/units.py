@@ -30,7 +30,7 @@ def factor_of(unit: str, quantity: str) -> float:
     """What a number in this unit is multiplied by, to be in eV and angstrom.
 
     Args:
-        unit: Such as `"kcal/mol/Ang"`, `"Hartree/Bohr"`, `"GPa"`; capital letters do not matter.
+        unit: Such as `"kcal/mol/Ang"`, `"Hartree/Bohr"`, `"GPa"`, in any letter case. MeV and mbar are not known.
         quantity: One of `QUANTITIES`, which the unit must fit; or another name, of which charges and dipoles stay.
 
     Raises:
@@ -40,14 +40,17 @@ def factor_of(unit: str, quantity: str) -> float:
         >>> round(factor_of("Hartree/Bohr", "forces"), 3)
         51.422
     """
-    text = re.sub(r"\s+|\(|\)", "", unit.lower()).replace("å", "a").replace("**", "^").replace("·", "*")
+    text = "?" if "MeV" in unit or "mbar" in unit else unit.lower()  # in small letters these are meV and Mbar
+    text = re.sub(r"\s+|\(|\)", "", text).replace("å", "a").replace("**", "^").replace("·", "*")
     if quantity == "stress" and text in _PRESSURE:
         return _PRESSURE[text]
     if quantity not in _DIMENSIONS and text in _AS_IT_IS:
         return 1.0
     text = re.sub(r"(kcal|kj)(/|\*)?mol(\^-1|-1)?", r"\1_mol", text)
     factor, powers = 1.0, [0, 0]
-    for sign, name, power in re.findall(r"(^|[/*])([a-z_]+0?)(?:\^?(-?\d))?", text):
+    parts = [*re.finditer(r"(^|[/*])([a-z_]+0?)(?:\^?(-?\d))?", text)]
+    is_whole = "".join(part[0] for part in parts) == text
+    for sign, name, power in (part.groups() for part in parts):
         exponent = (int(power) if power else 1) * (-1 if sign == "/" else 1)
         name = name.replace("_", "/")
         kind = 0 if name in _ENERGY else 1
@@ -56,7 +59,7 @@ def factor_of(unit: str, quantity: str) -> float:
         factor, powers[kind] = factor * (_ENERGY, _LENGTH)[kind][name] ** exponent, powers[kind] + exponent
     else:
         wanted = _DIMENSIONS.get(quantity)
-        if powers != [0, 0] and (wanted is None or tuple(powers) == wanted):
+        if is_whole and powers != [0, 0] and (wanted is None or tuple(powers) == wanted):
             return factor
     raise ValueError(
         f"the unit {unit!r} of {quantity} is not known. Convert the numbers, or pass units={{{quantity!r}: ...}} "

@@ -140,18 +140,30 @@ def as_batch(batch: Batch, *, num_species: int) -> Any:
     return made
 
 
-def evaluator(model: Any, **kwargs: Any) -> Evaluator:
+def evaluator(model: Any, head: str | None = None, **kwargs: Any) -> Evaluator:
     """Energies, forces and stress by a model of MACE, with the cutoff and the atomic numbers that it has itself.
 
     Args:
         model: As it is, or compiled.
+        head: Which of the model's `heads`; left out, it is the only one, or the one that is called default.
         kwargs: `num_nodes`, `num_edges`, `num_graphs`, `skin` and the rest of `Evaluator`.
+
+    Raises:
+        ValueError: the model does not have this head, or has several and none was chosen.
     """
     numbers, like = model.atomic_numbers.cpu(), next(model.parameters())
+    heads = list(getattr(model, "heads", ["Default"]))
+    names = {"default"} if len(heads) > 1 else {heads[0].lower()}
+    chosen = [place for place, name in enumerate(heads) if name == head or (head is None and name.lower() in names)]
+    if len(chosen) != 1:
+        raise ValueError(f"The head is {head!r}; the model has {heads}. Pass one of these as head.")
 
     def evaluate(batch: Any) -> Mapping[str, Tensor]:
         batch.positions.requires_grad_()  # MACE leaves that to the caller if it is compiled
-        return model(batch.to_dict(), compute_stress=True)
+        fields = batch.to_dict()
+        if len(heads) > 1:  # without it MACE takes the first one
+            fields["head"] = fields["batch"].new_full((len(fields["cell"]) // 3,), chosen[0])
+        return model(fields, compute_stress=True)
 
     return Evaluator(
         evaluate,

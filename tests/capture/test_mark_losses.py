@@ -58,3 +58,30 @@ def test_torch_s_losses_are_found_while_they_are_marked():
             gradient(lambda y: F.mse_loss(y, zero) + F.l1_loss(y, zero))
     with pytest.raises(ValueError, match=r"Couldn't find a loss.*2 scalars"):
         gradient(lambda y: F.mse_loss(y, zero))
+
+
+@pytest.mark.parametrize(
+    ("loss", "slope"),
+    [
+        (lambda y: (F.mse_loss(y, 0 * y, reduction="none") * torch.tensor([1.0, 0.0])).sum(), 10),
+        (lambda y: 0.5 * F.mse_loss(y, 0 * y, reduction="sum"), 10),
+        (lambda y: F.l1_loss(y, torch.zeros(2)) + y.square().sum(), 1.5),
+    ],
+)
+def test_a_scalar_that_is_made_of_a_marked_loss_and_not_trained_on_is_warned_of(loss, slope):
+    with losses_marked(), pytest.warns(UserWarning, match=r"trained on its marked loss .* Wrap that scalar"):
+        assert gradient(loss) == pytest.approx(slope)
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        lambda y: F.mse_loss(y, torch.zeros(2)),
+        lambda y: identity_loss(0.5 * F.mse_loss(y, torch.zeros(2)), "none"),
+        lambda y: (F.mse_loss(y, torch.zeros(2)), y.mean(), y.detach().sum() * 2),
+    ],
+)
+def test_nothing_is_warned_of_if_the_loss_is_what_the_model_returns(loss, recwarn):
+    with losses_marked():
+        gradient(loss)
+    assert not [one for one in recwarn if "marked loss" in str(one.message)]

@@ -174,7 +174,7 @@ def test_units_in_the_metadata_of_a_database_are_converted_or_asked_for(tmp_path
     with pytest.raises(ValueError, match=r"names units of .*, but none of forces"):
         read_atoms(path)
     assert read_atoms(path, units={"forces": "eV/Ang", "energy": "Ha"})[0].forces[0, 0].item() == 1.0
-    with pytest.raises(ValueError, match="the file says that energy is in 'Hartree', --units says 'eV'"):
+    with pytest.raises(ValueError, match="the file has energy in 'Hartree', --units says 'eV'"):
         read_atoms(path, units={"energy": "eV"})
     path = database(tmp_path / "c.db", {"atomrefs": {"energy": [0.0, -13.6]}})
     with pytest.warns(UserWarning, match=r"not read: atomrefs \(--E0s"):
@@ -294,7 +294,7 @@ def test_columns_are_read_whatever_letters_their_list_has_and_none_is_dropped(tm
     assert read_atoms(tmp_path / "a.xyz")[0].forces.tolist() == [[1, 2, 3]]
     for header in (text.format(name, ""), "1\nplain\nH 0 0 0 1 2 3\n"):
         (tmp_path / "a.xyz").write_text(header)
-        with pytest.raises(ValueError, match="rows have 7 columns, of which Properties names 4"):
+        with pytest.raises(ValueError, match="rows have 7 columns, Properties names 4"):
             read_atoms(tmp_path / "a.xyz")
 
 
@@ -428,3 +428,107 @@ def test_a_compressed_file_is_read_unless_it_unpacks_to_far_more_than_its_size(t
         else:
             with pytest.raises(ValueError, match="unpacks to more than a hundred times its size"):
                 read_atoms(path)
+
+
+@pytest.mark.parametrize("called", ["a.xyz", "A.XYZ", "a.extxyz", "a.xyz.gz", "a.extxyz.xz", "a.xyz.bz2"])
+def test_extended_xyz_is_read_alike_under_every_name(tmp_path, called):
+    unpacked = {"gz": "gzip", "bz2": "bz2", "xz": "lzma"}.get(called.split(".")[-1])
+    write_to = importlib.import_module(unpacked).open if unpacked else open
+    columns = 'Properties=species:S:1:pos:R:3 Lattice="5 0 0 0 5 0 0 0 5"'
+    path = tmp_path / called
+    for header, energies in (
+        (f'{columns} pbc="t f .false." energy=-1', [-1.0, -1.0]),
+        (f'{columns} pbc="T T T" energy=-1 energy=-2', None),
+        (f'{columns} pbc="T T T" energy=-1 stress="1 2 3 4 5 6 7 8 9"', None),
+        (f'{columns} pbc="T T maybe" energy=-1', None),
+    ):
+        with write_to(path, "wt") as file:
+            file.write(2 * f"1\n{header}\nH 0 0 0\n")
+        if energies is None:
+            with pytest.raises(ValueError, match=r"twice|not symmetric|not understood"):
+                read_atoms(path)
+        else:
+            structures = read_atoms(path)
+            assert [one.energy.item() for one in structures] == energies
+            assert all(one.pbc.tolist() == [[True, False, False]] for one in structures)
+
+
+@pytest.mark.parametrize("ending", ["db", "json"])
+def test_a_database_is_read_alike_in_both_of_its_formats(tmp_path, ending):
+    from ase.db import connect
+
+    path = tmp_path / f"a.{ending}"
+    with connect(path) as rows:
+        for energy in (-1.0, -2.0):
+            rows.write(ase.Atoms("H"), REF_energy=energy, data={"REF_forces": np.full((1, 3), energy)})
+        rows.metadata = {"_property_unit_dict": {"REF_energy": "Hartree", "REF_forces": "Hartree/Ang"}}
+    structures = read_atoms(path)
+    assert [one.energy.item() for one in structures] == pytest.approx([-HARTREE, -2 * HARTREE])
+    assert structures[1].forces.tolist() == [pytest.approx([-2 * HARTREE] * 3)]
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        "coordinates_unit=bohr", "lattice_unit=bohr", "cell_units=nm", "e_unit=Hartree", "dft_energy_unit=Hartree",
+        "energyUnit=a.u.", "units=a.u.", "energy_unit=2*eV", "energy_unit=1e-3*eV", "energy_unit=MeV",
+        "unit_of_energy=J", "stress_unit=mbar",
+    ],
+)  # fmt: skip
+def test_no_unit_that_a_file_names_is_passed_over(tmp_path, header):
+    stress = 'stress="1 0 0 0 1 0 0 0 1"'
+    path = write_xyz(tmp_path / "a.xyz", f"energy=-1 {stress} {header}")
+    with pytest.raises(ValueError, match="unit"):
+        read_atoms(path)
+
+
+@pytest.mark.parametrize(
+    ("header", "energy", "stress"),
+    [
+        ("unit_of_energy=Hartree", HARTREE, -HARTREE / 125),
+        ("energyUnit=Hartree virial_unit=Hartree", HARTREE, -HARTREE / 125),
+        ("EnergyUnits=eV virials_unit=Hartree", 1.0, -HARTREE / 125),
+        ("ecut=30 ecut_unit=Ry time_unit=fs cell_unit=angstrom num_units=4", 1.0, -1 / 125),
+    ],
+)
+def test_units_of_energies_and_virials_have_several_names(tmp_path, header, energy, stress):
+    virial = 'virials="1 0 0 0 1 0 0 0 1"'
+    one = read_atoms(write_xyz(tmp_path / "a.xyz", f"energy=1 {virial} {header}"), double=True)[0]
+    assert one.energy.item() == pytest.approx(energy)
+    assert one.stress[0, 0].item() == pytest.approx(stress)
+
+
+@pytest.mark.parametrize(
+    ("header", "keys", "message"),
+    [
+        ("energy=1 energy_unit=Hartree energy_units=eV", {}, "units 'Hartree' and 'eV' of energy"),
+        ("energy=1 units=eV energy_unit=kcal/mol", {}, "units 'eV' and 'kcal/mol' of energy"),
+        ("energy=1 length_unit=bohr distance_unit=Ang", {}, "units 'bohr' and 'Ang' of length"),
+        ('energy=1 virial="1 0 0 0 1 0 0 0 1" stress_unit=GPa', {}, "virial and a unit of stress"),
+        ("energy_per_atom=1", {"energy": "energy_per_atom"}, "which is of the whole structure"),
+    ],
+)
+def test_what_contradicts_itself_is_refused(tmp_path, header, keys, message):
+    with pytest.raises(ValueError, match=message):
+        read_atoms(write_xyz(tmp_path / "a.xyz", header), keys=keys)
+
+
+def test_a_unit_of_stress_is_not_passed_over_where_there_are_virials_only(tmp_path):
+    path = write_xyz(tmp_path / "a.xyz", 'energy=1 virial="1 0 0 0 1 0 0 0 1"')
+    with pytest.raises(ValueError, match="virial and a unit of stress"):
+        read_atoms(path, units={"stress": "GPa"})
+
+
+def test_atoms_without_positions_are_refused(tmp_path):
+    path = write_xyz(tmp_path / "a.xyz", "energy=1", "species:S:1:scaled_positions:R:3")
+    with pytest.raises(ValueError, match="it has no positions"):
+        read_atoms(path)
+
+
+def test_a_folder_leaves_no_file_of_structures_out(tmp_path):
+    from ase.io import write
+
+    for count, name in enumerate(["a.xyz", "b.XYZ", "c.extxyz.gz", "d.db", "e.xyz.xz"], start=1):
+        write(tmp_path / name, ase.Atoms(f"H{count}", [[0, 0, i] for i in range(count)]))
+    (tmp_path / "notes.txt").write_text("not structures")
+    assert [len(one.z) for one in read_atoms(tmp_path)] == [1, 2, 3, 4, 5]

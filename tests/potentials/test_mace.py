@@ -49,8 +49,9 @@ def items(cutoff: float = CUTOFF, number: int = 12) -> list:
     return [data.AtomicData.from_config(config, z_table=TABLE, cutoff=cutoff) for config in configs]
 
 
-def small_mace(cutoff: float = CUTOFF) -> torch.nn.Module:
+def small_mace(cutoff: float = CUTOFF, heads: list[str] | None = None) -> torch.nn.Module:
     torch.manual_seed(0)
+    many = len(heads or ["Default"])
     block = modules.RealAgnosticResidualInteractionBlock
     return modules.ScaleShiftMACE(
         r_max=cutoff,
@@ -63,13 +64,14 @@ def small_mace(cutoff: float = CUTOFF) -> torch.nn.Module:
         num_elements=2,
         hidden_irreps=o3.Irreps("4x0e+4x1o"),
         MLP_irreps=o3.Irreps("4x0e"),
-        atomic_energies=np.array([0.5, -1.0]),
+        atomic_energies=np.array([[0.5, -1.0], [2.0, 3.0]][:many]).squeeze(),
+        heads=heads,
         avg_num_neighbors=10.0,
         atomic_numbers=[13, 29],
         correlation=2,
         gate=torch.nn.functional.silu,
-        atomic_inter_scale=1.0,
-        atomic_inter_shift=0.0,
+        atomic_inter_scale=[1.0, 0.5][:many] if many > 1 else 1.0,
+        atomic_inter_shift=[0.0, 0.3][:many] if many > 1 else 0.0,
     )
 
 
@@ -194,6 +196,23 @@ def test_ases_calculator_gives_maces_own_values_at_one_shape() -> None:
     require_the_same(SystemsCalculator(evaluator(model)), own, metals(8))
     with pytest.raises(ValueError, match=r"System 0: it has the atomic numbers \[79\]; the model knows \[13, 29\]"):
         evaluator(model)([ase.Atoms("CuAu", [[0, 0, 0], [0, 0, 2]])])
+
+
+@pytest.mark.parametrize(("heads", "default"), [(["old", "Default"], "Default"), (["old", "new"], None)])
+def test_each_head_gives_maces_own_values_and_none_is_taken_by_its_place(heads: list[str], default: str | None) -> None:
+    from mace.calculators import MACECalculator
+
+    model = small_mace(heads=heads)
+    for head in heads:
+        own = MACECalculator(models=model, device="cpu", default_dtype="float64", head=head)
+        require_the_same(SystemsCalculator(evaluator(model, head=head)), own, metals(4))
+    if default is None:
+        with pytest.raises(ValueError, match=r"the model has \['old', 'new'\]"):
+            evaluator(model)
+    else:
+        require_the_same(SystemsCalculator(evaluator(model)), own, metals(4))
+    with pytest.raises(ValueError, match="The head is 'older'"):
+        evaluator(model, head="older")
 
 
 @pytest.mark.parametrize("step", ["eager", "engine"])

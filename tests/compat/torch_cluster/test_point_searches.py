@@ -41,6 +41,23 @@ def test_a_compiled_model_has_a_slot_for_each_neighbor_that_there_might_be():
     assert found.tolist() == [[0, 0, -1, -1], [0, 1, -1, -1]]
 
 
+@pytest.mark.parametrize("name", torch_cluster.__all__)
+def test_every_search_runs_in_a_compiled_model_as_outside_of_it(name, monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch_cluster", torch_cluster)  # as `python -m popgeo.compat` does
+    given = {
+        "fps": (POINTS, None, 0.5, False),
+        "knn": (POINTS, POINTS, 2),
+        "knn_graph": (POINTS, 2),
+        "nearest": (POINTS, POINTS + 0.4),
+        "radius": (POINTS, POINTS, 1.5),
+        "radius_graph": (POINTS, 1.5),
+    }[name]
+    search = getattr(torch_cluster, name)
+    found, expected = poptorch.inferenceModel(Calls(search))(*given), search(*given)
+    found = found[:, (found >= 0).all(0)] if found.dim() == 2 else found
+    assert found.tolist() == expected.tolist()
+
+
 def test_whole_numbers_are_points_too():
     points = torch.tensor([[-1, -1], [-1, 1], [1, 1], [1, -1]])
     assert torch_cluster.radius(points, torch.tensor([[0, 1]]), 1.5).tolist() == [[0, 0], [1, 2]]
