@@ -90,6 +90,11 @@ def capture(
         before = held.attributes()
         results, result = run()
         weights = {name: placed[Input(Role.PARAMETER, name)] for name in trained}
+        if any(weight.grad is not None for weight in weights.values()):
+            raise ValueError(
+                "The model calls backward() in forward, which adds to the gradients that it is trained by; a step would "
+                "leave that out. Take derivatives by torch.autograd.grad."
+            )
         loss, slopes = backward(results, weights, recorder, loss_scaling if scale is None else scale)
         written_first = recorder.page.changed(placed)
         made = _keep_buffers(held, [*results, *slopes.values()], recorder)

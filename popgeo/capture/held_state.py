@@ -3,9 +3,10 @@
 import contextlib
 import copy
 import threading
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from types import ModuleType
 from typing import Any
 
 from torch import Tensor, nn
@@ -20,6 +21,8 @@ OF_EVERY_MODULE = frozenset(dir(nn.Module())) - {"forward"}
 _HOLDERS = (dict, OrderedDict, list, set)
 Reads = Mapping[tuple[int, str], Any]
 """What a module's attributes held when they were first looked at, by the module's id and the attribute's name."""
+States = Mapping[tuple[int, str], tuple[Any, Any]]
+"""What a module's attributes hold at some time, each with what `_inside` says of it."""
 ONE_AT_A_TIME = Lock()
 """Held by who borrows what all threads share: torch's own generator, or functions and attributes during a capture."""
 
@@ -148,6 +151,17 @@ class _Held:
                 self.table_of(name)[name] = tensor
 
 
+def _inside(value: Any, depth: int = 4) -> Any:
+    """The numbers and texts in a list, a dictionary or a plain object, so that an edit shows; tensors are left out."""
+    if hasattr(value, "__dict__") and not callable(value) and not isinstance(value, (Tensor, ModuleType)):
+        value = vars(value)
+    if depth and isinstance(value, Mapping):
+        return {key: _inside(one, depth - 1) for key, one in value.items() if not isinstance(one, Tensor)}
+    if depth and isinstance(value, (list, tuple, set, deque)):
+        return [_inside(one, depth - 1) for one in value if not isinstance(one, Tensor)]
+    return value if isinstance(value, SCALARS) else type(value)
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class HeldState:
     """What a module held before the block of `swapped`, and the stand-ins that it holds inside."""
@@ -161,17 +175,19 @@ class HeldState:
             for name, tensor in one.tensors():
                 one.table_of(name)[name] = self.replacement[id(tensor)]
 
-    def attributes(self) -> Reads:
+    def attributes(self) -> States:
         """The plain attributes as they are now."""
-        return {(id(one.module), name): value for one in self.held for name, value in vars(one.module).items()}
+        own = [(one.module, vars(one.module)) for one in self.held]
+        names = [(module, name, value) for module, values in own for name, value in values.items()]
+        return {(id(m), name): (value, name in OF_EVERY_MODULE or _inside(value)) for m, name, value in names}
 
-    def carried(self, before: Reads, reads: Reads) -> list[str]:
-        """The attributes that a run looked at as they were before it, and then put something else in the place of."""
+    def carried(self, before: States, reads: Reads) -> list[str]:
+        """The attributes that a run looked at as they were before it, and then changed or put something else there."""
         now, found = self.attributes(), []
         for key, seen in reads.items():
-            new = now.get(key)
+            (new, inside), (old, inside_before) = (state.get(key, (None, None)) for state in (now, before))
             is_same = new is seen or (type(new) is type(seen) and isinstance(new, SCALARS) and new == seen)
-            if seen is before.get(key) and not is_same:
+            if seen is old and not (is_same and inside == inside_before):
                 found += [f"{one.path}{key[1]}" for one in self.held if id(one.module) == key[0]]
         return found
 

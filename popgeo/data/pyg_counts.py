@@ -35,7 +35,7 @@ class JoinedColumn:
     increments: Tensor | None = None
     """What a class's own `__inc__` says of each graph; None if it has PyG's. [num_graphs, ...]"""
     is_number: bool = False
-    """Whether graphs have plain numbers, which count nothing up whatever they are called."""
+    """Whether graphs have plain numbers, which are not a batch vector whatever they are called."""
 
 
 def attributes_of(
@@ -131,14 +131,7 @@ def _attribute(
         return Attribute(store=key, name=column.name, axis=GRAPHS, values=values)
     axis, doubt = axis_of(key, column.name, given, slices, row_pointers)
     doubt = None if column.is_number else doubt
-    increments = column.increments
-    if column.is_number or values.is_floating_point() or values.is_complex() or values.dtype is torch.bool:
-        increments = None  # what is not an index points at nothing
-    elif increments is None:
-        rows = values.movedim(column.dim, 0).flatten(1) if values.dim() > 1 else values[:, None]
-        increments = _increments(key, column.name, row_pointers, rows, slices)
-    elif not bool(increments.any()):
-        increments = None
+    increments = _increments(key, column, values, slices, row_pointers)
     if increments is not None:
         increments = _per_outer_row(column.name, increments, values, column.dim)
         values = values if values.dtype in (torch.int32, torch.int64) else values.long()  # a batch counts further
@@ -240,12 +233,41 @@ def _check_level(name: str, level: Level, rows: Tensor, expected: Tensor | None)
         )
 
 
-def _increments(key: StoreKey, name: str, row_pointers: _RowPointers, rows: Tensor, slices: Tensor) -> Tensor | None:
-    """What PyG's own `__inc__` says of each graph: the nodes of an index, the largest number of a batch vector.
+def _increments(
+    key: StoreKey, column: JoinedColumn, values: Tensor, slices: Tensor, row_pointers: _RowPointers
+) -> Tensor | None:
+    """How far each graph's numbers move those of the graphs behind it, as its class says, or else PyG.
 
-    The rows of the attribute, [num_rows, any].
+    Raises:
+        ValueError: the class's own `__inc__` adds to fractions, or adds fractions.
     """
-    if "batch" in name:
+    own, name = column.increments, column.name
+    if own is None:
+        is_batch_vector = "batch" in name and not column.is_number
+        rows = values.movedim(column.dim, 0).flatten(1) if values.dim() > 1 else values[:, None]
+        return _usual_increments(key, name, row_pointers, rows, slices, is_batch_vector) if _is_whole(values) else None
+    if not bool(own.any()):
+        return None
+    if _is_whole(own) and _is_whole(values):
+        return own
+    if _is_whole(own) and ("batch" in name or "index" in name or name == "face"):
+        return None  # by its name alone, as PyG's own
+    raise ValueError(
+        f"__inc__ of {name!r} adds {own.dtype} to {values.dtype}; a batch adds whole numbers to whole numbers. Make "
+        "both int64, or let it return 0 and add to the values of the batch."
+    )
+
+
+def _is_whole(tensor: Tensor) -> bool:
+    """Whether it holds whole numbers; what does not is no index, and points at nothing."""
+    return not (tensor.is_floating_point() or tensor.is_complex() or tensor.dtype is torch.bool)
+
+
+def _usual_increments(
+    key: StoreKey, name: str, row_pointers: _RowPointers, rows: Tensor, slices: Tensor, is_batch_vector: bool
+) -> Tensor | None:
+    """What PyG's own `__inc__` says of each graph: nodes of an index, the largest number of a batch vector's `rows`."""
+    if is_batch_vector:
         return _segment_max(rows.amax(1) if rows.numel() else rows.new_zeros(len(rows)), slices) + 1
     if isinstance(key, tuple):
         if "index" not in name:

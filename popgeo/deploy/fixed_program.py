@@ -157,10 +157,7 @@ def call_of(
     for slot in layout.slots:
         if slot.store is not None:
             of_types.setdefault(f"{slot.name}_dict", {})[slot.store] = input_name(slot)
-    counts: dict[str, Any] = {"num_graphs": layout.options.num_graphs, "batch_size": layout.options.num_graphs}
-    if not isinstance(layout.options.num_nodes, dict):
-        counts |= {"num_nodes": layout.options.num_nodes, "num_edges": layout.options.num_edges}
-    constants = dict(arguments or {})
+    counts, constants = counts_of(layout.options), dict(arguments or {})
     remedy = (
         "Name the attributes as the model's arguments are named, or pass arguments={{{!r}: ...}} for what is the same "
         "in every call."
@@ -176,6 +173,13 @@ def call_of(
     nested = [[one] if isinstance(one, str) else list(one.values()) for one in tensors.values()]
     inputs = tuple(name for part in nested for name in part)
     return ModelCall(inputs=inputs, arguments=tensors, constants=constants, results=tuple(results))
+
+
+def counts_of(sizes: FixedSizeOptions) -> dict[str, Any]:
+    """The numbers of a batch's slots by the names that models call them by; of all types together there are none."""
+    counts: dict[str, Any] = {"num_graphs": sizes.num_graphs, "batch_size": sizes.num_graphs}
+    of_nodes = {} if isinstance(sizes.num_nodes, dict) else {"num_nodes": sizes.num_nodes, "num_edges": sizes.num_edges}
+    return counts | of_nodes
 
 
 def axes_of_results(results: Tensors, layout: Layout, given: Mapping[str, str | Level | Axis]) -> dict[str, Axis]:

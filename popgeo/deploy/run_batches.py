@@ -8,13 +8,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from popgeo.data.axes import GRAPHS, Axis
+from popgeo.data.axes import GRAPHS, Axis, Level
 from popgeo.data.batch_layout import for_all_graphs, lay_out
 from popgeo.data.compiled_fill import Filler
 from popgeo.data.cut import BatchMemory
 from popgeo.data.fixed_size_options import FixedSizeOptions
 from popgeo.data.flat_store import FlatStore
-from popgeo.deploy.fixed_program import FixedProgram, Tensors, input_name
+from popgeo.deploy.fixed_program import FixedModel, FixedProgram, Tensors, counts_of, input_name
 from popgeo.deploy.predictions import Predictions, in_order
 from popgeo.packing import Packs, totals_of_packs
 
@@ -122,25 +122,57 @@ class _Feed:
 def warn_of_others(
     store: FlatStore, programs: Sequence[FixedProgram | None], packs: Sequence[Packs], device: torch.device
 ) -> None:
-    """Warns if the result of a graph differs when the graph is alone in its batch; one graph is tried."""
+    """Warns if a graph's result differs where it is alone in a batch of other sizes; two graphs are tried."""
     for program, of_shape in zip(programs, packs, strict=True):
-        together = next((ids for ids in of_shape if len(ids) > 1), None)
-        if program is None or together is None:
+        if program is None:
             continue
-        together = together[np.argsort(-store.sizes[together].sum(1), kind="stable")]  # the first has rows of all kinds
-        both = [rows for _, rows in _Feed(store, program, device).run(Packs.from_lists([together, together[:1]]), {})]
-        for name, alone in both[1].items() if len(both) == 2 else ():
-            apart = (both[0][name][: len(alone)].double() - alone.double()).abs()
-            if alone.is_floating_point() and alone.numel() and (apart > _CLOSE * (1 + alone.abs().max())).any():
-                warnings.warn(
-                    f"A graph's result depends on those that share its batch, or on padding: {name} differs by up to "
-                    f"{apart.max():.2g} where the graph is alone. The model looks at all nodes of a batch at once, or "
-                    "is random: pass batch= and the number of graphs to its norms and poolings. popgeo.testing tells "
-                    "which claim fails.",
-                    stacklevel=5,
-                )
-                return
+        together = next((ids for ids in of_shape if len(ids) > 1), of_shape[0])
+        # The largest ones, which have rows of all kinds, are the first and the last of the batch.
+        together = np.roll(together[np.argsort(-store.sizes[together].sum(1), kind="stable")], -1)
+        of_batch = _rows_of_one(store, program, together, device)
+        for is_last, graph in enumerate((together[0], together[-1])):
+            one = store.view([graph])
+            for name, alone in _rows_of_one(one, _for_one(program, one), [0], device).items() if of_batch else ():
+                start = len(of_batch[name]) - len(alone) if is_last else 0
+                apart = (of_batch[name][start : start + len(alone)].double() - alone.double()).abs()
+                if alone.is_floating_point() and alone.numel() and (apart > _CLOSE * (1 + alone.abs().max())).any():
+                    warnings.warn(
+                        f"A graph's result depends on those that share its batch, or on padding: {name} differs by up "
+                        f"to {apart.max():.2g} where the graph is alone. The model looks at all nodes of a batch at "
+                        "once, or is random: pass batch= and the number of graphs to its norms and poolings. "
+                        "popgeo.testing tells which claim fails.",
+                        stacklevel=5,
+                    )
+                    return
         return
+
+
+def _rows_of_one(
+    store: FlatStore, program: FixedProgram, ids: np.ndarray | Sequence[int], device: torch.device
+) -> Tensors:
+    """The results of one batch; none if it fails."""
+    found = [rows for _, rows in _Feed(store, program, device).run(Packs.from_lists([ids]), {})]
+    return found[0] if len(found) == 1 else {}
+
+
+def _for_one(program: FixedProgram, store: FlatStore) -> FixedProgram:
+    """The model for one graph with as little padding as can be, not compiled; of a file the program itself."""
+    if program.model is None:
+        return program
+    slots = store.sizes[0] + [axis.level is Level.NODE for axis in store.size_axes]
+    slots *= 1 + (slots == [program.sizes.slots(axis) for axis in store.size_axes])  # other sizes, at any rate
+    small = FixedSizeOptions.from_sizes(store, slots, 2)
+    num_graphs = 3 if program.sizes.num_graphs == 2 else 2
+    sizes = replace(program.sizes, num_nodes=small.num_nodes, num_edges=small.num_edges, num_graphs=num_graphs)
+    call, before, now = program.model.call, counts_of(program.sizes), counts_of(sizes)
+    constants = {name: now[name] if before.get(name) == one else one for name, one in call.constants.items()}
+    model = FixedModel(program.model.model, replace(call, constants=constants)).eval()
+
+    @torch.no_grad()
+    def run(tensors: Tensors) -> Tensors:
+        return model(*(tensors[name] for name in call.inputs))
+
+    return replace(program, run=run, sizes=sizes.with_rows_for(store), model=model)
 
 
 def slots_used(

@@ -59,10 +59,10 @@ def weights_first(graph: OpGraph, given: Mapping[int, Tensor]) -> WeightsFirst |
 
 
 def _is_early(op: Op, graph: OpGraph, alone: set[int], mutated: frozenset[int]) -> bool:
-    """Whether an operation depends on nothing but what is `alone`, to which its results are added."""
+    """Whether it makes something from nothing but what is `alone`, to which its results are added; a check does not."""
     touched = {graph.values[v].storage for v in (*op.reads(), *op.makes())}
     changes = op.writes or op.bodies or touched & mutated or any(isinstance(one, Number) for one in op.args)
-    is_early = bool(op.reads()) and alone.issuperset(op.reads()) and not changes and not is_random(op)
+    is_early = bool(op.reads() and op.makes()) and alone.issuperset(op.reads()) and not changes and not is_random(op)
     if is_early:
         alone.update(op.makes())
     return is_early

@@ -28,11 +28,13 @@ class SeenTensors:
     """
 
     def __init__(self, dataset: Any) -> None:
-        self._seen = {place: _mark(value) for place, value in _values(dataset)}
+        self._seen: dict[Any, Any] | None = {place: _mark(value) for place, value in _values(dataset)}
 
     def first_change(self, dataset: Any) -> str | None:
         """What differs now, in words; None if nothing does."""
         now = dict(_values(dataset))
+        if self._seen is None:
+            self._seen = {place: _mark(value) for place, value in now.items()}
         for place in (*self._seen, *now):
             if place not in now or place not in self._seen or not _is_same(self._seen[place], now[place]):
                 number, name = place
@@ -40,7 +42,7 @@ class SeenTensors:
         return None
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"_seen": {}}  # another process has tensors of its own, and does not ask
+        return {"_seen": None}  # a copy has tensors of its own, which it looks at when it is first asked
 
 
 def _values(dataset: Any) -> Iterator[tuple[tuple[Any, str], Any]]:

@@ -56,9 +56,9 @@ def confusion_matrix(
     else:
         predicted = input.long()
     known = known_labels(target, mask)
-    rows = known.to(torch.float32)
-    one, classes = require_classes(torch.where(known, target, 0), num_classes, rows.new_ones(()))
+    one, classes = require_classes(torch.where(known, target, 0), num_classes, torch.ones((), device=input.device))
     one, predicted = require_classes(torch.where(known, predicted, 0), num_classes, one, "input")
+    rows = known.long()  # float32 counts no further than 2**24
     counts = rows.new_zeros(num_classes**2).index_add(0, classes * num_classes + predicted, rows) * one
     is_nan = input.isnan().view(len(input), -1).any(1) & known
     return torch.where(is_nan.any(), torch.nan, counts.view(num_classes, num_classes))

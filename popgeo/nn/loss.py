@@ -272,6 +272,7 @@ def _check_shapes(input: Tensor, target: Tensor) -> None:
 
 
 def _difference(input: Tensor, target: Tensor, mask: Tensor | None) -> Tensor:
-    """`input - target`, with neither value nor gradient outside the mask."""
+    """`input - target`, with neither value nor gradient outside the mask; int64 of whole numbers, as others wrap."""
     _check_shapes(input, target)
-    return torch.where(_entries(input, mask), input - target, 0.0)
+    dtype = torch.promote_types(torch.promote_types(input.dtype, target.dtype), torch.int64)
+    return torch.where(_entries(input, mask), input.to(dtype) - target.to(dtype), 0.0)

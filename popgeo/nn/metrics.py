@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from popgeo.nn.loss import known_labels, l1_loss, masked_mean, mse_loss
-from popgeo.nn.require_classes import check_classes
+from popgeo.nn.require_classes import check_classes, require_classes
 from popgeo.ops.half_precision import in_float32
+from popgeo.ops.refusals import require
 
 
 @in_float32
@@ -25,14 +26,19 @@ def accuracy(input: Tensor, target: Tensor, mask: Tensor | None = None) -> Tenso
     Returns:
         Between 0 and 1; 0 without any real row. []
 
+    Raises:
+        ValueError: there is not one class for each row of logits, or a class of a real row does not exist.
+
     Example:
         >>> logits = torch.tensor([[2.0, 1.0], [0.0, 1.0], [0.0, 9.0]])
         >>> accuracy(logits, torch.tensor([0, 0, 1]), torch.tensor([True, True, False]))
         tensor(0.5000)
     """
     check_classes(input, target, "accuracy")
+    real = known_labels(target, mask)
+    input, target = require_classes(torch.where(real, target, 0), input.size(1), input)
     right = (input.argmax(1) == target).to(input.dtype)
-    return masked_mean(torch.where(input.isnan().any(1), torch.nan, right), mask)
+    return masked_mean(torch.where(input.isnan().any(1), torch.nan, right), real)
 
 
 @in_float32
@@ -73,7 +79,8 @@ def pearson_r(input: Tensor, target: Tensor, mask: Tensor | None = None) -> Tens
         tensor(-1.0000)
     """
     known = _known(input, target, mask)
-    x, y = (torch.where(known, values - masked_mean(values, known), 0.0) for values in (input, target))
+    moved = [_from_first(values, known) for values in (input, target)]
+    x, y = (torch.where(known, values - masked_mean(values, known), 0.0) for values in moved)
     return (x * y).sum() / (x.square().sum().sqrt() * y.square().sum().sqrt())
 
 
@@ -91,9 +98,9 @@ def r2_score(input: Tensor, target: Tensor, mask: Tensor | None = None) -> Tenso
         tensor(0.5000)
     """
     known = _known(input, target, mask)
-    error = masked_mean((input - target).square(), known)
-    variance = masked_mean((target - masked_mean(target, known)).square(), known)
-    return 1 - error / variance
+    moved = _from_first(target, known)
+    variance = masked_mean((moved - masked_mean(moved, known)).square(), known)
+    return 1 - mse_loss(input, target, known) / torch.where(variance == 0, torch.nan, variance)
 
 
 @in_float32
@@ -108,13 +115,15 @@ def roc_auc(input: Tensor, target: Tensor, mask: Tensor | None = None) -> Tensor
     Returns:
         Between 0 and 1; NaN when one class is missing. []
 
+    Raises:
+        ValueError: the shapes differ, or a known label of a real row is neither 0 nor 1.
+
     Example:
         >>> scores, target = torch.tensor([0.1, 0.4, 0.35, 0.8, 7.0]), torch.tensor([0.0, 0, 1, 1, torch.nan])
         >>> roc_auc(scores, target)
         tensor(0.7500)
     """
-    known = _known(input, target, mask)
-    input = input.to(torch.promote_types(input.dtype, torch.float32))  # scores may be whole, a share is not
+    known, input = _scores(input, target, mask)
     # Whatever is unknown sorts last and is counted nowhere, next to infinite scores neither. U needs ranks.
     scores = torch.where(known, input, torch.inf)
     ordered = scores.sort().values
@@ -141,8 +150,7 @@ def average_precision(input: Tensor, target: Tensor, mask: Tensor | None = None)
         >>> average_precision(torch.tensor([0.1, 0.4, 0.35, 0.8, 7.0]), torch.tensor([0.0, 0, 1, 1, torch.nan]))
         tensor(0.8333)
     """
-    known = _known(input, target, mask)
-    input = input.to(torch.promote_types(input.dtype, torch.float32))
+    known, input = _scores(input, target, mask)
     positive = known & (target == 1)
 
     def as_high(counted: Tensor) -> Tensor:
@@ -196,3 +204,17 @@ def _known(input: Tensor, target: Tensor, mask: Tensor | None) -> Tensor:
             "Call it for each task, with input[:, task], or mean_over_tasks for all."
         )
     return known_labels(target, mask)
+
+
+def _from_first(values: Tensor, known: Tensor) -> Tensor:
+    """How far values are from the first known one: exactly 0 where all are alike, which a mean may miss. [rows]"""
+    return values - values.gather(0, known.long().argmax(0, keepdim=True)) if len(values) else values
+
+
+def _scores(input: Tensor, target: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Where a label is known and its row is real, and scores as floats: they may be whole, a share is not."""
+    known = _known(input, target, mask)
+    odd = known & (target != 0) & (target != 1)
+    input = input.to(torch.promote_types(input.dtype, torch.float32))
+    reason = "labels are 0 and 1, and NaN if not measured. Make others NaN, or call this for each class."
+    return known, require(~odd.any(), input, lambda: f"A label is {target[odd][0].item():g}; {reason}")

@@ -130,17 +130,17 @@ def _statistics(module: nn.BatchNorm1d, x: Tensor, nodes_mask: Tensor | None) ->
     if nodes_mask is None:
         nodes_mask = torch.ones_like(x[:, 0], dtype=torch.bool)
     mask = nodes_mask.unsqueeze(1)
+    is_real = nodes_mask.any()  # of padding alone nothing is learned
     num_nodes = nodes_mask.sum().clamp(min=1).to(x.dtype)
     mean = torch.where(mask, x, 0.0).sum(0) / num_nodes
     var = torch.where(mask, x - mean, 0.0).square().sum(0) / num_nodes
     if module.running_mean is not None and module.running_var is not None:
         assert module.num_batches_tracked is not None, "BatchNorm1d counts whenever it tracks"
         with torch.no_grad():
-            module.num_batches_tracked.add_(1)
+            module.num_batches_tracked.add_(is_real)
             share = 1 / module.num_batches_tracked.to(x.dtype) if module.momentum is None else module.momentum
-            unbiased = _unbiased(var, num_nodes)
-            module.running_mean.add_(share * (mean - module.running_mean))
-            module.running_var.add_(share * (unbiased - module.running_var))
+            for running, new in ((module.running_mean, mean), (module.running_var, _unbiased(var, num_nodes))):
+                running.add_(torch.where(is_real, share * (new - running), 0.0))
     return mean, var
 
 
@@ -166,7 +166,7 @@ class GraphNorm(Norm):
 
     @in_float32
     def normalize(self, x: Tensor, batch: Tensor | None, num_graphs: int | None, nodes_mask: Tensor | None) -> Tensor:
-        batch, num_graphs = _graphs(x, batch, num_graphs)
+        batch, num_graphs = _graphs(x, batch, num_graphs, nodes_mask)
         mean = global_mean_pool(x, batch, num_graphs)
         out = x - gather(mean, batch) * self.mean_scale
         var = global_mean_pool(out.square(), batch, num_graphs)
@@ -209,7 +209,7 @@ class InstanceNorm(Norm, nn.InstanceNorm1d):
 
     @in_float32
     def normalize(self, x: Tensor, batch: Tensor | None, num_graphs: int | None, nodes_mask: Tensor | None) -> Tensor:
-        batch, num_graphs = _graphs(x, batch, num_graphs)
+        batch, num_graphs = _graphs(x, batch, num_graphs, nodes_mask)
         if self.track_running_stats and not self.training:
             out = (x - self.running_mean) * (self.running_var.to(x.dtype) + self.eps).rsqrt()
         else:
@@ -228,8 +228,8 @@ class InstanceNorm(Norm, nn.InstanceNorm1d):
         num_nodes = global_add_pool(real, batch, mean.size(0))  # [num_graphs, 1]
         graphs_mask = (num_nodes > 0) | (nodes_mask is None)
         for running, values in ((self.running_mean, mean), (self.running_var, _unbiased(var, num_nodes))):
-            new = torch.where(graphs_mask, values, 0.0).sum(0) / graphs_mask.sum().clamp(min=1)
-            running.add_(self.momentum * (new - running))
+            new = torch.where(graphs_mask, values, 0.0).sum(0) / graphs_mask.sum()
+            running.add_(torch.where(graphs_mask.any(), self.momentum * (new - running), 0.0))
 
 
 NORMS: dict[str, Callable[..., nn.Module]] = {
@@ -262,8 +262,10 @@ def _unbiased(var: Tensor, num_nodes: Tensor) -> Tensor:
     return var * (num_nodes / (num_nodes - 1).clamp(min=1))
 
 
-def _graphs(x: Tensor, batch: Tensor | None, num_graphs: int | None) -> tuple[Tensor, int]:
-    """The graph of each node and their number; one graph when nothing is said."""
+def _graphs(x: Tensor, batch: Tensor | None, num_graphs: int | None, nodes_mask: Tensor | None) -> tuple[Tensor, int]:
+    """The graph of each node and their number; when nothing is said one graph, and another of its padding."""
+    if batch is None and nodes_mask is not None:
+        return (~nodes_mask).long(), 2
     if batch is None:
         return torch.zeros(x.size(0), dtype=torch.long, device=x.device), 1
     if num_graphs is None:

@@ -28,12 +28,14 @@ def require_classes(classes: Tensor, num_classes: int, carried: Tensor, name: st
         ValueError: a class does not exist; in a captured step, when `carried` is used.
     """
     outside = (classes < 0) | (classes >= num_classes)
+    if classes.is_floating_point():
+        outside = outside | (classes != classes.floor())
     checked = require(
         ~outside.any(),
         carried,
         lambda: (
-            f"{name}[{int(outside.nonzero()[0])}] is {int(classes[outside][0])}; there are {num_classes} classes, so "
-            f"it is 0 to {num_classes - 1}. Pass a mask that leaves out rows without a class."
+            f"{name}[{int(outside.nonzero()[0])}] is {classes[outside][0].item():g}; there are {num_classes} classes, "
+            f"so it is 0 to {num_classes - 1}. Pass a mask that leaves out rows without a class."
         ),
     )
     return checked, torch.where(outside, 0, classes).long()

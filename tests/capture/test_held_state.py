@@ -1,5 +1,6 @@
 """A module holds after a capture what it held before; replaced buffers are written, what would be lost is refused."""
 
+from types import SimpleNamespace
 from typing import Optional
 
 import pytest
@@ -215,11 +216,21 @@ class Remembers(nn.Module):
         super().__init__()
         self.form, self.calls, self.hidden, self.table = form, 0, None, {"hidden": torch.zeros(2)}
         self.shift, self.is_ready = nn.Parameter(torch.zeros(2)), False
+        self.counts, self.trail, self.meter = {"of": {"calls": 0}}, [], SimpleNamespace(calls=0)
 
     def forward(self, x: Tensor) -> Tensor:
         if self.form == "number":
             self.calls += 1
             return x * min(1.0, self.calls / 3)
+        if self.form == "number in a dictionary":
+            self.counts["of"]["calls"] += 1
+            return x * self.counts["of"]["calls"]
+        if self.form == "longer list":
+            self.trail.append("call")
+            return x * len(self.trail)
+        if self.form == "number of an object":
+            self.meter.calls += 1
+            return x * self.meter.calls
         if self.form == "table":
             self.table["hidden"] = torch.tanh(x + self.table["hidden"])
             return self.table["hidden"]
@@ -236,6 +247,9 @@ class Remembers(nn.Module):
     ("form", "why"),
     [
         ("number", "reads calls and changes that in each call"),
+        ("number in a dictionary", "reads counts and changes that in each call"),
+        ("longer list", "reads trail and changes that in each call"),
+        ("number of an object", "reads meter and changes that in each call"),
         ("attribute", "reads hidden and changes that in each call"),
         ("table", "replaces a tensor in table"),
         ("first call", "first call of the model changes shift and sets is_ready, later ones do not"),
@@ -245,7 +259,7 @@ def test_what_a_call_has_for_the_next_one_outside_of_buffers_is_refused(form: st
     model = Remembers(form)
     with pytest.raises(ValueError, match=why):
         inference_model(model)(torch.ones(2))
-    assert (model.calls, model.hidden, model.is_ready) == (0, None, False)
+    assert (model.calls, model.hidden, model.is_ready, model.trail) == (0, None, False, [])
     assert model.table["hidden"].tolist() == model.shift.tolist() == [0, 0]
 
 

@@ -1,8 +1,10 @@
 """What an attribute's rows belong to is decided once: by the user, by names, by graphs enough, or not at all."""
 
+from functools import partial
+
 import pytest
 import torch
-from torch_geometric.data import Batch, Data
+from torch_geometric.data import Batch, Data, InMemoryDataset
 
 from popgeo import FixedSizeDataLoader, FixedSizeOptions
 from popgeo.data import FixedSizeCollater, FlatStore, Pad, unpad, write
@@ -96,13 +98,50 @@ def test_a_store_obeys_the_levels_that_a_loader_is_told():
 
 
 @pytest.mark.parametrize("value", [5, 0.25, True])
-@pytest.mark.parametrize("name", ["batch_no", "minibatch", "batch_size", "index_of_run"])
-def test_plain_numbers_count_nothing_up(name, value):
+@pytest.mark.parametrize("name", ["batch_no", "minibatch", "batch_size"])
+def test_plain_numbers_are_no_batch_vector(name, value):
     graphs = [Data(x=torch.ones(n, 1), edge_index=torch.tensor([[0], [1]]), **{name: value}) for n in (3, 4, 5)]
     batch = next(iter(FixedSizeDataLoader(graphs, 4)))
-    assert batch[name][:3].tolist() == [value] * 3
-    if "index" not in name:  # PyG adds the numbers of nodes to what is called an index, whatever it is
-        assert Batch.from_data_list(graphs)[name].tolist() == [value] * 3
+    assert batch[name][:3].tolist() == [value] * 3 == Batch.from_data_list(graphs)[name].tolist()
+
+
+@pytest.mark.parametrize("how", ["list", "tensors", "in memory", "on disk", "dictionaries"])
+def test_a_plain_number_that_names_a_node_names_it_in_the_batch(how, tmp_path):
+    graphs = [Data(x=torch.ones(n, 1), edge_index=torch.tensor([[0], [1]]), root_index=n - 1) for n in (3, 4, 5)]
+    expected = Batch.from_data_list(graphs).root_index.tolist()
+    assert expected == [2, 6, 11]  # the last node of each
+    dataset = {
+        "list": lambda: graphs,
+        "tensors": lambda: [Data(**{**g.to_dict(), "root_index": torch.tensor(g.root_index)}) for g in graphs],
+        "in memory": lambda: InMemory(graphs),
+        "on disk": lambda: write(graphs, tmp_path / "graphs"),
+        "dictionaries": lambda: [g.to_dict() for g in graphs],
+    }[how]()
+    assert next(iter(FixedSizeDataLoader(dataset, 4))).root_index[:3].tolist() == expected
+
+
+class InMemory(InMemoryDataset):
+    def __init__(self, graphs):
+        super().__init__(None)
+        self.data, self.slices = self.collate(graphs)
+
+
+@pytest.mark.parametrize("value", [torch.arange(3.0), torch.ones(3, dtype=torch.bool), torch.arange(3), 7, 0.5])
+@pytest.mark.parametrize("step", [0, 2, 1.5, torch.tensor(2)])
+def test_what_a_class_adds_of_its_own_is_added_or_refused(value, step):
+    class Shifted(Data):
+        def __inc__(self, key, value, *args, **kwargs):
+            return step if key == "moment" else super().__inc__(key, value, *args, **kwargs)
+
+    graphs = [Shifted(x=torch.ones(2, 1), edge_index=torch.tensor([[0], [1]]), moment=value) for _ in range(3)]
+    loader = partial(FixedSizeDataLoader, graphs, 4)
+    whole = isinstance(value, int) or (isinstance(value, torch.Tensor) and value.dtype == torch.int64)
+    if step and not (whole and step != 1.5):
+        with pytest.raises(ValueError, match="__inc__ of 'moment' adds torch"):
+            loader()
+    else:
+        joined = Batch.from_data_list(graphs).moment
+        assert torch.equal(next(iter(loader())).moment[: len(joined)], joined)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bool, torch.complex64])

@@ -29,6 +29,20 @@ class Centred(nn.Module):
         return x - x.mean(0)
 
 
+class FromTheFirst(nn.Module):
+    """Measures from the first node of the batch, so that the results of the first graph alone are right."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x - x[:1]
+
+
+class Shared(nn.Module):
+    """Divides by the nodes of the batch, which are the slots."""
+
+    def forward(self, x: Tensor, num_nodes: int) -> Tensor:
+        return x / num_nodes
+
+
 class Drawn(nn.Module):
     """Is random in use, too."""
 
@@ -36,11 +50,18 @@ class Drawn(nn.Module):
         return nn.functional.dropout(x, training=True)
 
 
-@pytest.mark.parametrize("model", [Centred(), Drawn()], ids=["a mean over the batch", "random numbers"])
+@pytest.mark.parametrize("model", [Centred(), FromTheFirst(), Shared(), Drawn()], ids=lambda one: type(one).__name__)
 @pytest.mark.parametrize("backend", ["cpu", "none"])
 def test_a_result_that_depends_on_other_graphs_is_told_of(model, backend):
     with pytest.warns(UserWarning, match=TOLD):
         Predictor(model, SMALL, backend)(graphs_of(12))
+
+
+@pytest.mark.parametrize("sizes", [SMALL, None, FixedSizeOptions(num_nodes=5, num_edges=3, num_graphs=2)])
+@pytest.mark.parametrize("model", [Centred(), Shared()], ids=lambda one: type(one).__name__)
+def test_a_result_of_one_graph_that_depends_on_padding_is_told_of(model, sizes):
+    with pytest.warns(UserWarning, match=TOLD):
+        Predictor(model, sizes)(graphs_of(2)[1:])
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])

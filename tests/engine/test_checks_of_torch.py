@@ -51,6 +51,31 @@ def test_what_torch_refuses_is_refused_when_compiled(name):
         compiled(wrong)
 
 
+class OfItsOwn(nn.Module):
+    """Checks what it holds: a buffer, or a constant of its `forward`."""
+
+    def __init__(self, classes: Tensor, is_buffer: bool) -> None:
+        super().__init__()
+        self.classes = nn.Buffer(classes.clone()) if is_buffer else None
+        self.numbers = classes.tolist()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * F.one_hot(torch.tensor(self.numbers) if self.classes is None else self.classes, 3)
+
+
+@pytest.mark.parametrize("is_buffer", [True, False])
+def test_checks_of_what_a_model_holds_run_as_eager_code_does(is_buffer):
+    model = OfItsOwn(CLASSES, is_buffer)
+    compiled = compile_forward(model)
+    assert torch.equal(compiled(EYE), model(EYE))
+    with pytest.raises(RuntimeError, match="one_hot: a class is negative"):
+        compile_forward(OfItsOwn(CLASSES + 1, is_buffer))(EYE)
+    if is_buffer:
+        model.classes[0] = 3
+        with pytest.raises(RuntimeError, match="one_hot: a class is negative"):
+            compiled(EYE)
+
+
 @pytest.mark.parametrize("name", ["one_hot of a class too many", "an assertion"])
 def test_checks_stay_in_a_training_step_and_in_one_that_is_kept(name, tmp_path):
     function, right, wrong = CASES[name]

@@ -99,3 +99,23 @@ def test_a_forward_pass_compiled_in_training_says_once_that_it_goes_on_dropping(
     step(x)  # said once
     step.eval()
     assert torch.equal(step(x), step(x))
+
+
+class SlopeByBackward(nn.Module):
+    """Takes the derivative to its input by backward(), which weights get a gradient from as well."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.line = nn.Linear(3, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x.detach().requires_grad_()
+        self.line(x).sum().backward()
+        return (self.line(x) - x.grad).square().mean()
+
+
+def test_a_backward_pass_inside_the_model_is_refused_where_weights_are_trained_by_it():
+    model, x = SlopeByBackward(), torch.ones(2, 3)
+    with pytest.raises(ValueError, match="calls backward.. in forward, which adds to the gradients"):
+        compile_step(model, torch.optim.SGD(model.parameters(), lr=0.1))(x)
+    torch.testing.assert_close(compile_forward(model)(x), model(x).detach())

@@ -1,5 +1,8 @@
 """Graphs that are edited after a loader has read them: the old values never come out without a word."""
 
+import copy
+import pickle
+
 import pytest
 import torch
 from torch.utils.data import ConcatDataset, Subset
@@ -68,3 +71,19 @@ def test_what_is_only_read_or_copied_is_no_change():
         assert sum(int(batch.graphs_mask.sum()) for batch in loader) == len(before)
     items[0].clone().y.zero_()
     list(loader)
+
+
+@pytest.mark.parametrize("wrap", [list, lambda g: Subset(g, range(10)), Kept])
+@pytest.mark.parametrize(
+    "copied", [copy.deepcopy, lambda one: pickle.loads(pickle.dumps(one))], ids=["deep", "pickled"]
+)
+def test_a_copied_loader_is_one_of_unchanged_data_until_they_change(copied, wrap):
+    loader = FixedSizeDataLoader(wrap(graphs()), 4, shuffle=True)
+    other = copied(loader)
+    assert [batch.y.tolist() for batch in other] == [batch.y.tolist() for batch in loader]
+    dataset = other.dataset
+    changed = dataset._data if isinstance(dataset, Kept) else dataset[0]
+    changed.y.mul_(3)
+    with pytest.raises(ValueError, match="The dataset has changed since the loader read it: 'y' of"):
+        next(iter(other))
+    assert len(list(loader)) == len(loader)

@@ -104,6 +104,7 @@ def test_without_rows_scores_are_zero_and_after_a_prediction_of_nan_they_are_nan
     ("call", "expected"),
     [
         (lambda: confusion_matrix(LOGITS, TARGET), r"target\[8\] is 77; there are 3 classes"),
+        (lambda: f1_score(LOGITS[:2], torch.tensor([0.0, 0.5])), r"target\[1\] is 0.5; there are 3 classes"),
         (lambda: confusion_matrix(torch.tensor([0, 5]), torch.tensor([0, 1]), num_classes=2), r"input\[1\] is 5"),
         (lambda: confusion_matrix(torch.tensor([0]), torch.tensor([0])), "pass num_classes="),
         (lambda: f1_score(LOGITS, TARGET[:3]), r"input has shape \(9, 3\), target \(3,\)"),
@@ -127,3 +128,8 @@ def test_a_captured_step_counts_as_eager_pytorch_does_and_gives_nan_for_what_tha
     score, counts = step(LOGITS, TARGET, torch.ones(9, dtype=torch.bool))
     assert score.isnan()
     assert counts.isnan().all()
+
+
+def test_more_rows_are_counted_than_float32_counts():
+    rows = torch.zeros(2**24 + 3, dtype=torch.int64)
+    assert confusion_matrix(rows, rows, num_classes=1) == float(2**24 + 4)  # the nearest float32

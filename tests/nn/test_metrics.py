@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+from popgeo import compile_forward
 from popgeo.nn import (
     accuracy,
     average_precision,
@@ -15,6 +16,7 @@ from popgeo.nn import (
     roc_auc,
     root_mean_squared_error,
 )
+from tests.contracts.test_checks_hold_when_captured import Function
 
 GENERATOR = torch.Generator().manual_seed(0)
 
@@ -122,3 +124,49 @@ def test_whole_scores_give_what_the_same_scores_give_as_floats(metric, dtype):
     scores, target = torch.tensor([0, 1, 0, 1, 1]).to(dtype), torch.tensor([0.0, 1, 1, 0, 1])
     assert 0 < metric(scores, target) < 1
     torch.testing.assert_close(metric(scores, target), metric(scores.float(), target))
+
+
+ODD_LABELS = {
+    "missing as -1": [0.0, 1.0, -1.0, 1.0],
+    "a third class": [0.0, 1.0, 2.0, 1.0],
+    "a share": [0.0, 1.0, 0.3, 1.0],
+}
+
+
+@pytest.mark.parametrize("labels", ODD_LABELS.values(), ids=ODD_LABELS)
+@pytest.mark.parametrize("metric", [roc_auc, average_precision])
+def test_a_label_that_is_neither_class_gives_no_number(metric, labels):
+    scores, target, mask = torch.tensor([0.1, 0.4, 0.3, 0.8]), torch.tensor(labels), torch.tensor([1, 1, 0, 1]).bool()
+    assert metric(scores, target, mask) == metric(scores[mask], target[mask])
+    with pytest.raises(ValueError, match="labels are 0 and 1, and NaN if not measured"):
+        metric(scores, target)
+    assert compile_forward(Function(metric))(scores, target).isnan()
+
+
+@pytest.mark.parametrize("odd", [-1, 2, -100])
+def test_accuracy_asks_for_classes_that_exist(odd):
+    logits, target, mask = torch.eye(2)[[0, 1, 0]], torch.tensor([0, 0, odd]), torch.tensor([True, True, False])
+    assert accuracy(logits, target, mask) == 0.5
+    with pytest.raises(ValueError, match=f"is {odd}; there are 2 classes"):
+        accuracy(logits, target)
+    with pytest.raises(ValueError, match="there are 1 classes"):
+        accuracy(logits[:, :1], torch.tensor([0, 1, 0]))
+    assert compile_forward(Function(accuracy))(logits, target).isnan()
+
+
+@pytest.mark.parametrize("value", [0.1, 0.7, 1234.567, -3e-5, 0.0])
+@pytest.mark.parametrize("rows", [1, 2, 7, 10, 33, 1000])
+def test_what_does_not_vary_has_neither_a_correlation_nor_a_variance(rows, value):
+    other = torch.randn(rows + 2, generator=GENERATOR)
+    same = torch.full((rows + 2,), value)
+    same[0], same[-1] = 9.0, torch.nan
+    mask = torch.arange(rows + 2) > 0
+    assert pearson_r(other, same, mask).isnan()
+    assert pearson_r(same[:-1], other[:-1], mask[:-1]).isnan()
+    assert r2_score(other, same, mask).isnan()
+
+
+def test_differences_of_small_whole_numbers_do_not_wrap():
+    few, many = torch.tensor([1, 2], dtype=torch.uint8), torch.tensor([2, 250], dtype=torch.uint8)
+    assert mean_absolute_error(few, many) == (1 + 248) / 2
+    assert mean_absolute_error(few.bool(), torch.tensor([False, True])) == 0.5

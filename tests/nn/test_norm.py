@@ -56,3 +56,28 @@ def test_an_unknown_norm_is_refused():
 def test_a_mask_in_the_place_of_batch_is_refused(norm):
     with pytest.raises(ValueError, match="nodes_mask="):
         norm(X.float(), BATCH < 2)
+
+
+NORMS = {"batch": BatchNorm, "graph": GraphNorm, "instance": InstanceNorm, "layer": LayerNorm}
+
+
+@pytest.mark.parametrize("of_batch", [None, torch.tensor([0] * 5 + [1] * 4)], ids=["no batch", "batch"])
+@pytest.mark.parametrize("norm", NORMS.values(), ids=NORMS)
+def test_a_mask_alone_keeps_padding_out(norm, of_batch):
+    norm, real = norm(4).double(), torch.arange(9) < 5
+    padded = torch.where(real[:, None], X, 1e3)
+    arguments = (padded,) if of_batch is None else (padded, of_batch, 2)
+    assert_close(norm(*arguments, nodes_mask=real)[:5], norm(X[:5]))
+
+
+@pytest.mark.parametrize("rows", [0, 9])
+@pytest.mark.parametrize("momentum", [0.1, None])
+@pytest.mark.parametrize("begun", [False, True])
+def test_a_batch_of_padding_alone_moves_no_statistics(rows, momentum, begun):
+    norms = [BatchNorm(4, momentum=momentum), InstanceNorm(4, track_running_stats=True, momentum=momentum or 0.2)]
+    for norm in norms:
+        if begun:
+            norm(X.float())
+        before = {name: value.clone() for name, value in norm.state_dict().items()}
+        norm(X[:rows].float(), BATCH[:rows], 3, nodes_mask=torch.zeros(rows, dtype=torch.bool))
+        assert_close(norm.state_dict(), before, rtol=0, atol=0)
