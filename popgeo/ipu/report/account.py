@@ -77,7 +77,7 @@ class Comparison:
 
 
 def _cycles(report: Figures, rows: str, name: str) -> pd.DataFrame:
-    """What identifies each row, and its cycles under a name; operations that are alike are told apart by a number."""
+    """What identifies each row, and its cycles under a name; a number distinguishes operations that are alike."""
     keys = list(KEYS[rows])
     table = pd.DataFrame(getattr(report.rows, rows), columns=[*keys, "cycles"])
     if rows == "ops":

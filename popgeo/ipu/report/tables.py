@@ -25,13 +25,13 @@ class TableColumn:
     about: str
 
 
-def _file(name: str) -> list[dict[str, str]]:
+def rows_of(name: str) -> list[dict[str, str]]:
     """The rows of a file next to this one."""
     with Path(__file__).with_name(name).open(newline="") as rows:
         return list(csv.DictReader(rows))
 
 
-_MEANINGS = {row["name"]: row for row in _file("columns.csv")}
+_MEANINGS = {row["name"]: row for row in rows_of("columns.csv")}
 
 
 def _column(table: str, name: str) -> TableColumn:
@@ -42,7 +42,7 @@ def _column(table: str, name: str) -> TableColumn:
 
 def _columns_of(report: str) -> dict[str, tuple[TableColumn, ...]]:
     """The columns of each table of a report of a `step` or of `stages`, in order."""
-    its = {row["table"]: row["columns"].split() for row in _file("tables.csv") if row["report"] in (report, "both")}
+    its = {row["table"]: row["columns"].split() for row in rows_of("tables.csv") if row["report"] in (report, "both")}
     return {table: tuple(_column(table, name) for name in names) for table, names in its.items()}
 
 
