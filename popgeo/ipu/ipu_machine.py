@@ -26,7 +26,7 @@ from popgeo.ipu.systems.stage_plan import StagePlan, stage_plan
 
 # What a kept step depends on next to its capture: whether it fits the tiles.
 DECIDES = (
-    "engine/optimizer/**/*.py", "ipu/cost/**/*.py", "ipu/systems/**/*.py", "ipu/tiles/**/*.py", "ipu/step_cost.py",
+    "engine/optimizer/**/*.py", "ipu/cost/*.*", "ipu/systems/**/*.py", "ipu/tiles/**/*.py", "ipu/step_cost.py",
     "ipu/target.py", "ipu/fits_in_memory.py", "ipu/report/pipeline_figures.py", "ipu/report/stage_cost.py",
     "ipu/report/timeline.py",
 )  # fmt: skip

@@ -27,7 +27,7 @@ class TableColumn:
 
 def rows_of(name: str) -> list[dict[str, str]]:
     """The rows of a file next to this one."""
-    with Path(__file__).with_name(name).open(newline="") as rows:
+    with Path(__file__).with_name(name).open(newline="", encoding="utf-8") as rows:
         return list(csv.DictReader(rows))
 
 
