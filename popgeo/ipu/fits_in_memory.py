@@ -9,7 +9,7 @@ from popgeo.ipu.cost.plan import OpCost
 from popgeo.ipu.options import Options
 from popgeo.ipu.report.pipeline import Pipeline
 from popgeo.ipu.stage_choices import USUAL, Schedule
-from popgeo.ipu.systems.stage_planner import planner_of
+from popgeo.ipu.systems.stage_planner import StagePlanner
 from popgeo.ipu.tiles.memory_use import MemoryUse
 
 MOST_STAGES = 64  # as far as the number of IPUs that a model fits is looked for
@@ -69,7 +69,7 @@ def require_stages_fit(planned: Pipeline, advice: Callable[[], str]) -> None:
 
 def what_would_fit(step: CapturedStep, update: OpGraph | None, options: Options) -> str:
     """The smallest number of IPUs that a step fits, cut automatically, as a sentence; or the layer that fits none."""
-    planner = planner_of(step, update)
+    planner = StagePlanner(step, lambda options: update)
     phased = options.schedule == Schedule.PHASED.value  # which takes one IPU, whatever it needs
     order = USUAL.value if phased else options.schedule
 

@@ -126,12 +126,10 @@ def key(names: Mapping[str, str]) -> str:
     return f'<div class="key" style="margin-top:8px">{items}</div>'
 
 
-def table(columns: Sequence[TableColumn], rows: Sequence[Row], headings: Mapping[str, str] | None = None) -> str:
+def table(columns: Sequence[TableColumn], rows: Sequence[Row]) -> str:
     """Rows with the units of their columns; a heading tells what its column means."""
     words = {c.name: ' class="words"' if rows and isinstance(rows[0][c.name], str) else "" for c in columns}
-    head = "".join(
-        f'<th{words[c.name]} title="{escape(c.about)}">{(headings or {}).get(c.name, c.name)}</th>' for c in columns
-    )
+    head = "".join(f'<th{words[c.name]} title="{escape(c.about)}">{c.heading or c.name}</th>' for c in columns)
     body = "".join(
         "<tr>" + "".join(f"<td{words[c.name]}>{_cell(row[c.name], c.unit)}</td>" for c in columns) + "</tr>"
         for row in rows

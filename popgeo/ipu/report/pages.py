@@ -1,6 +1,6 @@
 """The pages of reports: of a step on one IPU, whose pictures scripts draw, and of a step in stages."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from html import escape
 from typing import Any
 
@@ -140,23 +140,7 @@ def _trust(report: Account) -> str:
     return section("trust", "How far to trust this", f'<p>{words}</p><p class="soft">{here}</p>')
 
 
-HEADINGS = {
-    "ipu": "IPU",
-    "received_bytes": "received",
-    "weight_bytes": "weights",
-    "stash_bytes": "stash",
-    "in_flight": "in flight",
-}
 MEMORY = ("weights", "optimizer", "stashes", "working")
-WORDS = {
-    "receive": "receive from other IPUs",
-    "host": "wait for the host",
-    "streaming": "wait for streaming memory",
-    "wait": "wait for other IPUs",
-    "optimizer": "gradients and optimizer state",
-    "stashes": "activations kept for the backward pass",
-    "working": "values of one micro-batch, code, uneven tiles",
-}
 
 
 def page_of_stages(plan: PipelineFigures, title: str = "") -> str:
@@ -175,7 +159,7 @@ def page_of_stages(plan: PipelineFigures, title: str = "") -> str:
         numbers += " What the pipeline repeats in the middle of the step is left out."
     cycles = bars(ipus, KINDS, plan.cycles) + key(_words(kinds))
     memory = bars(ipus, MEMORY, 1.0, limit=True) + key(_words(MEMORY))
-    stages = table(COLUMNS_OF_STAGES["stages"], plan.table_of_stages, HEADINGS)
+    stages = table(COLUMNS_OF_STAGES["stages"], plan.table_of_stages)
     sections = {
         "totals": _totals_of_stages(plan, ipus, kinds),
         "insights": insights_section(plan.insights, "the step"),
@@ -194,7 +178,7 @@ def page_of_stages(plan: PipelineFigures, title: str = "") -> str:
     return shell(heading, about, sections, data, SCRIPTS_OF_STAGES)
 
 
-def _totals_of_stages(plan: PipelineFigures, ipus: Iterable[Row], kinds: Iterable[str]) -> str:
+def _totals_of_stages(plan: PipelineFigures, ipus: Iterable[Row], kinds: Collection[str]) -> str:
     cards = [
         (f"{plan.cycles:,.0f}", "cycles of a step"),
         (f"{1e3 * plan.seconds:,.3f} ms", f"at {plan.target.clock / 1e9:g} GHz"),
@@ -215,8 +199,9 @@ def _of_stages(plan: PipelineFigures) -> str:
     )
 
 
-def _words(names: Iterable[str]) -> dict[str, str]:
-    return {name: WORDS.get(name, name) for name in names}
+def _words(names: Collection[str]) -> dict[str, str]:
+    """What the key of a page calls some columns of the table of IPUs."""
+    return {column.name: column.heading or column.name for column in COLUMNS_OF_STAGES["ipus"] if column.name in names}
 
 
 _TRUST_OF_STAGES = (

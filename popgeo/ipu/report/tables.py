@@ -18,11 +18,13 @@ class TableColumn:
         name: What the table calls it.
         unit: What its numbers count; empty for words, places and truth values.
         about: What it means.
+        heading: What pages call it, if not by its name.
     """
 
     name: str
     unit: str
     about: str
+    heading: str = ""
 
 
 def rows_of(name: str) -> list[dict[str, str]]:
@@ -37,7 +39,7 @@ _MEANINGS = {row["name"]: row for row in rows_of("columns.csv")}
 def _column(table: str, name: str) -> TableColumn:
     """A column, with a meaning of its own in one table or the same in all."""
     found = _MEANINGS.get(f"{table}.{name}") or _MEANINGS[name]
-    return TableColumn(name=name, unit=found["unit"], about=found["about"])
+    return TableColumn(name=name, unit=found["unit"], about=found["about"], heading=found["heading"])
 
 
 def _columns_of(report: str) -> dict[str, tuple[TableColumn, ...]]:
