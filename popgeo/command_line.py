@@ -24,7 +24,8 @@ class ShowsDefaults(argparse.ArgumentDefaultsHelpFormatter):
     """Tells the default of each option that has one."""
 
     def _get_help_string(self, action: argparse.Action) -> str | None:
-        return super()._get_help_string(action) if action.default not in (None, [], False) else action.help
+        has_one = action.default is not None and action.default is not False and action.default != []
+        return super()._get_help_string(action) if has_one else action.help
 
 
 def printable(text: str) -> str:
