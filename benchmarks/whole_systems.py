@@ -27,7 +27,7 @@ from popgeo.capture.capture import bind
 from popgeo.capture.capture_step import capture_step, trained_names
 from popgeo.ipu.cost.plan import Profile
 from popgeo.ipu.report.error_budget import ErrorBudget, error_budget
-from popgeo.ipu.report.pipeline import Pipeline
+from popgeo.ipu.report.report import Pipeline
 from popgeo.ipu.systems.share import Share, update_of
 
 SCALING_GATE, SYSTEM_GATE = 0.10, 1.5

@@ -7,7 +7,7 @@ from popgeo.capture.captured_step import CapturedStep
 from popgeo.capture.op_graph import OpGraph
 from popgeo.ipu.cost.plan import OpCost
 from popgeo.ipu.options import Options
-from popgeo.ipu.report.pipeline import Pipeline
+from popgeo.ipu.report.report import Pipeline
 from popgeo.ipu.stage_choices import USUAL, Schedule
 from popgeo.ipu.systems.stage_planner import StagePlanner
 from popgeo.ipu.tiles.memory_use import MemoryUse

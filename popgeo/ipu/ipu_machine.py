@@ -18,8 +18,7 @@ from popgeo.engine.step_recipe import Recipe, RunFigures, StepMachine, StepPlan
 from popgeo.filter_choice import filters_at_each_edge
 from popgeo.ipu.fits_in_memory import require_fit, require_stages_fit, what_would_fit
 from popgeo.ipu.options import Options
-from popgeo.ipu.report.pipeline import Pipeline
-from popgeo.ipu.report.report import Report
+from popgeo.ipu.report.report import Pipeline, Report
 from popgeo.ipu.step_cost import BESIDE
 from popgeo.ipu.systems.share import Share, is_shared, share_of
 from popgeo.ipu.systems.stage_plan import StagePlan, stage_plan

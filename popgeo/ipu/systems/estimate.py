@@ -13,8 +13,7 @@ from popgeo.capture.captured_step import CapturedStep
 from popgeo.capture.op_graph import OpGraph
 from popgeo.did_you_mean import names_arguments
 from popgeo.ipu.options import Options
-from popgeo.ipu.report.pipeline import Pipeline
-from popgeo.ipu.report.report import Report
+from popgeo.ipu.report.report import Pipeline, Report
 from popgeo.ipu.stage_choices import Schedule, Stages
 from popgeo.ipu.systems.cut_model import stages_asked_for
 from popgeo.ipu.systems.share import share_of, update_of

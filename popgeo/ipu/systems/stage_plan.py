@@ -7,7 +7,7 @@ from popgeo.capture.captured_step import CapturedStep
 from popgeo.capture.op_graph import OpGraph
 from popgeo.engine.pipeline.staging import Pass, Staging
 from popgeo.ipu.options import Options
-from popgeo.ipu.report.pipeline import Pipeline
+from popgeo.ipu.report.report import Pipeline
 from popgeo.ipu.report.timeline import num_depths
 from popgeo.ipu.stage_choices import Schedule
 from popgeo.ipu.systems.cut_model import stages_asked_for

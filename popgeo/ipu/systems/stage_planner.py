@@ -14,7 +14,7 @@ from popgeo.capture.passes import fold_constants
 from popgeo.ipu.cost.graph_cost import cost
 from popgeo.ipu.cost.plan import OpCost
 from popgeo.ipu.options import Options
-from popgeo.ipu.report.pipeline import Pipeline
+from popgeo.ipu.report.report import Pipeline
 from popgeo.ipu.report.stage_cost import StageCost
 from popgeo.ipu.report.timeline import TimedPass, most_in_flight, turns_of
 from popgeo.ipu.stage_choices import USUAL, Schedule, checked_recompute
