@@ -128,16 +128,17 @@ def _memory(report: Account) -> str:
 
 
 def _trust(report: Account) -> str:
-    runs = f"{escape(report.how_it_runs)}, " if report.how_it_runs else ""
-    update = {None: "", True: "The update runs as a captured graph. ", False: "The update is run by torch itself. "}
-    here = (
-        f"{update[report.update_captured]}On this computer, which says nothing about an IPU: compiled in "
-        f"{report.compile_seconds:.2f} s, {runs}{report.calls} calls of {1e3 * report.seconds_per_call:.2f} ms, "
-        f"{quantity(report.state_bytes, 'B')} of weights and optimizer state, {quantity(report.buffer_bytes, 'B')} of "
-        "buffers."
+    update = {None: "", True: "The update runs as a captured graph.", False: "The update is run by torch itself."}
+    return markup(
+        "trust.html",
+        words="<br>".join(map(escape, footer(report))),
+        update=update[report.update_captured],
+        seconds=f"{report.compile_seconds:.2f}",
+        runs=f"{escape(report.how_it_runs)}, " if report.how_it_runs else "",
+        calls=f"{report.calls} calls of {1e3 * report.seconds_per_call:.2f} ms",
+        state=quantity(report.state_bytes, "B"),
+        buffers=quantity(report.buffer_bytes, "B"),
     )
-    words = "<br>".join(map(escape, footer(report)))
-    return section("trust", "How far to trust this", f'<p>{words}</p><p class="soft">{here}</p>')
 
 
 MEMORY = ("weights", "optimizer", "stashes", "working")
@@ -167,7 +168,7 @@ def page_of_stages(plan: PipelineFigures, title: str = "") -> str:
         "cycles by IPU": section("cycles", "Cycles by IPU", cycles),
         "memory by IPU": section("memory", "Memory of the fullest tile, by IPU", memory),
         "stages": section("stages", "Stages", stages, _of_stages(plan)),
-        "trust": section("trust", "How far to trust this", f"<p>{_TRUST_OF_STAGES}</p><p>{escape(expected(plan))}</p>"),
+        "trust": markup("trust_of_stages.html", expected=escape(expected(plan))),
     }
     heading = title or f"A pipeline on {plan.num_ipus * plan.replicas} x {plan.target.name}"
     about = _about(
@@ -202,9 +203,3 @@ def _of_stages(plan: PipelineFigures) -> str:
 def _words(names: Collection[str]) -> dict[str, str]:
     """What the key of a page calls some columns of the table of IPUs."""
     return {column.name: column.heading or column.name for column in COLUMNS_OF_STAGES["ipus"] if column.name in names}
-
-
-_TRUST_OF_STAGES = (
-    "Cycles of a stage come from the same formulas as every report's. Whole systems of 16 IPUs were modelled up to 1.6 "
-    "times as fast as they were published: read a plan as which cut is better, and its throughput as an upper bound."
-)
