@@ -1,5 +1,6 @@
 """Whether a step fits in memory: a step that does not is refused with advice."""
 
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -85,8 +86,5 @@ def what_would_fit(step: CapturedStep, update: OpGraph | None, options: Options)
             f"{finest.stages[largest].layers or 'The model'} alone needs {finest.memory[largest]:.1f} times the memory "
             f"of an IPU, so no number of IPUs up to {most}, one for each layer, would do."
         )
-    low, high = 0, most  # what does not fit, and what does
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (low, middle) if plan(middle).fits else (middle, high)
-    return f"Options(stages={high}) would do, on {high} IPU{'s' if high > 1 else ''}."
+    least = 1 + bisect_left(range(1, most), True, key=lambda stages: plan(stages).fits)
+    return f"Options(stages={least}) would do, on {least} IPU{'s' if least > 1 else ''}."

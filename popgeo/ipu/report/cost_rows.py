@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import takewhile
 from types import MappingProxyType
 from typing import Any
 
@@ -153,9 +154,7 @@ def block_names(modules: Sequence[str]) -> list[str]:
         ['layers.0', 'layers.1', 'head']
     """
     paths = [module.split(".") for module in modules if module and not module.startswith("(")]
-    common = 0
-    while paths and all(len(path) > common and path[common] == paths[0][common] for path in paths):
-        common += 1
+    common = sum(1 for _ in takewhile(lambda names: len({*names}) == 1, zip(*paths, strict=False)))
     return [_block(module, common) for module in modules]
 
 

@@ -112,8 +112,9 @@ def few_tiles_work(report: Figures, ops: Sequence[Row]) -> Iterator[Insight]:
     if share >= NOTABLE:
         worst = max(slow, key=lambda op: op["compute"])
         title = "Tensors that lie on a few tiles" if worst["tiles"] > 1 else "A tensor that lies on one tile"
-        about = dict[str, Any](title=title, count=_count(slow), few=_tiles(few), all=report.target.num_tiles)
-        yield said("few_tiles_work", share, slow, **about, worst=_name(worst), tiles=_tiles(worst["tiles"]))
+        about = dict[str, Any](title=title, count=_count(len(slow), "operation"), few=_count(few, "tile"))
+        about |= {"all": report.target.num_tiles, "worst": _name(worst), "tiles": _count(worst["tiles"], "tile")}
+        yield said("few_tiles_work", share, slow, **about)
 
 
 def slow_functions(report: Figures, ops: Sequence[Row]) -> Iterator[Insight]:
@@ -123,10 +124,10 @@ def slow_functions(report: Figures, ops: Sequence[Row]) -> Iterator[Insight]:
     if share >= NOTABLE:
         names = sorted({_function(op) for op in slow})
         worst = max(slow, key=lambda op: op["cycles"])
-        spread = f" on {_tiles(worst['tiles'])}" if worst["tiles"] else ""
+        spread = f" on {_count(worst['tiles'], 'tile')}" if worst["tiles"] else ""
         instead = "".join(f"{remedy} " for name, remedy in INSTEAD.items() if name in names)
         about = dict[str, Any](names=" and ".join(names), worst=_name(worst), spread=spread, instead=instead)
-        yield said("slow_functions", share, slow, count=_count(slow), **about)
+        yield said("slow_functions", share, slow, count=_count(len(slow), "operation"), **about)
 
 
 def _is_plain_power(report: Figures, op: Row) -> bool:
@@ -153,7 +154,7 @@ def unbalanced(report: Figures, ops: Sequence[Row]) -> Iterator[Insight]:
     if share >= NOTABLE:
         worst = max(uneven, key=lambda op: op["compute"] * (1 - op["balance"]))
         about = dict[str, Any](worst=_name(worst), balance=worst["balance"], split=worst["split"])
-        yield said("unbalanced", share, uneven, count=_count(uneven), **about)
+        yield said("unbalanced", share, uneven, count=_count(len(uneven), "operation"), **about)
 
 
 def fixed_costs(report: Figures, ops: Sequence[Row]) -> Iterator[Insight]:
@@ -161,7 +162,7 @@ def fixed_costs(report: Figures, ops: Sequence[Row]) -> Iterator[Insight]:
     small = [op for op in ops if op["phase"] != "host" and op["fixed"] > 0.5 * op["cycles"] > 0]
     share = sum(op["fixed"] for op in small) / _total(ops)
     if share >= 2 * NOTABLE:
-        yield said("fixed_costs", share, small, count=_count(small))
+        yield said("fixed_costs", share, small, count=_count(len(small), "operation"))
 
 
 def exchange_bound(report: Figures, ops: Sequence[Row]) -> Iterator[Insight]:
@@ -171,7 +172,7 @@ def exchange_bound(report: Figures, ops: Sequence[Row]) -> Iterator[Insight]:
     if moving and sum(op["exchange"] for op in ops) > 0.5 * _total(ops):
         worst = max(moving, key=lambda op: op["exchange"])
         about = dict[str, Any](worst=_name(worst), traffic=worst["traffic"], split=worst["split"])
-        yield said("exchange_bound", share, moving, count=_count(moving), **about)
+        yield said("exchange_bound", share, moving, count=_count(len(moving), "operation"), **about)
 
 
 def padding(report: Figures, ops: Sequence[Row]) -> Iterator[Insight]:
@@ -231,12 +232,8 @@ def _function(op: Row) -> str:
     return str(op["op"]).rstrip("_")
 
 
-def _count(ops: Sequence[Row]) -> str:
-    return "1 operation" if len(ops) == 1 else f"{len(ops)} operations"
-
-
-def _tiles(number: int) -> str:
-    return "1 tile" if number == 1 else f"{number:,} tiles"
+def _count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'s' * (number != 1)}"
 
 
 def _name(op: Row) -> str:

@@ -43,7 +43,7 @@ def test_text_tables_json_page_and_trace_tell_one_story(long_plan):
     told, page, held = str(long_plan), long_plan.to_html(), json.loads(long_plan.to_json())
     stages, ipus = long_plan.to_frame(), long_plan.to_frame("ipus")
     assert list(stages["layers"]) == [stage.layers for stage in long_plan.stages]
-    assert len(long_plan.timeline()) == 2 * 4 * 64
+    assert len(long_plan.tasks) == 2 * 4 * 64
     for said in (f"{long_plan.cycles:,.0f}", f"{long_plan.bubble:.1%}", f"IPU {long_plan.bottleneck}"):
         assert said in told
         assert said in page
