@@ -13,7 +13,9 @@ from popgeo.ipu.target import IpuTarget
 Row = Mapping[str, Any]  # read only, so that all who show a report can share it
 OPTIMIZER, HOST = "(optimizer)", "(host)"  # in the place of a module, for what no module asked for
 _TRUST = list(Validity)
-# Of a superstep, as it was planned.
+# Of an operation, of its plan and of a superstep, as they were planned.
+_OF_OPERATION = ("family", "phase", "shapes", "known", "source", "target")
+_OF_PLAN = ("temporary_bytes", "considered", "why")
 _AS_PLANNED = ("ideal", "calibrated", "tiles", "workers", "bytes_in", "bytes_out", "bytes_total", "fragments")
 
 
@@ -112,9 +114,9 @@ def _op_row(cost: OpCost, target: IpuTarget, profile: Profile, total: float) -> 
     cycles = n * cost.plan.cycles(profile)
     return {
         "op": short_name(cost.target),
-        "family": cost.family,
-        "phase": cost.phase,
         "module": module_of(cost),
+        **{name: getattr(cost, name) for name in _OF_OPERATION},
+        **{name: getattr(cost.plan, name) for name in _OF_PLAN},
         "cycles": cycles,
         "share": 0.0 if cost.phase == "host" else cycles / total,
         "count": n,
@@ -127,15 +129,8 @@ def _op_row(cost: OpCost, target: IpuTarget, profile: Profile, total: float) -> 
         "workers": max((s.workers for s in steps), default=0.0),
         "traffic": n * sum(s.bytes_total for s in steps if s.activity is not Activity.HOST),
         "flops": n * cost.flops,
-        "temporary_bytes": cost.plan.temporary_bytes,
         "split": _split(cost.plan),
-        "considered": cost.plan.considered,
-        "shapes": cost.shapes,
         "trust": cost.plan.validity.value,
-        "known": cost.known,
-        "why": cost.plan.why,
-        "source": cost.source,
-        "target": cost.target,
     }
 
 
