@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from popgeo import ipu
-from popgeo.ipu.report.pipeline import Pipeline
+from popgeo.ipu.report.report import Pipeline
 from popgeo.ops import gather, global_add_pool
 
 PACKS, NODES, EDGES, GRAPHS = 8, 61, 121, 9  # a dummy of each next to 60, 120 and 8

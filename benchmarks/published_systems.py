@@ -18,7 +18,7 @@ from whole_systems import Judged, points, summary
 from whole_systems import judged as judged_others
 
 from popgeo import ipu
-from popgeo.ipu.report.pipeline import Pipeline
+from popgeo.ipu.report.report import Pipeline
 
 MEDIAN_GATE, WORST_GATE, MEAN_GATE, PART_GATE = 0.10, 0.25, 0.05, 0.15
 INSIDE_GATE, WIDTH_GATE = 0.8, 1.5  # part of all published rows in their own interval, and how wide the median one is

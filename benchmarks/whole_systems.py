@@ -9,7 +9,7 @@ import importlib.util
 import math
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -27,9 +27,8 @@ from popgeo.capture.capture import bind
 from popgeo.capture.capture_step import capture_step, trained_names
 from popgeo.ipu.cost.plan import Profile
 from popgeo.ipu.report.error_budget import ErrorBudget, error_budget
-from popgeo.ipu.report.pipeline import Pipeline
-from popgeo.ipu.step_cost import assess
-from popgeo.ipu.systems.share import update_of
+from popgeo.ipu.report.report import Pipeline
+from popgeo.ipu.systems.share import Share, update_of
 
 SCALING_GATE, SYSTEM_GATE = 0.10, 1.5
 # SchNet's steps with the host's calls: median and largest error, and the mean of the signed errors, so that no common
@@ -102,10 +101,11 @@ def schnet_scaling() -> dict[int, tuple[float, float, ErrorBudget]]:
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
     options = ipu.Options(gradient_accumulation=2)
     step = capture_step(model, bind(model.forward, *model.example()), trained=trained_names(model, optimizer))
-    update = update_of(model, step, optimizer, options).capture()
+    update = update_of(model, step, optimizer, options)
+    share = Share(step=step, update=update, target=options.target, shards=1)
     rates = {}
     for ipus in (1, 2, 4, 8, 16, 32, 64):
-        costs = assess(step, options.target, update, micro_batches=2, replicas=ipus).costs
+        costs = share.report(replace(options, replication_factor=ipus)).costs
         on_machine = sum(c.plan.cycles(Profile.CALIBRATED) * c.count for c in costs if c.phase != "host")
         seconds, iterations = on_machine / options.target.clock, 64 // ipus
         molecules = 2 * ipus * model.REAL

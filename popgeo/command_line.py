@@ -1,11 +1,12 @@
 """How a command starts and ends: errors take one line, and nothing is left half done."""
 
 import argparse
+import csv
 import importlib
 import os
 import sys
 import tempfile
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any, NoReturn, TextIO, TypeVar
@@ -24,7 +25,50 @@ class ShowsDefaults(argparse.ArgumentDefaultsHelpFormatter):
     """Tells the default of each option that has one."""
 
     def _get_help_string(self, action: argparse.Action) -> str | None:
-        return super()._get_help_string(action) if action.default not in (None, [], False) else action.help
+        has_one = action.default is not None and action.default is not False and action.default != []
+        return super()._get_help_string(action) if has_one else action.help
+
+
+def at_least(least: float, kind: type) -> Callable[[str], float]:
+    """Reads a number for argparse and refuses what is too small."""
+
+    def read(text: str) -> float:
+        value = kind(text)
+        if not value >= least:
+            raise argparse.ArgumentTypeError(f"{text} is too small, {least:g} is the least")
+        return value
+
+    read.__name__ = kind.__name__
+    return read
+
+
+# What argparse is told of an option by the kind that a table of options calls it.
+_KINDS: Mapping[str, Mapping[str, Any]] = {
+    "count": {"type": at_least(1, int)},
+    "whole": {"type": at_least(0, int)},
+    "number": {"type": at_least(0, float)},
+    "path": {"type": Path},
+    "flag": {"action": "store_true"},
+    "text": {},
+}
+
+
+def add_options(parser: argparse.ArgumentParser, table: Path, own: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """Adds the options that a table lists to a parser, and returns its groups by name.
+
+    Args:
+        parser: Of a command.
+        table: A file with the columns group, names, kind, default, metavar and help.
+        own: What argparse is told of the kinds that only this table has.
+    """
+    groups: dict[str, Any] = {"": parser}
+    with table.open(newline="", encoding="utf-8") as file:
+        for row in csv.DictReader(file):
+            if row["group"] not in groups:
+                groups[row["group"]] = parser.add_argument_group(row["group"])
+            given = {name: row[name] for name in ("default", "metavar", "help") if row[name]}
+            groups[row["group"]].add_argument(*row["names"].split(), **{**_KINDS, **own}[row["kind"]], **given)
+    return groups
 
 
 def printable(text: str) -> str:

@@ -21,8 +21,7 @@ from popgeo.convert.atoms import read_atoms
 from popgeo.convert.command import add_atoms, atoms_options, keys_of
 from popgeo.convert.doctor import examine, open_structures
 from popgeo.data import FixedSizeOptions, FlatStore
-from popgeo.ipu.report.pipeline import Pipeline
-from popgeo.ipu.report.report import Report
+from popgeo.ipu.report.report import Pipeline, Report
 from popgeo.native import library
 
 

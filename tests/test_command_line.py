@@ -1,5 +1,6 @@
 """Scripts end with one line where something outside them is wrong, and where Ctrl-C asks for it."""
 
+import argparse
 import os
 import re
 import signal
@@ -12,7 +13,7 @@ import pytest
 import torch
 from torch_geometric.data import Data
 
-from popgeo.command_line import pyg_dataset, run
+from popgeo.command_line import ShowsDefaults, pyg_dataset, run
 from popgeo.data import write
 from tests.conftest import REPOSITORY
 from tests.support import quick_python
@@ -103,3 +104,13 @@ def test_the_columns_of_a_store_are_printed_without_control_characters(tmp_path)
     ran = subprocess.run([sys.executable, "-m", "popgeo", "info", str(tmp_path / "s")], capture_output=True, check=True)
     assert b"\x1b" not in ran.stdout
     assert b"x1b[2Jb" in ran.stdout
+
+
+def test_help_shows_a_default_of_zero_and_none_where_there_is_none():
+    parser = argparse.ArgumentParser(formatter_class=ShowsDefaults)
+    for name, default in (("seed", 0), ("decay", 0.0), ("threads", None), ("key", []), ("quiet", False)):
+        parser.add_argument(f"--{name}", default=default, help=f"of {name}")
+    shown = parser.format_help()
+    assert "of seed (default: 0)" in shown
+    assert "of decay (default: 0.0)" in shown
+    assert shown.count("default") == 2

@@ -1,6 +1,5 @@
 """The account of what an old program asked for: honoured, recorded for the machine model, or without meaning here."""
 
-from collections.abc import Iterator
 from enum import Enum
 
 import pandas as pd
@@ -14,45 +13,34 @@ class Treatment(Enum):
     IGNORED = "ignored"  # it can mean nothing here
 
 
-class Account:
-    """What a program asked for, each thing once, in the order of first use.
+ACCOUNT: dict[str, tuple[Treatment, str]] = {}
+"""What the program in this process asked for, each thing once, in the order of first use, with what became of it."""
+
+
+def enter(asked: str, treatment: Treatment, because: str = "") -> None:
+    """Enters something that a program asked for into the account.
 
     Example:
-        >>> account = Account()
-        >>> account.add("Options.autoRoundNumIPUs", Treatment.IGNORED, "there are no IPUs to reserve")
-        >>> [(asked, treatment.value) for asked, treatment, because in account]
-        [('Options.autoRoundNumIPUs', 'ignored')]
+        >>> enter("Options.autoRoundNumIPUs", Treatment.IGNORED, "there are no IPUs to reserve")
+        >>> ACCOUNT["Options.autoRoundNumIPUs"][0].value
+        'ignored'
     """
-
-    def __init__(self) -> None:
-        self._entries: dict[str, tuple[Treatment, str]] = {}
-
-    def add(self, asked: str, treatment: Treatment, because: str = "") -> None:
-        self._entries.setdefault(asked, (treatment, because))
-
-    def clear(self) -> None:
-        self._entries.clear()
-
-    def __iter__(self) -> Iterator[tuple[str, Treatment, str]]:
-        return iter((asked, treatment, because) for asked, (treatment, because) in self._entries.items())
-
-
-ACCOUNT = Account()  # of this process: old programs know only module-level functions
+    ACCOUNT.setdefault(asked, (treatment, because))
 
 
 def honoured(asked: str, because: str = "") -> None:
     """Enters something that works here as it did there into the account."""
-    ACCOUNT.add(asked, Treatment.HONOURED, because)
+    enter(asked, Treatment.HONOURED, because)
 
 
 def recorded(asked: str, because: str) -> None:
     """Enters something that changes the modelled machine alone into the account."""
-    ACCOUNT.add(asked, Treatment.RECORDED, because)
+    enter(asked, Treatment.RECORDED, because)
 
 
 def ignored(asked: str, because: str) -> None:
     """Enters something that can mean nothing here into the account."""
-    ACCOUNT.add(asked, Treatment.IGNORED, because)
+    enter(asked, Treatment.IGNORED, because)
 
 
 def compat_report() -> pd.DataFrame:
@@ -62,5 +50,5 @@ def compat_report() -> pd.DataFrame:
         >>> list(compat_report())
         ['asked', 'became', 'because']
     """
-    rows = [(asked, treatment.value, because) for asked, treatment, because in ACCOUNT]
+    rows = [(asked, treatment.value, because) for asked, (treatment, because) in ACCOUNT.items()]
     return pd.DataFrame(rows, columns=["asked", "became", "because"])

@@ -15,7 +15,7 @@ from popgeo.engine.step_options import OutputMode as OutputMode
 from popgeo.engine.step_options import Reduction as Reduction
 from popgeo.ipu.fits_in_memory import OutOfTileMemory as OutOfTileMemory
 from popgeo.ipu.options import Options as Options
-from popgeo.ipu.report.pipeline import Pipeline as Pipeline
+from popgeo.ipu.report.report import Pipeline as Pipeline
 from popgeo.ipu.report.report import Report as Report
 from popgeo.ipu.stage_choices import Schedule as Schedule
 from popgeo.ipu.stage_choices import Stage as Stage

@@ -1,5 +1,6 @@
 """Whether a step fits in memory: a step that does not is refused with advice."""
 
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -7,9 +8,9 @@ from popgeo.capture.captured_step import CapturedStep
 from popgeo.capture.op_graph import OpGraph
 from popgeo.ipu.cost.plan import OpCost
 from popgeo.ipu.options import Options
-from popgeo.ipu.report.pipeline import Pipeline
+from popgeo.ipu.report.report import Pipeline
 from popgeo.ipu.stage_choices import USUAL, Schedule
-from popgeo.ipu.systems.stage_planner import planner_of
+from popgeo.ipu.systems.stage_planner import StagePlanner
 from popgeo.ipu.tiles.memory_use import MemoryUse
 
 MOST_STAGES = 64  # as far as the number of IPUs that a model fits is looked for
@@ -69,7 +70,7 @@ def require_stages_fit(planned: Pipeline, advice: Callable[[], str]) -> None:
 
 def what_would_fit(step: CapturedStep, update: OpGraph | None, options: Options) -> str:
     """The smallest number of IPUs that a step fits, cut automatically, as a sentence; or the layer that fits none."""
-    planner = planner_of(step, update)
+    planner = StagePlanner(step, lambda options: update)
     phased = options.schedule == Schedule.PHASED.value  # which takes one IPU, whatever it needs
     order = USUAL.value if phased else options.schedule
 
@@ -85,8 +86,5 @@ def what_would_fit(step: CapturedStep, update: OpGraph | None, options: Options)
             f"{finest.stages[largest].layers or 'The model'} alone needs {finest.memory[largest]:.1f} times the memory "
             f"of an IPU, so no number of IPUs up to {most}, one for each layer, would do."
         )
-    low, high = 0, most  # what does not fit, and what does
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (low, middle) if plan(middle).fits else (middle, high)
-    return f"Options(stages={high}) would do, on {high} IPU{'s' if high > 1 else ''}."
+    least = 1 + bisect_left(range(1, most), True, key=lambda stages: plan(stages).fits)
+    return f"Options(stages={least}) would do, on {least} IPU{'s' if least > 1 else ''}."

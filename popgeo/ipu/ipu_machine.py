@@ -18,15 +18,14 @@ from popgeo.engine.step_recipe import Recipe, RunFigures, StepMachine, StepPlan
 from popgeo.filter_choice import filters_at_each_edge
 from popgeo.ipu.fits_in_memory import require_fit, require_stages_fit, what_would_fit
 from popgeo.ipu.options import Options
-from popgeo.ipu.report.pipeline import Pipeline
-from popgeo.ipu.report.report import Report
+from popgeo.ipu.report.report import Pipeline, Report
 from popgeo.ipu.step_cost import BESIDE
 from popgeo.ipu.systems.share import Share, is_shared, share_of
 from popgeo.ipu.systems.stage_plan import StagePlan, stage_plan
 
 # What a kept step depends on next to its capture: whether it fits the tiles.
 DECIDES = (
-    "engine/optimizer/**/*.py", "ipu/cost/**/*.py", "ipu/systems/**/*.py", "ipu/tiles/**/*.py", "ipu/step_cost.py",
+    "engine/optimizer/**/*.py", "ipu/cost/*.*", "ipu/systems/**/*.py", "ipu/tiles/**/*.py", "ipu/step_cost.py",
     "ipu/target.py", "ipu/fits_in_memory.py", "ipu/report/pipeline_figures.py", "ipu/report/stage_cost.py",
     "ipu/report/timeline.py",
 )  # fmt: skip

@@ -1,8 +1,10 @@
 """Two runs of a model on the same graphs in different batches: if they differ, and what usually causes it."""
 
+import csv
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,26 +15,8 @@ from popgeo.testing.differences import Difference, difference, loss_of, noise_of
 from popgeo.testing.fixed_batches import FixedBatch
 from popgeo.testing.observe import Observation
 
-CAUSES = {
-    "rows": (
-        "a norm, readout, mean, maximum or softmax over all rows of the batch; popgeo.nn.BatchNorm takes nodes_mask, "
-        "popgeo.ops.global_mean_pool and its like take batch.batch and batch.num_graphs"
-    ),
-    "scalar": (
-        "a loss over all rows, padding too; popgeo.nn.mse_loss(out, y, batch.graphs_mask) and its like take the mask "
-        "and divide by the number of real rows"
-    ),
-    "buffer": "running statistics that count padding; popgeo.nn.BatchNorm and popgeo.nn.InstanceNorm take nodes_mask",
-    "not finite": (
-        "a product with a mask or with a gradient of zero, which leaves NaN and infinity as they are: set padding to "
-        "zero where it enters, with torch.where(batch.nodes_mask.unsqueeze(1), x, 0.0). If your padding is always "
-        "finite, pass garbage=(0.0, 3.0)"
-    ),
-    "not finite gradient": (
-        "the length of padding edges, which is 0: a root or norm of it has no derivative, or none of second order, as "
-        "training on forces needs. Give them one first, torch.where(batch.edges_mask.unsqueeze(1), vec, 1.0)"
-    ),
-}
+with Path(__file__).with_name("causes.csv").open(newline="", encoding="utf-8") as _file:
+    CAUSES = {row["of"]: row["cause"] for row in csv.DictReader(_file)}
 
 
 @dataclass(frozen=True, kw_only=True)

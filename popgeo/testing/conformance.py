@@ -12,11 +12,10 @@ from popgeo.command_line import described, found_at
 from popgeo.testing.claims import CLAIMS, Case, Claim, Finding, NotTriedError, Status, Subject, SubjectKind
 from popgeo.testing.conformance_report import Conformance
 from popgeo.testing.fixed_batches import a_few
-from popgeo.testing.issue_script import issue_script
 from popgeo.testing.loader_subject import LoaderSubject, SamplerSubject
 from popgeo.testing.model_subject import ModelSubject
 from popgeo.testing.neighbour_claims import NeighbourSubject
-from popgeo.testing.shrink import shrink
+from popgeo.testing.smallest_case import issue_script, shrink
 
 # Each family of claims is a file; to import it is what makes its claims known.
 FAMILIES = (

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from html import escape
 from typing import Any
 
-from popgeo.ipu.report.html_page import section, shell
+from popgeo.ipu.report.html_page import section, shell, table
+from popgeo.ipu.report.tables import TableColumn
 from popgeo.testing.claims import Finding, Status, SubjectKind
 
 _MARKS = {Status.HELD: "held", Status.FAILED: "FAILED", Status.NOT_TRIED: "not tried"}
@@ -98,17 +99,11 @@ def _as_plain(finding: Finding) -> dict[str, Any]:
 
 
 def _table(findings: tuple[Finding, ...]) -> str:
-    rows = "".join(
-        "<tr>"
-        + "".join(
-            f'<td class="words">{escape(cell)}</td>'
-            for cell in (_MARKS[f.status], f.claim.name, f.claim.says, f.claim.tried, f.words.partition("\n")[0])
-        )
-        + "</tr>"
-        for f in findings
+    columns = [TableColumn(name=name, unit="", about="") for name in ("status", "claim", "says", "tried", "found")]
+    cells = (
+        (_MARKS[f.status], f.claim.name, f.claim.says, f.claim.tried, f.words.partition("\n")[0]) for f in findings
     )
-    head = "".join(f'<th class="words">{name}</th>' for name in ("status", "claim", "says", "tried", "found"))
-    return f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>'
+    return table(columns, [dict(zip((column.name for column in columns), row, strict=True)) for row in cells])
 
 
 def _failure(number: int, finding: Finding) -> str:

@@ -43,19 +43,13 @@ class ForceLoss(nn.Module):
         edge_shift: Tensor,
         cell: Tensor,
         graphs_mask: Tensor,
-        energy: Tensor | None = None,
-        forces: Tensor | None = None,
-        stress: Tensor | None = None,
-        weight: Tensor | None = None,
-        energy_weight: Tensor | None = None,
-        forces_weight: Tensor | None = None,
-        stress_weight: Tensor | None = None,
+        **labels: Tensor,
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """The loss [], and what was predicted: `energy` in eV per atom [num_graphs], `forces` and `stress`.
 
         `costs` [number of weights, 2] has what each label costs in all, and how many entries are known: losses of
-        batches add up by these. Labels that are NaN, and padding, count for nothing. `weight` is that of each
-        structure, `energy_weight` and so on are the weights of its labels. [num_graphs]
+        batches add up by these. Labels that are NaN, and padding, count for nothing. Next to those that are learned,
+        `labels` may have `weight`, that of each structure, and `energy_weight` and so on, of its labels. [num_graphs]
         """
         num_graphs = graphs_mask.size(0)
         given: dict[str, Any] = {"edge_shift": edge_shift, "num_graphs": num_graphs, "binding_only": True}
@@ -70,17 +64,14 @@ class ForceLoss(nn.Module):
             total = self.field(z, pos, batch, edge_index, **given)
         atoms = global_add_pool((z > 0).to(pos).unsqueeze(1), batch, num_graphs).flatten().clamp(min=1)
         found["energy"] = total.flatten() / atoms
-        labels = {"energy": None if energy is None else energy / atoms, "forces": forces, "stress": stress}
         masks = {"energy": graphs_mask, "forces": z > 0, "stress": graphs_mask}
-        own = {"energy": energy_weight, "forces": forces_weight, "stress": stress_weight}
         loss, sums = pos.new_zeros(()), []
         for name, factor in self.weights.items():
-            label = labels[name]
-            assert label is not None  # the training set has what is learned
+            label = labels[name] / atoms if name == "energy" else labels[name]
             known = known_labels(label, masks[name])
             costs = self.cost(torch.where(known, found[name] - label, 0.0))
-            for counts in (weight, own[name]):
-                if counts is not None:
+            for own in ("weight", f"{name}_weight"):
+                if (counts := labels.get(own)) is not None:
                     of_rows = counts.index_select(0, batch) if name == "forces" else counts
                     costs = costs * of_rows.view(-1, *[1] * (costs.dim() - 1))
             cost, count = torch.where(known, costs, 0.0).sum(), known.sum().to(costs)

@@ -7,13 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from popgeo.atomic_write import write_atomically
-from popgeo.command_line import OneLineParser, ShowsDefaults
+from popgeo.command_line import OneLineParser, ShowsDefaults, add_options
 from popgeo.convert.command import add_atoms
 from popgeo.deploy.force_field import MODELS
-from popgeo.settings import at_least
 from popgeo.train.fit import CHECKPOINT
 from popgeo.train.force_loss import LOSSES
-from popgeo.train.training_set import UNITS
 
 SETTINGS = "settings.json"
 _MAY_CHANGE = {"out", "resume", "epochs", "patience", "threads", "device"}  # of a run that is resumed
@@ -89,48 +87,8 @@ def parser() -> argparse.ArgumentParser:
         epilog="Ctrl-C stops after the batch and keeps what was reached; --resume continues as if it had not happened.",
         formatter_class=ShowsDefaults,
     )
-    count, share, number = at_least(1, int), at_least(0, float), at_least(0, float)
-    add = made.add_argument
-    add("source", type=Path, nargs="?", metavar="FILE", help="extended XYZ, a database or trajectory of ASE, MACE's "
-        "HDF5, or a store that popgeo convert wrote")  # fmt: skip
-    add("--out", type=Path, default=Path("popgeo-train"), help="folder that the results are written to")
-    add("--resume", "--restart-latest", action="store_true", help="continue the run in --out with its settings")
-    add("--init", type=Path, metavar="MODEL", help="start from the weights and the element energies of a model.pt")
-    add("--recompute-E0s", action="store_true", help="with --init: fit energies of elements and the scale again")
-    add("--seed", type=at_least(0, int), default=0, help="what weights, split and order are drawn from")
-    data = made.add_argument_group("data")
-    of_data = data.add_argument
-    of_data("--valid", "--valid-file", type=Path, help="structures to validate on, instead of a share of FILE")
-    of_data("--test", "--test-file", type=Path, help="structures to test on, instead of a share of FILE")
-    of_data("--valid-fraction", type=share, default=0.1, help="share of FILE kept for validation")
-    of_data("--test-fraction", type=share, default=0.1, help="share of FILE kept for the test")
-    for name in UNITS:
-        of_data(f"--{name}-key", metavar="NAME", help=f"what the file calls {name}, if not {name} or REF_{name}")
-    add_atoms(data)
-    of_data("--E0s", default="average", help="energies of elements in eV: average, by least squares; none; or as "
-            "'{1: -13.6, 8: -2041.8}'")  # fmt: skip
-    of_model = made.add_argument_group("model").add_argument
-    of_model("--model", choices=list(MODELS), default="painn", help="the network")
-    of_model("--cutoff", "--r-max", type=number, default=5.0, help="longest interaction, in angstrom")
-    of_model("--num-channels", type=count, default=64, help="features of an atom")
-    of_model("--num-interactions", type=count, default=3, help="blocks")
-    of_model("--num-radial", "--num-radial-basis", type=count, default=20, help="functions that expand a distance")
-    of_model("--dtype", "--default-dtype", choices=["float32", "float64"], default="float32", help="of all numbers")
-    of_fit = made.add_argument_group("training").add_argument
-    of_fit("--epochs", "--max-num-epochs", type=count, default=100, help="passes over the structures at most")
-    of_fit("--batch-size", type=count, default=10, help="structures of a batch on average")
-    of_fit("--loss", choices=list(LOSSES), default="mse", help="of each error; huber: squared below 0.01")
-    of_fit("--energy-weight", type=number, default=100.0, help="weight of energies per atom; 0 trains without")
-    of_fit("--forces-weight", type=number, default=100.0, help="weight of forces; 0 trains without")
-    of_fit("--stress-weight", type=number, help="weight of stress; 0 trains without (default: 1000 if there is any)")
-    of_fit("--lr", type=number, default=2e-3, help="first learning rate of AdamW")
-    of_fit("--lr-factor", type=share, default=0.8, help="what it is multiplied by where validation stands still")
-    of_fit("--lr-patience", "--scheduler-patience", type=count, default=10, help="epochs before it falls")
-    of_fit("--weight-decay", type=number, default=0.0, help="decay of weights")
-    of_fit("--clip-grad", type=number, help="longest gradient of an update (default: any)")
-    of_fit("--ema-decay", type=share, default=0.99, help="of the average of weights that is kept; 0: no average")
-    of_fit("--patience", type=count, default=50, help="epochs without a better one before the run ends")
-    of_fit("--device", default="cpu", help="cpu, or a GPU, such as cuda")
-    of_fit("--tensorboard", action="store_true", help="write logs for TensorBoard to --out, too")
-    of_fit("--threads", type=count, help="threads of torch (default: as torch chooses)")
+    choices = {"model": list(MODELS), "loss": list(LOSSES), "dtype": ["float32", "float64"]}
+    own: dict[str, Any] = {name: {"choices": names} for name, names in choices.items()}
+    own["file"] = {"type": Path, "nargs": "?"}
+    add_atoms(add_options(made, Path(__file__).with_name("options.csv"), own)["data"])
     return made

@@ -19,8 +19,6 @@ def entries() -> Iterator[tuple[str, str]]:
                 continue
             if isinstance(call.func, ast.Name) and call.func.id in ("honoured", "recorded", "ignored"):
                 yield call.args[0].value, call.func.id
-            elif ast.unparse(call.func) == "ACCOUNT.add":
-                yield call.args[0].value, ast.unparse(call.args[1]).rpartition(".")[2].lower()
 
 
 def setters() -> Iterator[tuple[str, str]]:

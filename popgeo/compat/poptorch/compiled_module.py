@@ -20,7 +20,7 @@ from popgeo.capture.backward import NothingToTrainError
 from popgeo.capture.identity_loss import losses_marked
 from popgeo.capture.pytree import Structure
 from popgeo.compat.poptorch import call_arguments, enums
-from popgeo.compat.poptorch.call_times import CallTimes, HasCallTimes
+from popgeo.compat.poptorch.call_times import HasCallTimes
 from popgeo.compat.poptorch.compiling import PoptorchMachine, compiling
 from popgeo.compat.poptorch.errors import Error, as_poptorch_errors, check, log_options, logger, said
 from popgeo.compat.poptorch.optim.poptorch_optimizer import PoptorchOptimizer, new_attributes
@@ -54,7 +54,6 @@ class CompiledModule(HasCallTimes):
         self._compiled: CompiledStep | None = None
         self._form: Structure | None = None  # how the arguments nest that it was compiled for
         self._is_attached = self._has_run = False
-        self._times = CallTimes()
         self._attributes: dict[tuple[type, str], set[str]] = {}  # of optimizers, as they were at the last look
         self._numbers: Tensor | None = None  # of the replicas, where parameters differ between them
         if training:

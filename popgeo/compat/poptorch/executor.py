@@ -49,7 +49,7 @@ class PoplarExecutor(CompiledModule):
         if not self._is_attached:
             self.attachToDevice()
         steps = self._ticks(compiled.options.batch_factor)
-        times = self._times.of_a_call(num_inputs=len(given.tensors), num_steps=steps)
+        times = self._timed(num_inputs=len(given.tensors), num_steps=steps)
         with as_poptorch_errors(), self._buffers_apart(), times:
             try:
                 returned = self._pass(given, compiled)
@@ -63,7 +63,7 @@ class PoplarExecutor(CompiledModule):
             logger.info("Total number of IPU cycles: %d", self.cycleCount())
         write_back(own, given, compiled.captured.written)
         results, tensors = as_results(returned)
-        self._times.set_results(num_results=len(tensors), num_steps=self._ticks(_returned_steps(compiled.options)))
+        self._results = len(tensors), self._ticks(_returned_steps(compiled.options))
         return results
 
     def copyWeightsToHost(self) -> None:

@@ -16,7 +16,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
-from popgeo.compat.account import ACCOUNT, Treatment
+from popgeo.compat.account import Treatment, enter
 from popgeo.compat.poptorch.enums import ConnectionType, HalfFloatCastingBehavior, SyncPattern
 from popgeo.compat.poptorch.errors import Frozen, check
 
@@ -180,7 +180,7 @@ def setter(
             made = method(self, *args, **kwargs)
             self._keep(keeps, choice if made is None else made)
             if becomes is not None:
-                ACCOUNT.add(f"{self._asked}.{name}", Treatment(becomes), because)
+                enter(f"{self._asked}.{name}", Treatment(becomes), because)
             return self
 
         choose.becomes = becomes and Treatment(becomes)  # type: ignore[attr-defined]

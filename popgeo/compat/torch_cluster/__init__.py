@@ -1,12 +1,14 @@
 """torch_cluster's searches in point clouds over popgeo's, for programs that import them if it is not installed."""
 
+import itertools
+from collections.abc import Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from popgeo.capture import static_neighbors
 from popgeo.capture.farthest_points import fps_of_graphs as fps
-from popgeo.compat.poptorch.point_clouds import nearest
 
 __all__ = ["fps", "knn", "knn_graph", "nearest", "radius", "radius_graph"]
 
@@ -74,3 +76,43 @@ def radius_graph(x: Tensor, r: float, *args: Any, **kwargs: Any) -> Tensor:
 def _real(pairs: Tensor) -> Tensor:
     """The pairs that there are."""
     return pairs[:, (pairs >= 0).all(0)]
+
+
+def nearest(
+    x: Tensor, y: Tensor, batch_x: Tensor | Sequence[int] | None = None, batch_y: Tensor | Sequence[int] | None = None
+) -> Tensor:
+    """For each point of `x` the nearest of `y` in the same cloud.
+
+    Args:
+        x: [num_x, dimensions] or [num_x]
+        y: [num_y, dimensions] or [num_y]
+        batch_x: Cloud of each point of `x`, ascending. [num_x]
+        batch_y: Cloud of each point of `y`, ascending. [num_y]
+
+    Returns:
+        Rows of `y`. [num_x]
+
+    Raises:
+        ValueError: dimensions differ, or the number of points and that of their clouds; or clouds given as lists do not
+            ascend, or are not the same ones.
+
+    Example:
+        >>> nearest(torch.tensor([0.0, 4.0]), torch.tensor([5.0, 1.0]))
+        tensor([1, 0])
+    """
+    x, y = (points.unsqueeze(-1) if points.dim() == 1 else points for points in (x, y))
+    if x.dim() != 2 or y.dim() != 2 or x.shape[1] != y.shape[1]:
+        raise ValueError(f"nearest got points of shapes {list(x.shape)} and {list(y.shape)}; they must be alike.")
+    for points, batch in ((x, batch_x), (y, batch_y)):
+        if batch is not None and len(batch) != len(points):
+            raise ValueError(f"nearest got the clouds of {len(batch)} points, but {len(points)} points.")
+        if not isinstance(batch, Tensor) and any(a > b for a, b in itertools.pairwise(batch or ())):
+            raise ValueError("nearest needs clouds in ascending order: sort the points by batch_x and batch_y.")
+    of_y = {0} if batch_y is None else None if isinstance(batch_y, Tensor) else {*batch_y}
+    if isinstance(batch_x, list | tuple) and of_y is not None and {*batch_x} - of_y:
+        raise ValueError("Some batch indices occur in 'batch_x' that do not occur in 'batch_y'")
+    clouds = (batch if batch is None else torch.as_tensor(batch) for batch in (batch_x, batch_y))
+    return static_neighbors.nearest(x, y, *clouds)
+
+
+nearest.is_static = True  # type: ignore[attr-defined]  # it stays in place while a model is captured

@@ -2,7 +2,6 @@
 
 import math
 from abc import ABC, abstractmethod
-from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from os import PathLike
@@ -19,7 +18,7 @@ from popgeo.ipu.report.insights import Insight
 from popgeo.ipu.report.json_format import dumps, loads
 from popgeo.ipu.report.tables import COLUMNS, TableColumn, frame
 
-KEYS = {"families": ("family",), "blocks": ("module",), "ops": ("op", "module", "phase", "shapes", "occurrence")}
+KEYS = {"families": ("family",), "blocks": ("module",), "ops": ("op", "module", "phase", "shapes")}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,12 +51,8 @@ class Comparison:
         """
         if rows not in KEYS:
             raise ValueError(f"No rows of {rows!r}; a comparison has {', '.join(KEYS)}.")
-        keys = list(KEYS[rows])
-        tables = [pd.DataFrame(_rows(report, rows), columns=[*keys, "cycles"]) for report in (self.before, self.after)]
-        both = tables[0].merge(tables[1], how="outer", on=keys, suffixes=("_before", "_after"))
-        both = both.rename(columns={"cycles_before": "before", "cycles_after": "after"}).fillna(
-            {"before": 0.0, "after": 0.0}
-        )
+        tables = (_cycles(report, rows, name) for name, report in vars(self).items())
+        both = pd.merge(*tables, how="outer").fillna({"before": 0.0, "after": 0.0})
         both["difference"] = both["after"] - both["before"]
         order = both["difference"].abs().sort_values(ascending=False, kind="stable").index
         return both.loc[order].reset_index(drop=True)
@@ -81,15 +76,13 @@ class Comparison:
         return table[table["difference"].abs() >= 0.5].to_dict("records")
 
 
-def _rows(report: Figures, kind: str) -> list[Row]:
-    if kind != "ops":
-        return [*getattr(report.rows, kind)]
-    rows, seen = list[Row](), Counter[tuple[str, ...]]()
-    for row in report.rows.ops:
-        key = (row["op"], row["module"], row["phase"], row["shapes"])
-        rows.append({**row, "occurrence": seen[key]})
-        seen[key] += 1
-    return rows
+def _cycles(report: Figures, rows: str, name: str) -> pd.DataFrame:
+    """What identifies each row, and its cycles under a name; a number distinguishes operations that are alike."""
+    keys = list(KEYS[rows])
+    table = pd.DataFrame(getattr(report.rows, rows), columns=[*keys, "cycles"])
+    if rows == "ops":
+        table.insert(len(keys), "occurrence", table.groupby(keys).cumcount())
+    return table.rename(columns={"cycles": name})
 
 
 def _line(name: str, row: dict[Any, Any]) -> str:

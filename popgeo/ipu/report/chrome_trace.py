@@ -25,8 +25,8 @@ def trace_of_step(report: Figures) -> str:
             "cat": f"{step['activity']},{step['phase']}",
             "pid": blocks.index(name),
             "tid": tracks.index(step["activity"]),
-            "start": step["start"],
-            "length": step["length"],
+            "ts": step["start"],
+            "dur": step["length"],
             "args": {key: step[key] for key in _SHOWN},
         }
         for step, name in zip(steps, names, strict=True)
@@ -47,8 +47,8 @@ def trace_of_stages(plan: PipelineFigures) -> str:
             "cat": span.kind,
             "pid": span.ipu,
             "tid": last if span.stage is None else span.stage,
-            "start": span.start,
-            "length": span.end - span.start,
+            "ts": span.start,
+            "dur": span.end - span.start,
             "args": {"micro_batch": span.micro_batch},
         }
         for span in plan.spans
@@ -68,7 +68,7 @@ def _trace(
     Args:
         processes: The name of each process, with its tracks by number.
         events: What happens: `name`, `cat` (its kind), `pid` (place of its process), `tid` (number of its track),
-            `start` and `length` in cycles, and `args`, what else is shown of it.
+            `ts` (its start) and `dur` (its length) in cycles, and `args`, what else is shown of it.
         target: Whose cycles they are.
         about: What else the trace says of itself.
     """
@@ -79,10 +79,8 @@ def _trace(
         made += [_words(number, track, "thread_name", name=words) for track, words in tracks.items()]
     to_us = 1e6 / target.clock
     for event in events:
-        start, length = event["start"], event["length"]
-        shown = {key: value for key, value in event.items() if key not in ("start", "length")}
-        args = {"cycles": length, **event["args"]}
-        made.append({"ph": "X", **shown, "ts": start * to_us, "dur": length * to_us, "args": args})
+        times = {"ts": event["ts"] * to_us, "dur": event["dur"] * to_us}
+        made.append({"ph": "X", **event, **times, "args": {"cycles": event["dur"], **event["args"]}})
     others = {"target": target.name, "clock": target.clock, **about}
     return json.dumps({"traceEvents": made, "displayTimeUnit": "ns", "otherData": others})
 

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import takewhile
 from types import MappingProxyType
 from typing import Any
 
@@ -12,7 +13,9 @@ from popgeo.ipu.target import IpuTarget
 Row = Mapping[str, Any]  # read only, so that all who show a report can share it
 OPTIMIZER, HOST = "(optimizer)", "(host)"  # in the place of a module, for what no module asked for
 _TRUST = list(Validity)
-# Of a superstep, as it was planned.
+# Of an operation, of its plan and of a superstep, as they were planned.
+_OF_OPERATION = ("family", "phase", "shapes", "known", "source", "target")
+_OF_PLAN = ("temporary_bytes", "considered", "why")
 _AS_PLANNED = ("ideal", "calibrated", "tiles", "workers", "bytes_in", "bytes_out", "bytes_total", "fragments")
 
 
@@ -111,9 +114,9 @@ def _op_row(cost: OpCost, target: IpuTarget, profile: Profile, total: float) -> 
     cycles = n * cost.plan.cycles(profile)
     return {
         "op": short_name(cost.target),
-        "family": cost.family,
-        "phase": cost.phase,
         "module": module_of(cost),
+        **{name: getattr(cost, name) for name in _OF_OPERATION},
+        **{name: getattr(cost.plan, name) for name in _OF_PLAN},
         "cycles": cycles,
         "share": 0.0 if cost.phase == "host" else cycles / total,
         "count": n,
@@ -126,15 +129,8 @@ def _op_row(cost: OpCost, target: IpuTarget, profile: Profile, total: float) -> 
         "workers": max((s.workers for s in steps), default=0.0),
         "traffic": n * sum(s.bytes_total for s in steps if s.activity is not Activity.HOST),
         "flops": n * cost.flops,
-        "temporary_bytes": cost.plan.temporary_bytes,
         "split": _split(cost.plan),
-        "considered": cost.plan.considered,
-        "shapes": cost.shapes,
         "trust": cost.plan.validity.value,
-        "known": cost.known,
-        "why": cost.plan.why,
-        "source": cost.source,
-        "target": cost.target,
     }
 
 
@@ -153,9 +149,7 @@ def block_names(modules: Sequence[str]) -> list[str]:
         ['layers.0', 'layers.1', 'head']
     """
     paths = [module.split(".") for module in modules if module and not module.startswith("(")]
-    common = 0
-    while paths and all(len(path) > common and path[common] == paths[0][common] for path in paths):
-        common += 1
+    common = sum(1 for _ in takewhile(lambda names: len({*names}) == 1, zip(*paths, strict=False)))
     return [_block(module, common) for module in modules]
 
 

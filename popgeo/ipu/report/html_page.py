@@ -2,9 +2,11 @@
 
 import base64
 import hashlib
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from pathlib import Path
+from string import Template
 from typing import Any
 
 from popgeo.ipu.report.cost_rows import Row
@@ -15,34 +17,48 @@ from popgeo.quantity import quantity
 PARTS = Path(__file__).with_name("page")
 
 
-def shell(title: str, about: str, sections: Mapping[str, str], data: str = "", script: str = "") -> str:
+def shell(
+    title: str,
+    about: str,
+    sections: Mapping[str, str],
+    data: Mapping[str, Any] | None = None,
+    scripts: Sequence[str] = (),
+) -> str:
     """A whole page in the one look of all of them.
 
     Args:
         title: What it is called.
         about: What stands below that, in HTML.
         sections: Each part with its name, whose first word is its id, as HTML; empty ones are left out.
-        data: What the script draws, as JSON.
-        script: All that the page does; a browser runs nothing else, wherever it is in the page.
+        data: What the scripts draw.
+        scripts: The names of all that the page does, in order; a browser runs nothing else, wherever it is in the page.
     """
     shown = {name: part for name, part in sections.items() if part}
-    nav = "".join(f'<a href="#{s.split()[0]}">{s}</a>' for s in shown)
-    style = (PARTS / "page.css").read_text(encoding="utf-8")
+    script = script_of(*scripts)
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     allowed = f"sha256-{digest}" if script else "none"
-    policy = f"default-src 'none'; style-src 'unsafe-inline'; script-src '{allowed}'; base-uri 'none'"
-    held = data.replace("<", "\\u003c")
-    scripts = (
-        f'<script type="application/json" id="report">{held}</script>\n<script>{script}</script>\n' if script else ""
+    held = json.dumps(data, allow_nan=False).replace("<", "\\u003c")
+    runs = f'<script type="application/json" id="report">{held}</script>\n<script>{script}</script>\n'
+    return markup(
+        "page.html",
+        policy=f"default-src 'none'; style-src 'unsafe-inline'; script-src '{allowed}'; base-uri 'none'",
+        title=escape(title),
+        style=(PARTS / "page.css").read_text(encoding="utf-8"),
+        about=about,
+        nav="".join(f'<a href="#{s.split()[0]}">{s}</a>' for s in shown),
+        sections="\n".join(shown.values()),
+        scripts=runs if script else "",
     )
-    return (
-        f'<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-        f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n'
-        f'<meta name="viewport" content="width=device-width, initial-scale=1">\n<title>{escape(title)}</title>\n'
-        f"<style>\n{style}</style>\n</head>\n<body>\n<main>\n<h1>{escape(title)}</h1>\n{about}\n<nav>{nav}</nav>\n"
-        + "\n".join(shown.values())
-        + f'\n</main>\n<div id="tip"></div>\n{scripts}</body>\n</html>\n'
-    )
+
+
+def markup(name: str, **words: object) -> str:
+    """The content of a file next to the style sheet, with words in the places that it leaves for them."""
+    return Template((PARTS / name).read_text(encoding="utf-8")).substitute(words)
+
+
+def script_of(*names: str) -> str:
+    """Several scripts as one, in the order in which they run."""
+    return "\n".join((PARTS / f"{name}.js").read_text(encoding="utf-8") for name in names)
 
 
 def section(name: str, heading: str, content: str, about: str = "") -> str:
@@ -63,11 +79,45 @@ def totals(cards: Iterable[tuple[str, str]], parts: Mapping[str, float], names: 
     boxes = "".join(
         f'<div class="card"><b>{escape(value)}</b><span>{escape(label)}</span></div>' for value, label in cards
     )
-    bar = "".join(
-        f'<div style="flex:{n / whole:.6f};background:var(--{part})"></div>' for part, n in parts.items() if n
-    )
     words = {part: f"{name} {parts[part] / whole:.1%}" for part, name in names.items()}
-    return section("totals", "Totals", f'<div class="cards">{boxes}</div><div class="bar">{bar}</div>{key(words)}')
+    return section("totals", "Totals", f'<div class="cards">{boxes}</div>{bar(parts, whole)}{key(words)}')
+
+
+def bar(parts: Mapping[str, float], whole: float, longest: float = 0.0, *, limit: bool = False) -> str:
+    """A bar that joins parts of a whole, each with its name and share as a tip.
+
+    Args:
+        parts: By name.
+        whole: The value of 100 %.
+        longest: The longest of several bars, if that is more than 100 %.
+        limit: Whether a dashed line marks 100 %.
+    """
+    wide = 1 / max(whole, longest)
+    pieces = "".join(
+        f'<div style="width:{n * wide:.4%};background:var(--{part})" title="{part} {n / whole:.1%}"></div>'
+        for part, n in parts.items()
+        if n
+    )
+    line = f'<i class="limit" style="left:{whole * wide:.2%}"></i>' if limit else ""
+    return f'<div class="bar">{pieces}{line}</div>'
+
+
+def bars(rows: Sequence[Mapping[str, float]], parts: Sequence[str], whole: float, *, limit: bool = False) -> str:
+    """A bar for each IPU, with the share of all parts but waiting in words.
+
+    Args:
+        rows: One an IPU.
+        parts: Which of its columns to join, in order.
+        whole: The value of 100 %.
+        limit: Whether a dashed line marks 100 %.
+    """
+    joined = [{part: of[part] for part in parts} for of in rows]
+    longest = max(sum(of.values()) for of in joined)
+    return "".join(
+        f'<div class="ipu"><span>IPU {number}</span>{bar(of, whole, longest, limit=limit)}'
+        f"<span>{(sum(of.values()) - of.get('wait', 0.0)) / whole:.0%}</span></div>"
+        for number, of in enumerate(joined)
+    )
 
 
 def key(names: Mapping[str, str]) -> str:
@@ -76,12 +126,10 @@ def key(names: Mapping[str, str]) -> str:
     return f'<div class="key" style="margin-top:8px">{items}</div>'
 
 
-def table(columns: Sequence[TableColumn], rows: Sequence[Row], headings: Mapping[str, str] | None = None) -> str:
+def table(columns: Sequence[TableColumn], rows: Sequence[Row]) -> str:
     """Rows with the units of their columns; a heading tells what its column means."""
     words = {c.name: ' class="words"' if rows and isinstance(rows[0][c.name], str) else "" for c in columns}
-    head = "".join(
-        f'<th{words[c.name]} title="{escape(c.about)}">{(headings or {}).get(c.name, c.name)}</th>' for c in columns
-    )
+    head = "".join(f'<th{words[c.name]} title="{escape(c.about)}">{c.heading or c.name}</th>' for c in columns)
     body = "".join(
         "<tr>" + "".join(f"<td{words[c.name]}>{_cell(row[c.name], c.unit)}</td>" for c in columns) + "</tr>"
         for row in rows

@@ -7,6 +7,7 @@ from typing import Any
 from popgeo.capture.operations import operation_of
 from popgeo.ipu.report.cost_rows import Row
 from popgeo.ipu.report.figures import Figures
+from popgeo.ipu.report.tables import rows_of
 
 NOTABLE = 0.03  # of the cycles of a step; a smaller share is not worth a line
 SEARCHES = {"topk", "sort", "argsort", "cdist", "_cdist_forward", "_euclidean_dist"}
@@ -15,7 +16,7 @@ INSTEAD = {
     "cos": "Use a polynomial, such as popgeo.nn.PolynomialEnvelope in place of CosineEnvelope.",
     "pow": "Use products and square() in place of pow.",
 }
-ALWAYS = "What depends on data alone can be computed when the data is prepared."
+_SENTENCES = {row["rule"]: row for row in rows_of("insights.csv")}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,6 +46,34 @@ class Insight:
         return f"{self.title}: {self.text} {self.remedy}"
 
 
+def said(
+    rule: str,
+    share: float = 0.0,
+    ops: Sequence[Row] = (),
+    *,
+    fatal: bool = False,
+    change: Mapping[str, Any] | None = None,
+    **words: Any,
+) -> Insight:
+    """What stands out by a rule, in its sentences of `insights.csv`.
+
+    Args:
+        rule: Its name.
+        share: As `Insight` has it.
+        ops: Rows of the operations that it is about.
+        fatal: Whether the step cannot run.
+        change: What to change in a plan.
+        words: What goes into the places that the sentences leave.
+
+    Example:
+        >>> print(said("padding", 0.25, known="3 of 4 slots").text)
+        About 25% of the cycles work on padding (real: 3 of 4 slots).
+    """
+    title, text, remedy = (_SENTENCES[rule][part].format(share=share, **words) for part in ("title", "text", "remedy"))
+    about = tuple(op["index"] for op in ops)
+    return Insight(title=title, text=text, remedy=remedy, share=share, ops=about, fatal=fatal, change=change or {})
+
+
 def insights(report: Figures, more: "Sequence[Rule]" = ()) -> tuple[Insight, ...]:
     """Everything that stands out among operations: what keeps the step from running, then what costs most.
 
@@ -68,13 +97,9 @@ def memory_is_short(report: Figures, ops: Sequence[Row]) -> Iterator[Insight]:
         return
     share = use.peak.max() / use.limit
     largest = ", ".join(f"{item.name} ({item.nbytes:,} B)" for item in use.largest[:3])
-    yield Insight(
-        title="Memory is exceeded" if share > 1 else "Memory is nearly full",
-        text=f"Tile {use.peak_tile} needs {share:.0%} of its {use.limit:,} B; most of it is {largest}.",
-        remedy="Take smaller micro-batches and more gradient accumulation, or fewer channels.",
-        share=0.0,
-        fatal=bool(share > 1),
-    )
+    title = "Memory is exceeded" if share > 1 else "Memory is nearly full"
+    about = dict[str, Any](title=title, tile=use.peak_tile, needs=share, limit=use.limit, largest=largest)
+    yield said("memory_is_short", fatal=bool(share > 1), **about)
 
 
 def few_tiles_work(report: Figures, ops: Sequence[Row]) -> Iterator[Insight]:
@@ -86,16 +111,10 @@ def few_tiles_work(report: Figures, ops: Sequence[Row]) -> Iterator[Insight]:
     share = sum(op["compute"] for op in slow) / _total(ops)
     if share >= NOTABLE:
         worst = max(slow, key=lambda op: op["compute"])
-        yield Insight(
-            title="Tensors that lie on a few tiles" if worst["tiles"] > 1 else "A tensor that lies on one tile",
-            text=f"{share:.0%} of the cycles are work of {_count(slow)} on {_tiles(few)} or fewer of "
-            f"{report.target.num_tiles:,}; most of all {_name(worst)} on {_tiles(worst['tiles'])}. A tile takes at "
-            "least 128 bytes of a tensor before the next one gets any.",
-            remedy="Work on more elements at once (batch small tensors together), compute it once instead of in "
-            "each block, or move it to the data pipeline.",
-            share=share,
-            ops=_indices(slow),
-        )
+        title = "Tensors that lie on a few tiles" if worst["tiles"] > 1 else "A tensor that lies on one tile"
+        about = dict[str, Any](title=title, count=_count(len(slow), "operation"), few=_count(few, "tile"))
+        about |= {"all": report.target.num_tiles, "worst": _name(worst), "tiles": _count(worst["tiles"], "tile")}
+        yield said("few_tiles_work", share, slow, **about)
 
 
 def slow_functions(report: Figures, ops: Sequence[Row]) -> Iterator[Insight]:
@@ -105,16 +124,10 @@ def slow_functions(report: Figures, ops: Sequence[Row]) -> Iterator[Insight]:
     if share >= NOTABLE:
         names = sorted({_function(op) for op in slow})
         worst = max(slow, key=lambda op: op["cycles"])
-        spread = f" on {_tiles(worst['tiles'])}" if worst["tiles"] else ""
-        yield Insight(
-            title=f"{' and '.join(names)} in software",
-            text=f"{share:.0%} of the cycles go into {_count(slow)}; the largest is {_name(worst)}{spread}. The "
-            "machine has no such instruction: a float32 cosine takes a worker about 2,300 cycles an element, a power "
-            "300.",
-            remedy=" ".join([*(remedy for name, remedy in INSTEAD.items() if name in names), ALWAYS]),
-            share=share,
-            ops=_indices(slow),
-        )
+        spread = f" on {_count(worst['tiles'], 'tile')}" if worst["tiles"] else ""
+        instead = "".join(f"{remedy} " for name, remedy in INSTEAD.items() if name in names)
+        about = dict[str, Any](names=" and ".join(names), worst=_name(worst), spread=spread, instead=instead)
+        yield said("slow_functions", share, slow, count=_count(len(slow), "operation"), **about)
 
 
 def _is_plain_power(report: Figures, op: Row) -> bool:
@@ -131,14 +144,7 @@ def repeated_search(report: Figures, ops: Sequence[Row]) -> Iterator[Insight]:
     if share >= NOTABLE:
         where = f" in {' and '.join(sorted(place for place in places if place))}" if any(places) else ""
         named = ", ".join(sorted({op["op"] for op in search} & SEARCHES))
-        yield Insight(
-            title="Neighbours are searched in every step",
-            text=f"{share:.0%} of the cycles go into {named} and what belongs to it{where}.",
-            remedy="Where positions are data, find the edges once: popgeo.nn.PrecomputeInteractionGraph as a "
-            "transform of the dataset, and packed edges in the batch.",
-            share=share,
-            ops=_indices(search),
-        )
+        yield said("repeated_search", share, search, named=named, where=where)
 
 
 def unbalanced(report: Figures, ops: Sequence[Row]) -> Iterator[Insight]:
@@ -147,16 +153,8 @@ def unbalanced(report: Figures, ops: Sequence[Row]) -> Iterator[Insight]:
     share = sum(op["compute"] * (1 - op["balance"]) for op in uneven) / _total(ops)
     if share >= NOTABLE:
         worst = max(uneven, key=lambda op: op["compute"] * (1 - op["balance"]))
-        yield Insight(
-            title="Unbalanced gathers and scatters",
-            text=f"In {_count(uneven)} the mean tile works for less than half the time of the slowest, which wastes "
-            f"{share:.0%} of the cycles; in {_name(worst)} it works for {worst['balance']:.0%} of it "
-            f"({worst['split']}).",
-            remedy="Give the operation more channels or rows to divide over the tiles: scatter several tensors as one, "
-            "pool before the last linear map instead of after it.",
-            share=share,
-            ops=_indices(uneven),
-        )
+        about = dict[str, Any](worst=_name(worst), balance=worst["balance"], split=worst["split"])
+        yield said("unbalanced", share, uneven, count=_count(len(uneven), "operation"), **about)
 
 
 def fixed_costs(report: Figures, ops: Sequence[Row]) -> Iterator[Insight]:
@@ -164,15 +162,7 @@ def fixed_costs(report: Figures, ops: Sequence[Row]) -> Iterator[Insight]:
     small = [op for op in ops if op["phase"] != "host" and op["fixed"] > 0.5 * op["cycles"] > 0]
     share = sum(op["fixed"] for op in small) / _total(ops)
     if share >= 2 * NOTABLE:
-        yield Insight(
-            title="Starting costs more than working",
-            text=f"{share:.0%} of the cycles synchronise tiles and start compute sets for {_count(small)} with less "
-            "work than that.",
-            remedy="Take larger micro-batches (more graphs a pack, more packs a batch); join small operations: fewer, "
-            "wider layers and one flat optimizer group.",
-            share=share,
-            ops=_indices(small),
-        )
+        yield said("fixed_costs", share, small, count=_count(len(small), "operation"))
 
 
 def exchange_bound(report: Figures, ops: Sequence[Row]) -> Iterator[Insight]:
@@ -181,15 +171,8 @@ def exchange_bound(report: Figures, ops: Sequence[Row]) -> Iterator[Insight]:
     share = sum(op["exchange"] for op in moving) / _total(ops)
     if moving and sum(op["exchange"] for op in ops) > 0.5 * _total(ops):
         worst = max(moving, key=lambda op: op["exchange"])
-        yield Insight(
-            title="Bound by exchange",
-            text=f"{share:.0%} of the cycles move data between tiles for {_count(moving)}; most for {_name(worst)}, "
-            f"which moves {worst['traffic']:,} B ({worst['split']}).",
-            remedy="Use fewer channels in messages, float16 messages, or edges sorted by receiver, so that a row is "
-            "fetched once.",
-            share=share,
-            ops=_indices(moving),
-        )
+        about = dict[str, Any](worst=_name(worst), traffic=worst["traffic"], split=worst["split"])
+        yield said("exchange_bound", share, moving, count=_count(len(moving), "operation"), **about)
 
 
 def padding(report: Figures, ops: Sequence[Row]) -> Iterator[Insight]:
@@ -199,14 +182,7 @@ def padding(report: Figures, ops: Sequence[Row]) -> Iterator[Insight]:
     share = cycles / _total(ops)
     if share >= NOTABLE:
         known = ", ".join(f"{real:,.0f} of {slots:,} slots" for slots, real in report.real_of_slots.items())
-        yield Insight(
-            title="Padding",
-            text=f"About {share:.0%} of the cycles work on padding (real: {known}).",
-            remedy="Pack graphs with popgeo.packing and let FixedSizeOptions.measure choose the sizes; "
-            "popgeo.packing.tune weighs several packs a batch.",
-            share=share,
-            ops=_indices([op for op, _ in padded]),
-        )
+        yield said("padding", share, [op for op, _ in padded], known=known)
 
 
 def unknown_operations(report: Figures, ops: Sequence[Row]) -> Iterator[Insight]:
@@ -216,27 +192,13 @@ def unknown_operations(report: Figures, ops: Sequence[Row]) -> Iterator[Insight]
         share = sum(op["share"] for op in unknown)
         names = sorted({op["op"] for op in unknown})
         listed = ", ".join(names[:6]) + (f" and {len(names) - 6} more" if len(names) > 6 else "")
-        yield Insight(
-            title="Operations without a rule",
-            text=f"{share:.0%} of the cycles are guesses: no rule knows {listed}; they are charged as slow software.",
-            remedy="Read these figures as an upper bound, or write the step with operations that have a rule.",
-            share=share,
-            ops=_indices(unknown),
-        )
+        yield said("unknown_operations", share, unknown, listed=listed)
 
 
 def one_fabric(report: Figures, ops: Sequence[Row]) -> Iterator[Insight]:
     """Several IPUs without shards or stages, whose exchange is counted as that of one large IPU."""
-    count = report.target.num_ipus
-    if count > 1:
-        yield Insight(
-            title="Exchange between IPUs is counted as within one",
-            text=f"The target joins {count} IPUs, over which every operation is spread; what goes over the links "
-            "between them is counted as if their tiles were of one IPU, so cycles are a lower bound.",
-            remedy="Put the model into shards (popgeo.nn.shard_linears) or stages (popgeo.ipu.pipeline), whose "
-            "transfers go over links.",
-            share=0.0,
-        )
+    if report.target.num_ipus > 1:
+        yield said("one_fabric", count=report.target.num_ipus)
 
 
 Rule = Callable[[Figures, Sequence[Row]], Iterator[Insight]]
@@ -270,16 +232,8 @@ def _function(op: Row) -> str:
     return str(op["op"]).rstrip("_")
 
 
-def _indices(ops: Sequence[Row]) -> tuple[int, ...]:
-    return tuple(op["index"] for op in ops)
-
-
-def _count(ops: Sequence[Row]) -> str:
-    return "1 operation" if len(ops) == 1 else f"{len(ops)} operations"
-
-
-def _tiles(number: int) -> str:
-    return "1 tile" if number == 1 else f"{number:,} tiles"
+def _count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'s' * (number != 1)}"
 
 
 def _name(op: Row) -> str:

@@ -1,19 +1,17 @@
 """The pages of reports: of a step on one IPU, whose pictures scripts draw, and of a step in stages."""
 
-import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from html import escape
 from typing import Any
 
 from popgeo.ipu.cost.plan import Activity
 from popgeo.ipu.report.account import Account
 from popgeo.ipu.report.cost_rows import Row, block_names
-from popgeo.ipu.report.html_page import PARTS, insights_section, key, section, shell, table, totals
+from popgeo.ipu.report.html_page import bars, insights_section, key, markup, section, shell, table, totals
 from popgeo.ipu.report.pipeline_figures import PipelineFigures
 from popgeo.ipu.report.tables import COLUMNS, COLUMNS_OF_STAGES, TableColumn
 from popgeo.ipu.report.text import expected, footer, headline, pace
 from popgeo.ipu.report.timeline import KINDS
-from popgeo.ipu.report.timeline_picture import bars, left_out, timeline_picture
 from popgeo.ipu.step_cost import BESIDE
 from popgeo.ipu.target import IpuTarget
 from popgeo.quantity import quantity
@@ -23,7 +21,10 @@ _RESIDENTS = [
     TableColumn(name="bytes", unit="bytes", about="that it takes on this tile"),
     TableColumn(name="line of the model", unit="", about="that made it"),
 ]
-SCRIPTS = ("base", "tables", "canvas", "timeline", "memory", "flame")  # in the order in which they run
+# The scripts of the pages, in the order in which they run.
+SCRIPTS = ("base", "tables", "canvas", "timeline", "supersteps", "memory", "flame")
+SCRIPTS_OF_STAGES = ("base", "canvas", "timeline", "stages")
+MOST_SPANS = 20_000  # that a page holds; beyond that, those in the middle of a step are left out, for the page's size
 
 
 def page(report: Account, title: str = "") -> str:
@@ -36,19 +37,17 @@ def page(report: Account, title: str = "") -> str:
     sections = {
         "totals": _totals(report),
         "insights": insights_section(report.insights),
-        "time": _TIME,
-        "flame view": _FLAME,
+        "time": _timeline("Supersteps over time", "One micro-batch and its update."),
+        "flame view": markup("flame.html"),
         "memory": _memory(report),
-        "tables": _TABLES,
+        "tables": markup("tables.html"),
         "trust": _trust(report),
     }
-    data = json.dumps(_data(report), allow_nan=False)
-    return shell(title or f"One step on {report.target.name}", _machine(report), sections, data, script())
+    return shell(title or f"One step on {report.target.name}", _machine(report), sections, _data(report), SCRIPTS)
 
 
-def script() -> str:
-    """All that the page does, as one script."""
-    return "\n".join((PARTS / f"{name}.js").read_text(encoding="utf-8") for name in SCRIPTS)
+def _timeline(heading: str, about: str, names: str = "") -> str:
+    return markup("timeline.html", heading=heading, about=escape(about), key=names)
 
 
 def _data(report: Account) -> dict[str, Any]:
@@ -123,65 +122,26 @@ def _memory(report: Account) -> str:
     if (use := report.tile_memory) is None:
         return ""
     largest = [{"value": item.name, "bytes": item.nbytes, "line of the model": item.source} for item in use.largest]
-    content = (
-        '<canvas id="tiles"></canvas><div class="key" id="memory-key"></div><h2 style="margin-top:18px">The fullest '
-        'tile while each operation runs</h2><canvas id="liveness"></canvas><h2 style="margin-top:18px">What lies on '
-        f"tile {use.peak_tile} at the peak, {int(use.peak.max(initial=0)):,} of {use.limit:,} B</h2>"
-        f"{table(_RESIDENTS, largest)}"
-    )
-    return section("memory", "Memory by tile", content)
+    peak = f"{int(use.peak.max(initial=0)):,}"
+    residents = table(_RESIDENTS, largest)
+    return markup("memory.html", tile=use.peak_tile, peak=peak, limit=f"{use.limit:,}", residents=residents)
 
 
 def _trust(report: Account) -> str:
-    runs = f"{escape(report.how_it_runs)}, " if report.how_it_runs else ""
-    update = {None: "", True: "The update runs as a captured graph. ", False: "The update is run by torch itself. "}
-    here = (
-        f"{update[report.update_captured]}On this computer, which says nothing about an IPU: compiled in "
-        f"{report.compile_seconds:.2f} s, {runs}{report.calls} calls of {1e3 * report.seconds_per_call:.2f} ms, "
-        f"{quantity(report.state_bytes, 'B')} of weights and optimizer state, {quantity(report.buffer_bytes, 'B')} of "
-        "buffers."
+    update = {None: "", True: "The update runs as a captured graph.", False: "The update is run by torch itself."}
+    return markup(
+        "trust.html",
+        words="<br>".join(map(escape, footer(report))),
+        update=update[report.update_captured],
+        seconds=f"{report.compile_seconds:.2f}",
+        runs=f"{escape(report.how_it_runs)}, " if report.how_it_runs else "",
+        calls=f"{report.calls} calls of {1e3 * report.seconds_per_call:.2f} ms",
+        state=quantity(report.state_bytes, "B"),
+        buffers=quantity(report.buffer_bytes, "B"),
     )
-    words = "<br>".join(map(escape, footer(report)))
-    return section("trust", "How far to trust this", f'<p>{words}</p><p class="soft">{here}</p>')
 
 
-_TIME = section(
-    "time",
-    "Supersteps over time",
-    '<div class="tools"><button id="closer">closer</button><button id="wider">wider</button><button id="whole">whole '
-    'step</button><span class="soft">wheel to zoom, drag to move, double click for the whole; one micro-batch and its '
-    'update</span></div><canvas id="timeline"></canvas>',
-)
-_FLAME = section(
-    "flame",
-    "Cycles by module",
-    '<div id="flame-view"></div><div class="key" id="flame-key" style="margin-top:8px"></div>',
-    "Forward and backward together; click a module to look into it.",
-)
-_TABLES = section(
-    "tables",
-    "Tables",
-    '<div class="tools" id="which"></div><div id="table"></div><div id="plan"></div>',
-    "Click a heading to sort; click an operation for its plan.",
-)
-
-HEADINGS = {
-    "ipu": "IPU",
-    "received_bytes": "received",
-    "weight_bytes": "weights",
-    "stash_bytes": "stash",
-    "in_flight": "in flight",
-}
 MEMORY = ("weights", "optimizer", "stashes", "working")
-WORDS = {
-    "receive": "receive from other IPUs",
-    "host": "wait for the host",
-    "streaming": "wait for streaming memory",
-    "wait": "wait for other IPUs",
-    "optimizer": "gradients and optimizer state",
-    "stashes": "activations kept for the backward pass",
-    "working": "values of one micro-batch, code, uneven tiles",
-}
 
 
 def page_of_stages(plan: PipelineFigures, title: str = "") -> str:
@@ -193,27 +153,33 @@ def page_of_stages(plan: PipelineFigures, title: str = "") -> str:
     """
     ipus = plan.table_of_ipus
     kinds = [kind for kind in KINDS if any(of[kind] for of in ipus)]  # on which IPUs spend any time
-    numbers = "Each number names a micro-batch; rest the pointer on one for its cycles. " + left_out(plan)
+    numbers = "Each number names a micro-batch; rest the pointer on one for its cycles."
+    spans = plan.spans
+    if len(spans) > MOST_SPANS:
+        spans = tuple(span for span in spans if any(span.end > a and span.start < b for a, b in plan.windows))
+        numbers += " What the pipeline repeats in the middle of the step is left out."
     cycles = bars(ipus, KINDS, plan.cycles) + key(_words(kinds))
-    memory = bars(ipus, MEMORY, 1.0, limit=1.0) + key(_words(MEMORY))
-    stages = table(COLUMNS_OF_STAGES["stages"], plan.table_of_stages, HEADINGS)
+    memory = bars(ipus, MEMORY, 1.0, limit=True) + key(_words(MEMORY))
+    stages = table(COLUMNS_OF_STAGES["stages"], plan.table_of_stages)
     sections = {
         "totals": _totals_of_stages(plan, ipus, kinds),
         "insights": insights_section(plan.insights, "the step"),
-        "timeline": section("timeline", "Timeline", timeline_picture(plan) + key(_words(kinds)), numbers),
+        "time": _timeline("Timeline", numbers, key(_words(kinds))),
         "cycles by IPU": section("cycles", "Cycles by IPU", cycles),
         "memory by IPU": section("memory", "Memory of the fullest tile, by IPU", memory),
         "stages": section("stages", "Stages", stages, _of_stages(plan)),
-        "trust": section("trust", "How far to trust this", f"<p>{_TRUST_OF_STAGES}</p><p>{escape(expected(plan))}</p>"),
+        "trust": markup("trust_of_stages.html", expected=escape(expected(plan))),
     }
     heading = title or f"A pipeline on {plan.num_ipus * plan.replicas} x {plan.target.name}"
     about = _about(
         f"{headline(plan)}: each with {_tiles(plan.target)}. All figures are modelled, none is measured here."
     )
-    return shell(heading, about, sections)
+    ends = {"end": plan.cycles, "first": plan.windows[0][1], "num_ipus": plan.num_ipus}
+    data = {"clock": plan.target.clock, **ends, "spans": _rounded([vars(span) for span in spans])}
+    return shell(heading, about, sections, data, SCRIPTS_OF_STAGES)
 
 
-def _totals_of_stages(plan: PipelineFigures, ipus: Iterable[Row], kinds: Iterable[str]) -> str:
+def _totals_of_stages(plan: PipelineFigures, ipus: Iterable[Row], kinds: Collection[str]) -> str:
     cards = [
         (f"{plan.cycles:,.0f}", "cycles of a step"),
         (f"{1e3 * plan.seconds:,.3f} ms", f"at {plan.target.clock / 1e9:g} GHz"),
@@ -234,11 +200,6 @@ def _of_stages(plan: PipelineFigures) -> str:
     )
 
 
-def _words(names: Iterable[str]) -> dict[str, str]:
-    return {name: WORDS.get(name, name) for name in names}
-
-
-_TRUST_OF_STAGES = (
-    "Cycles of a stage come from the same formulas as every report's. Whole systems of 16 IPUs were modelled up to 1.6 "
-    "times as fast as they were published: read a plan as which cut is better, and its throughput as an upper bound."
-)
+def _words(names: Collection[str]) -> dict[str, str]:
+    """What the key of a page calls some columns of the table of IPUs."""
+    return {column.name: column.heading or column.name for column in COLUMNS_OF_STAGES["ipus"] if column.name in names}

@@ -6,7 +6,6 @@ from functools import cached_property
 from typing import Any, TypeVar
 
 import numpy as np
-import pandas as pd
 
 from popgeo.ipu.report.account import Account
 from popgeo.ipu.report.cost_rows import Row
@@ -240,7 +239,3 @@ class PipelineFigures(Account):
         }
         plan: Plan = self.again(**{name: value for name, value in changes.items() if value is not None})
         return plan
-
-    def timeline(self) -> pd.DataFrame:
-        """One row for each pass of a micro-batch through a stage; times in cycles."""
-        return pd.DataFrame([vars(task) for task in self.tasks])

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from popgeo.ipu.report.better_plans import best_move, with_room
-from popgeo.ipu.report.insights import Insight, sorted_insights
+from popgeo.ipu.report.insights import Insight, said, sorted_insights
 from popgeo.ipu.report.pipeline_figures import PipelineFigures
 from popgeo.ipu.stage_choices import Schedule
 
@@ -29,22 +29,14 @@ def memory_exceeds_an_ipu(plan: PipelineFigures) -> Iterator[Insight]:
     if plan.fits:
         return
     over = max(range(plan.num_ipus), key=lambda ipu: plan.memory[ipu])
-    found = with_room(plan)
-    remedy = (
-        f"More stages are not enough: it needs at least {math.ceil(sum(plan.memory))} IPUs, and there are "
-        f"{sum(map(len, plan.layers))} layers to cut between, each of which has to fit. Take smaller micro-batches or "
-        "split large layers into several."
-    )
-    if found is not None:
-        remedy = f"{found.words}: {max(found.plan.memory):.0%} of the fullest tile, {_instead(plan, found.plan)}."
-    yield Insight(
-        title=f"IPU {over} needs {plan.memory[over]:.1f} times the memory that it has",
-        text=f"{sum(share > 1 for share in plan.memory)} of {plan.num_ipus} IPUs have too little.",
-        remedy=remedy,
-        share=0.0,
-        fatal=True,
-        change={} if found is None else found.change,
-    )
+    number, found = sum(share > 1 for share in plan.memory), with_room(plan)
+    about = dict[str, Any](ipu=over, needs=plan.memory[over], number=number, num_ipus=plan.num_ipus)
+    if found is None:
+        least, layers = math.ceil(sum(plan.memory)), sum(map(len, plan.layers))
+        yield said("more_stages_are_not_enough", fatal=True, **about, least=least, layers=layers)
+        return
+    how = f"{found.words}: {max(found.plan.memory):.0%} of the fullest tile, {_instead(plan, found.plan)}."
+    yield said("memory_exceeds_an_ipu", fatal=True, change=found.change, **about, how=how)
 
 
 def stages_are_uneven(plan: PipelineFigures) -> Iterator[Insight]:
@@ -53,16 +45,16 @@ def stages_are_uneven(plan: PipelineFigures) -> Iterator[Insight]:
     mean, slowest = sum(work) / len(work), max(range(len(work)), key=work.__getitem__)
     if plan.schedule is Schedule.SHARDED or plan.num_ipus < len(plan.stages) or work[slowest] < UNEVEN * mean:
         return
-    title = f"Stage {slowest} is {work[slowest] / mean:.1f}x the mean"
-    text = f"It takes {work[slowest]:,.0f} cycles a micro-batch; all other stages wait for it."
+    about = dict[str, Any](stage=slowest, times=work[slowest] / mean, cycles=work[slowest])
     found = best_move(plan, slowest)
-    if found is not None and _saved(plan, found.plan) > WORTH_IT:
-        yield _advice(plan, found.plan, title, text, f"Move {found.words}: ", found.change)
+    if found is not None and (saved := _saved(plan, found.plan)) > WORTH_IT:
+        how = f"Move {found.words}: {_instead(plan, found.plan)}."
+        yield said("stages_are_uneven", saved, change=found.change, **about, how=how)
         return
-    remedy = "No move of one layer to another stage makes the step shorter."
+    how = "No move of one layer to another stage makes the step shorter."
     if len(plan.layers[slowest]) == 1:
-        remedy = f"It is one layer, {plan.layers[slowest][0]}: no cut between layers makes the step shorter."
-    yield Insight(title=title, text=text, remedy=remedy, share=0.0)
+        how = f"It is one layer, {plan.layers[slowest][0]}: no cut between layers makes the step shorter."
+    yield said("stages_are_uneven", **about, how=how)
 
 
 def pipeline_waits(plan: PipelineFigures) -> Iterator[Insight]:
@@ -75,18 +67,10 @@ def pipeline_waits(plan: PipelineFigures) -> Iterator[Insight]:
         return
     count = found.micro_batches
     how = f"Accumulate {count:,} micro-batches" if plan.trains else f"Set device_iterations={count:,}"
-    limit = math.ceil(100 * found.bubble) / 100
-    yield _advice(
-        plan,
-        found,
-        f"IPUs wait {plan.bubble:.0%} of the time",
-        f"{plan.micro_batches:,} micro-batches pass {len(plan.stages)} stages between two "
-        f"{'updates' if plan.trains else 'calls'}.",
-        f"{how} for a bubble below {limit:.0%}: ",
-        {"micro_batches": count},
-        by_throughput=True,
-        then="" if found.bubble <= GOOD_BUBBLE else "; the rest is mostly waiting for the slowest stage",
-    )
+    then = "" if found.bubble <= GOOD_BUBBLE else "; the rest is mostly waiting for the slowest stage"
+    about = dict[str, Any](bubble=plan.bubble, count=plan.micro_batches, stages=len(plan.stages), how=how, then=then)
+    about |= {"ends": "updates" if plan.trains else "calls", "limit": math.ceil(100 * found.bubble) / 100}
+    yield _advice("pipeline_waits", plan, found, {"micro_batches": count}, by_throughput=True, **about)
 
 
 def _longer(plan: PipelineFigures) -> PipelineFigures | None:
@@ -113,42 +97,23 @@ def one_works_at_a_time(plan: PipelineFigures) -> Iterator[Insight]:
     """A sharded model works on one IPU at a time."""
     if plan.schedule is not Schedule.SHARDED or plan.num_ipus == 1 or plan.micro_batches == 1:
         return
-    other = plan.replan(schedule=Schedule.LOCK_STEP)
+    change = dict[str, Any](schedule=Schedule.LOCK_STEP.value)
+    other = plan.replan(**change)
     if _saved(plan, other) >= WORTH_IT and (other.fits or not plan.fits):
-        yield _advice(
-            plan,
-            other,
-            "Only one IPU works at a time",
-            f"IPUs wait {plan.bubble:.0%} of the time.",
-            "Pipeline them with schedule='lock_step': ",
-            {"schedule": Schedule.LOCK_STEP.value},
-        )
+        yield _advice("one_works_at_a_time", plan, other, change, bubble=plan.bubble)
 
 
 def host_is_waited_for(plan: PipelineFigures) -> Iterator[Insight]:
     """Inputs, results and calls of the host take a good part of a step."""
     share = sum(of["host"] for of in plan.cycles_by_kind) / (plan.num_ipus * plan.cycles)
     if share > NOTABLE and _saved(plan, other := plan.replan(overlap_host=True)) > WORTH_IT:
-        yield _advice(
-            plan,
-            other,
-            f"The host's inputs and results take {share:.0%} of the time",
-            "No tile computes while they are sent.",
-            "overlap_host=True sets tiles apart that exchange meanwhile: ",
-            {"overlap_host": True},
-        )
+        yield _advice("host_is_waited_for", plan, other, {"overlap_host": True}, host=share)
     calls = plan.host_seconds / (plan.host_seconds + plan.seconds)
     if plan.trains and calls > GOOD_BUBBLE:
         steps = max(2, 2 ** math.ceil(math.log2(calls / (1 - calls) * (1 - GOOD_BUBBLE) / GOOD_BUBBLE)))
-        yield _advice(
-            plan,
-            plan.replan(device_iterations=steps),
-            f"Calls of the host take {calls:.0%} of the time",
-            f"Each takes {1e3 * plan.target.host_call_seconds:.1f} ms, whatever it runs.",
-            f"device_iterations={steps} steps in a call: ",
-            {"device_iterations": steps},
-            by_throughput=True,
-        )
+        other, each = plan.replan(device_iterations=steps), 1e3 * plan.target.host_call_seconds
+        about = dict[str, Any](calls=calls, milliseconds=each, steps=steps)
+        yield _advice("host_is_called_often", plan, other, {"device_iterations": steps}, by_throughput=True, **about)
 
 
 def recomputed_for_nothing(plan: PipelineFigures) -> Iterator[Insight]:
@@ -156,14 +121,7 @@ def recomputed_for_nothing(plan: PipelineFigures) -> Iterator[Insight]:
     if plan.recompute and plan.trains and plan.fits:
         other = plan.replan(recompute=False)
         if other.fits and _saved(plan, other) > WORTH_IT:
-            yield _advice(
-                plan,
-                other,
-                "Recomputation is not needed",
-                "What forward passes make has room in memory.",
-                f"recompute=False: {max(other.memory):.0%} of the fullest tile, ",
-                {"recompute": False},
-            )
+            yield _advice("recomputed_for_nothing", plan, other, {"recompute": False}, fullest=max(other.memory))
 
 
 def replicas_do_more(plan: PipelineFigures) -> Iterator[Insight]:
@@ -183,48 +141,34 @@ def replicas_do_more(plan: PipelineFigures) -> Iterator[Insight]:
         if other.micro_batches_per_second > best.micro_batches_per_second:
             best, change = other, choice
     if _gained(plan, best) > WORTH_IT:
-        yield _advice(
-            plan,
-            best,
-            "Replicas do more than stages",
-            f"The model fits fewer IPUs: {max(best.memory):.0%} of the fullest tile.",
-            f"{change['stages']} stage{'s' * (change['stages'] > 1)} x {change['replicas']} replicas on the "
-            f"same {plan.num_ipus * plan.replicas} IPUs, accumulating {change['micro_batches']}: ",
-            change,
-            by_throughput=True,
-        )
+        stages, num_ipus = change["stages"], plan.num_ipus * plan.replicas
+        about = dict[str, Any](replicas=change["replicas"], micro_batches=change["micro_batches"], num_ipus=num_ipus)
+        about |= {"stages": f"{stages} stage{'s' * (stages > 1)}", "fullest": max(best.memory)}
+        yield _advice("replicas_do_more", plan, best, change, by_throughput=True, **about)
 
 
 def weights_are_shared(plan: PipelineFigures) -> Iterator[Insight]:
     """A parameter, such as a tied embedding, stands on several IPUs."""
     if plan.shared:
         nbytes = sum(stage.shared_bytes for stage in plan.stages)
-        yield Insight(
-            title=f"{', '.join(plan.shared[:3])} stands on several IPUs",
-            text=f"Each has a copy; {nbytes:,} B of its gradient are sent and added before each update.",
-            remedy="Begin a stage on the first layer's IPU where the weights are used again, if that IPU has the time: "
-            "stages={…: 0}.",
-            share=0.0,
-        )
+        yield said("weights_are_shared", names=", ".join(plan.shared[:3]), nbytes=nbytes)
 
 
 def _advice(
+    rule: str,
     plan: PipelineFigures,
     other: PipelineFigures,
-    title: str,
-    text: str,
-    how: str,
     change: Mapping[str, Any],
     *,
     by_throughput: bool = False,
-    then: str = "",
+    **words: Any,
 ) -> Insight:
     """Advises another plan, with what it gives: samples per second, or cycles at the same number of samples."""
     gives, share = _instead(plan, other), _saved(plan, other)
     if by_throughput:
         before, after = plan.micro_batches_per_second, other.micro_batches_per_second
         gives, share = f"{after:,.1f} micro-batches/s instead of {before:,.1f}", _gained(plan, other)
-    return Insight(title=title, text=text, remedy=f"{how}{gives}{then}.", share=share, change=change)
+    return said(rule, share, change=change, gives=gives, **words)
 
 
 def _saved(plan: PipelineFigures, other: PipelineFigures) -> float:

@@ -1,7 +1,7 @@
 """The tables of a report: what each column means and in which unit, and rows as frames of pandas."""
 
 import csv
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,55 +18,39 @@ class TableColumn:
         name: What the table calls it.
         unit: What its numbers count; empty for words, places and truth values.
         about: What it means.
+        heading: What pages call it, if not by its name.
     """
 
     name: str
     unit: str
     about: str
+    heading: str = ""
 
 
-_ACTIVITIES = "compute exchange sync host"
-_GROUPED = f"ops cycles share {_ACTIVITIES} fixed ideal calibrated traffic flops balance validated trust"
-_INSIGHTS = "title text remedy share ops fatal"
-_NAMES = {
-    "ops": f"index op family phase module cycles share count {_ACTIVITIES} fixed ideal calibrated balance tiles "
-    "workers traffic flops temporary_bytes split considered shapes trust known why source target",
-    "supersteps": "op_index op module phase step activity start length cycles ideal calibrated balance tiles workers "
-    "bytes_in bytes_out bytes_total fragments",
-    "modules": "module cycles share own ops forward backward update",
-    "blocks": f"module {_GROUPED}",
-    "families": f"family {_GROUPED}",
-    "insights": _INSIGHTS,
-}
-_NAMES_OF_STAGES = {
-    "stages": "stage ipu layers forward backward receive other received_bytes weight_bytes stash_bytes in_flight "
-    "memory busy",
-    "ipus": "ipu stages forward backward receive host streaming update wait weights optimizer stashes working memory",
-    "spans": "kind ipu stage micro_batch start end",
-    "transfers": "sender receiver backward nbytes cycles",
-    **_NAMES,
-    "insights": f"{_INSIGHTS} change",
-}
+def rows_of(name: str) -> list[dict[str, str]]:
+    """The rows of a file next to this one."""
+    with Path(__file__).with_name(name).open(newline="", encoding="utf-8") as rows:
+        return list(csv.DictReader(rows))
 
 
-def _columns_of(names: Mapping[str, str]) -> dict[str, tuple[TableColumn, ...]]:
-    """The columns of some tables, in order, with the units and meanings that the file next to this one has.
-
-    The file calls a column by its name, or by `table.name` if it means something else in that table.
-    """
-    with Path(__file__).with_name("columns.csv").open(newline="") as rows:
-        meanings = {row["name"]: row for row in csv.DictReader(rows)}
-
-    def column(table: str, name: str) -> TableColumn:
-        found = meanings.get(f"{table}.{name}") or meanings[name]
-        return TableColumn(name=name, unit=found["unit"], about=found["about"])
-
-    return {table: tuple(column(table, name) for name in its.split()) for table, its in names.items()}
+_MEANINGS = {row["name"]: row for row in rows_of("columns.csv")}
 
 
-COLUMNS = _columns_of(_NAMES)
+def _column(table: str, name: str) -> TableColumn:
+    """A column, with a meaning of its own in one table or the same in all."""
+    found = _MEANINGS.get(f"{table}.{name}") or _MEANINGS[name]
+    return TableColumn(name=name, unit=found["unit"], about=found["about"], heading=found["heading"])
+
+
+def _columns_of(report: str) -> dict[str, tuple[TableColumn, ...]]:
+    """The columns of each table of a report of a `step` or of `stages`, in order."""
+    its = {row["table"]: row["columns"].split() for row in rows_of("tables.csv") if row["report"] in (report, "both")}
+    return {table: tuple(_column(table, name) for name in names) for table, names in its.items()}
+
+
+COLUMNS = _columns_of("step")
 """The columns of each table of a report, in order."""
-COLUMNS_OF_STAGES = _columns_of(_NAMES_OF_STAGES)
+COLUMNS_OF_STAGES = _columns_of("stages")
 """The columns of each table of a step in stages, in order."""
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 from popgeo.ipu.report.stage_cost import StageCost
 
@@ -64,11 +65,7 @@ def most_in_flight(tasks: Sequence[TimedPass], stage: int, trains: bool) -> int:
     if not trains:
         return 1
     changes = [(task.end, -1) if task.backward else (task.start, 1) for task in tasks if task.stage == stage]
-    held = most = 0
-    for _, change in sorted(changes):
-        held += change
-        most = max(most, held)
-    return most
+    return max(accumulate(change for _, change in sorted(changes)))
 
 
 @dataclass(frozen=True, kw_only=True)

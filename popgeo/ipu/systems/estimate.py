@@ -13,13 +13,12 @@ from popgeo.capture.captured_step import CapturedStep
 from popgeo.capture.op_graph import OpGraph
 from popgeo.did_you_mean import names_arguments
 from popgeo.ipu.options import Options
-from popgeo.ipu.report.pipeline import Pipeline
-from popgeo.ipu.report.report import Report
+from popgeo.ipu.report.report import Pipeline, Report
 from popgeo.ipu.stage_choices import Schedule, Stages
 from popgeo.ipu.systems.cut_model import stages_asked_for
 from popgeo.ipu.systems.share import share_of, update_of
 from popgeo.ipu.systems.stage_costs import outputs_of
-from popgeo.ipu.systems.stage_planner import Placement, StagePlanner
+from popgeo.ipu.systems.stage_planner import StagePlanner
 
 
 @names_arguments
@@ -132,18 +131,16 @@ def pipeline(
             "Nothing says where to cut the model. Give stages=4, or the layers of each IPU as stages=[0, 3, 3], or let "
             "the model name its parts with ipu.BeginBlock(layer, ipu_id=1)."
         )
-    placement = Placement(
-        serialize=outputs_of(model, serialize or {}), optimizer_off_chip=optimizer_off_chip, overlap_host=overlap_host
-    )
-    return planner.plan(replace(chosen, stages=asked), placement, start)[0]
+    placed: dict[str, Any] = {"optimizer_off_chip": optimizer_off_chip, "overlap_host": overlap_host, "start": start}
+    return planner.plan(replace(chosen, stages=asked), serialize=outputs_of(model, serialize or {}), **placed)[0]
 
 
 def _planner_of(model: nn.Module, step: CapturedStep, optimizer: Optimizer | None) -> StagePlanner:
     """Plans the captured step of a model, with the optimizer's update as options want it."""
-    if optimizer is None:
-        return StagePlanner(step, None)
 
-    def update(options: Options) -> OpGraph:
+    def update(options: Options) -> OpGraph | None:
+        if optimizer is None:
+            return None
         # An update of whole weights, which the plan shares out: so one that looks at all of a weight has a plan, too.
         return update_of(model, step, optimizer, replace(options, shard_optimizer_state=False)).capture()
 

@@ -87,11 +87,8 @@ class _State:
 
     def earliest(self) -> tuple[float, bool, int] | None:
         """The pass that can begin first: when, whether it is a backward one, and its stage; backward ones go ahead."""
-        found = []
-        for stage, is_backward in self.next:
-            ready = self._ready(stage, is_backward)
-            if ready is not None:
-                found.append((max(ready, self.free[self.ipus[stage]]), not is_backward, -stage))
+        ready = ((one, self._ready(*one)) for one in self.next)
+        found = [(max(at, self.free[self.ipus[s]]), not back, -s) for (s, back), at in ready if at is not None]
         if not found:
             return None
         begins, is_forward, stage = min(found)

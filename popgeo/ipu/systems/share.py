@@ -1,7 +1,7 @@
 """What one IPU runs of a model that several share: the step and the update of the shards that it holds."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -11,15 +11,19 @@ from torch.optim import Optimizer
 from popgeo.capture.arguments import Arguments
 from popgeo.capture.capture_step import capture_step, trained_names
 from popgeo.capture.captured_step import CapturedStep
+from popgeo.capture.op_graph import Role
+from popgeo.capture.passes import fold_constants
 from popgeo.engine.optimizer.update import Update
 from popgeo.engine.shards import num_shards, only_first
 from popgeo.engine.step_recipe import require_optimizer
 from popgeo.filter_choice import filters_at_each_edge
+from popgeo.ipu.cost.graph_cost import cost
 from popgeo.ipu.cost.shared_statistics import with_shared_statistics
 from popgeo.ipu.options import Options
 from popgeo.ipu.report.report import Report
-from popgeo.ipu.step_cost import assess
+from popgeo.ipu.step_cost import accumulation, gradients_of, host_transfer, over_replicas
 from popgeo.ipu.target import IpuTarget
+from popgeo.ipu.tiles.measure_memory import memory
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,29 +49,50 @@ class Share:
             options: Micro-batches and replicas.
             sharded: Names of the gradients that replicas do not add up, since each has a part of its own.
         """
-        part = None
-        if self.update is not None and options.shard_optimizer_state and options.replication_factor > 1:
-            part = self.update.capture(options.replication_factor)
-        needs = assess(
-            self.step,
-            self.target,
-            None if self.update is None else self.update.capture(),
-            part_of_update=part,
-            micro_batches=options.gradient_accumulation,
-            replicas=options.replication_factor,
-            sharded=sharded,
-            shards=self.shards,
-            matmul_proportion=options.proportion_of(0),
+        target, micro_batches, replicas = self.target, options.gradient_accumulation, options.replication_factor
+        update = None if self.update is None else self.update.capture()
+        # Where each keeps a part of the optimizer's state, it gets its part of the gradients and gives the others its
+        # part of the weights.
+        in_parts = options.shard_optimizer_state and replicas > 1
+        runs = self.update.capture(replicas) if self.update is not None and in_parts else update
+        graph = fold_constants(self.step.expanded.graph)
+        into = list(graph.inputs_of(Role.ARGUMENT).values())
+        out = [v for v in graph.outputs[: self.step.num_results] if v is not None]  # gradients stay on the machine
+        micro_batch = cost(graph, target, matmul_proportion=options.proportion_of(0))
+        costs = [*host_transfer(graph, into, "receive inputs", target), *micro_batch]
+        costs += host_transfer(graph, out, "send results", target)
+        updating = cost(runs, target) if runs is not None else ()
+        if update is not None and micro_batches > 1:
+            costs += cost(accumulation(update), target)
+        costs = [replace(one, count=micro_batches) for one in costs]
+        shared = {} if update is None else {k: v for k, v in gradients_of(update).items() if k.name not in sharded}
+        if shared and replicas > 1:
+            kinds = ("reduce-scatter", "all-gather") if in_parts else ("all-reduce",)
+            costs += [over_replicas(kind, shared, replicas, self.shards, target) for kind in kinds]
+        held = {v for given, v in graph.inputs.items() if given.role in (Role.PARAMETER, Role.BUFFER)}
+        state = sum({graph.values[v].storage: graph.values[v].nbytes for v in held}.values())
+        for made, role in ((update, Role.GRADIENT), (runs, Role.STATE)):
+            if made is not None:
+                state += sum(made.values[v].nbytes for v in made.inputs_of(role).values())
+        use = memory(
+            graph,
+            micro_batch,
+            target,
+            update=runs,
+            update_costs=updating,
+            num_results=self.step.num_results,
+            accumulates=micro_batches * replicas > 1,
+            gradient_parts=replicas if in_parts else 1,
         )
         return Report(
-            target=self.target,
-            costs=needs.costs,
-            memory=needs.memory,
-            micro_batches=options.gradient_accumulation,
-            replicas=options.replication_factor,
+            target=target,
+            costs=(*costs, *updating),
+            memory=use,
+            micro_batches=micro_batches,
+            replicas=replicas,
             shards=self.shards,
             captured_ops=self.step.captured_ops,
-            state_bytes=needs.state_bytes,
+            state_bytes=state,
             buffer_bytes=0,
             compile_seconds=0.0,
         )

@@ -7,12 +7,12 @@ from popgeo.capture.captured_step import CapturedStep
 from popgeo.capture.op_graph import OpGraph
 from popgeo.engine.pipeline.staging import Pass, Staging
 from popgeo.ipu.options import Options
-from popgeo.ipu.report.pipeline import Pipeline
+from popgeo.ipu.report.report import Pipeline
 from popgeo.ipu.report.timeline import num_depths
 from popgeo.ipu.stage_choices import Schedule
 from popgeo.ipu.systems.cut_model import stages_asked_for
 from popgeo.ipu.systems.repeated import recompute_of
-from popgeo.ipu.systems.stage_planner import StagePlanner, planner_of
+from popgeo.ipu.systems.stage_planner import StagePlanner
 
 _OVERLAPPING = {one for one in Schedule if one not in (Schedule.SHARDED, Schedule.PHASED)}
 
@@ -44,7 +44,7 @@ def stage_plan(step: CapturedStep, update: Callable[[], OpGraph | None], options
         ValueError: the stages do not cover the model, the micro-batches of an update are too few for them, or results
             are to be recomputed without stages.
     """
-    planner = StagePlanner(step, None)
+    planner = StagePlanner(step, lambda options: update())
     asked = stages_asked_for(planner.graph, options)
     if asked is None:
         if options.recompute and step.trained:  # a step as a whole repeats nothing
@@ -53,10 +53,9 @@ def stage_plan(step: CapturedStep, update: Callable[[], OpGraph | None], options
                 "Options.stages too, 1 for one IPU, or leave recompute out."
             )
         return None
-    program = update()
-    planned, cut = planner_of(step, program).plan(replace(options, stages=asked))
+    planned, cut = planner.plan(replace(options, stages=asked))
     _require_enough(planned)
-    recompute = None if program is None else recompute_of(planner.graph, options)
+    recompute = recompute_of(planner.graph, options) if step.trained else None
     passes = [Pass(task.stage, task.micro_batch, task.backward) for task in planned.tasks]
     staging = Staging(stage_of=cut.stage_of, order=tuple(passes), recompute=recompute, names=cut.names)
     return StagePlan(pipeline=planned, staging=staging, ipus=cut.ipus)

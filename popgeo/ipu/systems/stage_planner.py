@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import cached_property, partial
 from typing import Any
 
@@ -14,7 +14,7 @@ from popgeo.capture.passes import fold_constants
 from popgeo.ipu.cost.graph_cost import cost
 from popgeo.ipu.cost.plan import OpCost
 from popgeo.ipu.options import Options
-from popgeo.ipu.report.pipeline import Pipeline
+from popgeo.ipu.report.report import Pipeline
 from popgeo.ipu.report.stage_cost import StageCost
 from popgeo.ipu.report.timeline import TimedPass, most_in_flight, turns_of
 from popgeo.ipu.stage_choices import USUAL, Schedule, checked_recompute
@@ -28,21 +28,6 @@ from popgeo.ipu.target import IpuTarget
 from popgeo.ipu.tiles.measure_memory import CODE
 
 
-@dataclass(frozen=True, kw_only=True)
-class Placement:
-    """What a plan of stages depends on, next to the options.
-
-    Attributes:
-        serialize: Outputs and parts of the linear layers that are computed in parts, by name.
-        optimizer_off_chip: Whether the optimizer's state lies in streaming memory.
-        overlap_host: Whether some tiles exchange with the host while the others compute.
-    """
-
-    serialize: Mapping[str, tuple[int, int]] = field(default_factory=dict)
-    optimizer_off_chip: bool = False
-    overlap_host: bool = False
-
-
 class StagePlanner:
     """A captured step, with what one plan of it has worked out and the next one needs again.
 
@@ -51,8 +36,9 @@ class StagePlanner:
         update: Gives the program of one update under options; None if nothing is trained.
     """
 
-    def __init__(self, step: CapturedStep, update: Callable[[Options], OpGraph] | None) -> None:
+    def __init__(self, step: CapturedStep, update: Callable[[Options], OpGraph | None]) -> None:
         self.graph, self._capture_update = fold_constants(step.expanded.graph), update
+        self._trains = bool(step.trained)
         self._num_results, self._captured_ops = step.num_results, step.captured_ops
         self._costs: dict[float, Sequence[OpCost]] = {}  # by the share of memory that products may take
         self._updates: dict[bool, UpdateCost] = {}  # by whether gradients are accumulated
@@ -64,23 +50,31 @@ class StagePlanner:
         return layers_of(self.graph)
 
     def plan(
-        self, options: Options, placement: Placement | None = None, start: float | None = None
+        self,
+        options: Options,
+        *,
+        serialize: Mapping[str, tuple[int, int]] | None = None,
+        optimizer_off_chip: bool = False,
+        overlap_host: bool = False,
+        start: float | None = None,
     ) -> tuple[Pipeline, StageCut]:
         """What the step costs over several IPUs, and if it is cut.
 
         Args:
             options: The machine, where to cut, the order of stages, what they repeat, and how many micro-batches and
                 replicas there are.
-            placement: What lies where; the usual when left out.
+            serialize: Outputs and parts of each layer whose outputs are computed in parts, by name.
+            optimizer_off_chip: Whether the optimizer's state is in streaming memory.
+            overlap_host: Whether some tiles exchange with the host while the others compute.
             start: When planning began; now when left out.
 
         Raises:
             ValueError: the stages do not cover the model, or the target has several IPUs, over which it spreads each
                 operation.
         """
-        start, placement = time.perf_counter() if start is None else start, placement or Placement()
+        start = time.perf_counter() if start is None else start
         _refuse_several_ipus(options)
-        graph, target, trains = self.graph, options.target, self._capture_update is not None
+        graph, target, trains = self.graph, options.target, self._trains
         order = Schedule(options.schedule or USUAL)
         count = options.gradient_accumulation if trains else options.device_iterations
         costs = partial(self._costs_of, options)
@@ -88,7 +82,7 @@ class StagePlanner:
         cut = cut_model(graph, self.layers, costs(0), options.stages, on_one_ipu=order is Schedule.PHASED)
         if order is Schedule.LOCK_STEP and cut.num_ipus == 1 < len(cut.ipus):
             order = Schedule.SHARDED  # PopTorch makes a pipeline only if a second IPU can work meanwhile
-        placed = placed_costs(graph, costs, cut, options, placement.serialize)
+        placed = placed_costs(graph, costs, cut, options, serialize or {})
         parts = CutStep(
             graph=graph,
             costs=placed,
@@ -99,12 +93,13 @@ class StagePlanner:
             memories=self._memories,
         ).stages()
         update = self._update(options)
-        parts = with_waits(parts, update, options, order, count, overlap_host=placement.overlap_host)
+        parts = with_waits(parts, update, options, order, count, overlap_host=overlap_host)
         forward, backward = [part.forward_pass for part in parts], [part.backward_pass for part in parts if trains]
         waits = [part.waits_forward for part in parts], [part.waits_backward for part in parts]
         tasks = timed_passes(forward, backward, cut.ipus, count, order, receive=waits)
-        off_chip, phased = placement.optimizer_off_chip, order is Schedule.PHASED
-        updating, extra = update_cycles(update, parts, cut.num_ipus, options, off_chip=off_chip, all_off_chip=phased)
+        off_chip = {"off_chip": optimizer_off_chip, "all_off_chip": order is Schedule.PHASED}
+        updating, extra = update_cycles(update, parts, cut.num_ipus, options, **off_chip)
+        placement = {"optimizer_off_chip": optimizer_off_chip, "overlap_host": overlap_host}
         adding = () if update is None or count == 1 else update.adding
         updates = () if update is None else update.costs
         seconds = time.perf_counter() - start
@@ -125,7 +120,7 @@ class StagePlanner:
             shared=_shared(graph, cut),
             recompute=checked_recompute(options.recompute),
             layers=cut.layers,
-            again=partial(self._again, options, placement),
+            again=partial(self._again, options, serialize, placement),
             captured_ops=self._captured_ops,
             state_bytes=sum(part.weight_bytes - part.held_before for part in parts) + sum(extra),
             buffer_bytes=0,
@@ -134,10 +129,10 @@ class StagePlanner:
         )
         return planned, cut
 
-    def _again(self, options: Options, placement: Placement, **changes: Any) -> Pipeline:
+    def _again(self, options: Options, serialize: Any, placement: Mapping[str, bool], **changes: Any) -> Pipeline:
         """The plan with other options and placement."""
-        placed = {name: changes.pop(name) for name in ("optimizer_off_chip", "overlap_host") if name in changes}
-        return self.plan(replace(options, **changes), replace(placement, **placed))[0]
+        placed = {name: changes.pop(name, before) for name, before in placement.items()}
+        return self.plan(replace(options, **changes), serialize=serialize, **placed)[0]
 
     def _costs_of(self, options: Options, ipu: int) -> Sequence[OpCost]:
         """What each operation costs on an IPU of a replica."""
@@ -148,14 +143,9 @@ class StagePlanner:
 
     def _update(self, options: Options) -> UpdateCost | None:
         accumulates = options.gradient_accumulation * options.replication_factor > 1
-        if self._capture_update is not None and accumulates not in self._updates:
-            self._updates[accumulates] = UpdateCost.of(self._capture_update(options), options.target)
+        if accumulates not in self._updates and (graph := self._capture_update(options)) is not None:
+            self._updates[accumulates] = UpdateCost.of(graph, options.target)
         return self._updates.get(accumulates)
-
-
-def planner_of(step: CapturedStep, update: OpGraph | None) -> StagePlanner:
-    """A planner for a step whose update is captured already; None if nothing is trained."""
-    return StagePlanner(step, None if update is None else lambda options: update)
 
 
 def _refuse_several_ipus(options: Options) -> None:

@@ -47,14 +47,15 @@ class Program:
 
     def walk(self) -> Iterator[Step]:
         """Every step once, in order; bodies of repeats after the repeat itself."""
-        yield from _walk(self.steps)
+        return walk(self.steps)
 
 
-def _walk(steps: tuple[Step, ...]) -> Iterator[Step]:
+def walk(steps: tuple[Step, ...]) -> Iterator[Step]:
+    """Every one of these steps once, in order; bodies of repeats after the repeat itself."""
     for step in steps:
         yield step
         if isinstance(step, Repeat):
-            yield from _walk(step.body)
+            yield from walk(step.body)
 
 
 @dataclass(frozen=True, kw_only=True)

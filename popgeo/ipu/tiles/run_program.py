@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from popgeo.ipu.tiles.program import Program
+from popgeo.ipu.tiles.program import Program, walk
 from popgeo.ipu.tiles.steps import AllReduce, ComputeSet, Exchange, HostCopy, Repeat, Step
 from popgeo.ipu.tiles.tile_memory import TileMemory
 
@@ -73,10 +73,8 @@ def _run(step: Step, replicas: Sequence[TileMemory], host_in: HostIn, host_out: 
 def _written(repeat: Repeat) -> set[str]:
     """What a body writes; each pass finds it unwritten."""
     names: set[str] = set()
-    for step in repeat.body:
-        if isinstance(step, Repeat):
-            names |= _written(step)
-        elif isinstance(step, HostCopy) and not step.to_host:
+    for step in walk(repeat.body):
+        if isinstance(step, HostCopy) and not step.to_host:
             names |= set(step.streams)
         elif isinstance(step, ComputeSet):
             names |= {region.variable for vertex in step.vertices for region in vertex.writes if region is not None}

@@ -274,4 +274,4 @@ def test_a_loaded_state_keeps_its_types():
 
 
 def became() -> list[tuple[str, str]]:
-    return [(asked, treatment.value) for asked, treatment, _ in ACCOUNT]
+    return [(asked, treatment.value) for asked, (treatment, _) in ACCOUNT.items()]

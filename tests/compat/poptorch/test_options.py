@@ -258,7 +258,7 @@ def test_sharded_optimizer_state_reaches_the_modelled_replicas_and_the_account()
     for kind, divided in ((poptorch.optim.AdamW, True), (poptorch.optim.LAMB, False)):
         optimizer = kind([weight], lr=0.1)
         assert popgeo_options(options_in_use(options, True, optimizer), optimizer).shard_optimizer_state is divided
-    became = {asked: treatment.value for asked, treatment, _ in ACCOUNT}
+    became = {asked: treatment.value for asked, (treatment, _) in ACCOUNT.items()}
     assert became["Options.TensorLocations.setOptimizerLocation(useReplicatedTensorSharding)"] == "recorded"
     assert became["Options.TensorLocations.setOptimizerLocation with LAMB"] == "ignored"
     assert became["Options.TensorLocations.setWeightLocation"] == "ignored"

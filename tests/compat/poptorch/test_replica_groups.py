@@ -55,5 +55,5 @@ def test_all_replicas_share_a_parameter_and_one_without_rows_is_refused():
     assert_close(step(torch.ones(2, 3))[0], torch.full((2, 1), 3.0))
     step = poptorch.inferenceModel(Product(torch.ones(3, 1)), options)
     step.weight.replicaGrouping(poptorch.CommGroupType.NoGrouping, 0, ONE_PER_GROUP)
-    with pytest.raises(poptorch.Error, match=r"weight of shape \[3, 1\] is to have a row for each group of 1 among 2"):
+    with pytest.raises(poptorch.Error, match=r"weight of shape \[3, 1\] needs a row for each group of 1 among 2"):
         step(torch.ones(2, 3))

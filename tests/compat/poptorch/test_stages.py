@@ -77,7 +77,7 @@ def test_a_block_that_stands_in_no_stage_is_an_error():
 
 def test_the_account_says_that_blocks_and_strategies_have_effect():
     trained(poptorch.ShardedExecution())
-    became = {asked: treatment for asked, treatment, _ in ACCOUNT}
+    became = {asked: treatment for asked, (treatment, _) in ACCOUNT.items()}
     assert became["Block('encoder') on IPU 0"] is Treatment.HONOURED
     assert became["ShardedExecution"] is Treatment.HONOURED
 

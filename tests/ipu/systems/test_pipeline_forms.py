@@ -12,26 +12,26 @@ import pytest
 from torch import empty, nn, ones
 
 from popgeo import ipu
+from popgeo.ipu.report import pages
 from popgeo.ipu.report.tables import COLUMNS_OF_STAGES, TableColumn
 from tests.ipu.systems.conftest import plan_of
+from tests.support.pages import run_page
 
 GUIDE = Path(__file__).resolve().parents[3] / "docs" / "guides" / "many_ipus.md"
 
 
 class Outline(HTMLParser):
-    """What a page consists of: ids, addresses, tags still open, and boxes of pictures by their class."""
+    """What a page consists of: ids, addresses, and tags still open."""
 
     def __init__(self, page: str) -> None:
         super().__init__()
-        self.ids, self.open, self.addresses, self.boxes = [], [], [], []
+        self.ids, self.open, self.addresses = [], [], []
         self.feed(page)
 
     def handle_starttag(self, tag, attrs):
         given = dict(attrs)
         self.ids += [given["id"]] if "id" in given else []
         self.addresses += [given[key] for key in ("src", "href") if key in given]
-        if tag == "rect":
-            self.boxes.append(given)
         if tag not in ("meta", "br"):
             self.open.append(tag)
 
@@ -43,7 +43,7 @@ def test_text_tables_json_page_and_trace_tell_one_story(long_plan):
     told, page, held = str(long_plan), long_plan.to_html(), json.loads(long_plan.to_json())
     stages, ipus = long_plan.to_frame(), long_plan.to_frame("ipus")
     assert list(stages["layers"]) == [stage.layers for stage in long_plan.stages]
-    assert len(long_plan.timeline()) == 2 * 4 * 64
+    assert len(long_plan.tasks) == 2 * 4 * 64
     for said in (f"{long_plan.cycles:,.0f}", f"{long_plan.bubble:.1%}", f"IPU {long_plan.bottleneck}"):
         assert said in told
         assert said in page
@@ -128,7 +128,7 @@ def test_windows_show_both_ends_of_a_long_step_and_all_of_a_short_one(long_plan,
     assert all(before[1] < after[0] for before, after in pairwise(shown))
 
 
-def test_a_page_is_well_formed_loads_nothing_and_draws_what_happens(long_plan):
+def test_a_page_is_well_formed_and_loads_nothing(long_plan):
     page = long_plan.to_html(title="Two < three & more")
     outline = Outline(page)
     assert not outline.open
@@ -136,15 +136,31 @@ def test_a_page_is_well_formed_loads_nothing_and_draws_what_happens(long_plan):
     assert all(address.startswith("#") and address[1:] in outline.ids for address in outline.addresses)
     assert not re.search(r"https?://|@import|url\(", page)
     assert "<h1>Two &lt; three &amp; more</h1>" in page
-    assert all(float(b["x"]) >= 0 and float(b["x"]) + float(b["width"]) <= 1201 for b in outline.boxes)
+
+
+def test_the_script_of_a_page_draws_what_each_ipu_does(tmp_path):
     small = plan_of(256, 256, 256, stages=2, count=3)
-    drawn = [box for box in Outline(small.to_html()).boxes if float(box["height"]) == 22]  # of the timeline
-    for kind, cycles in (("update", sum(small.update)), ("forward", 3 * sum(s.forward for s in small.stages))):
-        assert sum(float(b["width"]) for b in drawn if b["class"] == kind) == pytest.approx(
-            1148 * cycles / small.cycles,
-            abs=4,  # six white edges
-        )
-    assert page.count("of micro-batch 63, stage") == 2 * 4 + 2 * 3  # passes, and what stages receive for them
+    small.to_html(tmp_path / "page.html")
+    second = small.spans[-1].end - small.update[1] / 2  # while IPU 1 updates
+    page = run_page(tmp_path / "page.html", at=(78 + (1150 - 78) * second / small.cycles, 24 + 26 + 5))
+    for number in (0, 1):
+        drawn = [box for box in page["drawn"] if box[0] == "fillRect" and box[3] == 25 + 26 * number]
+        update, own = small.update[number], [stage for stage in small.stages if stage.ipu == number]
+        for kind, cycles in (("update", update), ("forward", 3 * sum(stage.forward for stage in own))):
+            width = sum(box[4] for box in drawn if box[1] == f"--{kind}")
+            assert width == pytest.approx(1072 * cycles / small.cycles, abs=3)  # three edges between boxes
+    words = [box[2] for box in page["drawn"] if box[0] == "fillText" and box[1] == "#fff"]
+    assert words.count("0") == words.count("2") == 4
+    assert page["told"].startswith("update\n")
+
+
+def test_a_page_leaves_out_the_middle_of_a_very_long_step(long_plan, monkeypatch):
+    monkeypatch.setattr(pages, "MOST_SPANS", 700)
+    page = long_plan.to_html()
+    assert '"micro_batch": 0,' in page
+    assert '"micro_batch": 63,' in page
+    assert '"micro_batch": 30,' not in page
+    assert "in the middle of the step is left out" in page
 
 
 def test_a_layer_of_any_name_cannot_break_the_page():

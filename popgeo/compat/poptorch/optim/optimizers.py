@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from popgeo.compat.account import ACCOUNT, Treatment
+from popgeo.compat.account import recorded
 from popgeo.compat.poptorch.optim.poptorch_optimizer import PoptorchOptimizer
 
 _MOMENTS = ("first_order_momentum_accum_type", "second_order_momentum_accum_type")
@@ -41,7 +41,7 @@ class SGD(PoptorchOptimizer, torch.optim.SGD):
         if self.variable_attrs.isConstant("lr"):
             raise ValueError("SGD needs a learning rate: pass lr.")
         if self.use_combined_accum is not None:
-            ACCOUNT.add("optim.SGD(use_combined_accum)", Treatment.RECORDED, "it saves memory and changes no result")
+            recorded("optim.SGD(use_combined_accum)", "it saves memory and changes no result")
 
     def _update(self) -> None:
         for velocity, scaling in self._velocities():

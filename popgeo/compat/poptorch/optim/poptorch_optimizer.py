@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from popgeo.compat.account import ACCOUNT, Treatment
+from popgeo.compat.account import honoured, ignored
 from popgeo.compat.poptorch.errors import said
 from popgeo.compat.poptorch.optim.ipu_state import named_settings, named_state, take_state
 from popgeo.engine.loss_scaling import LossScale
@@ -139,7 +139,7 @@ class PoptorchOptimizer(torch.optim.Optimizer):
         self.variable_attrs = VariableAttributes(names & given.keys(), names)
         for name in ("loss_scaling", "max_grad_norm"):
             if name in given:
-                ACCOUNT.add(f"optim.{name}", Treatment.HONOURED, "the engine scales and limits gradients")
+                honoured(f"optim.{name}", "the engine scales and limits gradients")
 
     def _take_types(self, given: Mapping[str, Any]) -> None:
         for name in ("accum_type", *self.types):
@@ -150,7 +150,7 @@ class PoptorchOptimizer(torch.optim.Optimizer):
         self.state_types = {key: torch.float16 for name in narrow for key in self.types[name]}
         kinds = {p.dtype for group in self.param_groups for p in group["params"]}
         if self.accum_type is torch.float16 and torch.float32 in kinds:
-            ACCOUNT.add("optim.accum_type=float16", Treatment.IGNORED, "gradients of float32 weights stay float32")
+            ignored("optim.accum_type=float16", "gradients of float32 weights stay float32")
 
     def __getstate__(self) -> dict[str, Any]:
         own = (name for name in (*_OWN, *self.choices) if name in vars(self))

@@ -1,0 +1,23 @@
+"""Runs the scripts of a report's page without a browser."""
+
+import json
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+
+def run_page(path: Path, at: tuple[float, float] | None = None) -> Any:
+    """What the page in a file `drawn` on its canvases, and what it `told` of a point of its timeline.
+
+    Each drawn entry is `[fillRect or fillText, colour, ...arguments]`, on a page of 1150 pixels.
+    """
+    if (node := shutil.which("node")) is None:
+        pytest.skip("no node to run the script with")
+    where = [] if at is None else [str(part) for part in at]
+    command = [node, str(Path(__file__).with_name("run_page.js")), str(path), *where]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
