@@ -92,8 +92,8 @@ def capture(
         weights = {name: placed[Input(Role.PARAMETER, name)] for name in trained}
         if any(weight.grad is not None for weight in weights.values()):
             raise ValueError(
-                "The model calls backward() in forward, which adds to the gradients that it is trained by; a step would "
-                "leave that out. Take derivatives by torch.autograd.grad."
+                "The model calls backward() in forward, which adds to the gradients that it is trained by; a step "
+                "would leave that out. Take derivatives by torch.autograd.grad."
             )
         loss, slopes = backward(results, weights, recorder, loss_scaling if scale is None else scale)
         written_first = recorder.page.changed(placed)
