@@ -42,7 +42,7 @@ def at_least(least: float, kind: type) -> Callable[[str], float]:
     return read
 
 
-# What argparse is told of an option by the kind that a table of options calls it.
+# Arguments of argparse for each kind of option, as a table of options calls it.
 _KINDS: Mapping[str, Mapping[str, Any]] = {
     "count": {"type": at_least(1, int)},
     "whole": {"type": at_least(0, int)},
@@ -59,7 +59,7 @@ def add_options(parser: argparse.ArgumentParser, table: Path, own: Mapping[str, 
     Args:
         parser: Of a command.
         table: A file with the columns group, names, kind, default, metavar and help.
-        own: What argparse is told of the kinds that only this table has.
+        own: Arguments of argparse for the kinds that only this table has.
     """
     groups: dict[str, Any] = {"": parser}
     with table.open(newline="", encoding="utf-8") as file:

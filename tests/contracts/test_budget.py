@@ -24,18 +24,18 @@ PLACES = {
 # The aim is 28,500 for the core and 42,500 in all. The last two rounds mended what other libraries' users had reported
 # (checks in captured code, units, keys and weights of files, folders that processes share, files of strangers, old
 # programs) and needed more lines than they removed: the next consolidation is to win them back. Until then a number
-# may rise only in a change that lowers another one by as much. The error budget of reports (70 lines) is such a rise
-# without a fall: it replaces `trust` of the reports' text, and says of each total how far it may be off.
+# may rise only in a change that lowers another one by as much. The last one that did: checks of units and keys of files,
+# and heads of MACE's models, for which reports, options and old programs' account are shorter.
 BUDGETS = {
-    "core": 31_680,
-    "compat": 3_238,
-    "systems": 2_210,
+    "core": 31_497,
+    "compat": 3_217,
+    "systems": 2_227,
     "models": 1_513,
-    "reach": 3_293,
-    "kit": 2_171,
-    "train": 863,
+    "reach": 3_327,
+    "kit": 2_146,
+    "train": 838,
 }
-ALL = 44_968  # may only fall
+ALL = 44_765  # may only fall
 REMEDY = "A new mechanism names the one it replaces: take that out, or raise the budget here and say why."
 LONGEST_FILE, SHORTEST_FILE_OF_ONE_USER = 300, 40
 # An operation's cost and its lowering are found by one name.

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from popgeo import compile_forward, compile_step, ops
-from popgeo.nn import GIN, PaiNN, PairInteractionGraph, RadiusInteractionGraph, SchNet, loss
+from popgeo.nn import GIN, PaiNN, PairInteractionGraph, RadiusInteractionGraph, SchNet, loss, metrics
 from popgeo.nn.graph_attention import GraphAttention, SameGraph
 from popgeo.ops import ScatterPlan
 from popgeo.ops.refusals import require
@@ -84,6 +84,9 @@ CASES: dict[str, tuple[Callable[..., Tensor], tuple[Tensor, ...], list[tuple[Ten
     "sums by pointers": (ops.segment_csr, (X, CLIMBS), [(X, DESCENDS), (X, LEAVES)]),
     "classes": (loss.cross_entropy, (LOGITS, CLASSES), [(LOGITS, CLASSES + 1), (LOGITS, CLASSES - 1)]),
     "labels": (loss.binary_cross_entropy, (LOGITS[:, 0], LABELS), [(LOGITS[:, 0], LABELS * 2 - 1)]),
+    "right classes": (metrics.accuracy, (LOGITS, CLASSES), [(LOGITS, CLASSES + 1), (LOGITS, CLASSES - 1)]),
+    "ranks": (metrics.roc_auc, (LOGITS[:, 0], LABELS), [(LOGITS[:, 0], LABELS * 2 - 1), (LOGITS[:, 0], LABELS + 1)]),
+    "precision": (metrics.average_precision, (LOGITS[:, 0], LABELS), [(LOGITS[:, 0], LABELS * 2 - 1)]),
     "scatter": (lambda x, i: ops.scatter(x, i, 0, dim_size=3), (X, INDEX), [(X, OUTSIDE), (X, NEGATIVE)]),
     "wide scatter": (lambda x, i: ops.scatter(x, i, 0, dim_size=3), (X, WIDE), [(X, WIDE + 1), (X, WIDE - 1)]),
     "wide gather": (ops.gather_coo, (X[:3].T, WIDE.T), [(X[:3].T, WIDE.T + 1), (X[:3].T, WIDE.T - 1)]),
