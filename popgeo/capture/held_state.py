@@ -19,10 +19,9 @@ from popgeo.replaced import replaced
 OF_EVERY_MODULE = frozenset(dir(nn.Module())) - {"forward"}
 """The attributes that torch gives a module."""
 _HOLDERS = (dict, OrderedDict, list, set)
-Reads = Mapping[tuple[int, str], Any]
-"""What a module's attributes held when they were first looked at, by the module's id and the attribute's name."""
-States = Mapping[tuple[int, str], tuple[Any, Any]]
-"""What a module's attributes hold at some time, each with what `_inside` says of it."""
+Reads = Mapping[tuple[int, str], tuple[Any, Any]]
+"""What a module's attributes held when they were first looked at, each with what `_inside` says of it, by the module's
+id and the attribute's name."""
 ONE_AT_A_TIME = Lock()
 """Held by who borrows what all threads share: torch's own generator, or functions and attributes during a capture."""
 
@@ -75,22 +74,24 @@ def swapped(module: nn.Module, replacement: Mapping[int, Tensor]) -> Iterator["H
 
 
 @contextlib.contextmanager
-def noted_reads() -> Iterator[dict[tuple[int, str], Any]]:
-    """Notes which plain attributes of modules the block looks at, and what was there the first time; None for nothing.
+def noted_reads() -> Iterator[dict[tuple[int, str], tuple[Any, Any]]]:
+    """Notes which plain attributes of modules the block looks at, and what was there the first time, in two forms.
 
     Example:
         >>> linear = nn.Linear(2, 2)
         >>> with noted_reads() as reads:
         ...     linear.in_features
         2
-        >>> reads == {(id(linear), "in_features"): 2}
+        >>> reads == {(id(linear), "in_features"): (2, 2)}
         True
     """
-    thread, reads = threading.get_ident(), dict[tuple[int, str], Any]()
+    thread, reads = threading.get_ident(), dict[tuple[int, str], tuple[Any, Any]]()
 
     def note(module: nn.Module, name: str) -> Any:
-        if threading.get_ident() == thread and name not in OF_EVERY_MODULE:
-            reads.setdefault((id(module), name), vars(module).get(name))
+        key = id(module), name
+        if threading.get_ident() == thread and name not in OF_EVERY_MODULE and key not in reads:
+            value = vars(module).get(name)
+            reads[key] = value, _inside(value)
         return object.__getattribute__(module, name)
 
     with replaced(nn.Module, "__getattribute__", note):
@@ -175,19 +176,17 @@ class HeldState:
             for name, tensor in one.tensors():
                 one.table_of(name)[name] = self.replacement[id(tensor)]
 
-    def attributes(self) -> States:
+    def attributes(self) -> Mapping[tuple[int, str], Any]:
         """The plain attributes as they are now."""
-        own = [(one.module, vars(one.module)) for one in self.held]
-        names = [(module, name, value) for module, values in own for name, value in values.items()]
-        return {(id(m), name): (value, name in OF_EVERY_MODULE or _inside(value)) for m, name, value in names}
+        return {(id(one.module), name): value for one in self.held for name, value in vars(one.module).items()}
 
-    def carried(self, before: States, reads: Reads) -> list[str]:
+    def carried(self, before: Mapping[tuple[int, str], Any], reads: Reads) -> list[str]:
         """The attributes that a run looked at as they were before it, and then changed or put something else there."""
         now, found = self.attributes(), []
-        for key, seen in reads.items():
-            (new, inside), (old, inside_before) = (state.get(key, (None, None)) for state in (now, before))
+        for key, (seen, inside) in reads.items():
+            new = now.get(key)
             is_same = new is seen or (type(new) is type(seen) and isinstance(new, SCALARS) and new == seen)
-            if seen is old and not (is_same and inside == inside_before):
+            if seen is before.get(key) and not (is_same and inside == _inside(new)):
                 found += [f"{one.path}{key[1]}" for one in self.held if id(one.module) == key[0]]
         return found
 
