@@ -69,7 +69,7 @@ def near_nodes(form: Form, slots: int, search: Search) -> tuple[Tensor, Tensor]:
     is_transformed = not is_compiling() and _functorch.peek_interpreter_stack() is not None
     if is_transformed or not pos.is_cpu or pos.dtype not in _SERVED:
         return _define(form, slots, pos, *tuple(search)[1:])
-    return _NEAR_NODES(int(form), slots, pos, *tuple(search)[1:])  # dynamo of torch 2.8 cannot slice a named tuple
+    return _NEAR_NODES(int(form), slots, pos, *tuple(search)[1:])
 
 
 def _define(form: int, slots: int, *arguments: Any) -> tuple[Tensor, Tensor]:

@@ -27,15 +27,15 @@ PLACES = {
 # may rise only in a change that lowers another one by as much. The last one that did: checks of units and keys of
 # files, and heads of MACE's models, for which reports, options and old programs' account are shorter.
 BUDGETS = {
-    "core": 31_496,
-    "compat": 3_217,
+    "core": 31_491,
+    "compat": 3_218,
     "systems": 2_227,
     "models": 1_513,
     "reach": 3_327,
     "kit": 2_146,
     "train": 838,
 }
-ALL = 44_764  # may only fall
+ALL = 44_760  # may only fall
 REMEDY = "A new mechanism names the one it replaces: take that out, or raise the budget here and say why."
 LONGEST_FILE, SHORTEST_FILE_OF_ONE_USER = 300, 40
 # An operation's cost and its lowering are found by one name.

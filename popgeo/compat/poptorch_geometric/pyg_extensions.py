@@ -22,6 +22,7 @@ from popgeo.sampling import CompressedGraph, partition, sample_neighbors
 
 _FLAGS = {"knn": "WITH_KNN", "knn_graph": "WITH_KNN", "radius": "WITH_RADIUS", "radius_graph": "WITH_RADIUS"}
 _FLAGS |= {"nearest": "WITH_NEAREST"}
+_FLAGS = {name: flag if hasattr(pyg_typing, flag) else "WITH_TORCH_CLUSTER" for name, flag in _FLAGS.items()}  # PyG 2.7
 _LAYERS = ("edge_conv", "gravnet_conv", "x_conv")
 _SAMPLED = ("node", "row", "col", "edge", "batch", "num_sampled_nodes", "num_sampled_edges")
 
@@ -44,7 +45,7 @@ def stand_in() -> None:
     for name, flag in _FLAGS.items():
         if not getattr(pyg_typing, flag):
             _replace(pool, name, getattr(torch_cluster, name))
-    if not pyg_typing.WITH_KNN:
+    if not getattr(pyg_typing, _FLAGS["knn"]):
         _let_layers_search()
     if not (pyg_typing.WITH_METIS or pyg_typing.WITH_TORCH_SPARSE):
         _put(ClusterData, "_metis", _partitioned)

@@ -55,7 +55,7 @@ class GradientScaling:
 
 
 def set_gradient(parameter: Tensor, gradient: Tensor) -> None:
-    """Gives a parameter a gradient, which may be of a wider type if this torch (2.9) allows it."""
+    """Gives a parameter a gradient, which may be of a wider type."""
     if gradient.dtype != parameter.dtype:
         parameter.grad_dtype = gradient.dtype
     parameter.grad = gradient

@@ -37,16 +37,11 @@ def gradient_type(options: StepOptions, optimizer: Optimizer, weights: torch.dty
     chosen = options.accumulation_dtype or (torch.float32 if is_mixed(options) else None)
     if chosen is None:
         wanted = getattr(optimizer, "accum_type", weights)
-        return torch.float32 if wanted is torch.float32 and hasattr(Tensor, "grad_dtype") else weights
+        return torch.float32 if wanted is torch.float32 else weights
     if chosen not in (torch.float32, weights):
         raise ValueError(
             f"accumulation_dtype is {chosen}, and some weights are {weights}; gradients are joined in the weights' own "
             "type or in torch.float32."
-        )
-    if chosen is torch.float32 and not hasattr(Tensor, "grad_dtype"):
-        raise ValueError(
-            f"Gradients of {weights} weights in float32 need torch 2.9 or later; this is {torch.__version__}. Pass "
-            f"accumulation_dtype={weights}."
         )
     return chosen
 
