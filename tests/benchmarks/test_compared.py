@@ -22,8 +22,8 @@ def test_the_installed_pyg_is_as_every_row_of_the_page_says(compared, capsys, mo
     assert capsys.readouterr().out.count("as the page says  ") == len(compared.ROWS)
 
 
-def test_the_rows_are_those_of_the_page(compared):
-    table = (REPOSITORY / "docs" / "compared.md").read_text()
+def test_the_rows_are_those_of_the_table_with_pyg(compared):
+    table, *_ = (REPOSITORY / "docs" / "compared.md").read_text().split("\n## ")
     rows = re.findall(r"^\| ([^|]+?) \|", table, re.MULTILINE)
     assert rows == list(compared.ROWS)
 

@@ -6,7 +6,6 @@ import pytest
 import torch
 from torch import nn
 
-from popgeo.engine.optimizer import precision
 from popgeo.engine.optimizer.gradient_scaling import GradientScaling, overflow_of, set_gradient
 from popgeo.engine.optimizer.precision import gradient_type, is_mixed, rounding_counter
 from popgeo.engine.step_options import StepOptions
@@ -40,17 +39,6 @@ def test_gradients_are_joined_in_the_type_asked_for_or_the_optimizer_s():
     assert gradient_type(StepOptions(accumulation_dtype=HALF), SGD, SINGLE) is SINGLE
     with pytest.raises(ValueError, match=r"accumulation_dtype is torch\.float16, and some weights are torch\.bfloat16"):
         gradient_type(StepOptions(accumulation_dtype=HALF), SGD, BRAIN)
-
-
-def test_a_torch_without_wide_gradients_joins_none_and_says_so(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(precision, "Tensor", object)
-    assert gradient_type(StepOptions(), SimpleNamespace(accum_type=SINGLE), HALF) is HALF
-    assert gradient_type(StepOptions(accumulation_dtype=HALF), SGD, HALF) is HALF
-    for one in (StepOptions(accumulation_dtype=SINGLE), StepOptions(optimizer_state_dtype=SINGLE)):
-        with pytest.raises(
-            ValueError, match=r"Gradients of torch\.float16 weights in float32 need torch 2\.9 or later"
-        ):
-            gradient_type(one, SGD, HALF)
 
 
 def test_each_weight_and_part_has_random_numbers_of_its_own():
