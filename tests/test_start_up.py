@@ -101,6 +101,7 @@ def test_the_numbers_of_types_in_a_file_are_those_of_torch():
 
     from popgeo.deploy.read_torch_program import DTYPES, MEMORY_FORMATS
 
-    assert {int(number): dtype for number, dtype in serialize._SERIALIZE_TO_TORCH_DTYPE.items()} == DTYPES
+    known = {int(number): dtype for number, dtype in serialize._SERIALIZE_TO_TORCH_DTYPE.items()}
+    assert known == {number: dtype for number, dtype in DTYPES.items() if number in known}  # older torch has fewer
     formats = {int(number): form for number, form in serialize._SERIALIZE_TO_TORCH_MEMORY_FORMAT.items()}
     assert formats == MEMORY_FORMATS

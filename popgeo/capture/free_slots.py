@@ -69,8 +69,11 @@ _ROW_BY_ROW = """
     mm mv native_dropout native_layer_norm ones_like _prelu_kernel prod rand_like randn_like _softmax stack std sum
     _to_copy var zeros_like
 """
-# By element, although torch does not tag them so.
-_BY_ELEMENT = "bernoulli_ copy_ fill_ masked_fill masked_fill_ normal_ uniform_ zero_"
+# By element, although torch does not tag them so; the second row it does in newer versions.
+_BY_ELEMENT = """
+    bernoulli_ copy_ fill_ masked_fill masked_fill_ normal_ uniform_ zero_
+    celu_ elu_ hardsigmoid_ hardtanh_ ldexp_ leaky_relu leaky_relu_ selu_
+"""
 _TWICE_IS_ONCE = [getattr(torch.ops.aten, name).default for name in ("all", "any", "max", "min")]
 _TAKES_SIZES = "empty expand full new_empty new_full new_ones new_zeros ones rand randn reshape unflatten view zeros"
 

@@ -16,6 +16,8 @@ from popgeo.engine.out_variants import returns_list
 
 # Random numbers as eager code draws them, in the same order.
 _SETTINGS = {"fallback_random": True}
+# There, inductor makes NaN of a batch norm, an activation and dropout in one graph.
+_LOSES_DROPOUT = torch.__version__ < "2.12"
 
 
 class InductorRunner:
@@ -28,7 +30,8 @@ class InductorRunner:
         floating_point_exceptions: Not served.
 
     Raises:
-        ValueError: each operation is to be checked, or there is no compiler for what inductor writes.
+        ValueError: each operation is to be checked; there is no compiler for what inductor writes; or the model has
+            dropout, and torch is older than 2.12.
     """
 
     def __init__(
@@ -43,6 +46,10 @@ class InductorRunner:
         if any(op.target == SET_STATE for op in graph.ops):
             raise ValueError(
                 "The model seeds random numbers or draws them again, which inductor leaves out. Use backend='cpu'."
+            )
+        if _LOSES_DROPOUT and any("bernoulli" in op.target for op in graph.ops):
+            raise ValueError(
+                "Inductor makes NaN of some dropout before torch 2.12. Update torch, or use backend='cpu'."
             )
         self.graph = graph = expand(graph)
         self.draws_random_numbers = any(is_random(op) for op in graph.ops)

@@ -365,4 +365,4 @@ def test_processes_share_the_graphs_and_all_get_all_results(tmp_path):
     for one in both:
         said, errors = one.communicate(timeout=120)
         assert one.returncode == 0, errors
-        assert said.startswith("Graph 5: ")
+        assert any(line.startswith("Graph 5: ") for line in said.splitlines())  # Gloo may print, too

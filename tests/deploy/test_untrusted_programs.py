@@ -42,7 +42,8 @@ def entries(tmp_path_factory: pytest.TempPathFactory) -> Entries:
 def written(path: Path, entries: Entries, compression: int = zipfile.ZIP_STORED) -> Path:
     """A file of these entries whose seal is right."""
     file = io.BytesIO()
-    with warnings.catch_warnings(action="ignore"), zipfile.ZipFile(file, "w", compression) as archive:
+    with warnings.catch_warnings(), zipfile.ZipFile(file, "w", compression) as archive:
+        warnings.simplefilter("ignore")
         for one in entries:
             archive.writestr(*one)
     path.write_bytes(sealed(file.getvalue(), "program", 1, is_archive=True))
@@ -215,7 +216,8 @@ def test_changed_notes_are_read_or_refused_by_name(entries: Entries, tmp_path: P
 
         path = written(tmp_path / "notes.pt2", changed(entries, NOTES, change))
         try:
-            with warnings.catch_warnings(action="ignore"):
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
                 predictor = load(path, "none")
         except ValueError as error:
             refused.append(str(error))

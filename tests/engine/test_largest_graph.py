@@ -83,7 +83,8 @@ def test_a_batch_of_unknown_origin_is_provided_for_with_a_warning():
     with pytest.warns(UserWarning, match=r"PairInteractionGraph\(max_num_nodes=\.\.\.\)"):
         made = step(*given)
     torch.testing.assert_close(made, model(*given), rtol=1e-5, atol=1e-5)
-    with warnings.catch_warnings(action="error"):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
         step(*tensors(batch))
 
 

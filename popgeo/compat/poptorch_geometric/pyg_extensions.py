@@ -22,7 +22,6 @@ from popgeo.sampling import CompressedGraph, partition, sample_neighbors
 
 _FLAGS = {"knn": "WITH_KNN", "knn_graph": "WITH_KNN", "radius": "WITH_RADIUS", "radius_graph": "WITH_RADIUS"}
 _FLAGS |= {"nearest": "WITH_NEAREST"}
-_FLAGS = {name: flag if hasattr(pyg_typing, flag) else "WITH_TORCH_CLUSTER" for name, flag in _FLAGS.items()}  # PyG 2.7
 _LAYERS = ("edge_conv", "gravnet_conv", "x_conv")
 _SAMPLED = ("node", "row", "col", "edge", "batch", "num_sampled_nodes", "num_sampled_edges")
 

@@ -152,6 +152,8 @@ class Update:
         Args:
             parts: Of one of that many parts of the parameters: the largest, as one replica of that many updates it.
         """
+        if self._worker is not self._own:
+            self._adopt()  # some optimizers make their state when they are made
         is_whole = parts == 1 and not any(part.is_divided for part in self._flat)
         worker = self._worker if is_whole else self._worker.over([part.cut(parts) for part in self._flat])
         return capture_later_update(worker, self._scaling)
