@@ -17,7 +17,7 @@ KINDS = {
 RARE = ("host", "streaming")
 MEMORY = {"weights": PALETTE[0], "optimizer": PALETTE[9], "stashes": PALETTE[1], "working": PALETTE[2]}
 GAP = 0.03  # of the width, where a part of the step is left out
-ROOM = 0.0075  # of the width for each digit of a micro-batch's number
+ROOM = 0.009  # of the width for each digit of a micro-batch's number
 
 
 def pipeline_timeline(
@@ -85,7 +85,7 @@ def _bars(ax: Axes, rows: pd.DataFrame, shift: float, kind: str, whole: float) -
             words = f"{number:.0f}"
             if length > ROOM * (len(words) + 0.3) * whole:
                 at = start + shift + length / 2
-                ax.text(at, float(ipu), words, ha="center", va="center", color="white", fontsize="xx-small")
+                ax.text(at, float(ipu), words, ha="center", va="center", color="white", fontsize="x-small")
 
 
 def _marks(start: float, end: float, whole: float, scale: float) -> list[float]:
