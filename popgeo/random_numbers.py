@@ -29,7 +29,9 @@ def seed_of(*names: "int | NDArray[np.int64]") -> int:
         >>> seed_of(0, 1) == seed_of(0, 2), seed_of(0, 1, np.array([3, 4])) == seed_of(0, 1, np.array([4, 3]))
         (False, False)
     """
-    words = [crc32(np.ascontiguousarray(n).tobytes()) if isinstance(n, np.ndarray) else n for n in names]
+    words = [crc32(np.ascontiguousarray(n).tobytes()) if isinstance(n, np.ndarray) else int(n) for n in names]
+    if min(words) < 0:
+        raise ValueError(f"A seed is {min(words)}; it must be 0 or more.")
     return int(np.random.SeedSequence(words).generate_state(1, np.uint64)[0] >> np.uint64(1))
 
 
