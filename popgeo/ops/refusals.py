@@ -49,8 +49,7 @@ def check_ends(edge_index: Tensor) -> None:
     """Refuses edges that have not two rows, of sources and of destinations. Looks at no value."""
     if edge_index.dim() != 2 or edge_index.shape[0] != 2:
         raise ValueError(
-            f"edge_index has shape {tuple(edge_index.shape)}; it is [2, num_edges]. Pass edge_index.t() if it has a row "
-            "for each edge, and the indices of an adjacency matrix."
+            f"edge_index has shape {tuple(edge_index.shape)}; pass [2, num_edges], if need be edge_index.t()."
         )
 
 

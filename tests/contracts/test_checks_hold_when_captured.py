@@ -76,8 +76,16 @@ CASES: dict[str, tuple[Callable[..., Tensor], tuple[Tensor, ...], list[tuple[Ten
     "pairs": (found_by(ops.pairs), (POS, SORTED), [(POS, LARGE), (POS, UNSORTED), *NOWHERE]),
     "radius": (found_by(ops.radius, num_edges=9), (POS, SORTED), [(POS, LARGE), (POS, UNSORTED), *NOWHERE]),
     "slots": (model_with(RadiusInteractionGraph(5.0, 8)), (Z, POS * 0.1, SORTED), [(Z, POS * 0.1, LARGE)]),
-    "SchNet with a window": (model_with(PairInteractionGraph(5.0, 3)), (Z, POS, SORTED), [(Z, POS, LARGE), (Z, NAN, SORTED)]),
-    "PaiNN with a window": (model_with(PairInteractionGraph(5.0), PaiNN), (Z, POS, SORTED), [(Z, POS, UNSORTED), (Z, INFINITE, SORTED)]),
+    "SchNet with a window": (
+        model_with(PairInteractionGraph(5.0, 3)),
+        (Z, POS, SORTED),
+        [(Z, POS, LARGE), (Z, NAN, SORTED)],
+    ),
+    "PaiNN with a window": (
+        model_with(PairInteractionGraph(5.0), PaiNN),
+        (Z, POS, SORTED),
+        [(Z, POS, UNSORTED), (Z, INFINITE, SORTED)],
+    ),
     "SchNet without shifts": (model_of_edges(SchNet), (Z, POS, RING), [(Z, POS, LOOP)]),
     "PaiNN without shifts": (model_of_edges(PaiNN), (Z, POS, RING), [(Z, POS, LOOP)]),
     "padded attention": (attention("padded"), (X, SORTED), [(X, LARGE), (X, UNSORTED)]),

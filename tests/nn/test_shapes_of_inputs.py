@@ -29,7 +29,10 @@ def of_nodes(model, x=X, edge_index=EDGES, **masks):
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ({"edge_index": EDGES.t()}, r"edge_index has shape \(4, 2\); it is \[2, num_edges\]. Pass edge_index.t\(\)"),
+        (
+            {"edge_index": EDGES.t()},
+            r"edge_index has shape \(4, 2\); pass \[2, num_edges\], if need be edge_index.t\(\)",
+        ),
         ({"edge_index": torch.eye(5).to_sparse()}, r"edge_index has shape \(5, 5\)"),
         ({"edge_index": EDGES[0]}, r"edge_index has shape \(4,\)"),
         ({"x": X[:, 0]}, r"x has shape \(5,\); it is \[num_nodes, in_channels\]"),
