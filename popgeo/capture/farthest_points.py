@@ -37,7 +37,7 @@ def fps(src: Tensor, ptr: Sequence[int], ratio: float = 0.5, random_start: bool 
     if not 0 < ratio <= 1:
         raise ValueError(f"fps got ratio {ratio}; it must be above 0 and at most 1.")
     with torch.no_grad():
-        points = src.detach().reshape(src.shape[0], -1)
+        points = src.detach().reshape(src.shape[0], src.shape[1:].numel())
         clouds = [(a, b) for a, b in itertools.pairwise(ends) if a < b]  # nothing is picked in an empty one
         picked = [a + _pick(points[a:b], math.ceil(ratio * (b - a)), random_start) for a, b in clouds]
         return torch.cat(picked) if picked else torch.empty(0, dtype=torch.int64)
