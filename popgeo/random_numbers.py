@@ -42,8 +42,8 @@ def generator_of(*names: "int | NDArray[np.int64]") -> torch.Generator:
 
 def new_key(source: int | torch.Generator | None) -> int:
     """The 64 bits that a seed names; without a seed a new key, drawn from a generator (torch's own where None)."""
-    if isinstance(source, int):
-        return source & (2**64 - 1)
+    if isinstance(source, int | np.integer):
+        return int(source) & (2**64 - 1)
     return int(torch.randint(2**63 - 1, (), generator=source))
 
 
