@@ -95,5 +95,6 @@ def test_times_of_any_kind_are_read(dtype):
 
 
 def test_a_seed_may_be_a_number_of_numpy():
-    first, second = (FixedSizeEventLoader(make_events(), 5, seed=seed) for seed in (3, np.int64(3)))
-    assert [batch.dst.tolist() for batch in first] == [batch.dst.tolist() for batch in second]
+    events = make_events()
+    first, second = (FixedSizeEventLoader(events, 5, seed=seed) for seed in (3, np.int64(3)))
+    assert [batch.neg_dst.tolist() for batch in first] == [batch.neg_dst.tolist() for batch in second]

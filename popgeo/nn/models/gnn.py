@@ -36,19 +36,21 @@ class Batched:
 
     def at_source(self, x: Tensor) -> Tensor:
         """x_j: what each edge's source holds. [num_nodes, channels] -> [num_edges, channels]"""
-        return gather(x, self.src, plan=self.plan and self.plan.src)
+        return gather(x, self.src, plan=self.plan.src if self.plan else None)
 
     def at_destination(self, message: Tensor, reduce: str = "sum") -> Tensor:
         """Reduces the messages that arrive at each node. [num_edges, channels] -> [num_nodes, channels]"""
-        return scatter(message, self.dst, 0, dim_size=self.num_nodes, reduce=reduce, plan=self.plan and self.plan.dst)
+        plan = self.plan.dst if self.plan else None
+        return scatter(message, self.dst, dim=0, dim_size=self.num_nodes, reduce=reduce, plan=plan)
 
     def of_destination(self, x: Tensor) -> Tensor:
         """x_i: what each edge's destination holds. [num_nodes, channels] -> [num_edges, channels]"""
-        return gather(x, self.dst, plan=self.plan and self.plan.dst)
+        return gather(x, self.dst, plan=self.plan.dst if self.plan else None)
 
     def back_at_source(self, message: Tensor) -> Tensor:
         """Sums what each node's outgoing edges hold. [num_edges, channels] -> [num_nodes, channels]"""
-        return scatter(message, self.src, 0, dim_size=self.num_nodes, plan=self.plan and self.plan.src)
+        plan = self.plan.src if self.plan else None
+        return scatter(message, self.src, dim=0, dim_size=self.num_nodes, plan=plan)
 
 
 def enter(
