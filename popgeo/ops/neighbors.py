@@ -183,7 +183,7 @@ def distance(
         # Masked before squaring, so that whatever is in a padding node has no gradient either.
         vector = torch.where(edges_mask.unsqueeze(1), vector, 0.0)
     r2 = vector.square().sum(1)
-    apart = r2 > 0
+    apart = r2 != 0  # and a NaN stays one
     r = torch.where(apart, r2, 1.0).sqrt()
     r = torch.where(apart, r, 0.0)
     return r if edges_mask is None else torch.where(edges_mask, r, cutoff)

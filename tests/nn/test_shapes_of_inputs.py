@@ -5,7 +5,18 @@ import torch
 from torch_geometric.data import Data
 
 from popgeo import Predictor, compile_forward
-from popgeo.nn import GCN, GIN, GINE, GPS, GraphSAGE, InnerProductDecoder, PaiNN, RadiusInteractionGraph, SchNet
+from popgeo.nn import (
+    GCN,
+    GIN,
+    GINE,
+    GPS,
+    BesselBasis,
+    GraphSAGE,
+    InnerProductDecoder,
+    PaiNN,
+    RadiusInteractionGraph,
+    SchNet,
+)
 from popgeo.ops import EdgePlan, distance
 
 X, EDGES = torch.rand(5, 4), torch.tensor([[0, 1, 2, 3], [1, 0, 3, 2]])
@@ -86,3 +97,21 @@ def test_functions_of_edges_refuse_their_transpose(function):
     function(EDGES)
     with pytest.raises(ValueError, match=r"edge_index has shape \(4, 2\)"):
         function(EDGES.t())
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize(
+    "model", [*ATOMS.values(), SchNet(8, 8, 1, dipole=True)], ids=["SchNet", "PaiNN", "SchNet with a dipole"]
+)
+def test_a_position_that_is_nan_makes_the_prediction_nan(model, compiled):
+    pos = torch.where(torch.arange(15).view(5, 3) == 4, torch.nan, POS)
+    run = compile_forward(model.eval()) if compiled else model
+    assert run(Z, pos, None, EDGES, num_graphs=1).isnan().all()
+    assert run(Z, POS, None, EDGES, num_graphs=1).isfinite().all()
+
+
+def test_a_distance_of_nan_is_no_distance_of_zero():
+    pos = torch.tensor([[0.0, 0, 0], [0, 0, torch.nan], [0, 0, 0]])
+    lengths = distance(pos, torch.tensor([[1, 2], [0, 0]]), None, 5.0)
+    assert torch.equal(lengths.isnan(), torch.tensor([True, False]))
+    assert torch.equal(BesselBasis(5.0, 3)(lengths).isnan().all(1), torch.tensor([True, False]))
