@@ -29,13 +29,15 @@ class ShowsDefaults(argparse.ArgumentDefaultsHelpFormatter):
         return super()._get_help_string(action) if has_one else action.help
 
 
-def at_least(least: float, kind: type) -> Callable[[str], float]:
-    """Reads a number for argparse and refuses what is too small."""
+def at_least(least: float, kind: type, most: float = sys.float_info.max) -> Callable[[str], float]:
+    """Reads a number for argparse and refuses what is too small, or too large, as infinity is."""
 
     def read(text: str) -> float:
         value = kind(text)
         if not value >= least:
             raise argparse.ArgumentTypeError(f"{text} is too small, {least:g} is the least")
+        if value > most:
+            raise argparse.ArgumentTypeError(f"{text} is too large, {most:g} is the most")
         return value
 
     read.__name__ = kind.__name__
@@ -47,6 +49,7 @@ _KINDS: Mapping[str, Mapping[str, Any]] = {
     "count": {"type": at_least(1, int)},
     "whole": {"type": at_least(0, int)},
     "number": {"type": at_least(0, float)},
+    "share": {"type": at_least(0, float, 1)},
     "path": {"type": Path},
     "flag": {"action": "store_true"},
     "text": {},

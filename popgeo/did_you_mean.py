@@ -41,7 +41,7 @@ def require_kinds(owner: str, annotations: Mapping[str, Any], given: Mapping[str
         kinds = get_args(annotations.get(name)) or (annotations.get(name),)
         if kinds == (bool,) and not isinstance(value, bool):
             raise ValueError(f"{owner}.{name} is {value!r}; it must be True or False.")
-        is_other = isinstance(value, (float, bool, str)) and type(value) not in kinds
+        is_other = isinstance(value, float | bool | str | None) and type(value) not in kinds
         if int in kinds and float not in kinds and is_other:
             raise ValueError(f"{owner}.{name} is {value!r}; it must be a whole number.")
 

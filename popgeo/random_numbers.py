@@ -29,7 +29,9 @@ def seed_of(*names: "int | NDArray[np.int64]") -> int:
         >>> seed_of(0, 1) == seed_of(0, 2), seed_of(0, 1, np.array([3, 4])) == seed_of(0, 1, np.array([4, 3]))
         (False, False)
     """
-    words = [crc32(np.ascontiguousarray(n).tobytes()) if isinstance(n, np.ndarray) else n for n in names]
+    words = [crc32(np.ascontiguousarray(n).tobytes()) if isinstance(n, np.ndarray) else int(n) for n in names]
+    if min(words) < 0:
+        raise ValueError(f"A seed is {min(words)}; it must be 0 or more.")
     return int(np.random.SeedSequence(words).generate_state(1, np.uint64)[0] >> np.uint64(1))
 
 
@@ -40,8 +42,8 @@ def generator_of(*names: "int | NDArray[np.int64]") -> torch.Generator:
 
 def new_key(source: int | torch.Generator | None) -> int:
     """The 64 bits that a seed names; without a seed a new key, drawn from a generator (torch's own where None)."""
-    if isinstance(source, int):
-        return source & (2**64 - 1)
+    if isinstance(source, int | np.integer):
+        return int(source) & (2**64 - 1)
     return int(torch.randint(2**63 - 1, (), generator=source))
 
 

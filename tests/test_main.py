@@ -110,6 +110,11 @@ def test_neighbours_can_be_found_in_every_step(tmp_path: Path, capsys: pytest.Ca
         (["--limit", "3"], "--limit: 3 is too small, 10 is the least"),
         (["--dataset", "qm8"], "--dataset: invalid choice: 'qm8'"),
         (["--colour", "red"], "unrecognized arguments: --colour red"),
+        (["--lr", "inf"], "--lr: inf is too large"),
+        (["train", "a.xyz", "--ema-decay", "2"], "--ema-decay: 2 is too large, 1 is the most"),
+        (["train", "a.xyz", "--valid-fraction", "1.5"], "--valid-fraction: 1.5 is too large, 1 is the most"),
+        (["train", "a.xyz", "--lr-factor", "3"], "--lr-factor: 3 is too large"),
+        (["train", "a.xyz", "--energy-weight", "nan"], "--energy-weight: nan is too small"),
     ],
 )
 def test_a_wrong_option_is_one_clear_line(arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]):

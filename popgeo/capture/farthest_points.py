@@ -31,16 +31,16 @@ def fps(src: Tensor, ptr: Sequence[int], ratio: float = 0.5, random_start: bool 
         tensor([0, 2, 3])
     """
     ends = [int(one) for one in ptr]
-    ascending = len(ends) > 1 and ends[0] == 0 and all(a < b for a, b in itertools.pairwise(ends))
+    ascending = len(ends) > 1 and ends[0] == 0 and all(a <= b for a, b in itertools.pairwise(ends))
     if not ascending or ends[-1] != src.shape[0]:
         raise ValueError(f"fps got ptr {ends}; it must ascend from 0 to the number of points, {src.shape[0]}.")
     if not 0 < ratio <= 1:
         raise ValueError(f"fps got ratio {ratio}; it must be above 0 and at most 1.")
     with torch.no_grad():
-        points = src.detach().reshape(src.shape[0], -1)
-        clouds = [points[start:end] for start, end in itertools.pairwise(ends)]
-        picked = [_pick(cloud, math.ceil(ratio * cloud.shape[0]), random_start) for cloud in clouds]
-        return torch.cat([start + rows for start, rows in zip(ends, picked, strict=False)])
+        points = src.detach().reshape(src.shape[0], src.shape[1:].numel())
+        clouds = [(a, b) for a, b in itertools.pairwise(ends) if a < b]  # nothing is picked in an empty one
+        picked = [a + _pick(points[a:b], math.ceil(ratio * (b - a)), random_start) for a, b in clouds]
+        return torch.cat(picked) if picked else torch.empty(0, dtype=torch.int64)
 
 
 def fps_of_graphs(

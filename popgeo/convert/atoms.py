@@ -14,7 +14,7 @@ from torch_geometric.data import Data
 from popgeo.convert.atom_files import files_of, reach
 from popgeo.convert.atom_keys import LABELS, WEIGHTS, Keys, check_cell, find_factors, find_names, level_of
 from popgeo.convert.atom_labels import as_label, numbers
-from popgeo.convert.neighbours import list_pairs, near_origin, require_elements
+from popgeo.convert.neighbours import list_pairs, near_origin, require_elements, require_places
 
 _CLOSEST = 0.1  # angstrom
 LEVELS = {"z": "node", "pos": "node", "forces": "node", "edge_index": "edge", "edge_shift": "edge"}
@@ -130,6 +130,7 @@ class AtomsReader:
         self.factors = factors = find_factors(said, metadata, names, self.units)
         length = factors.get("length", 1.0)
         pos, cell, pbc = atoms.positions * length, atoms.cell.array * length, atoms.pbc.copy()
+        require_places(pos, cell)
         data = Data(z=torch.from_numpy(atoms.numbers.astype(np.int64)))
         data.pos, data.cell, data.pbc = self._number(pos), self._number(cell)[None], torch.from_numpy(pbc)[None]
         for name, called in names.items():

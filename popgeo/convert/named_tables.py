@@ -53,12 +53,13 @@ def read_triples(path: str | Path, like: NamedTriples | None = None, separator: 
         (NamedTriples(2 of 2 entities, 1 relations), [[0, 0, 1], [1, 0, 0]], ['Ada', 'Ben'])
     """
     # Names are taken as they stand: "NA" and "1.0" are names, and a quotation mark is one of its letters.
-    table = pd.read_csv(path, sep=separator, header=None, dtype=str, keep_default_na=False, quoting=3)
-    odd = table.isna().any(axis=1).to_numpy() | (table == "").any(axis=1).to_numpy()
+    table = _table(path, sep=separator, header=None, dtype=str, keep_default_na=False, quoting=3)
+    odd = (table.isna() | (table == "")).any(axis=1).to_numpy()
     if table.shape[1] != 3 or odd.any():
+        what = f"{table.shape[1]} columns" if table.shape[1] != 3 else f"an empty name in line {odd.argmax() + 1}"
         raise ValueError(
-            f"{path} has {table.shape[1]} columns, and line {int(odd.argmax()) + 1} a name that is empty. Triples have "
-            f"a head, a relation and a tail, with {separator!r} between them; pass separator= for another."
+            f"{path} has {what}. Triples have a head, a relation and a tail, with {separator!r} between them; pass "
+            "separator= for another."
         )
     ends = pd.concat([table[0], table[2]])
     entities = pd.Index(np.sort(ends.unique())) if like is None else like.entities
@@ -121,23 +122,21 @@ def read_events(
         >>> visits, visits.data.dst.tolist()
         (NamedEvents(2 of 2 sources, 2 destinations), [2, 3])
     """
-    if Path(path).suffix == ".parquet":
-        table = pd.read_parquet(path)
-    else:  # names such as "NA" and "007" are names
-        table = pd.read_csv(path, dtype={source: str, destination: str}, keep_default_na=False)
-    wanted = [source, destination, time, *features]
-    lacking = [name for name in wanted if name not in table.columns]
-    if lacking:
+    # Names such as "NA" and "007" are names.
+    table = _table(path, dtype={source: str, destination: str}, keep_default_na=False)
+    if lacking := [name for name in (source, destination, time, *features) if name not in table.columns]:
         raise ValueError(f"{path} has no columns {lacking}; there are {list(table.columns)}.")
-    numbers = table[[time, *features]].apply(pd.to_numeric, errors="coerce")
+    numbers = table[list(dict.fromkeys([time, *features]))].apply(pd.to_numeric, errors="coerce")
     ends = table[[source, destination]]
-    odd = (ends.isna() | (ends == "")).any(axis=1) | numbers.isna().any(axis=1)
-    if odd.any():
-        raise ValueError(f"{path} lacks a value, or has no number, in row {int(odd.argmax())}, counted from 0.")
+    odd = pd.concat([ends.isna() | (ends == ""), ~np.isfinite(numbers.astype(np.float64))], axis=1)
+    if odd.any(axis=None):
+        row, column = np.argwhere(odd.to_numpy())[0]
+        where = f"column {odd.columns[column]!r}, row {row}, counted from 0"
+        raise ValueError(f"{path} lacks a value, or has no finite number, in {where}.")
     times = numbers[time].to_numpy()
-    broken = times[times != np.floor(times)]
-    if len(broken):
-        raise ValueError(f"Column {time!r} of {path} has times that are not whole, such as {broken[0]}.")
+    largest = 1 << (53 if times.dtype.kind == "f" else 63)  # float64 holds no larger number exactly
+    if len(broken := times[(times != np.floor(times)) | (np.abs(times) >= largest)]):
+        raise ValueError(f"Column {time!r} of {path} has times that are not exact whole numbers, such as {broken[0]}.")
     order = np.argsort(times, kind="stable")
     if not sort and (np.diff(times) < 0).any():
         back = int((np.diff(times) < 0).argmax()) + 1
@@ -157,6 +156,14 @@ def read_events(
     if features:
         data.msg = torch.tensor(numbers[list(features)].to_numpy(np.float32))
     return NamedEvents(data=data, sources=sources, destinations=destinations)
+
+
+def _table(path: str | Path, **options: Any) -> pd.DataFrame:
+    """The table of a file of text, or of Parquet."""
+    try:
+        return pd.read_parquet(path) if Path(path).suffix == ".parquet" else pd.read_csv(path, **options)
+    except (ValueError, EOFError) as error:  # such as pandas' own for an empty file, and the codec's
+        raise ValueError(f"{path} cannot be read: {str(error).strip()}. A table is text in UTF-8.") from error
 
 
 def _numbers(path: Any, column: pd.Series, names: pd.Index) -> np.ndarray:

@@ -35,11 +35,7 @@ def list_pairs(pos: np.ndarray, cell: np.ndarray, pbc: np.ndarray, cutoff: float
     """
     if not cutoff > 0:
         raise ValueError(f"The cutoff is {cutoff}; it must be more than 0 angstrom.")
-    if not (np.abs([*pos, *cell]) < _FARTHEST).all():  # beyond it, or at NaN, vesin ends the process
-        raise ValueError(
-            f"Positions or the cell are not finite and below {_FARTHEST:.0e} angstrom. Are they in another unit? "
-            f"If this is dynamics, it has blown up: take a shorter step, or look at the forces."
-        )
+    require_places(pos, cell)
     if any(pbc) and np.linalg.matrix_rank(cell[pbc]) < np.count_nonzero(pbc):
         raise ValueError(f"The cell repeats along {pbc.tolist()} but its vectors are {cell.tolist()}. Set all three.")
     pos, cell, pbc = np.asarray(pos, np.float64), np.asarray(cell, np.float64), np.asarray(pbc, bool)
@@ -184,6 +180,15 @@ def _check_count(pos: np.ndarray, cell: np.ndarray, pbc: np.ndarray, cutoff: flo
         raise ValueError(
             f"There are more than {min(pairs, 1e15):,.0f} pairs of atoms within {cutoff} angstrom. Is the cell or are "
             "the positions in another unit, or do many atoms have the same position?"
+        )
+
+
+def require_places(pos: np.ndarray, cell: np.ndarray) -> None:
+    """Refuses positions and cells that are not finite, or so far away that vesin would end the process (angstrom)."""
+    if not (np.abs([*pos, *cell]) < _FARTHEST).all():
+        raise ValueError(
+            f"Positions or the cell are not finite and below {_FARTHEST:.0e} angstrom. Are they in another unit? "
+            f"If this is dynamics, it has blown up: take a shorter step, or look at the forces."
         )
 
 

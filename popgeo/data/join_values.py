@@ -102,7 +102,8 @@ def refuse_containers(name: str, values: Any) -> None:
             f"one with torch.as_tensor, or pass exclude_keys=[{name!r}]."
         )
     if type(probe).__name__ == "SparseTensor" or isinstance(probe, (Tensor, Mapping)) or isinstance(inner, Tensor):
+        kind = f"{probe.layout} tensor" if isinstance(probe, Tensor) else type(probe).__name__
         raise ValueError(
-            f"Attribute {name!r} holds a {type(probe).__name__}, which has no flat layout. Store it as plain tensors "
+            f"Attribute {name!r} holds a {kind}, which has no flat layout. Store it as plain tensors "
             f"(an adjacency as edge_index) or pass exclude_keys=[{name!r}]."
         )

@@ -207,7 +207,8 @@ def axes_of_results(results: Tensors, layout: Layout, given: Mapping[str, str | 
         if fitting:
             found[name] = fitting[0]
     if not found:
-        shapes = {name: list(tensor.shape) for name, tensor in results.items()}
+        # Numbers without a dimension, and tensors within lists of a list, are no results.
+        shapes = {name: list(tensor.shape) for name, tensor in results.items()} or "single numbers, or lists of lists"
         known = ", ".join(f"{count} {axis.label}" for axis, count in rows.items())
         raise ValueError(
             f"No result has one row a graph, node or edge: they are {shapes}, and a batch has {known}. "

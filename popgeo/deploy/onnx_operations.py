@@ -53,10 +53,7 @@ def translations() -> Mapping[Any, Callable[..., Any]]:
     def floor_quotient(a: Any, b: Any) -> Any:
         return quotient(a, b, "floor")
 
-    return {
-        _ATEN.div.Tensor_mode: quotient,
-        _ATEN.floor_divide.default: floor_quotient,
-    }
+    return {_ATEN.div.Tensor_mode: quotient, _ATEN.floor_divide.default: floor_quotient}
 
 
 def _index_add(into: Tensor, dim: int, index: Tensor, source: Tensor, *, alpha: float = 1) -> Tensor:

@@ -88,6 +88,9 @@ class Predictions(Mapping[str, Tensor]):
         """A table for each level, one row a graph, node or edge, with the number of its graph.
 
         A result of several columns has a column for each, as `forces_0`.
+
+        Raises:
+            ValueError: two results have the same columns, as `forces_0` and `forces` of several.
         """
         import pandas as pd
 
@@ -97,9 +100,10 @@ class Predictions(Mapping[str, Tensor]):
             if level not in frames:
                 graph = np.repeat(np.arange(self.num_graphs), self.ptr[name].diff().numpy())
                 frames[level] = pd.DataFrame({"graph": graph})
-            columns = tensor.detach().cpu().float() if tensor.dtype is torch.bfloat16 else tensor.detach().cpu()
-            flat = columns.reshape(len(columns), -1).numpy()
+            flat = _as_array(tensor).reshape(len(tensor), tensor.shape[1:].numel())
             names = [name] if flat.shape[1] == 1 else [f"{name}_{i}" for i in range(flat.shape[1])]
+            if taken := sorted({*names} & {*frames[level]}):
+                raise ValueError(f"Two results have the columns {taken}. Name results otherwise, or save them as .npz.")
             frames[level][names] = flat
         return frames
 
@@ -116,7 +120,7 @@ class Predictions(Mapping[str, Tensor]):
         """
         path = Path(path)
         if path.suffix == ".npz":
-            arrays = {name: tensor.detach().cpu().numpy() for name, tensor in self.items()}
+            arrays = {name: _as_array(tensor) for name, tensor in self.items()}
             np.savez(path, **arrays, **{f"{name}.ptr": ptr.numpy() for name, ptr in self.ptr.items()})  # type: ignore[arg-type]  # of its flags
             return [path]
         check_ending(path)
@@ -132,12 +136,15 @@ def check_ending(path: Path) -> None:
     """Refuses a file that no results can be written to, before they are computed.
 
     Raises:
-        ValueError: the ending is not one of those known, or what writes such files is not installed.
+        ValueError: the ending is not one of those known, what writes such files is not installed, or there is no
+            such folder.
     """
     if path.suffix not in (".csv", ".parquet", ".npz"):
         raise ValueError(f"{path} ends in {path.suffix!r}; results are written to .csv, .parquet or .npz.")
     if path.suffix == ".parquet" and find_spec("pyarrow") is None:
         raise ValueError(f"{path} is written by pyarrow, which is not installed: pip install pyarrow, or name a .csv.")
+    if not path.parent.is_dir():
+        raise ValueError(f"{path.parent} is not a folder, so {path.name} cannot be written. Make the folder first.")
 
 
 def _all_failed(part: Predictions, like: Predictions) -> Predictions:
@@ -145,6 +152,12 @@ def _all_failed(part: Predictions, like: Predictions) -> Predictions:
     counts = {axis: np.full(part.num_graphs, axis == GRAPHS, np.int64) for axis in like.axes.values()}
     rows = {name: tensor[:0] for name, tensor in like.items()}
     return replace(in_order(rows, like.axes, np.empty(0, np.int64), counts), num_graphs=part.num_graphs)
+
+
+def _as_array(tensor: Tensor) -> np.ndarray:
+    """The numbers; NumPy knows no bfloat16, which becomes float32."""
+    tensor = tensor.detach().cpu()
+    return (tensor.float() if tensor.dtype is torch.bfloat16 else tensor).numpy()
 
 
 def _starts(counts: Tensor) -> Tensor:

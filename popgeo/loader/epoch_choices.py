@@ -1,6 +1,6 @@
 """What an epoch is: the one declaration of its order, its shards, and how its batches are made and handed over."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, TypeVar
 
@@ -66,10 +66,10 @@ class EpochChoices:
 
     def __post_init__(self) -> None:
         require_kinds(type(self).__name__, type(self).__annotations__, vars(self))
-        if isinstance(self.sampler, str) or isinstance(self.batch_sampler, str):
+        if isinstance(self.sampler, str | Iterator) or isinstance(self.batch_sampler, str | Iterator):
             raise ValueError(
-                f"sampler is {self.sampler!r} and batch_sampler {self.batch_sampler!r}; they are iterables of numbers "
-                "of graphs. For random order pass shuffle=True."
+                f"sampler is {self.sampler!r} and batch_sampler {self.batch_sampler!r}; they are lists or samplers of "
+                "numbers of graphs, which each epoch reads again. For random order pass shuffle=True."
             )
         if sum((bool(self.shuffle), self.sampler is not None, self.batch_sampler is not None)) > 1:
             raise ValueError("A sampler or batch_sampler decides the order: it excludes shuffle and the other.")

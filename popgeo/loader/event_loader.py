@@ -133,6 +133,8 @@ class FixedSizeEventLoader(EpochLoader):
         wrong = [name for name, v in columns if not isinstance(v, Tensor) or v.shape[:1] != (num_events,)]
         if wrong:
             raise ValueError(f"{', '.join(wrong)} is not a tensor with one row for each of {num_events} events.")
+        if (lowest := min(int(data.src.min()), int(data.dst.min()))) < 0:
+            raise ValueError(f"An event is of node {lowest}; nodes are numbered from 0.")
         times = (data.t.double() if data.t.is_floating_point() else data.t).cpu().numpy()  # NumPy has no bfloat16
         # Neighbours are compared: differences of whole numbers may overflow.
         back = int((~(times[1:] >= times[:-1])).sum()) + int(times[0] != times[0])

@@ -43,7 +43,7 @@ def element_energies(
         )
     if batch.numel() and int(batch.max()) >= num_graphs:
         raise ValueError(f"An atom belongs to structure {int(batch.max())}, but there are {num_graphs} energies.")
-    counts = torch.bincount(batch * MAX_Z + z, minlength=num_graphs * MAX_Z).view(num_graphs, MAX_Z).double()
+    counts = torch.bincount(batch.long() * MAX_Z + z, minlength=num_graphs * MAX_Z).view(num_graphs, MAX_Z).double()
     given = torch.zeros(MAX_Z).double() if fixed is None else fixed.double().nan_to_num()
     left = energy.flatten().double() - counts @ given
     count = torch.ones_like(left) if weight is None else weight.double()
@@ -53,11 +53,14 @@ def element_energies(
     root = count[used].sqrt().unsqueeze(1)
     solved = torch.linalg.lstsq(counts[used][:, open_] * root, left[used].unsqueeze(1) * root, driver="gelsd").solution
     given[open_] = solved.flatten()
-    return given.to(energy)
+    return given.to(energy if energy.is_floating_point() else torch.empty(0, device=energy.device))
 
 
 def voigt_to_matrix(stress: Tensor) -> Tensor:
     """Stress as a symmetric matrix, from Voigt's order xx, yy, zz, yz, xz, xy. [..., 6] -> [..., 3, 3]
+
+    Raises:
+        ValueError: there are not six entries.
 
     Example:
         >>> voigt_to_matrix(torch.tensor([1.0, 2.0, 3.0, 4.0, 5.0, 6.0]))
@@ -65,14 +68,21 @@ def voigt_to_matrix(stress: Tensor) -> Tensor:
                 [6., 2., 4.],
                 [5., 4., 3.]])
     """
+    if stress.shape[-1:] != (6,):
+        raise ValueError(f"stress has shape {tuple(stress.shape)}; Voigt's order has 6 entries, [..., 6].")
     return stress[..., _MATRIX].unflatten(-1, (3, 3))
 
 
 def matrix_to_voigt(stress: Tensor) -> Tensor:
     """Stress in Voigt's order xx, yy, zz, yz, xz, xy, as ASE has it. [..., 3, 3] -> [..., 6]
 
+    Raises:
+        ValueError: it is not a matrix of three rows.
+
     Example:
         >>> matrix_to_voigt(torch.tensor([[1.0, 6.0, 5.0], [6.0, 2.0, 4.0], [5.0, 4.0, 3.0]]))
         tensor([1., 2., 3., 4., 5., 6.])
     """
+    if stress.shape[-2:] != (3, 3):
+        raise ValueError(f"stress has shape {tuple(stress.shape)}; a matrix is [..., 3, 3].")
     return stress.flatten(-2)[..., _VOIGT]

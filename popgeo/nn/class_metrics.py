@@ -15,11 +15,7 @@ _AVERAGES = ("micro", "macro", "weighted", "none", None)
 
 @in_float32
 def confusion_matrix(
-    input: Tensor,
-    target: Tensor,
-    mask: Tensor | None = None,
-    num_classes: int | None = None,
-    threshold: float = 0.5,
+    input: Tensor, target: Tensor, mask: Tensor | None = None, num_classes: int | None = None, threshold: float = 0.5
 ) -> Tensor:
     """How many rows of each class are predicted as each class.
 

@@ -87,7 +87,7 @@ class LaplacianEncoding(_Encoding):
         values, vectors = np.linalg.eigh(np.eye(len(degree)) - scale[:, None] * adjacency * scale)
         values, vectors = values[1 : self.num_vectors + 1], vectors[:, 1 : self.num_vectors + 1]
         vectors = np.where(np.abs(vectors) < 1e-7, 0.0, vectors)
-        largest = np.abs(vectors).round(6).argmax(0)
+        largest = np.abs(vectors).round(6).argmax(0) if vectors.size else np.arange(0)
         vectors = vectors * np.where(vectors[largest, np.arange(len(values))] < 0, -1.0, 1.0)
         missing = ((0, 0), (0, self.num_vectors - len(values)))
         data[self.name] = torch.from_numpy(np.pad(vectors, missing)).float()

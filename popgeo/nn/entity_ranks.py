@@ -48,12 +48,7 @@ class KnownTriples:
 
 @torch.no_grad()
 def rank_entities(
-    model: KnowledgeGraphModel,
-    triples: Tensor,
-    known: KnownTriples,
-    *,
-    batch_size: int = 256,
-    block_size: int = 8192,
+    model: KnowledgeGraphModel, triples: Tensor, known: KnownTriples, *, batch_size: int = 256, block_size: int = 8192
 ) -> Ranks:
     """Ranks the true entity of each triple among all that are not known to be right as well.
 

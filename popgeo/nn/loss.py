@@ -220,7 +220,7 @@ def _mean(values: Tensor, share: Tensor | None, mask: Tensor | None, divide_by: 
     if divide_by is not None:
         return total / (divide_by.reshape(()) if isinstance(divide_by, Tensor) else divide_by)
     if share is None:
-        return total / mask.sum().clamp(min=1).to(values.dtype)
+        return total / mask.sum().clamp(min=1)
     shares = torch.where(mask, share, 0.0).sum()
     return total / torch.where(shares == 0, 1.0, shares)
 

@@ -163,10 +163,7 @@ def average_precision(input: Tensor, target: Tensor, mask: Tensor | None = None)
 
 
 def mean_over_tasks(
-    metric: Callable[[Tensor, Tensor, Tensor | None], Tensor],
-    input: Tensor,
-    target: Tensor,
-    mask: Tensor | None = None,
+    metric: Callable[[Tensor, Tensor, Tensor | None], Tensor], input: Tensor, target: Tensor, mask: Tensor | None = None
 ) -> Tensor:
     """A metric's mean over the columns for which it is a number, such as those with labels of both classes.
 

@@ -38,11 +38,7 @@ class MLP(nn.Module):
         self.has_norm = norm is not None
 
     def forward(
-        self,
-        x: Tensor,
-        batch: Tensor | None = None,
-        num_graphs: int | None = None,
-        nodes_mask: Tensor | None = None,
+        self, x: Tensor, batch: Tensor | None = None, num_graphs: int | None = None, nodes_mask: Tensor | None = None
     ) -> Tensor:
         """[num_nodes, channels[0]] -> [num_nodes, channels[-1]]; the other arguments are the norms'."""
         for lin, norm in zip(self.lins, self.norms, strict=False):

@@ -16,11 +16,7 @@ class Norm(nn.Module):
     """What all norms are called with, whether they look at graphs and padding or not."""
 
     def forward(
-        self,
-        x: Tensor,
-        batch: Tensor | None = None,
-        num_graphs: int | None = None,
-        nodes_mask: Tensor | None = None,
+        self, x: Tensor, batch: Tensor | None = None, num_graphs: int | None = None, nodes_mask: Tensor | None = None
     ) -> Tensor:
         """Normalised features.
 

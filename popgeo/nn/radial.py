@@ -73,7 +73,7 @@ class BesselBasis(nn.Module):
     def forward(self, dist: Tensor) -> Tensor:
         """Distances of any shape, flattened. [num_edges] -> [num_edges, num_radial]"""
         r = dist.reshape(-1, 1)
-        apart = r > 0
+        apart = r != 0  # and a NaN stays one
         safe = torch.where(apart, r, 1.0)  # at 0 the limit, which has no slope, is in
         return torch.where(apart, torch.sin(self.frequency * safe) / safe, self.frequency)
 

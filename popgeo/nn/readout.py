@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from popgeo.ops import gather, global_add_pool, global_max_pool, global_mean_pool, global_softmax
+from popgeo.ops.refusals import check_ends
 
 READOUTS: dict[str, Callable[[Tensor, Tensor, int], Tensor]] = {
     "add": global_add_pool,
@@ -69,5 +70,6 @@ class InnerProductDecoder(nn.Module):
 
     def forward(self, z: Tensor, edge_index: Tensor, edges_mask: Tensor | None = None) -> Tensor:
         """A logit for each edge, 0 if it is absent. [num_nodes, channels], [2, num_edges] -> [num_edges]"""
+        check_ends(edge_index)
         score = (gather(z, edge_index[0]) * gather(z, edge_index[1])).sum(1)
         return score if edges_mask is None else torch.where(edges_mask, score, 0.0)

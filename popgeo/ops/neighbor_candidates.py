@@ -7,12 +7,7 @@ from torch import Tensor
 
 
 def near_pairs(
-    pos: Tensor,
-    batch: Tensor,
-    cutoff: float,
-    num_graphs: int,
-    width: int,
-    nodes_mask: Tensor | None,
+    pos: Tensor, batch: Tensor, cutoff: float, num_graphs: int, width: int, nodes_mask: Tensor | None
 ) -> tuple[Tensor, Tensor]:
     """For each node the rows where a neighbour can be, never its own, and whether one is. [num_nodes, width - 1]"""
     first, size = first_and_size(batch, num_graphs)

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from popgeo.ops.neighbor_candidates import fit_windows
 from popgeo.ops.neighbor_search import Form, Search, near_nodes
-from popgeo.ops.refusals import require
+from popgeo.ops.refusals import check_ends, require
 
 
 class Neighbors(NamedTuple):
@@ -176,13 +176,14 @@ def distance(
         >>> distance(pos, torch.tensor([[1, 1], [0, 1]]), torch.tensor([True, False]), cutoff=10.0)
         tensor([ 5., 10.])
     """
+    check_ends(edge_index)
     vector = pos.index_select(0, edge_index[0]) - pos.index_select(0, edge_index[1])  # [num_edges, 3]
     vector = vector if edge_shift is None else vector + edge_shift
     if edges_mask is not None:
         # Masked before squaring, so that whatever is in a padding node has no gradient either.
         vector = torch.where(edges_mask.unsqueeze(1), vector, 0.0)
     r2 = vector.square().sum(1)
-    apart = r2 > 0
+    apart = r2 != 0  # and a NaN stays one
     r = torch.where(apart, r2, 1.0).sqrt()
     r = torch.where(apart, r, 0.0)
     return r if edges_mask is None else torch.where(edges_mask, r, cutoff)
@@ -208,6 +209,14 @@ def _in_slots(form: Form, slots: int, search: Search, max_num_nodes: int | None)
 
 
 def _in_windows(edges: Neighbors, search: Search, max_num_nodes: int | None) -> Neighbors:
-    """The edges, once it is known that every graph fits its window."""
+    """The edges, once it is known that every graph fits its window and every real node has a position."""
     fits, reason = fit_windows(search.batch, search.num_graphs, max_num_nodes, search.nodes_mask)
-    return Neighbors(edges.edge_index, require(fits.all(), edges.edge_weight, reason), edges.edges_mask)
+    lengths = require(fits.all(), edges.edge_weight, reason)
+    placed = search.pos.detach().isfinite().all(1)
+    placed = placed if search.nodes_mask is None else placed | ~search.nodes_mask
+    lengths = require(
+        placed.all(),
+        lengths,
+        lambda: f"pos of node {int((~placed).nonzero()[0])} is not finite. Correct the positions.",
+    )
+    return Neighbors(edges.edge_index, lengths, edges.edges_mask)

@@ -1,5 +1,6 @@
 """One row for each graph: sums, means, maxima and softmax over a fixed number of graphs."""
 
+import torch
 from torch import Tensor
 
 from popgeo.ops.exp_or_zero import exp_or_zero
@@ -22,7 +23,6 @@ def global_add_pool(x: Tensor, batch: Tensor, num_graphs: int) -> Tensor:
         ValueError: a graph is negative or not below `num_graphs`.
 
     Example:
-        >>> import torch
         >>> global_add_pool(torch.ones(3, 1), torch.tensor([0, 0, 2]), num_graphs=3).flatten()
         tensor([2., 0., 1.])
     """
@@ -32,11 +32,13 @@ def global_add_pool(x: Tensor, batch: Tensor, num_graphs: int) -> Tensor:
 def global_mean_pool(x: Tensor, batch: Tensor, num_graphs: int) -> Tensor:
     """Average the rows of each graph; zero for a graph without nodes. Arguments as in `global_add_pool`.
 
+    Whole numbers and booleans have means of floating point, as in PyG; those of `scatter_mean` round down.
+
     Example:
-        >>> import torch
         >>> global_mean_pool(torch.tensor([[1.0], [3.0], [5.0]]), torch.tensor([0, 0, 2]), num_graphs=3).flatten()
         tensor([2., 0., 5.])
     """
+    x = x if x.is_floating_point() or x.is_complex() else x.to(torch.get_default_dtype())
     return scatter(x, batch, dim=0, dim_size=num_graphs, reduce="mean")
 
 
@@ -44,7 +46,6 @@ def global_max_pool(x: Tensor, batch: Tensor, num_graphs: int) -> Tensor:
     """The largest entry of each channel in each graph; zero for a graph without nodes. Arguments as above.
 
     Example:
-        >>> import torch
         >>> global_max_pool(torch.tensor([[-1.0], [-3.0], [5.0]]), torch.tensor([0, 0, 2]), num_graphs=3).flatten()
         tensor([-1.,  0.,  5.])
     """
@@ -65,7 +66,6 @@ def global_softmax(x: Tensor, batch: Tensor, num_graphs: int) -> Tensor:
         so that no denormal number arises. [num_nodes, channels]
 
     Example:
-        >>> import torch
         >>> global_softmax(torch.tensor([[7.0], [7.0], [-5.0]]), torch.tensor([0, 0, 2]), num_graphs=3).flatten()
         tensor([0.5000, 0.5000, 1.0000])
     """

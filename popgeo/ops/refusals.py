@@ -45,6 +45,14 @@ def refuse_integers(src: Tensor) -> None:
         raise ValueError(f"src has dtype {src.dtype}; this function is of floating point values. Call src.float().")
 
 
+def check_ends(edge_index: Tensor) -> None:
+    """Refuses edges that have not two rows, of sources and of destinations. Looks at no value."""
+    if edge_index.dim() != 2 or edge_index.shape[0] != 2:
+        raise ValueError(
+            f"edge_index has shape {tuple(edge_index.shape)}; pass [2, num_edges], if need be edge_index.t()."
+        )
+
+
 def check_index(name: str, index: Tensor, num_edges: int, like: Tensor) -> None:
     """Refuses an index that is not one integer per edge on the device of the data. Looks at no value."""
     if index.dtype not in INDEX_DTYPES:

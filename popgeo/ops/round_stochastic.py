@@ -120,8 +120,4 @@ def _fake(x: Tensor, counter: Tensor, dtype: torch.dtype) -> Tensor:
     return x.new_empty(x.shape, dtype=dtype)
 
 
-_ROUND = register(
-    "round_stochastic(Tensor x, Tensor counter, ScalarType dtype) -> Tensor",
-    kernel=_round,
-    fake=_fake,
-)
+_ROUND = register("round_stochastic(Tensor x, Tensor counter, ScalarType dtype) -> Tensor", kernel=_round, fake=_fake)

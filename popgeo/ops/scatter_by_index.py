@@ -97,7 +97,7 @@ def scatter_mean(
     dim_size: int | None = None,
     plan: ScatterPlan | None = None,
 ) -> Tensor:
-    """Average the entries that share an index; integers round down. See `scatter`.
+    """Average the entries that share an index; integers round down, as in torch_scatter. See `scatter`.
 
     Example:
         >>> scatter_mean(torch.tensor([1.0, 2.0, 3.0]), torch.tensor([0, 2, 0]), dim_size=3)
@@ -109,7 +109,7 @@ def scatter_mean(
     if out is not None:
         total = out.add_(total)
     count = rows.restore(rows.count(arguments[0]).clamp_(min=1).to(src.dtype).expand(-1, rows.src.shape[1]))
-    mode = None if total.is_floating_point() else "floor"
+    mode = None if total.is_floating_point() or total.is_complex() else "floor"
     return torch.div(total, count, rounding_mode=mode) if out is None else out.div_(count, rounding_mode=mode)
 
 

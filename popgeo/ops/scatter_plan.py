@@ -11,7 +11,7 @@ from popgeo.native import library
 from popgeo.ops import sum_on_device
 from popgeo.ops.eager import is_direct
 from popgeo.ops.kernel_arguments import as_int64
-from popgeo.ops.refusals import check_index, refuse_index, refuse_plan
+from popgeo.ops.refusals import check_ends, check_index, refuse_index, refuse_plan
 from popgeo.ops.register_op import register
 
 _POINTER, _INT = ctypes.c_void_p, ctypes.c_int64
@@ -189,6 +189,7 @@ class EdgePlan:
     @classmethod
     def from_edge_index(cls, edge_index: Tensor, num_nodes: int) -> "EdgePlan":
         """The plans of `edge_index[0]` (sources) and `edge_index[1]` (destinations). [2, num_edges]"""
+        check_ends(edge_index)
         return cls(
             src=ScatterPlan.from_index(edge_index[0], num_nodes), dst=ScatterPlan.from_index(edge_index[1], num_nodes)
         )

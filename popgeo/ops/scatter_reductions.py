@@ -41,6 +41,8 @@ def extreme_at_once(
 
 def _extremum(src: Tensor, index: Tensor, num_rows: int, *plan: Any, largest: bool) -> tuple[Tensor, Tensor]:
     check_sum(src, index, num_rows)
+    if src.dtype is torch.bool or src.is_complex():
+        raise ValueError(f"src has dtype {src.dtype}, of which no entry is the largest. Call src.long() or src.abs().")
     rowptr, perm, num_tiles = filled(plan, NO_PLAN)
     native = library.function("popgeo_scatter_extremum", _EXTREMUM, _INT)
     if native is None or src.device.type != "cpu" or src.dtype not in NATIVE_DTYPES:

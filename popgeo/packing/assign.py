@@ -11,12 +11,7 @@ from popgeo.packing.swaps import PlacesBySize, within_budget
 
 
 def assign(
-    plan: SizePlan,
-    sizes: ArrayLike,
-    budget: Budget,
-    *,
-    generator: torch.Generator | None = None,
-    skip: bool = False,
+    plan: SizePlan, sizes: ArrayLike, budget: Budget, *, generator: torch.Generator | None = None, skip: bool = False
 ) -> Packs:
     """Fill the packs of a plan with graphs, at random within each size.
 

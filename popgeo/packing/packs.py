@@ -125,6 +125,8 @@ class Packs(Sequence[Ids]):
             array([0, 2, 3])
         """
         parts = [np.asarray(pack, np.int64) for pack in packs]
+        if any(part.ndim != 1 for part in parts):
+            raise ValueError("A batch is a list of numbers of graphs, so batches are as [[0, 1], [2]].")
         ptr = np.cumsum([0, *(len(part) for part in parts)], dtype=np.int64)
         return Packs(np.concatenate([np.empty(0, np.int64), *parts]), ptr, np.asarray(skipped, np.int64))
 

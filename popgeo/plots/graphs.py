@@ -67,12 +67,7 @@ def adjacency(
 
 
 def batch_layout(
-    batches: Sequence[ArrayLike],
-    num_slots: int,
-    *,
-    quantity: str = "nodes",
-    title: str = "",
-    ax: Axes | None = None,
+    batches: Sequence[ArrayLike], num_slots: int, *, quantity: str = "nodes", title: str = "", ax: Axes | None = None
 ) -> Axes:
     """Draws batches slot by slot: each bar is a batch, each box in it a graph, the grey rest padding.
 

@@ -27,11 +27,11 @@ PLACES = {
 # may rise only in a change that lowers another one by as much. The last one that did: checks of units and keys of
 # files, and heads of MACE's models, for which reports, options and old programs' account are shorter.
 BUDGETS = {
-    "core": 31_491,
+    "core": 31_480,
     "compat": 3_218,
     "systems": 2_227,
-    "models": 1_513,
-    "reach": 3_327,
+    "models": 1_521,
+    "reach": 3_330,
     "kit": 2_146,
     "train": 838,
 }

@@ -23,6 +23,7 @@ from tests.contracts.test_imports import FILES, PACKAGE, parsed, text_of
 
 SORTED, UNSORTED, LARGE = (torch.tensor(graph) for graph in ([0, 0, 0, 1, 1], [0, 1, 0, 1, 0], [0, 0, 0, 0, 1]))
 POS = torch.randn(5, 3, generator=torch.Generator().manual_seed(0))
+NAN, INFINITE = (torch.where(torch.arange(15).view(5, 3) == 7, value, POS) for value in (torch.nan, torch.inf))
 Z, X = torch.ones(5, dtype=torch.long), torch.arange(10.0).view(5, 2)
 # Functions that look at values in eager code only, because the operation behind them looks again when it runs.
 ONLY_EAGER = " (only in eager code)"
@@ -68,14 +69,23 @@ LOGITS, CLASSES, LABELS = X, torch.tensor([0, 1, 1, 0, 1]), torch.tensor([0.0, 1
 PADDED = torch.tensor([True, True, True, True, False])
 WIDE = INDEX.unsqueeze(1).repeat(1, 2)
 
+NOWHERE = [(NAN, SORTED), (INFINITE, SORTED)]
 # The function, arguments that it takes, and arguments that it refuses.
 CASES: dict[str, tuple[Callable[..., Tensor], tuple[Tensor, ...], list[tuple[Tensor, ...]]]] = {
-    "knn": (found_by(ops.knn, k=2), (POS, SORTED), [(POS, LARGE), (POS, UNSORTED)]),
-    "pairs": (found_by(ops.pairs), (POS, SORTED), [(POS, LARGE), (POS, UNSORTED)]),
-    "radius": (found_by(ops.radius, num_edges=9), (POS, SORTED), [(POS, LARGE), (POS, UNSORTED)]),
+    "knn": (found_by(ops.knn, k=2), (POS, SORTED), [(POS, LARGE), (POS, UNSORTED), *NOWHERE]),
+    "pairs": (found_by(ops.pairs), (POS, SORTED), [(POS, LARGE), (POS, UNSORTED), *NOWHERE]),
+    "radius": (found_by(ops.radius, num_edges=9), (POS, SORTED), [(POS, LARGE), (POS, UNSORTED), *NOWHERE]),
     "slots": (model_with(RadiusInteractionGraph(5.0, 8)), (Z, POS * 0.1, SORTED), [(Z, POS * 0.1, LARGE)]),
-    "SchNet with a window": (model_with(PairInteractionGraph(5.0, 3)), (Z, POS, SORTED), [(Z, POS, LARGE)]),
-    "PaiNN with a window": (model_with(PairInteractionGraph(5.0), PaiNN), (Z, POS, SORTED), [(Z, POS, UNSORTED)]),
+    "SchNet with a window": (
+        model_with(PairInteractionGraph(5.0, 3)),
+        (Z, POS, SORTED),
+        [(Z, POS, LARGE), (Z, NAN, SORTED)],
+    ),
+    "PaiNN with a window": (
+        model_with(PairInteractionGraph(5.0), PaiNN),
+        (Z, POS, SORTED),
+        [(Z, POS, UNSORTED), (Z, INFINITE, SORTED)],
+    ),
     "SchNet without shifts": (model_of_edges(SchNet), (Z, POS, RING), [(Z, POS, LOOP)]),
     "PaiNN without shifts": (model_of_edges(PaiNN), (Z, POS, RING), [(Z, POS, LOOP)]),
     "padded attention": (attention("padded"), (X, SORTED), [(X, LARGE), (X, UNSORTED)]),

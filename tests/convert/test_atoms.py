@@ -227,6 +227,16 @@ def test_a_damaged_file_and_an_empty_one_are_said(tmp_path):
         read_atoms(tmp_path / "none")
 
 
+@pytest.mark.parametrize("cutoff", [None, 3.0])
+@pytest.mark.parametrize(("cell", "pos"), [("4", "nan"), ("nan", "0"), ("4", "1e30"), ("4", "-inf")])
+def test_a_structure_that_stands_nowhere_is_refused_with_and_without_pairs(tmp_path, cell, pos, cutoff):
+    lattice = f'Lattice="{cell} 0 0 0 4 0 0 0 4"'
+    atoms = f"2\n{lattice} Properties=species:S:1:pos:R:3 energy=-1\nCu {pos} 0 0\nCu 0 0 2\n"
+    (tmp_path / "a.extxyz").write_text(atoms)
+    with pytest.raises(ValueError, match="structure 0: Positions or the cell are not finite and below"):
+        read_atoms(tmp_path / "a.extxyz", cutoff=cutoff)[0]
+
+
 @pytest.mark.parametrize(("place", "value"), [((0, 2), np.inf), ((1, 1), np.nan), ((0, 0), 1e308), ((1, 2), -3e9)])
 def test_atoms_that_stand_nowhere_are_refused_before_pairs_are_listed(place, value):
     pytest.importorskip("vesin")

@@ -22,11 +22,25 @@ def test_triples_keep_the_vocabulary_of_training(tmp_path):
         read_triples(tmp_path / "new.tsv", like=train)
 
 
-@pytest.mark.parametrize("text", ["a,b,c\n", "a\tb\n", "a\tb\tc\na\tb\t\n"])
-def test_lines_that_are_no_triples_are_refused(tmp_path, text):
-    (tmp_path / "odd.tsv").write_text(text)
-    with pytest.raises(ValueError, match="Triples have a head, a relation and a tail"):
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (b"a,b,c\n", "odd.tsv has 1 columns. Triples have a head, a relation and a tail"),
+        (b"a\tb\n", "has 2 columns. Triples"),
+        (b"a\tb\tc\na\tb\t\n", "has an empty name in line 2. Triples"),
+        (b"Z\xfcrich\tin\tCH\n", "odd.tsv cannot be read: 'utf-8' codec"),
+    ],
+)
+def test_lines_that_are_no_triples_are_refused(tmp_path, text, message):
+    (tmp_path / "odd.tsv").write_bytes(text)
+    with pytest.raises(ValueError, match=message):
         read_triples(tmp_path / "odd.tsv")
+
+
+def test_features_may_name_the_time_or_a_column_twice(tmp_path):
+    (tmp_path / "events.csv").write_text("user,item,at,price\na,b,3,0.5\n")
+    events = read_events(tmp_path / "events.csv", "user", "item", "at", ["price", "at", "price"])
+    assert (events.data.t.tolist(), events.data.msg.tolist()) == ([3], [[0.5, 3.0, 0.5]])
 
 
 EVENTS = "user,item,at,price\n7,7,3,0.5\n07,1,3,1.5\n7,1,9,2.5\n"
@@ -56,9 +70,15 @@ def test_events_are_read_with_their_names(tmp_path, kind):
     [
         ("user,item,at\na,b,5\na,c,4\n", "Row 1 of .* is earlier than the one before. Pass sort=True"),
         ("user,item,at\na,,5\n", "lacks a value"),
-        ("user,item,at\na,b,soon\n", "has no number, in row 0"),
-        ("user,item,at\na,b,1.5\n", "not whole, such as 1.5"),
+        ("user,item,at\na,b,soon\n", "has no finite number, in column 'at', row 0"),
+        ("user,item,at\na,b,1.5\n", "not exact whole numbers, such as 1.5"),
         ("user,item\na,b\n", r"no columns \['at'\]"),
+        ("user,item,at\na,b,inf\n", "no finite number, in column 'at', row 0"),
+        ("user,item,at\na,b,1e30\n", r"exact whole numbers, such as 1e\+30"),
+        ("user,item,at\na,b,9007199254740993.0\n", "exact whole numbers, such as 9007199254740992.0"),
+        ("user,item,at\na,b,18446744073709551615\n", "exact whole numbers, such as 18446744073709551615"),
+        ("", "odd.csv cannot be read: No columns"),
+        ("user,item,at\na,b,1\na,b,1,2\n", "odd.csv cannot be read: .* Expected 3 fields in line 3, saw 4"),
     ],
 )
 def test_events_that_cannot_be_used_are_refused(tmp_path, text, message):

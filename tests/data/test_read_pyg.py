@@ -69,7 +69,10 @@ def test_a_users_cat_dim_is_respected(native):
         ([hetero_graph(1, 1, 1, 1), HeteroData()], "Graph 1 has the node and edge types"),
         ([Data(x=torch.ones(2, 1)), Data(x=torch.ones(2, 1), y=1)], r"Graphs 0 and 1 differ in the attributes \['y'\]"),
         ([Data(x=torch.ones(2, 1)), Data(x=torch.ones(2, 2))], "'x' cannot be joined along dimension 0"),
-        ([Data(adj=torch.eye(2).to_sparse(), num_nodes=2)], "'adj' holds a Tensor, which has no flat layout"),
+        (
+            [Data(adj=torch.eye(2).to_sparse(), num_nodes=2)],
+            "'adj' holds a torch.sparse_coo tensor, which has no flat layout",
+        ),
         ([Data(a=torch.ones(2))], "The number of nodes is unknown"),
     ],
 )

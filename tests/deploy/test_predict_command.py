@@ -24,6 +24,21 @@ def make_model() -> nn.Module:
     return GIN(4, 8, 2, out_channels=2)
 
 
+def never_made() -> nn.Module:
+    raise AssertionError("the file is looked at first")
+
+
+class Results(nn.Module):
+    """What `make` makes of the features."""
+
+    def __init__(self, make):
+        super().__init__()
+        self.make = make
+
+    def forward(self, x):
+        return self.make(x)
+
+
 @pytest.fixture
 def graphs(tmp_path: Path) -> list[Data]:
     """Graphs, and a store of them in the folder `store`."""
@@ -69,6 +84,7 @@ def test_weights_of_a_checkpoint_of_lightning_are_found_under_their_prefix(tmp_p
         ("out.txt", f"{HERE}:make_model", r"results are written to .csv, .parquet or .npz"),
         ("out.csv", "no.such:model", "no.such:model is not found"),
         ("out.csv", "a_model", "write package.module:name"),
+        ("no/out.csv", f"{HERE}:never_made", "is not a folder, so out.csv cannot be written"),
     ],
 )
 def test_what_cannot_be_done_is_said_in_one_line(tmp_path, graphs, capsys, out, model, message):
@@ -85,3 +101,20 @@ def test_a_file_that_holds_other_weights_is_refused(tmp_path):
     (tmp_path / "cut.pt").write_bytes((tmp_path / "other.pt").read_bytes()[:500])
     with pytest.raises(ValueError, match=r"is not a file of torch\.save"):
         Predictor.from_checkpoint(tmp_path / "cut.pt", GIN(4, 8, 3))
+
+
+def test_results_of_bfloat16_are_written_to_every_kind_of_file(tmp_path, graphs):
+    found = Predictor(Results(lambda x: x.bfloat16()), backend="none")(graphs)
+    expected = torch.cat([graph.x for graph in graphs]).bfloat16().float().numpy()
+    found.save(tmp_path / "out.npz")
+    with np.load(tmp_path / "out.npz") as arrays:
+        assert np.array_equal(arrays["out"], expected)
+    assert np.array_equal(found.to_frames()["nodes"].iloc[:, 1:], expected)
+
+
+@pytest.mark.parametrize("other", ["out_1", "graph"])
+def test_results_that_would_share_a_column_are_refused_in_tables(tmp_path, graphs, other):
+    found = Predictor(Results(lambda x: {"out": x, other: x[:, 0]}), backend="none")(graphs)
+    with pytest.raises(ValueError, match=rf"Two results have the columns \['{other}'\]"):
+        found.save(tmp_path / "out.csv")
+    assert found.save(tmp_path / "out.npz") == [tmp_path / "out.npz"]

@@ -366,3 +366,14 @@ def test_processes_share_the_graphs_and_all_get_all_results(tmp_path):
         said, errors = one.communicate(timeout=120)
         assert one.returncode == 0, errors
         assert any(line.startswith("Graph 5: ") for line in said.splitlines())  # Gloo may print, too
+
+
+@pytest.mark.parametrize("wrap", [lambda x: x.mean(), lambda x: [[x]], lambda x: {"of": {"nodes": x}}])
+def test_results_that_are_single_numbers_or_nested_are_refused_as_such(wrap):
+    class Wrapped(nn.Module):
+        def forward(self, x):
+            return wrap(x)
+
+    graphs = [Data(x=torch.ones(n, 2), edge_index=torch.zeros(2, 1).long()) for n in (2, 3)]
+    with pytest.raises(ValueError, match="they are single numbers, or lists of lists, and a batch has"):
+        Predictor(Wrapped())(graphs)

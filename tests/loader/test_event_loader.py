@@ -1,5 +1,6 @@
 """Events in batches of one shape: each once, in order, with negatives that do not depend on the batches."""
 
+import numpy as np
 import pytest
 import torch
 from torch_geometric.data import TemporalData
@@ -71,6 +72,7 @@ def test_what_is_done_to_a_batch_changes_neither_the_data_nor_the_next_epoch():
     [
         (lambda events: {"data": events[events.t.argsort(descending=True)]}, "not in order of time"),
         (lambda events: {"data": events[:0]}, "0 events"),
+        (lambda events: {"data": TemporalData(events.src - 1, events.dst, events.t)}, "of node -1; nodes are numbered"),
         (lambda events: {"batch_size": 0}, "batches of 0"),
         (lambda events: {"negatives": (4, 4)}, "first node and the one after the last"),
         (lambda events: {"negatives": "sources"}, "'sources'"),
@@ -90,3 +92,9 @@ def test_times_of_any_kind_are_read(dtype):
     data.t = data.t.flip(0)
     with pytest.raises(ValueError, match="1 of 3 events are not in order"):
         FixedSizeEventLoader(data, batch_size=4)
+
+
+def test_a_seed_may_be_a_number_of_numpy():
+    events = make_events()
+    first, second = (FixedSizeEventLoader(events, 5, seed=seed) for seed in (3, np.int64(3)))
+    assert [batch.neg_dst.tolist() for batch in first] == [batch.neg_dst.tolist() for batch in second]

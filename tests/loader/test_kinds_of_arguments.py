@@ -19,15 +19,32 @@ WHOLE = "it must be a whole number"
         ({"batch_size": 2, "seed": 1.5}, f"seed is 1.5; {WHOLE}"),
         ({"batch_size": 2, "num_workers": "2"}, f"num_workers is '2'; {WHOLE}"),
         ({"batch_size": 2, "shuffle": "yes"}, "shuffle is 'yes'; it must be True or False"),
-        (
-            {"batch_size": 2, "sampler": "random"},
-            "they are iterables of numbers of graphs. For random order pass shuffle",
-        ),
+        ({"batch_size": 2, "seed": None}, f"seed is None; {WHOLE}"),
+        ({"batch_size": 2, "sampler": "random"}, "which each epoch reads again. For random order pass shuffle"),
+        ({"batch_size": 2, "sampler": iter([0, 1])}, "which each epoch reads again"),
+        ({"batch_size": 2, "batch_sampler": iter([[0], [1]])}, "which each epoch reads again"),
     ],
 )
 def test_a_loader_names_the_argument(choices, words):
     with pytest.raises(ValueError, match=words.replace(".", r"\.")):
         FixedSizeDataLoader(GRAPHS, **choices)
+
+
+@pytest.mark.parametrize(
+    ("choices", "words"),
+    [
+        ({"shuffle": True, "seed": -1}, "A seed is -1; it must be 0 or more"),
+        ({"batch_sampler": [0, 1]}, "A batch is a list of numbers of graphs"),
+    ],
+)
+def test_an_epoch_that_cannot_be_made_says_why(choices, words):
+    with pytest.raises(ValueError, match=words):
+        list(FixedSizeDataLoader(GRAPHS, 2, **choices))
+
+
+def test_a_seed_may_be_a_tensor():
+    first, second = (FixedSizeDataLoader(GRAPHS, 2, shuffle=True, seed=seed) for seed in (3, torch.tensor(3)))
+    assert [batch.x.tolist() for batch in first] == [batch.x.tolist() for batch in second]
 
 
 def test_a_loader_refuses_one_graph_and_a_strange_state():

@@ -55,3 +55,19 @@ def test_stress_keeps_the_order_of_ase():
     assert torch.equal(matrix, matrix.mT)
     assert torch.equal(matrix[:, 1, 2], stress[:, 3])
     assert torch.equal(matrix_to_voigt(matrix), stress)
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int32, torch.int64])
+def test_energies_of_whole_numbers_are_no_whole_numbers(dtype):
+    z, batch = torch.tensor([1, 1, 1, 8, 8, 8], dtype=dtype), torch.tensor([0, 0, 0, 3, 3, 3], dtype=dtype)
+    energies = element_energies(z, batch, torch.tensor([-10, 0, 0, -100]))
+    torch.testing.assert_close(energies[[1, 8]], torch.tensor([-10 / 3, -100 / 3]))
+
+
+@pytest.mark.parametrize("shape", [(9,), (3, 3), (2, 9), ()])
+def test_stress_of_another_shape_is_refused(shape):
+    with pytest.raises(ValueError, match="Voigt's order has 6 entries"):
+        voigt_to_matrix(torch.zeros(shape))
+    if shape != (3, 3):
+        with pytest.raises(ValueError, match=r"a matrix is \[..., 3, 3\]"):
+            matrix_to_voigt(torch.zeros(shape))

@@ -89,3 +89,11 @@ def test_signs_are_drawn_for_a_graph_as_a_whole_and_in_training_only():
 def test_what_cannot_be_encoded_is_refused(make, words):
     with pytest.raises(ValueError, match=words):
         make()
+
+
+@pytest.mark.parametrize(
+    "encode", [LaplacianEncoding(3), RandomWalkEncoding(3), ShortestPaths(3), PairDistances(3)], ids=repr
+)
+def test_a_graph_without_nodes_has_an_encoding_without_rows(encode):
+    graph = encode(Data(pos=torch.ones(0, 3), edge_index=torch.empty(2, 0, dtype=torch.long), num_nodes=0))
+    assert graph[encode.name].shape == (0, 3)

@@ -62,6 +62,20 @@ def test_a_structure_that_repeats_is_refused_where_images_are_not_seen(said):
     assert PrecomputeInteractionGraph(4.0)(Data(pos=POS[:5], **alone)).num_edges > 0
 
 
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+def test_positions_that_are_not_finite_are_refused_but_in_padding(value):
+    pos = torch.tensor([[0.0, 0, 0], [0, 0, 1], [0, 0, value]])
+    with pytest.raises(ValueError, match="pos has NaN or infinity"):
+        PrecomputeInteractionGraph(5.0)(Data(pos=pos))
+    batch, mask = torch.tensor([0, 0, 1]), torch.tensor([True, True, False])
+    for graph in (KNNInteractionGraph(2, 5.0), PairInteractionGraph(5.0), RadiusInteractionGraph(5.0, 4)):
+        with pytest.raises(ValueError, match="pos of node 2 is not finite"):
+            graph(pos, batch, num_graphs=2)
+        _, lengths = graph(pos, batch, num_graphs=2, nodes_mask=mask)
+        assert lengths.min() == 1
+        assert lengths.isfinite().all()
+
+
 def test_a_cutoff_that_is_not_positive_is_refused():
     with pytest.raises(ValueError, match="cutoff is 0"):
         PrecomputeInteractionGraph(0)

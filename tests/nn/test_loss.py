@@ -61,3 +61,9 @@ def test_a_mean_of_more_entries_than_half_precision_counts_is_right(dtype):
     mean.backward()
     assert values.grad[0].item() == pytest.approx(1 / 80_000, rel=0.05)
     assert values.grad[-1] == 0
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int16, torch.bool, torch.int64])
+def test_a_mean_of_whole_numbers_counts_all_of_them(dtype):
+    values = torch.arange(600).remainder(2).to(dtype)
+    torch.testing.assert_close(masked_mean(values, torch.arange(600) < 400), torch.tensor(0.5))

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.testing import assert_close
 
-from popgeo.ops import global_add_pool, global_max_pool, global_mean_pool, global_softmax
+from popgeo.ops import global_add_pool, global_max_pool, global_mean_pool, global_softmax, scatter
 from tests.support.denormals import DenormalsMade
 
 REFERENCES = [
@@ -52,3 +52,21 @@ def test_softmax_has_the_right_gradient_of_both_orders():
 def test_a_graph_beyond_the_last_is_refused():
     with pytest.raises(ValueError, match="is 2; allowed are 0 to 1"):
         global_add_pool(torch.ones(2, 1), torch.tensor([0, 2]), 2)
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int64, torch.bool])
+def test_a_mean_of_whole_numbers_is_a_floating_point_number_as_in_pyg(dtype):
+    x, batch = torch.tensor([[1], [0], [0], [1]]).to(dtype), torch.tensor([0, 0, 0, 1])
+    torch.testing.assert_close(global_mean_pool(x, batch, 3), torch.tensor([[1 / 3], [1.0], [0.0]]))
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, torch.complex64])
+@pytest.mark.parametrize("reduce", ["min", "max"])
+def test_what_has_no_order_has_no_extreme(dtype, reduce):
+    with pytest.raises(ValueError, match=f"src has dtype {dtype}, of which no entry is the largest"):
+        scatter(torch.ones(2, 1, dtype=dtype), torch.tensor([0, 0]), dim=0, dim_size=1, reduce=reduce)
+
+
+def test_a_mean_of_complex_numbers_is_one():
+    mean = scatter(torch.tensor([[1 + 2j], [2 + 2j]]), torch.tensor([0, 0]), dim=0, dim_size=1, reduce="mean")
+    assert mean.tolist() == [[1.5 + 2j]]

@@ -30,14 +30,7 @@ def spread(elements: int, width: int, num_tiles: int) -> tuple[int, int]:
 
 
 @functools.lru_cache(maxsize=8192)
-def plan_elementwise(
-    kind: str,
-    elements: int,
-    width: int,
-    machine: Machine,
-    operand: int = 0,
-    name: str = "",
-) -> Plan:
+def plan_elementwise(kind: str, elements: int, width: int, machine: Machine, operand: int = 0, name: str = "") -> Plan:
     """An operation by element on tensors that lie alike, in order over the tiles.
 
     Args:

@@ -61,10 +61,7 @@ def plan_unknown(graph: OpGraph, op: Op, machine: Machine) -> Plan:
 
 
 def cost(
-    graph: OpGraph,
-    target: IpuTarget,
-    calibration: Calibration = BOW_SDK3,
-    matmul_proportion: float = MEMORY_SHARE,
+    graph: OpGraph, target: IpuTarget, calibration: Calibration = BOW_SDK3, matmul_proportion: float = MEMORY_SHARE
 ) -> tuple[OpCost, ...]:
     """A plan and its cost for each operation, in order.
 

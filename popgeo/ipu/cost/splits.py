@@ -81,11 +81,7 @@ def work_space(target: IpuTarget, held: float = 0, share: float = MEMORY_SHARE) 
 
 
 def cheapest(
-    splits: np.ndarray,
-    cycles: np.ndarray,
-    terms: Mapping[str, Any],
-    target: IpuTarget,
-    share: float = MEMORY_SHARE,
+    splits: np.ndarray, cycles: np.ndarray, terms: Mapping[str, Any], target: IpuTarget, share: float = MEMORY_SHARE
 ) -> Found:
     """The split of fewest cycles among those that fit in their share of memory; among all if none fits.
 

@@ -29,11 +29,7 @@ def rows_of(data: Any) -> FeatureRows | None:
 
 
 def open_stores(
-    rows: FeatureRows,
-    graph_store: GraphStore,
-    excluded: Collection[str],
-    levels: Levels,
-    whole: Collection[str | None],
+    rows: FeatureRows, graph_store: GraphStore, excluded: Collection[str], levels: Levels, whole: Collection[str | None]
 ) -> tuple[Data | HeteroData, dict[Any, Level], dict[Name, Tensor]]:
     """A graph in stores as PyG's object: edges are read, features stay where they are, and have a width of 0 here.
 

@@ -225,5 +225,6 @@ def times_of_ends(
 def _attributes(store: FlatStore, name: str | None) -> dict[Axis, Tensor]:
     found = {a.axis: a.tensor for a in store.attributes if a.name == name and a.is_tensor}
     if name is not None and not any(axis.level is not Level.GRAPH for axis in found):
-        raise ValueError(f"No attribute {name!r} of nodes or edges; there are {[a.name for a in store.attributes]}.")
+        known = sorted({f"{a.name} of {a.axis.label}" for a in store.attributes})
+        raise ValueError(f"No attribute {name!r} has a row for each node, or for each edge; there are {known}.")
     return found

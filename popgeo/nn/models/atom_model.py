@@ -13,7 +13,7 @@ from popgeo.nn.interaction_graph import InteractionGraph
 from popgeo.nn.readout import READOUTS
 from popgeo.ops import distance
 from popgeo.ops.eager import is_plain
-from popgeo.ops.refusals import require
+from popgeo.ops.refusals import check_ends, check_index, require
 
 
 class AtomModel(HasFilterNetworks):
@@ -70,9 +70,9 @@ class AtomModel(HasFilterNetworks):
             ValueError: shifts without the edges that they belong to, or edges of a periodic cell without their shifts,
                 where atoms that are joined to themselves show it. Compiled code returns NaN then.
         """
-        if z.is_floating_point():
-            raise ValueError(f"z has dtype {z.dtype}; atomic numbers are whole: z.long().")
+        check_index("z", z, pos.size(0), pos)
         batch = torch.zeros_like(z) if batch is None else batch
+        check_index("batch", batch, pos.size(0), pos)
         num_graphs = int(batch.max()) + 1 if num_graphs is None else num_graphs
         nodes_mask = z > 0 if nodes_mask is None else nodes_mask
         if edge_index is None:
@@ -88,6 +88,7 @@ class AtomModel(HasFilterNetworks):
         else:
             # A padding edge joins padding nodes to themselves; so no mask is needed to know it. In a small cell an atom
             # also meets images of its own, which are shifted.
+            check_ends(edge_index)
             real = edge_index[0] != edge_index[1]
             real = real if edge_shift is None else real | (edge_shift.abs().sum(1) != 0)
             real = real if edges_mask is None else real & edges_mask

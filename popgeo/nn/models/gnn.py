@@ -14,7 +14,8 @@ from popgeo.nn.norm import make_norm
 from popgeo.nn.readout import READOUTS, require_readout
 from popgeo.ops import EdgePlan, gather, scatter
 from popgeo.ops.eager import is_direct
-from popgeo.ops.refusals import require
+from popgeo.ops.kernel_arguments import check_array
+from popgeo.ops.refusals import check_ends, require
 
 JUMPS = (None, "last", "cat", "max")
 
@@ -63,6 +64,12 @@ def enter(
     edges_mask: Tensor | None,
 ) -> tuple[Tensor, Batched]:
     """A batch as it comes to a model: padding, even NaN, is zero from here on, and edges stay in it."""
+    if x.dim() != 2:
+        raise ValueError(f"x has shape {tuple(x.shape)}; it is [num_nodes, in_channels]. Pass x.view(-1, in_channels).")
+    check_ends(edge_index)
+    for name, mask, rows in (("nodes_mask", nodes_mask, x.size(0)), ("edges_mask", edges_mask, edge_index.size(1))):
+        if mask is not None:
+            check_array(name, mask, (rows,), torch.bool)
     if edge_weight is not None:
         if edge_weight.numel() != edge_index.size(1):
             raise ValueError(

@@ -222,5 +222,5 @@ def dipole_magnitude(
     centre = global_add_pool(mass * pos, batch, num_graphs) / total  # [num_graphs, 3]
     moment = global_add_pool(charge * (pos - centre[batch]), batch, num_graphs)  # [num_graphs, 3]
     square = moment.square().sum(1, keepdim=True)
-    moved = square > 0
+    moved = square != 0  # and a NaN stays one
     return torch.where(moved, torch.where(moved, square, 1).sqrt(), 0)  # [num_graphs, 1]

@@ -36,6 +36,17 @@ def test_neighbors_are_those_worked_out_by_hand():
     assert torch_cluster.fps(POINTS, ratio=0.5, random_start=False, ptr=torch.tensor([0, 4])).tolist() == [0, 3]
 
 
+def test_nothing_is_picked_in_a_graph_without_points():
+    assert torch_cluster.fps(POINTS, torch.tensor([0, 0, 2, 2]), 0.5, random_start=False).tolist() == [0, 2]
+    assert torch_cluster.fps(POINTS[:0], ptr=[0, 0]).tolist() == []
+
+
+def test_a_compiled_search_for_farthest_points_asks_for_pointers():
+    search = Calls(lambda points, clouds: torch_cluster.fps(points, clouds, 0.5, random_start=False))
+    with pytest.raises(poptorch.Error, match="pass ptr=, where each graph starts"):
+        poptorch.inferenceModel(search)(POINTS, CLOUDS)
+
+
 def test_a_compiled_model_has_a_slot_for_each_neighbor_that_there_might_be():
     found = poptorch.inferenceModel(Calls(torch_cluster.radius))(POINTS, POINTS[:1], 1.0)
     assert found.tolist() == [[0, 0, -1, -1], [0, 1, -1, -1]]
