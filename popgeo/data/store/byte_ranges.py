@@ -1,6 +1,5 @@
 """Where on disk the graphs of a store lie, so that they can be read before they are needed."""
 
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -11,17 +10,6 @@ from popgeo.data.store.cut_blocks import bytes_of_graphs
 from popgeo.data.store.mapped import file_of
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class _Run:
-    """One stretch of a file in which graph lies after graph."""
-
-    path: Path
-    start: int
-    """Byte at which the rows of graph 0 start."""
-    row_bytes: int
-    row_pointer: np.ndarray
-
-
 class ByteRanges:
     """Where the graphs of a store on disk lie.
 
@@ -30,7 +18,8 @@ class ByteRanges:
     """
 
     def __init__(self, columns: Columns) -> None:
-        self.runs: list[_Run] = []
+        self.runs: list[tuple[Path, int, int, np.ndarray]] = []
+        """Of each stretch of a file the byte at which graph 0 starts, the bytes of a row, and the row pointer."""
         for attribute in columns.attributes:
             file = file_of(attribute.values)
             if file is None:
@@ -40,15 +29,15 @@ class ByteRanges:
             pointer = columns.row_pointers[attribute.axis].numpy()
             for outer in range(torch.Size(shape[:dim]).numel()):
                 start = outer * shape[dim] * row_bytes
-                self.runs.append(_Run(path=file.path, start=start, row_bytes=row_bytes, row_pointer=pointer))
+                self.runs.append((file.path, start, row_bytes, pointer))
 
     def of(self, first: int, stop: int) -> list[tuple[Path, int, int]]:
         """File, first byte and number of bytes of each stretch that holds stored graphs `first` to `stop - 1`."""
         found = []
-        for run in self.runs:
-            begin, end = (run.start + run.row_bytes * int(run.row_pointer[graph]) for graph in (first, stop))
+        for path, start, row_bytes, pointer in self.runs:
+            begin, end = (start + row_bytes * int(pointer[graph]) for graph in (first, stop))
             if end > begin:
-                found.append((run.path, begin, end - begin))
+                found.append((path, begin, end - begin))
         return found
 
 

@@ -1,6 +1,7 @@
 """Writes blocks of graphs to a folder, behind those that are there; flat graphs too."""
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import chain, count, islice
 from pathlib import Path
 
@@ -12,8 +13,8 @@ from popgeo.data.store.write_folder import FolderWriter
 from popgeo.data.subset import take
 from popgeo.progress import progress
 
-Blocks = Callable[[int, bool], Iterator[Columns]]
-"""`blocks(start, alone)`: all graphs from number `start` on; where `alone`, the first one is a block of its own."""
+Blocks = Callable[[int], Iterator[Columns]]
+"""`blocks(start)`: all graphs from number `start` on."""
 
 
 def extend(writer: FolderWriter, source: Blocks, total: int | None, progress_bar: bool | None) -> None:
@@ -32,12 +33,14 @@ def extend(writer: FolderWriter, source: Blocks, total: int | None, progress_bar
     if not writer.is_complete:
         numbers = range(start, total) if total else count()
         bar = progress(numbers, f"writing {writer.folder.name}", "graph", progress_bar)
-        parts = source(max(0, start - 1), start > 0)
+        parts = source(max(0, start - 1))
         if start:
-            last = next(parts, None)
-            if last is None:
+            first = next(parts, None)
+            if first is None:
                 raise ValueError(f"{writer.part} was begun with more graphs: {start:,}. Remove it to start again.")
-            writer.check_goes_on(last)
+            writer.check_goes_on(first)
+            rest = np.arange(1, first.num_stored)
+            parts = chain([take(first, rest)] if len(rest) else [], parts)
         for part in parts:
             writer.append(part)
             for _ in islice(bar, part.num_stored):
@@ -45,19 +48,7 @@ def extend(writer: FolderWriter, source: Blocks, total: int | None, progress_bar
     writer.finish()
 
 
-def cut(columns: Columns, buffer_bytes: int) -> Blocks:
-    """Flat graphs as a source of blocks."""
-
-    def source(start: int, alone: bool) -> Iterator[Columns]:
-        if not alone:
-            return blocks(columns, start, buffer_bytes)
-        first = [take(columns, np.array([start]))] if start < len(columns) else []
-        return chain(first, blocks(columns, start + 1, buffer_bytes))
-
-    return source
-
-
 def save_columns(columns: Columns, folder: Path, *, buffer_bytes: int, progress_bar: bool | None) -> None:
     """Writes flat graphs, also a view of some, as `FlatStore.save` says."""
     with FolderWriter(folder) as writer:
-        extend(writer, cut(columns, buffer_bytes), len(columns), progress_bar)
+        extend(writer, partial(blocks, columns, max_bytes=buffer_bytes), len(columns), progress_bar)

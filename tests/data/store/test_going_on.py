@@ -1,6 +1,7 @@
 """What a writer that goes on asks of its source, and which sources are taken whole."""
 
 import os
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -10,8 +11,9 @@ from torch_geometric.data import Data
 from popgeo.data import FlatStore, graph_sizes, write
 from popgeo.data.graph_sizes import GraphSizes
 from popgeo.data.sort_edges import sort_edges
+from popgeo.data.store.cut_blocks import blocks
 from popgeo.data.store.manifest import read_manifest
-from popgeo.data.store.save_columns import cut, extend
+from popgeo.data.store.save_columns import extend
 from popgeo.data.store.write_folder import FolderWriter
 from tests.support.graphs import assert_same_graphs
 from tests.support.loaders import OnDisk
@@ -24,7 +26,7 @@ STORE = FlatStore.from_dataset(GRAPHS)
 def begun(tmp_path: Path) -> Path:
     """A folder to which three graphs were written, and not finished."""
     with FolderWriter(tmp_path / "store") as writer:
-        for part in cut(STORE[:3], 1)(0, False):
+        for part in blocks(STORE[:3], 0, 1):
             writer.append(part)
     return tmp_path / "store"
 
@@ -32,11 +34,11 @@ def begun(tmp_path: Path) -> Path:
 def test_a_source_with_fewer_or_other_graphs_is_refused(begun):
     for ids, message in (([0, 1], "begun with more graphs: 3"), ([0, 1, 3], "number 2 differs")):
         with FolderWriter(begun) as writer, pytest.raises(ValueError, match=message):
-            extend(writer, cut(STORE.view(ids), 1 << 20), len(ids), False)
+            extend(writer, partial(blocks, STORE.view(ids), max_bytes=1 << 20), len(ids), False)
     with FolderWriter(begun) as writer, pytest.raises(ValueError, match="number 2 differs, or its edges' order"):
-        extend(writer, cut(sort_edges(STORE), 1 << 20), 4, False)
+        extend(writer, partial(blocks, sort_edges(STORE), max_bytes=1 << 20), 4, False)
     with FolderWriter(begun) as writer:
-        extend(writer, cut(STORE, 1 << 20), None, False)
+        extend(writer, partial(blocks, STORE, max_bytes=1 << 20), None, False)
     assert_same_graphs(FlatStore.open(begun, verify=True)[:], GRAPHS)
 
 
@@ -51,10 +53,10 @@ def test_a_writer_that_was_stopped_before_the_last_name_only_gives_it(begun, mon
     with monkeypatch.context() as patch, FolderWriter(begun) as writer:
         patch.setattr(os, "replace", stopped)
         with pytest.raises(KeyboardInterrupt):
-            extend(writer, cut(STORE, 1 << 20), 4, False)
+            extend(writer, partial(blocks, STORE, max_bytes=1 << 20), 4, False)
     with FolderWriter(begun) as writer:
         assert (writer.is_complete, writer.num_graphs) == (True, 4)
-        extend(writer, cut(STORE[:1], 1), 1, False)
+        extend(writer, partial(blocks, STORE[:1], max_bytes=1), 1, False)
     assert_same_graphs(FlatStore.open(begun, verify=True)[:], GRAPHS)
 
 
