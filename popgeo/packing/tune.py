@@ -1,6 +1,7 @@
 """Which fixed shape suits a dataset: the choice of num_nodes matters more than the packing algorithm."""
 
 from dataclasses import dataclass
+from itertools import product
 
 import numpy as np
 import torch
@@ -104,7 +105,9 @@ def tune(
     largest = np.array([column.max() for column in table.T])
     weights = slot_costs(table, cost)
     padding = np.arange(num_dims) < num_node_dims
-    sample = _sample(table, round(target_graphs))
+    count = max(_SAMPLE, 16 * round(target_graphs))  # always of the same graphs
+    order = torch.randperm(len(table), generator=torch.Generator().manual_seed(0)).numpy()
+    sample = table if len(table) <= count else table[order[:count]]
 
     lengths = _lengths(target_graphs * mean[0] + padding[0], int(largest[0] + padding[0]), align)
     scale = {n: (n - padding[0]) / mean[0] if mean[0] else target_graphs for n in lengths}  # mean graphs of a batch
@@ -113,11 +116,10 @@ def tune(
     fills = {n: _try(sample[:, :1], np.array([n]), padding[:1]).fills[0] for n in tried}
     best_fill = max(fills.values())
     finalists = [n for n in lengths if fills[n] > best_fill - 2 * _AS_GOOD][:_FINALISTS]
-    shapes = {
-        tuple(_slots(n, slack, mean * scale[n], largest, padding, align).tolist())
-        for n in finalists
-        for slack in _SLACKS
-    }
+    shapes = set()
+    for length, slack in product(finalists, _SLACKS):
+        needed = np.maximum(np.ceil(mean * scale[length] * (1 + slack)), largest) + padding
+        shapes.add((length, *(-(-needed[1:] // align) * align).astype(int).tolist()))
     candidates = progress(sorted(shapes), "trying shapes", "shape", progress_bar)
     trials = [_try(sample, np.array(slots), padding) for slots in candidates]
     costs = [float(np.dot(weights, trial.slots)) / trial.graphs_per_pack for trial in trials]
@@ -157,35 +159,12 @@ class _Trial:
     most_graphs: int
 
 
-def _sample(table: NDArray[np.int64], target_graphs: int) -> NDArray[np.int64]:
-    """Up to some thousand rows, always the same ones."""
-    count = max(_SAMPLE, 16 * target_graphs)
-    if len(table) <= count:
-        return table
-    return table[torch.randperm(len(table), generator=torch.Generator().manual_seed(0))[:count].numpy()]
-
-
 def _lengths(wanted: float, smallest: int, align: int) -> list[int]:
     """Multiples of `align` within a quarter of what is wanted, the closest first."""
     middle = round(wanted / align)
     near = [align * n for n in range(middle - _NEAREST, middle + _NEAREST + 1)]
     near = [n for n in near if n >= smallest and abs(n - wanted) <= max(wanted / 4, align)]
     return sorted(near, key=lambda n: abs(n - wanted)) or [-(-smallest // align) * align]
-
-
-def _slots(
-    length: int,
-    slack: float,
-    wanted: NDArray[np.float64],
-    largest: NDArray[np.int64],
-    padding: NDArray[np.bool_],
-    align: int,
-) -> NDArray[np.int64]:
-    """A shape of this length that holds in the other dimensions what is wanted, and some slack."""
-    needed = np.maximum(np.ceil(wanted * (1 + slack)), largest) + padding
-    slots = (-(-needed // align) * align).astype(np.int64)
-    slots[0] = length
-    return slots
 
 
 def _try(sample: NDArray[np.int64], slots: NDArray[np.int64], padding: NDArray[np.bool_]) -> _Trial:
