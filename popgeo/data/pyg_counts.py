@@ -247,10 +247,11 @@ def _increments(
         ValueError: the class's own `__inc__` adds to fractions, or adds fractions.
     """
     own, name = column.increments, column.name
-    if own is None:
-        is_batch_vector = "batch" in name and not column.is_number
+    if own is None and "batch" in name and not column.is_number and _is_whole(values):  # the largest number counts
         rows = values.movedim(column.dim, 0).flatten(1) if values.dim() > 1 else values[:, None]
-        return _usual_increments(key, name, row_pointers, rows, slices, is_batch_vector) if _is_whole(values) else None
+        return _segment_max(rows.amax(1) if rows.numel() else rows.new_zeros(len(rows)), slices) + 1
+    if own is None:
+        return _of_nodes(key, name, row_pointers) if _is_whole(values) else None
     if not bool(own.any()):
         return None
     if _is_whole(own) and _is_whole(values):
@@ -268,15 +269,9 @@ def _is_whole(tensor: Tensor) -> bool:
     return not (tensor.is_floating_point() or tensor.is_complex() or tensor.dtype is torch.bool)
 
 
-def _usual_increments(
-    key: StoreKey, name: str, row_pointers: _RowPointers, rows: Tensor, slices: Tensor, is_batch_vector: bool
-) -> Tensor | None:
-    """What PyG's own `__inc__` says of each graph: nodes of an index, the largest number of a batch vector's `rows`."""
-    if is_batch_vector:
-        return _segment_max(rows.amax(1) if rows.numel() else rows.new_zeros(len(rows)), slices) + 1
-    if isinstance(key, tuple):
-        if "index" not in name:
-            return None
+def _of_nodes(key: StoreKey, name: str, row_pointers: _RowPointers) -> Tensor | None:
+    """The nodes of each graph, which PyG's own `__inc__` adds to what an index points at."""
+    if isinstance(key, tuple) and "index" in name:
         return torch.stack([row_pointers[end].diff() for end in ends_of(Axis(Level.EDGE, key))], dim=1)[:, :, None]
     nodes = row_pointers.get(Axis(Level.NODE, None)) if key is None else None  # none in a heterogeneous graph
     return nodes.diff() if nodes is not None and ("index" in name or name == "face") else None

@@ -12,10 +12,9 @@ from torch_geometric.data import Data, HeteroData
 from popgeo.data.axes import Levels, completed
 from popgeo.data.columns import Columns
 from popgeo.data.flat_store import FlatStore, why_not_flat
-from popgeo.data.graph_sizes import flat_graphs
+from popgeo.data.opened import flat_graphs
 from popgeo.data.sort_edges import sort_edges as sorted_by_destination
-from popgeo.data.store.cut_blocks import BUFFER_BYTES, blocks
-from popgeo.data.store.save_columns import Blocks, extend
+from popgeo.data.store.save_columns import BUFFER_BYTES, Blocks, blocks, extend
 from popgeo.data.store.write_folder import FolderWriter
 
 Graph: TypeAlias = Data | HeteroData

@@ -7,8 +7,9 @@ among a few candidates each. All decisions are made on whole numbers, so they do
 """
 
 import math
+from bisect import bisect_right
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import product
 from operator import add, sub
 from typing import Any
@@ -16,7 +17,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from popgeo.packing.completions import completions
 from popgeo.packing.packs import Budget, Ids, Packs
 from popgeo.packing.shuffled import uniform_stream
 
@@ -24,6 +24,7 @@ DRAWS = 32  # tries to draw a graph that fits before a pack is closed
 CANDIDATES = 4  # graphs compared per choice, to keep edges in proportion to nodes
 STEERED = 8  # room for that many mean graphs, from which on candidates are compared
 COMPLETIONS = 4  # pairs of sizes tried before a pack is closed by its largest fitting graph
+_Options = tuple[list[tuple[int, int]], list[int]]
 
 
 class Window:
@@ -177,3 +178,54 @@ class Window:
             except ValueError:  # none up to the end
                 continue
         return found
+
+
+def completions(room: int, present: Sequence[int], counts: Mapping[int, int], *, pair: bool) -> _Options:
+    """The sizes that leave the least of the room, and how likely two random draws would yield each.
+
+    Args:
+        room: The rest of the budget, at least the smallest size.
+        present: Sizes of pending graphs, in rising order.
+        counts: How many graphs of each there are.
+        pair: Whether two graphs are allowed.
+
+    Returns:
+        Pairs of sizes, smaller first, or one size and -1; and a weight for each.
+
+    Example:
+        >>> completions(10, [3, 5, 7, 10], {3: 4, 5: 2, 7: 1, 10: 1}, pair=True)
+        ([(10, -1), (3, 7), (5, 5)], [8, 8, 2])
+    """
+    best = present[bisect_right(present, room) - 1]
+    alone = [(best, -1)], [counts[best] * sum(counts.values())]
+    if not pair:
+        return alone
+    options, weights = alone if best == room else ([], [])
+    # Some pair mostly fills the room to the last, and a look-up finds the partner of each size.
+    for small in present:
+        if 2 * small > room:
+            break
+        if num_large := counts.get(room - small):
+            num_small = counts[small]
+            if weight := 2 * num_small * num_large if 2 * small < room else num_small * (num_small - 1):
+                options.append((small, room - small))
+                weights.append(weight)
+    return (options, weights) if options else _closest(room, present, counts, alone)
+
+
+def _closest(room: int, present: Sequence[int], counts: Mapping[int, int], alone: _Options) -> _Options:
+    """The same if nothing fills the room to the last: for each size the largest that still fits next to it."""
+    options, weights = alone
+    best = options[0][0]
+    for small in present:
+        if 2 * small > room:
+            break
+        large = present[bisect_right(present, room - small) - 1]
+        num_small, num_large = counts[small], counts[large]
+        weight = 2 * num_small * num_large if small < large else num_small * (num_small - 1)
+        if weight and small + large > best:
+            best, options, weights = small + large, [], []
+        if weight and small + large == best:
+            options.append((small, large))
+            weights.append(weight)
+    return options, weights

@@ -20,7 +20,7 @@ from popgeo.convert.atoms import read_atoms
 from popgeo.convert.pyg import read_pt
 from popgeo.convert.smiles import read_smiles
 from popgeo.data import FlatStore, write
-from popgeo.data.store.cut_blocks import blocks
+from popgeo.data.store.save_columns import blocks
 from popgeo.data.store.write_folder import FolderWriter
 from popgeo.ipu import Options, training_model
 from popgeo.sealed_file import sealed, unsealed

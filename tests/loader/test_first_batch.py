@@ -7,7 +7,7 @@ import torch
 from torch_geometric.data import Data, Dataset
 
 from popgeo.data import FixedSizeOptions
-from popgeo.data.graph_sizes import GraphSizes
+from popgeo.data.opened import GraphSizes
 from popgeo.loader import FixedSizeDataLoader
 
 NUM_GRAPHS, NUM_NODES = 300, (2, 3, 4)
@@ -107,6 +107,6 @@ def test_sizes_are_read_anew_where_the_transform_has_changed_and_forgotten_with_
     number = id(other)
     assert len(GraphSizes(other).values) == 3
     del other
-    from popgeo.data import graph_sizes
+    from popgeo.data import opened
 
-    assert number not in graph_sizes._KEPT
+    assert number not in opened._KEPT

@@ -1,4 +1,4 @@
-"""Writes blocks of graphs to a folder, behind those that are there; flat graphs too."""
+"""Cuts flat graphs into blocks of some bytes, and writes blocks to a folder, behind those that are there."""
 
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -8,13 +8,44 @@ from pathlib import Path
 import numpy as np
 
 from popgeo.data.columns import Columns
-from popgeo.data.store.cut_blocks import blocks
 from popgeo.data.store.write_folder import FolderWriter
 from popgeo.data.subset import take
 from popgeo.progress import progress
 
+BUFFER_BYTES = 1 << 26
+"""Bytes of graphs that a writer holds at a time, by default."""
 Blocks = Callable[[int], Iterator[Columns]]
 """`blocks(start)`: all graphs from number `start` on."""
+
+
+def blocks(columns: Columns, start: int, max_bytes: int) -> Iterator[Columns]:
+    """Copies of the graphs from `start` on, in order, in blocks of at most that many bytes, or of one graph.
+
+    Args:
+        columns: Flat graphs, also a view of some.
+        start: How many graphs to leave out.
+        max_bytes: The most that a block holds, all its copies in memory together.
+    """
+    ends = np.cumsum(bytes_of_graphs(columns))
+    while start < len(columns):
+        before = int(ends[start - 1]) if start else 0
+        # `take` holds the row numbers of a block, and its arrays, at the same time.
+        stop = max(start + 1, int(np.searchsorted(ends, before + max_bytes // 2, side="right")))
+        yield take(columns, np.arange(start, stop))
+        start = stop
+
+
+def bytes_of_graphs(columns: Columns) -> np.ndarray:
+    """How many bytes the tensors of each graph have. int64 [num_graphs]"""
+    total = np.zeros(len(columns), dtype=np.int64)
+    for axis in columns.row_pointers:
+        width = sum(
+            a.tensor[(slice(None),) * a.dim + (slice(0, 1),)].numel() * a.tensor.element_size()
+            for a in columns.attributes
+            if a.axis == axis and a.is_tensor
+        )
+        total += columns.counts(axis) * (width + 8)
+    return total
 
 
 def extend(writer: FolderWriter, source: Blocks, total: int | None, progress_bar: bool | None) -> None:

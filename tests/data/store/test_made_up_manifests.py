@@ -15,8 +15,8 @@ from torch_geometric.data import Data
 
 from popgeo import FixedSizeDataLoader
 from popgeo.data import FlatStore, write
-from popgeo.data.store.cut_blocks import blocks
 from popgeo.data.store.mapped import map_file
+from popgeo.data.store.save_columns import blocks
 from popgeo.data.store.stored_list import StoredList
 from popgeo.data.store.write_folder import FolderWriter
 from popgeo.folder_lock import LOCK

@@ -12,8 +12,8 @@ from torch_geometric.data import Data
 from torch_geometric.transforms import Compose, ToUndirected
 
 from popgeo.data import FlatStore, write
-from popgeo.data.store.cut_blocks import blocks
 from popgeo.data.store.manifest import read_manifest
+from popgeo.data.store.save_columns import blocks
 from popgeo.data.store.write_folder import FolderWriter
 from popgeo.data.write_store import transform_name
 from tests.conftest import REPOSITORY

@@ -13,10 +13,9 @@ from popgeo.atomic_write import write_atomically
 from popgeo.data import FlatStore, Level, write
 from popgeo.data.axes import GRAPHS as ONE_EACH
 from popgeo.data.store import write_folder
-from popgeo.data.store.cut_blocks import blocks
 from popgeo.data.store.describe import check_alike, describe, digest, plain
 from popgeo.data.store.manifest import from_json, read_manifest
-from popgeo.data.store.save_columns import extend
+from popgeo.data.store.save_columns import blocks, extend
 from popgeo.data.store.write_folder import FolderWriter
 from tests.data.store.test_append_file import open_files
 from tests.support.graphs import assert_same_graphs, graph, hetero_graph
