@@ -4,7 +4,6 @@ While batches are made from what is there, the system is asked for the graphs of
 """
 
 import os
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -148,19 +147,12 @@ class ReadAhead:
                 self._thread.submit(self._read, new)
 
     def _read(self, chunks: list[int]) -> None:
-        for path, start, stop in self._stretches(chunks):
-            handle = os.open(path, os.O_RDONLY)
-            try:
-                for offset in range(start, stop, _BYTES_AT_ONCE):
-                    if hasattr(os, "posix_fadvise"):
-                        os.posix_fadvise(handle, offset, _BYTES_AT_ONCE, os.POSIX_FADV_WILLNEED)
-                    else:
-                        os.pread(handle, _BYTES_AT_ONCE, offset)
-            finally:
-                os.close(handle)
-
-    def _stretches(self, chunks: list[int]) -> Iterator[tuple[Path, int, int]]:
-        for chunk in sorted(chunks):
+        for chunk in chunks:
             first = chunk * self.order.chunk
-            last = min(first + self.order.chunk, self.store.num_stored)
-            yield from self.ranges.of(first, last)
+            for path, start, stop in self.ranges.of(first, min(first + self.order.chunk, self.store.num_stored)):
+                with path.open("rb", buffering=0) as file:
+                    for offset in range(start, stop, _BYTES_AT_ONCE):
+                        if hasattr(os, "posix_fadvise"):
+                            os.posix_fadvise(file.fileno(), offset, _BYTES_AT_ONCE, os.POSIX_FADV_WILLNEED)
+                        else:
+                            os.pread(file.fileno(), _BYTES_AT_ONCE, offset)

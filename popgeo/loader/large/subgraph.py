@@ -125,8 +125,6 @@ class PartSampler(ABC):
 
     num_items: int
     """How many seeds, or clusters, there are."""
-    has_trees: bool = False
-    """Whether every seed has neighbours of its own."""
     labels: Mapping[str, Tensor] = {}
     """An example of each attribute of the edges that are seeds."""
     label_store: Axis | None = None
