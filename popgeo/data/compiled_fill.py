@@ -1,7 +1,7 @@
 """Fills the tensors of several batches with one call into the compiled library; `fill.py` defines what it does."""
 
 import ctypes
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -18,7 +18,8 @@ from popgeo.data.subset import take
 from popgeo.data.validate import is_unchecked
 from popgeo.native import library
 
-_ENTRY = ("popgeo_collate", (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64) + (ctypes.c_void_p, ctypes.c_int64) * 2)
+_POINTER, _INT = ctypes.c_void_p, ctypes.c_int64
+_ENTRY = ("popgeo_collate", (_POINTER, _POINTER, _INT, *(_POINTER, _INT) * 2, _INT), ctypes.c_int)
 _INTEGERS = (torch.int32, torch.int64)
 
 _OUT = 10  # where `out` stands among the fields that `Filler._describe` lists
@@ -53,7 +54,8 @@ class Filler:
                 disk that is damaged.
         """
         compare_stored(self.store, rows)
-        entry, num_batches = self._entry(), len(ptr) - 1
+        entry = library.function(*_ENTRY) if self.can_be_compiled else None
+        num_batches = len(ptr) - 1
         if entry is None:
             fill(self.store, self.layout, rows, ptr, [tensor[:num_batches] for tensor in out])
             return
@@ -73,12 +75,6 @@ class Filler:
 
     def __reduce__(self) -> Any:
         return Filler, (self.store, self.layout)  # addresses mean nothing in another process
-
-    def _entry(self) -> Callable[..., Any] | None:
-        if not self.can_be_compiled:
-            return None
-        name, arguments = _ENTRY
-        return library.function(name, (*arguments, ctypes.c_int64), ctypes.c_int)
 
     def _address(self, tensor: Tensor) -> int:
         self.kept.append(tensor)

@@ -18,9 +18,9 @@ _MEASURED_AT_ONCE = 256
 _FIRST_AT_MOST = 4096  # graphs to look at before the user is asked
 
 _Kept = dict[Any, tuple[Any, np.ndarray]]
-# By the number of the dataset object, until that object goes: the sizes, and the transform that they were read with,
+# By the dataset, until it goes: the sizes, and the transform that they were read with,
 # which changes the graphs of a dataset of PyG when they are fetched, perhaps their sizes too.
-_KEPT: dict[int, tuple[weakref.ref[Any], _Kept]] = {}
+_KEPT: weakref.WeakKeyDictionary[Any, _Kept] = weakref.WeakKeyDictionary()
 
 
 class GraphSizes:
@@ -151,14 +151,10 @@ def first_graphs(
 
 
 def _kept(dataset: Any) -> _Kept:
-    number = id(dataset)
-    if number not in _KEPT:
-        try:
-            reference = weakref.ref(dataset, lambda _: _KEPT.pop(number, None))
-        except TypeError:  # a list, whose sizes are read quickly
-            return {}
-        _KEPT[number] = (reference, {})
-    return _KEPT[number][1]
+    try:
+        return _KEPT.setdefault(dataset, {})
+    except TypeError:  # a list, whose sizes are read quickly
+        return {}
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
