@@ -128,7 +128,12 @@ class FolderWriter:
         for key, file in self.manifest.row_ends or ():
             assert block.row_ends is not None  # `check_alike` has seen to it
             self.files[file.file].append(block.row_ends[key])
-        self._note(self.num_graphs + block.num_stored, digest(block, block.num_stored - 1))
+        for written in self.files.values():
+            written.flush()
+        num_graphs, last = self.num_graphs + block.num_stored, digest(block, block.num_stored - 1)
+        counted = replace(self.manifest, num_graphs=num_graphs, last_graph=last)
+        self.manifest = counted.with_files(lambda entry: self.files[entry.file].entry)
+        write_atomically(self.part / _JOURNAL, notes.to_json(self.manifest))
 
     def finish(self) -> None:
         """Puts everything together and gives the folder its name.
@@ -165,14 +170,6 @@ class FolderWriter:
         for file in self.files.values():
             file.close()
         self._held.close()
-
-    def _note(self, num_graphs: int, last_graph: int) -> None:
-        for file in self.files.values():
-            file.flush()
-        assert self.manifest is not None  # callers made it
-        counted = replace(self.manifest, num_graphs=num_graphs, last_graph=last_graph)
-        self.manifest = counted.with_files(lambda entry: self.files[entry.file].entry)
-        write_atomically(self.part / _JOURNAL, notes.to_json(self.manifest))
 
     def _go_on(self) -> None:
         self.manifest = notes.from_json(self.part / (notes.NAME if self.is_complete else _JOURNAL))

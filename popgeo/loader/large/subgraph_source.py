@@ -106,8 +106,11 @@ class SubgraphSource(BatchSource):
     def _fill(self, i: int, part: Subgraph, pack: np.ndarray, values: Values, tensors: Sequence[Tensor]) -> Slicer:
         """Writes batch `i`; what takes it apart again."""
         store = self._store_of(part)
-        layout = dataclasses.replace(self.rest, slots=tuple(_with_values_of(store, slot) for slot in self.rest.slots))
-        Filler(store, layout)(pack, np.array([0, len(pack)]), [tensors[j][i : i + 1] for j in self.from_sample])
+        own = {(attribute.store, attribute.name): attribute for attribute in store.attributes}
+        slots = (dataclasses.replace(s, attribute=own.get((s.store, s.name))) for s in self.rest.slots)
+        Filler(store, dataclasses.replace(self.rest, slots=tuple(slots)))(
+            pack, np.array([0, len(pack)]), [tensors[j][i : i + 1] for j in self.from_sample]
+        )
         for j in self.from_graph:
             slot = self.layout.slots[j]
             _gather(slot, *values[j], tensors[j][i])
@@ -131,7 +134,11 @@ class SubgraphSource(BatchSource):
         pointers = {**self.whole.row_pointers, GRAPHS: torch.arange(2)}
         for axis, rows in subgraph.rows.items():
             pointers[axis] = torch.tensor([0, len(rows)])
-        attributes = [self._cut_down(attribute, subgraph) for attribute in self.whole.attributes]
+        attributes = list(self.whole.attributes)
+        for i, one in enumerate(attributes):
+            if one.name == "edge_index":
+                steps, ends = _steps(subgraph, one.axis), subgraph.edge_index[one.axis]
+                attributes[i] = dataclasses.replace(one, values=ends, increments=steps)
         made = [*self._of_nodes_and_edges(subgraph), *self._of_labels(subgraph, pointers)]
         if self.counts_lost:
             lost = zip(TRIMMED, subgraph.num_lost, strict=True)
@@ -140,12 +147,6 @@ class SubgraphSource(BatchSource):
         return dataclasses.replace(
             self.whole, attributes=(*attributes, *made), row_pointers=pointers, row_ends=row_ends, _cache={}
         )
-
-    def _cut_down(self, attribute: Attribute, subgraph: Subgraph) -> Attribute:
-        if attribute.name != "edge_index":
-            return attribute
-        steps = _steps(subgraph, attribute.axis)
-        return dataclasses.replace(attribute, values=subgraph.edge_index[attribute.axis], increments=steps)
 
     def _of_nodes_and_edges(self, subgraph: Subgraph) -> list[Attribute]:
         made: list[tuple[Axis, str, Tensor]] = [
@@ -175,14 +176,6 @@ def _steps(subgraph: Subgraph, axis: Axis) -> Tensor:
     """What an index into the ends of an edge type grows by from one subgraph to the next. int64 [1, 1 or 2]"""
     ends = ends_of(axis)[: 1 if axis.store is None else 2]
     return torch.tensor([[len(subgraph.rows[end]) for end in ends]])
-
-
-def _with_values_of(store: FlatStore, slot: Slot) -> Slot:
-    """The slot with the attribute of this subgraph."""
-    if slot.attribute is None:
-        return slot
-    own = next(a for a in store.attributes if (a.store, a.name) == (slot.store, slot.name))
-    return dataclasses.replace(slot, attribute=own)
 
 
 def _gather(slot: Slot, values: Tensor, rows: Tensor, out: Tensor) -> None:
