@@ -134,7 +134,6 @@ def _asked_increments(
 
 
 def _check_kinds(graphs: Sequence[Any]) -> None:
-    kinds = {type(graph).__name__ for graph in graphs}
     for index, graph in enumerate(graphs):
         if not isinstance(graph, (Data, HeteroData)):
             raise ValueError(f"Item {index} of the dataset is a {type(graph).__name__}; pass Data or HeteroData.")
@@ -143,8 +142,9 @@ def _check_kinds(graphs: Sequence[Any]) -> None:
                 f"Item {index} of the dataset is a batch of {graph.num_graphs} graphs, which would count as one. Give "
                 "its graphs: batch.to_data_list(), or the dataset of a loader."
             )
-    if len({type(graph) for graph in graphs}) > 1:
-        raise ValueError(f"The dataset mixes {sorted(kinds)}; batches need graphs of one class. Convert or split them.")
+    if len(kinds := {type(graph) for graph in graphs}) > 1:
+        names = sorted(kind.__name__ for kind in kinds)
+        raise ValueError(f"The dataset mixes {names}; batches need graphs of one class. Convert or split them.")
     if isinstance(graphs[0], HeteroData):
         types = [store._key for store in graphs[0].stores]
         for index, graph in enumerate(graphs):
