@@ -121,14 +121,17 @@ class Subgraph:
 
 
 class PartSampler(ABC):
-    """Which part of a large graph a pack of seeds, or of clusters, represents."""
+    """Which part of a large graph a pack of seeds, or of clusters, represents.
+
+    Attributes:
+        num_items: How many seeds, or clusters, there are.
+        labels: An example of each attribute of the edges that are seeds.
+        label_store: The edge type that these belong to.
+    """
 
     num_items: int
-    """How many seeds, or clusters, there are."""
     labels: Mapping[str, Tensor] = {}
-    """An example of each attribute of the edges that are seeds."""
     label_store: Axis | None = None
-    """The edge type that these belong to."""
 
     @abstractmethod
     def sample(self, ids: np.ndarray, seed: int) -> Subgraph:
