@@ -80,9 +80,7 @@ def require_certain(attributes: Iterable["Attribute"], why: str) -> None:
     """
     for one in attributes:
         if one.doubt is not None:
-            counts = (
-                f"{one.doubt.value}s as {one.axis.level.value}s" if one.axis != GRAPHS else f"{one.doubt.value}s: one"
-            )
+            counts = f"{one.doubt.value}s" + (": one" if one.axis == GRAPHS else f" as {one.axis.level.value}s")
             raise ValueError(
                 f"Every graph has as many rows in {one.name!r} as {counts}, and {why}. Say which they belong to: "
                 f"levels={{{one.name!r}: {one.doubt.value!r}}} or {{{one.name!r}: {one.axis.level.value!r}}}."

@@ -3,7 +3,7 @@
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,23 +21,26 @@ from popgeo.data.attribute_names import (
 from popgeo.data.axes import GRAPHS, Attribute, Axis, Level, Levels, StoreKey, ends_of, row_pointer
 from popgeo.data.columns import Columns
 
-_RowPointers: TypeAlias = dict[Axis, Tensor]
-
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class JoinedColumn:
-    """One attribute of all graphs as PyG joins it, before it is known what its rows belong to."""
+    """One attribute of all graphs as PyG joins it, before it is known what its rows belong to.
+
+    Args:
+        name: What it is called.
+        values: All rows along dimension `dim`; a list with one entry a graph where the values are not tensors.
+        slices: Where each graph's rows start, and their total; None for a list. [num_graphs + 1]
+        dim: The dimension of rows.
+        increments: What a class's own `__inc__` says of each graph; None if it has PyG's. [num_graphs, ...]
+        is_number: Whether graphs have plain numbers, which are not a batch vector whatever they are called.
+    """
 
     name: str
     values: Tensor | Sequence[Any]
-    """All rows along dimension `dim`; a list with one entry a graph where the values are not tensors."""
     slices: Tensor | None = None
-    """Where each graph's rows start, and their total; None for a list. [num_graphs + 1]"""
     dim: int = 0
     increments: Tensor | None = None
-    """What a class's own `__inc__` says of each graph; None if it has PyG's. [num_graphs, ...]"""
     is_number: bool = False
-    """Whether graphs have plain numbers, which are not a batch vector whatever they are called."""
 
 
 def columns_of(
@@ -92,10 +95,9 @@ def _count_nodes(key: StoreKey, columns: Sequence[JoinedColumn], levels: Mapping
     """Nodes of each graph, from the attributes that PyG itself counts by, or those stated to be a node's."""
     column = {column.name: column for column in columns}
     stated = {n: levels.get((key, n)) or levels.get(n) for n in column}
-    known = [n for n in column if stated[n] is Level.NODE]
-    known += [n for n in column if n in COUNT_NODES and not stated[n]]
-    known += [n for n in column if "node" in n and not stated[n]]
-    known += [n for n in column if n == "z" and not stated[n]]
+    free = [n for n in column if not stated[n]]
+    known = [n for n in column if stated[n] is Level.NODE] + [n for n in free if n in COUNT_NODES]
+    known += [n for n in free if "node" in n] + [n for n in free if n == "z"]
     for name in known:
         if (slices := column[name].slices) is not None:
             return slices.diff()
@@ -138,7 +140,7 @@ def _count_edges(columns: Sequence[JoinedColumn], num_graphs: int) -> Tensor:
 
 
 def _attribute(
-    key: StoreKey, column: JoinedColumn, given: Level | Axis | None, row_pointers: _RowPointers
+    key: StoreKey, column: JoinedColumn, given: Level | Axis | None, row_pointers: dict[Axis, Tensor]
 ) -> Attribute:
     values, slices = column.values, column.slices
     if not isinstance(values, Tensor) or slices is None:
@@ -155,7 +157,7 @@ def _attribute(
 
 
 def axis_of(
-    key: StoreKey, name: str, given: Level | Axis | None, slices: Tensor, row_pointers: _RowPointers
+    key: StoreKey, name: str, given: Level | Axis | None, slices: Tensor, row_pointers: dict[Axis, Tensor]
 ) -> tuple[Axis, Level | None]:
     """What an attribute's rows belong to, and could as well; rows that are counted on their own get a row pointer."""
     rows, axes = slices.diff(), [Axis(level, key) for level in (Level.NODE, Level.EDGE)]
@@ -239,7 +241,7 @@ def _refuse_level(name: str, level: Level, rows: Tensor, expected: Tensor | None
 
 
 def _increments(
-    key: StoreKey, column: JoinedColumn, values: Tensor, slices: Tensor, row_pointers: _RowPointers
+    key: StoreKey, column: JoinedColumn, values: Tensor, slices: Tensor, row_pointers: dict[Axis, Tensor]
 ) -> Tensor | None:
     """How far each graph's numbers move those of the graphs behind it, as its class says, or else PyG.
 
@@ -252,11 +254,9 @@ def _increments(
         return _segment_max(rows.amax(1) if rows.numel() else rows.new_zeros(len(rows)), slices) + 1
     if own is None:
         return _of_nodes(key, name, row_pointers) if _is_whole(values) else None
-    if not bool(own.any()):
-        return None
     if _is_whole(own) and _is_whole(values):
-        return own
-    if _is_whole(own) and ("batch" in name or "index" in name or name == "face"):
+        return own if bool(own.any()) else None
+    if not bool(own.any()) or (_is_whole(own) and ("batch" in name or "index" in name or name == "face")):
         return None  # by its name alone, as PyG's own
     raise ValueError(
         f"__inc__ of {name!r} adds {own.dtype} to {values.dtype}; a batch adds whole numbers to whole numbers. Make "
@@ -269,7 +269,7 @@ def _is_whole(tensor: Tensor) -> bool:
     return not (tensor.is_floating_point() or tensor.is_complex() or tensor.dtype is torch.bool)
 
 
-def _of_nodes(key: StoreKey, name: str, row_pointers: _RowPointers) -> Tensor | None:
+def _of_nodes(key: StoreKey, name: str, row_pointers: dict[Axis, Tensor]) -> Tensor | None:
     """The nodes of each graph, which PyG's own `__inc__` adds to what an index points at."""
     if isinstance(key, tuple) and "index" in name:
         return torch.stack([row_pointers[end].diff() for end in ends_of(Axis(Level.EDGE, key))], dim=1)[:, :, None]
@@ -288,8 +288,8 @@ def _per_outer_row(name: str, increments: Tensor, values: Tensor, dim: int) -> T
             f"__inc__ of {name!r} returns shape {tuple(shape)}, which varies along or behind the concatenated "
             f"dimension {dim}. Return a number or a tensor that varies only before it."
         )
-    outer = values.shape[:dim]
-    return increments.reshape(-1, *lead[:dim]).expand(-1, *outer).reshape(increments.shape[0], -1).to(torch.int64)
+    spread = increments.reshape(-1, *lead[:dim]).expand(-1, *values.shape[:dim])
+    return spread.reshape(len(increments), -1).to(torch.int64)
 
 
 def _segment_max(values: Tensor, slices: Tensor) -> Tensor:

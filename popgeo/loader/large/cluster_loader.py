@@ -73,6 +73,7 @@ class FixedSizeClusterLoader(SubgraphLoader):
         ValueError: arguments contradict each other or the graph, or a cluster does not fit.
 
     Example:
+        >>> from torch_geometric.data import Data
         >>> path = torch.tensor([[0, 1, 2, 3, 4], [1, 2, 3, 4, 5]])
         >>> data = Data(x=torch.arange(6.0)[:, None], edge_index=path)
         >>> loader = FixedSizeClusterLoader(data, parts=torch.tensor([0, 0, 1, 1, 2, 2]), batch_size=2, shuffle=False)
