@@ -5,9 +5,9 @@ from typing import TYPE_CHECKING
 from popgeo.lazy_names import lazy_names as _lazy_names
 
 if TYPE_CHECKING:
-    from popgeo.data.arrays import as_arrays as as_arrays
     from popgeo.data.axes import Level as Level
     from popgeo.data.bridges import GraphsTuple as GraphsTuple
+    from popgeo.data.bridges import as_arrays as as_arrays
     from popgeo.data.bridges import to_graphs_tuple as to_graphs_tuple
     from popgeo.data.collate import FixedSizeCollater as FixedSizeCollater
     from popgeo.data.fixed_size_options import FixedSizeOptions as FixedSizeOptions

@@ -33,12 +33,17 @@ class Level(Enum):
 
 @dataclass(frozen=True)
 class Axis:
-    """What an attribute's rows are counted along: nodes or edges of a type, graphs, or rows of its own."""
+    """What an attribute's rows are counted along: nodes or edges of a type, graphs, or rows of its own.
+
+    Args:
+        level: What the rows belong to.
+        store: The node or edge type.
+        name: Set for a graph-level attribute that has not one row per graph: its rows are counted on their own.
+    """
 
     level: Level
     store: StoreKey
     name: str | None = None
-    """Set for a graph-level attribute that has not one row per graph: its rows are counted on their own."""
 
     @property
     def label(self) -> str:
@@ -75,9 +80,7 @@ def require_certain(attributes: Iterable["Attribute"], why: str) -> None:
     """
     for one in attributes:
         if one.doubt is not None:
-            counts = (
-                f"{one.doubt.value}s as {one.axis.level.value}s" if one.axis != GRAPHS else f"{one.doubt.value}s: one"
-            )
+            counts = f"{one.doubt.value}s" + (": one" if one.axis == GRAPHS else f" as {one.axis.level.value}s")
             raise ValueError(
                 f"Every graph has as many rows in {one.name!r} as {counts}, and {why}. Say which they belong to: "
                 f"levels={{{one.name!r}: {one.doubt.value!r}}} or {{{one.name!r}: {one.axis.level.value!r}}}."
@@ -106,18 +109,27 @@ def ends_of(edges: Axis) -> tuple[Axis, Axis]:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Attribute(ByReference):
-    """One attribute of all graphs, one graph after the other."""
+    """One attribute of all graphs, one graph after the other.
+
+    Args:
+        store: The node or edge type.
+        name: What it is called.
+        axis: What its rows belong to.
+        values: All rows along dimension `dim`; a list with one entry a graph where the values are not tensors.
+        dim: The dimension of rows.
+        increments: How far each graph shifts the values of the graphs after it in a batch (`__inc__`), or None.
+            [num_graphs, ...]
+        doubt: What the rows could belong to as well: neither a name nor the user tells, and the numbers fit in every
+            graph.
+    """
 
     store: StoreKey
     name: str
     axis: Axis
     values: Tensor | Sequence[Any]
-    """All rows along dimension `dim`; a list with one entry a graph where the values are not tensors."""
     dim: int = 0
     increments: Tensor | None = None
-    """How far each graph shifts the values of the graphs after it in a batch (`__inc__`), or None. [num_graphs, ...]"""
     doubt: Level | None = None
-    """What the rows could belong to as well: neither a name nor the user tells, and the numbers fit in every graph."""
 
     @property
     def is_tensor(self) -> bool:

@@ -85,11 +85,13 @@ def lay_out(store: FlatStore, options: FixedSizeOptions, choices: LayoutChoices 
         if choices.add_pad_masks:
             slots.append(mask)
         if axis.level is Level.EDGE and store.row_ends is not None:
-            slots.append(_row_pointer_slot(mask, options, choices))
+            ends = tuple((end, options.slots(end)) for end in ends_of(axis))
+            made = replace(mask, name="rowptr", kind=SlotKind.ROW_POINTER, shape=(ends[1][1] + 1,))
+            slots.append(replace(made, dtype=choices.index_dtype, ends=ends, spread=choices.spread_padding_edges))
     if choices.add_pad_masks:
         slots.append(mask_slot(GRAPHS, options.num_graphs))
-    made = {(slot.store, slot.name) for slot in slots if slot.attribute is None}
-    if both := [attribute.name for attribute in store.attributes if (attribute.store, attribute.name) in made]:
+    own = {(slot.store, slot.name) for slot in slots if slot.attribute is None}
+    if both := [attribute.name for attribute in store.attributes if (attribute.store, attribute.name) in own]:
         raise ValueError(f"The graphs have {both}, which batches make themselves. Rename or pass exclude_keys={both}.")
     return Layout(slots=tuple(slots), lists=tuple(lists), options=options)
 
@@ -132,9 +134,3 @@ def _owner_slots(prefix: str, of: Slot, num_graphs: int, dtype: torch.dtype) -> 
     kinds = (("batch", SlotKind.SEGMENT, of.num_slots), ("ptr", SlotKind.POINTER, num_graphs + 1))
     rows: Any = {"store": of.store, "axis": of.axis, "num_slots": of.num_slots, "fixed_rows": of.fixed_rows}
     return [Slot(name=prefix + name, kind=kind, shape=(length,), dtype=dtype, **rows) for name, kind, length in kinds]
-
-
-def _row_pointer_slot(edges: Slot, options: FixedSizeOptions, choices: LayoutChoices) -> Slot:
-    ends = tuple((end, options.slots(end)) for end in ends_of(edges.axis))
-    made = replace(edges, name="rowptr", kind=SlotKind.ROW_POINTER, shape=(ends[1][1] + 1,))
-    return replace(made, dtype=choices.index_dtype, ends=ends, spread=choices.spread_padding_edges)

@@ -9,7 +9,7 @@ from popgeo.data.batch_layout import LayoutChoices, lay_out
 from popgeo.data.cut import BatchCutter, check_fits, fills_exactly
 from popgeo.data.fixed_size_options import FixedSizeOptions
 from popgeo.data.flat_store import FlatStore
-from popgeo.data.graph_sizes import flat_graphs
+from popgeo.data.opened import flat_graphs
 from popgeo.data.sort_edges import sort_edges
 from popgeo.data.trim import trim
 from popgeo.packing import Packs

@@ -16,21 +16,28 @@ Self = TypeVar("Self", bound="Columns")
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Columns(ByReference):
-    """Flat arrays and row pointers of all graphs, and which of the graphs are shown."""
+    """Flat arrays and row pointers of all graphs, and which of the graphs are shown.
+
+    Args:
+        data_cls: The class of a graph.
+        node_types: The node types; None for the one of a graph without types.
+        edge_types: The edge types, likewise.
+        attributes: What graphs hold.
+        row_pointers: For each axis, where each graph's rows start, and their total. int64 [num_graphs + 1]
+        states_num_nodes: Node types whose size is stated by a `num_nodes` attribute, as in graphs without features.
+        indices: The graphs that this view shows, in order; None for all.
+        row_ends: Set where edges are sorted by destination: for each node of the destination type of an edge type, how
+            many edges of its graph end at it or at a node before it. int64 [total number of nodes]
+    """
 
     data_cls: type
     node_types: tuple[StoreKey, ...]
     edge_types: tuple[StoreKey, ...]
     attributes: tuple[Attribute, ...]
     row_pointers: Mapping[Axis, Tensor]
-    """For each axis, where each graph's rows start, and their total. int64 [num_graphs + 1]"""
     states_num_nodes: frozenset[StoreKey] = frozenset()
-    """Node types whose size is stated by a `num_nodes` attribute, as in graphs without features."""
     indices: np.ndarray | None = None
-    """The graphs that this view shows, in order; None for all."""
     row_ends: Mapping[StoreKey, Tensor] | None = None
-    """Set where edges are sorted by destination: for each node of the destination type of an edge type, how many edges
-    of its graph end at it or at a node before it. int64 [total number of nodes]"""
     _cache: dict[str, Any] = field(default_factory=dict, repr=False)
 
     @property

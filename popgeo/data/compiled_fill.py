@@ -1,7 +1,7 @@
 """Fills the tensors of several batches with one call into the compiled library; `fill.py` defines what it does."""
 
 import ctypes
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -18,7 +18,8 @@ from popgeo.data.subset import take
 from popgeo.data.validate import is_unchecked
 from popgeo.native import library
 
-_ENTRY = ("popgeo_collate", (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64) + (ctypes.c_void_p, ctypes.c_int64) * 2)
+_POINTER, _INT = ctypes.c_void_p, ctypes.c_int64
+_ENTRY = ("popgeo_collate", (_POINTER, _POINTER, _INT, *(_POINTER, _INT) * 2, _INT), ctypes.c_int)
 _INTEGERS = (torch.int32, torch.int64)
 
 _OUT = 10  # where `out` stands among the fields that `Filler._describe` lists
@@ -32,10 +33,9 @@ class Filler:
         self.store, self.layout = store, layout
         self.axes = list(store.row_pointers)
         self.kept: list[Tensor] = []  # tensors whose addresses the table holds
-        self.row_pointers = np.zeros(len(self.axes), dtype=np.int64)  # zero represents one row a graph
-        for i, axis in enumerate(self.axes):
-            if axis != GRAPHS:
-                self.row_pointers[i] = self._address(store.row_pointers[axis].contiguous())
+        pointers = [None if axis == GRAPHS else store.row_pointers[axis].contiguous() for axis in self.axes]
+        # Zero represents one row a graph.
+        self.row_pointers = np.array([0 if p is None else self._address(p) for p in pointers], dtype=np.int64)
         self.of_rows = self.row_pointers.ctypes.data, len(self.axes)
         self.table = np.array([list(self._describe(slot).values()) for slot in layout.slots], dtype=np.int64)
         sources = [(slot.kind, slot.attribute.tensor) for slot in layout.slots if slot.attribute is not None]
@@ -53,7 +53,8 @@ class Filler:
                 disk that is damaged.
         """
         compare_stored(self.store, rows)
-        entry, num_batches = self._entry(), len(ptr) - 1
+        entry = library.function(*_ENTRY) if self.can_be_compiled else None
+        num_batches = len(ptr) - 1
         if entry is None:
             fill(self.store, self.layout, rows, ptr, [tensor[:num_batches] for tensor in out])
             return
@@ -73,12 +74,6 @@ class Filler:
 
     def __reduce__(self) -> Any:
         return Filler, (self.store, self.layout)  # addresses mean nothing in another process
-
-    def _entry(self) -> Callable[..., Any] | None:
-        if not self.can_be_compiled:
-            return None
-        name, arguments = _ENTRY
-        return library.function(name, (*arguments, ctypes.c_int64), ctypes.c_int)
 
     def _address(self, tensor: Tensor) -> int:
         self.kept.append(tensor)

@@ -14,9 +14,8 @@ from popgeo.data.axes import GRAPHS, Axis, Level, Levels, StoreKey
 from popgeo.data.columns import Columns
 from popgeo.data.pyg_counts import axis_of
 from popgeo.data.read_dictionaries import read_dictionaries
-from popgeo.data.store.cut_blocks import BUFFER_BYTES
 from popgeo.data.store.first_use import compare_stored
-from popgeo.data.store.save_columns import save_columns
+from popgeo.data.store.save_columns import BUFFER_BYTES, save_columns
 from popgeo.data.validate import check_indices, check_positions
 
 if TYPE_CHECKING:

@@ -1,14 +1,160 @@
-"""A dataset as it was found: its columns, whether they hold all of its graphs, and if not, why."""
+"""A dataset as it was found: its columns, how large its graphs are, whether they are all there, and if not, why."""
 
-from collections.abc import Sequence
+import re
+import weakref
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
+
+import numpy as np
 
 from popgeo.data.axes import Levels
 from popgeo.data.flat_store import FlatStore, why_not_flat
-from popgeo.data.graph_sizes import GraphSizes, first_graphs
+from popgeo.progress import progress
 
 _LOOKED_AT = 16  # graphs that tell what the attributes of a dataset belong to
+_MEASURED_AT_ONCE = 256
+_FIRST_AT_MOST = 4096  # graphs to look at before the user is asked
+
+_Kept = dict[Any, tuple[Any, np.ndarray]]
+# By the dataset, until it goes: the sizes, and the transform that they were read with,
+# which changes the graphs of a dataset of PyG when they are fetched, perhaps their sizes too.
+_KEPT: weakref.WeakKeyDictionary[Any, _Kept] = weakref.WeakKeyDictionary()
+
+
+class GraphSizes:
+    """Nodes and edges of each graph of a dataset, which is read for them only where they are needed.
+
+    Datasets that lie in memory tell them at once. Any other is read whole, with a progress bar; the result is kept
+    as long as the dataset object lives, for every loader of it.
+
+    Args:
+        dataset: What `FixedSizeDataLoader` takes.
+        exclude_keys: Attributes to leave out; a graph without `edge_index` has no edges.
+        levels: What an attribute's rows belong to, where names and sizes do not tell.
+        known: The sizes, if they are known already. int64 [num_graphs, num_dimensions]
+        progress_bar: Whether to show a bar where reading lasts longer than a second; None means at a terminal and in
+            notebooks.
+
+    Example:
+        >>> import torch
+        >>> from torch_geometric.data import Data
+        >>> sizes = GraphSizes([Data(x=torch.ones(n, 1), edge_index=torch.zeros(2, n).long()) for n in (2, 3)])
+        >>> len(sizes), sizes.values.tolist()
+        (2, [[2, 2], [3, 3]])
+    """
+
+    def __init__(
+        self,
+        dataset: Any,
+        exclude_keys: Sequence[str] | None = None,
+        *,
+        levels: Levels | None = None,
+        known: np.ndarray | None = None,
+        progress_bar: bool | None = None,
+    ) -> None:
+        self._dataset, self._known, self._progress_bar = dataset, known, progress_bar
+        self._choices: dict[str, Any] = {"exclude_keys": sorted(exclude_keys or ()), "levels": levels}
+
+    def __len__(self) -> int:
+        return len(self._dataset) if self._known is None else len(self._known)
+
+    @property
+    def are_known(self) -> bool:
+        """Whether `values` reads nothing."""
+        if self._known is None:
+            transform, sizes = _kept(self._dataset).get(repr(self._choices), (None, None))
+            as_read = transform is getattr(self._dataset, "transform", None)
+            if as_read and sizes is not None and len(sizes) == len(self._dataset):
+                self._known = sizes
+        return self._known is not None
+
+    @property
+    def values(self) -> np.ndarray:
+        """Nodes and edges (of each type) of every graph. int64 [num_graphs, num_dimensions]"""
+        if not self.are_known:
+            self._known = self._read()
+            _kept(self._dataset)[repr(self._choices)] = (getattr(self._dataset, "transform", None), self._known)
+        assert self._known is not None  # the line above
+        return self._known
+
+    def _read(self) -> np.ndarray:
+        dataset = self._dataset
+        ids = progress(range(len(dataset)), "measuring graphs", "graph", self._progress_bar)
+        parts = iter(lambda: [*islice(ids, _MEASURED_AT_ONCE)], [])
+        sizes = [flat_graphs([dataset[i] for i in part], part, **self._choices).sizes for part in parts]
+        if not sizes:
+            raise ValueError(f"The dataset ({type(dataset).__name__}) is empty; a batch needs at least one graph.")
+        return np.concatenate(sizes)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_progress_bar": False}
+
+
+def flat_graphs(
+    graphs: Sequence[Any], numbers: Sequence[int], check: Callable[[FlatStore], None] | None = None, **choices: Any
+) -> FlatStore:
+    """Some graphs of a dataset, flat, whose errors call them by their numbers in it.
+
+    Args:
+        graphs: Some graphs.
+        numbers: Their numbers in the dataset.
+        check: Called with the result; its ValueError is raised with the number of a graph, too.
+        choices: As `FlatStore.from_dataset` takes them.
+
+    Raises:
+        ValueError: see `FlatStore.from_dataset`, or `check` raises it.
+    """
+
+    def flat(some: Sequence[Any]) -> FlatStore:
+        store = FlatStore.from_dataset(some, **choices)
+        if check is not None:
+            check(store)
+        return store
+
+    try:
+        return flat(graphs)
+    except ValueError as error:
+        for number, graph in zip(numbers, graphs, strict=True):
+            try:
+                flat([graph])
+            except ValueError as of_one:
+                text = re.sub(r"\b([Gg]raph|Item) 0\b", rf"\1 {number}", str(of_one))
+                raise ValueError(text if text != str(of_one) or number == 0 else f"Graph {number}: {text}") from error
+        raise ValueError(f"{error} Counted within the graphs {[*numbers][:9]}.") from error
+
+
+def first_graphs(
+    dataset: Any, count: int, exclude_keys: Sequence[str] | None, levels: Levels | None = None
+) -> FlatStore:
+    """The first graphs of a dataset, flat: enough to know how a batch of it is laid out.
+
+    If that many leave in doubt what an attribute belongs to, such as those of one node, more are looked at.
+
+    Raises:
+        ValueError: the dataset is empty, or its graphs differ in attributes or types.
+
+    Example:
+        >>> import torch
+        >>> from torch_geometric.data import Data
+        >>> first_graphs([Data(x=torch.ones(n, 1)) for n in (2, 3, 4)], 2, None)
+        FlatStore(2 graphs, 5 nodes, 0 edges; x: node)
+    """
+    while True:
+        some = [dataset[i] for i in range(min(count, len(dataset)))]
+        store = FlatStore.from_dataset(some, exclude_keys=exclude_keys, levels=levels)
+        are_enough = count == 1 or count >= min(len(dataset), _FIRST_AT_MOST)
+        if are_enough or all(one.doubt is None for one in store.attributes):
+            return store
+        count *= 8
+
+
+def _kept(dataset: Any) -> _Kept:
+    try:
+        return _KEPT.setdefault(dataset, {})
+    except TypeError:  # a list, whose sizes are read quickly
+        return {}
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -97,22 +97,18 @@ class Pad(BaseTransform):
 
     def _check(self, store: FlatStore) -> None:
         found = dict(zip(store.size_axes, store.sizes[0].tolist(), strict=True))
+        free = {axis: self.options.slots(axis) - count for axis, count in found.items()}
         for axis, count in found.items():
-            if count > (slots := self.options.slots(axis)):
-                name = f"Pad.max_num_{axis.level.value}s"
+            if free[axis] < 0:
+                slots, name = self.options.slots(axis), f"Pad.max_num_{axis.level.value}s"
                 raise ValueError(f"The graph has {count} {axis.label}, {name} is {slots}. Raise it to {count} or more.")
-        for attribute in store.attributes:
-            free = attribute.axis.level is Level.EDGE and self.options.slots(attribute.axis) - found[attribute.axis]
-            if attribute.name == "edge_index" and free:
-                self._check_ends(attribute.axis, free, found)
-
-    def _check_ends(self, edges: Axis, free: int, found: dict[Axis, int]) -> None:
-        for nodes in ends_of(edges):
-            if found[nodes] == self.options.slots(nodes):
-                raise ValueError(
-                    f"The graph needs {free} padding edges, which join padding nodes, but all {found[nodes]} "
-                    f"{nodes.label} are real. Raise max_num_nodes to {found[nodes] + 1}."
-                )
+        for edges in [a.axis for a in store.attributes if a.name == "edge_index" and free.get(a.axis)]:
+            for nodes in ends_of(edges):
+                if not free[nodes]:
+                    raise ValueError(
+                        f"The graph needs {free[edges]} padding edges, which join padding nodes, but all "
+                        f"{found[nodes]} {nodes.label} are real. Raise max_num_nodes to {found[nodes] + 1}."
+                    )
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(max_num_nodes={self.options.num_nodes}, max_num_edges={self.options.num_edges})"

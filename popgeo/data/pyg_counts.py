@@ -1,10 +1,11 @@
 """What PyG's attributes count: nodes and edges, whose rows an attribute has, how far it shifts what follows it."""
 
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -17,71 +18,86 @@ from popgeo.data.attribute_names import (
     OF_NODES,
     OF_STRUCTURES,
 )
-from popgeo.data.axes import GRAPHS, Attribute, Axis, Level, StoreKey, ends_of, row_pointer
-
-_RowPointers: TypeAlias = dict[Axis, Tensor]
+from popgeo.data.axes import GRAPHS, Attribute, Axis, Level, Levels, StoreKey, ends_of, row_pointer
+from popgeo.data.columns import Columns
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class JoinedColumn:
-    """One attribute of all graphs as PyG joins it, before it is known what its rows belong to."""
+    """One attribute of all graphs as PyG joins it, before it is known what its rows belong to.
+
+    Args:
+        name: What it is called.
+        values: All rows along dimension `dim`; a list with one entry a graph where the values are not tensors.
+        slices: Where each graph's rows start, and their total; None for a list. [num_graphs + 1]
+        dim: The dimension of rows.
+        increments: What a class's own `__inc__` says of each graph; None if it has PyG's. [num_graphs, ...]
+        is_number: Whether graphs have plain numbers, which are not a batch vector whatever they are called.
+    """
 
     name: str
     values: Tensor | Sequence[Any]
-    """All rows along dimension `dim`; a list with one entry a graph where the values are not tensors."""
     slices: Tensor | None = None
-    """Where each graph's rows start, and their total; None for a list. [num_graphs + 1]"""
     dim: int = 0
     increments: Tensor | None = None
-    """What a class's own `__inc__` says of each graph; None if it has PyG's. [num_graphs, ...]"""
     is_number: bool = False
-    """Whether graphs have plain numbers, which are not a batch vector whatever they are called."""
 
 
-def attributes_of(
+def columns_of(
+    data_cls: type,
+    node_types: tuple[StoreKey, ...],
+    edge_types: tuple[StoreKey, ...],
     columns: Mapping[StoreKey, Sequence[JoinedColumn]],
-    *,
-    node_types: Iterable[StoreKey],
-    edge_types: Iterable[StoreKey],
     stated: Mapping[StoreKey, Tensor],
-    levels: Mapping[Any, Level | Axis],
+    levels: Levels | None,
     num_graphs: int,
-) -> tuple[tuple[Attribute, ...], _RowPointers]:
-    """What the rows of each column belong to, and where each graph's rows start along every axis.
+    indices: np.ndarray | None = None,
+) -> Columns:
+    """A dataset: what the rows of each column belong to, and where each graph's rows start along every axis.
 
     Args:
-        columns: The attributes of each store.
+        data_cls: The class of a graph.
         node_types: Stores that have nodes.
         edge_types: Stores that have edges.
+        columns: The attributes of each store.
         stated: Nodes of each graph, where `num_nodes` states them. [num_graphs] for each store
         levels: What an attribute's rows belong to, by its name or by store and name; others are inferred.
         num_graphs: How many graphs there are.
+        indices: The graphs that are shown; None for all.
 
     Raises:
         ValueError: a graph's nodes cannot be counted, a level is wrong, or an `__inc__` has no flat layout.
     """
+    known = {name: level if level == GRAPHS else Level(level) for name, level in (levels or {}).items()}
     row_pointers = {GRAPHS: torch.arange(num_graphs + 1)}
     for key in node_types:
-        counts = stated[key] if key in stated else _count_nodes(key, columns[key], levels)
+        counts = stated[key] if key in stated else _count_nodes(key, columns[key], known)
         row_pointers[Axis(Level.NODE, key)] = row_pointer(counts)
     for key in edge_types:
         row_pointers[Axis(Level.EDGE, key)] = row_pointer(_count_edges(columns[key], num_graphs))
     attributes = []
     for key, of_store in columns.items():
         for column in of_store:
-            given = levels.get((key, column.name)) or levels.get(column.name)
+            given = known.get((key, column.name)) or known.get(column.name)
             attributes.append(_attribute(key, column, given, row_pointers))
-    return tuple(attributes), row_pointers
+    return Columns(
+        data_cls=data_cls,
+        node_types=node_types,
+        edge_types=edge_types,
+        attributes=tuple(attributes),
+        row_pointers=row_pointers,
+        states_num_nodes=frozenset(stated),
+        indices=indices,
+    )
 
 
 def _count_nodes(key: StoreKey, columns: Sequence[JoinedColumn], levels: Mapping[Any, Level | Axis]) -> Tensor:
     """Nodes of each graph, from the attributes that PyG itself counts by, or those stated to be a node's."""
     column = {column.name: column for column in columns}
     stated = {n: levels.get((key, n)) or levels.get(n) for n in column}
-    known = [n for n in column if stated[n] is Level.NODE]
-    known += [n for n in column if n in COUNT_NODES and not stated[n]]
-    known += [n for n in column if "node" in n and not stated[n]]
-    known += [n for n in column if n == "z" and not stated[n]]
+    free = [n for n in column if not stated[n]]
+    known = [n for n in column if stated[n] is Level.NODE] + [n for n in free if n in COUNT_NODES]
+    known += [n for n in free if "node" in n] + [n for n in free if n == "z"]
     for name in known:
         if (slices := column[name].slices) is not None:
             return slices.diff()
@@ -103,7 +119,7 @@ def _refuse_more_rows(guess: Tensor, columns: Sequence[JoinedColumn]) -> None:
     for column in columns:
         rows = None if column.slices is None else column.slices.diff()
         if rows is not None and bool((rows >= guess).all()) and bool((rows > guess).any()):
-            graph = int((rows > guess).to(torch.int8).argmax())
+            graph = _first(rows > guess)
             raise ValueError(
                 f"The number of nodes is unknown: edges lead to {int(guess[graph])} nodes of graph {graph}, which has "
                 f"{int(rows[graph])} rows in {column.name!r}. Set num_nodes, or pass "
@@ -124,7 +140,7 @@ def _count_edges(columns: Sequence[JoinedColumn], num_graphs: int) -> Tensor:
 
 
 def _attribute(
-    key: StoreKey, column: JoinedColumn, given: Level | Axis | None, row_pointers: _RowPointers
+    key: StoreKey, column: JoinedColumn, given: Level | Axis | None, row_pointers: dict[Axis, Tensor]
 ) -> Attribute:
     values, slices = column.values, column.slices
     if not isinstance(values, Tensor) or slices is None:
@@ -141,100 +157,91 @@ def _attribute(
 
 
 def axis_of(
-    key: StoreKey, name: str, given: Level | Axis | None, slices: Tensor, row_pointers: _RowPointers
+    key: StoreKey, name: str, given: Level | Axis | None, slices: Tensor, row_pointers: dict[Axis, Tensor]
 ) -> tuple[Axis, Level | None]:
     """What an attribute's rows belong to, and could as well; rows that are counted on their own get a row pointer."""
-    rows = slices.diff()
-    nodes, edges = (row_pointers.get(Axis(level, key)) for level in (Level.NODE, Level.EDGE))
-    num_nodes = None if nodes is None else nodes.diff()
-    num_edges = None if edges is None else edges.diff()
-    inferred = infer_level(name, rows, num_nodes, num_edges)
+    rows, axes = slices.diff(), [Axis(level, key) for level in (Level.NODE, Level.EDGE)]
+    counts = {axis.level: row_pointers[axis].diff() for axis in axes if axis in row_pointers}
+    like = [level for level, of_level in counts.items() if torch.equal(rows, of_level)]
+    inferred = infer_level(name, rows, like)
     level = given if isinstance(given, Level) else inferred
     if given == GRAPHS and inferred is not Level.GRAPH:
-        odd = int((rows != 1).to(torch.int8).argmax())
+        odd = _first(rows != 1)
         raise ValueError(
             f"In graph {odd} {name!r} has {int(rows[odd])} rows, one per {inferred.value}; the graphs that were looked "
             f"at first have one row each, as a label has. Pass levels={{{name!r}: {inferred.value!r}}} or 'graph'."
         )
-    doubt = _doubt(name, level, rows, num_nodes, num_edges) if given is None else None
+    doubt = _doubt(name, level, like) if given is None else None
     if level is not Level.GRAPH:
-        _check_level(name, level, rows, num_nodes if level is Level.NODE else num_edges)
+        if level not in like:
+            _refuse_level(name, level, rows, counts.get(level))
         return Axis(level, key), doubt
     if bool((rows == 1).all()):
         return GRAPHS, doubt
     if given is None:
-        _check_is_no_feature(name, rows, num_nodes, num_edges)
+        _check_is_no_feature(name, rows, counts)
     axis = Axis(Level.GRAPH, key, name)
     row_pointers[axis] = slices.to(torch.int64)
     return axis, None
 
 
-def _doubt(name: str, level: Level, rows: Tensor, num_nodes: Tensor | None, num_edges: Tensor | None) -> Level | None:
+def _doubt(name: str, level: Level, like: Sequence[Level]) -> Level | None:
     """Another level that fits the numbers of rows, where the name does not tell either."""
-    like_nodes = num_nodes is not None and torch.equal(rows, num_nodes)
-    like_edges = num_edges is not None and torch.equal(rows, num_edges)
-    if level is Level.NODE and like_edges and "node" not in name and name not in OF_NODES:
+    if level is Level.NODE and Level.EDGE in like and "node" not in name and name not in OF_NODES:
         return Level.EDGE
-    if level is Level.GRAPH and name not in LABELS and "index" not in name and (like_nodes or like_edges):
-        return Level.NODE if like_nodes else Level.EDGE
-    return None
+    return next(iter(like), None) if level is Level.GRAPH and name not in LABELS and "index" not in name else None
 
 
-def infer_level(name: str, rows: Tensor, num_nodes: Tensor | None, num_edges: Tensor | None) -> Level:
+def infer_level(name: str, rows: Tensor, like: Sequence[Level]) -> Level:
     """Decides what the rows of an attribute belong to, from its name and from its row counts in all graphs.
 
-    A name that says node or edge wins where the counts agree; one row in every graph is a graph's; otherwise the
-    counts decide. Looking at every graph, not at one, keeps a label of five tasks from becoming a node attribute
-    because one graph has five nodes.
-
     Args:
-        name: Name of the attribute.
-        rows: Its rows in each graph. [num_graphs]
-        num_nodes: Nodes of each graph, None in a store that has no nodes. [num_graphs]
-        num_edges: Edges of each graph, None in a store that has no edges. [num_graphs]
+        name: The name of the attribute.
+        rows: How many rows it has in each graph. int64 [num_graphs]
+        like: Of nodes and edges, in this order, those that are as many in each graph.
 
     Example:
-        >>> infer_level("y", torch.tensor([1, 1]), torch.tensor([1, 1]), torch.tensor([0, 2]))
-        <Level.GRAPH: 'graph'>
+        >>> rows = torch.tensor([3, 2])
+        >>> infer_level("x", rows, [Level.NODE]), infer_level("y", torch.tensor([1, 1]), [])
+        (<Level.NODE: 'node'>, <Level.GRAPH: 'graph'>)
     """
     if name in OF_STRUCTURES:
         return Level.GRAPH
-    like_nodes = num_nodes is not None and torch.equal(rows, num_nodes)
-    like_edges = num_edges is not None and torch.equal(rows, num_edges)
-    if like_edges and ("edge" in name or name == "e_id"):
+    if Level.EDGE in like and ("edge" in name or name == "e_id"):
         return Level.EDGE
-    if like_nodes and ("node" in name or name in OF_NODES):
+    if Level.NODE in like and ("node" in name or name in OF_NODES):
         return Level.NODE
-    if bool((rows == 1).all()):
-        return Level.GRAPH
-    return Level.NODE if like_nodes else Level.EDGE if like_edges else Level.GRAPH
+    return Level.GRAPH if bool((rows == 1).all()) else next(iter(like), Level.GRAPH)
 
 
-def _check_is_no_feature(name: str, rows: Tensor, num_nodes: Tensor | None, num_edges: Tensor | None) -> None:
+def _first(graphs: Tensor) -> int:
+    """The first graph that is marked."""
+    return int(graphs.to(torch.int8).argmax())
+
+
+def _check_is_no_feature(name: str, rows: Tensor, counts: Mapping[Level, Tensor]) -> None:
     """Positions of fewer atoms than there are would otherwise pass for numbers of the whole graph."""
-    expected = num_nodes if name in NODE_FEATURES else num_edges if name in EDGE_FEATURES else None
-    if expected is not None:
-        odd = int((rows != expected).to(torch.int8).argmax())
-        what = "nodes" if name in NODE_FEATURES else "edges"
-        raise ValueError(
-            f"Graph {odd} has {int(rows[odd])} rows in {name!r} and {int(expected[odd])} {what}. Correct it, or pass "
-            f"levels={{{name!r}: 'graph'}} if it belongs to the graph."
-        )
+    for level, features in ((Level.NODE, NODE_FEATURES), (Level.EDGE, EDGE_FEATURES)):
+        if name in features and level in counts:
+            odd = _first(rows != counts[level])
+            raise ValueError(
+                f"Graph {odd} has {int(rows[odd])} rows in {name!r} and {int(counts[level][odd])} {level.value}s. "
+                f"Correct it, or pass levels={{{name!r}: 'graph'}} if it belongs to the graph."
+            )
 
 
-def _check_level(name: str, level: Level, rows: Tensor, expected: Tensor | None) -> None:
+def _refuse_level(name: str, level: Level, rows: Tensor, expected: Tensor | None) -> None:
     if expected is None:
         raise ValueError(f"levels says {name!r}: {level.value!r}, but its store has no {level.value}s. Say 'graph'.")
-    if not torch.equal(rows, expected):
-        odd = int((rows != expected).to(torch.int8).argmax())
-        raise ValueError(
-            f"levels says {name!r}: {level.value!r}, but in graph {odd} it has {int(rows[odd])} rows and there are "
-            f"{int(expected[odd])} {level.value}s. Correct the attribute or its level."
-        )
+    odd = _first(rows != expected)
+    raise ValueError(
+        f"levels says {name!r}: {level.value!r}, but in graph {odd} it has {int(rows[odd])} rows and there are "
+        f"{int(expected[odd])} {level.value}s. Correct the attribute or its level."
+    )
 
 
 def _increments(
-    key: StoreKey, column: JoinedColumn, values: Tensor, slices: Tensor, row_pointers: _RowPointers
+    key: StoreKey, column: JoinedColumn, values: Tensor, slices: Tensor, row_pointers: dict[Axis, Tensor]
 ) -> Tensor | None:
     """How far each graph's numbers move those of the graphs behind it, as its class says, or else PyG.
 
@@ -242,15 +249,14 @@ def _increments(
         ValueError: the class's own `__inc__` adds to fractions, or adds fractions.
     """
     own, name = column.increments, column.name
-    if own is None:
-        is_batch_vector = "batch" in name and not column.is_number
+    if own is None and "batch" in name and not column.is_number and _is_whole(values):  # the largest number counts
         rows = values.movedim(column.dim, 0).flatten(1) if values.dim() > 1 else values[:, None]
-        return _usual_increments(key, name, row_pointers, rows, slices, is_batch_vector) if _is_whole(values) else None
-    if not bool(own.any()):
-        return None
+        return _segment_max(rows.amax(1) if rows.numel() else rows.new_zeros(len(rows)), slices) + 1
+    if own is None:
+        return _of_nodes(key, name, row_pointers) if _is_whole(values) else None
     if _is_whole(own) and _is_whole(values):
-        return own
-    if _is_whole(own) and ("batch" in name or "index" in name or name == "face"):
+        return own if bool(own.any()) else None
+    if not bool(own.any()) or (_is_whole(own) and ("batch" in name or "index" in name or name == "face")):
         return None  # by its name alone, as PyG's own
     raise ValueError(
         f"__inc__ of {name!r} adds {own.dtype} to {values.dtype}; a batch adds whole numbers to whole numbers. Make "
@@ -263,15 +269,9 @@ def _is_whole(tensor: Tensor) -> bool:
     return not (tensor.is_floating_point() or tensor.is_complex() or tensor.dtype is torch.bool)
 
 
-def _usual_increments(
-    key: StoreKey, name: str, row_pointers: _RowPointers, rows: Tensor, slices: Tensor, is_batch_vector: bool
-) -> Tensor | None:
-    """What PyG's own `__inc__` says of each graph: nodes of an index, the largest number of a batch vector's `rows`."""
-    if is_batch_vector:
-        return _segment_max(rows.amax(1) if rows.numel() else rows.new_zeros(len(rows)), slices) + 1
-    if isinstance(key, tuple):
-        if "index" not in name:
-            return None
+def _of_nodes(key: StoreKey, name: str, row_pointers: dict[Axis, Tensor]) -> Tensor | None:
+    """The nodes of each graph, which PyG's own `__inc__` adds to what an index points at."""
+    if isinstance(key, tuple) and "index" in name:
         return torch.stack([row_pointers[end].diff() for end in ends_of(Axis(Level.EDGE, key))], dim=1)[:, :, None]
     nodes = row_pointers.get(Axis(Level.NODE, None)) if key is None else None  # none in a heterogeneous graph
     return nodes.diff() if nodes is not None and ("index" in name or name == "face") else None
@@ -288,8 +288,8 @@ def _per_outer_row(name: str, increments: Tensor, values: Tensor, dim: int) -> T
             f"__inc__ of {name!r} returns shape {tuple(shape)}, which varies along or behind the concatenated "
             f"dimension {dim}. Return a number or a tensor that varies only before it."
         )
-    outer = values.shape[:dim]
-    return increments.reshape(-1, *lead[:dim]).expand(-1, *outer).reshape(increments.shape[0], -1).to(torch.int64)
+    spread = increments.reshape(-1, *lead[:dim]).expand(-1, *values.shape[:dim])
+    return spread.reshape(len(increments), -1).to(torch.int64)
 
 
 def _segment_max(values: Tensor, slices: Tensor) -> Tensor:

@@ -6,10 +6,10 @@ from typing import Any
 from torch import Tensor
 
 from popgeo.data.attribute_names import MADE_BY_BATCH
-from popgeo.data.axes import GRAPHS, Level, Levels, StoreKey
+from popgeo.data.axes import Levels, StoreKey
 from popgeo.data.columns import Columns
 from popgeo.data.join_values import join_values, refuse_containers, stated_counts
-from popgeo.data.pyg_counts import JoinedColumn, attributes_of
+from popgeo.data.pyg_counts import JoinedColumn, columns_of
 
 
 def read_dictionaries(graphs: Sequence[dict[str, Any]], excluded: set[str], levels: Levels) -> Columns:
@@ -31,22 +31,7 @@ def read_dictionaries(graphs: Sequence[dict[str, Any]], excluded: set[str], leve
         {None: stated_counts([graph["num_nodes"] for graph in graphs])} if "num_nodes" in names else {}
     )
     columns = [_column(name, [graph[name] for graph in graphs]) for name in names if name not in MADE_BY_BATCH]
-    attributes, row_pointers = attributes_of(
-        {None: columns},
-        node_types=(None,),
-        edge_types=(None,),
-        stated=stated,
-        levels={name: level if level == GRAPHS else Level(level) for name, level in levels.items()},
-        num_graphs=len(graphs),
-    )
-    return Columns(
-        data_cls=dict,
-        node_types=(None,),
-        edge_types=(None,),
-        attributes=attributes,
-        row_pointers=row_pointers,
-        states_num_nodes=frozenset(stated),
-    )
+    return columns_of(dict, (None,), (None,), {None: columns}, stated, levels, len(graphs))
 
 
 def _column(name: str, values: list[Any]) -> JoinedColumn:

@@ -1,6 +1,6 @@
 """Reads datasets of PyG into plain columns: the only file that knows `Data` from `HeteroData`."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -13,10 +13,10 @@ from torch_geometric.data.separate import separate
 from torch_geometric.data.storage import BaseStorage
 
 from popgeo.data.attribute_names import MADE_BY_BATCH
-from popgeo.data.axes import GRAPHS, Axis, Level, Levels, StoreKey
+from popgeo.data.axes import Levels, StoreKey
 from popgeo.data.columns import Columns
 from popgeo.data.join_values import join_values, refuse_containers, stated_counts
-from popgeo.data.pyg_counts import JoinedColumn, attributes_of
+from popgeo.data.pyg_counts import JoinedColumn, columns_of
 from popgeo.native.plain_tensor import plain_tensor
 from popgeo.progress import progress
 
@@ -26,13 +26,12 @@ def read(dataset: Any, exclude_keys: Sequence[str] | None, levels: Levels | None
     if len(dataset) == 0:
         raise ValueError(f"The dataset ({type(dataset).__name__}) is empty; a batch needs at least one graph.")
     excluded = set(exclude_keys or ())
-    known = {name: level if level == GRAPHS else Level(level) for name, level in (levels or {}).items()}
     if isinstance(dataset, (list, tuple)):
-        return _read_list(dataset, excluded, known)
+        return _read_list(dataset, excluded, levels)
     if isinstance(dataset, InMemoryDataset) and dataset.slices is not None and why_not_collated(dataset) is None:
-        return _read_collated(dataset, excluded, known)
+        return _read_collated(dataset, excluded, levels)
     ids = progress(range(len(dataset)), "reading graphs", "graph", progress_bar)
-    return _read_list([dataset[i] for i in ids], excluded, known)
+    return _read_list([dataset[i] for i in ids], excluded, levels)
 
 
 def why_not_collated(dataset: Any) -> str | None:
@@ -47,7 +46,7 @@ def why_not_collated(dataset: Any) -> str | None:
     return None
 
 
-def _read_list(graphs: Sequence[Data | HeteroData], excluded: set[str], levels: Mapping[Any, Level | Axis]) -> Columns:
+def _read_list(graphs: Sequence[Data | HeteroData], excluded: set[str], levels: Levels | None) -> Columns:
     """Reads a list of graphs, concatenating each attribute once."""
     _check_kinds(graphs)
     first = graphs[0]
@@ -63,10 +62,10 @@ def _read_list(graphs: Sequence[Data | HeteroData], excluded: set[str], levels: 
             columns[store._key].append(replace(column, is_number=not isinstance(store[name], Tensor)))
         if "num_nodes" in store:
             stated[store._key] = stated_counts([s["num_nodes"] for s in stores])
-    return _columns(first, columns, stated, levels, len(graphs))
+    return columns_of(type(first), *_types_of(first), columns, stated, levels, len(graphs))
 
 
-def _read_collated(dataset: InMemoryDataset, excluded: set[str], levels: Mapping[Any, Level | Axis]) -> Columns:
+def _read_collated(dataset: InMemoryDataset, excluded: set[str], levels: Levels | None) -> Columns:
     """Reads the storage of an `InMemoryDataset`, which is concatenated already, without a copy."""
     data, all_slices = dataset._data, dataset.slices
     num_graphs = InMemoryDataset.len(dataset)
@@ -84,31 +83,12 @@ def _read_collated(dataset: InMemoryDataset, excluded: set[str], levels: Mapping
         if "_num_nodes" in store.__dict__:
             stated[store._key] = stated_counts(store._num_nodes)
     indices = None if dataset._indices is None else np.asarray(dataset._indices, dtype=np.int64)
-    return _columns(data, columns, stated, levels, num_graphs, indices)
+    return columns_of(type(data), *_types_of(data), columns, stated, levels, num_graphs, indices)
 
 
-def _columns(
-    data: Data | HeteroData,
-    columns: Mapping[StoreKey, Sequence[JoinedColumn]],
-    stated: Mapping[StoreKey, Tensor],
-    levels: Mapping[Any, Level | Axis],
-    num_graphs: int,
-    indices: np.ndarray | None = None,
-) -> Columns:
-    node_types = tuple(store._key for store in data.node_stores)
-    edge_types = tuple(store._key for store in data.edge_stores)
-    attributes, row_pointers = attributes_of(
-        columns, node_types=node_types, edge_types=edge_types, stated=stated, levels=levels, num_graphs=num_graphs
-    )
-    return Columns(
-        data_cls=type(data),
-        node_types=node_types,
-        edge_types=edge_types,
-        attributes=attributes,
-        row_pointers=row_pointers,
-        states_num_nodes=frozenset(stated),
-        indices=indices,
-    )
+def _types_of(data: Data | HeteroData) -> tuple[tuple[StoreKey, ...], tuple[StoreKey, ...]]:
+    """The node types and the edge types."""
+    return tuple(store._key for store in data.node_stores), tuple(store._key for store in data.edge_stores)
 
 
 def _column(
@@ -154,7 +134,6 @@ def _asked_increments(
 
 
 def _check_kinds(graphs: Sequence[Any]) -> None:
-    kinds = {type(graph).__name__ for graph in graphs}
     for index, graph in enumerate(graphs):
         if not isinstance(graph, (Data, HeteroData)):
             raise ValueError(f"Item {index} of the dataset is a {type(graph).__name__}; pass Data or HeteroData.")
@@ -163,8 +142,9 @@ def _check_kinds(graphs: Sequence[Any]) -> None:
                 f"Item {index} of the dataset is a batch of {graph.num_graphs} graphs, which would count as one. Give "
                 "its graphs: batch.to_data_list(), or the dataset of a loader."
             )
-    if len({type(graph) for graph in graphs}) > 1:
-        raise ValueError(f"The dataset mixes {sorted(kinds)}; batches need graphs of one class. Convert or split them.")
+    if len(kinds := {type(graph) for graph in graphs}) > 1:
+        names = sorted(kind.__name__ for kind in kinds)
+        raise ValueError(f"The dataset mixes {names}; batches need graphs of one class. Convert or split them.")
     if isinstance(graphs[0], HeteroData):
         types = [store._key for store in graphs[0].stores]
         for index, graph in enumerate(graphs):

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,28 +20,24 @@ if TYPE_CHECKING:
 class LazyDict(Mapping[Any, Any]):
     """A dictionary about the graphs of a batch that is made when first looked at; pickled, it is a plain one."""
 
-    __slots__ = ("_made", "_make", "_rows")
-
     def __init__(self, make: Callable[[np.ndarray], dict[Any, Any]], rows: np.ndarray) -> None:
         self._make, self._rows = make, rows
-        self._made: dict[Any, Any] | None = None
 
-    def _get(self) -> dict[Any, Any]:
-        if self._made is None:
-            self._made = self._make(self._rows)
-        return self._made
+    @cached_property
+    def _made(self) -> dict[Any, Any]:
+        return self._make(self._rows)
 
     def __getitem__(self, key: Any) -> Any:
-        return self._get()[key]
+        return self._made[key]
 
     def __iter__(self) -> Iterator[Any]:
-        return iter(self._get())
+        return iter(self._made)
 
     def __len__(self) -> int:
-        return len(self._get())
+        return len(self._made)
 
     def __reduce__(self) -> Any:
-        return dict, (self._get(),)  # the dataset does not travel with a batch
+        return dict, (self._made,)  # the dataset does not travel with a batch
 
 
 @dataclass(frozen=True, eq=False)

@@ -111,7 +111,26 @@ class SlotKind(IntEnum):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Slot:
-    """One tensor of a batch."""
+    """One tensor of a batch.
+
+    Args:
+        store: The node or edge type.
+        name: What the tensor is called.
+        kind: How it is filled.
+        axis: What its rows are counted along.
+        shape: Its shape.
+        dtype: Its type.
+        num_slots: Rows along the axis, padding included.
+        fixed_rows: Whether every graph, padding or not, has equally many rows along the axis, as graph attributes
+            mostly have.
+        attribute: What it is filled from, if graphs have that.
+        outer: Elements before the dimension of rows: 2 for an `edge_index`.
+        inner: Elements of one row.
+        pad_value: What padding is filled with.
+        ends: For edges: the node axis at each end, and how many nodes a batch has there.
+        largest: For `batch`: rows of the dataset's largest graph, if that is known.
+        spread: Whether padding edges are dealt out evenly to all padding nodes; otherwise the first one has them all.
+    """
 
     store: StoreKey
     name: str
@@ -120,21 +139,14 @@ class Slot:
     shape: tuple[int, ...]
     dtype: torch.dtype
     num_slots: int
-    """Rows along the axis, padding included."""
     fixed_rows: bool = False
-    """Whether every graph, padding or not, has equally many rows along the axis, as graph attributes mostly have."""
     attribute: Attribute | None = None
     outer: int = 1
-    """Elements before the dimension of rows: 2 for an `edge_index`."""
     inner: int = 1
-    """Elements of one row."""
     pad_value: float = 0.0
     ends: tuple[tuple[Axis, int], ...] = ()
-    """For edges: the node axis at each end, and how many nodes a batch has there."""
     largest: int | None = None
-    """For `batch`: rows of the dataset's largest graph, if that is known."""
     spread: bool = False
-    """Whether padding edges are dealt out evenly to all padding nodes; otherwise the first one has them all."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

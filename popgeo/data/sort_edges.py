@@ -4,9 +4,8 @@ import dataclasses
 
 import numpy as np
 import torch
-from torch import Tensor
 
-from popgeo.data.axes import GRAPHS, Attribute, Level, ends_of, require_certain
+from popgeo.data.axes import GRAPHS, Level, ends_of, require_certain
 from popgeo.data.columns import Self
 from popgeo.data.validate import check_indices
 
@@ -48,11 +47,9 @@ def sort_edges(store: Self) -> Self:
         destination = destination + nodes[:-1][graph]
         if bool((destination.diff() < 0).any()):
             order = torch.from_numpy(np.argsort(destination.numpy(), kind="stable"))
-            attributes = [_permuted(a, order) if a.axis == axis and a.is_tensor else a for a in attributes]
+            for i, one in enumerate(attributes):
+                if one.axis == axis and one.is_tensor:
+                    attributes[i] = dataclasses.replace(one, values=one.tensor.index_select(one.dim, order))
         ends = torch.bincount(destination, minlength=int(nodes[-1])).cumsum(0)
         row_ends[axis.store] = ends - edges[:-1][torch.repeat_interleave(nodes.diff())]
     return dataclasses.replace(store, attributes=tuple(attributes), row_ends=row_ends)
-
-
-def _permuted(attribute: Attribute, order: Tensor) -> Attribute:
-    return dataclasses.replace(attribute, values=attribute.tensor.index_select(attribute.dim, order))

@@ -36,7 +36,9 @@ def join(batches: "Sequence[Batch]") -> "Batch":
                 store[name] = torch.cat(values)
             elif isinstance(value, list):
                 store[name] = [entry for part in values for entry in part]
-    return mark(first, [_how_to_take_apart(batch) for batch in batches], *_sizes(batches[0]))
+    num_nodes = {store._key: int(store.num_nodes or 0) for store in batches[0].node_stores}
+    num_edges = {store._key: int(store.num_edges) for store in batches[0].edge_stores}
+    return mark(first, [_how_to_take_apart(batch) for batch in batches], num_nodes, num_edges)
 
 
 def split(batch: Any) -> "list[Batch]":
@@ -75,8 +77,3 @@ def _how_to_take_apart(batch: Any) -> tuple[Mapping[Any, Any], ...]:
     main = batch.stores[0].__dict__
     stated = {store._key: store._num_nodes for store in batch.stores if "_num_nodes" in store.__dict__}
     return main["_slice_dict"], main["_inc_dict"], stated
-
-
-def _sizes(batch: Any) -> tuple[dict[Any, int], dict[Any, int]]:
-    nodes = {store._key: int(store.num_nodes) for store in batch.node_stores}
-    return nodes, {store._key: int(store.num_edges) for store in batch.edge_stores}

@@ -12,7 +12,8 @@ from popgeo.data.store.first_use import compare_stored
 from popgeo.data.store.mapped import file_of
 from popgeo.native import library
 
-_ENTRY = ("popgeo_first_outside", (ctypes.c_void_p, *(ctypes.c_int64,) * 4, *(ctypes.c_void_p,) * 2))
+_POINTER, _INT = ctypes.c_void_p, ctypes.c_int64
+_ENTRY = ("popgeo_first_outside", (_POINTER, *(_INT,) * 4, *(_POINTER,) * 2, *(_INT,) * 2), _INT)
 _POSITIONS, _ROWS_AT_ONCE = {"pos", "cell"}, 1 << 20
 
 
@@ -81,7 +82,7 @@ def _points_at_nodes(attribute: Attribute) -> bool:
 def _check_index(columns: Columns, attribute: Attribute, numbers: np.ndarray | None) -> None:
     limits, pointer = attribute.increments, columns.row_pointers[attribute.axis]
     assert limits is not None  # `_points_at_nodes` asked
-    if _first_outside(attribute, pointer, limits) < 0:
+    if _is_inside(attribute, pointer, limits):
         return
     outside = _outside(attribute, pointer, limits)
     graph = _first_shown(columns, attribute.axis, outside.any(dim=0))
@@ -101,19 +102,17 @@ def _check_index(columns: Columns, attribute: Attribute, numbers: np.ndarray | N
     )
 
 
-def _first_outside(attribute: Attribute, pointer: Tensor, limits: Tensor) -> int:
-    """The first stored graph that has an index outside, -1 if none has."""
+def _is_inside(attribute: Attribute, pointer: Tensor, limits: Tensor) -> bool:
+    """Whether the compiled library finds no index outside; False without it."""
     values = attribute.tensor
-    name, arguments = _ENTRY
-    entry = library.function(name, (*arguments, *(ctypes.c_int64,) * 2), ctypes.c_int64)
+    entry = library.function(*_ENTRY)
     if entry is None or values.dtype not in (torch.int32, torch.int64):
-        outside = _outside(attribute, pointer, limits).any(dim=0)
-        return int(_graph_of(pointer, outside)) if bool(outside.any()) else -1
+        return False
     rows = values.shape[attribute.dim]
     outer, inner = values.shape[: attribute.dim].numel(), values.shape[attribute.dim + 1 :].numel()
     pointer, limits = pointer.contiguous(), limits.contiguous()
     of_values = library.address(values), values.element_size(), outer, rows, inner
-    return int(entry(*of_values, library.address(pointer), library.address(limits), limits.shape[1], len(limits)))
+    return entry(*of_values, library.address(pointer), library.address(limits), limits.shape[1], len(limits)) < 0
 
 
 def _outside(attribute: Attribute, pointer: Tensor, limits: Tensor) -> Tensor:
@@ -123,12 +122,6 @@ def _outside(attribute: Attribute, pointer: Tensor, limits: Tensor) -> Tensor:
     values = values.reshape(int(np.prod(values.shape[: attribute.dim])), rows, -1)
     of_row = torch.repeat_interleave(limits, pointer.diff(), dim=0).T[:, :, None]  # [outer or 1, rows, 1]
     return ((values < 0) | (values >= of_row)).any(dim=2)
-
-
-def _graph_of(pointer: Tensor, rows: Tensor) -> Tensor:
-    """The graph of the first row that is marked."""
-    first = rows.to(torch.int8).argmax()
-    return torch.searchsorted(pointer, first, right=True) - 1
 
 
 def _first_shown(columns: Columns, axis: Axis, marked: Tensor) -> int | None:

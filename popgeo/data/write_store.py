@@ -1,6 +1,7 @@
 """Writes any source of graphs to disk as a stream, so that it need never fit in memory."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -11,10 +12,9 @@ from torch_geometric.data import Data, HeteroData
 from popgeo.data.axes import Levels, completed
 from popgeo.data.columns import Columns
 from popgeo.data.flat_store import FlatStore, why_not_flat
-from popgeo.data.graph_sizes import flat_graphs
+from popgeo.data.opened import flat_graphs
 from popgeo.data.sort_edges import sort_edges as sorted_by_destination
-from popgeo.data.store.cut_blocks import BUFFER_BYTES
-from popgeo.data.store.save_columns import Blocks, cut, extend
+from popgeo.data.store.save_columns import BUFFER_BYTES, Blocks, blocks, extend
 from popgeo.data.store.write_folder import FolderWriter
 
 Graph: TypeAlias = Data | HeteroData
@@ -72,12 +72,13 @@ def write(
             return flat_graphs(some, numbers, writer.check, levels=known, **choices)
 
         if transform is None and not isinstance(graphs, (list, tuple)) and _lies_flat(graphs):
-            parts = cut(FlatStore.from_dataset(graphs, levels=levels, **choices), buffer_bytes)
+            store = FlatStore.from_dataset(graphs, levels=levels, **choices)
+            parts: Blocks = partial(blocks, store, max_bytes=buffer_bytes)
         else:
-            parts = _joined(graphs, transform, buffer_bytes, join)
+            parts = partial(_joined, graphs, transform, buffer_bytes, join)
 
-        def sorted_parts(start: int, alone: bool) -> Iterator[Columns]:
-            return map(sorted_by_destination, parts(start, alone)) if sort_edges else parts(start, alone)
+        def sorted_parts(start: int) -> Iterator[Columns]:
+            return map(sorted_by_destination, parts(start)) if sort_edges else parts(start)
 
         extend(writer, sorted_parts, len(graphs) if isinstance(graphs, Sized) else None, progress_bar)
     return FlatStore.open(folder)
@@ -104,25 +105,22 @@ def _joined(
     transform: Callable[[Any], Any] | None,
     buffer_bytes: int,
     join: Callable[[list[Graph], int], FlatStore],
-) -> Blocks:
-    """Graphs that come one by one as a source of blocks."""
-
-    def source(start: int, alone: bool) -> Iterator[Columns]:
-        position, size, bundle = start, 0, list[Graph]()
-        for graph in _from(graphs, start):
-            graph = graph if transform is None else transform(graph)
-            if not isinstance(graph, (Data, HeteroData)):
-                raise ValueError(f"Graph {position + len(bundle)} is a {type(graph).__name__}, not Data or HeteroData.")
-            bundle.append(graph)
-            size += _bytes(graph)
-            # The graphs, and the arrays that they are joined into, are in memory at the same time.
-            if size >= buffer_bytes // 2 or (alone and position == start):
-                yield join(bundle, position)
-                position, bundle, size = position + len(bundle), [], 0
-        if bundle:
+    position: int,
+) -> Iterator[Columns]:
+    """Blocks of graphs that come one by one, from number `position` on."""
+    size, bundle = 0, list[Graph]()
+    for graph in _from(graphs, position):
+        graph = graph if transform is None else transform(graph)
+        if not isinstance(graph, (Data, HeteroData)):
+            raise ValueError(f"Graph {position + len(bundle)} is a {type(graph).__name__}, not Data or HeteroData.")
+        bundle.append(graph)
+        size += _bytes(graph)
+        # The graphs, and the arrays that they are joined into, are in memory at the same time.
+        if size >= buffer_bytes // 2:
             yield join(bundle, position)
-
-    return source
+            position, bundle, size = position + len(bundle), [], 0
+    if bundle:
+        yield join(bundle, position)
 
 
 def _from(graphs: Any, start: int) -> Iterator[Graph]:

@@ -4,7 +4,6 @@ While batches are made from what is there, the system is asked for the graphs of
 """
 
 import os
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +12,8 @@ import numpy as np
 import torch
 
 from popgeo.data.flat_store import FlatStore
-from popgeo.data.store.byte_ranges import ByteRanges, is_on_disk, mean_bytes
+from popgeo.data.store.mapped import file_of
+from popgeo.data.store.save_columns import bytes_of_graphs
 from popgeo.packing import Packs
 
 SHUFFLE_BYTES = 1 << 28
@@ -45,9 +45,10 @@ class ChunkOrder:
     @classmethod
     def of(cls, store: FlatStore, shuffle_bytes: int) -> "ChunkOrder | None":
         """How to shuffle a store; None if it lies in memory, or where all of it is one window."""
-        if not is_on_disk(store):
+        if all(file_of(attribute.values) is None for attribute in store.attributes):
             return None
-        window = max(_CHUNKS_OF_A_WINDOW, int(shuffle_bytes / max(1.0, mean_bytes(store))))
+        num_bytes = max(1.0, float(bytes_of_graphs(store).mean())) if len(store) else 1.0
+        window = max(_CHUNKS_OF_A_WINDOW, int(shuffle_bytes / num_bytes))
         return cls(chunk=window // _CHUNKS_OF_A_WINDOW, window=window) if window < len(store) else None
 
     def draw(self, places: np.ndarray, generator: torch.Generator) -> np.ndarray:
@@ -74,6 +75,37 @@ class ChunkOrder:
             part = order[start : start + self.window]
             part[:] = part[torch.randperm(len(part), generator=generator).numpy()]
         return order
+
+
+class ByteRanges:
+    """Where the graphs of a store on disk lie.
+
+    Args:
+        columns: A flat store; arrays that lie in memory are left out.
+    """
+
+    def __init__(self, columns: FlatStore) -> None:
+        self.runs: list[tuple[Path, int, int, np.ndarray]] = []
+        """Of each stretch of a file the byte at which graph 0 starts, the bytes of a row, and the row pointer."""
+        for attribute in columns.attributes:
+            file = file_of(attribute.values)
+            if file is None:
+                continue
+            shape, dim = attribute.tensor.shape, attribute.dim
+            row_bytes = torch.Size(shape[dim + 1 :]).numel() * attribute.tensor.element_size()
+            pointer = columns.row_pointers[attribute.axis].numpy()
+            for outer in range(torch.Size(shape[:dim]).numel()):
+                start = outer * shape[dim] * row_bytes
+                self.runs.append((file.path, start, row_bytes, pointer))
+
+    def of(self, first: int, stop: int) -> list[tuple[Path, int, int]]:
+        """File, first byte and end of each stretch that holds stored graphs `first` to `stop - 1`."""
+        found = []
+        for path, start, row_bytes, pointer in self.runs:
+            begin, end = (start + row_bytes * int(pointer[graph]) for graph in (first, stop))
+            if end > begin:
+                found.append((path, begin, end))
+        return found
 
 
 def _reader() -> ThreadPoolExecutor:
@@ -115,20 +147,12 @@ class ReadAhead:
                 self._thread.submit(self._read, new)
 
     def _read(self, chunks: list[int]) -> None:
-        for path, start, stop in self._stretches(chunks):
-            handle = os.open(path, os.O_RDONLY)
-            try:
-                for offset in range(start, stop, _BYTES_AT_ONCE):
-                    if hasattr(os, "posix_fadvise"):
-                        os.posix_fadvise(handle, offset, _BYTES_AT_ONCE, os.POSIX_FADV_WILLNEED)
-                    else:
-                        os.pread(handle, _BYTES_AT_ONCE, offset)
-            finally:
-                os.close(handle)
-
-    def _stretches(self, chunks: list[int]) -> Iterator[tuple[Path, int, int]]:
-        for chunk in sorted(chunks):
+        for chunk in chunks:
             first = chunk * self.order.chunk
-            last = min(first + self.order.chunk, self.store.num_stored)
-            for path, start, length in self.ranges.of(first, last):
-                yield path, start, start + length
+            for path, start, stop in self.ranges.of(first, min(first + self.order.chunk, self.store.num_stored)):
+                with path.open("rb", buffering=0) as file:
+                    for offset in range(start, stop, _BYTES_AT_ONCE):
+                        if hasattr(os, "posix_fadvise"):
+                            os.posix_fadvise(file.fileno(), offset, _BYTES_AT_ONCE, os.POSIX_FADV_WILLNEED)
+                        else:
+                            os.pread(file.fileno(), _BYTES_AT_ONCE, offset)

@@ -19,7 +19,7 @@ from popgeo.loader.epoch_loader import EpochLoader
 from popgeo.loader.fill_table import filling, in_one_line
 from popgeo.loader.pack_graphs import GraphPacker
 from popgeo.loader.seen_tensors import SeenTensors
-from popgeo.loader.source import FetchingSource, FlatSource, opened_for
+from popgeo.loader.source import BatchSource, FetchingSource, FlatSource, opened_for
 from popgeo.loader.strategy import FixedSizeStrategy, Packing, member, strategy_of
 
 
@@ -113,10 +113,14 @@ class FixedSizeDataLoader(EpochLoader):
         self.collater = FixedSizeCollater(
             sizes, trim_nodes=over_size.trims_nodes, trim_edges=over_size.trims_edges, protect=protect, layout=layout
         )
-        chunk_order = ChunkOrder.of(opened.store, shuffle_bytes) if opened.holds_all else None
+        source: BatchSource = FetchingSource(dataset, self.collater, opened.store)
+        chunk_order = seen = None
+        if opened.holds_all:
+            chunk_order, seen = ChunkOrder.of(opened.store, shuffle_bytes), SeenTensors(dataset)
+            source = FlatSource(opened.store, self.collater, chunk_order)
         packer = GraphPacker(
             opened=opened,
-            seen=SeenTensors(dataset) if opened.holds_all else None,
+            seen=seen,
             options=sizes,
             strategy=self.strategy,
             over_size_strategy=over_size,
@@ -125,11 +129,6 @@ class FixedSizeDataLoader(EpochLoader):
         )
         if not epoch.has_own_order:
             packer.warn_of_sizes()
-        source = (
-            FlatSource(opened.store, self.collater, chunk_order)
-            if opened.holds_all
-            else FetchingSource(dataset, self.collater, opened.store)
-        )
         super().__init__(dataset, source, packer, epoch, batch_size=sizes.num_graphs, **kwargs)
 
     def _check(self, dataset: Any, epoch: EpochChoices) -> None:

@@ -1,6 +1,5 @@
 """Brings batches to a device before the step asks for them: one block of memory, one copy, a stream of its own."""
 
-import contextlib
 import copy
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -50,10 +49,10 @@ class DeviceFeed:
             raise ValueError(f"batches_ahead is {batches_ahead!r}; it must be an integer of at least 1.")
         self._ahead, self._dtypes = batches_ahead, _by_name(feature_dtype)
         self._must_exist = isinstance(feature_dtype, Mapping)
-        self._cuda = cuda or (torch.cuda if self.device.type == "cuda" else _Processor())
+        # On the processor nothing waits.
+        self._cuda: Any = cuda or (torch.cuda if self.device.type == "cuda" else torch.cpu)
         self._kinds: list[tuple[Any, ...]] = []
         self._stages: list[tuple[ByteBlock, Any]] = []
-        self._turn = 0
         self._stream = self._cuda.Stream(self.device)
 
     def feed(self, batches: Iterator[Batch]) -> Iterator[Batch]:
@@ -62,12 +61,12 @@ class DeviceFeed:
             current = self._cuda.current_stream(self.device)
             current.wait_event(has_arrived)
             if block.memory.is_cuda:
-                block.memory.record_stream(current)  # type: ignore[arg-type]  # a stream of CUDA; not to be given away while that stream may read it
+                block.memory.record_stream(current)  # not to be given away while that stream may read it
             yield batch
 
     def _copies(self, batches: Iterator[Batch]) -> Iterator[tuple[Batch, ByteBlock, Any]]:
         for batch in batches:
-            with self._cuda.device(self.device):
+            with self._cuda.stream(self._stream):
                 copied = self._copy(batch)
             yield copied
 
@@ -75,22 +74,19 @@ class DeviceFeed:
         stores = [batch._asdict()] if hasattr(batch, "_asdict") else batch.stores
         names = [(i, name) for i, store in enumerate(stores) for name in store.keys() if torch.is_tensor(store[name])]  # noqa: SIM118
         tensors = [stores[i][name] for i, name in names]
-        kinds = [
-            (tuple(tensor.shape), self._dtype(name, tensor)) for (_, name), tensor in zip(names, tensors, strict=True)
-        ]
+        kinds = [(tuple(t.shape), self._dtype(name, t)) for (_, name), t in zip(names, tensors, strict=True)]
         if kinds != self._kinds:
             self._make_stages(kinds, {name for _, name in names})
-        host, is_free = self._stages[self._turn]
-        self._turn = (self._turn + 1) % len(self._stages)
+        host, is_free = self._stages[0]
+        self._stages.reverse()  # they take turns
         is_free.synchronize()  # the copy that read this block last
         for place, tensor in zip(host.tensors, tensors, strict=True):
             place.copy_(tensor)
-        with self._cuda.stream(self._stream):
-            there = ByteBlock(kinds, device=self.device)
-            there.memory.copy_(host.memory, non_blocking=True)
-            is_free.record(self._stream)
-            has_arrived = self._cuda.Event()
-            has_arrived.record(self._stream)
+        there = ByteBlock(kinds, device=self.device)
+        there.memory.copy_(host.memory, non_blocking=True)
+        is_free.record(self._stream)
+        has_arrived = self._cuda.Event()
+        has_arrived.record(self._stream)
         if hasattr(batch, "_asdict"):
             return type(batch)(*there.tensors), there, has_arrived
         result = copy.copy(batch)
@@ -106,7 +102,6 @@ class DeviceFeed:
         self._kinds = kinds
         pinned = self.device.type == "cuda"
         self._stages = [(ByteBlock(kinds, pin_memory=pinned), self._cuda.Event()) for _ in range(2)]
-        self._turn = 0
 
     def _dtype(self, name: str, tensor: Tensor) -> torch.dtype:
         wanted = self._dtypes.get(name)
@@ -142,26 +137,3 @@ def _known(device: torch.device | str | int) -> torch.device:
     if wanted.type == "cuda" and (wanted.index or 0) >= torch.cuda.device_count():
         raise ValueError(f"device is {wanted}; torch finds {torch.cuda.device_count()} CUDA devices. Pass 'cpu'.")
     return wanted
-
-
-class _Processor:
-    """The part of `torch.cuda` that a feed calls, if there is nothing to wait for."""
-
-    class Event:
-        def record(self, stream: Any = None) -> None: ...
-
-        def synchronize(self) -> None: ...
-
-    class Stream:
-        def __init__(self, device: Any = None) -> None: ...
-
-        def wait_event(self, event: Any) -> None: ...
-
-    def current_stream(self, device: Any = None) -> "Stream":
-        return self.Stream()
-
-    def stream(self, stream: Any) -> contextlib.AbstractContextManager[None]:
-        return contextlib.nullcontext()
-
-    def device(self, device: Any) -> contextlib.AbstractContextManager[None]:
-        return contextlib.nullcontext()

@@ -13,8 +13,8 @@ from typing import Any
 import pandas as pd
 from torch.utils.data import DataLoader
 
-from popgeo.data.arrays import as_arrays
 from popgeo.data.batch_layout import LayoutChoices
+from popgeo.data.bridges import as_arrays
 from popgeo.did_you_mean import meant
 from popgeo.loader.device_feed import DeviceFeed
 from popgeo.loader.epoch_choices import EpochChoices

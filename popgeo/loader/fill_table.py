@@ -1,18 +1,14 @@
 """How full the batches of an epoch are: one line for a terminal, a table for a notebook."""
 
-from typing import TYPE_CHECKING
-
 import numpy as np
+import pandas as pd
 
 from popgeo.data.axes import Axis
 from popgeo.data.fixed_size_options import FixedSizeOptions
 from popgeo.packing import Packs, totals_of_packs
 
-if TYPE_CHECKING:
-    import pandas as pd
 
-
-def filling(sizes: np.ndarray, packs: Packs, options: FixedSizeOptions, axes: tuple[Axis, ...]) -> "pd.DataFrame":
+def filling(sizes: np.ndarray, packs: Packs, options: FixedSizeOptions, axes: tuple[Axis, ...]) -> pd.DataFrame:
     """What a batch has room for and what the graphs of an epoch use of it.
 
     Args:
@@ -27,8 +23,6 @@ def filling(sizes: np.ndarray, packs: Packs, options: FixedSizeOptions, axes: tu
     """
     real = totals_of_packs(sizes, packs.indices, packs.ptr).sum(axis=0) / max(1, len(packs))
     slots = [options.slots(axis) for axis in axes]
-    import pandas as pd
-
     table = pd.DataFrame(
         {"slots": [*slots, options.num_graphs], "real": [*real, packs.num_graphs / max(1, len(packs))]},
         index=[*(axis.label for axis in axes), "graphs"],
@@ -36,7 +30,7 @@ def filling(sizes: np.ndarray, packs: Packs, options: FixedSizeOptions, axes: tu
     return table.assign(full=table["real"] / table["slots"].clip(lower=1))
 
 
-def in_one_line(table: "pd.DataFrame | None", packs: Packs, options: FixedSizeOptions, num_node_types: int) -> str:
+def in_one_line(table: pd.DataFrame | None, packs: Packs, options: FixedSizeOptions, num_node_types: int) -> str:
     """`4 graphs -> 2 batches of 8 nodes, 9 edges, 4 graphs; 68.8 % full`, where full is said of the nodes.
 
     Without a table, as long as sizes have not been read, it does not say how full they are.
@@ -52,11 +46,9 @@ def in_one_line(table: "pd.DataFrame | None", packs: Packs, options: FixedSizeOp
     )
 
 
-def as_html(table: "pd.DataFrame") -> str:
+def as_html(table: pd.DataFrame) -> str:
     """The table as a notebook shows it."""
     shown = {"slots": "{:,}".format, "real": "{:,.1f}".format, "full": "{:.1%}".format}
     renamed = {"slots": "slots of a batch", "real": "real, on average", "full": "full"}
     formatted = {renamed[name]: table[name].map(form) for name, form in shown.items()}
-    import pandas as pd
-
     return pd.DataFrame(formatted).to_html()

@@ -10,10 +10,9 @@ import torch
 from popgeo.data.axes import Axis, Level
 from popgeo.data.fixed_size_options import FixedSizeOptions
 from popgeo.data.opened import Opened
-from popgeo.data.trim import OverSizeStrategy
-from popgeo.loader.pack_graphs import pack_epoch
+from popgeo.loader.pack_graphs import PackChoices, pack_epoch
 from popgeo.loader.sampler import Packer
-from popgeo.loader.strategy import DRAWN, FixedSizeStrategy, Packing
+from popgeo.loader.strategy import DRAWN, FixedSizeStrategy
 from popgeo.packing import Budget, Packs, totals_of_packs
 
 Sizes = Any
@@ -24,24 +23,18 @@ _NODES, _EDGES = Axis(Level.NODE, None), Axis(Level.EDGE, None)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class SizesPacker(Packer):
+class SizesPacker(PackChoices, Packer):
     """Puts graphs together of which nothing is known but their sizes.
 
     Args:
-        names: What each dimension counts.
         sizes: Sizes of each graph. int32 or int64 [num_graphs, num_dimensions]
         limits: What the graphs of a batch may use of each.
         num_graphs: The most graphs of a batch; None for any number.
-        strategy: How they are put together.
-        over_size_strategy: What happens to those above the budget.
     """
 
-    names: tuple[str, ...]
     sizes: np.ndarray
     limits: tuple[int, ...]
     num_graphs: int | None
-    strategy: FixedSizeStrategy | Packing
-    over_size_strategy: OverSizeStrategy
 
     def __post_init__(self) -> None:
         if self.strategy is FixedSizeStrategy.PadToMax:
@@ -65,15 +58,7 @@ class SizesPacker(Packer):
 
     def pack(self, order: np.ndarray | None, generator: torch.Generator) -> Packs:
         """Batches of some graphs."""
-        return pack_epoch(
-            self.sizes,
-            self.budget,
-            self.strategy,
-            order,
-            generator=generator,
-            over_size_strategy=self.over_size_strategy,
-            names=self.names,
-        )
+        return pack_epoch(self.sizes, self.budget, self, order, generator)
 
     def full(self, packs: Packs) -> np.ndarray:
         """The share of each limit that each batch uses. [num_packs, num_dimensions]"""

@@ -79,7 +79,7 @@ class BatchMaker:
         assert self.workers is not None  # `make` asked
         if not self._pools or not self.workers["persistent_workers"]:
             cuts, asked = _Cuts(self.source, group), self._asked
-            self._pools[:] = [DataLoader(cuts, batch_size=None, sampler=asked, collate_fn=_as_it_is, **self.workers)]
+            self._pools[:] = [DataLoader(cuts, batch_size=None, sampler=asked, **self.workers)]
         starts = range(0, len(packs), group)
         self._asked[:] = [(packs[i : i + group], key) for i in starts]
         for start, batch in zip(starts, self._pools[0], strict=True):
@@ -125,7 +125,3 @@ class _Cuts(Dataset[Batch]):
     def __getitem__(self, packs_with_key: tuple[Packs, tuple[int, int]]) -> Batch:
         packs, key = packs_with_key
         return self.source.cut(packs, key, self.group)[0]
-
-
-def _as_it_is(batch: Batch) -> Batch:
-    return batch

@@ -29,25 +29,36 @@ from popgeo.packing import Budget, Packs, window
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class GraphPacker(Packer):
+class PackChoices:
+    """How graphs are put together into batches.
+
+    Args:
+        strategy: How to put them together.
+        over_size_strategy: What happens to graphs that do not fit; those to be trimmed count as trimmed.
+        drop_last: Whether an incomplete last batch of `PadToMax` is dropped.
+        names: What to call the dimensions of sizes in an error.
+    """
+
+    strategy: FixedSizeStrategy | Packing
+    over_size_strategy: OverSizeStrategy = OverSizeStrategy.Error
+    drop_last: bool = False
+    names: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class GraphPacker(PackChoices, Packer):
     """Puts graphs together into batches.
 
     Args:
         opened: The dataset; its sizes are asked for only where batches depend on them.
         seen: What its graphs were when they were read; None if they are fetched again.
         options: Sizes of a batch.
-        strategy: How graphs are put together into batches.
-        over_size_strategy: What happens to graphs that do not fit.
-        drop_last: Whether an incomplete last batch of `PadToMax` is dropped.
         chunk_order: How a store on disk is shuffled; None where any order is as good, or a sampler has its own.
     """
 
     opened: Opened
     seen: SeenTensors | None
     options: FixedSizeOptions
-    strategy: FixedSizeStrategy | Packing
-    over_size_strategy: OverSizeStrategy
-    drop_last: bool
     chunk_order: ChunkOrder | None = None
 
     @property
@@ -71,15 +82,8 @@ class GraphPacker(Packer):
             order = np.arange(self.num_items) if order is None else order
             return in_equal_numbers(order, budget.num_graphs, self.drop_last)
         in_order = self.chunk_order is not None and self.strategy is FixedSizeStrategy.Window
-        return pack_epoch(
-            self.opened.sizes.values,
-            budget,
-            partial(window, shuffle=False) if in_order else self.strategy,
-            order,
-            generator=generator,
-            over_size_strategy=self.over_size_strategy,
-            drop_last=self.drop_last,
-        )
+        choices = replace(self, strategy=partial(window, shuffle=False)) if in_order else self
+        return pack_epoch(self.opened.sizes.values, budget, choices, order, generator)
 
     def warn_of_sizes(self) -> None:
         """Tells of sizes that batches of equally many graphs will not fit, before an epoch is under way."""
@@ -123,27 +127,16 @@ class GraphPacker(Packer):
 
 
 def pack_epoch(
-    sizes: np.ndarray,
-    budget: Budget,
-    strategy: FixedSizeStrategy | Packing,
-    order: np.ndarray | None,
-    *,
-    generator: torch.Generator,
-    over_size_strategy: OverSizeStrategy = OverSizeStrategy.Error,
-    drop_last: bool = False,
-    names: Sequence[str] = (),
+    sizes: np.ndarray, budget: Budget, choices: PackChoices, order: np.ndarray | None, generator: torch.Generator
 ) -> Packs:
     """Puts the graphs of one epoch together into batches.
 
     Args:
         sizes: Nodes and edges of each graph. int64 [num_graphs, num_dimensions]
         budget: What the real graphs of one batch may use.
-        strategy: How to put them together.
+        choices: How to put them together.
         order: The graphs of this epoch, in order; None for all, in the order that they have. int64 [number of graphs]
         generator: Source of randomness of the strategy.
-        over_size_strategy: What happens to graphs that do not fit; those to be trimmed count as trimmed.
-        drop_last: Drops an incomplete last batch of `PadToMax`.
-        names: What to call the dimensions in an error.
 
     Raises:
         ValueError: a graph fits no batch, or a function of the user's does not use each graph exactly once, or exceeds
@@ -151,9 +144,10 @@ def pack_epoch(
 
     Example:
         >>> sizes, budget = np.array([[3, 1], [2, 0], [4, 2]]), Budget(sizes=(9, 9), num_graphs=2)
-        >>> pack_epoch(sizes, budget, FixedSizeStrategy.PadToMax, None, generator=torch.Generator())
+        >>> pack_epoch(sizes, budget, PackChoices(strategy=FixedSizeStrategy.PadToMax), None, torch.Generator())
         Packs(3 graphs in 2 packs, 1.5 a pack)
     """
+    strategy, over_size_strategy = choices.strategy, choices.over_size_strategy
     sizes, limits = sizes if order is None else sizes.take(order, axis=0), np.array(budget.sizes)
     too_large = np.empty(0, np.int64)
     # Dimension by dimension: numpy is many times slower at rows of two numbers, and there may be millions of graphs.
@@ -166,12 +160,12 @@ def pack_epoch(
             too_large = order[~fits]
             order, sizes = order[fits], sizes[fits]
         else:
-            _refuse(sizes, limits, order, fits, names)
+            _refuse(sizes, limits, order, fits, choices.names)
     skip = over_size_strategy is OverSizeStrategy.Skip
     if strategy is FixedSizeStrategy.PadToMax and skip:
         packs = equal_numbers_that_fit(sizes, budget)
     elif strategy is FixedSizeStrategy.PadToMax:
-        packs = in_equal_numbers(np.arange(len(sizes)), budget.num_graphs, drop_last)
+        packs = in_equal_numbers(np.arange(len(sizes)), budget.num_graphs, choices.drop_last)
     elif isinstance(strategy, FixedSizeStrategy):
         packs = PACKINGS[strategy](sizes, budget, generator=generator)
     else:

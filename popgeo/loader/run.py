@@ -16,12 +16,17 @@ _MOST_RANKS = 2**20
 
 
 class Used(NamedTuple):
-    """How much of an epoch some ranks have used together."""
+    """How much of an epoch some ranks have used together.
+
+    Args:
+        world_size: How many ranks.
+        group: Batches of an item.
+        num_items: Items of each rank.
+    """
 
     world_size: int
     group: int
     num_items: int
-    """Items of each rank."""
 
     @property
     def num_packs(self) -> int:

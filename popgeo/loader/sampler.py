@@ -23,10 +23,13 @@ from popgeo.sampling.compressed_graph import check_range
 
 
 class Packer(ABC):
-    """Puts the indices of an epoch together into batches."""
+    """Puts the indices of an epoch together into batches.
+
+    Attributes:
+        num_items: How many graphs, or what else indices count, there are.
+    """
 
     num_items: int
-    """How many graphs, or what else indices count, there are."""
 
     def order(self, shuffle: bool, generator: torch.Generator) -> np.ndarray | None:
         """Every index once, in the order of an epoch; None for 0, 1, 2, ... int64 [num_items]"""

@@ -30,12 +30,15 @@ _GRAPHS_AT_ONCE = 512
 
 
 class BatchSource(ABC):
-    """Makes batches from packs of graphs, or of what else a batch is made from."""
+    """Makes batches from packs of graphs, or of what else a batch is made from.
+
+    Attributes:
+        collater: What makes a batch of a list of graphs, if batches are made of a list.
+        layout: How a batch is laid out, where `cut` writes into memory that it is given.
+    """
 
     collater: Any = None
-    """What makes a batch of a list of graphs, if batches are made of a list."""
     layout: Layout | None = None
-    """How a batch is laid out, where `cut` writes into memory that it is given."""
 
     @abstractmethod
     def cut(self, packs: Packs, key: tuple[int, int], group: int, memory: BatchMemory | None = None) -> "list[Batch]":

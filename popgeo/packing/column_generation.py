@@ -99,10 +99,9 @@ def _first_kinds(sizes: Histogram, knapsack: "Knapsack") -> set[tuple[int, ...]]
     from the data, where prices alone would lead to packs of one or two sizes.
     """
     num_sizes = len(sizes.sizes)
-    alone = np.zeros((num_sizes, num_sizes), np.int64)
-    for i, (size, count) in enumerate(zip(sizes.sizes, sizes.counts, strict=True)):
-        alone[i, i] = min(sizes.capacity // size if size else count, sizes.num_graphs, count)
-    kinds = {tuple(kind) for kind in alone.tolist()}
+    counted = zip(sizes.sizes, sizes.counts, strict=True)
+    alone = [min(sizes.capacity // size if size else count, sizes.num_graphs, count) for size, count in counted]
+    kinds = {tuple(kind) for kind in np.diag(alone).tolist()}
     mean = sum(s * c for s, c in zip(sizes.sizes, sizes.counts, strict=True)) / sum(sizes.counts)
     if mean == 0:
         return kinds

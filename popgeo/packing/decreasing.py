@@ -61,6 +61,7 @@ def best_fit_decreasing(sizes: Histogram) -> SizePlan:
             kinds = by_room.setdefault(room, {})
             kinds[contents] = kinds.get(contents, 0) + count
 
+    put((), sizes.capacity, sum(sizes.counts))  # more empty packs than will be begun
     for size, left in sorted(zip(sizes.sizes, sizes.counts, strict=True), reverse=True):
         for room in rooms[bisect_left(rooms, size) :]:
             for contents, count in list(by_room[room].items()):
@@ -79,9 +80,5 @@ def best_fit_decreasing(sizes: Histogram) -> SizePlan:
                 rooms.remove(room)
             if not left:
                 break
-        each = min(sizes.capacity // size if size else left, sizes.num_graphs)
-        full, part = divmod(left, each) if each else (0, 0)
-        put((size,) * each, sizes.capacity - each * size, full)
-        put((size,) * part, sizes.capacity - part * size, int(part > 0))
-    kinds = (kind for packs in by_room.values() for kind in packs.items())
+    kinds = (kind for packs in by_room.values() for kind in packs.items() if kind[0])
     return SizePlan.of(sizes, kinds, sizes.bound)

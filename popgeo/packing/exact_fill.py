@@ -7,13 +7,15 @@ among a few candidates each. All decisions are made on whole numbers, so they do
 """
 
 import math
-from bisect import bisect_left, insort
-from collections.abc import Iterator
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain, islice
+from operator import add, sub
 
 import numpy as np
 from numpy.typing import NDArray
 
-from popgeo.packing.completions import completions
 from popgeo.packing.packs import Budget, Ids, Packs
 from popgeo.packing.shuffled import uniform_stream
 
@@ -21,6 +23,7 @@ DRAWS = 32  # tries to draw a graph that fits before a pack is closed
 CANDIDATES = 4  # graphs compared per choice, to keep edges in proportion to nodes
 STEERED = 8  # room for that many mean graphs, from which on candidates are compared
 COMPLETIONS = 4  # pairs of sizes tried before a pack is closed by its largest fitting graph
+_Options = tuple[list[tuple[int, int]], list[int]]
 
 
 class Window:
@@ -35,46 +38,29 @@ class Window:
     def __init__(self, budget: Budget, window: int, key: int) -> None:
         self.budget, self.window = budget, window
         self.draw = uniform_stream(key).__next__
-        # All sizes of a graph sit in one int, a field each. Fields are wide enough for the sum of a window and have a
-        # guard bit on top, so that one subtraction compares all of them: a field that borrows clears its guard bit.
-        widths = [(limit * window).bit_length() + 1 for limit in budget.sizes]
-        self.shifts = [sum(widths[:i]) for i in range(len(widths))]
-        self.masks = [(1 << (width - 1)) - 1 for width in widths]
-        self.guard = sum(1 << (shift + width - 1) for shift, width in zip(self.shifts, widths, strict=True))
-        self.full = self.guard + sum(n << shift for n, shift in zip(budget.sizes, self.shifts, strict=True))
-        self.compact = sum(widths) < 63
         self.ids: list[int] = []
-        self.sizes: list[int] = []
-        self.firsts: list[int] = []  # the first size once more, to be searched for
-        self.counts: dict[int, int] = {}  # first size -> how many graphs are pending
-        self.present: list[int] = []  # first sizes of which there is one at least, sorted
-        self.pending = 0  # sizes of all pending graphs together
+        self.sizes: list[tuple[int, ...]] = []
+        self.counts: Counter[int] = Counter()  # first size -> how many graphs are pending
+        self.pending = [0] * len(budget.sizes)  # sizes of all pending graphs together
         self.holes: list[int] = []  # positions to fill before the next choice
-        self.left, self.graphs_left = self.full, budget.num_graphs
+        self.left, self.graphs_left = list(budget.sizes), budget.num_graphs
         self.pack: list[int] = []
 
     def push(self, ids: Ids, table: NDArray[np.int64], *, last: bool) -> Packs:
         """Take in graphs, and give out the packs that could be closed; `last` closes all."""
-        packed = table if self.compact else table.astype(object)
-        sizes = np.bitwise_or.reduce([packed[:, d] << shift for d, shift in enumerate(self.shifts)]).tolist()
-        source = zip(ids.tolist(), sizes, table[:, 0].tolist(), strict=True)
+        source = zip(ids.tolist(), map(tuple, table.tolist()), strict=True)
         done: list[int] = []
         ptr = [0]
-        while self._refill(source, last):
+        while self._refill(source, last) or (last and self.pack):
             chosen = self._draw() or self._complete()
-            if chosen:
-                self._take(chosen)
+            self._take(chosen)
             if not chosen or not self.graphs_left:
                 done += self.pack
                 ptr.append(len(done))
-                self.pack, self.left, self.graphs_left = [], self.full, self.budget.num_graphs
-        if last and self.pack:
-            done += self.pack
-            ptr.append(len(done))
-            self.pack = []
+                self.pack, self.left, self.graphs_left = [], list(self.budget.sizes), self.budget.num_graphs
         return Packs(np.array(done, np.int64), np.array(ptr, np.int64))
 
-    def _refill(self, source: Iterator[tuple[int, int, int]], last: bool) -> bool:
+    def _refill(self, source: Iterator[tuple[int, tuple[int, ...]]], last: bool) -> bool:
         """Fill the window; False when that takes graphs of a later push, or when no graph is left at all."""
         while self.holes or len(self.ids) < self.window:
             graph = next(source, None)
@@ -82,65 +68,46 @@ class Window:
                 if not last:
                     return False
                 for hole in reversed(self.holes):
-                    self._close_up(hole)
+                    self.ids[hole], self.sizes[hole] = self.ids[-1], self.sizes[-1]
+                    del self.ids[-1], self.sizes[-1]
                 self.holes = []
                 break
-            self._add(self.holes.pop() if self.holes else len(self.ids), *graph)
+            position, (number, sizes) = self.holes.pop() if self.holes else len(self.ids), graph
+            here = slice(position, position + 1)  # behind the last one there is nothing to replace
+            self.ids[here], self.sizes[here] = [number], [sizes]
+            self.counts[sizes[0]] += 1
+            self.pending = list(map(add, self.pending, sizes))
         return bool(self.ids)
-
-    def _add(self, position: int, graph: int, size: int, first: int) -> None:
-        if position == len(self.ids):
-            self.ids.append(graph)
-            self.sizes.append(size)
-            self.firsts.append(first)
-        else:
-            self.ids[position], self.sizes[position], self.firsts[position] = graph, size, first
-        self.pending += size
-        if number := self.counts.get(first, 0):
-            self.counts[first] = number + 1
-        else:
-            self.counts[first] = 1
-            insort(self.present, first)
-
-    def _close_up(self, hole: int) -> None:
-        """Move the last pending graph into a hole."""
-        graph, size, first = self.ids.pop(), self.sizes.pop(), self.firsts.pop()
-        if hole < len(self.ids):
-            self.ids[hole], self.sizes[hole], self.firsts[hole] = graph, size, first
 
     def _take(self, chosen: tuple[int, ...]) -> None:
         """Move graphs from the window into the pack, leaving holes."""
         self.holes = sorted(chosen)
         for position in self.holes:
+            sizes = self.sizes[position]
             self.pack.append(self.ids[position])
-            self.pending -= self.sizes[position]
-            self.left -= self.sizes[position]
-            self._forget(self.firsts[position])
+            self.pending = list(map(sub, self.pending, sizes))
+            self.left = list(map(sub, self.left, sizes))
+            self.counts[sizes[0]] -= 1
+            if not self.counts[sizes[0]]:
+                del self.counts[sizes[0]]
         self.graphs_left -= len(chosen)
-
-    def _forget(self, first: int) -> None:
-        self.counts[first] -= 1
-        if not self.counts[first]:
-            del self.counts[first], self.present[bisect_left(self.present, first)]
 
     def _draw(self) -> tuple[int, ...]:
         """A random graph that fits, while there is room for over 2.5 mean ones; the first of a pack in any case."""
         count = len(self.ids)
-        room, mean = 2 * (self.left & self.masks[0]) * count, self.pending & self.masks[0]
+        room, mean = 2 * self.left[0] * count, self.pending[0]
         if self.pack and room <= 5 * mean:
             return ()
-        steer = len(self.masks) > 1 and bool(self.pack) and room <= 2 * STEERED * mean
-        used = self.full - self.left
+        steer = len(self.left) > 1 and bool(self.pack) and room <= 2 * STEERED * mean
         best = found = 0
         best_score = math.inf
         for _ in range(DRAWS):
             position = self.draw() * count >> 32
-            size = self.sizes[position]
-            if (self.left - size) & self.guard != self.guard:
+            score = self._score((position,), steer)
+            if score is None:
                 continue
             if not steer:
                 return (position,)
-            score = abs(self._drift(used + size))
             if score < best_score:
                 best, best_score = position, score
             found += 1
@@ -148,17 +115,24 @@ class Window:
                 break
         return (best,) if found else ()
 
-    def _drift(self, size: int) -> int:
-        """How far sizes are from the window's proportion of the second to the first; 0 is in proportion."""
-        pending, mask, shift, other = self.pending, self.masks[0], self.shifts[1], self.masks[1]
-        return (size >> shift & other) * (pending & mask) - (size & mask) * (pending >> shift & other)
+    def _score(self, chosen: tuple[int, ...], steer: bool) -> int | None:
+        """How far the pack would be from the window's proportion of the second size to the first; None if too full."""
+        rest = self.left
+        for position in chosen:
+            rest = list(map(sub, rest, self.sizes[position]))
+        if min(rest) < 0:
+            return None
+        if not steer:
+            return 0
+        first, second, *_ = map(sub, self.budget.sizes, rest)
+        return abs(second * self.pending[0] - first * self.pending[1])
 
     def _complete(self) -> tuple[int, ...]:
         """The graph or pair that comes closest to what is left; nothing when no pending graph fits."""
-        room = self.left & self.masks[0]
-        if room < self.present[0]:
+        room, present = self.left[0], sorted(self.counts)
+        if not present or room < present[0]:
             return ()
-        options, weights = completions(room, self.present, self.counts, pair=self.graphs_left > 1)
+        options, weights = completions(room, present, self.counts, pair=self.graphs_left > 1)
         total = sum(weights)
         for _ in range(COMPLETIONS):
             ticket = self.draw() * total >> 32
@@ -168,13 +142,12 @@ class Window:
                 chosen += 1
             if positions := self._best(*options[chosen]):
                 return positions
-        left, guard, firsts = self.left, self.guard, self.firsts
-        fitting = [position for position, size in enumerate(self.sizes) if (left - size) & guard == guard]
-        return (max(fitting, key=firsts.__getitem__),) if fitting else ()
+        fitting = [position for position in range(len(self.ids)) if self._score((position,), False) is not None]
+        return (max(fitting, key=lambda position: self.sizes[position][0]),) if fitting else ()
 
     def _best(self, small: int, large: int) -> tuple[int, ...]:
         """Of a few graphs of these first sizes the one, or the pair, that fits in best proportion."""
-        steer = len(self.masks) > 1
+        steer = len(self.left) > 1
         candidates = CANDIDATES if steer else 1
         others: list[int] = []
         if large < 0:
@@ -186,27 +159,63 @@ class Window:
         else:
             others = self._some(large, candidates)
             members = self._some(small, candidates)
-        left, sizes, guard = self.left, self.sizes, self.guard
         pairs = [(p, q) for p in members for q in others] if large >= 0 else [(p,) for p in members]
-        best: tuple[int, ...] = ()
-        best_score = math.inf
-        for pair in pairs:
-            rest = left - sum([sizes[position] for position in pair])
-            if rest & guard == guard:
-                score = abs(self._drift(self.full - rest)) if steer else 0
-                if score < best_score:
-                    best, best_score = pair, score
-        return best
+        scores = [(score, pair) for pair in pairs if (score := self._score(pair, steer)) is not None]
+        return min(scores, key=lambda scored: scored[0])[1] if scores else ()
 
     def _some(self, first: int, count: int) -> list[int]:
         """The next few pending graphs of this first size, from a random position on."""
         start = self.draw() * len(self.ids) >> 32
-        found: list[int] = []
-        for begin, end in ((start, len(self.ids)), (0, start)):
-            try:
-                while len(found) < count:
-                    begin = self.firsts.index(first, begin, end) + 1
-                    found.append(begin - 1)
-            except ValueError:  # none up to the end
-                continue
-        return found
+        positions = chain(range(start, len(self.ids)), range(start))
+        return list(islice((position for position in positions if self.sizes[position][0] == first), count))
+
+
+def completions(room: int, present: Sequence[int], counts: Mapping[int, int], *, pair: bool) -> _Options:
+    """The sizes that leave the least of the room, and how likely two random draws would yield each.
+
+    Args:
+        room: The rest of the budget, at least the smallest size.
+        present: Sizes of pending graphs, in rising order.
+        counts: How many graphs of each there are.
+        pair: Whether two graphs are allowed.
+
+    Returns:
+        Pairs of sizes, smaller first, or one size and -1; and a weight for each.
+
+    Example:
+        >>> completions(10, [3, 5, 7, 10], {3: 4, 5: 2, 7: 1, 10: 1}, pair=True)
+        ([(10, -1), (3, 7), (5, 5)], [8, 8, 2])
+    """
+    best = present[bisect_right(present, room) - 1]
+    alone = [(best, -1)], [counts[best] * sum(counts.values())]
+    if not pair:
+        return alone
+    options, weights = alone if best == room else ([], [])
+    # Some pair mostly fills the room to the last, and a look-up finds the partner of each size.
+    for small in present:
+        if 2 * small > room:
+            break
+        if num_large := counts.get(room - small):
+            num_small = counts[small]
+            if weight := 2 * num_small * num_large if 2 * small < room else num_small * (num_small - 1):
+                options.append((small, room - small))
+                weights.append(weight)
+    return (options, weights) if options else _closest(room, present, counts, alone)
+
+
+def _closest(room: int, present: Sequence[int], counts: Mapping[int, int], alone: _Options) -> _Options:
+    """The same if nothing fills the room to the last: for each size the largest that still fits next to it."""
+    options, weights = alone
+    best = options[0][0]
+    for small in present:
+        if 2 * small > room:
+            break
+        large = present[bisect_right(present, room - small) - 1]
+        num_small, num_large = counts[small], counts[large]
+        weight = 2 * num_small * num_large if small < large else num_small * (num_small - 1)
+        if weight and small + large > best:
+            best, options, weights = small + large, [], []
+        if weight and small + large == best:
+            options.append((small, large))
+            weights.append(weight)
+    return options, weights

@@ -34,26 +34,19 @@ def shuffled(num_graphs: int, key: int, first: int, then: int) -> Iterator[Ids]:
     shuffle = library.function(
         "popgeo_shuffle", (ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint64)
     )
-    ids = np.zeros(num_graphs if shuffle else 0, np.int64)  # memory that costs nothing until it is used
-    moved: dict[int, int] = {}  # without the library: the places that no longer hold their own number
+    # The library takes 0 for what has not been moved: memory that costs nothing until it is used.
+    ids = np.zeros(num_graphs, np.int64) if shuffle else np.arange(num_graphs)
     for start, end in pairwise([0, *range(first, num_graphs, then), num_graphs]):
         if shuffle:
             shuffle(ids.ctypes.data, start, end, num_graphs, key)
-            yield ids[start:end]
         else:
-            yield _shuffle(moved, start, end, num_graphs, key)
+            _shuffle(ids, start, end, key)
+        yield ids[start:end]
 
 
-def _shuffle(moved: dict[int, int], start: int, end: int, num_graphs: int, key: int) -> Ids:
-    """Steps `start` to `end` of Fisher and Yates: place i swaps with a place from i on."""
-    left = np.arange(num_graphs - start, num_graphs - end, -1, dtype=np.uint64)
-    places = (uniform(key, start, end - start) * left >> np.uint64(32)).tolist()
-    piece = []
-    for i, offset in enumerate(places, start):
-        mine = moved.pop(i, i)
-        if offset:
-            piece.append(moved.get(i + offset, i + offset))
-            moved[i + offset] = mine
-        else:
-            piece.append(mine)
-    return np.array(piece, np.int64)
+def _shuffle(ids: Ids, start: int, end: int, key: int) -> None:
+    """Steps `start` to `end` of Fisher and Yates, in place: place i swaps with a place from i on."""
+    left = np.arange(len(ids) - start, len(ids) - end, -1, dtype=np.uint64)
+    offsets = (uniform(key, start, end - start) * left >> np.uint64(32)).tolist()
+    for i, offset in enumerate(offsets, start):
+        ids[i], ids[i + offset] = ids[i + offset], ids[i]

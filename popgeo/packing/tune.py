@@ -1,6 +1,7 @@
 """Which fixed shape suits a dataset: the choice of num_nodes matters more than the packing algorithm."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import product
 
 import numpy as np
 import torch
@@ -104,28 +105,29 @@ def tune(
     largest = np.array([column.max() for column in table.T])
     weights = slot_costs(table, cost)
     padding = np.arange(num_dims) < num_node_dims
-    sample = _sample(table, round(target_graphs))
+    count = max(_SAMPLE, 16 * round(target_graphs))  # always of the same graphs
+    order = torch.randperm(len(table), generator=torch.Generator().manual_seed(0)).numpy()
+    sample = table if len(table) <= count else table[order[:count]]
 
     lengths = _lengths(target_graphs * mean[0] + padding[0], int(largest[0] + padding[0]), align)
     scale = {n: (n - padding[0]) / mean[0] if mean[0] else target_graphs for n in lengths}  # mean graphs of a batch
     # First without regard to the other dimensions: which lengths can be filled at all?
     tried = progress(lengths, "trying lengths", "length", progress_bar)
-    fills = {n: _try(sample[:, :1], np.array([n]), padding[:1]).fills[0] for n in tried}
+    fills = {n: _try(sample[:, :1], np.array([n]), padding[:1]).efficiency[0] for n in tried}
     best_fill = max(fills.values())
     finalists = [n for n in lengths if fills[n] > best_fill - 2 * _AS_GOOD][:_FINALISTS]
-    shapes = {
-        tuple(_slots(n, slack, mean * scale[n], largest, padding, align).tolist())
-        for n in finalists
-        for slack in _SLACKS
-    }
+    shapes = set()
+    for length, slack in product(finalists, _SLACKS):
+        needed = np.maximum(np.ceil(mean * scale[length] * (1 + slack)), largest) + padding
+        shapes.add((length, *(-(-needed[1:] // align) * align).astype(int).tolist()))
     candidates = progress(sorted(shapes), "trying shapes", "shape", progress_bar)
     trials = [_try(sample, np.array(slots), padding) for slots in candidates]
-    costs = [float(np.dot(weights, trial.slots)) / trial.graphs_per_pack for trial in trials]
+    costs = [float(np.dot(weights, trial.slots)) / trial.graphs_per_batch for trial in trials]
     chosen = min(
         (trial for trial, each in zip(trials, costs, strict=True) if each <= min(costs) * (1 + _AS_GOOD)),
-        key=lambda trial: abs(trial.graphs_per_pack - target_graphs),
+        key=lambda trial: abs(trial.graphs_per_batch - target_graphs),
     )
-    return _shape(chosen, padding, target_graphs, len(trials))
+    return replace(chosen, reason=_reason(chosen, target_graphs, len(trials)))
 
 
 def slot_costs(sizes: ArrayLike, cost: tuple[float, ...] | None) -> tuple[float, ...]:
@@ -147,24 +149,6 @@ def slot_costs(sizes: ArrayLike, cost: tuple[float, ...] | None) -> tuple[float,
     return cost
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Trial:
-    """What came of packing the sample into a shape."""
-
-    slots: NDArray[np.int64]
-    fills: tuple[float, ...]
-    graphs_per_pack: float
-    most_graphs: int
-
-
-def _sample(table: NDArray[np.int64], target_graphs: int) -> NDArray[np.int64]:
-    """Up to some thousand rows, always the same ones."""
-    count = max(_SAMPLE, 16 * target_graphs)
-    if len(table) <= count:
-        return table
-    return table[torch.randperm(len(table), generator=torch.Generator().manual_seed(0))[:count].numpy()]
-
-
 def _lengths(wanted: float, smallest: int, align: int) -> list[int]:
     """Multiples of `align` within a quarter of what is wanted, the closest first."""
     middle = round(wanted / align)
@@ -173,54 +157,34 @@ def _lengths(wanted: float, smallest: int, align: int) -> list[int]:
     return sorted(near, key=lambda n: abs(n - wanted)) or [-(-smallest // align) * align]
 
 
-def _slots(
-    length: int,
-    slack: float,
-    wanted: NDArray[np.float64],
-    largest: NDArray[np.int64],
-    padding: NDArray[np.bool_],
-    align: int,
-) -> NDArray[np.int64]:
-    """A shape of this length that holds in the other dimensions what is wanted, and some slack."""
-    needed = np.maximum(np.ceil(wanted * (1 + slack)), largest) + padding
-    slots = (-(-needed // align) * align).astype(np.int64)
-    slots[0] = length
-    return slots
-
-
-def _try(sample: NDArray[np.int64], slots: NDArray[np.int64], padding: NDArray[np.bool_]) -> _Trial:
+def _try(sample: NDArray[np.int64], slots: NDArray[np.int64], padding: NDArray[np.bool_]) -> Shape:
     """Pack the sample; if it is not the whole dataset, only packs made by a full and settled window count."""
-    budget = Budget(sizes=tuple((slots - padding).tolist()), num_graphs=len(sample))
+    limits = tuple((slots - padding).tolist())
+    budget = Budget(sizes=limits, num_graphs=len(sample))
     packs = window(sample, budget, window=_WINDOW, generator=torch.Generator().manual_seed(0))
     start, end = 0, len(packs)
     if len(sample) >= _SAMPLE:
         start, end = np.searchsorted(packs.ptr, [_SETTLED, len(sample) - _WINDOW]).tolist()
     used = sample[packs.indices[packs.ptr[start] : packs.ptr[end]]].sum(axis=0)
-    return _Trial(
-        slots=slots,
-        fills=tuple((used / np.maximum(slots * (end - start), 1)).tolist()),
-        graphs_per_pack=float((packs.ptr[end] - packs.ptr[start]) / (end - start)),
-        most_graphs=int(np.diff(packs.ptr).max()),
+    # A twentieth more than any batch of the sample held, as a whole dataset has rarer batches.
+    most_graphs = -(-int(np.diff(packs.ptr).max()) * 21 // 20)
+    return Shape(
+        slots=tuple(slots.tolist()),
+        num_graphs=most_graphs + 1,
+        budget=Budget(sizes=limits, num_graphs=most_graphs),
+        efficiency=tuple((used / np.maximum(slots * (end - start), 1)).tolist()),
+        graphs_per_batch=float((packs.ptr[end] - packs.ptr[start]) / (end - start)),
+        reason="",
     )
 
 
-def _shape(trial: _Trial, padding: NDArray[np.bool_], target_graphs: float, num_trials: int) -> Shape:
-    # A twentieth more than any batch of the sample held, as a whole dataset has rarer batches.
-    most_graphs = -(-trial.most_graphs * 21 // 20)
-    # A dimension that no graph uses, such as edges of point clouds, has no slots to fill.
-    used = [d for d, slots in enumerate(trial.slots) if slots]
-    labels = names(len(trial.slots))
-    slots = ", ".join(f"{trial.slots[d]} {labels[d]}" for d in used)
-    fills = ", ".join(f"{trial.fills[d]:.2%} of {labels[d]}" for d in used)
-    return Shape(
-        slots=tuple(trial.slots.tolist()),
-        num_graphs=most_graphs + 1,
-        budget=Budget(sizes=tuple((trial.slots - padding).tolist()), num_graphs=most_graphs),
-        efficiency=trial.fills,
-        graphs_per_batch=trial.graphs_per_pack,
-        reason=(
-            f"{slots} and {most_graphs + 1} graphs are filled to {fills} "
-            f"at {trial.graphs_per_pack:.1f} graphs a batch: of {num_trials} shapes tried, this is the closest to "
-            f"{target_graphs:g} graphs of those that cost at most {_AS_GOOD:.1%} more per graph than the cheapest."
-        ),
+def _reason(shape: Shape, target_graphs: float, num_trials: int) -> str:
+    """Why a shape was chosen; a dimension that no graph uses, such as edges of point clouds, has no slots to fill."""
+    rows = list(zip(shape.slots, names(len(shape.slots)), shape.efficiency, strict=True))
+    slots = ", ".join(f"{count} {name}" for count, name, _ in rows if count)
+    fills = ", ".join(f"{full:.2%} of {name}" for count, name, full in rows if count)
+    return (
+        f"{slots} and {shape.num_graphs} graphs are filled to {fills} "
+        f"at {shape.graphs_per_batch:.1f} graphs a batch: of {num_trials} shapes tried, this is the closest to "
+        f"{target_graphs:g} graphs of those that cost at most {_AS_GOOD:.1%} more per graph than the cheapest."
     )

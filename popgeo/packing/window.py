@@ -23,6 +23,7 @@ _FIRST_CHUNK = 4096  # graphs beyond the window before the first packs come out
 _CHUNK = 1 << 17
 _STREAM_CHUNK = 256  # graphs read ahead of an iterator, beyond the window
 _MAX_BUCKETS = 1 << 22
+_POINTER = ctypes.c_void_p
 
 
 def window(
@@ -152,7 +153,7 @@ def _open(budget: Budget, window: int, key: int) -> "_Compiled | exact_fill.Wind
     """The compiled window; the interpreted one without the library, or if 64 bits could overflow."""
     largest = max(budget.sizes) * max(budget.sizes[0], 1) * window * 4
     fits = largest < 2**62 and window < 2**30 and budget.sizes[0] < _MAX_BUCKETS
-    new = library.function("popgeo_window_new", _Compiled.NEW, ctypes.c_void_p) if fits else None
+    new = library.function("popgeo_window_new", _Compiled.NEW, _POINTER) if fits else None
     return _Compiled(new, budget, window, key) if new else exact_fill.Window(budget, window, key)
 
 
@@ -165,19 +166,17 @@ def _bound(name: str, argtypes: tuple[type, ...], restype: type | None = None) -
 class _Compiled:
     """`exact_fill.Window`, compiled."""
 
-    NEW = (ctypes.c_int, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int, ctypes.c_uint64)
-    PUSH = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int)
-    READ = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)
+    NEW = (ctypes.c_int, _POINTER, ctypes.c_int64, ctypes.c_int, ctypes.c_uint64)
 
     def __init__(self, new: Callable[..., int | None], budget: Budget, window: int, key: int) -> None:
-        self._push = _bound("popgeo_window_push", self.PUSH, ctypes.c_int64)
-        self._num_ids = _bound("popgeo_window_num_ids", (ctypes.c_void_p,), ctypes.c_int64)
-        self._read = _bound("popgeo_window_read", self.READ)
+        self._push = _bound("popgeo_window_push", (_POINTER,) * 3 + (ctypes.c_int64, ctypes.c_int), ctypes.c_int64)
+        self._num_ids = _bound("popgeo_window_num_ids", (_POINTER,), ctypes.c_int64)
+        self._read = _bound("popgeo_window_read", (_POINTER,) * 3)
         limits = np.array(budget.sizes, np.int64)
         self._handle = new(len(limits), limits.ctypes.data, min(budget.num_graphs, 2**62), window, key)
         if not self._handle:
             raise MemoryError(f"No memory for a window of {window} graphs; pass a smaller window.")
-        weakref.finalize(self, _bound("popgeo_window_free", (ctypes.c_void_p,)), self._handle)
+        weakref.finalize(self, _bound("popgeo_window_free", (_POINTER,)), self._handle)
 
     def push(self, ids: Ids, table: NDArray[np.int64], *, last: bool) -> Packs:
         ids, table = np.ascontiguousarray(ids), np.ascontiguousarray(table)

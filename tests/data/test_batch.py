@@ -6,7 +6,6 @@ import torch
 from torch_geometric.data import Batch, Data
 
 from popgeo.data import FixedSizeCollater, FixedSizeOptions
-from popgeo.data import batch as batches
 from tests.support.graphs import graph, same
 
 
@@ -27,17 +26,6 @@ def test_a_batch_is_a_batch_of_pyg():
     assert batch.subgraph(batch.nodes_mask).num_nodes == 5
     batch.x = batch.x + 1
     assert "x" in batch
-
-
-def test_a_batch_is_the_same_where_pyg_lays_batches_out_in_another_way(monkeypatch):
-    graphs = [graph(3, 4), graph(2, 1, seed=1)]
-    collate = FixedSizeCollater(FixedSizeOptions(9, 8, 4), add_masks_to_batch=True)
-    quick = collate(graphs)
-    monkeypatch.setattr(batches, "_is_laid_out_as_expected", lambda template: False)
-    slow = collate(graphs)
-    assert list(slow.keys()) == list(quick.keys())
-    assert all(same(slow[name], value) for name, value in quick)
-    assert all(same(one.x, other.x) for one, other in zip(slow.to_data_list(), quick.to_data_list(), strict=True))
 
 
 def test_padding_graphs_have_the_first_graphs_objects_where_no_other_is_given():

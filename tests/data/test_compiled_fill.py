@@ -54,13 +54,11 @@ def filler_of(store: FlatStore, *sizes: int) -> Filler:
 
 def test_only_integers_on_the_processor_are_filled_by_the_compiled_library():
     store = FlatStore.from_dataset([graph(3, 2), graph(2, 4)])
-    assert (filler_of(store, 8, 8, 4)._entry() is not None) is library.is_available()
     assert filler_of(store, 8, 8, 4).can_be_compiled
     x, index, *others = store.attributes
     for odd in (replace(x, values=x.tensor.to("meta")), replace(index, values=index.tensor.to(torch.int16))):
         mixed = replace(store, attributes=(odd, *others), _cache={})
         assert not filler_of(mixed, 8, 8, 4).can_be_compiled
-        assert filler_of(mixed, 8, 8, 4)._entry() is None
     small = replace(store, attributes=(replace(x, values=x.tensor.to(torch.int8)), index), _cache={})
     assert filler_of(small, 8, 8, 4).can_be_compiled
 
@@ -81,7 +79,7 @@ def test_memory_that_is_not_to_be_had_is_an_error_of_its_own(monkeypatch):
     filler = filler_of(FlatStore.from_dataset([graph(3, 2)]), 8, 8, 4)
     tensors = [torch.empty((1, *slot.shape), dtype=slot.dtype) for slot in filler.layout.slots]
     for code, kind in ((1, MemoryError), (2, ValueError)):
-        monkeypatch.setattr(filler, "_entry", lambda code=code: lambda *arguments: code)
+        monkeypatch.setattr(library, "function", lambda *entry, code=code: lambda *arguments: code)
         with pytest.raises(kind, match="1 graphs"):
             filler(np.zeros(1, dtype=np.int64), np.array([0, 1]), tensors)
 

@@ -7,8 +7,7 @@ from torch_geometric.loader import DataLoader
 from torch_geometric.transforms.pad import AttrNamePadding
 
 from popgeo.data import FixedSizeCollater, FixedSizeOptions, FlatStore, Level
-from popgeo.data.graph_sizes import GraphSizes
-from popgeo.data.opened import Opened
+from popgeo.data.opened import GraphSizes, Opened
 from popgeo.loader import FixedSizeDataLoader
 from tests.support.graphs import CITES, WRITES, graph, hetero_graph
 from tests.support.loaders import OnDisk

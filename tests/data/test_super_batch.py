@@ -5,7 +5,6 @@ import torch
 from torch_geometric.data import Batch, HeteroData
 
 from popgeo.data import FixedSizeCollater, FixedSizeOptions, FlatStore
-from popgeo.data import batch as batches
 from popgeo.data.batch_layout import lay_out
 from popgeo.data.cut import BatchCutter
 from popgeo.data.super_batch import join, split
@@ -30,11 +29,8 @@ def assert_same_batches(found: Batch, expected: Batch) -> None:
 
 
 @pytest.mark.parametrize("whole", [ONE, HETERO], ids=["one", "hetero"])
-@pytest.mark.parametrize("is_quick", [True, False], ids=["quick", "slow"])
-def test_an_item_is_taken_apart_into_its_batches(native, whole, is_quick, monkeypatch):
+def test_an_item_is_taken_apart_into_its_batches(native, whole):
     graphs, options = whole
-    if not is_quick:
-        monkeypatch.setattr(batches, "_is_laid_out_as_expected", lambda template: False)
     collate = FixedSizeCollater(options, add_masks_to_batch=True)
     single = [collate([graphs[i] for i in pack]) for pack in PACKS]
     store = FlatStore.from_dataset(graphs)
@@ -99,17 +95,9 @@ def test_batches_of_graphs_that_state_their_nodes_state_theirs(native):
         assert_same_graphs(part.to_data_list()[:2], graphs)
 
 
-def test_a_batch_made_by_pyg_itself_is_laid_out_as_the_quick_way_expects():
-    for graphs in (ONE[0], HETERO[0]):
-        store = FlatStore.from_dataset(graphs)
-        template = batches._empty_batch(store)
-        assert batches._is_laid_out_as_expected(template)
-        assert [part._key for part in template.stores] == [
-            None,
-            *(key for key in (*store.node_types, *store.edge_types) if key is not None),
-        ]
-        template.stores[-1].__dict__["_parent"] = None
-        assert not batches._is_laid_out_as_expected(template)
-        template = batches._empty_batch(store)
-        del template.stores[-1].__dict__["_mapping"]
-        assert not batches._is_laid_out_as_expected(template)
+def test_a_batch_has_the_parts_of_one_made_by_pyg_itself():
+    for graphs, options in (ONE, HETERO):
+        made, expected = FixedSizeCollater(options)(graphs[:2]), Batch.from_data_list(graphs[:2])
+        assert made.__dict__.keys() == expected.__dict__.keys()
+        for own, other in zip(made.stores, expected.stores, strict=True):
+            assert (type(own), own._key, own._parent()) == (type(other), other._key, made)

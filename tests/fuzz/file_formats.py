@@ -20,7 +20,7 @@ from popgeo.convert.atoms import read_atoms
 from popgeo.convert.pyg import read_pt
 from popgeo.convert.smiles import read_smiles
 from popgeo.data import FlatStore, write
-from popgeo.data.store.save_columns import cut
+from popgeo.data.store.save_columns import blocks
 from popgeo.data.store.write_folder import FolderWriter
 from popgeo.ipu import Options, training_model
 from popgeo.sealed_file import sealed, unsealed
@@ -140,7 +140,7 @@ def _open_and_verify(folder: Path) -> str:
 
 def _begin(folder: Path) -> None:
     with FolderWriter(folder / "store") as writer:
-        for part in cut(FlatStore.from_dataset(GRAPHS)[:3], 1)(0, False):
+        for part in blocks(FlatStore.from_dataset(GRAPHS)[:3], 0, 1):
             writer.append(part)
 
 

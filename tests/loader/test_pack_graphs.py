@@ -5,7 +5,7 @@ import pytest
 
 from popgeo.data import OverSizeStrategy
 from popgeo.loader import FixedSizeStrategy
-from popgeo.loader.pack_graphs import pack_epoch
+from popgeo.loader.pack_graphs import PackChoices, pack_epoch
 from popgeo.packing import Budget, Packs
 from popgeo.random_numbers import generator_of
 
@@ -14,8 +14,8 @@ BUDGET = Budget(sizes=(5, 5), num_graphs=3)
 
 
 def plan_of(strategy=FixedSizeStrategy.StreamPack, **settings) -> Packs:
-    order = np.arange(len(SIZES))
-    return pack_epoch(SIZES, BUDGET, strategy, order, generator=generator_of(0, 0), **settings)
+    choices = PackChoices(strategy=strategy, **settings)
+    return pack_epoch(SIZES, BUDGET, choices, np.arange(len(SIZES)), generator_of(0, 0))
 
 
 def test_every_epoch_and_seed_has_a_generator_of_its_own():
@@ -38,19 +38,13 @@ def test_what_cannot_fit_is_refused_skipped_or_planned_for_trimming():
 
 def test_what_was_skipped_is_told_by_its_number_in_the_dataset():
     order = np.array([3, 2, 0, 1])
-    plan = pack_epoch(
-        SIZES,
-        Budget(sizes=(3, 5), num_graphs=3),
-        FixedSizeStrategy.PadToMax,
-        order,
-        generator=generator_of(0, 0),
-        over_size_strategy=OverSizeStrategy.Skip,
-    )
+    choices = PackChoices(strategy=FixedSizeStrategy.PadToMax, over_size_strategy=OverSizeStrategy.Skip)
+    plan = pack_epoch(SIZES, Budget(sizes=(3, 5), num_graphs=3), choices, order, generator_of(0, 0))
     assert [pack.tolist() for pack in plan] == [[3, 0]]  # 1 and 2 nodes fill a batch
     assert plan.skipped.tolist() == [2, 1]  # too large for any batch, and too large for this one
 
 
 def test_an_empty_epoch_has_no_batches():
     for strategy in (FixedSizeStrategy.PadToMax, FixedSizeStrategy.StreamPack):
-        plan = pack_epoch(SIZES, BUDGET, strategy, np.arange(0), generator=generator_of(0, 0))
+        plan = pack_epoch(SIZES, BUDGET, PackChoices(strategy=strategy), np.arange(0), generator_of(0, 0))
         assert len(plan) == 0

@@ -6,21 +6,15 @@ import torch
 
 from popgeo.data import OverSizeStrategy
 from popgeo.loader import FixedSizeDataLoader, FixedSizeStrategy
-from popgeo.loader.pack_graphs import pack_epoch
+from popgeo.loader.pack_graphs import PackChoices, pack_epoch
 from popgeo.packing import Budget, Packs
 from tests.support.loaders import GRAPHS, loader_of, seeds
 
 
 def test_equal_numbers_of_graphs_leave_out_what_overflows_and_no_more():
     sizes, budget = np.array([[3], [3], [1], [5], [1]]), Budget(sizes=(5,), num_graphs=3)
-    packs = pack_epoch(
-        sizes,
-        budget,
-        FixedSizeStrategy.PadToMax,
-        None,
-        generator=torch.Generator(),
-        over_size_strategy=OverSizeStrategy.Skip,
-    )
+    choices = PackChoices(strategy=FixedSizeStrategy.PadToMax, over_size_strategy=OverSizeStrategy.Skip)
+    packs = pack_epoch(sizes, budget, choices, None, torch.Generator())
     assert [pack.tolist() for pack in packs] == [[0, 2], [3]]  # what is left out takes no room
     assert packs.skipped.tolist() == [1, 4]
 

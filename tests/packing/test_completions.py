@@ -7,7 +7,7 @@ from itertools import combinations, permutations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from popgeo.packing.completions import completions
+from popgeo.packing.exact_fill import completions
 
 
 def test_a_pair_that_fills_the_room_is_found():

@@ -44,10 +44,10 @@ class AppendFile:
     """
 
     def __init__(self, folder: Path, entry: ArrayFile, dim: int) -> None:
-        self.entry, self.dim, self.row_bytes = entry, dim, _row_bytes(entry, dim)
+        self.entry, self.dim = entry, dim
         self.paths = [folder / (entry.file if i == 0 else f"{entry.file}.row{i}") for i in range(len(entry.crc32))]
         self._files: list[BinaryIO] = []
-        num_bytes = self.num_rows * self.row_bytes
+        num_bytes = self.num_rows * torch.Size(entry.shape[dim + 1 :]).numel() * entry.torch_dtype.itemsize
         for path, checksum in zip(self.paths, entry.crc32, strict=True):
             file = open_here(path)
             self._files.append(file)
@@ -115,7 +115,3 @@ def open_here(path: Path) -> BinaryIO:
     if path.is_symlink():
         raise ValueError(f"{path} is a link, which no writer has made. Remove the folder {path.parent} to start again.")
     return os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666), "r+b")
-
-
-def _row_bytes(entry: ArrayFile, dim: int) -> int:
-    return torch.Size(entry.shape[dim + 1 :]).numel() * entry.torch_dtype.itemsize

@@ -7,7 +7,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from popgeo.data.axes import GRAPHS, Attribute, Axis, Level
+from popgeo.data.axes import Axis, Level
 from popgeo.data.columns import Columns
 from popgeo.data.store.append_file import memory_of
 from popgeo.data.store.manifest import ArrayFile, AttributeEntry, Manifest
@@ -125,17 +125,3 @@ def digest(block: Columns, graph: int) -> int:
         start, stop = block.row_pointers[attribute.axis][graph : graph + 2].tolist()
         total = zlib.crc32(memory_of(attribute.tensor.narrow(attribute.dim, start, stop - start)), total)
     return total
-
-
-def files_of(attribute: Attribute, entry: AttributeEntry) -> list[tuple[ArrayFile, Tensor]]:
-    """What a block adds to the files of one attribute."""
-    rows = [(entry.values, attribute.tensor)]
-    if entry.increments is not None:
-        assert attribute.increments is not None  # `check_alike` has seen to it
-        rows.append((entry.increments, attribute.increments))
-    return rows
-
-
-def one_row_each(axis: Axis, block: Columns) -> Tensor:
-    """The row pointer of an axis; an attribute with one row a graph in this block has that of the graphs."""
-    return block.row_pointers[axis if axis in block.row_pointers else GRAPHS]

@@ -23,13 +23,19 @@ _MOST = 1 << 48  # rows, and so on, that any file can have
 
 @dataclass(frozen=True, kw_only=True)
 class ArrayFile:
-    """One array in one file."""
+    """One array in one file.
+
+    Args:
+        file: The name of the file.
+        dtype: The type of its numbers, as torch calls it.
+        shape: Its shape.
+        crc32: Of equal parts of the file, one after the other: one for each row of an `edge_index`.
+    """
 
     file: str
     dtype: str
     shape: tuple[int, ...]
     crc32: tuple[int, ...]
-    """Of equal parts of the file, one after the other: one for each row of an `edge_index`."""
 
     @property
     def torch_dtype(self) -> torch.dtype:
@@ -44,7 +50,17 @@ class ArrayFile:
 
 @dataclass(frozen=True, kw_only=True)
 class AttributeEntry:
-    """An attribute of all graphs."""
+    """An attribute of all graphs.
+
+    Args:
+        store: The node or edge type.
+        name: What it is called.
+        axis: What its rows belong to.
+        dim: The dimension of rows.
+        values: All rows.
+        increments: How far each graph shifts the values of the graphs after it in a batch.
+        is_json: Whether it is not a tensor: its rows are then the bytes of one value a graph as JSON.
+    """
 
     store: StoreKey
     name: str
@@ -53,28 +69,39 @@ class AttributeEntry:
     values: ArrayFile
     increments: ArrayFile | None = None
     is_json: bool
-    """Whether it is not a tensor: its rows are then the bytes of one value a graph as JSON."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Manifest:
-    """What a folder holds: the fields of a flat store, each array a file."""
+    """What a folder holds: the fields of a flat store, each array a file.
+
+    Args:
+        num_graphs: How many graphs there are.
+        last_graph: Checksum of the last graph, by which a writer that continues knows its source.
+        data_class: The class of a graph, by name.
+        node_types: See `Columns`.
+        edge_types: See `Columns`.
+        states_num_nodes: See `Columns`.
+        transform: What has been done to the graphs, by name.
+        indices_checked: Whether every edge is known to end in its own graph.
+        attributes: What graphs hold.
+        row_pointers: See `Columns`.
+        row_ends: See `Columns`.
+        block_sums: The CRC-32 of each block of each file, in their order; unfinished stores have none.
+    """
 
     num_graphs: int
     last_graph: int
-    """Checksum of the last graph, by which a writer that continues knows its source."""
     data_class: str
     node_types: tuple[StoreKey, ...]
     edge_types: tuple[StoreKey, ...]
     states_num_nodes: tuple[StoreKey, ...]
     transform: str | None
-    """What has been done to the graphs, by name."""
     indices_checked: bool
     attributes: tuple[AttributeEntry, ...]
     row_pointers: tuple[tuple[Axis, ArrayFile], ...]
     row_ends: tuple[tuple[StoreKey, ArrayFile], ...] | None
     block_sums: ArrayFile | None = None
-    """The CRC-32 of each block of each file, in their order; unfinished stores have none."""
 
     @property
     def files(self) -> list[ArrayFile]:

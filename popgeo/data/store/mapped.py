@@ -16,16 +16,23 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class FileReference:
-    """A whole mapped file as a tensor: what travels to another process in place of its numbers."""
+    """A whole mapped file as a tensor: what travels to another process in place of its numbers.
+
+    Args:
+        path: The file.
+        dtype: The type of its numbers.
+        shape: The shape of the tensor.
+        stamp: Bytes and the time of the last change (ns), so that another file is never taken for this one.
+        num_parts: Equal parts of the file that have checksums of their own.
+        sums: The CRC-32 of each block of each of these parts, 4 bytes each; empty if none is to be compared.
+    """
 
     path: Path
     dtype: torch.dtype
     shape: tuple[int, ...]
     stamp: tuple[int, int]
-    """Bytes and the time of the last change (ns), so that another file is never taken for this one."""
     num_parts: int = 1
     sums: bytes = b""
-    """The CRC-32 of each block of each of that many equal parts, 4 bytes each; empty if none is to be compared."""
 
 
 class MappedFile(mmap.mmap):

@@ -15,7 +15,7 @@ from popgeo.data.axes import GRAPHS, Axis, Level
 from popgeo.data.columns import Columns
 from popgeo.data.store import manifest as notes
 from popgeo.data.store.append_file import AppendFile
-from popgeo.data.store.describe import check_alike, describe, digest, files_of, one_row_each, plain, pointer_file
+from popgeo.data.store.describe import check_alike, describe, digest, plain, pointer_file
 from popgeo.folder_lock import LOCK, folder_lock
 
 _JOURNAL, _SUMS = "journal.json", "block-sums.bin"
@@ -77,7 +77,7 @@ class FolderWriter:
         return {name: axis if axis == GRAPHS else axis.level for name, axis in axes.items()}
 
     def check_goes_on(self, block: Columns) -> None:
-        """Checks that the last graph of a block is the last one that was written.
+        """Checks that the first graph of a block is the last one that was written.
 
         Raises:
             ValueError: it differs, so the source is not the one that the writer was started with.
@@ -85,8 +85,7 @@ class FolderWriter:
         block, _ = plain(block)
         assert self.manifest is not None  # callers ask only if something is written
         is_sorted = self.manifest.row_ends is not None
-        last = digest(block, block.num_stored - 1)
-        if is_sorted != (block.row_ends is not None) or last != self.manifest.last_graph:
+        if is_sorted != (block.row_ends is not None) or digest(block, 0) != self.manifest.last_graph:
             raise ValueError(
                 f"{self.part} was begun with other graphs: number {self.num_graphs - 1} differs, or its edges' order. "
                 f"Pass the same ones again to continue, or remove that folder to start again."
@@ -112,20 +111,29 @@ class FolderWriter:
         new = describe(block, json, self.transform, self.indices_checked)
         if self.manifest is None:
             self.manifest = new
-            self._open(0)
+            self._open()
         self._count_rows_of(check_alike(self.manifest, new))
         attributes = {(attribute.store, attribute.name): attribute for attribute in block.attributes}
         for entry in self.manifest.attributes:
-            for file, values in files_of(attributes[entry.store, entry.name], entry):
-                self.files[file.file].append(values)
+            attribute = attributes[entry.store, entry.name]
+            self.files[entry.values.file].append(attribute.tensor)
+            if entry.increments is not None:
+                assert attribute.increments is not None  # `check_alike` has seen to it
+                self.files[entry.increments.file].append(attribute.increments)
         for axis, file in self.manifest.row_pointers:
-            pointer = one_row_each(axis, block)[1:] + self.totals[axis]
+            # An attribute may have one row in each graph of this block, and more in graphs before.
+            pointer = block.row_pointers.get(axis, block.row_pointers[GRAPHS])[1:] + self.totals[axis]
             self.files[file.file].append(pointer)
             self.totals[axis] = int(pointer[-1])
         for key, file in self.manifest.row_ends or ():
             assert block.row_ends is not None  # `check_alike` has seen to it
             self.files[file.file].append(block.row_ends[key])
-        self._note(self.num_graphs + block.num_stored, digest(block, block.num_stored - 1))
+        for written in self.files.values():
+            written.flush()
+        num_graphs, last = self.num_graphs + block.num_stored, digest(block, block.num_stored - 1)
+        counted = replace(self.manifest, num_graphs=num_graphs, last_graph=last)
+        self.manifest = counted.with_files(lambda entry: self.files[entry.file].entry)
+        write_atomically(self.part / _JOURNAL, notes.to_json(self.manifest))
 
     def finish(self) -> None:
         """Puts everything together and gives the folder its name.
@@ -163,14 +171,6 @@ class FolderWriter:
             file.close()
         self._held.close()
 
-    def _note(self, num_graphs: int, last_graph: int) -> None:
-        for file in self.files.values():
-            file.flush()
-        assert self.manifest is not None  # callers made it
-        counted = replace(self.manifest, num_graphs=num_graphs, last_graph=last_graph)
-        self.manifest = counted.with_files(lambda entry: self.files[entry.file].entry)
-        write_atomically(self.part / _JOURNAL, notes.to_json(self.manifest))
-
     def _go_on(self) -> None:
         self.manifest = notes.from_json(self.part / (notes.NAME if self.is_complete else _JOURNAL))
         asked = (self.transform, self.indices_checked)
@@ -181,22 +181,19 @@ class FolderWriter:
                 f"that folder to start again."
             )
         if not self.is_complete:
-            self._open(None)
+            self._open()
 
-    def _open(self, first: int | None) -> None:
-        """Opens the files; `first` is what row pointers start with, None if they have started."""
+    def _open(self) -> None:
+        """Opens the files; those of row pointers start with 0."""
         assert self.manifest is not None  # callers made it
-        for entry in self.manifest.attributes:
-            self._file(entry.values, entry.dim)
-            if entry.increments is not None:
-                self._file(entry.increments)
-        for axis, file in self.manifest.row_pointers:
-            pointer = self._file(file)
-            if first is not None:
-                pointer.append(torch.tensor([first]))
+        dims = {entry.values.file: entry.dim for entry in self.manifest.attributes}
+        for entry in self.manifest.files:
+            self._file(entry, dims.get(entry.file, 0))
+        for axis, entry in self.manifest.row_pointers:
+            pointer = self.files[entry.file]
+            if not pointer.num_rows:
+                pointer.append(torch.tensor([0]))
             self.totals[axis] = pointer.last()
-        for _, file in self.manifest.row_ends or ():
-            self._file(file)
 
     def _file(self, entry: notes.ArrayFile, dim: int = 0) -> AppendFile:
         self.files[entry.file] = AppendFile(self.part, entry, dim)

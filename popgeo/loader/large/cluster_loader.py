@@ -5,7 +5,6 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch_geometric.data import Data
 from torch_geometric.loader import ClusterData
 
 from popgeo.data.axes import Axis, Level
@@ -74,6 +73,7 @@ class FixedSizeClusterLoader(SubgraphLoader):
         ValueError: arguments contradict each other or the graph, or a cluster does not fit.
 
     Example:
+        >>> from torch_geometric.data import Data
         >>> path = torch.tensor([[0, 1, 2, 3, 4], [1, 2, 3, 4, 5]])
         >>> data = Data(x=torch.arange(6.0)[:, None], edge_index=path)
         >>> loader = FixedSizeClusterLoader(data, parts=torch.tensor([0, 0, 1, 1, 2, 2]), batch_size=2, shuffle=False)
@@ -136,30 +136,26 @@ class FixedSizeClusterLoader(SubgraphLoader):
 
 
 def _graph_and_parts(data: Any, num_parts: int | None, parts: Tensor | None) -> tuple[Any, Tensor | None]:
-    if isinstance(data, ClusterData):
-        if num_parts is not None or parts is not None:
-            raise ValueError("ClusterData has its clusters already; leave num_parts and parts out.")
-        return _of_cluster_data(data)
-    if (num_parts is None) == (parts is None):
-        raise ValueError("Pass either num_parts, how many clusters to make, or parts, the cluster of each node.")
-    return data, parts
-
-
-def _of_cluster_data(clusters: ClusterData) -> tuple[Data, Tensor]:
-    """The graph whose nodes PyG has put in the order of their clusters, with the numbers that they had before."""
-    own, data = clusters.partition, clusters.data
+    """The graph, and the cluster of each node, if that is known."""
+    if not isinstance(data, ClusterData):
+        if (num_parts is None) == (parts is None):
+            raise ValueError("Pass either num_parts, how many clusters to make, or parts, the cluster of each node.")
+        return data, parts
+    if num_parts is not None or parts is not None:
+        raise ValueError("ClusterData has its clusters already; leave num_parts and parts out.")
+    # PyG has put the nodes in the order of their clusters; they keep the numbers that they had before.
+    own, graph = data.partition, data.data.__copy__()
     outer = torch.repeat_interleave(own.indptr.diff())
-    data = data.__copy__()
-    data.edge_index = torch.stack([outer, own.index] if clusters.sparse_format == "csr" else [own.index, outer])
-    data.n_id, data.e_id = own.node_perm, own.edge_perm
-    return data, torch.repeat_interleave(own.partptr.diff())
+    graph.edge_index = torch.stack([outer, own.index] if data.sparse_format == "csr" else [own.index, outer])
+    graph.n_id, graph.e_id = own.node_perm, own.edge_perm
+    return graph, torch.repeat_interleave(own.partptr.diff())
 
 
 def _checked(store: FlatStore, parts: Tensor) -> tuple[Tensor, int]:
     num_nodes = num_rows(store, _NODES)
     if not num_nodes:
         raise ValueError("The graph has no nodes; clusters need at least one.")
-    if parts.shape != (num_nodes,) or parts.is_floating_point() or (num_nodes and int(parts.min()) < 0):
+    if parts.shape != (num_nodes,) or parts.is_floating_point() or int(parts.min()) < 0:
         raise ValueError(f"parts is {parts.dtype} {[*parts.shape]}; pass {num_nodes} numbers of 0 or more.")
     # A partition may leave parts empty; a batch of nothing would train nothing.
     return torch.unique(parts, return_inverse=True)[1], len(torch.unique(parts))

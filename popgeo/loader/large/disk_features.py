@@ -2,11 +2,11 @@
 
 import mmap
 import os
-import secrets
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -122,28 +122,18 @@ def _random(array: np.ndarray) -> np.ndarray:
     return np.asarray(array)
 
 
-def _batches(path: Path) -> tuple[int, Iterator[Any]]:
-    """How many rows a table has, and its record batches, one in memory at a time."""
-    import pyarrow as pa
-    from pyarrow import parquet
-
-    if path.suffix == ".parquet":
-        file = parquet.ParquetFile(path)
-        return file.metadata.num_rows, file.iter_batches()
-    reader = pa.ipc.open_file(path)
-    batches = range(reader.num_record_batches)
-    return sum(reader.get_batch(i).num_rows for i in batches), (reader.get_batch(i) for i in batches)
-
-
 def _write_columns(path: Path, folder: Path) -> None:
     """Writes each column of a table as an array of its own; the folder is whole or not there."""
-    part = folder.with_name(f"{folder.name}.popgeo-{os.getpid()}-{secrets.token_hex(8)}.part")
-    part.mkdir()
-    try:
-        num_rows, batches = _batches(path)
+    from pyarrow import dataset
+
+    table = dataset.dataset(path, format="parquet" if path.suffix == ".parquet" else "ipc")
+    num_rows = table.count_rows()
+    with TemporaryDirectory(prefix=f"{folder.name}.popgeo-", suffix=".part", dir=folder.parent) as home:
+        part = Path(home) / folder.name
+        part.mkdir()
         files: dict[str, np.ndarray] = {}
         start = 0
-        for batch in batches:
+        for batch in table.to_batches(batch_readahead=0, fragment_readahead=0):  # one in memory at a time
             for name, column in zip(batch.schema.names, batch.columns, strict=True):
                 rows = _rows(name, column)
                 if name not in files:
@@ -153,8 +143,6 @@ def _write_columns(path: Path, folder: Path) -> None:
             start += batch.num_rows
         shutil.rmtree(folder, ignore_errors=True)
         part.rename(folder)
-    finally:
-        shutil.rmtree(part, ignore_errors=True)
 
 
 def _rows(name: str, column: Any) -> np.ndarray:

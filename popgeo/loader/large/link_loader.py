@@ -45,7 +45,7 @@ class LinkSampler(PartSampler):
     ) -> None:
         self.neighborhood, self.links, self.label, self.times = neighborhood, links, label, times
         self.negatives, self.non_edges, self.batch_size = negatives, non_edges, batch_size
-        self.num_items, self.has_trees = links.shape[1], neighborhood.how["disjoint"]
+        self.num_items = links.shape[1]
         self.label_store = Axis(Level.EDGE, edge_type)
         source, destination = ends_of(self.label_store)
         self.ends = (source.store, destination.store)
@@ -87,20 +87,13 @@ class LinkSampler(PartSampler):
     ) -> tuple[dict[StoreKey, Tensor], Tensor, dict[StoreKey, Tensor] | None]:
         """The ends of links, each once unless every end has neighbours of its own; where they are; their times."""
         source, destination = self.ends
-        both = links.flatten() if source == destination else None
-        if self.has_trees:
-            count = links.shape[1]
-            places = torch.arange(count).expand(2, -1).clone()
-            if both is None:
-                of_ends: dict[StoreKey, Tensor] | None = None if times is None else {source: times, destination: times}
-                return {source: links[0], destination: links[1]}, places, of_ends
-            places[1] += count
-            return {source: both}, places, None if times is None else {source: times.repeat(2)}
-        if both is not None:
-            seeds, places = both.unique(return_inverse=True)
-            return {source: seeds}, places.view(2, -1), None
-        (left, at_left), (right, at_right) = (row.unique(return_inverse=True) for row in links)
-        return {source: left, destination: right}, torch.stack([at_left, at_right]), None
+        parts = {source: links.flatten()} if source == destination else {source: links[0], destination: links[1]}
+        if self.neighborhood.how["disjoint"]:
+            places = torch.cat([torch.arange(len(nodes)) for nodes in parts.values()]).view(2, -1)
+            return parts, places, None if times is None else dict.fromkeys(parts, times.repeat(2 // len(parts)))
+        found = {key: nodes.unique(return_inverse=True) for key, nodes in parts.items()}
+        places = torch.cat([numbers for _, numbers in found.values()]).view(2, -1)
+        return {key: nodes for key, (nodes, _) in found.items()}, places, None
 
 
 class FixedSizeLinkLoader(SubgraphLoader):
@@ -181,18 +174,16 @@ class FixedSizeLinkLoader(SubgraphLoader):
         non_edges: NonEdges | TimedNonEdges | None = None
         if negatives:
             edges = edge_indices(store)[edge_type]
-            node_times = None if edge_label_time is None else times_of_ends(store, edge_type, time_attr)
-            if node_times is None:
-                non_edges = NonEdges.from_edge_index(edges, sizes)
-            else:
-                non_edges = TimedNonEdges.from_edge_index(edges, sizes, node_times)
+            non_edges = NonEdges.from_edge_index(edges, sizes)
+            if edge_label_time is not None and (times := times_of_ends(store, edge_type, time_attr)) is not None:
+                non_edges = TimedNonEdges.from_edge_index(edges, sizes, times)
         sampler = LinkSampler(
             neighborhood, edge_type, links, edge_label, edge_label_time, negatives, non_edges, batch_size
         )
         self._most_ends = dict.fromkeys(sampler.ends, 0)
         for end, size in zip(sampler.ends, sizes, strict=True):
             rows = self._most_ends[end] + len(sampler.labels["edge_label"])
-            self._most_ends[end] = rows if sampler.has_trees else min(size, rows)
+            self._most_ends[end] = rows if neighborhood.how["disjoint"] else min(size, rows)
         super().__init__(data, store, sampler, layout, batch_size, most_of(store, neighborhood), **kwargs)
 
     def _seeds_of_a_batch(self) -> dict[Any, int]:

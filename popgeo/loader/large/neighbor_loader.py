@@ -98,7 +98,7 @@ class NeighborSampler(PartSampler):
     ) -> None:
         self.neighborhood, self.times = Neighborhood(store, num_neighbors, times, **how), times
         self.node_type, self.seeds = seeds_of(store, input_nodes)
-        self.num_items, self.has_trees = len(self.seeds), self.neighborhood.how["disjoint"]
+        self.num_items = len(self.seeds)
         if times is not None and times.shape != self.seeds.shape:
             raise ValueError(f"input_time has shape {tuple(times.shape)} for {self.num_items} seeds; give one each.")
 

@@ -48,18 +48,17 @@ class Subgraph:
             labels: Attributes of the edges that are seeds.
         """
         none = torch.empty(0, dtype=torch.int64)
-        rows, edge_index, hops, trees = {}, {}, {}, {}
-        for axis in axes:
-            key: Any = type_of(axis)
-            if axis.level is Level.NODE:
-                rows[axis] = sample.node.get(key, none)
-                hops[axis] = sample.num_sampled_nodes.get(key, (0,))
-                if sample.batch is not None:
-                    trees[axis] = sample.batch.get(key, none)
-            else:
-                rows[axis] = sample.edge.get(key, none)
-                edge_index[axis] = torch.stack([sample.row.get(key, none), sample.col.get(key, none)])
-        return cls(rows=rows, edge_index=edge_index, hops=hops, trees=trees, labels=labels)
+        nodes = {axis: type_of(axis) for axis in axes if axis.level is Level.NODE}
+        edges = {axis: type_of(axis) for axis in axes if axis.level is Level.EDGE}
+        ends = {axis: [side.get(key, none) for side in (sample.row, sample.col)] for axis, key in edges.items()}
+        rows = {axis: sample.node.get(key, none) for axis, key in nodes.items()}
+        return cls(
+            rows=rows | {axis: sample.edge.get(key, none) for axis, key in edges.items()},
+            edge_index={axis: torch.stack(both) for axis, both in ends.items()},
+            hops={axis: sample.num_sampled_nodes.get(key, (0,)) for axis, key in nodes.items()},
+            trees={axis: sample.batch.get(key, none) for axis, key in nodes.items() if sample.batch is not None},
+            labels=labels,
+        )
 
     def sizes(self, axes: tuple[Axis, ...]) -> list[int]:
         """How many nodes and edges of each type there are."""
@@ -106,11 +105,9 @@ class Subgraph:
         for axis in [axis for axis in self.hops if axis in keep]:
             hops[axis] = tuple(torch.bincount(distance[axis][keep[axis]], minlength=len(hops[axis])).tolist())
             trees |= {axis: trees[axis][keep[axis]]} if axis in trees else {}
-        lost = dict.fromkeys(Level, 0)
-        for axis, rows in self.rows.items():
-            lost[axis.level] += len(rows) - len(left[axis])
-        num_lost = lost[Level.NODE], lost[Level.EDGE]
-        return replace(self, rows=left, edge_index=edge_index, hops=hops, trees=trees, num_lost=num_lost)
+        lost = [(axis.level, len(rows) - len(left[axis])) for axis, rows in self.rows.items()]
+        of_nodes, of_edges = (sum(n for level, n in lost if level is kind) for kind in (Level.NODE, Level.EDGE))
+        return replace(self, rows=left, edge_index=edge_index, hops=hops, trees=trees, num_lost=(of_nodes, of_edges))
 
     def row_ends(self) -> dict[Axis, Tensor]:
         """For each edge type with sorted edges, how many end at each node or at one before it. int64 [num_nodes]"""
@@ -121,16 +118,17 @@ class Subgraph:
 
 
 class PartSampler(ABC):
-    """Which part of a large graph a pack of seeds, or of clusters, represents."""
+    """Which part of a large graph a pack of seeds, or of clusters, represents.
+
+    Attributes:
+        num_items: How many seeds, or clusters, there are.
+        labels: An example of each attribute of the edges that are seeds.
+        label_store: The edge type that these belong to.
+    """
 
     num_items: int
-    """How many seeds, or clusters, there are."""
-    has_trees: bool = False
-    """Whether every seed has neighbours of its own."""
     labels: Mapping[str, Tensor] = {}
-    """An example of each attribute of the edges that are seeds."""
     label_store: Axis | None = None
-    """The edge type that these belong to."""
 
     @abstractmethod
     def sample(self, ids: np.ndarray, seed: int) -> Subgraph:

@@ -144,13 +144,11 @@ class SubgraphLoader(EpochLoader):
         """
         packs, key = self.plan(), (self.seed, self.epoch)
         step = max(1, len(packs) // _PROBED)
-        real, lost = np.zeros(len(self._axes)), np.zeros(2)
-        chosen = [packs[i] for i in range(0, len(packs), step)][:_PROBED]
-        for ids in chosen:
-            part = self.source.part(ids, key)
-            real += part.sizes(self._axes)
-            lost += part.num_lost
-        real, lost = real / max(1, len(chosen)), lost / max(1, len(chosen))
+        parts = [self.source.part(packs[i], key) for i in range(0, len(packs), step)[:_PROBED]]
+        found = np.array(
+            [[*part.sizes(self._axes), *part.num_lost] for part in parts] or [[0] * len(self._axes) + [0, 0]]
+        )
+        real, lost = np.split(found.mean(axis=0), [len(self._axes)])
         slots = [self.fixed_size_options.slots(axis) for axis in self._axes]
         table = pd.DataFrame({"slots": slots, "real": real}, index=[axis.label for axis in self._axes])
         is_node = np.array([axis.level is Level.NODE for axis in self._axes])

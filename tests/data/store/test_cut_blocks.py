@@ -4,7 +4,7 @@ import torch
 from torch_geometric.data import Data
 
 from popgeo.data import FlatStore, Level
-from popgeo.data.store.cut_blocks import blocks, bytes_of_graphs
+from popgeo.data.store.save_columns import blocks, bytes_of_graphs
 
 
 def test_the_bytes_of_graphs_by_hand():

@@ -15,10 +15,10 @@ from torch_geometric.data import Data
 
 from popgeo.data import FixedSizeCollater, FixedSizeOptions, FlatStore, write
 from popgeo.data.sort_edges import sort_edges
-from popgeo.data.store.byte_ranges import ByteRanges
 from popgeo.data.store.mapped import file_of
 from popgeo.data.subset import take
 from popgeo.loader import FixedSizeDataLoader
+from popgeo.loader.chunk_order import ByteRanges
 from tests.support.graphs import assert_same_graphs, graph, hetero_graph, lists_of_graphs, lists_of_hetero_graphs, same
 
 MOLECULES = [graph(n, 2 * n - 1, n) for n in (3, 1, 4, 2, 5)]
@@ -223,6 +223,9 @@ def test_the_bytes_of_a_graph_are_where_its_arrays_say(folder):
     graphs = [Data(x=torch.full((n, 2, 3), float(n)), edge_index=torch.zeros(2, 1, dtype=torch.long)) for n in (2, 3)]
     store = write(graphs, folder)
     found = ByteRanges(store).of(1, 2)
-    parts = [path.read_bytes()[begin : begin + size] for path, begin, size in found if size == 3 * 2 * 3 * 4]
+    parts = [path.read_bytes()[begin:end] for path, begin, end in found if end - begin == 3 * 2 * 3 * 4]
     assert parts == [graphs[1].x.numpy().tobytes()]
-    assert sorted(size for _, _, size in found if size != 3 * 2 * 3 * 4) == [8, 8]  # one end of the one edge each
+    assert sorted(end - begin for _, begin, end in found if end - begin != 3 * 2 * 3 * 4) == [
+        8,
+        8,
+    ]

@@ -1,17 +1,18 @@
 """What a writer that goes on asks of its source, and which sources are taken whole."""
 
 import os
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 from torch_geometric.data import Data
 
-from popgeo.data import FlatStore, graph_sizes, write
-from popgeo.data.graph_sizes import GraphSizes
+from popgeo.data import FlatStore, opened, write
+from popgeo.data.opened import GraphSizes
 from popgeo.data.sort_edges import sort_edges
 from popgeo.data.store.manifest import read_manifest
-from popgeo.data.store.save_columns import cut, extend
+from popgeo.data.store.save_columns import blocks, extend
 from popgeo.data.store.write_folder import FolderWriter
 from tests.support.graphs import assert_same_graphs
 from tests.support.loaders import OnDisk
@@ -24,7 +25,7 @@ STORE = FlatStore.from_dataset(GRAPHS)
 def begun(tmp_path: Path) -> Path:
     """A folder to which three graphs were written, and not finished."""
     with FolderWriter(tmp_path / "store") as writer:
-        for part in cut(STORE[:3], 1)(0, False):
+        for part in blocks(STORE[:3], 0, 1):
             writer.append(part)
     return tmp_path / "store"
 
@@ -32,11 +33,11 @@ def begun(tmp_path: Path) -> Path:
 def test_a_source_with_fewer_or_other_graphs_is_refused(begun):
     for ids, message in (([0, 1], "begun with more graphs: 3"), ([0, 1, 3], "number 2 differs")):
         with FolderWriter(begun) as writer, pytest.raises(ValueError, match=message):
-            extend(writer, cut(STORE.view(ids), 1 << 20), len(ids), False)
+            extend(writer, partial(blocks, STORE.view(ids), max_bytes=1 << 20), len(ids), False)
     with FolderWriter(begun) as writer, pytest.raises(ValueError, match="number 2 differs, or its edges' order"):
-        extend(writer, cut(sort_edges(STORE), 1 << 20), 4, False)
+        extend(writer, partial(blocks, sort_edges(STORE), max_bytes=1 << 20), 4, False)
     with FolderWriter(begun) as writer:
-        extend(writer, cut(STORE, 1 << 20), None, False)
+        extend(writer, partial(blocks, STORE, max_bytes=1 << 20), None, False)
     assert_same_graphs(FlatStore.open(begun, verify=True)[:], GRAPHS)
 
 
@@ -51,10 +52,10 @@ def test_a_writer_that_was_stopped_before_the_last_name_only_gives_it(begun, mon
     with monkeypatch.context() as patch, FolderWriter(begun) as writer:
         patch.setattr(os, "replace", stopped)
         with pytest.raises(KeyboardInterrupt):
-            extend(writer, cut(STORE, 1 << 20), 4, False)
+            extend(writer, partial(blocks, STORE, max_bytes=1 << 20), 4, False)
     with FolderWriter(begun) as writer:
         assert (writer.is_complete, writer.num_graphs) == (True, 4)
-        extend(writer, cut(STORE[:1], 1), 1, False)
+        extend(writer, partial(blocks, STORE[:1], max_bytes=1), 1, False)
     assert_same_graphs(FlatStore.open(begun, verify=True)[:], GRAPHS)
 
 
@@ -78,8 +79,8 @@ def test_a_dataset_that_makes_its_graphs_is_measured_piece_by_piece(monkeypatch)
             taken.append(len(dataset))
             return FlatStore.from_dataset(dataset, **choices)
 
-    monkeypatch.setattr(graph_sizes, "FlatStore", Recorded)
-    monkeypatch.setattr(graph_sizes, "_MEASURED_AT_ONCE", 16)
+    monkeypatch.setattr(opened, "FlatStore", Recorded)
+    monkeypatch.setattr(opened, "_MEASURED_AT_ONCE", 16)
     assert len(GraphSizes(OnDisk(), progress_bar=False).values) == 40
     assert len(GraphSizes([GRAPHS[0]] * 17, progress_bar=False).values) == 17
     assert taken == [16, 16, 8, 16, 1]

@@ -16,7 +16,7 @@ from torch_geometric.data import Data
 from popgeo import FixedSizeDataLoader
 from popgeo.data import FlatStore, write
 from popgeo.data.store.mapped import map_file
-from popgeo.data.store.save_columns import cut
+from popgeo.data.store.save_columns import blocks
 from popgeo.data.store.stored_list import StoredList
 from popgeo.data.store.write_folder import FolderWriter
 from popgeo.folder_lock import LOCK
@@ -81,7 +81,7 @@ def test_no_name_leads_out_of_the_folder_of_a_store(tmp_path, outside):
     bystander = tmp_path / "bystander"
     graphs = FlatStore.from_dataset([Data(x=torch.full((40, 1), float(n))) for n in range(3)])
     with FolderWriter(tmp_path / "store") as writer:
-        for part in cut(graphs[:2], 1)(0, False):
+        for part in blocks(graphs[:2], 0, 1):
             writer.append(part)
     folder = tmp_path / "store.part"
     bystander.write_bytes(bytes(1400))

@@ -16,10 +16,11 @@ from torch_geometric.data import Data
 from popgeo.data import FlatStore, write
 from popgeo.data.store import manifest as notes
 from popgeo.data.store import mapped
-from popgeo.data.store.byte_ranges import ByteRanges, is_on_disk, mean_bytes
 from popgeo.data.store.manifest import from_json, sums_of_file, to_json
 from popgeo.data.store.mapped import file_of, map_file, packed, unpacked
+from popgeo.data.store.save_columns import bytes_of_graphs
 from popgeo.data.store.stored_list import StoredList, as_bytes
+from popgeo.loader.chunk_order import ByteRanges
 from tests.support.forged_stores import set_numbers
 from tests.support.graphs import assert_same_graphs, graph, hetero_graph
 
@@ -170,13 +171,11 @@ def test_the_stretches_of_files_that_hold_some_graphs_by_hand(tmp_path):
     store = write(graphs, tmp_path / "store")
     ranges = ByteRanges(store)
     x, ends = (tmp_path / "store" / name for name in ("00-x.bin", "01-edge_index.bin"))
-    assert ranges.of(0, 1) == [(x, 0, 24), (ends, 0, 8), (ends, 24, 8)]
-    assert ranges.of(1, 2) == [(x, 24, 36)]
-    assert ranges.of(1, 3) == [(x, 24, 48), (ends, 8, 16), (ends, 32, 16)]
+    assert ranges.of(0, 1) == [(x, 0, 24), (ends, 0, 8), (ends, 24, 32)]
+    assert ranges.of(1, 2) == [(x, 24, 60)]
+    assert ranges.of(1, 3) == [(x, 24, 72), (ends, 8, 24), (ends, 32, 48)]
     assert ranges.of(2, 2) == []
-    assert is_on_disk(store)
-    assert not is_on_disk(FlatStore.from_dataset(graphs))
     assert ByteRanges(FlatStore.from_dataset(graphs)).of(0, 3) == []
     # A node has 3 floats, an edge 2 whole numbers, a name 8 bytes of the graphs' own; each row of each 8 more.
-    assert mean_bytes(store) == (6 * 20 + 3 * 24 + 3 * 8) / 3
-    assert mean_bytes(store.view([])) == 0
+    assert bytes_of_graphs(store).sum() == 6 * 20 + 3 * 24 + 3 * 8
+    assert len(bytes_of_graphs(store.view([]))) == 0

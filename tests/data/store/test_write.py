@@ -13,7 +13,7 @@ from torch_geometric.transforms import Compose, ToUndirected
 
 from popgeo.data import FlatStore, write
 from popgeo.data.store.manifest import read_manifest
-from popgeo.data.store.save_columns import cut
+from popgeo.data.store.save_columns import blocks
 from popgeo.data.store.write_folder import FolderWriter
 from popgeo.data.write_store import transform_name
 from tests.conftest import REPOSITORY
@@ -152,12 +152,12 @@ def test_the_transform_runs_once_a_graph_and_is_noted_by_name(folder):
 
 def test_blocks_stay_within_the_buffer():
     store = FlatStore.from_dataset([graph(n % 9 + 1, 20, n) for n in range(60)])
-    parts = list(cut(store, 20_000)(0, False))
+    parts = list(blocks(store, 0, 20_000))
     assert sum(part.num_stored for part in parts) == 60
     for part in parts:
         tensors = [a.tensor for a in part.attributes if a.is_tensor]
         assert sum(t.numel() * t.element_size() for t in tensors) <= 10_000
-    assert len(list(cut(store, 1)(0, False))) == 60
+    assert len(list(blocks(store, 0, 1))) == 60
 
 
 @pytest.mark.parametrize(

@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch_geometric.data import Data
 
-import popgeo.loader.large.cut_subgraphs as cut_subgraphs
 import popgeo.loader.large.feature_rows as feature_rows
+import popgeo.loader.large.subgraph_source as subgraph_source
 from popgeo import FixedSizeClusterLoader, FixedSizeLinkLoader, FixedSizeNeighborLoader, FixedSizeOptions
 from tests.support.large_graphs import library, random_graph
 from tests.support.stores import in_stores
@@ -98,7 +98,7 @@ def test_coming_batches_ask_together_for_rows_that_are_not_too_many(monkeypatch)
     numbers = {name: rows for _, name, rows in features.requests}  # those of the last request
     assert torch.equal(numbers["x"], torch.cat([batch.n_id[batch.nodes_mask] for batch in batches[1:]]).unique())
     of_batch = 4 * (200 * (batches[0].x[0].numel() + 2) + 600)  # y is int64
-    monkeypatch.setattr(cut_subgraphs, "_BYTES_AT_ONCE", 3 * of_batch)
+    monkeypatch.setattr(subgraph_source, "_BYTES_AT_ONCE", 3 * of_batch)
     features.calls = 0
     list(loader)
     assert features.calls == 4

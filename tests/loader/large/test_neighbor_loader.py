@@ -225,7 +225,7 @@ def test_features_may_lie_on_disk_in_half_precision(tmp_path):
     assert batch.x.dtype == torch.float16
     assert torch.equal(batch.x[real].float(), DATA.x[batch.n_id[real]])
     loader = loader_of(data)
-    (x,) = (a.tensor for a in loader.source.cutter.whole.attributes if a.name == "x")
+    (x,) = (a.tensor for a in loader.source.whole.attributes if a.name == "x")
     assert x.data_ptr() == on_disk.ctypes.data  # nothing was copied
 
 

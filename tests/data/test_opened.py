@@ -2,7 +2,7 @@
 
 import pickle
 
-from popgeo.data.graph_sizes import GraphSizes
+from popgeo.data.opened import GraphSizes
 from tests.support.graphs import graph
 
 
