@@ -2,6 +2,7 @@
 
 import ctypes
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -170,7 +171,8 @@ class ScatterPlan:
         return f"{type(self).__name__}({self.num_edges:,} edges -> {self.num_rows:,} rows, {order}{tiles})"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _restore, (self.index, self.rowptr, self.perm, self.num_tiles)
+        given: dict[str, Any] = {name: getattr(self, name) for name in ("index", "rowptr", "perm", "num_tiles")}
+        return partial(type(self), **given), ()
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -197,10 +199,6 @@ class EdgePlan:
 def _version(index: Tensor) -> int:
     """How often the tensor was changed in place; -1 if that is not counted (inference, compilation)."""
     return -1 if torch.compiler.is_compiling() or index.is_inference() else index._version
-
-
-def _restore(index: Tensor, rowptr: Tensor, perm: Tensor | None, num_tiles: int) -> ScatterPlan:
-    return ScatterPlan(index=index, rowptr=rowptr, perm=perm, num_tiles=num_tiles)
 
 
 def _check(index: Tensor, num_rows: int) -> None:
