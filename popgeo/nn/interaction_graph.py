@@ -42,9 +42,8 @@ class InteractionGraph(nn.Module):
             [num_edges]. Absent edges send nothing in a model of the same cutoff; those of `popgeo.nn` may have a longer
             one.
         """
-        edge_index, edge_weight, _ = self.find(
-            pos, batch, pos.size(0) if num_graphs is None else num_graphs, nodes_mask
-        )
+        num_graphs = pos.size(0) if num_graphs is None else num_graphs
+        edge_index, edge_weight, _ = self.find(pos, batch, num_graphs, nodes_mask)
         return edge_index, edge_weight
 
     def window(self, batch: Tensor, num_graphs: int, nodes_mask: Tensor | None) -> int | None:
