@@ -36,8 +36,7 @@ class Rows:
             if not isinstance(out, Tensor):  # which stands where PyG's own scatter has dim_size
                 raise ValueError(f"out is {out!r}; it is a tensor to add to. For a number of rows pass dim_size=.")
             dim_size = out.shape[dim]
-        if dim_size is None:
-            dim_size = _measure(index)
+        dim_size = _measure(index) if dim_size is None else dim_size
         vector = _vector(index, src, dim)
         moved = src.movedim(dim, 0) if dim else src
         shape = torch.Size((dim_size, *moved.shape[1:]))

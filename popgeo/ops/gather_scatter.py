@@ -128,8 +128,7 @@ def sum_compiled(
     out = src.new_empty(num_rows, channels)
     if rowptr is not None and index is not None:
         rowptr, perm = check_plan_tensors("index", index, num_rows, rowptr, perm)
-    if index is not None:
-        index = as_int64(index)
+    index = as_int64(index) if index is not None else index
     pointers = map(library.address, (src, index, rowptr, perm, out))
     sizes = num_edges, num_rows, channels, num_tiles, torch.get_num_threads()
     if native(pack_sum(NATIVE_DTYPES[src.dtype], *pointers, *sizes)):
