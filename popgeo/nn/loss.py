@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from popgeo.nn.require_classes import check_classes, require_classes
 from popgeo.ops.half_precision import in_float32
-from popgeo.ops.refusals import require
+from popgeo.ops.refusals import check_shapes, require
 
 
 @in_float32
@@ -264,11 +264,8 @@ def _entries(values: Tensor, mask: Tensor | None) -> Tensor:
 
 
 def _check_shapes(input: Tensor, target: Tensor) -> None:
-    if input.shape != target.shape:
-        raise ValueError(
-            f"input has shape {tuple(input.shape)}, target {tuple(target.shape)}. "
-            "They would broadcast to every pair; reshape one, for instance with flatten() or view_as()."
-        )
+    remedy = "Input and target would broadcast to every pair; reshape one, for instance with flatten() or view_as()."
+    check_shapes(remedy, target=(target, input.shape))
 
 
 def _difference(input: Tensor, target: Tensor, mask: Tensor | None) -> Tensor:
