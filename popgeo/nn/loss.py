@@ -255,11 +255,7 @@ def _entries(values: Tensor, mask: Tensor | None) -> Tensor:
     if not isinstance(mask, Tensor) or mask.dtype != torch.bool:
         kind = mask.dtype if isinstance(mask, Tensor) else type(mask).__name__
         raise ValueError(f"mask is {kind}; it is a boolean tensor, True where a row counts: mask.bool().")
-    if mask.shape != values.shape[: mask.dim()]:
-        raise ValueError(
-            f"mask has shape {tuple(mask.shape)}, the values {tuple(values.shape)}; "
-            "it needs one entry for each row, or for each value."
-        )
+    check_shapes("It needs one entry for each row, or for each value.", mask=(mask, values.shape[: mask.dim()]))
     return mask.view(*mask.shape, *[1] * (values.dim() - mask.dim())).expand_as(values)
 
 
