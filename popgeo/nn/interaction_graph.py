@@ -11,7 +11,7 @@ from torch_geometric.transforms import BaseTransform
 from popgeo import largest_graph
 from popgeo.ops import eager, neighbor_candidates
 from popgeo.ops.neighbors import Neighbors, knn, pairs, radius
-from popgeo.ops.refusals import require
+from popgeo.ops.refusals import check_least, require
 
 _NARROW = 128  # atoms of a batch that may all be in one window at little cost
 
@@ -164,8 +164,7 @@ class RadiusInteractionGraph(InteractionGraph):
 
     def __init__(self, cutoff: float, num_edges: int, max_num_nodes: int | None = None) -> None:
         super().__init__()
-        if num_edges < 1:
-            raise ValueError(f"num_edges is {num_edges}; there must be a slot at least.")
+        check_least(1, num_edges=num_edges)
         self.cutoff = cutoff
         self.num_edges = num_edges
         self.max_num_nodes = max_num_nodes

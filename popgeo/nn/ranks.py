@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from popgeo.ops.refusals import check_shapes
+from popgeo.ops.refusals import check_least, check_shapes
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -65,8 +65,7 @@ class Ranks:
             >>> ranks.hits_among(2, k=1, num_candidates=torch.tensor([100]))  # half of them score less, twice
             0.25
         """
-        if k < 1 or num_negatives < 1:
-            raise ValueError(f"k is {k} and num_negatives {num_negatives}; both must be at least 1.")
+        check_least(1, k=k, num_negatives=num_negatives)
         check_shapes("Give one number for each rank.", num_candidates=(num_candidates, self.optimistic.shape))
         above = ((self.realistic - 1) / num_candidates.clamp(min=1)).clamp(max=1)  # a negative's chance to score higher
         terms = [

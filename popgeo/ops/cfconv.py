@@ -12,7 +12,7 @@ from popgeo.ops import reference, sum_on_device
 from popgeo.ops.eager import is_plain
 from popgeo.ops.gather_scatter import gather_rows
 from popgeo.ops.kernel_arguments import FLOAT_DTYPES, as_int64, check_plan_tensors, filled
-from popgeo.ops.refusals import check_index, explain, refuse_index
+from popgeo.ops.refusals import check_index, check_least, explain, refuse_index
 from popgeo.ops.register_op import register
 from popgeo.ops.scatter_plan import EdgePlan
 from popgeo.ops.sum_on_device import require_range
@@ -106,8 +106,7 @@ def _check(x: Tensor, w: Tensor, src: Tensor, dst: Tensor) -> None:
 
 def _check_forward(x: Tensor, w: Tensor, src: Tensor, dst: Tensor, num_nodes: int) -> None:
     _check(x, w, src, dst)
-    if num_nodes < 0:
-        raise ValueError(f"num_nodes is {num_nodes}; it cannot be negative.")
+    check_least(0, num_nodes=num_nodes)
 
 
 def _check_backward(grad: Tensor, x: Tensor, w: Tensor, src: Tensor, dst: Tensor) -> None:

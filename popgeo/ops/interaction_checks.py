@@ -7,7 +7,7 @@ from torch import Tensor
 
 from popgeo.ops.interaction_call import MAX_POINTS, POINTS, STENCIL, Call, plan_size
 from popgeo.ops.kernel_arguments import check_array
-from popgeo.ops.refusals import check_index, check_shapes
+from popgeo.ops.refusals import check_index, check_least, check_shapes
 
 
 def check_call(call: Call) -> None:
@@ -17,8 +17,7 @@ def check_call(call: Call) -> None:
         ValueError: a shape does not fit.
     """
     x, table, num_edges = call.x, call.table, call.src.shape[0]
-    if call.num_nodes < 0:
-        raise ValueError(f"num_nodes is {call.num_nodes}; it cannot be negative.")
+    check_least(0, num_nodes=call.num_nodes)
     if not 0 < call.cutoff < float("inf"):
         raise ValueError(f"cutoff is {call.cutoff}; it must be positive and finite.")
     if table.dim() != 2 or not STENCIL <= table.shape[0] < MAX_POINTS:

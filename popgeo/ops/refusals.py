@@ -62,6 +62,28 @@ def check_shapes(remedy: str, **named: tuple[Tensor | None, Sequence[int | None]
             raise ValueError(f"{name} has shape {found}; it must be {wanted}. {remedy}")
 
 
+def check_least(least: int, why: str = "", **named: float) -> None:
+    """Refuses numbers that are too small.
+
+    Args:
+        least: The smallest that is allowed.
+        why: The end of the message.
+        named: The numbers, by name.
+
+    Raises:
+        ValueError: a number is smaller.
+
+    Example:
+        >>> check_least(1, "A node needs an edge slot.", num_graphs=2, k=0)
+        Traceback (most recent call last):
+            ...
+        ValueError: k is 0; it must be at least 1. A node needs an edge slot.
+    """
+    for name, number in named.items():
+        if number < least:
+            raise ValueError(f"{name} is {number}; it must be at least {least}. {why}".rstrip())
+
+
 def refuse_integers(src: Tensor) -> None:
     """Raises ValueError unless the values are of a floating point type."""
     if not src.is_floating_point():

@@ -12,7 +12,7 @@ from popgeo.native import library
 from popgeo.ops import sum_on_device
 from popgeo.ops.eager import is_direct
 from popgeo.ops.kernel_arguments import as_int64
-from popgeo.ops.refusals import check_index, refuse_index, refuse_plan
+from popgeo.ops.refusals import check_index, check_least, refuse_index, refuse_plan
 from popgeo.ops.register_op import register
 
 _POINTER, _INT = ctypes.c_void_p, ctypes.c_int64
@@ -102,8 +102,7 @@ class ScatterPlan:
         Raises:
             ValueError: fewer than one tile.
         """
-        if num_tiles < 1:
-            raise ValueError(f"num_tiles is {num_tiles}; a plan has at least one tile.")
+        check_least(1, num_tiles=num_tiles)
         self.check("index", self.index, self.num_rows)
         return ScatterPlan(index=self.index, rowptr=self.rowptr, perm=self.perm, num_tiles=num_tiles)
 
@@ -203,8 +202,7 @@ def _version(index: Tensor) -> int:
 
 def _check(index: Tensor, num_rows: int) -> None:
     check_index("index", index, index.numel(), index)
-    if num_rows < 0:
-        raise ValueError(f"num_rows is {num_rows}; it cannot be negative.")
+    check_least(0, num_rows=num_rows)
 
 
 def _plan(index: Tensor, num_rows: int) -> tuple[Tensor, Tensor, bool]:

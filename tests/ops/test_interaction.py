@@ -233,7 +233,7 @@ X, TABLE, R, NODES = torch.ones(4, 2), torch.ones(11, 2), torch.ones(2), torch.t
         ({"direction": torch.ones(2, 3)}, "x has shape"),
         ({"direction": torch.ones(2, 2), "table": torch.ones(11, 3), "x": torch.ones(4, 5)}, "direction has shape"),
         ({"half_list": True, "num_nodes": 5}, "must be equal"),
-        ({"num_nodes": -1}, "it cannot be negative"),
+        ({"num_nodes": -1}, "num_nodes is -1; it must be at least 0"),
         ({"cutoff": 0.0}, "it must be positive"),
         ({"src": NODES[:1]}, r"dst has shape \(2,\)"),
         ({"dst": NODES.short()}, "dst has dtype torch.int16"),

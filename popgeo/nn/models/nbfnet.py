@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, nn
 
 from popgeo.nn.models.bellman_ford import AGGREGATIONS, BellmanFordLayer, QueriedGraph
-from popgeo.ops.refusals import check_shapes
+from popgeo.ops.refusals import check_least, check_shapes
 
 
 class NBFNet(nn.Module):
@@ -38,8 +38,7 @@ class NBFNet(nn.Module):
         super().__init__()
         if aggregation not in AGGREGATIONS:
             raise ValueError(f"aggregation is {aggregation!r}; it must be one of {', '.join(AGGREGATIONS)}.")
-        if num_layers < 1:
-            raise ValueError(f"num_layers is {num_layers}; at least one iteration is needed to leave the head.")
+        check_least(1, "It takes an iteration to leave the head.", num_layers=num_layers)
         self.query = nn.Embedding(num_relations, channels)
         self.layers = nn.ModuleList(BellmanFordLayer(channels, num_relations, aggregation) for _ in range(num_layers))
         self.mlp = nn.Sequential(nn.Linear(2 * channels, 2 * channels), nn.ReLU(), nn.Linear(2 * channels, 1))
