@@ -19,7 +19,13 @@ _FOLDER = Path(__file__).parent
 
 def convert(arguments: Sequence[str]) -> int:
     """Converts the source that a command line names."""
-    asked = _parser().parse_args(arguments)
+    parser = OneLineParser(
+        prog="popgeo convert",
+        description="Writes a dataset to a folder, as a store that FlatStore.open maps into memory.",
+    )
+    add_options(parser, _FOLDER / "convert_options.csv")
+    add_source(parser)
+    asked = parser.parse_args(arguments)
     graphs, options = source_of(asked)
     store = write(graphs, asked.folder, **options)
     print(f"wrote {store} to {asked.folder}/")
@@ -76,16 +82,6 @@ def _option(text: str) -> tuple[str, Any]:
         return name, ast.literal_eval(value)
     except (ValueError, SyntaxError):
         return name, value
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = OneLineParser(
-        prog="popgeo convert",
-        description="Writes a dataset to a folder, as a store that FlatStore.open maps into memory.",
-    )
-    add_options(parser, _FOLDER / "convert_options.csv")
-    add_source(parser)
-    return parser
 
 
 def add_source(parser: argparse.ArgumentParser) -> None:

@@ -20,7 +20,13 @@ from popgeo.progress import progress
 
 def predict(arguments: Sequence[str]) -> int:
     """Predicts what a command line asks for; the exit status is 1 if graphs failed."""
-    asked = _parser().parse_args(arguments)
+    parser = OneLineParser(
+        prog="popgeo predict", description="Writes a model's results for graphs of any sizes, in the graphs' order."
+    )
+    own: dict[str, Any] = {"needed": {"type": Path, "required": True}}
+    add_options(parser, Path(__file__).with_name("predict_options.csv"), own)
+    add_source(parser)
+    asked = parser.parse_args(arguments)
     check_ending(asked.out)
     is_field = Path(asked.model).suffix == ".pt"
     predictor, graphs = _with_neighbours(asked) if is_field else (_predictor(asked), _graphs(asked))
@@ -81,13 +87,3 @@ def _predictor(asked: argparse.Namespace) -> Predictor:
     if asked.weights is None:
         return Predictor(model, **choices)
     return Predictor.from_checkpoint(asked.weights, model, **choices)
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = OneLineParser(
-        prog="popgeo predict", description="Writes a model's results for graphs of any sizes, in the graphs' order."
-    )
-    own: dict[str, Any] = {"needed": {"type": Path, "required": True}}
-    add_options(parser, Path(__file__).with_name("predict_options.csv"), own)
-    add_source(parser)
-    return parser

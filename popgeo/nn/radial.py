@@ -120,8 +120,7 @@ class PolynomialEnvelope(nn.Module):
 
     def __init__(self, cutoff: float, exponent: int = 6) -> None:
         super().__init__()
-        self.cutoff = cutoff
-        self.exponent = exponent
+        self.cutoff, self.exponent = cutoff, exponent
 
     def forward(self, dist: Tensor) -> Tensor:
         """[num_edges] -> [num_edges]"""

@@ -11,7 +11,7 @@ from popgeo.native import library
 from popgeo.ops import reference, sum_on_device
 from popgeo.ops.eager import is_plain
 from popgeo.ops.gather_scatter import gather_rows
-from popgeo.ops.kernel_arguments import FLOAT_DTYPES, as_int64, check_plan_tensors, filled
+from popgeo.ops.kernel_arguments import FLOAT_DTYPES, as_int64, check_array, check_plan_tensors, filled
 from popgeo.ops.refusals import check_index, check_least, explain, refuse_index
 from popgeo.ops.register_op import register
 from popgeo.ops.scatter_plan import EdgePlan
@@ -111,11 +111,7 @@ def _check_forward(x: Tensor, w: Tensor, src: Tensor, dst: Tensor, num_nodes: in
 
 def _check_backward(grad: Tensor, x: Tensor, w: Tensor, src: Tensor, dst: Tensor) -> None:
     _check(x, w, src, dst)
-    if grad.shape[1:] != x.shape[1:] or grad.dtype != x.dtype:
-        raise ValueError(
-            f"grad has shape {tuple(grad.shape)} and dtype {grad.dtype}; it is the gradient of the sums: "
-            f"(num_nodes, {x.shape[1]}) and {x.dtype}."
-        )
+    check_array("grad", grad, (*grad.shape[:1], x.shape[1]), x.dtype)
 
 
 def _cfconv(x: Tensor, w: Tensor, src: Tensor, dst: Tensor, num_nodes: int, *plans: Any) -> Tensor:

@@ -21,8 +21,7 @@ class RegisteredOp:
 
     def __init__(self, name: str, kernel: Callable[..., Any], function: type[torch.autograd.Function] | None) -> None:
         self.packet = getattr(torch.ops.popgeo, name)
-        self.kernel = kernel
-        self.function = function
+        self.kernel, self.function = kernel, function
 
     def __call__(self, *arguments: Any) -> Any:
         if not is_eager(arguments):
