@@ -68,7 +68,7 @@ MAY_IMPORT = {
         "largest_graph",
         "quantity",
     },
-    "convert": {"data", "elements", "progress", "command_line"},
+    "convert": {"data", "elements", "progress", "command_line", "lazy_names"},
     "loader": {"data", "packing", "sampling", "byte_block", "random_numbers", "did_you_mean", "lazy_names"},
     "ipu": {"atomic_write", "capture", "engine", "plots", "did_you_mean", "filter_choice", "quantity"},
     "potentials": {"command_line", "convert", "data", "deploy", "engine", "loader", "native", "nn", "ops", "packing"},
