@@ -52,15 +52,18 @@ _KINDS: Mapping[str, Mapping[str, Any]] = {
     "share": {"type": at_least(0, float, 1)},
     "path": {"type": Path},
     "flag": {"action": "store_true"},
+    "any": {"type": float},
     "text": {},
+    "list": {"nargs": "+", "default": []},
+    "several": {"action": "append", "default": []},
 }
 
 
-def add_options(parser: argparse.ArgumentParser, table: Path, own: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+def add_options(parser: Any, table: Path, own: Mapping[str, Mapping[str, Any]] = {}) -> dict[str, Any]:
     """Adds the options that a table lists to a parser, and returns its groups by name.
 
     Args:
-        parser: Of a command.
+        parser: Of a command, or a group of its options.
         table: A file with the columns group, names, kind, default, metavar and help.
         own: Arguments of argparse for the kinds that only this table has.
     """

@@ -15,7 +15,7 @@ import pandas as pd
 import torch
 
 from popgeo import __version__
-from popgeo.command_line import OneLineParser
+from popgeo.command_line import OneLineParser, add_options
 from popgeo.convert.atom_files import files_in
 from popgeo.convert.atoms import read_atoms
 from popgeo.convert.command import add_atoms, atoms_options, keys_of
@@ -32,11 +32,9 @@ def info(arguments: Sequence[str]) -> int:
         description="Prints the content of a store, good sizes of its batches, and probable faults of structures. "
         "Without a store: the versions that run here, and whether popgeo's compiled kernels are in use.",
     )
-    parser.add_argument("store", type=Path, nargs="?", help="folder that popgeo convert or popgeo.data.write made, or "
-        "a file of structures (or a folder of such files), as popgeo convert reads them")  # fmt: skip
+    own: dict[str, Any] = {"store": {"type": Path, "nargs": "?"}, "graphs": {"type": int}}
+    add_options(parser, Path(__file__).with_name("info_options.csv"), own)
     add_atoms(parser.add_argument_group("files of atoms"))
-    parser.add_argument("--cutoff", type=float, help="report cells thinner than two cutoffs, in angstrom")
-    parser.add_argument("--batch-size", type=int, default=32, help="graphs of a batch on average (default: 32)")
     asked = parser.parse_args(arguments)
     if asked.store is None:
         _of_this_computer()
@@ -48,9 +46,7 @@ def info(arguments: Sequence[str]) -> int:
 def report(arguments: Sequence[str]) -> int:
     """Prints a report that was kept as JSON; may write its page or its trace."""
     parser = OneLineParser(prog="popgeo report", description="Prints a report of the simulated IPU.")
-    parser.add_argument("file", type=Path, help="what report.to_json wrote, such as popgeo-run/report.json")
-    parser.add_argument("--html", type=Path, help="write the page to look at here")
-    parser.add_argument("--trace", type=Path, help="write the trace for ui.perfetto.dev here")
+    add_options(parser, Path(__file__).with_name("report_options.csv"))
     _of_report(parser.parse_args(arguments))
     return 0
 

@@ -1,7 +1,5 @@
 """Other people's files of graphs, as stores on disk."""
 
-from popgeo.convert.atoms import read_atoms as read_atoms
-from popgeo.convert.named_tables import NamedEvents as NamedEvents
-from popgeo.convert.named_tables import NamedTriples as NamedTriples
-from popgeo.convert.named_tables import read_events as read_events
-from popgeo.convert.named_tables import read_triples as read_triples
+from popgeo.lazy_names import lazy_names as _lazy_names
+
+__getattr__, __dir__, __all__ = _lazy_names(__name__)

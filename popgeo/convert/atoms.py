@@ -3,6 +3,7 @@
 import copy
 import warnings
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -76,7 +77,8 @@ def read_atoms(
     """
     if labels not in ("all", "partial", "none"):
         raise ValueError(f'labels is {labels!r}; it is "all", "partial" or "none".')
-    reader = AtomsReader(keys or {}, units or {}, levels or {}, cutoff=cutoff, double=double, labels=labels)
+    said: dict[str, Any] = {"keys": keys or {}, "units": units or {}, "levels": {**(levels or {})}}
+    reader = AtomsReader(**said, cutoff=cutoff, double=double, labels=labels)
     return AtomFiles([AtomsFile(file, reader) for file in files_of(Path(path))])
 
 
@@ -92,26 +94,20 @@ class AtomFiles(ConcatDataset[Data]):
         return {name: reader.levels[key] for name, key in reader.keys.items() if key in reader.levels} | LEVELS
 
 
+@dataclass(kw_only=True, eq=False)
 class AtomsReader:
     """Makes a graph of a structure, an `Atoms` of ASE, with the arguments of `read_atoms`."""
 
-    def __init__(
-        self,
-        keys: Keys,
-        units: Mapping[str, str],
-        levels: Mapping[str, str],
-        *,
-        cutoff: float | None,
-        double: bool,
-        labels: str,
-    ) -> None:
-        self.keys, self.units, self.cutoff, self.labels = keys, units, cutoff, labels
-        self.number = np.float64 if double else np.float32
-        self.levels = {**levels}
-        """What the values of each key that is read belong to."""
-        self.factors: dict[str, float] = {}
-        """What numbers of the structure read last were multiplied by, because of their units."""
-        self._names: dict[tuple[str, ...], tuple[dict[str, str], dict[str, str]]] = {}
+    keys: Keys
+    units: Mapping[str, str]
+    levels: dict[str, str]
+    """What the values of each key that is read belong to."""
+    cutoff: float | None
+    double: bool
+    labels: str
+    factors: dict[str, float] = field(default_factory=dict)
+    """What numbers of the structure read last were multiplied by, because of their units."""
+    _names: dict[tuple[str, ...], tuple[dict[str, str], dict[str, str]]] = field(default_factory=dict)
 
     def names(self, said: Mapping[str, Any]) -> tuple[dict[str, str], dict[str, str]]:
         """What is read by which key, and what is not read, with the option that would read it."""
@@ -143,7 +139,7 @@ class AtomsReader:
         return _near_origin(data, pos, cell, pbc)
 
     def _number(self, values: np.ndarray) -> torch.Tensor:
-        return torch.from_numpy(np.array(values, self.number))
+        return torch.from_numpy(np.array(values, np.float64 if self.double else np.float32))
 
     def _add(self, data: Data, name: str, called: str, value: Any, atoms: Any, factor: float, cell: np.ndarray) -> None:
         """Adds what a key says as an attribute."""

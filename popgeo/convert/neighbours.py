@@ -110,8 +110,7 @@ class NeighbourList:
         """
         edges, shifts = self.of(atoms)
         moves = near_origin(atoms.positions, atoms.cell.array, atoms.pbc)
-        if moves.any():
-            shifts = shifts + moves[edges[0]] - moves[edges[1]]
+        shifts = shifts + moves[edges[0]] - moves[edges[1]] if moves.any() else shifts
         return atoms.positions - moves, edges, shifts
 
     def _still_serves(self, atoms: Any) -> bool:

@@ -9,6 +9,8 @@ from scipy.spatial import cKDTree
 from torch import Tensor
 from torch_geometric.data import Data
 
+from popgeo.elements import RADII
+
 NEAR = 6.0  # angstrom; every bond and every distance in a metal is shorter
 _ENDINGS = {
     "energy": ("energy",),
@@ -25,15 +27,6 @@ _NAMES = (  # of a row's numbers; what a structure does not have is absent
 )
 COLUMNS = _NAMES.split()
 _NOBLE = (0, 2, 10, 18, 36, 54, 86)
-# Covalent radii of elements 0 to 96 in picometres, doi:10.1039/b801115j.
-RADII = 0.01 * np.array(
-    [20, 31, 28, 128, 96, 84, 76, 71, 66, 57, 58, 166, 141, 121, 111, 107, 105, 102, 106, 203, 176, 170, 160, 153]
-    + [139, 139, 132, 126, 124, 132, 122, 122, 120, 119, 120, 120, 116, 220, 195, 190, 175, 164, 154, 147, 146, 142]
-    + [139, 145, 144, 142, 139, 139, 138, 139, 140, 244, 215, 207, 204, 203, 201, 199, 198, 198, 196, 194, 192, 192]
-    + [189, 190, 187, 187, 175, 170, 162, 151, 144, 141, 136, 136, 132, 145, 146, 148, 140, 150, 150, 260, 221, 215]
-    + [206, 200, 196, 190, 187, 180, 169]
-    + [160] * 22  # heavier ones, roughly
-)
 
 
 class Parts(NamedTuple):
@@ -116,7 +109,7 @@ def measure(parts: Parts, bonds: Bonds) -> dict[str, Any]:
     if not row["finite"]:
         return row
     full, frac, heights = _measure_cell(parts, row)
-    radii = RADII[np.clip(z, 0, len(RADII) - 1)]
+    radii = np.array(RADII)[np.clip(z, 0, len(RADII) - 1)]
     first, second, apart, distance = _pairs(pos, full, frac, heights, pbc & (row["has_images"] > 0))
     ratio = distance / (radii[first] + radii[second])
     nearest, relative = np.full(len(z), np.inf), np.full(len(z), np.inf)

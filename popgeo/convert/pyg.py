@@ -53,14 +53,11 @@ def read_pt(path: Path, trust: bool = False) -> Any:
             _require_whole(file)
             with torch.serialization.safe_globals(_OF_PYG):
                 content = torch.load(file, weights_only=not trust)
-        except pickle.UnpicklingError as error:
-            raise ValueError(
-                f"{path} cannot be read: {_first_line(error)} If it comes from a source that you trust, pass --trust."
-            ) from error
         except Exception as error:  # what is damaged may break the reader in any way
-            raise ValueError(
-                f"{path} cannot be read: {_first_line(error)} Write or download it again; it may be damaged."
-            ) from error
+            remedy = "Write or download it again; it may be damaged."
+            if isinstance(error, pickle.UnpicklingError):
+                remedy = "If it comes from a source that you trust, pass --trust."
+            raise ValueError(f"{path} cannot be read: {_first_line(error)} {remedy}") from error
     if isinstance(content, Batch):
         return content.to_data_list()
     if isinstance(content, Data | HeteroData):

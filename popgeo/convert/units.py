@@ -1,24 +1,16 @@
 """Units that files and people name, as factors to eV and angstrom."""
 
+import csv
 import re
 from collections.abc import Mapping
 from functools import cache
+from pathlib import Path
 
-_ENERGY = {
-    "ev": 1.0,
-    "mev": 1e-3,
-    "kev": 1e3,
-    "hartree": 27.211386245988,
-    "ha": 27.211386245988,
-    "eh": 27.211386245988,
-    "ry": 13.605693122994,
-    "rydberg": 13.605693122994,
-    "kcal/mol": 0.0433641153087705,
-    "kj/mol": 0.0103642696562622,
-}
-_LENGTH = {"angstrom": 1.0, "ang": 1.0, "a": 1.0, "bohr": 0.529177210903, "a0": 0.529177210903, "nm": 10.0, "pm": 0.01}
-_PRESSURE = {"gpa": 0.00624150907446076, "kbar": 6.24150907446076e-4, "bar": 6.24150907446076e-7}
-_PRESSURE |= {"mbar": 0.624150907446076, "pa": 6.24150907446076e-12, "atm": 6.32420906970237e-7}
+_FACTORS: dict[str, dict[str, float]] = {"energy": {}, "length": {}, "pressure": {}}
+with Path(__file__).with_suffix(".csv").open(newline="", encoding="utf-8") as _file:
+    for _row in csv.DictReader(_file):
+        _FACTORS[_row["quantity"]][_row["name"]] = float(_row["factor"])
+_ENERGY, _LENGTH, _PRESSURE = _FACTORS.values()
 _AS_IT_IS = {"", "1", "e", "|e|", "debye", "d", "e*ang", "e*angstrom", "e*a", "mub", "amu", "none"}
 _DIMENSIONS = {"energy": (1, 0), "forces": (1, -1), "stress": (1, -3), "length": (0, 1)}  # powers of energy, length
 QUANTITIES = tuple(_DIMENSIONS)

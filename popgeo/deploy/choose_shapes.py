@@ -119,7 +119,7 @@ def into_shapes(store: FlatStore, shapes: Sequence[FixedSizeOptions]) -> list[Pa
             if not fits[list(used)].any(0).all():
                 continue
             home = np.array(used)[fits[list(used)].argmax(0)]
-            plan = _plan(sizes, home, used, limits, shapes, by_cost)
+            plan = _plan(sizes, home, limits, shapes, by_cost)
             plans.append((sum(len(packs) * cost[i] for i, packs in plan.items()), len(plans), plan))
     assert plans, "the shapes hold every graph"
     _, _, plan = min(plans)
@@ -127,16 +127,11 @@ def into_shapes(store: FlatStore, shapes: Sequence[FixedSizeOptions]) -> list[Pa
 
 
 def _plan(
-    sizes: np.ndarray,
-    home: np.ndarray,
-    used: Sequence[int],
-    limits: Sequence[np.ndarray],
-    shapes: Sequence[FixedSizeOptions],
-    by_cost: np.ndarray,
+    sizes: np.ndarray, home: np.ndarray, limits: Any, shapes: Sequence[FixedSizeOptions], by_cost: np.ndarray
 ) -> dict[int, Packs]:
     """The graphs of each shape packed, and each batch moved to the smallest shape that holds it."""
     moved: dict[int, list[Packs]] = {}
-    for i in used:
+    for i in np.unique(home).tolist():
         graphs = np.flatnonzero(home == i)
         budget = Budget(sizes=tuple(limits[i].tolist()), num_graphs=shapes[i].num_graphs - 1)
         packs = window(sizes[graphs], budget, generator=torch.Generator().manual_seed(0))

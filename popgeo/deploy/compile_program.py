@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from popgeo.data.axes import Axis, Level
 from popgeo.data.batch_layout import LayoutChoices, for_all_graphs, lay_out
@@ -64,12 +64,11 @@ class ProgramMaker:
             DynamicShapeError: a shape depends on data.
         """
         laid = for_all_graphs(lay_out(store, sizes, self.layout), store)
-        names = tuple(self.results)
-        call = call_of(self.model, laid, arguments=self.arguments, results=names)
+        call = call_of(self.model, laid, arguments=self.arguments, results=tuple(self.results))
         fixed = FixedModel(self.model, call).eval()
-        slots = [input_name(slot) for slot in laid.slots]
-        memory = BatchMemory(laid, 1)
-        example = dict(zip(slots, _of_padding(store, memory, laid), strict=True))
+        memory = BatchMemory(laid, 1)  # of a batch of padding alone
+        Filler(store, laid)(torch.arange(0).numpy(), torch.zeros(2, dtype=torch.int64).numpy(), memory.tensors)
+        example = dict(zip(map(input_name, laid.slots), memory.items[0], strict=True))
         example = {name: example[name].to(self.device) for name in call.inputs}
         run = compiled_by(self.backend, fixed)
         given = self.results if isinstance(self.results, Mapping) else {}
@@ -85,9 +84,3 @@ class ProgramMaker:
 def compiled_by(backend: Backend | str | None, model: Any) -> Callable[..., Any]:
     """What runs a model that takes tensors alone; the model itself if nothing is to compile it."""
     return torch.no_grad()(model) if backend in (None, "none") else compile_forward(model, backend=backend)
-
-
-def _of_padding(store: FlatStore, memory: BatchMemory, laid: Any) -> Sequence[Tensor]:
-    """The tensors of a batch of padding alone."""
-    Filler(store, laid)(torch.arange(0).numpy(), torch.zeros(2, dtype=torch.int64).numpy(), memory.tensors)
-    return memory.items[0]

@@ -37,18 +37,12 @@ def translations() -> Mapping[Any, Callable[..., Any]]:
     from onnxscript import opset18 as op
 
     def quotient(a: Any, b: Any, rounding_mode: str | None = None) -> Any:
-        if rounding_mode is None or not a.dtype.is_integer():
-            made = op.Div(a, b)
-            return (
-                made if rounding_mode is None else op.Floor(made) if rounding_mode == "floor" else _towards_zero(made)
-            )
-        made = op.Div(a, b)  # towards zero
-        if rounding_mode == "trunc":
+        made, is_whole = op.Div(a, b), a.dtype.is_integer()  # of whole numbers towards zero
+        if rounding_mode == "floor":  # the remainder has the sign of the divisor
+            return op.Div(op.Sub(a, op.Mod(a, b)), b) if is_whole else op.Floor(made)
+        if rounding_mode is None or is_whole:
             return made
-        return op.Div(op.Sub(a, op.Mod(a, b)), b)  # the remainder has the sign of the divisor
-
-    def _towards_zero(x: Any) -> Any:
-        return op.Where(op.Less(x, op.CastLike(0.0, x)), op.Ceil(x), op.Floor(x))
+        return op.Where(op.Less(made, op.CastLike(0.0, made)), op.Ceil(made), op.Floor(made))
 
     def floor_quotient(a: Any, b: Any) -> Any:
         return quotient(a, b, "floor")

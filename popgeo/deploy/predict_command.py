@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import nn
 
-from popgeo.command_line import OneLineParser, found_at
+from popgeo.command_line import OneLineParser, add_options, found_at
 from popgeo.convert.command import add_source, source_of
 from popgeo.data.flat_store import FlatStore
 from popgeo.deploy.force_field import ForceField
@@ -20,7 +20,13 @@ from popgeo.progress import progress
 
 def predict(arguments: Sequence[str]) -> int:
     """Predicts what a command line asks for; the exit status is 1 if graphs failed."""
-    asked = _parser().parse_args(arguments)
+    parser = OneLineParser(
+        prog="popgeo predict", description="Writes a model's results for graphs of any sizes, in the graphs' order."
+    )
+    own: dict[str, Any] = {"needed": {"type": Path, "required": True}}
+    add_options(parser, Path(__file__).with_name("predict_options.csv"), own)
+    add_source(parser)
+    asked = parser.parse_args(arguments)
     check_ending(asked.out)
     is_field = Path(asked.model).suffix == ".pt"
     predictor, graphs = _with_neighbours(asked) if is_field else (_predictor(asked), _graphs(asked))
@@ -81,21 +87,3 @@ def _predictor(asked: argparse.Namespace) -> Predictor:
     if asked.weights is None:
         return Predictor(model, **choices)
     return Predictor.from_checkpoint(asked.weights, model, **choices)
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = OneLineParser(
-        prog="popgeo predict", description="Writes a model's results for graphs of any sizes, in the graphs' order."
-    )
-    add = parser.add_argument
-    add("model", help="a file of popgeo train or popgeo.export, or package.module:name of a model or what makes one")
-    add("source", help="the graphs: a store, or anything that `popgeo convert` reads")
-    add("--out", type=Path, required=True, help="the file to write: .csv, .parquet or .npz")
-    add("--weights", type=Path, help="a checkpoint of Lightning, or a state_dict, for the model")
-    add("--forces", action="store_true", help="also the forces of a model of energies")
-    add("--backend", help="cpu (default), inductor, cuda or none")
-    add("--batch-size", type=float, help="graphs of a batch, on average")
-    add("--run-machine-code", action="store_true", help="load a file of the format AOTInductor, which runs its code")
-    add("--keep", action="store_true", help="continue where graphs are wrong, and name them")
-    add_source(parser)
-    return parser

@@ -106,17 +106,12 @@ class _Feed:
                         with torch.no_grad():
                             self.program.model(*given.values())  # which raises where what is compiled gives NaN
                 except Exception as error:  # of whatever kind: some graph is to be named
-                    yield from self._in_halves(ids, error, errors)
+                    if len(ids) == 1:
+                        errors[int(ids[0])] = error
+                    else:
+                        yield from self.run(Packs.from_lists(np.array_split(ids, 2)), errors)
                 else:
                     yield ids, rows
-
-    def _in_halves(
-        self, ids: np.ndarray, error: Exception, errors: dict[int, Exception]
-    ) -> Iterator[tuple[np.ndarray, Tensors]]:
-        if len(ids) == 1:
-            errors[int(ids[0])] = error
-        else:
-            yield from self.run(Packs.from_lists(np.array_split(ids, 2)), errors)
 
 
 def warn_of_others(
@@ -148,7 +143,7 @@ def warn_of_others(
 
 
 def _rows_of_one(
-    store: FlatStore, program: FixedProgram, ids: np.ndarray | Sequence[int], device: torch.device
+    store: FlatStore, program: FixedProgram, ids: Sequence[int] | np.ndarray, device: torch.device
 ) -> Tensors:
     """The results of one batch; none if it fails."""
     found = [rows for _, rows in _Feed(store, program, device).run(Packs.from_lists([ids]), {})]

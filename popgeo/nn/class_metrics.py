@@ -75,7 +75,7 @@ def precision(
         tensor(0.5000)
     """
     counts = confusion_matrix(input, target, mask, num_classes, threshold)
-    return _averaged(counts.diagonal(), counts.sum(0), counts, average, _is_binary(input))
+    return _averaged(counts.diagonal(), counts.sum(0), counts, average, input)
 
 
 def recall(
@@ -93,7 +93,7 @@ def recall(
         tensor(0.6667)
     """
     counts = confusion_matrix(input, target, mask, num_classes, threshold)
-    return _averaged(counts.diagonal(), counts.sum(1), counts, average, _is_binary(input))
+    return _averaged(counts.diagonal(), counts.sum(1), counts, average, input)
 
 
 def f1_score(
@@ -128,19 +128,15 @@ def f1_score(
         tensor([1.0000, 0.6667, 0.6667])
     """
     counts = confusion_matrix(input, target, mask, num_classes, threshold)
-    return _averaged(2 * counts.diagonal(), counts.sum(0) + counts.sum(1), counts, average, _is_binary(input))
+    return _averaged(2 * counts.diagonal(), counts.sum(0) + counts.sum(1), counts, average, input)
 
 
-def _is_binary(input: Tensor) -> bool:
-    return input.dim() == 1 and input.is_floating_point()
-
-
-def _averaged(part: Tensor, whole: Tensor, counts: Tensor, average: str | None, is_binary: bool) -> Tensor:
+def _averaged(part: Tensor, whole: Tensor, counts: Tensor, average: str | None, input: Tensor) -> Tensor:
     """The ratios of each class, or what is made of them."""
     if average not in _AVERAGES:
         raise ValueError(f"average is {average!r}; it is {', '.join(map(repr, _AVERAGES))}.")
     ratios = _ratio(part, whole)
-    if is_binary:
+    if input.dim() == 1 and input.is_floating_point():  # scores of one class
         return ratios[1]
     if average == "micro":
         return _ratio(part.sum(), whole.sum())

@@ -8,6 +8,8 @@ from torch import Tensor
 from torch_geometric.data import Data
 from torch_geometric.transforms import BaseTransform
 
+from popgeo.ops.refusals import check_least
+
 
 class _Encoding(BaseTransform):
     """Sets an attribute of each graph; shows its choices, but for the attribute's name."""
@@ -38,7 +40,8 @@ class RandomWalkEncoding(_Encoding):
     """
 
     def __init__(self, num_steps: int, name: str = "random_walk") -> None:
-        self.num_steps, self.name = _at_least_one("num_steps", num_steps), name
+        check_least(1, num_steps=num_steps)
+        self.num_steps, self.name = num_steps, name
 
     def forward(self, data: Data) -> Data:
         """Sets the attribute; PyG copies the graph beforehand."""
@@ -76,7 +79,8 @@ class LaplacianEncoding(_Encoding):
     """
 
     def __init__(self, num_vectors: int, name: str = "laplacian") -> None:
-        self.num_vectors, self.name = _at_least_one("num_vectors", num_vectors), name
+        check_least(1, num_vectors=num_vectors)
+        self.num_vectors, self.name = num_vectors, name
 
     def forward(self, data: Data) -> Data:
         """Sets both attributes; PyG copies the graph beforehand."""
@@ -118,8 +122,8 @@ class ShortestPaths(_Encoding):
     """
 
     def __init__(self, max_num_nodes: int, max_hops: int = 20, name: str = "hops") -> None:
-        self.max_num_nodes, self.name = _at_least_one("max_num_nodes", max_num_nodes), name
-        self.max_hops = _at_least_one("max_hops", max_hops)
+        check_least(1, max_num_nodes=max_num_nodes, max_hops=max_hops)
+        self.max_num_nodes, self.max_hops, self.name = max_num_nodes, max_hops, name
         if max_hops > 253:
             raise ValueError(f"max_hops is {max_hops}; at most 253 fit a byte next to the two numbers of absent paths.")
 
@@ -153,7 +157,8 @@ class PairDistances(_Encoding):
     """
 
     def __init__(self, max_num_nodes: int, name: str = "distance") -> None:
-        self.max_num_nodes, self.name = _at_least_one("max_num_nodes", max_num_nodes), name
+        check_least(1, max_num_nodes=max_num_nodes)
+        self.max_num_nodes, self.name = max_num_nodes, name
 
     def forward(self, data: Data) -> Data:
         """Sets the attribute; PyG copies the graph beforehand."""
@@ -198,9 +203,3 @@ def _fits(data: Data, max_num_nodes: int) -> int:
     if data.num_nodes > max_num_nodes:
         raise ValueError(f"The graph has {data.num_nodes} nodes, max_num_nodes is {max_num_nodes}. Raise it.")
     return data.num_nodes
-
-
-def _at_least_one(name: str, value: int) -> int:
-    if value < 1:
-        raise ValueError(f"{name} is {value}; it must be at least 1.")
-    return value

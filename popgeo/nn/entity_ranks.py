@@ -7,6 +7,7 @@ from torch import Tensor
 
 from popgeo.nn.models.knowledge_graph import KnowledgeGraphModel, Side
 from popgeo.nn.ranks import Ranks
+from popgeo.ops.refusals import check_least
 
 
 class KnownTriples:
@@ -77,8 +78,7 @@ def rank_entities(
         torch.Size([2])
     """
     _check(triples, model.num_nodes, model.num_relations)
-    if batch_size < 1 or block_size < 1:
-        raise ValueError(f"batch_size is {batch_size} and block_size {block_size}; both must be at least 1.")
+    check_least(1, batch_size=batch_size, block_size=block_size)
     fixed, asked = (0, 2) if known.side is Side.TAIL else (2, 0)
     exact = copy.deepcopy(model).double()
     parts = [

@@ -101,8 +101,7 @@ class FixedSizePool(nn.Module):
 
     def __init__(self, pool: Callable[..., Tensor], num_graphs: int) -> None:
         super().__init__()
-        self.pool = pool
-        self.num_graphs = num_graphs
+        self.pool, self.num_graphs = pool, num_graphs
 
     def forward(self, x: Tensor, batch: Tensor | None, size: int | None = None) -> Tensor:
         """[num_nodes, channels], graph of each node [num_nodes] -> [num_graphs, channels]"""

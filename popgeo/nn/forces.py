@@ -5,6 +5,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from popgeo.ops.refusals import check_shapes
+
 
 def energy_and_forces(model: nn.Module, z: Tensor, pos: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
     """Energies and F = -dE/dpos of each atom (arXiv:1706.08566, eq. 5), one backward pass through the model.
@@ -31,8 +33,7 @@ def energy_and_forces(model: nn.Module, z: Tensor, pos: Tensor, *args: Any, **kw
         (torch.Size([1, 1]), torch.Size([3, 3]))
     """
     with torch.enable_grad():
-        if not pos.requires_grad:
-            pos = pos.detach().requires_grad_()
+        pos = pos if pos.requires_grad else pos.detach().requires_grad_()
         energy = model(z, pos, *args, **kwargs)
         (gradient,) = torch.autograd.grad(energy, pos, torch.ones_like(energy), create_graph=model.training)
     return energy, -gradient
@@ -86,11 +87,9 @@ def energy_forces_and_stress(
         >>> forces.abs().max().item(), stress.shape
         (0.0, torch.Size([1, 3, 3]))
     """
-    if cell.shape != (num_graphs, 3, 3):
-        raise ValueError(f"cell has the shape {tuple(cell.shape)}; one cell a graph is ({num_graphs}, 3, 3).")
+    check_shapes("Pass one cell per graph.", cell=(cell, (num_graphs, 3, 3)))
     with torch.enable_grad():
-        if not pos.requires_grad:
-            pos = pos.detach().requires_grad_()
+        pos = pos if pos.requires_grad else pos.detach().requires_grad_()
         strain = torch.zeros_like(cell, requires_grad=True)
         symmetric = (strain + strain.transpose(1, 2)) / 2
         moved = pos + _strained(pos, symmetric, batch)

@@ -13,7 +13,7 @@ from popgeo.ops import gather
 from popgeo.ops.eager import is_plain
 from popgeo.ops.exp_or_zero import least_exponent
 from popgeo.ops.neighbor_candidates import fit_windows, graph_sizes
-from popgeo.ops.refusals import require
+from popgeo.ops.refusals import check_shapes, require
 
 
 class AttentionForm(str, Enum):
@@ -175,10 +175,7 @@ class SameGraph:
         if self.form is AttentionForm.PACK:
             place = self.place.clamp(max=pairs.size(1) - 1)
             return pairs.index_select(1, place).permute(2, 0, 1).unsqueeze(0).contiguous()
-        if pairs.size(1) != self.width:
-            raise ValueError(
-                f"The bias knows {pairs.size(1)} places of a graph, max_num_nodes is {self.width}. Make both the same."
-            )
+        check_shapes("Make max_num_nodes of bias and model the same.", pairs=(pairs, (None, self.width, None)))
         return self.lay_out(pairs).permute(0, 3, 1, 2).contiguous()
 
 
@@ -205,8 +202,7 @@ class GraphAttention(nn.Module):
         super().__init__()
         if heads < 1 or channels % heads:
             raise ValueError(f"heads is {heads}, channels is {channels}; the heads must divide the channels.")
-        self.heads = heads
-        self.dropout = dropout
+        self.heads, self.dropout = heads, dropout
         self.in_proj_weight = nn.Parameter(torch.empty(3 * channels, channels))
         self.in_proj_bias = nn.Parameter(torch.zeros(3 * channels))
         self.out_proj = nn.Linear(channels, channels)

@@ -11,7 +11,7 @@ from torch_geometric.transforms import BaseTransform
 from popgeo import largest_graph
 from popgeo.ops import eager, neighbor_candidates
 from popgeo.ops.neighbors import Neighbors, knn, pairs, radius
-from popgeo.ops.refusals import require
+from popgeo.ops.refusals import check_least, require
 
 _NARROW = 128  # atoms of a batch that may all be in one window at little cost
 
@@ -42,9 +42,8 @@ class InteractionGraph(nn.Module):
             [num_edges]. Absent edges send nothing in a model of the same cutoff; those of `popgeo.nn` may have a longer
             one.
         """
-        edge_index, edge_weight, _ = self.find(
-            pos, batch, pos.size(0) if num_graphs is None else num_graphs, nodes_mask
-        )
+        num_graphs = pos.size(0) if num_graphs is None else num_graphs
+        edge_index, edge_weight, _ = self.find(pos, batch, num_graphs, nodes_mask)
         return edge_index, edge_weight
 
     def window(self, batch: Tensor, num_graphs: int, nodes_mask: Tensor | None) -> int | None:
@@ -100,9 +99,7 @@ class KNNInteractionGraph(InteractionGraph):
 
     def __init__(self, k: int, cutoff: float = 10.0, max_num_nodes: int | None = None) -> None:
         super().__init__()
-        self.k = k
-        self.cutoff = cutoff
-        self.max_num_nodes = max_num_nodes
+        self.k, self.cutoff, self.max_num_nodes = k, cutoff, max_num_nodes
 
     def find(self, pos: Tensor, batch: Tensor, num_graphs: int, nodes_mask: Tensor | None) -> Neighbors:
         """`k` edges for each atom in turn. [num_nodes * k]"""
@@ -136,8 +133,7 @@ class PairInteractionGraph(InteractionGraph):
         super().__init__()
         if max_num_nodes is not None and max_num_nodes < 2:
             raise ValueError(f"max_num_nodes is {max_num_nodes}; a pair is of two nodes.")
-        self.cutoff = cutoff
-        self.max_num_nodes = max_num_nodes
+        self.cutoff, self.max_num_nodes = cutoff, max_num_nodes
 
     def find(self, pos: Tensor, batch: Tensor, num_graphs: int, nodes_mask: Tensor | None) -> Neighbors:
         """The pairs. [num_nodes * (max_num_nodes // 2)]"""
@@ -165,11 +161,8 @@ class RadiusInteractionGraph(InteractionGraph):
 
     def __init__(self, cutoff: float, num_edges: int, max_num_nodes: int | None = None) -> None:
         super().__init__()
-        if num_edges < 1:
-            raise ValueError(f"num_edges is {num_edges}; there must be a slot at least.")
-        self.cutoff = cutoff
-        self.num_edges = num_edges
-        self.max_num_nodes = max_num_nodes
+        check_least(1, num_edges=num_edges)
+        self.cutoff, self.num_edges, self.max_num_nodes = cutoff, num_edges, max_num_nodes
 
     def find(self, pos: Tensor, batch: Tensor, num_graphs: int, nodes_mask: Tensor | None) -> Neighbors:
         """The edges as they come. [num_edges]"""
@@ -214,8 +207,7 @@ class PrecomputeInteractionGraph(BaseTransform):
     def __init__(self, cutoff: float = 10.0, half_list: bool = False) -> None:
         if cutoff <= 0:
             raise ValueError(f"The cutoff is {cutoff}; it must be positive, in the unit of pos.")
-        self.cutoff = cutoff
-        self.half_list = half_list
+        self.cutoff, self.half_list = cutoff, half_list
 
     def forward(self, data: Data) -> Data:
         """Sets `edge_index` to the atoms within the cutoff, sorted by centre; PyG copies the molecule beforehand.

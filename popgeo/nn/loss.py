@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from popgeo.nn.require_classes import check_classes, require_classes
 from popgeo.ops.half_precision import in_float32
-from popgeo.ops.refusals import require
+from popgeo.ops.refusals import check_shapes, require
 
 
 @in_float32
@@ -255,20 +255,13 @@ def _entries(values: Tensor, mask: Tensor | None) -> Tensor:
     if not isinstance(mask, Tensor) or mask.dtype != torch.bool:
         kind = mask.dtype if isinstance(mask, Tensor) else type(mask).__name__
         raise ValueError(f"mask is {kind}; it is a boolean tensor, True where a row counts: mask.bool().")
-    if mask.shape != values.shape[: mask.dim()]:
-        raise ValueError(
-            f"mask has shape {tuple(mask.shape)}, the values {tuple(values.shape)}; "
-            "it needs one entry for each row, or for each value."
-        )
+    check_shapes("It needs one entry for each row, or for each value.", mask=(mask, values.shape[: mask.dim()]))
     return mask.view(*mask.shape, *[1] * (values.dim() - mask.dim())).expand_as(values)
 
 
 def _check_shapes(input: Tensor, target: Tensor) -> None:
-    if input.shape != target.shape:
-        raise ValueError(
-            f"input has shape {tuple(input.shape)}, target {tuple(target.shape)}. "
-            "They would broadcast to every pair; reshape one, for instance with flatten() or view_as()."
-        )
+    remedy = "Input and target would broadcast to every pair; reshape one, for instance with flatten() or view_as()."
+    check_shapes(remedy, target=(target, input.shape))
 
 
 def _difference(input: Tensor, target: Tensor, mask: Tensor | None) -> Tensor:

@@ -11,7 +11,7 @@ from torch import Tensor
 from popgeo.nn.loss import known_labels, l1_loss, masked_mean, mse_loss
 from popgeo.nn.require_classes import check_classes, require_classes
 from popgeo.ops.half_precision import in_float32
-from popgeo.ops.refusals import require
+from popgeo.ops.refusals import check_shapes, require
 
 
 @in_float32
@@ -183,11 +183,8 @@ def mean_over_tasks(
         >>> mean_over_tasks(roc_auc, scores, target)
         tensor(1.)
     """
-    if input.dim() != 2 or input.shape != target.shape:
-        raise ValueError(
-            f"input has shape {tuple(input.shape)}, target {tuple(target.shape)}; both need the shape "
-            "[rows, num_tasks]. Call the metric itself for a single task."
-        )
+    remedy = "Both need the shape [rows, num_tasks]. Call the metric itself for a single task."
+    check_shapes(remedy, input=(input, (None, None)), target=(target, input.shape))
     values = [metric(input[:, task], target[:, task], mask) for task in range(input.size(1))]
     unknown = (known_labels(target, mask) & input.isnan()).any()
     return torch.where(unknown, torch.nan, torch.stack(values).nanmean())
@@ -195,11 +192,8 @@ def mean_over_tasks(
 
 def _known(input: Tensor, target: Tensor, mask: Tensor | None) -> Tensor:
     """Where a label is known and its row is real. [rows]"""
-    if input.dim() != 1 or input.shape != target.shape:
-        raise ValueError(
-            f"input has shape {tuple(input.shape)}, target {tuple(target.shape)}; both need the shape [rows]. "
-            "Call it for each task, with input[:, task], or mean_over_tasks for all."
-        )
+    remedy = "Both need the shape [rows]. Call it for each task, with input[:, task], or mean_over_tasks for all."
+    check_shapes(remedy, input=(input, (None,)), target=(target, input.shape))
     return known_labels(target, mask)
 
 

@@ -31,8 +31,7 @@ class MLP(nn.Module):
         norm: str | None = None,
     ) -> None:
         super().__init__()
-        self.act = act
-        self.act_first = act_first
+        self.act, self.act_first = act, act_first
         self.lins = nn.ModuleList(nn.Linear(i, o) for i, o in itertools.pairwise(channels))
         self.norms = nn.ModuleList(make_norm(norm, hidden) or nn.Identity() for hidden in channels[1:-1])
         self.has_norm = norm is not None

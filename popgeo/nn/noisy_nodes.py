@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from popgeo.nn.loss import cross_entropy
+from popgeo.ops.refusals import check_shapes
 
 
 class Denoiser(nn.Module):
@@ -64,8 +65,7 @@ class Denoiser(nn.Module):
         Raises:
             ValueError: there are not as many columns as `num_kinds` says.
         """
-        if x.dim() != 2 or x.size(1) != len(self.num_kinds):
-            raise ValueError(f"x has shape {tuple(x.shape)}; it needs {len(self.num_kinds)} columns of categories.")
+        check_shapes(f"It needs {len(self.num_kinds)} columns of categories.", x=(x, (None, len(self.num_kinds))))
         logits = self.lin(rows).split(self.num_kinds, 1)
         losses = [cross_entropy(part, x[:, i], mask) for i, part in enumerate(logits)]
         return torch.stack(losses).mean()

@@ -34,9 +34,7 @@ class PairBias(nn.Module):
         super().__init__()
         if max_hops is None and cutoff is None:
             raise ValueError("max_hops and cutoff are both None, which leaves no bias. Pass one, or no PairBias.")
-        self.heads = heads
-        self.max_hops = max_hops
-        self.cutoff = cutoff
+        self.heads, self.max_hops, self.cutoff = heads, max_hops, cutoff
         self.of_hops = None
         if max_hops is not None:
             self.of_hops = nn.Embedding(max_hops + 3, heads)  # 0 to max_hops, no path, absent

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from popgeo.ops.exp_or_zero import exp_or_zero
+from popgeo.ops.refusals import check_least
 from popgeo.ops.shifted_softplus import shifted_softplus
 
 
@@ -32,8 +33,7 @@ class GaussianSmearing(nn.Module):
 
     def __init__(self, start: float = 0.0, stop: float = 5.0, num_gaussians: int = 50) -> None:
         super().__init__()
-        if num_gaussians < 2:
-            raise ValueError(f"num_gaussians is {num_gaussians}; their width is their spacing, so pass at least 2.")
+        check_least(2, "The width of Gaussians is their spacing.", num_gaussians=num_gaussians)
         self.register_buffer("offset", torch.linspace(start, stop, num_gaussians))
         with_numbers = torch.linspace(start, stop, num_gaussians, device="cpu")  # which "meta" does not have
         self.coeff = -0.5 / float(with_numbers[1] - with_numbers[0]) ** 2
@@ -120,8 +120,7 @@ class PolynomialEnvelope(nn.Module):
 
     def __init__(self, cutoff: float, exponent: int = 6) -> None:
         super().__init__()
-        self.cutoff = cutoff
-        self.exponent = exponent
+        self.cutoff, self.exponent = cutoff, exponent
 
     def forward(self, dist: Tensor) -> Tensor:
         """[num_edges] -> [num_edges]"""

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from popgeo.ops.refusals import check_least, check_shapes
+
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Ranks:
@@ -63,13 +65,8 @@ class Ranks:
             >>> ranks.hits_among(2, k=1, num_candidates=torch.tensor([100]))  # half of them score less, twice
             0.25
         """
-        if k < 1 or num_negatives < 1:
-            raise ValueError(f"k is {k} and num_negatives {num_negatives}; both must be at least 1.")
-        if num_candidates.shape != self.optimistic.shape:
-            raise ValueError(
-                f"num_candidates has shape {tuple(num_candidates.shape)}, and there are {len(self.optimistic)} ranks; "
-                "give one number for each."
-            )
+        check_least(1, k=k, num_negatives=num_negatives)
+        check_shapes("Give one number for each rank.", num_candidates=(num_candidates, self.optimistic.shape))
         above = ((self.realistic - 1) / num_candidates.clamp(min=1)).clamp(max=1)  # a negative's chance to score higher
         terms = [
             math.comb(num_negatives, i) * above**i * (1 - above) ** (num_negatives - i)
@@ -110,12 +107,8 @@ def filtered_ranks(scores: Tensor, target: Tensor, known: Tensor | None = None) 
         >>> filtered_ranks(scores, torch.tensor([1]), torch.tensor([[True, True, False, False]])).realistic.tolist()
         [1.5]
     """
-    if scores.dim() != 2 or target.shape != scores.shape[:1] or (known is not None and known.shape != scores.shape):
-        raise ValueError(
-            f"scores has shape {tuple(scores.shape)}, target {tuple(target.shape)}, known "
-            f"{None if known is None else tuple(known.shape)}; they must be [num_queries, num_candidates], "
-            "[num_queries] and that of scores."
-        )
+    remedy = "scores and known are [num_queries, num_candidates], target is [num_queries]."
+    check_shapes(remedy, scores=(scores, (None, None)), target=(target, scores.shape[:1]), known=(known, scores.shape))
     if bool(scores.isnan().any()):
         raise ValueError("A score is NaN and has no rank. Look for the step of training in which the loss became NaN.")
     own = scores.gather(1, target.unsqueeze(1))

@@ -51,8 +51,7 @@ class AttentionalAggregation(nn.Module):
 
     def __init__(self, gate_nn: nn.Module, nn: nn.Module | None = None) -> None:
         super().__init__()
-        self.gate_nn = gate_nn
-        self.nn = nn
+        self.gate_nn, self.nn = gate_nn, nn
 
     def forward(self, x: Tensor, batch: Tensor, num_graphs: int) -> Tensor:
         """[num_nodes, channels], graph of each node [num_nodes] -> [num_graphs, channels]"""

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from popgeo.ops.refusals import require
+from popgeo.ops.refusals import check_shapes, require
 
 
 def check_classes(input: Tensor, target: Tensor, name: str) -> None:
@@ -12,11 +12,8 @@ def check_classes(input: Tensor, target: Tensor, name: str) -> None:
     Raises:
         ValueError: the shapes differ, or classes are not integers; the message names the function.
     """
-    if input.dim() != 2 or target.shape != input.shape[:1]:
-        raise ValueError(
-            f"input has shape {tuple(input.shape)}, target {tuple(target.shape)}; "
-            f"{name} needs logits [rows, num_classes] and classes [rows]."
-        )
+    remedy = f"{name} needs logits [rows, num_classes] and classes [rows]."
+    check_shapes(remedy, input=(input, (None, None)), target=(target, input.shape[:1]))
     if target.is_floating_point() or target.dtype == torch.bool:
         raise ValueError(f"target has dtype {target.dtype}; {name} needs classes, which are integers: target.long().")
 

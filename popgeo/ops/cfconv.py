@@ -11,8 +11,8 @@ from popgeo.native import library
 from popgeo.ops import reference, sum_on_device
 from popgeo.ops.eager import is_plain
 from popgeo.ops.gather_scatter import gather_rows
-from popgeo.ops.kernel_arguments import FLOAT_DTYPES, as_int64, check_plan_tensors, filled
-from popgeo.ops.refusals import check_index, explain, refuse_index
+from popgeo.ops.kernel_arguments import FLOAT_DTYPES, as_int64, check_array, check_plan_tensors, filled
+from popgeo.ops.refusals import check_index, check_least, explain, refuse_index
 from popgeo.ops.register_op import register
 from popgeo.ops.scatter_plan import EdgePlan
 from popgeo.ops.sum_on_device import require_range
@@ -84,16 +84,9 @@ def _at_once(x: Tensor, w: Tensor, src: Tensor, dst: Tensor, num_nodes: int, pla
         ):
             return None
         out = x.new_empty(num_nodes, channels)
-        pointers = (
-            library.address(x),
-            library.address(w),
-            library.address(src),
-            0,
-            library.address(to_dst.rowptr),
-            library.address(to_dst.perm),
-        )
+        pointers = map(library.address, (x, w, src, None, to_dst.rowptr, to_dst.perm, out))
         sizes = num_edges, num_sources, num_nodes, channels, to_dst.num_tiles, torch.get_num_threads()
-        return None if native(_pack_call(FLOAT_DTYPES[dtype], *pointers, out.data_ptr(), *sizes)) else out
+        return None if native(_pack_call(FLOAT_DTYPES[dtype], *pointers, *sizes)) else out
     except (ValueError, KeyError, RuntimeError):
         return None
 
@@ -113,17 +106,12 @@ def _check(x: Tensor, w: Tensor, src: Tensor, dst: Tensor) -> None:
 
 def _check_forward(x: Tensor, w: Tensor, src: Tensor, dst: Tensor, num_nodes: int) -> None:
     _check(x, w, src, dst)
-    if num_nodes < 0:
-        raise ValueError(f"num_nodes is {num_nodes}; it cannot be negative.")
+    check_least(0, num_nodes=num_nodes)
 
 
 def _check_backward(grad: Tensor, x: Tensor, w: Tensor, src: Tensor, dst: Tensor) -> None:
     _check(x, w, src, dst)
-    if grad.shape[1:] != x.shape[1:] or grad.dtype != x.dtype:
-        raise ValueError(
-            f"grad has shape {tuple(grad.shape)} and dtype {grad.dtype}; it is the gradient of the sums: "
-            f"(num_nodes, {x.shape[1]}) and {x.dtype}."
-        )
+    check_array("grad", grad, (*grad.shape[:1], x.shape[1]), x.dtype)
 
 
 def _cfconv(x: Tensor, w: Tensor, src: Tensor, dst: Tensor, num_nodes: int, *plans: Any) -> Tensor:
@@ -142,16 +130,9 @@ def _cfconv(x: Tensor, w: Tensor, src: Tensor, dst: Tensor, num_nodes: int, *pla
     num_edges, channels = w.shape
     x, w, src, dst = x.contiguous(), w.contiguous(), as_int64(src), as_int64(dst)
     out = x.new_empty(num_nodes, channels)
-    pointers = (
-        library.address(x),
-        library.address(w),
-        library.address(src),
-        library.address(dst),
-        library.address(dst_rowptr),
-        library.address(dst_perm),
-    )
+    pointers = map(library.address, (x, w, src, dst, dst_rowptr, dst_perm, out))
     sizes = num_edges, x.shape[0], num_nodes, channels, num_tiles, torch.get_num_threads()
-    if native(_pack_call(FLOAT_DTYPES[x.dtype], *pointers, out.data_ptr(), *sizes)):
+    if native(_pack_call(FLOAT_DTYPES[x.dtype], *pointers, *sizes)):
         refuse_index("src", src, x.shape[0])
         explain("dst", dst, num_nodes, dst_rowptr, dst_perm)
     return out
@@ -178,11 +159,9 @@ def _cfconv_backward(
     grad, x, w = grad.contiguous(), x.contiguous(), w.contiguous()
     src, dst = as_int64(src), as_int64(dst)
     grad_x, grad_w = torch.empty_like(x), torch.empty_like(w)
-    data = library.address(grad), library.address(x), library.address(w), library.address(src), library.address(dst)
-    plan = library.address(src_rowptr), library.address(src_perm)
+    pointers = map(library.address, (grad, x, w, src, dst, src_rowptr, src_perm, grad_x, grad_w))
     sizes = num_edges, x.shape[0], grad.shape[0], channels, num_tiles, torch.get_num_threads()
-    results = grad_x.data_ptr(), grad_w.data_ptr()
-    if native(_pack_backward(FLOAT_DTYPES[x.dtype], *data, *plan, *results, *sizes)):
+    if native(_pack_backward(FLOAT_DTYPES[x.dtype], *pointers, *sizes)):
         refuse_index("dst", dst, grad.shape[0])
         explain("src", src, x.shape[0], src_rowptr, src_perm)
     return grad_x, grad_w
@@ -198,34 +177,24 @@ def _fake_backward(grad: Tensor, x: Tensor, w: Tensor, src: Tensor, dst: Tensor,
     return x.new_empty(x.shape), w.new_empty(w.shape)
 
 
-def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    x, w, src, dst, _, *plan, ctx.num_tiles = inputs
-    ctx.save_for_backward(x, w, src, dst, *plan)
-
-
 def _differentiate(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     x, w, src, dst, dst_rowptr, dst_perm, src_rowptr, src_perm = ctx.saved_tensors
+    _, num_tiles = ctx.numbers
     grad_x = grad_w = None
     if ctx.needs_input_grad[0] and ctx.needs_input_grad[1]:
-        plans = (dst_rowptr, dst_perm, src_rowptr, src_perm, ctx.num_tiles)
-        grad_x, grad_w = _CFCONV_BACKWARD(grad, x, w, src, dst, *plans)
+        grad_x, grad_w = _CFCONV_BACKWARD(grad, *ctx.saved_tensors, num_tiles)
     elif ctx.needs_input_grad[0]:
-        grad_x = _CFCONV(grad, w, dst, src, x.shape[0], src_rowptr, src_perm, dst_rowptr, dst_perm, ctx.num_tiles)
+        grad_x = _CFCONV(grad, w, dst, src, x.shape[0], src_rowptr, src_perm, dst_rowptr, dst_perm, num_tiles)
     elif ctx.needs_input_grad[1]:
         grad_w = gather_rows(x, src, src_rowptr, src_perm, 0) * gather_rows(grad, dst, dst_rowptr, dst_perm, 0)
     return grad_x, grad_w, *[None] * 8
 
 
-def _save_backward(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    *tensors, ctx.num_tiles = inputs
-    ctx.save_for_backward(*tensors)
-
-
 def _differentiate_backward(ctx: Any, to_x: Tensor, to_w: Tensor) -> tuple[Tensor | None, ...]:
     """grad_x is linear in (grad, w) and grad_w in (grad, x), so each derivative is again a cfconv or a product."""
     grad, x, w, src, dst, dst_rowptr, dst_perm, src_rowptr, src_perm = ctx.saved_tensors
-    forward = (dst_rowptr, dst_perm, src_rowptr, src_perm, ctx.num_tiles)
-    reverse = (src_rowptr, src_perm, dst_rowptr, dst_perm, ctx.num_tiles)
+    forward = (dst_rowptr, dst_perm, src_rowptr, src_perm, *ctx.numbers)
+    reverse = (src_rowptr, src_perm, dst_rowptr, dst_perm, *ctx.numbers)
     num_sources, num_nodes = x.shape[0], grad.shape[0]
     to_grad = second_x = second_w = None
     if ctx.needs_input_grad[0]:
@@ -245,7 +214,6 @@ _CFCONV = register(
     f"cfconv(Tensor x, Tensor w, Tensor src, Tensor dst, SymInt num_nodes, {_PLAN_SCHEMA}) -> Tensor",
     kernel=_cfconv,
     fake=_fake,
-    setup_context=_save,
     backward=_differentiate,
 )
 _CFCONV_BACKWARD = register(
@@ -253,7 +221,6 @@ _CFCONV_BACKWARD = register(
     " -> (Tensor grad_x, Tensor grad_w)",
     kernel=_cfconv_backward,
     fake=_fake_backward,
-    setup_context=_save_backward,
     backward=_differentiate_backward,
 )
 

@@ -24,7 +24,6 @@ class Rows:
     shape: torch.Size  # of the result, with `dim` moved to the front
     num_edges: int
     is_per_entry: bool
-    channels: int
 
     @classmethod
     def of(cls, src: Tensor, index: Tensor, dim: int, out: Tensor | None, dim_size: int | None) -> "Rows":
@@ -37,8 +36,7 @@ class Rows:
             if not isinstance(out, Tensor):  # which stands where PyG's own scatter has dim_size
                 raise ValueError(f"out is {out!r}; it is a tensor to add to. For a number of rows pass dim_size=.")
             dim_size = out.shape[dim]
-        if dim_size is None:
-            dim_size = _measure(index)
+        dim_size = _measure(index) if dim_size is None else dim_size
         vector = _vector(index, src, dim)
         moved = src.movedim(dim, 0) if dim else src
         shape = torch.Size((dim_size, *moved.shape[1:]))
@@ -62,7 +60,6 @@ class Rows:
             shape=shape,
             num_edges=num_edges,
             is_per_entry=vector is None,
-            channels=channels,
         )
 
     def plan(self, plan: ScatterPlan | None) -> tuple[Tensor | None, Tensor | None, int]:
@@ -90,7 +87,8 @@ class Rows:
 
     def restore_position(self, arg: Tensor) -> Tensor:
         """The winning rows of `src`, as positions along the caller's dimension."""
-        return self.restore(torch.div(arg, self.channels, rounding_mode="floor") if self.is_per_entry else arg)
+        channels = self.shape[1:].numel()
+        return self.restore(torch.div(arg, channels, rounding_mode="floor") if self.is_per_entry else arg)
 
 
 def plan_arguments(plan: ScatterPlan | None, index: Tensor, num_rows: int) -> tuple[Tensor | None, Tensor | None, int]:

@@ -10,7 +10,7 @@ from popgeo.native import library
 from popgeo.ops import reference, sum_on_device
 from popgeo.ops.eager import is_plain
 from popgeo.ops.kernel_arguments import NATIVE_DTYPES, as_int64, check_plan_tensors, filled
-from popgeo.ops.refusals import check_index, explain, refuse_index
+from popgeo.ops.refusals import check_index, check_least, explain, refuse_index
 from popgeo.ops.register_op import register
 from popgeo.ops.scatter_plan import ScatterPlan
 
@@ -88,8 +88,7 @@ def _check_rows(name: str, rows: Tensor) -> None:
 def check_sum(src: Tensor, index: Tensor, num_rows: int) -> None:
     _check_rows("src", src)
     check_index("index", index, src.shape[0], src)
-    if num_rows < 0:
-        raise ValueError(f"num_rows is {num_rows}; it cannot be negative.")
+    check_least(0, num_rows=num_rows)
 
 
 def _scatter_sum(src: Tensor, index: Tensor, num_rows: int, *plan: Any) -> Tensor:
@@ -128,8 +127,7 @@ def sum_compiled(
     out = src.new_empty(num_rows, channels)
     if rowptr is not None and index is not None:
         rowptr, perm = check_plan_tensors("index", index, num_rows, rowptr, perm)
-    if index is not None:
-        index = as_int64(index)
+    index = as_int64(index) if index is not None else index
     pointers = map(library.address, (src, index, rowptr, perm, out))
     sizes = num_edges, num_rows, channels, num_tiles, torch.get_num_threads()
     if native(pack_sum(NATIVE_DTYPES[src.dtype], *pointers, *sizes)):

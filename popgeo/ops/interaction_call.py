@@ -142,7 +142,7 @@ class Call:
         plan, weights = self.plan, self.weights
         if plan is None or weights is None:
             sizes = self.x.shape[0], self.num_nodes, self.table.shape[0]
-            plan, weights = empty_plan(self.src, self.r)
+            plan, weights = empty_plan(self.src, self.dst, self.r)
             fill_plan(self.src, self.dst, self.r.contiguous(), self.cutoff, sizes, plan, weights)
         tensors = [None if t is None else library.as_read(t) for t in self.tensors]
         return self.of(tensors).planned(library.as_read(plan), library.as_read(weights))
@@ -236,7 +236,7 @@ def plan_size(num_edges: int) -> int:
     return 5 + 4 * num_edges
 
 
-def empty_plan(src: Tensor, r: Tensor) -> tuple[Tensor, Tensor]:
+def empty_plan(src: Tensor, dst: Tensor, r: Tensor, *rest: float) -> tuple[Tensor, Tensor]:
     """Memory for a plan and its weights."""
     return src.new_empty(plan_size(src.shape[0]), dtype=torch.int32), r.new_empty(src.shape[0], POINTS)
 

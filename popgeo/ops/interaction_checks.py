@@ -7,7 +7,7 @@ from torch import Tensor
 
 from popgeo.ops.interaction_call import MAX_POINTS, POINTS, STENCIL, Call, plan_size
 from popgeo.ops.kernel_arguments import check_array
-from popgeo.ops.refusals import check_index
+from popgeo.ops.refusals import check_index, check_least, check_shapes
 
 
 def check_call(call: Call) -> None:
@@ -17,8 +17,7 @@ def check_call(call: Call) -> None:
         ValueError: a shape does not fit.
     """
     x, table, num_edges = call.x, call.table, call.src.shape[0]
-    if call.num_nodes < 0:
-        raise ValueError(f"num_nodes is {call.num_nodes}; it cannot be negative.")
+    check_least(0, num_nodes=call.num_nodes)
     if not 0 < call.cutoff < float("inf"):
         raise ValueError(f"cutoff is {call.cutoff}; it must be positive and finite.")
     if table.dim() != 2 or not STENCIL <= table.shape[0] < MAX_POINTS:
@@ -32,12 +31,8 @@ def check_call(call: Call) -> None:
     width = channels if call.direction is None else channels // 3 * 5
     if x.dim() != 2 or x.shape[1] != width or (call.direction is not None and channels % 3):
         raise ValueError(f"x has shape {tuple(x.shape)}; for filters of {channels} channels pass [n, {width}].")
-    if call.r.shape != (num_edges,):
-        raise ValueError(f"r has shape {tuple(call.r.shape)}; pass one distance for each edge: ({num_edges},).")
-    if call.direction is not None and call.direction.shape != (num_edges, 3):
-        raise ValueError(
-            f"direction has shape {tuple(call.direction.shape)}; pass one vector for each edge: ({num_edges}, 3)."
-        )
+    remedy = "Pass one distance, and one vector, for each edge."
+    check_shapes(remedy, r=(call.r, (num_edges,)), direction=(call.direction, (num_edges, 3)))
     if call.half_list and x.shape[0] != call.num_nodes:
         raise ValueError(
             f"x has {x.shape[0]} rows and num_nodes is {call.num_nodes}; in a half list every node sends and receives, "

@@ -14,7 +14,7 @@ from torch._decomp import register_decomposition
 from popgeo.native import library
 from popgeo.ops import interaction_call
 from popgeo.ops.eager import is_eager
-from popgeo.ops.interaction_call import MAX_POINTS, STENCIL, Call
+from popgeo.ops.interaction_call import MAX_POINTS, STENCIL, Call, empty_plan
 from popgeo.ops.interaction_checks import check_backward, check_call, check_second
 from popgeo.ops.kernel_arguments import check_array
 from popgeo.ops.refusals import check_index
@@ -185,15 +185,11 @@ def _plan(src: Tensor, dst: Tensor, r: Tensor, cutoff: float, *sizes: int) -> tu
             f"There are {num_edges} edges, {sizes[0]} sources, {sizes[1]} rows and {sizes[2]} points up to {cutoff}; "
             f"the cutoff must be positive, with {STENCIL} to {MAX_POINTS - 1} points and fewer than 2^28 edges."
         )
-    plan, weights = _empty_plan(src, dst, r, cutoff, *sizes)
+    plan, weights = empty_plan(src, dst, r)
     plan.zero_()
     if interaction_call.is_served() and src.is_cpu:  # it is not read elsewhere
         interaction_call.fill_plan(src, dst, library.as_read(r), cutoff, sizes, plan, weights)
     return plan, weights
-
-
-def _empty_plan(src: Tensor, dst: Tensor, r: Tensor, cutoff: float, *sizes: int) -> tuple[Tensor, Tensor]:
-    return interaction_call.empty_plan(src, r)
 
 
 def _empty_forward(*arguments: Any) -> Tensor:
@@ -221,7 +217,7 @@ make_plan = register(
     "interaction_plan(Tensor src, Tensor dst, Tensor r, float cutoff, int num_sources, int num_rows, int num_points)"
     " -> (Tensor plan, Tensor weights)",
     kernel=_plan,
-    fake=_empty_plan,
+    fake=empty_plan,
 )
 register(f"interaction({_ARGUMENTS}) -> Tensor", kernel=_forward, fake=_empty_forward)
 register(

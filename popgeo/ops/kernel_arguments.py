@@ -52,14 +52,10 @@ def check_plan_tensors(
     for tensor, size in ((rowptr, num_rows + 1), (perm, num_edges)):
         if tensor is None:
             continue
-        if tensor.dtype is not torch.int32 or tensor.device != index.device:
+        if tensor.dtype is not torch.int32 or tensor.device != index.device or tensor.shape != (size,):
             raise ValueError(
-                f"A tensor of the plan is {tensor.dtype} on {tensor.device}; rowptr and perm are torch.int32 next to "
-                f"the data. Use ScatterPlan.from_index({name}, {num_rows})."
-            )
-        if tensor.shape != (size,):
-            raise ValueError(
-                f"A tensor of the plan has shape {tuple(tensor.shape)}; for {num_edges} edges into {num_rows} rows it "
-                f"has ({size},). Use ScatterPlan.from_index({name}, {num_rows})."
+                f"A tensor of the plan is {tensor.dtype} on {tensor.device} and has shape {tuple(tensor.shape)}; for "
+                f"{num_edges} edges into {num_rows} rows it has ({size},) and is torch.int32 next to the data. Use "
+                f"ScatterPlan.from_index({name}, {num_rows})."
             )
     return rowptr.contiguous(), None if perm is None else perm.contiguous()

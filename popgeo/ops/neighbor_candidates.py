@@ -6,20 +6,6 @@ import torch
 from torch import Tensor
 
 
-def near_pairs(
-    pos: Tensor, batch: Tensor, cutoff: float, num_graphs: int, width: int, nodes_mask: Tensor | None
-) -> tuple[Tensor, Tensor]:
-    """For each node the rows where a neighbour can be, never its own, and whether one is. [num_nodes, width - 1]"""
-    first, size = first_and_size(batch, num_graphs)
-    num_nodes = pos.size(0)
-    rows = torch.arange(num_nodes, device=pos.device)
-    place = torch.arange(width - 1, device=pos.device).expand(num_nodes, -1)
-    place = place + (place >= (rows - first).unsqueeze(1))
-    inside = place < size.unsqueeze(1)
-    others = torch.where(inside, first.unsqueeze(1) + place, rows.unsqueeze(1))
-    return others, inside & both_real(others, nodes_mask) & (squared_distances(pos, others) <= cutoff * cutoff)
-
-
 def first_and_size(batch: Tensor, num_graphs: int) -> tuple[Tensor, Tensor]:
     """Of each node's graph, the first row and the number of rows. [num_nodes]"""
     num_nodes = graph_sizes(batch, num_graphs)

@@ -17,7 +17,7 @@ from torch.compiler import is_compiling
 
 from popgeo.native import library
 from popgeo.ops.kernel_arguments import as_int64, check_array
-from popgeo.ops.neighbor_candidates import both_real, first_and_size, near_pairs, squared_distances
+from popgeo.ops.neighbor_candidates import both_real, first_and_size, squared_distances
 from popgeo.ops.refusals import check_index, refuse_index
 from popgeo.ops.register_op import register
 
@@ -78,7 +78,7 @@ def _define(form: int, slots: int, *arguments: Any) -> tuple[Tensor, Tensor]:
     if form == Form.PAIRS:
         return _pairs(slots, search)
     num_nodes = len(search.pos)
-    candidates, near = near_pairs(*search)
+    candidates, near = _near_pairs(search)
     if form == Form.KNN:
         return _nearest(search.pos, candidates, near, slots)
     centres = torch.arange(num_nodes, device=near.device).unsqueeze(1).expand_as(candidates)
@@ -89,6 +89,18 @@ def _define(form: int, slots: int, *arguments: Any) -> tuple[Tensor, Tensor]:
     ends = torch.stack([candidates.flatten(), centres.flatten()])
     edge_index = torch.full((2, slots + 1), num_nodes - 1, dtype=torch.long, device=near.device)
     return edge_index.scatter(1, slot.expand_as(ends), ends)[:, :slots].clone(), near.sum()
+
+
+def _near_pairs(search: Search) -> tuple[Tensor, Tensor]:
+    """For each node the rows where a neighbour can be, never its own, and whether one is. [num_nodes, width - 1]"""
+    first, size = first_and_size(search.batch, search.num_graphs)
+    rows = torch.arange(len(search.pos), device=first.device)
+    place = torch.arange(search.width - 1, device=first.device).expand(len(rows), -1)
+    place = place + (place >= (rows - first).unsqueeze(1))
+    inside = place < size.unsqueeze(1)
+    others = torch.where(inside, first.unsqueeze(1) + place, rows.unsqueeze(1))
+    real = inside & both_real(others, search.nodes_mask)
+    return others, real & (squared_distances(search.pos, others) <= search.cutoff * search.cutoff)
 
 
 def _nearest(pos: Tensor, candidates: Tensor, near: Tensor, slots: int) -> tuple[Tensor, Tensor]:

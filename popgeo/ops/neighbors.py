@@ -7,7 +7,7 @@ from torch import Tensor
 
 from popgeo.ops.neighbor_candidates import fit_windows
 from popgeo.ops.neighbor_search import Form, Search, near_nodes
-from popgeo.ops.refusals import check_ends, require
+from popgeo.ops.refusals import check_ends, check_least, require
 
 
 class Neighbors(NamedTuple):
@@ -64,8 +64,7 @@ def knn(
         >>> neighbors.edge_weight.tolist()
         [1.0, 2.5, 1.0, 2.0, 2.5, 2.0]
     """
-    if k < 1:
-        raise ValueError(f"k is {k}; a node needs at least one edge slot. Pass k >= 1.")
+    check_least(1, "A node needs an edge slot.", k=k)
     search = _search(pos, batch, cutoff, num_graphs, max_num_nodes, nodes_mask)
     return _in_slots(Form.KNN, k, search, max_num_nodes)
 

@@ -42,7 +42,7 @@ def scatter_extremum(src: Tensor, index: Tensor, num_rows: int, *, largest: bool
     """
     num_edges = src.shape[0]
     full = _expand(index, src)
-    reduce, worst = ("amax", _lowest(src.dtype)) if largest else ("amin", _highest(src.dtype))
+    reduce, worst = "amax" if largest else "amin", _worst(src.dtype, largest)
     is_number = src == src
     candidates = torch.where(is_number, src, torch.full_like(src, worst))
     best = src.new_full((num_rows, src.shape[1]), worst).scatter_reduce_(0, full, candidates, reduce)
@@ -57,9 +57,7 @@ def _expand(index: Tensor, src: Tensor) -> Tensor:
     return index.long().unsqueeze(1).expand_as(src)
 
 
-def _lowest(dtype: torch.dtype) -> float:
-    return -torch.inf if dtype.is_floating_point else torch.iinfo(dtype).min
-
-
-def _highest(dtype: torch.dtype) -> float:
-    return torch.inf if dtype.is_floating_point else torch.iinfo(dtype).max
+def _worst(dtype: torch.dtype, largest: bool) -> float:
+    """What every other entry is better than."""
+    limits = (-torch.inf, torch.inf) if dtype.is_floating_point else (torch.iinfo(dtype).min, torch.iinfo(dtype).max)
+    return limits[0] if largest else limits[1]

@@ -1,6 +1,6 @@
 """What is refused at the door of the ops, and how the refusal is worded."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NoReturn
 
 import torch
@@ -37,6 +37,51 @@ def require(holds: Tensor, value: Tensor, reason: Callable[[], str]) -> Tensor:
     if not holds.all():
         raise ValueError(reason())
     return value
+
+
+def check_shapes(remedy: str, **named: tuple[Tensor | None, Sequence[int | None]]) -> None:
+    """Refuses tensors of other shapes than they must have.
+
+    Args:
+        remedy: The end of the message: what the shapes belong to, or what to pass instead.
+        named: Each tensor and its shape, by its name; None stands for any size, and a missing tensor passes.
+
+    Raises:
+        ValueError: a shape is different.
+
+    Example:
+        >>> check_shapes("Pass one per row.", mask=(torch.ones(2), (3,)), scores=(torch.ones(3, 2), (3, None)))
+        Traceback (most recent call last):
+            ...
+        ValueError: mask has shape (2,); it must be (3,). Pass one per row.
+    """
+    for name, (tensor, shape) in named.items():
+        found = shape if tensor is None else tuple(tensor.shape)
+        if len(found) != len(shape) or any(s not in (None, f) for s, f in zip(shape, found, strict=True)):
+            wanted = str(tuple("any" if s is None else s for s in shape)).replace("'", "")
+            raise ValueError(f"{name} has shape {found}; it must be {wanted}. {remedy}")
+
+
+def check_least(least: int, why: str = "", **named: float) -> None:
+    """Refuses numbers that are too small.
+
+    Args:
+        least: The smallest that is allowed.
+        why: The end of the message.
+        named: The numbers, by name.
+
+    Raises:
+        ValueError: a number is smaller.
+
+    Example:
+        >>> check_least(1, "A node needs an edge slot.", num_graphs=2, k=0)
+        Traceback (most recent call last):
+            ...
+        ValueError: k is 0; it must be at least 1. A node needs an edge slot.
+    """
+    for name, number in named.items():
+        if number < least:
+            raise ValueError(f"{name} is {number}; it must be at least {least}. {why}".rstrip())
 
 
 def refuse_integers(src: Tensor) -> None:

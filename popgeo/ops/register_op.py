@@ -21,8 +21,7 @@ class RegisteredOp:
 
     def __init__(self, name: str, kernel: Callable[..., Any], function: type[torch.autograd.Function] | None) -> None:
         self.packet = getattr(torch.ops.popgeo, name)
-        self.kernel = kernel
-        self.function = function
+        self.kernel, self.function = kernel, function
 
     def __call__(self, *arguments: Any) -> Any:
         if not is_eager(arguments):
@@ -51,7 +50,7 @@ def register(
         schema: Name and arguments in torch's schema language, such as `gather(Tensor x, Tensor index) -> Tensor`.
         kernel: Computes the result on real tensors.
         fake: Returns empty tensors of the result's shapes; no shape may depend on data.
-        setup_context: Saves what `backward` needs. `setup_context(ctx, inputs, output)`
+        setup_context: Saves what `backward` needs; by default all inputs. `setup_context(ctx, inputs, output)`
         backward: Gradients of all inputs from the gradients of the outputs. `backward(ctx, *grads)`
     """
     name = schema.partition("(")[0]
@@ -59,10 +58,17 @@ def register(
     for device in DEVICES:
         LIBRARY.impl(name, refusing_none(name, kernel), device)
     torch.library.register_fake(f"popgeo::{name}", fake, lib=LIBRARY)
-    if backward is None or setup_context is None:
+    if backward is None:
         return RegisteredOp(name, kernel, None)
+    setup_context = setup_context or _save_inputs
     torch.library.register_autograd(f"popgeo::{name}", backward, setup_context=setup_context, lib=LIBRARY)
     return RegisteredOp(name, kernel, _autograd_function(name, kernel, setup_context, backward))
+
+
+def _save_inputs(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+    """Keeps all inputs: tensors, and None in the place of one, as `ctx.saved_tensors`, the others as `ctx.numbers`."""
+    ctx.save_for_backward(*(one for one in inputs if one is None or isinstance(one, Tensor)))
+    ctx.numbers = [one for one in inputs if one is not None and not isinstance(one, Tensor)]
 
 
 def refusing_none(name: str, kernel: Callable[..., Any]) -> Callable[..., Any]:

@@ -216,8 +216,7 @@ def scatter_std(
     squares = rows.restore(scatter_sum_rows(deviation * deviation, rows.index, rows.num_rows, *arguments))
     if out is not None:
         squares = out.add_(squares)
-    if unbiased:
-        count = (count - 1).clamp(min=1)
+    count = (count - 1).clamp(min=1) if unbiased else count
     variance = squares / rows.restore(count.expand(-1, rows.src.shape[1]) + 1e-6)
     return torch.where(variance == 0, 0.0, torch.where(variance == 0, 1.0, variance).sqrt())
 

@@ -2,6 +2,7 @@
 
 import ctypes
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -11,7 +12,7 @@ from popgeo.native import library
 from popgeo.ops import sum_on_device
 from popgeo.ops.eager import is_direct
 from popgeo.ops.kernel_arguments import as_int64
-from popgeo.ops.refusals import check_ends, check_index, refuse_index, refuse_plan
+from popgeo.ops.refusals import check_ends, check_index, check_least, refuse_index, refuse_plan
 from popgeo.ops.register_op import register
 
 _POINTER, _INT = ctypes.c_void_p, ctypes.c_int64
@@ -101,8 +102,7 @@ class ScatterPlan:
         Raises:
             ValueError: fewer than one tile.
         """
-        if num_tiles < 1:
-            raise ValueError(f"num_tiles is {num_tiles}; a plan has at least one tile.")
+        check_least(1, num_tiles=num_tiles)
         self.check("index", self.index, self.num_rows)
         return ScatterPlan(index=self.index, rowptr=self.rowptr, perm=self.perm, num_tiles=num_tiles)
 
@@ -170,7 +170,8 @@ class ScatterPlan:
         return f"{type(self).__name__}({self.num_edges:,} edges -> {self.num_rows:,} rows, {order}{tiles})"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _restore, (self.index, self.rowptr, self.perm, self.num_tiles)
+        given: dict[str, Any] = {name: getattr(self, name) for name in ("index", "rowptr", "perm", "num_tiles")}
+        return partial(type(self), **given), ()
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -200,14 +201,9 @@ def _version(index: Tensor) -> int:
     return -1 if torch.compiler.is_compiling() or index.is_inference() else index._version
 
 
-def _restore(index: Tensor, rowptr: Tensor, perm: Tensor | None, num_tiles: int) -> ScatterPlan:
-    return ScatterPlan(index=index, rowptr=rowptr, perm=perm, num_tiles=num_tiles)
-
-
 def _check(index: Tensor, num_rows: int) -> None:
     check_index("index", index, index.numel(), index)
-    if num_rows < 0:
-        raise ValueError(f"num_rows is {num_rows}; it cannot be negative.")
+    check_least(0, num_rows=num_rows)
 
 
 def _plan(index: Tensor, num_rows: int) -> tuple[Tensor, Tensor, bool]:

@@ -117,13 +117,8 @@ def _scatter_mul(src: Tensor, index: Tensor, num_rows: int, *plan: Any) -> Tenso
     return reference.scatter_mul(src, index, num_rows)
 
 
-def _save_factors(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    src, index, *_ = inputs
-    ctx.save_for_backward(src, index)
-
-
 def _differentiate_product(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-    src, index = ctx.saved_tensors
+    src, index, *_ = ctx.saved_tensors
     order = torch.argsort(index, stable=True)
     others = _product_of_others(src.index_select(0, order), index.index_select(0, order))
     back = torch.argsort(order)
@@ -162,6 +157,5 @@ scatter_mul_rows = register(
     f"scatter_mul{SCATTER_ARGUMENTS} -> Tensor",
     kernel=_scatter_mul,
     fake=fake_sum,
-    setup_context=_save_factors,
     backward=_differentiate_product,
 )

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from popgeo.ops.collective_ops import ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, REDUCE_SCATTER, REPLICATE, SHARD
+from popgeo.ops.refusals import check_least
 
 
 def all_reduce(x: Tensor, num_shards: int | None = None, *, stride: int = 1) -> Tensor:
@@ -175,8 +176,7 @@ def part_of(size: int, num_shards: int, what: str) -> int:
         >>> part_of(12, 4, "Width")
         3
     """
-    if num_shards < 1:
-        raise ValueError(f"num_shards is {num_shards}; there is at least one shard.")
+    check_least(1, num_shards=num_shards)
     if size % num_shards:
         below, above = size // num_shards * num_shards, (size // num_shards + 1) * num_shards
         nearest = f"{below} and {above}" if below else f"{above}"

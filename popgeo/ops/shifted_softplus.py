@@ -57,17 +57,9 @@ def _backward(grad: Tensor, x: Tensor) -> Tensor:
     return out
 
 
-def _save(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
-    ctx.save_for_backward(*inputs)
-
-
 def _differentiate(ctx: Any, grad: Tensor) -> Tensor:
     (x,) = ctx.saved_tensors
     return _SHIFTED_SOFTPLUS_BACKWARD(grad, x)
-
-
-def _save_backward(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
-    ctx.save_for_backward(*inputs)
 
 
 def _differentiate_backward(ctx: Any, to_grad: Tensor) -> tuple[Tensor, Tensor]:
@@ -80,13 +72,11 @@ _SHIFTED_SOFTPLUS = register(
     "shifted_softplus(Tensor x) -> Tensor",
     kernel=_forward,
     fake=lambda x: x.new_empty(x.shape),
-    setup_context=_save,
     backward=_differentiate,
 )
 _SHIFTED_SOFTPLUS_BACKWARD = register(
     "shifted_softplus_backward(Tensor grad, Tensor x) -> Tensor",
     kernel=_backward,
     fake=lambda grad, x: x.new_empty(x.shape),
-    setup_context=_save_backward,
     backward=_differentiate_backward,
 )

@@ -102,19 +102,15 @@ def _fake(role: int, *inputs: Any) -> Tensor:
     return like.new_empty(src.shape[0] if role in (1, 2) else num_nodes, widths[role])
 
 
-def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    ctx.role, *tensors, src, dst, ctx.num_nodes, ctx.widths, ctx.paths, ctx.terms = inputs
-    ctx.save_for_backward(*tensors, src, dst)
-
-
 def _differentiate(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     *tensors, src, dst = ctx.saved_tensors
-    tensors[ctx.role] = grad
+    role, *sizes = ctx.numbers
+    tensors[role] = grad
     found: list[Tensor | None] = [None] * 4
     for asked in range(4):
-        if asked != ctx.role and ctx.needs_input_grad[1 + asked]:
+        if asked != role and ctx.needs_input_grad[1 + asked]:
             rest = [None if at == asked else tensor for at, tensor in enumerate(tensors)]
-            found[asked] = _PRODUCT(asked, *rest, src, dst, ctx.num_nodes, ctx.widths, ctx.paths, ctx.terms)
+            found[asked] = _PRODUCT(asked, *rest, src, dst, *sizes)
     return None, *found, *[None] * 6
 
 
@@ -123,7 +119,6 @@ _PRODUCT = register(
     "int[] widths, int[] paths, float[] terms) -> Tensor",
     kernel=_kernel,
     fake=_fake,
-    setup_context=_save,
     backward=_differentiate,
 )
 

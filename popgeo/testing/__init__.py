@@ -1,11 +1,5 @@
 """The contracts that popgeo's own models keep, as checks of a model of yours: each is one line in a test."""
 
-from popgeo.testing.claims import BrokenError as BrokenError
-from popgeo.testing.claims import Case as Case
-from popgeo.testing.claims import NotTriedError as NotTriedError
-from popgeo.testing.claims import SubjectKind as SubjectKind
-from popgeo.testing.claims import claim as claim
-from popgeo.testing.conformance import check_conformance as check_conformance
-from popgeo.testing.model_subject import ModelSubject as ModelSubject
-from popgeo.testing.padding_invariance import check_padding_invariance as check_padding_invariance
-from popgeo.testing.static_capture import check_static_capture as check_static_capture
+from popgeo.lazy_names import lazy_names as _lazy_names
+
+__getattr__, __dir__, __all__ = _lazy_names(__name__)

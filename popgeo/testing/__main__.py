@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from popgeo.atomic_write import write_atomically
-from popgeo.command_line import OneLineParser, described, run
+from popgeo.command_line import OneLineParser, add_options, described, run
 from popgeo.testing.claims import Status, SubjectKind
 from popgeo.testing.conformance import check_conformance, known_claims
 
@@ -17,14 +17,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for kind in SubjectKind:
         flag = f"--{kind.value.replace(' ', '-')}"
         parser.add_argument(flag, action="append", dest=kind.name, default=[], metavar="module:factory")
-    parser.add_argument("--claims", action="append", metavar="NAME", help="try this claim only; may be given again")
-    parser.add_argument("--also", action="append", default=[], metavar="NAME", help="a claim that has to be asked for")
-    parser.add_argument(
-        "--slow", action="store_true", help="try claims that take seconds, such as claims about compilers"
-    )
-    parser.add_argument("--list", action="store_true", help="list the claims")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write what came of it for programs")
-    parser.add_argument("--html", type=Path, metavar="FILE", help="write it as a page")
+    add_options(parser, Path(__file__).with_name("options.csv"))
     args = parser.parse_args(arguments)
     if args.list:
         named = ((kind, claim) for kind in SubjectKind for claim in known_claims(kind).values())
@@ -37,7 +30,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     reports = []
     try:
         for kind, origin in subjects:
-            how = {"claims": args.claims, "also": args.also, "slow": args.slow}
+            how = {"claims": args.claims or None, "also": args.also, "slow": args.slow}
             reports.append(check_conformance(origin, kind=kind, **how))
             print(reports[-1])
         if args.json:
@@ -53,7 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     if any(report.failed for report in reports):
         return 1
-    asked = {*args.also, *(args.claims or ())} - {"all"}
+    asked = {*args.also, *args.claims} - {"all"}
     findings = [one for report in reports for one in report.findings if one.status is Status.NOT_TRIED]
     untried = {one.claim.name: one.words for one in findings if one.is_broken or one.claim.name in asked}
     for name, words in untried.items():

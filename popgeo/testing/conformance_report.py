@@ -44,9 +44,6 @@ class Conformance:
         if self.failed:
             raise AssertionError(self.text())
 
-    def __str__(self) -> str:
-        return self.text()
-
     @property
     def _summary(self) -> str:
         counts = Counter(finding.status for finding in self.findings)
@@ -72,6 +69,8 @@ class Conformance:
                     *(f"    {line}".rstrip() for line in finding.script.splitlines()),
                 ]
         return "\n".join(lines)
+
+    __str__ = text
 
     def to_json(self) -> str:
         """All of it, for programs; numbers that are not finite are words."""

@@ -199,11 +199,9 @@ class ModelSubject(Subject):
                 raise ValueError(f"{self.name} is on {weight.device}; the kit runs on the processor: pass model.cpu().")
         try:
             self.see(self.graphs, model=self.modes[0])
-        except ValueError as error:
-            if "no tensor" in str(error):
-                raise
-            raise ValueError(self._question(names, error)) from error
         except Exception as error:
+            if isinstance(error, ValueError) and "no tensor" in str(error):
+                raise
             raise ValueError(self._question(names, error)) from error
 
     def _question(self, names: Sequence[str], error: Exception) -> str:

@@ -1,6 +1,6 @@
 """What energies and forces owe to physics: they turn with their atoms, add up, belong together, and end smoothly."""
 
-import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -104,7 +104,7 @@ def forces(subject: ModelSubject, case: Case) -> dict[str, float]:
         )
     pulled = subject.named(seen, subject.forces)
     if pulled is None:  # a model of energies alone: its gradient are the forces that others will take of it
-        pulled = _slopes(subject, case)
+        pulled = _pulled(subject, *_tracked(subject, case.graphs))
     way = torch.randn(pulled.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
 
     def moved(sign: float) -> Tensor:
@@ -124,20 +124,26 @@ def forces(subject: ModelSubject, case: Case) -> dict[str, float]:
     return {"largest difference": float((found[: len(expected)] - expected).abs().detach().max())}
 
 
-def _slopes(subject: ModelSubject, case: Case) -> Tensor:
-    """What forces would be: the negative gradient of all energies. [num_nodes, 3]"""
+def _tracked(subject: ModelSubject, graphs: Sequence[Any], place: Tensor | None = None) -> tuple[Seen, Tensor]:
+    """A run in float64, with atoms at a place if one is given, and their positions, which can be differentiated."""
     leaves: list[Tensor] = []
 
     def track(batch: Batch) -> Batch:
-        leaves.append(_positions(batch).detach().requires_grad_())
-        batch.pos = leaves[-1]
+        batch.pos = (_positions(batch) if place is None else place).detach().clone().requires_grad_()
+        leaves.append(batch.pos)
         return batch
 
-    with torch.enable_grad():
-        energy = _energies(subject, subject.see(case.graphs, wide=True, change=track))
+    return subject.see(graphs, wide=True, change=track), leaves[-1]
+
+
+@torch.enable_grad()
+def _pulled(subject: ModelSubject, seen: Seen, pos: Tensor) -> Tensor:
+    """What forces would be: the negative gradient of all energies, NaN if there is none. [num_nodes, 3]"""
+    energy = _energies(subject, seen)
     if not energy.requires_grad:
         raise NotTriedError("the energy has no gradient by the positions")
-    return -torch.autograd.grad(energy.sum(), leaves[-1])[0]
+    (slope,) = torch.autograd.grad(energy.sum(), pos, allow_unused=True)
+    return torch.full_like(pos, torch.nan) if slope is None else -slope
 
 
 @claim("smooth cutoff", SubjectKind.MODEL)
@@ -164,25 +170,13 @@ def smooth_cutoff(subject: ModelSubject, case: Case) -> dict[str, float]:
         if "edge_index" in graph:
             apart = torch.cdist(place, place) + torch.eye(3) * 2 * cutoff
             graph.edge_index = (apart < cutoff).nonzero().T
-        leaf = []
-
-        def put(batch: Batch) -> Batch:
-            batch.pos = place.clone().requires_grad_()
-            leaf.append(batch.pos)
-            return batch
-
         try:
-            seen = subject.see([graph], wide=True, change=put)
+            seen, pos = _tracked(subject, [graph], place)
         except Exception as error:
             raise NotTriedError(f"the model does not run on three atoms without edge attributes: {error}") from error
-        energy = _energies(subject, seen).sum()
         pulled = subject.named(seen, subject.forces)
-        if pulled is not None:
-            return float(energy.detach()), float(-pulled[1, 0].detach())
-        if not energy.requires_grad:
-            raise NotTriedError("the energy has no gradient by pos")
-        (slope,) = torch.autograd.grad(energy, leaf[-1], allow_unused=True)
-        return float(energy.detach()), math.nan if slope is None else float(slope[1, 0])
+        pulled = _pulled(subject, seen, pos) if pulled is None else pulled
+        return float(_energies(subject, seen).sum().detach()), float(-pulled[1, 0].detach())
 
     step = 1e-7 * cutoff
     inside, outside, near, far = (at(x) for x in (cutoff - step, cutoff + step, 0.8 * cutoff, 1.2 * cutoff))

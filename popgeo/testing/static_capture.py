@@ -59,13 +59,14 @@ def check_static_capture(
         AssertionError: The model depends on data in 1 place, and an IPU needs it fixed:
         - ...: index. Remedy: choose with torch.where(mask, x, other)...
     """
-    problems = ipu.check_static(model, *_cloned(inputs), **_cloned(named_inputs))
+    args, kwargs = _cloned((inputs, named_inputs))
+    problems = ipu.check_static(model, *args, **kwargs)
     if problems:
         places = "\n".join(f"- {p.source}: {p.operation}. Remedy: {p.remedy}." for p in problems)
         number = f"{len(problems)} place{'s' * (len(problems) > 1)}"
         raise AssertionError(f"The model depends on data in {number}, and an IPU needs it fixed:\n{places}")
     with torch.random.fork_rng():
-        _check_capture(_Step(model), inputs, named_inputs, other_inputs, tolerance)
+        _check_capture(_Step(model), (inputs, named_inputs), other_inputs, tolerance)
 
 
 class _Step(nn.Module):
@@ -75,31 +76,24 @@ class _Step(nn.Module):
         super().__init__()
         self.model = model
 
-    def forward(
-        self, inputs: Sequence[Any], named_inputs: Mapping[str, Any]
-    ) -> tuple[dict[str, Tensor], Tensor | None]:
+    def forward(self, args: Any, kwargs: Any) -> tuple[dict[str, Tensor], Tensor | None]:
         """The results by name, and their loss; None if none needs a gradient."""
-        tensors = returned_tensors(self.model(*inputs, **named_inputs))
+        tensors = returned_tensors(self.model(*args, **kwargs))
         trained = [tensor for tensor in tensors.values() if tensor.requires_grad]
         results = {name: tensor.detach() for name, tensor in tensors.items()}
         return results, loss_of(trained) if trained else None
 
 
-def _check_capture(
-    step: _Step,
-    inputs: Sequence[Any],
-    named_inputs: Mapping[str, Any],
-    other_inputs: Sequence[Any] | None,
-    tolerance: float | None,
-) -> None:
+def _check_capture(step: _Step, given: Any, other_inputs: Sequence[Any] | None, tolerance: float | None) -> None:
+    """Compares compiled steps; `given` are positional inputs, and inputs by name."""
     eager = copy.deepcopy(step)
     torch.manual_seed(0)
     with torch.enable_grad():
-        results, loss = eager(_cloned(inputs), _cloned(named_inputs))
+        results, loss = eager(*_cloned(given))
     slopes = _gradients(eager, loss)
     rate = _rate(eager, slopes)
 
-    def compiled(inputs: Sequence[Any], named_inputs: Mapping[str, Any]) -> ipu.CompiledStep:
+    def compiled(args: Any, kwargs: Any) -> ipu.CompiledStep:
         copied = copy.deepcopy(step)
         if not slopes:
             wrapped = ipu.inference_model(copied, _OPTIONS)
@@ -107,16 +101,16 @@ def _check_capture(
             trained = [parameter for name, parameter in copied.named_parameters() if name in slopes]
             wrapped = ipu.training_model(copied, _OPTIONS, torch.optim.SGD(trained, lr=rate))
         try:
-            return wrapped.compile(inputs, named_inputs)
+            return wrapped.compile(args, kwargs)
         except ValueError as error:
             raise AssertionError(f"The model cannot be captured: {error}") from error
 
-    first = compiled(_cloned(inputs), _cloned(named_inputs))
-    others = _mapped(inputs, _other) if other_inputs is None else _cloned(other_inputs)
-    _compare_programs(first, compiled(others, _mapped(named_inputs, _other)))
+    first = compiled(*_cloned(given))
+    others, named_others = _mapped(given, _other)
+    _compare_programs(first, compiled(others if other_inputs is None else _cloned(other_inputs), named_others))
 
     torch.manual_seed(0)
-    found = first(_cloned(inputs), _cloned(named_inputs))[0]
+    found = first(*_cloned(given))[0]
     for name, expected in results.items():
         require_alike(name, found[name], expected, tolerance, _DIFFERS)
     for name, expected in eager.named_buffers():

@@ -29,6 +29,7 @@ GROUND = {
     "torch_archive",
     "random_numbers",
     "did_you_mean",
+    "elements",
     "lazy_names",
 }
 MAY_IMPORT = {
@@ -54,7 +55,7 @@ MAY_IMPORT = {
         "largest_graph",
         "lazy_names",
     },
-    "nn": {"ops", "did_you_mean", "filter_choice", "largest_graph", "lazy_names"},
+    "nn": {"ops", "did_you_mean", "elements", "filter_choice", "largest_graph", "lazy_names"},
     "engine": {
         "capture",
         "ops",
@@ -67,7 +68,7 @@ MAY_IMPORT = {
         "largest_graph",
         "quantity",
     },
-    "convert": {"data", "progress", "command_line"},
+    "convert": {"data", "elements", "progress", "command_line", "lazy_names"},
     "loader": {"data", "packing", "sampling", "byte_block", "random_numbers", "did_you_mean", "lazy_names"},
     "ipu": {"atomic_write", "capture", "engine", "plots", "did_you_mean", "filter_choice", "quantity"},
     "potentials": {"command_line", "convert", "data", "deploy", "engine", "loader", "native", "nn", "ops", "packing"},

@@ -147,7 +147,7 @@ def test_learning_from_stress_reaches_the_parameters(model: SchNet):
 def test_wrong_cells_and_shifts_without_edges_are_refused(model: SchNet):
     z, pos = crystal()
     edge_index, edge_shift = neighbours(pos, CELL)
-    with pytest.raises(ValueError, match=r"cell has the shape \(3, 3\); one cell a graph is \(1, 3, 3\)"):
+    with pytest.raises(ValueError, match=r"cell has shape \(3, 3\); it must be \(1, 3, 3\)"):
         energy_forces_and_stress(
             model, z, pos, torch.zeros_like(z), edge_index, edge_shift=edge_shift, cell=CELL, num_graphs=1
         )

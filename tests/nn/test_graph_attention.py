@@ -118,5 +118,5 @@ def test_what_cannot_be_attended_to_is_refused():
         GraphAttention(6, heads=4)
     with pytest.raises(ValueError, match="needs the nodes of the largest graph"):
         SameGraph.of(BATCH, 4, form="padded")
-    with pytest.raises(ValueError, match="knows 3 places"):
+    with pytest.raises(ValueError, match=r"pairs has shape \(9, 3, 2\); it must be \(any, 5, any\)"):
         SameGraph.of(BATCH, 4, max_num_nodes=5, form="padded").bias_of(torch.zeros(9, 3, 2))

@@ -38,7 +38,7 @@ def test_a_mask_may_have_an_entry_for_each_value():
 
 @pytest.mark.parametrize("loss", [mse_loss, l1_loss, huber_loss, binary_cross_entropy])
 def test_shapes_that_would_broadcast_are_refused(loss):
-    with pytest.raises(ValueError, match=r"shape \(4, 1\), target \(4,\)"):
+    with pytest.raises(ValueError, match=r"target has shape \(4,\); it must be \(4, 1\)"):
         loss(torch.ones(4, 1), torch.ones(4))
 
 

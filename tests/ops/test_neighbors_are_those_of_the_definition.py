@@ -192,5 +192,5 @@ def test_under_capture_the_sizes_of_graphs_are_not_looked_at():
     )
     with pytest.raises(ValueError, match="A graph has 1 nodes, max_num_nodes is 0"):
         pairs(torch.zeros(1, 3), torch.zeros(1).long(), 1.0, num_graphs=1, max_num_nodes=0)
-    with pytest.raises(ValueError, match="k is -1; a node needs at least one edge slot"):
+    with pytest.raises(ValueError, match="k is -1; it must be at least 1"):
         knn(torch.zeros(2, 3), torch.zeros(2).long(), -1, 1.0, num_graphs=1)

@@ -33,7 +33,7 @@ def test_what_no_row_can_be_scattered_from_is_refused(native, tensors, name: str
         call(rows, index[:, None], 2)
     with pytest.raises(ValueError, match=r"index has dtype torch\.int16; an index is torch\.int64 or torch\.int32"):
         call(rows, tensors(INDEX.short()), 2)
-    with pytest.raises(ValueError, match="num_rows is -1; it cannot be negative"):
+    with pytest.raises(ValueError, match="num_rows is -1; it must be at least 0"):
         call(rows, index, -1)
 
 
@@ -51,7 +51,7 @@ def test_a_plan_is_made_of_one_integer_for_each_edge(native, tensors):
     for wrong, message in ((INDEX[:, None], r"shape \(3, 1\)"), (INDEX.float(), r"dtype torch\.float32")):
         with pytest.raises(ValueError, match=message):
             OPS.plan(tensors(wrong), 2)
-    with pytest.raises(ValueError, match="num_rows is -1; it cannot be negative"):
+    with pytest.raises(ValueError, match="num_rows is -1; it must be at least 0"):
         OPS.plan(tensors(INDEX), -1)
 
 
@@ -73,7 +73,7 @@ def test_a_convolution_of_what_does_not_fit_is_refused(native, tensors, name: st
     with pytest.raises(ValueError, match=r"src has shape \(3, 1\)"):
         call(x, w, end[:, None], end)
     for wrong in (torch.ones(2, 3), torch.ones(2), torch.ones(2, 2).double()):
-        with pytest.raises(ValueError, match=r"grad has shape .*; it is the gradient of the sums: \(num_nodes, 2\)"):
+        with pytest.raises(ValueError, match=r"grad has shape .*; it must have \(\d, 2\) and torch\.float32"):
             OPS.cfconv_backward(tensors(wrong), x, w, end, end)
     with pytest.raises(ValueError, match=r"dst has shape \(2,\)"):
         call(x, w, end, end[:2])
@@ -86,7 +86,7 @@ def test_a_convolution_of_what_does_not_fit_is_refused(native, tensors, name: st
 def test_a_convolution_on_two_devices_is_refused():
     with pytest.raises(ValueError, match=r"w torch\.float32 on meta; convert one to the other"):
         cfconv(torch.ones(2, 2), ROWS.to("meta"), INDEX, INDEX, 2)
-    with pytest.raises(ValueError, match="num_nodes is -2; it cannot be negative"):
+    with pytest.raises(ValueError, match="num_nodes is -2; it must be at least 0"):
         OPS.cfconv(torch.ones(2, 2), ROWS, INDEX, INDEX, -2)
 
 

@@ -56,7 +56,7 @@ def test_wrong_dtypes_and_shapes_are_refused(native):
         ScatterPlan.from_index(torch.zeros(1, 3, dtype=torch.long), num_rows=3)
     with pytest.raises(ValueError, match="num_rows is -1"):
         ScatterPlan.from_index(torch.zeros(3, dtype=torch.long), num_rows=-1)
-    with pytest.raises(ValueError, match="at least one tile"):
+    with pytest.raises(ValueError, match="num_tiles is 0; it must be at least 1"):
         ScatterPlan.regular(2, 2).set_tiles(0)
 
 

@@ -215,7 +215,7 @@ def test_the_nearest_sizes_that_can_be_shared_are_named(size: int, num_shards: i
 
 def test_parts_and_counts_at_their_limits():
     assert (part_of(5, 1, "Width"), part_of(0, 3, "Width"), part_of(8, 4, "Width")) == (5, 0, 2)
-    with pytest.raises(ValueError, match="num_shards is -1; there is at least one shard"):
+    with pytest.raises(ValueError, match="num_shards is -1; it must be at least 1"):
         part_of(4, -1, "Width")
     for num_shards, num_local in ((4, 0), (4, -2), (-4, 4), (2, 4), (4, 3)):
         with pytest.raises(ValueError, match=f"There are {num_local} local shards of {num_shards}"):

@@ -194,7 +194,7 @@ def test_ases_calculator_gives_maces_own_values_at_one_shape() -> None:
     model = small_mace()
     own = MACECalculator(models=model, device="cpu", default_dtype="float64")
     require_the_same(SystemsCalculator(evaluator(model)), own, metals(8))
-    with pytest.raises(ValueError, match=r"System 0: it has the atomic numbers \[79\]; the model knows \[13, 29\]"):
+    with pytest.raises(ValueError, match=r"System 0: it has the atomic numbers \[79\], .* it knows \[13, 29\]"):
         evaluator(model)([ase.Atoms("CuAu", [[0, 0, 0], [0, 0, 2]])])
 
 

@@ -6,7 +6,9 @@ import pytest
 import torch
 from torch_geometric.data import Data
 
+from popgeo.nn import GCN
 from popgeo.testing import check_conformance
+from popgeo.testing.claims import Status
 from tests.testing.planted.right_models import GRAPHS, RIGHT
 from tests.testing.planted.wrong_models import WRONG
 
@@ -46,3 +48,9 @@ class Scripted(torch.nn.Module):
 def test_parts_in_torchscript_can_be_tried():
     graphs = [Data(x=torch.randn(3 + i, 4), edge_index=torch.tensor([[0], [1]])) for i in range(3)]
     assert check_conformance(Scripted(), graphs, shrink_seconds=0).failed == ()
+
+
+def test_a_model_that_takes_attributes_by_name_can_be_exported_and_compiled():
+    claims = ["padding", "export", "compiled step"]  # the first leaves runs, which no copy of the model may hold
+    report = check_conformance(GCN(3, 8, 2, readout="mean"), GRAPHS, claims=claims, slow=True, shrink_seconds=0)
+    assert [finding.status for finding in report.findings] == [Status.HELD] * 3, report.text()

@@ -5,6 +5,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from popgeo.ops.refusals import check_least
+
 
 @dataclass(frozen=True, kw_only=True)
 class EventEnds:
@@ -140,8 +142,7 @@ class LastNeighbors(EventState):
 
     def __init__(self, num_nodes: int, size: int, msg_channels: int) -> None:
         super().__init__()
-        if size < 1:
-            raise ValueError(f"size is {size}; a node needs at least one slot for a neighbour.")
+        check_least(1, "A node needs a slot for a neighbour.", size=size)
         self.size = size
         self.register_buffer("neighbor", torch.zeros(num_nodes, size, dtype=torch.int64))
         self.register_buffer("time", torch.zeros(num_nodes, size, dtype=torch.int64))

@@ -15,7 +15,7 @@ from popgeo.nn.readout import READOUTS, require_readout
 from popgeo.ops import EdgePlan, gather, scatter
 from popgeo.ops.eager import is_direct
 from popgeo.ops.kernel_arguments import check_array
-from popgeo.ops.refusals import check_ends, require
+from popgeo.ops.refusals import check_ends, check_least, require
 
 JUMPS = (None, "last", "cat", "max")
 
@@ -142,8 +142,7 @@ class GNN(nn.Module):
         readout: str | None = None,
     ) -> None:
         super().__init__()
-        if num_layers < 1:
-            raise ValueError(f"num_layers is {num_layers}; a model needs at least one convolution.")
+        check_least(1, "Each layer is a convolution.", num_layers=num_layers)
         if jk not in JUMPS:
             raise ValueError(f"jk is {jk!r}; it must be one of {JUMPS}.")
         require_readout(readout, optional=True)

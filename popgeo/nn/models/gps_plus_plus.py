@@ -143,8 +143,7 @@ class GPSPlusPlusLayer(nn.Module):
     ) -> None:
         super().__init__()
         node, edge, graph = channels
-        self.dropout = dropout
-        self.skip = skip
+        self.dropout, self.skip = dropout, skip
         self.edge_mlp = MLP([2 * node + edge + graph, 2 * edge, edge], F.gelu)
         self.node_mlp = MLP([node + 2 * (edge + node) + graph, 2 * node, node], F.gelu)
         self.graph_mlp = MLP([graph + node + edge, 2 * graph, graph], F.gelu)

@@ -12,6 +12,8 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
+from popgeo.ops.refusals import check_least
+
 
 class Side(str, Enum):
     """Which end of a triple is asked for."""
@@ -96,10 +98,7 @@ class KnowledgeGraphModel(nn.Module):
         self, num_nodes: int, num_relations: int, hidden_channels: int, similarity: Similarity, is_complex: bool = False
     ) -> None:
         super().__init__()
-        sizes = {"num_nodes": num_nodes, "num_relations": num_relations, "hidden_channels": hidden_channels}
-        for name, number in sizes.items():
-            if number < 1:
-                raise ValueError(f"{name} is {number}; it must be at least 1.")
+        check_least(1, num_nodes=num_nodes, num_relations=num_relations, hidden_channels=hidden_channels)
         self.num_nodes, self.num_relations, self.hidden_channels = num_nodes, num_relations, hidden_channels
         self.similarity, self.is_complex = similarity, is_complex
         self.node_emb = nn.Embedding(num_nodes, hidden_channels)

@@ -11,6 +11,7 @@ from torch.nn import functional as F
 from popgeo.nn.loss import known_labels, l1_loss
 from popgeo.nn.mlp import MLP
 from popgeo.nn.readout import READOUTS, require_readout
+from popgeo.ops.refusals import check_shapes
 
 LEVELS = ("graph", "node")
 
@@ -149,10 +150,7 @@ class Multitask(nn.Module):
                     f"There are no labels for task {task.name!r}, only for {sorted(labels)}. Pass NaN rows."
                 )
             out, label = predictions[task.name], labels[task.name]
-            if out.shape != label.shape:
-                raise ValueError(
-                    f"Task {task.name!r} predicts {tuple(out.shape)}, its labels are {tuple(label.shape)}. Reshape one."
-                )
+            check_shapes(f"Task {task.name!r} predicts such rows; reshape one.", labels=(label, out.shape))
             each[task.name] = task.loss(out, label, known_labels(label, masks[task.level]))
         return torch.stack([task.weight * each[task.name] for task in self.tasks]).sum(), each
 

@@ -1,11 +1,10 @@
 """NBFNet: which entity answers a query, by all paths from its head (arXiv:2106.06935), also for new entities."""
 
-from collections.abc import Mapping, Sequence
-
 import torch
 from torch import Tensor, nn
 
 from popgeo.nn.models.bellman_ford import AGGREGATIONS, BellmanFordLayer, QueriedGraph
+from popgeo.ops.refusals import check_least, check_shapes
 
 
 class NBFNet(nn.Module):
@@ -39,8 +38,7 @@ class NBFNet(nn.Module):
         super().__init__()
         if aggregation not in AGGREGATIONS:
             raise ValueError(f"aggregation is {aggregation!r}; it must be one of {', '.join(AGGREGATIONS)}.")
-        if num_layers < 1:
-            raise ValueError(f"num_layers is {num_layers}; at least one iteration is needed to leave the head.")
+        check_least(1, "It takes an iteration to leave the head.", num_layers=num_layers)
         self.query = nn.Embedding(num_relations, channels)
         self.layers = nn.ModuleList(BellmanFordLayer(channels, num_relations, aggregation) for _ in range(num_layers))
         self.mlp = nn.Sequential(nn.Linear(2 * channels, 2 * channels), nn.ReLU(), nn.Linear(2 * channels, 1))
@@ -78,15 +76,15 @@ class NBFNet(nn.Module):
             ValueError: shapes do not fit.
         """
         queries, edges = head.shape, edge_type.shape
-        shapes = {
-            "relation": (relation, queries),
-            "edge_index": (edge_index, (2, *edges)),
-            "tails": (tails, (*queries, None)),
-            "hidden": (hidden, (*queries, *edges)),
-            "nodes_mask": (nodes_mask, (num_nodes,)),
-            "edges_mask": (edges_mask, edges),
-        }
-        _check_shapes(shapes, f"head {tuple(queries)}, edge_type {tuple(edges)} and num_nodes={num_nodes}")
+        check_shapes(
+            f"It goes with head {tuple(queries)}, edge_type {tuple(edges)} and num_nodes={num_nodes}.",
+            relation=(relation, queries),
+            edge_index=(edge_index, (2, *edges)),
+            tails=(tails, (*queries, None)),
+            hidden=(hidden, (*queries, *edges)),
+            nodes_mask=(nodes_mask, (num_nodes,)),
+            edges_mask=(edges_mask, edges),
+        )
         if edges_mask is None:
             edges_mask = torch.ones_like(edge_type, dtype=torch.bool)
         if nodes_mask is None:
@@ -133,14 +131,3 @@ def own_links(
     (src, dst), (head, tail) = edge_index, (head.unsqueeze(1), tail.unsqueeze(1))
     forwards = (src == head) & (dst == tail) & (edge_type == relation.unsqueeze(1))
     return forwards | ((src == tail) & (dst == head) & (edge_type == inverse.unsqueeze(1)))
-
-
-def _check_shapes(shapes: Mapping[str, tuple[Tensor | None, Sequence[int | None]]], given: str) -> None:
-    for name, (tensor, shape) in shapes.items():
-        if tensor is None:
-            continue
-        found = tuple(tensor.shape)
-        if len(found) != len(shape) or any(s not in (None, f) for s, f in zip(shape, found, strict=True)):
-            raise ValueError(
-                f"{name} has shape {found}; with {given} it must be {tuple('any' if s is None else s for s in shape)}."
-            )

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from popgeo.did_you_mean import names_arguments
+from popgeo.elements import ATOMIC_MASSES
 from popgeo.nn.atom_edges import Edges
 from popgeo.nn.atom_targets import MAX_Z
 from popgeo.nn.filter_grid import FilterNetworks, GridFilters, require_filters
@@ -14,23 +15,6 @@ from popgeo.nn.models.atom_model import AtomModel
 from popgeo.nn.radial import GaussianSmearing, ShiftedSoftplus, envelope_for
 from popgeo.nn.readout import require_readout
 from popgeo.ops import global_add_pool
-
-# Standard atomic weights in dalton, IUPAC 2016 (doi:10.1515/pac-2015-0305), or the mass of a long-lived isotope;
-# number 0 is padding.
-# fmt: off
-ATOMIC_MASSES = (
-    1.0, 1.008, 4.002602, 6.94, 9.0121831, 10.81, 12.011, 14.007, 15.999, 18.998403163, 20.1797, 22.98976928, 24.305,
-    26.9815385, 28.085, 30.973761998, 32.06, 35.45, 39.948, 39.0983, 40.078, 44.955908, 47.867, 50.9415, 51.9961,
-    54.938044, 55.845, 58.933194, 58.6934, 63.546, 65.38, 69.723, 72.63, 74.921595, 78.971, 79.904, 83.798, 85.4678,
-    87.62, 88.90584, 91.224, 92.90637, 95.95, 97.90721, 101.07, 102.9055, 106.42, 107.8682, 112.414, 114.818, 118.71,
-    121.76, 127.6, 126.90447, 131.293, 132.90545196, 137.327, 138.90547, 140.116, 140.90766, 144.242, 144.91276,
-    150.36, 151.964, 157.25, 158.92535, 162.5, 164.93033, 167.259, 168.93422, 173.054, 174.9668, 178.49, 180.94788,
-    183.84, 186.207, 190.23, 192.217, 195.084, 196.966569, 200.592, 204.38, 207.2, 208.9804, 208.98243, 209.98715,
-    222.01758, 223.01974, 226.02541, 227.02775, 232.0377, 231.03588, 238.02891, 237.04817, 244.06421, 243.06138,
-    247.07035, 247.07031, 251.07959, 252.083, 257.09511, 258.09843, 259.101, 262.11, 267.122, 268.126, 271.134,
-    270.133, 269.1338, 278.156, 281.165, 281.166, 285.177, 286.182, 289.19, 289.194, 293.204, 293.208, 294.214,
-)
-# fmt: on
 
 
 class CFConv(nn.Module):

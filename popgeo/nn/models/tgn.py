@@ -10,6 +10,7 @@ from popgeo.nn.models.event_ends import EventEnds, LastMet, LastNeighbors
 from popgeo.nn.models.node_memory import NodeMemory, TimeEncoder
 from popgeo.ops import gather
 from popgeo.ops.exp_or_zero import exp_or_zero
+from popgeo.ops.refusals import check_shapes
 
 SINCE = ("now", "last update")
 
@@ -208,7 +209,9 @@ class TGN(nn.Module):
         Raises:
             ValueError: shapes do not fit.
         """
-        self._check(src, dst, t, msg, neg_dst, events_mask)
+        same = {"dst": dst, "t": t, "neg_dst": neg_dst, "events_mask": events_mask}
+        shapes = {name: (tensor, src.shape) for name, tensor in same.items()}
+        check_shapes("Each event of src has an entry.", **shapes, msg=(msg, (*src.shape, self.msg_channels)))
         real = torch.ones_like(src, dtype=torch.bool) if events_mask is None else events_mask
         src, dst, t = (torch.where(real, one, 0) for one in (src, dst, t))
         msg = torch.where(real.unsqueeze(1), msg, 0.0)
@@ -249,15 +252,3 @@ class TGN(nn.Module):
         """Forgets all events, as before the first of an epoch."""
         self.memory.reset_state()
         self.neighbors.reset_state()
-
-    def _check(
-        self, src: Tensor, dst: Tensor, t: Tensor, msg: Tensor, neg_dst: Tensor | None, events_mask: Tensor | None
-    ) -> None:
-        num_events = src.shape
-        same = {"dst": dst, "t": t, "neg_dst": neg_dst, "events_mask": events_mask}
-        wrong = [name for name, tensor in same.items() if tensor is not None and tensor.shape != num_events]
-        if wrong or msg.shape != (*num_events, self.msg_channels):
-            raise ValueError(
-                f"With src {tuple(num_events)}, {', '.join(wrong) or 'msg'} has another shape than it must: one entry "
-                f"for each event, and msg is {(*num_events, self.msg_channels)}, not {tuple(msg.shape)}."
-            )

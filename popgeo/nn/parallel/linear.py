@@ -6,6 +6,7 @@ from typing import Any
 from torch import Tensor
 
 from popgeo.nn.parallel.sharded_module import ShardedLinear, products
+from popgeo.ops.refusals import check_shapes
 from popgeo.ops.shard_exchange import all_gather, all_reduce, replicate, shard
 
 
@@ -83,7 +84,8 @@ class RowParallelLinear(ShardedLinear):
     def forward(self, x: Tensor) -> Tensor:
         """[num_local, ..., in_features / num_shards], or [..., in_features] to be cut, -> [..., out_features]"""
         if self.input_is_cut:
-            _require_cut(x, self)
+            expected = self.num_local, *x.shape[1:-1], self.in_features // self.num_shards
+            check_shapes("Cut the layer before by columns, or this one with input_is_cut=False.", x=(x, expected))
         else:
             x = shard(x, self.num_shards, -1, num_local=self.num_local)
         partial = products(x.reshape(self.num_local, -1, x.shape[-1]), self.weight, None)
@@ -153,12 +155,3 @@ class ParallelLinear2D(ShardedLinear):
 
     def extra_repr(self) -> str:
         return f"in_features={self.in_features}, out_features={self.out_features}, grid={self.grid}"
-
-
-def _require_cut(x: Tensor, layer: RowParallelLinear) -> None:
-    expected = layer.num_local, layer.in_features // layer.num_shards
-    if x.dim() < 2 or (x.shape[0], x.shape[-1]) != expected:
-        raise ValueError(
-            f"The input has the shape {tuple(x.shape)}; in {layer.num_shards} shards it would be ({expected[0]}, ..., "
-            f"{expected[1]}). Cut the layer before by columns, or this one with input_is_cut=False."
-        )

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.testing import assert_close
 from torch_geometric.data import Batch, Data
 
+from popgeo.elements import ATOMIC_MASSES
 from popgeo.nn import (
     KNNInteractionGraph,
     PairInteractionGraph,
@@ -22,7 +23,6 @@ from popgeo.nn import (
     energy_and_forces,
     mse_loss,
 )
-from popgeo.nn.models.schnet import ATOMIC_MASSES
 
 SIZES = (5, 9, 1, 3)
 ARGUMENTS = {"hidden_channels": 16, "num_filters": 12, "num_interactions": 3, "num_gaussians": 10, "cutoff": 5.0}

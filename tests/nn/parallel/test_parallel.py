@@ -166,7 +166,7 @@ def test_what_does_not_divide_is_refused_with_the_nearest_that_does():
         ParallelAttention(12, 6, 4)
     with pytest.raises(ValueError, match="padding_idx"):
         ParallelEmbedding.from_embedding(nn.Embedding(4, 2, padding_idx=0), 2)
-    with pytest.raises(ValueError, match=r"The input has the shape \(3, 8\); in 2 shards it would be \(2, ..., 4\)"):
+    with pytest.raises(ValueError, match=r"x has shape \(3, 8\); it must be \(2, 4\)\. Cut the layer before"):
         RowParallelLinear(8, 4, 2)(torch.ones(3, 8))
 
 
