@@ -67,8 +67,6 @@ class _Search:
         near = [chain for chain in self._open if chain.conflicts(touched, changed)]
         chain = self._joined(op, near)
         if chain is None:
-            if len(near) == 1 and near[0].absorb_view(op, self.graph):
-                return
             for other in near:
                 self._emit(other)
             if not self._summed_late(op):
@@ -175,15 +173,14 @@ class _Search:
 
 
 def _write(chain: OpenChain, graph: OpGraph, outside: set[int], orders: EdgeOrders, ops: list[Op]) -> None:
-    """Adds one operation in place of those of a chain, then views of its results; the same ones if it is not a gain."""
-    computed = [op for op in chain.ops if not graph.is_view(op)]
+    """Adds one operation in place of those of a chain; the same ones if it is not a gain."""
     # Alone, an operation that torch writes into given memory runs as well by itself; others allocate at each run.
-    first = computed[0]
-    alone = len(computed) < 2 and (bool(first.writes) or has_fixed_place(graph, first))
+    first, last = chain.ops[0], chain.ops[-1]
+    alone = first is last and (bool(first.writes) or has_fixed_place(graph, first))
     if alone and chain.content.joins_at is None:
         ops += chain.ops
         return
-    made = {table: orders.order(*table, computed[0], ops) for table in sorted(chain.content.tables)}
+    made = {table: orders.order(*table, first, ops) for table in sorted(chain.content.tables)}
     program = chain.program(outside, made)
     if not fits_registers(program, orders.values):
         ops += chain.ops
@@ -193,7 +190,6 @@ def _write(chain: OpenChain, graph: OpGraph, outside: set[int], orders: EdgeOrde
     changed = tuple(v for v in results if graph.values[v].storage not in chain.content.made)
     refs: list[Any] = [Ref(v) for v in dict.fromkeys([*sorted(inputs), *changed])]
     numbers = [number for number in program.numbers if isinstance(number, Number)]
-    last = computed[-1]
     joined = Op(
         target=EDGE_CHAIN if program.of_edges else CHAIN,
         args=(program, refs, numbers),
@@ -203,5 +199,4 @@ def _write(chain: OpenChain, graph: OpGraph, outside: set[int], orders: EdgeOrde
         module=first.module if first.module == last.module else "",
         source=first.source,
     )
-    views = [op for op in chain.ops if graph.is_view(op) and graph.values[op.reads()[0]].storage in outside]
-    ops += [joined, *views]
+    ops.append(joined)

@@ -58,7 +58,7 @@ class OpenChain:
 
     Attributes:
         sizes: As given.
-        ops: What it represents, views of its results among them.
+        ops: What it represents.
         content: The steps of these operations, and the memory that they touch.
     """
 
@@ -87,19 +87,6 @@ class OpenChain:
             added = (self._add_sum if op.target in SUMS else self._add_elementwise)(op, graph)
         if not added or not self._is_plain():
             self.content = before
-            return False
-        self.ops.append(op)
-        return True
-
-    def absorb_view(self, op: Op, graph: OpGraph) -> bool:
-        """Takes in a view of the chain's result, element by element, so that the chain may continue with it."""
-        if not graph.is_view(op):
-            return False
-        value = graph.values[op.makes()[0]]
-        shape = tuple(size for size in value.shape if size != 1)
-        if value.marks[1] or value.dtype != graph.values[op.reads()[0]].dtype:
-            return False
-        if shape != self.sizes or self._key(value, value.shape) not in self.content.held:
             return False
         self.ops.append(op)
         return True
