@@ -9,7 +9,7 @@ from popgeo.capture.op_graph import Number, Op, OpGraph, Ref
 from popgeo.capture.operations import Out, operation_of
 from popgeo.capture.passes import with_ops
 from popgeo.engine.fuse.block_program import fits_registers
-from popgeo.engine.fuse.chain import AT_ROWS, CHAIN, EDGE_CHAIN
+from popgeo.engine.fuse.chain import CHAIN, EDGE_CHAIN
 from popgeo.engine.fuse.chain_steps import fits, writer_of
 from popgeo.engine.fuse.edge_rows import EdgeOrders, row_moves
 from popgeo.engine.fuse.open_chain import OpenChain, elements_of, shape_of, summed_dimensions
@@ -24,8 +24,8 @@ def join_chains(graph: OpGraph) -> OpGraph:
     """The graph with chains of element-wise operations as one operation each, before the first operation that needs it.
 
     An operation between those of a chain runs before it, which is allowed as long as neither touches memory that the
-    other changes. Sums over what a chain makes are taken into it although they come later. A chain of edges also takes
-    their rows of tables and joins them at rows, which then are never in memory edge by edge. On processors that cannot
+    other changes. Sums over what a chain makes are taken into it while it is open. A chain of edges also takes their
+    rows of tables and joins them at rows, which then are never in memory edge by edge. On processors that cannot
     multiply and add at once, all of them older than 2014, the graph stays as it is.
     """
     if not _is_fast():
@@ -55,11 +55,8 @@ class _Search:
     def __init__(self, graph: OpGraph) -> None:
         self.graph, self._moves = row_moves(graph)
         self._storage = [value.storage for value in self.graph.values]
-        self._given = {self._storage[v] for v in (*graph.inputs.values(), *graph.constants)}
         self._open: list[OpenChain] = []
         self._items: list[Op | OpenChain] = []
-        self._maker: dict[int, OpenChain] = {}  # of each storage that a chain makes
-        self._last_writer: dict[int, OpenChain | None] = {}
 
     def add(self, op: Op) -> None:
         """Takes one operation into a chain, or leaves it as it is after the chains that it depends on."""
@@ -69,13 +66,8 @@ class _Search:
         if chain is None:
             for other in near:
                 self._emit(other)
-            if not self._summed_late(op):
-                self._items.append(op)
-                self._last_writer.update(dict.fromkeys(changed, None))
-            return
-        self._last_writer.update(dict.fromkeys(changed, chain))
-        self._maker.update(dict.fromkeys(chain.content.made, chain))
-        if len(self._open) > _MOST_OPEN:
+            self._items.append(op)
+        elif len(self._open) > _MOST_OPEN:
             self._emit(self._open[0])
 
     def result(self) -> OpGraph:
@@ -115,8 +107,6 @@ class _Search:
             first = alike[0]
             if first.take_over(other):
                 self._open.remove(other)
-                self._maker.update(dict.fromkeys(first.content.made, first))
-                self._last_writer = {s: first if writer is other else writer for s, writer in self._last_writer.items()}
             else:
                 self._emit(other)
         alike = alike[:1]
@@ -135,19 +125,6 @@ class _Search:
             return None
         self._open.append(chain)
         return chain
-
-    def _summed_late(self, op: Op) -> bool:
-        """Lets a chain that already has its place sum what it makes."""
-        move = self._move_of(op)
-        if move is not None and (move.code not in AT_ROWS or self._storage[move.index] not in self._given):
-            return False
-        if move is None and summed_dimensions(op, self.graph.values) is None:
-            return False
-        storage = self._storage[op.reads()[0] if move is None else move.moved]
-        chain = self._maker.get(storage)
-        if chain is None or self._last_writer.get(storage, chain) is not chain:
-            return False
-        return chain.sizes == shape_of(op, self.graph.values, move) and chain.add(op, self.graph, move)
 
     def _emit(self, chain: OpenChain) -> None:
         if chain in self._open:
