@@ -8,7 +8,7 @@ from torch import Tensor
 
 from popgeo.capture.op_graph import Number, Op, OpGraph, Ref, substitute
 from popgeo.engine import out_variants
-from popgeo.engine.fuse.prepared import late_arguments, prepared_op
+from popgeo.engine.fuse.prepared import PREPARED, late_arguments
 from popgeo.engine.memory_plan import laid_out
 
 Check = Callable[[Op, list[Any], list[Any]], None]
@@ -79,8 +79,8 @@ class _Writer:
 
     def _prepared(self, index: int, op: Op) -> str | None:
         """A call of what was prepared for the places of results and operands."""
-        how = prepared_op(op.target)
-        call = how.prepare(self._graph, op, self._tensors) if how is not None else None
+        prepare = PREPARED.get(op.target)
+        call = prepare(self._graph, op, self._tensors) if prepare is not None else None
         if call is None:
             return None
         self._names[f"f{index}"] = call

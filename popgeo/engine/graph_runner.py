@@ -19,7 +19,7 @@ from popgeo.engine.fuse.bind_chain import prepare_chain
 from popgeo.engine.fuse.chain import CHAIN, EDGE_CHAIN
 from popgeo.engine.fuse.join_chains import describe_joined, join_chains
 from popgeo.engine.fuse.plan_interactions import describe_interactions, plan_interactions
-from popgeo.engine.fuse.prepared import PreparedCall, PreparedOp, late_arguments, register_prepared
+from popgeo.engine.fuse.prepared import PREPARED, PreparedCall, late_arguments
 from popgeo.engine.fuse.reassociate import reassociate
 from popgeo.engine.memory_plan import place_values, unplaced_bytes
 from popgeo.engine.products import TARGETS, prepare_product
@@ -205,12 +205,8 @@ class _Body:
         return self._runner.run([*made, *(None for _ in self._rest)])
 
 
-register_prepared(CHAIN, PreparedOp(prepare=prepare_chain, by_element=True))
-register_prepared(EDGE_CHAIN, PreparedOp(prepare=prepare_chain))
-for _target in TARGETS:
-    register_prepared(_target, PreparedOp(prepare=prepare_product))
-register_prepared(FOR_LOOP, PreparedOp(prepare=prepare_for_loop))
-register_prepared(COND, PreparedOp(prepare=prepare_cond))
+PREPARED |= {CHAIN: prepare_chain, EDGE_CHAIN: prepare_chain, FOR_LOOP: prepare_for_loop, COND: prepare_cond}
+PREPARED |= dict.fromkeys(TARGETS, prepare_product)
 
 
 def _check(op: Op, operands: Sequence[Tensor], results: Sequence[Tensor | None]) -> None:

@@ -15,7 +15,7 @@ from popgeo.capture.operations import operation_of
 from popgeo.capture.passes import drop_unused, new_storages, replace_values, with_ops
 from popgeo.engine.fuse.chain_steps import fits, writer_of
 from popgeo.engine.fuse.def_use import DefUse, ref
-from popgeo.engine.fuse.prepared import PreparedCall, PreparedOp, register_prepared
+from popgeo.engine.fuse.prepared import PREPARED, PreparedCall
 from popgeo.engine.fuse.sums_out_of_place import is_zero, out_of_place, rows_of
 from popgeo.ops.scatter_plan import sort_edges
 
@@ -23,9 +23,7 @@ EDGE_ORDER = "popgeo.edge_order.default"
 _MOVES = {
     "aten.index_select.default": "take", "aten.gather.default": "take",
     "aten.index_add.default": "sum_at", "aten.scatter_add.default": "sum_at",
-    "popgeo.gather.default": "take", "popgeo.scatter_sum.default": "sum_at",
 }  # fmt: skip
-_MOST_SUMMED = 4096  # elements: our own sum needs no order of edges, and its call costs less than that from here on
 # Steps that are run again at most to make a value of edges, and those that cost as much as several.
 _MOST_STEPS = 8
 _SLOW = "exp expm1 log log1p tanh sin cos softplus sigmoid silu silu_backward div"
@@ -70,26 +68,21 @@ def _moves(graph: OpGraph) -> dict[int, RowMove]:
 
 
 def _move_of(uses: DefUse, op: Op) -> RowMove | None:
-    values, code, ours = uses.graph.values, _MOVES.get(op.target), op.target.startswith("popgeo.")
+    values, code = uses.graph.values, _MOVES.get(op.target)
     if op.target == "aten.scatter_reduce.two" and op.kwargs.get("include_self") is False:
         code = _REDUCED.get(op.args[4])
-    has_plan = ours and len(op.reads()) > 2  # of the user's own
-    if code is None or op.kwargs.get("alpha", 1) != 1 or has_plan:
+    if code is None or op.kwargs.get("alpha", 1) != 1:
         return None
     first, (made,), takes = ref(op.args[0]), op.makes(), code == "take"
-    edges = made if takes else first if ours else ref(op.args[3])
-    table = first if takes else made
+    edges, table = (made, first) if takes else (ref(op.args[3]), made)
     shape = values[edges].shape
     # One edge would be no dimension of a chain.
     is_served = len(shape) > 0 and shape[0] > 1 and values[edges].numel > 0 and values[table].dtype is torch.float32
     if not is_served or values[table].shape[1:] != shape[1:] or not (uses.is_plain(made) and uses.is_plain(edges)):
         return None
-    if not takes and not (values[edges].numel <= _MOST_SUMMED if ours else is_zero(uses, first)):
+    if not takes and not is_zero(uses, first):
         return None
-    if ours:
-        index = ref(op.args[1]) if uses.is_plain(ref(op.args[1]), shape[:1], torch.int64) else None
-    else:
-        index = rows_of(uses, op, shape) if op.args[1] in (0, -len(shape)) else None
+    index = rows_of(uses, op, shape) if op.args[1] in (0, -len(shape)) else None
     if index is None or not uses.is_stable(first):
         return None
     return RowMove(code=code, moved=first if takes else edges, index=index, num_rows=values[table].shape[0])
@@ -190,4 +183,4 @@ def _prepare_order(graph: OpGraph, op: Op, tensors: Mapping[int, Tensor]) -> Pre
     return call
 
 
-register_prepared(EDGE_ORDER, PreparedOp(prepare=_prepare_order))
+PREPARED[EDGE_ORDER] = _prepare_order

@@ -109,15 +109,10 @@ class _Search:
                 self._open.remove(other)
             else:
                 self._emit(other)
-        alike = alike[:1]
-        if not alike:
-            read = {self._storage[v] for v in op.reads()}
-            alike = [chain for chain in self._open if chain.sizes == shape and chain.reads_any(read)][:1]
-        for chain in alike:
+        for chain in alike[:1]:
             if chain.add(op, graph, move):
                 return chain
-            if chain in near:
-                self._emit(chain)
+            self._emit(chain)
         if sums:
             return None
         chain = OpenChain(shape, elements_of(op, graph.values, move))

@@ -74,10 +74,6 @@ class OpenChain:
         apart = self.content.made.keys().isdisjoint(touched) and self.content.changed.keys().isdisjoint(touched)
         return not apart or not self.content.read.keys().isdisjoint(changed)
 
-    def reads_any(self, storages: Collection[int]) -> bool:
-        """Whether it reads one of these already."""
-        return not self.content.read.keys().isdisjoint(storages)
-
     def add(self, op: Op, graph: OpGraph, move: RowMove | None = None) -> bool:
         """Takes in an operation on its elements; False, with nothing changed, where the memory does not allow it."""
         before, self.content = self.content, self.content.copied()

@@ -10,7 +10,7 @@ from torch import Tensor
 from popgeo.capture.op_graph import Op, OpGraph, Value, substitute
 from popgeo.capture.passes import drop_unused, new_storages, with_ops
 from popgeo.engine.fuse.def_use import DefUse, ref
-from popgeo.engine.fuse.prepared import PreparedCall, PreparedOp, late_arguments, register_prepared
+from popgeo.engine.fuse.prepared import PREPARED, Prepare, PreparedCall, late_arguments
 from popgeo.native import library
 from popgeo.ops import interaction_call
 from popgeo.ops.interaction_call import Call
@@ -102,7 +102,7 @@ def _prepare_plan(graph: OpGraph, op: Op, tensors: Mapping[int, Tensor]) -> Prep
     return call
 
 
-def _prepare(pack: Callable[..., bytes]) -> Callable[[OpGraph, Op, Mapping[int, Tensor]], PreparedCall | None]:
+def _prepare(pack: Callable[..., bytes]) -> Prepare:
     def prepare(graph: OpGraph, op: Op, tensors: Mapping[int, Tensor]) -> PreparedCall | None:
         results = [tensors[v] for v in op.makes()]
         late, _ = late_arguments(op, tensors)
@@ -133,7 +133,5 @@ def _prepare(pack: Callable[..., bytes]) -> Callable[[OpGraph, Op, Mapping[int, 
     return prepare
 
 
-register_prepared(PLAN, PreparedOp(prepare=_prepare_plan))
-register_prepared(FORWARD, PreparedOp(prepare=_prepare(pack_forward)))
-register_prepared(BACKWARD, PreparedOp(prepare=_prepare(pack_backward)))
-register_prepared(SECOND, PreparedOp(prepare=_prepare(pack_second)))
+PREPARED[PLAN] = _prepare_plan
+PREPARED |= {FORWARD: _prepare(pack_forward), BACKWARD: _prepare(pack_backward), SECOND: _prepare(pack_second)}
