@@ -104,8 +104,7 @@ class _Search:
             if other not in alike:
                 self._emit(other)
         for other in alike[1:]:
-            first = alike[0]
-            if first.take_over(other):
+            if alike[0].take_over(other, graph, self._move_of):
                 self._open.remove(other)
             else:
                 self._emit(other)
