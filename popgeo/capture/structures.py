@@ -1,6 +1,6 @@
 """Looks at the structure of a nest, and compares two: paths and descriptions of their parts, and what differs."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -71,7 +71,7 @@ def same(compiled: Structure, given: Structure) -> bool:
     return compiled == given
 
 
-def reordered(structure: Structure, tensors: Sequence[Any], like: Structure) -> tuple[list[Any], Structure]:
+def reordered(structure: Structure, tensors: Iterable[Any], like: Structure | None) -> tuple[list[Any], Structure]:
     """A nest with the parts of its dictionaries and graph data in the order of another, if they have the same names.
 
     Example:
@@ -80,17 +80,12 @@ def reordered(structure: Structure, tensors: Sequence[Any], like: Structure) -> 
         >>> reordered(given, [], like=compiled)[1] == compiled
         True
     """
-    return _reordered(structure, iter(tensors), like)
-
-
-def _reordered(structure: Structure, tensors: Iterator[Any], like: Structure | None) -> tuple[list[Any], Structure]:
+    tensors = iter(tensors)
     if not isinstance(structure, Container):
         return ([next(tensors)] if isinstance(structure, Leaf) else []), structure
     model = dict(zip(like.keys, like.parts, strict=True)) if isinstance(like, Container) else {}
-    parts = {
-        key: _reordered(part, tensors, model.get(key))
-        for key, part in zip(structure.keys, structure.parts, strict=True)
-    }
+    pairs = zip(structure.keys, structure.parts, strict=True)
+    parts = {key: reordered(part, tensors, model.get(key)) for key, part in pairs}
     named = structure.template is not None or issubclass(structure.kind, Mapping)
     keys = tuple(model) if named and model.keys() == parts.keys() else structure.keys
     own = replace(structure, keys=keys, parts=tuple(parts[key][1] for key in keys))

@@ -70,7 +70,9 @@ class _Writer:
             return None
         simple = out_variants.copy_or_fill(op) if placed else None
         if simple is not None:
-            return self._copy_or_fill(op, *simple)
+            method, number = simple
+            operand = self._value(op.reads()[0]) if method == "copy_" else number
+            return None if method == "nothing" else f"{self._value(made[0])}.{method}({operand})"
         into = out_variants.into_place(self._graph, op) if placed else None
         if into is None:
             return self._call(index, op)
@@ -86,12 +88,6 @@ class _Writer:
         self._names[f"f{index}"] = call
         operands, numbers = late_arguments(op, self._tensors)
         return f"f{index}({', '.join([*map(self._value, operands), *map(self._text, numbers)])})"
-
-    def _copy_or_fill(self, op: Op, method: str, number: Any) -> str | None:
-        if method == "nothing":
-            return None
-        operand = self._value(op.reads()[0]) if method == "copy_" else number
-        return f"{self._value(op.makes()[0])}.{method}({operand})"
 
     def _call(self, index: int, op: Op) -> str:
         """A call that returns new tensors; those that have a place nevertheless are copied there."""
