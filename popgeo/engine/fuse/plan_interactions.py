@@ -1,7 +1,7 @@
 """Prepares interactions for the engine: each has working memory, and structures that are packed once for all runs."""
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -109,23 +109,17 @@ def _prepare(pack: Callable[..., bytes]) -> Prepare:
         if not results or results[-1].dtype is not torch.uint8:  # it was left without working memory
             return None
 
-        def packed(num_threads: int, operands: Mapping[int, Tensor]) -> bytes:
-            arguments: Sequence[Any] = substitute(op.args, operands.__getitem__)
-            return pack(Call(*arguments[:NUM_ARGUMENTS]), results, num_threads, *arguments[NUM_ARGUMENTS:])
-
-        if late:  # their places are new at each run
-
-            def call_late(*operands: Tensor) -> None:
-                known = {**tensors, **dict(zip(late, operands, strict=True))}
-                interaction_call.run(packed(torch.get_num_threads(), known))
-
-            return call_late
         structures: dict[int, bytes] = {}
 
-        def call() -> None:
+        def call(*operands: Tensor) -> None:
             num_threads = torch.get_num_threads()
-            if num_threads not in structures:
-                structures[num_threads] = packed(num_threads, tensors)
+            if late or num_threads not in structures:  # the places of late ones are new at each run
+                known = {**tensors, **dict(zip(late, operands, strict=True))}
+                given, rest = op.args[:NUM_ARGUMENTS], op.args[NUM_ARGUMENTS:]
+                tensor = known.__getitem__
+                structures[num_threads] = pack(
+                    Call(*substitute(given, tensor)), results, num_threads, *substitute(rest, tensor)
+                )
             interaction_call.run(structures[num_threads])
 
         return call
