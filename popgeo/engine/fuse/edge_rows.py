@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from popgeo.capture.op_graph import Op, OpGraph, Ref, Value
-from popgeo.capture.operations import operation_of
 from popgeo.capture.passes import drop_unused, new_storages, replace_values, with_ops
 from popgeo.engine.fuse.chain_steps import fits, writer_of
 from popgeo.engine.fuse.def_use import DefUse, ref
@@ -24,9 +23,7 @@ _MOVES = {
     "aten.index_select.default": "take", "aten.gather.default": "take",
     "aten.index_add.default": "sum_at", "aten.scatter_add.default": "sum_at",
 }  # fmt: skip
-# Steps that are run again at most to make a value of edges, and those that cost as much as several.
-_MOST_STEPS = 8
-_SLOW = "exp expm1 log log1p tanh sin cos softplus sigmoid silu silu_backward div"
+_MOST_STEPS = 8  # that are run again to make a value of edges
 _SMALL = 8  # an operand with that many times fewer elements may be kept for it
 _REDUCED = {"sum": "sum_at", "amax": "max_at", "amin": "min_at"}
 _IN_PLACE = "aten.index_add_.default", "aten.scatter_add_.default", "aten.scatter_reduce_.two"
@@ -190,8 +187,7 @@ class RowsAtUses:
         again = [v for v in op.reads() if v in self._steps]
         kept = [values[v] for v in op.reads() if v not in self._steps]
         small = all(v.numel * _SMALL <= values[made].numel and v.storage not in self._mutated for v in kept)
-        own = 4 if operation_of(op.target).short_name in _SLOW.split() else int(computes)
-        steps = own + sum(self._steps[v] for v in again)
+        steps = int(computes) + sum(self._steps[v] for v in again)
         return steps if again and small and steps <= _MOST_STEPS else None
 
     def _remake(self, v: int, own: dict[int, int]) -> None:
