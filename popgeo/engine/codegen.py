@@ -1,12 +1,11 @@
 """Writes a graph as one straight-line Python function."""
 
-import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from torch import Tensor
 
-from popgeo.capture.op_graph import Number, Op, OpGraph, Ref, substitute
+from popgeo.capture.op_graph import Number, Op, OpGraph, Ref
 from popgeo.engine import out_variants
 from popgeo.engine.fuse.prepared import PREPARED, late_arguments
 from popgeo.engine.memory_plan import laid_out
@@ -104,17 +103,11 @@ class _Writer:
 
     def _call_of(self, index: int, op: Op, function: Callable[..., Any], outs: Mapping[str, int]) -> str:
         """A call of a function with the operation's arguments, and with these values to write to."""
-        if any(late_arguments(op, self._tensors)):
-            self._names[f"f{index}"] = function
-            named = {key: self._text(argument) for key, argument in op.kwargs.items()}
-            named |= {key: self._value(v) for key, v in outs.items()}
-            arguments = [*map(self._text, op.args), *(f"{_identifier(key)}={text}" for key, text in named.items())]
-            return f"f{index}({', '.join(arguments)})"
-        # What is known now need not be written down: Python compiles the line, and looks the arguments up, sooner.
-        tensor = self._tensors.__getitem__
-        known = substitute(op.kwargs, tensor) | {key: tensor(v) for key, v in outs.items()}
-        self._names[f"f{index}"] = functools.partial(function, *substitute(op.args, tensor), **known)
-        return f"f{index}()"
+        self._names[f"f{index}"] = function
+        named = {key: self._text(argument) for key, argument in op.kwargs.items()}
+        named |= {key: self._value(v) for key, v in outs.items()}
+        arguments = [*map(self._text, op.args), *(f"{_identifier(key)}={text}" for key, text in named.items())]
+        return f"f{index}({', '.join(arguments)})"
 
     def _value(self, v: int) -> str:
         return f"t{v:d}" if v in self._tensors else f"v{v:d}"
