@@ -1,15 +1,14 @@
-"""Makes sure that a step out of a file is one that a capture could have written, before any of it runs."""
+"""Makes sure that a graph can run, and that a step out of a file is one that a capture could have written."""
 
 import contextlib
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from popgeo.capture.captured_step import CapturedStep
-from popgeo.capture.check_graph import check_graph
 from popgeo.capture.control_flow import COND, FOR_LOOP
 from popgeo.capture.marks import marked, marks_of
 from popgeo.capture.op_graph import LOSS_SCALE, Input, Op, OpGraph, Ref, Role, Value, substitute
@@ -24,6 +23,72 @@ _ROOM = 2**60  # bytes of a memory that is only thought of; where a view ends is
 Form = tuple[tuple[int, ...], tuple[int, ...], int, torch.dtype, tuple[bool, bool]]
 # Results, each the number of an operand or a form with the number of the memory it looks at; and what is changed.
 Made = tuple[tuple[Any, ...], frozenset[int]]
+
+
+def check_graph(graph: OpGraph) -> None:
+    """Makes sure that a graph, and the bodies of its loops and branches, can run as they stand.
+
+    Each value has one shape and one maker, which runs before all that read it; an operation changes only what it
+    takes; and what looks at the memory of another value stays within it.
+
+    Raises:
+        ValueError: it breaks one of these rules; the message names the operation and the value.
+    """
+    values = graph.values
+    known = set[int]()  # the values that are there so far
+    ends = dict[int, int]()  # bytes of the memory that inputs, constants and results own, by storage
+    for v, value in enumerate(values):
+        if len(value.shape) != len(value.stride) or min((*value.shape, *value.stride, value.offset, 0)) < 0:
+            _refuse("the graph", v, f"has shape {value.shape}, stride {value.stride}, offset {value.offset}")
+    given: list[tuple[Input | str, int]] = [*graph.inputs.items(), *(("a constant", v) for v in graph.constants)]
+    for who, v in given:
+        if v in known or not 0 <= v < len(values):
+            _refuse(who, v, "is not a value, or given twice")
+        if values[v].producer is not None:
+            _refuse(who, v, "is also made by an operation")
+        ends[values[v].storage] = max(values[v].end, ends.get(values[v].storage, 0))
+        known.add(v)
+    for v, tensor in graph.constants.items():
+        if (tuple(tensor.shape), tensor.dtype) != (values[v].shape, values[v].dtype):
+            _refuse("a constant", v, f"is given a tensor of {tensor.dtype} {list(tensor.shape)}")
+    for index, op in enumerate(graph.ops):
+        _take_op(values, index, op, known, ends)
+    for result in {*graph.outputs} - known - {None}:
+        _refuse("the results", result, "is made by nothing")
+    for v in {v for v, value in enumerate(values) if value.producer is not None} - known:
+        _refuse("the graph", v, f"is not made by operation {values[v].producer}")
+
+
+def _take_op(values: Sequence[Value], index: int, op: Op, known: set[int], ends: dict[int, int]) -> None:
+    """Checks one operation, given what is known when it runs, and adds what it makes."""
+    who, reads = f"operation {index} ({op.target})", {*op.reads()}
+    for body in op.bodies:
+        check_graph(body)
+    for v in reads - known:
+        _refuse(who, v, "is read before it is made")
+    for v in {*op.writes} - reads:
+        _refuse(who, v, "is changed without being taken")
+    seen, fresh = {values[v].storage for v in reads}, set[int]()
+    for v in op.makes():
+        if v in reads:  # what it changes, it may also return
+            continue
+        if v in known or not 0 <= v < len(values):
+            _refuse(who, v, "is not a value, or made twice")
+        value = values[v]
+        if value.producer != index:
+            _refuse(who, v, f"names operation {value.producer} as its producer")
+        known.add(v)
+        if value.storage not in seen:
+            if value.storage in ends and value.storage not in fresh:
+                _refuse(who, v, "lies in memory that is not read")
+            fresh.add(value.storage)
+            ends[value.storage] = max(value.end, ends.get(value.storage, 0))
+        elif value.end > ends[value.storage]:
+            _refuse(who, v, f"goes beyond the {ends[value.storage]} bytes there")
+
+
+def _refuse(who: Input | str, v: int | None, broken: str) -> NoReturn:
+    raise ValueError(f"The graph cannot run: in {who}, %{v} {broken}.")
 
 
 def require_operations(graph: OpGraph) -> None:

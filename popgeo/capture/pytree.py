@@ -140,7 +140,7 @@ def _data_parts(data: "BaseData") -> Iterator[tuple[tuple[Any, str], Any]]:
             yield (store._key, key), part
 
 
-def unflatten(structure: Structure, tensors: Sequence[Any], arguments: Sequence[Any] = ()) -> Any:
+def unflatten(structure: Structure, tensors: Iterable[Any], arguments: Sequence[Any] = ()) -> Any:
     """The nest that `flatten` took apart, with these tensors in the order of its list.
 
     Args:
@@ -148,15 +148,12 @@ def unflatten(structure: Structure, tensors: Sequence[Any], arguments: Sequence[
         tensors: What to put in.
         arguments: The graph data among the arguments of a call, which results may be like.
     """
-    return _put_together(structure, iter(tensors), arguments)
-
-
-def _put_together(structure: Structure, tensors: Iterator[Any], arguments: Sequence[Any]) -> Any:
+    tensors = iter(tensors)
     if isinstance(structure, Leaf):
         return next(tensors)
     if isinstance(structure, Fixed):
         return structure.value
-    parts = [_put_together(part, tensors, arguments) for part in structure.parts]
+    parts = [unflatten(part, tensors, arguments) for part in structure.parts]
     if structure.template is not None:
         like = structure.like if arguments else None
         data = copy.copy(structure.template if like is None else arguments[like])

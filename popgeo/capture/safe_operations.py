@@ -12,7 +12,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
-from torch import Tensor
 from torch._ops import OpOverload
 
 from popgeo.capture.op_graph import OpGraph, overload
@@ -152,32 +151,6 @@ def _convolves_backward(g: Any) -> bool:
     return g.grad_output.shape == torch.ops.aten.convolution.default(g.input, g.weight, None, *like).shape
 
 
-def _updates(g: Any) -> bool:
-    """Lists of one optimizer: as many tensors in each, alike in memory without gaps; counts of steps are numbers."""
-    unused = {"momentum_buffer_list": "momentum", "max_exp_avg_sqs": "amsgrad"}
-    alike = [(one.shape, one.stride(), one.dtype) for one in g.self]
-    for name, tensors in vars(g).items():
-        if name == "state_steps":
-            fits = [one.numel() for one in tensors] == [1] * len(alike)
-        elif isinstance(tensors, list | tuple) and (tensors or name not in unused or getattr(g, unused[name])):
-            fits = [(one.shape, one.stride(), one.dtype) for one in tensors] == alike
-        else:
-            continue
-        if not fits:
-            return False
-    return all(map(_is_dense, g.self))
-
-
-def _is_dense(tensor: Tensor) -> bool:
-    """Whether the elements lie next to each other, each in a place of its own."""
-    expected = 1
-    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
-        if size != 1 and stride != expected:
-            return False
-        expected *= size
-    return True
-
-
 _FITS: dict[str, Callable[[Any], bool]] = {
     **dict.fromkeys(["aten._softmax_backward_data", "aten._log_softmax_backward_data"],
                     lambda g: g.grad_output.shape == g.output.shape),
@@ -185,7 +158,6 @@ _FITS: dict[str, Callable[[Any], bool]] = {
         "native_batch_norm", "_native_batch_norm_legit", "_native_batch_norm_legit_functional",
         "_native_batch_norm_legit_no_training", "_batch_norm_with_update")], _normalizes),
     **dict.fromkeys(["aten.native_batch_norm_backward", "aten.batch_norm_backward"], _normalizes_backward),
-    **dict.fromkeys([f"aten._fused_{one}" for one in ("adam", "adamw", "adagrad", "sgd")], _updates),
     **dict.fromkeys([f"aten._scaled_dot_product_flash_attention_for_cpu{one}" for one in ("", "_backward")], _attends),
     "aten.native_layer_norm_backward": _layer_norm_backward,
     "aten.native_group_norm_backward": _group_norm_backward,

@@ -1,13 +1,11 @@
 """Looks at the structure of a nest, and compares two: paths and descriptions of their parts, and what differs."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from torch import Tensor
-
 from popgeo.capture.op_graph import shape_text
-from popgeo.capture.pytree import SCALARS, Container, Fixed, Leaf, Structure, flatten, templates
+from popgeo.capture.pytree import SCALARS, Container, Fixed, Leaf, Structure
 
 
 def leaves(structure: Structure, path: str = "") -> Iterator[tuple[str, Leaf]]:
@@ -73,28 +71,7 @@ def same(compiled: Structure, given: Structure) -> bool:
     return compiled == given
 
 
-def takes(compiled: Structure, given: Any, tensors: list[Tensor], graph_data: list[Any]) -> bool:
-    """Whether something is what a part of a nest was compiled for; its tensors and graph data are added to the lists.
-
-    Example:
-        >>> import torch
-        >>> from popgeo.capture.pytree import flatten
-        >>> found = []
-        >>> takes(flatten(torch.ones(2))[1], torch.zeros(2), found, []), found
-        (True, [tensor([0., 0.])])
-    """
-    if isinstance(compiled, Leaf):
-        fits = isinstance(given, Tensor) and given.shape == compiled.shape and given.dtype == compiled.dtype
-        if fits:
-            tensors.append(given)
-        return fits
-    own, structure = flatten(given)
-    tensors += own
-    graph_data += templates(structure)
-    return same(compiled, structure)
-
-
-def reordered(structure: Structure, tensors: Sequence[Any], like: Structure) -> tuple[list[Any], Structure]:
+def reordered(structure: Structure, tensors: Iterable[Any], like: Structure | None) -> tuple[list[Any], Structure]:
     """A nest with the parts of its dictionaries and graph data in the order of another, if they have the same names.
 
     Example:
@@ -103,17 +80,12 @@ def reordered(structure: Structure, tensors: Sequence[Any], like: Structure) -> 
         >>> reordered(given, [], like=compiled)[1] == compiled
         True
     """
-    return _reordered(structure, iter(tensors), like)
-
-
-def _reordered(structure: Structure, tensors: Iterator[Any], like: Structure | None) -> tuple[list[Any], Structure]:
+    tensors = iter(tensors)
     if not isinstance(structure, Container):
         return ([next(tensors)] if isinstance(structure, Leaf) else []), structure
     model = dict(zip(like.keys, like.parts, strict=True)) if isinstance(like, Container) else {}
-    parts = {
-        key: _reordered(part, tensors, model.get(key))
-        for key, part in zip(structure.keys, structure.parts, strict=True)
-    }
+    pairs = zip(structure.keys, structure.parts, strict=True)
+    parts = {key: reordered(part, tensors, model.get(key)) for key, part in pairs}
     named = structure.template is not None or issubclass(structure.kind, Mapping)
     keys = tuple(model) if named and model.keys() == parts.keys() else structure.keys
     own = replace(structure, keys=keys, parts=tuple(parts[key][1] for key in keys))

@@ -1,14 +1,13 @@
 """Writes a graph as one straight-line Python function."""
 
-import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from torch import Tensor
 
-from popgeo.capture.op_graph import Number, Op, OpGraph, Ref, substitute
+from popgeo.capture.op_graph import Number, Op, OpGraph, Ref
 from popgeo.engine import out_variants
-from popgeo.engine.fuse.prepared import late_arguments, prepared_op
+from popgeo.engine.fuse.prepared import PREPARED, late_arguments
 from popgeo.engine.memory_plan import laid_out
 
 Check = Callable[[Op, list[Any], list[Any]], None]
@@ -70,7 +69,9 @@ class _Writer:
             return None
         simple = out_variants.copy_or_fill(op) if placed else None
         if simple is not None:
-            return self._copy_or_fill(op, *simple)
+            method, number = simple
+            operand = self._value(op.reads()[0]) if method == "copy_" else number
+            return None if method == "nothing" else f"{self._value(made[0])}.{method}({operand})"
         into = out_variants.into_place(self._graph, op) if placed else None
         if into is None:
             return self._call(index, op)
@@ -79,19 +80,13 @@ class _Writer:
 
     def _prepared(self, index: int, op: Op) -> str | None:
         """A call of what was prepared for the places of results and operands."""
-        how = prepared_op(op.target)
-        call = how.prepare(self._graph, op, self._tensors) if how is not None else None
+        prepare = PREPARED.get(op.target)
+        call = prepare(self._graph, op, self._tensors) if prepare is not None else None
         if call is None:
             return None
         self._names[f"f{index}"] = call
         operands, numbers = late_arguments(op, self._tensors)
         return f"f{index}({', '.join([*map(self._value, operands), *map(self._text, numbers)])})"
-
-    def _copy_or_fill(self, op: Op, method: str, number: Any) -> str | None:
-        if method == "nothing":
-            return None
-        operand = self._value(op.reads()[0]) if method == "copy_" else number
-        return f"{self._value(op.makes()[0])}.{method}({operand})"
 
     def _call(self, index: int, op: Op) -> str:
         """A call that returns new tensors; those that have a place nevertheless are copied there."""
@@ -108,17 +103,11 @@ class _Writer:
 
     def _call_of(self, index: int, op: Op, function: Callable[..., Any], outs: Mapping[str, int]) -> str:
         """A call of a function with the operation's arguments, and with these values to write to."""
-        if any(late_arguments(op, self._tensors)):
-            self._names[f"f{index}"] = function
-            named = {key: self._text(argument) for key, argument in op.kwargs.items()}
-            named |= {key: self._value(v) for key, v in outs.items()}
-            arguments = [*map(self._text, op.args), *(f"{_identifier(key)}={text}" for key, text in named.items())]
-            return f"f{index}({', '.join(arguments)})"
-        # What is known now need not be written down: Python compiles the line, and looks the arguments up, sooner.
-        tensor = self._tensors.__getitem__
-        known = substitute(op.kwargs, tensor) | {key: tensor(v) for key, v in outs.items()}
-        self._names[f"f{index}"] = functools.partial(function, *substitute(op.args, tensor), **known)
-        return f"f{index}()"
+        self._names[f"f{index}"] = function
+        named = {key: self._text(argument) for key, argument in op.kwargs.items()}
+        named |= {key: self._value(v) for key, v in outs.items()}
+        arguments = [*map(self._text, op.args), *(f"{_identifier(key)}={text}" for key, text in named.items())]
+        return f"f{index}({', '.join(arguments)})"
 
     def _value(self, v: int) -> str:
         return f"t{v:d}" if v in self._tensors else f"v{v:d}"

@@ -19,7 +19,7 @@ from popgeo.engine.fuse.bind_chain import prepare_chain
 from popgeo.engine.fuse.chain import CHAIN, EDGE_CHAIN
 from popgeo.engine.fuse.join_chains import describe_joined, join_chains
 from popgeo.engine.fuse.plan_interactions import describe_interactions, plan_interactions
-from popgeo.engine.fuse.prepared import PreparedCall, PreparedOp, late_arguments, register_prepared
+from popgeo.engine.fuse.prepared import PREPARED, PreparedCall, late_arguments
 from popgeo.engine.fuse.reassociate import reassociate
 from popgeo.engine.memory_plan import place_values, unplaced_bytes
 from popgeo.engine.products import TARGETS, prepare_product
@@ -152,18 +152,14 @@ def prepare_for_loop(graph: OpGraph, op: Op, tensors: Mapping[int, Tensor]) -> P
     """A call that runs a loop."""
     count, carried, outside = op.args
     body = _Body(op.bodies[0], [*carried, *outside], tensors, own=len(carried))
-    places = [tensors[v] for v in op.makes()]
-    late, _ = late_arguments(op, tensors)
 
-    def call(*come: Tensor) -> None:
-        known = dict(zip(late, come, strict=True))
+    def run(known: Mapping[int, Tensor]) -> list[Any]:
         made = body.run(known)
         for _ in range(count - 1):
             made = body.again(made)
-        for place, tensor in zip(places, made, strict=True):
-            place.copy_(tensor)
+        return made
 
-    return call
+    return _copying(op, tensors, run)
 
 
 def prepare_cond(graph: OpGraph, op: Op, tensors: Mapping[int, Tensor]) -> PreparedCall:
@@ -173,13 +169,15 @@ def prepare_cond(graph: OpGraph, op: Op, tensors: Mapping[int, Tensor]) -> Prepa
         _Body(body, operands, tensors, own=sum(one.name.startswith("given.") for one in body.inputs))
         for body, operands in zip(op.bodies, given, strict=True)
     ]
-    places = [tensors[v] for v in op.makes()]
-    late, _ = late_arguments(op, tensors)
+    return _copying(op, tensors, lambda known: bodies[0 if bool(known[condition.value]) else 1].run(known))
+
+
+def _copying(op: Op, tensors: Mapping[int, Tensor], run: Callable[[Mapping[int, Tensor]], list[Any]]) -> PreparedCall:
+    """A call that copies what is made of the values of now to the places of the results."""
+    places, (late, _) = [tensors[v] for v in op.makes()], late_arguments(op, tensors)
 
     def call(*come: Tensor) -> None:
-        known = dict(zip(late, come, strict=True))
-        holds = tensors[condition.value] if condition.value in tensors else known[condition.value]
-        for place, tensor in zip(places, bodies[0 if bool(holds) else 1].run(known), strict=True):
+        for place, tensor in zip(places, run({**tensors, **dict(zip(late, come, strict=True))}), strict=True):
             place.copy_(tensor)
 
     return call
@@ -192,25 +190,20 @@ class _Body:
         given = [ref.value for ref in operands]
         read = [(one, v) for one, v in list(zip(graph.inputs, given, strict=True))[own:] if v in tensors]
         self._runner = GraphRunner(graph, {one: tensors[v] for one, v in read})
-        self._tensors, self._own = tensors, given[:own]
+        self._own = given[:own]
         self._rest = [v for v in given[own:] if v not in tensors]
 
     def run(self, known: Mapping[int, Tensor]) -> list[Any]:
         """What the body makes of its operands."""
-        values = [self._tensors[v] if v in self._tensors else known[v] for v in (*self._own, *self._rest)]
-        return self._runner.run(values)
+        return self._runner.run([known[v] for v in (*self._own, *self._rest)])
 
     def again(self, made: Sequence[Tensor]) -> list[Any]:
         """What the body makes of what it made before."""
         return self._runner.run([*made, *(None for _ in self._rest)])
 
 
-register_prepared(CHAIN, PreparedOp(prepare=prepare_chain, by_element=True))
-register_prepared(EDGE_CHAIN, PreparedOp(prepare=prepare_chain))
-for _target in TARGETS:
-    register_prepared(_target, PreparedOp(prepare=prepare_product))
-register_prepared(FOR_LOOP, PreparedOp(prepare=prepare_for_loop))
-register_prepared(COND, PreparedOp(prepare=prepare_cond))
+PREPARED |= {CHAIN: prepare_chain, EDGE_CHAIN: prepare_chain, FOR_LOOP: prepare_for_loop, COND: prepare_cond}
+PREPARED |= dict.fromkeys(TARGETS, prepare_product)
 
 
 def _check(op: Op, operands: Sequence[Tensor], results: Sequence[Tensor | None]) -> None:

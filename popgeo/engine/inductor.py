@@ -9,6 +9,7 @@ from torch import Tensor, fx, nn
 
 from popgeo.capture.drawn_numbers import SET_STATE
 from popgeo.capture.expand import expand
+from popgeo.capture.marks import empty_like
 from popgeo.capture.op_graph import Input, OpGraph, overload, substitute
 from popgeo.capture.passes import is_random
 from popgeo.engine.memory_plan import laid_out
@@ -57,12 +58,8 @@ class InductorRunner:
         # In the graph's order: the state in its own memory, and room for the arguments of a call.
         self._given = [state[one].detach() if one in state else None for one in graph.inputs]
         values = [graph.values[v] for v in graph.inputs.values()]
-        examples = [
-            torch.zeros(value.shape, dtype=value.dtype).as_strided(value.shape, value.stride)
-            if tensor is None
-            else tensor
-            for tensor, value in zip(self._given, values, strict=True)
-        ]
+        pairs = zip(self._given, values, strict=True)
+        examples = [empty_like(value).zero_() if tensor is None else tensor for tensor, value in pairs]
         self._strides = [value.stride for value in values]
         with torch.no_grad():
             self._run = _compiled(as_module(graph), examples)

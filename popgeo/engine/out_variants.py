@@ -8,8 +8,9 @@ import torch
 
 from popgeo.capture.op_graph import Op, OpGraph, overload
 from popgeo.capture.operations import Out, operation_of
+from popgeo.engine.fuse.chain import CHAIN
 from popgeo.engine.fuse.def_use import is_contiguous
-from popgeo.engine.fuse.prepared import prepared_op
+from popgeo.engine.fuse.prepared import PREPARED
 
 # What torch's functions take, though the schemas of the forms with `out` do not.
 _SCALAR_AS_TENSOR = {"aten.mul.Scalar", "aten.div.Scalar", "aten.add.Scalar", "aten.sub.Scalar"}
@@ -22,7 +23,7 @@ _NOT_CALLED: Mapping[Out, tuple[str, Any]] = {
 
 def has_fixed_place(graph: OpGraph, op: Op) -> bool:
     """Whether the operation writes its results into memory that it is given."""
-    if prepared_op(op.target) is not None:
+    if op.target in PREPARED:
         return True
     if op.writes or graph.is_view(op):
         return False
@@ -31,9 +32,8 @@ def has_fixed_place(graph: OpGraph, op: Op) -> bool:
 
 def is_elementwise(op: Op) -> bool:
     """Whether each element of the result depends on that element of the operands, so that it may overwrite one."""
-    prepared = prepared_op(op.target)
-    if prepared is not None:
-        return prepared.by_element
+    if op.target in PREPARED:
+        return op.target == CHAIN  # which reads a block of elements before it writes there
     if into(op.target) is None:
         return False
     return op.target in _SCALAR_AS_TENSOR or _is_pointwise(op.target)

@@ -39,20 +39,18 @@ def prepare_product(graph: OpGraph, op: Op, tensors: Mapping[int, Tensor]) -> Pr
     late, _ = late_arguments(op, tensors)
     calls: dict[int, bytes] = {}
 
-    def call() -> None:
+    def call(*given: Tensor) -> None:
         num_threads = torch.get_num_threads()
-        if num_threads not in calls:
-            calls[num_threads] = _packed([tensors[v] for v in (*operands, made)], num_threads)
+        if late or num_threads not in calls:
+            places = {**tensors, **dict(zip(late, given, strict=True))}
+            known, out = [places[v] for v in operands], tensors[made]
+            # Late, a layout may differ from that of the capture.
+            if not _is_served([one.shape for one in (*known, out)], [one.stride() for one in (*known, out)]):
+                known = [one.contiguous() for one in known]
+            calls[num_threads] = _packed([*known, out], num_threads)
         native(calls[num_threads])
 
-    def call_late(*given: Tensor) -> None:  # a layout may differ from that of the capture
-        places, out = {**tensors, **dict(zip(late, given, strict=True))}, tensors[made]
-        known = [places[v] for v in operands]
-        if not _is_served([one.shape for one in (*known, out)], [one.stride() for one in (*known, out)]):
-            known = [one.contiguous() for one in known]
-        native(_packed([*known, out], torch.get_num_threads()))
-
-    return call_late if late else call
+    return call
 
 
 def _is_served(shapes: Sequence[Sequence[int]], strides: Sequence[Sequence[int]]) -> bool:

@@ -1,7 +1,6 @@
 """Runs the micro-batches of a call in order: device iterations, accumulation, replicas, updates."""
 
 import contextlib
-import gc
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -97,7 +96,7 @@ class StepRunner:
             check_apart([*tensors, *module_state(self._model).values()], self._written)
         flushed, threads, differentiates = DenormalsFlushed(), torch.get_num_threads(), torch.is_grad_enabled()
         try:
-            with self.threads.of_a_call(), flushed:
+            with self.threads, flushed:
                 return self._run(tensors)
         except BaseException:  # an interrupt may come just where a block is left, before that has put things back
             flushed.end()
@@ -261,15 +260,9 @@ class StepRunner:
             if self.update.scale is not None:
                 state[LOSS_SCALE] = self.update.scale.tensor
             gradients = {name: self.update.gradients[name] for name in self._step.trained}
-        collects = gc.isenabled()
-        gc.disable()  # a graph is many small objects without a circle, of which the collector would look at each
-        try:
-            if self._staging is not None:
-                return RoundRunner(graph, self._staging, state, self._step.num_results, gradients, checks)
-            places = dict(enumerate(gradients.values(), start=self._step.num_results))
-            if self._kind is GraphRunner and self.update is None:
-                return GraphRunner(graph, state, places, checks, weights_stay=True)
-            return self._kind(graph, state, places, checks)
-        finally:
-            if collects:
-                gc.enable()
+        if self._staging is not None:
+            return RoundRunner(graph, self._staging, state, self._step.num_results, gradients, checks)
+        places = dict(enumerate(gradients.values(), start=self._step.num_results))
+        if self._kind is GraphRunner and self.update is None:
+            return GraphRunner(graph, state, places, checks, weights_stay=True)
+        return self._kind(graph, state, places, checks)

@@ -17,7 +17,7 @@ _TRIALS = 2
 
 
 class ThreadChoice:
-    """The number of threads that each call of a step runs with.
+    """The number of threads that each call of a step runs with, as a block; afterwards the caller's number is back.
 
     The first call is not measured, since it touches all memory for the first time. Then one thread is tried, then two,
     four and so on up to torch's number, as long as each is faster than the one before. A number whose calls become
@@ -32,7 +32,7 @@ class ThreadChoice:
 
     Example:
         >>> choice = ThreadChoice(number=1)
-        >>> with choice.of_a_call():
+        >>> with choice:
         ...     torch.get_num_threads()
         1
     """
@@ -54,10 +54,6 @@ class ThreadChoice:
         if self._most == 1:
             return 1
         return None if self._trials or not self._seconds else self._best()
-
-    def of_a_call(self) -> "ThreadChoice":
-        """What runs a block with that number of threads, and gives the caller's back."""
-        return self
 
     def __enter__(self) -> None:
         self._before = torch.get_num_threads()

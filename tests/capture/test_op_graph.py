@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from popgeo.capture.capture import bind, capture
-from popgeo.capture.check_graph import check_graph
+from popgeo.capture.check_read import check_graph
 from popgeo.capture.op_graph import Input, Op, OpGraph, Ref, Role, Value
 from tests.support.small_models import GraphConvolutions, make_batch
 

@@ -36,15 +36,6 @@ def test_what_has_a_place_is_written_there_by_functions_that_can_and_copied_ther
     assert all(mine is place for mine, place in zip(results, places.values(), strict=True))
 
 
-def test_what_is_known_when_the_function_is_written_is_not_looked_up_at_a_run():
-    graph = graph_of(lambda x: x.sqrt().add(x, alpha=3), X)
-    places = {v: torch.zeros(2) for op in graph.ops for v in op.outputs}
-    run = emit(graph, given(graph, X) | places)
-    assert run()[0].tolist() == [4, 14]
-    (result,) = graph.outputs
-    assert set(run.__code__.co_names) == {"f0", "f1", f"t{result}"}
-
-
 def test_a_view_of_what_has_a_place_needs_no_work():
     graph = graph_of(lambda x: x.sqrt().view(2, 1), X)
     root, view = (v for op in graph.ops for v in op.outputs)

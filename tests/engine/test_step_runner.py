@@ -1,7 +1,5 @@
 """The steps of a call, worked by hand: results, updates, replicas, stages, random numbers and memory that moves."""
 
-import gc
-
 import pytest
 import torch
 import torch.distributed as dist
@@ -183,16 +181,6 @@ def test_processes_round_at_random_alike(monkeypatch: pytest.MonkeyPatch):
     options = Options(replication_factor=2, stochastic_rounding=True, optimizer_state_dtype=torch.bfloat16)
     step = training_model(model, options, torch.optim.Adam(model.parameters()))
     assert step.compile(torch.ones(4)).update.seed == 11
-
-
-@pytest.mark.parametrize("collects", [True, False])
-def test_the_collection_of_garbage_is_left_as_it_was(collects: bool):
-    (gc.enable if collects else gc.disable)()
-    try:
-        inference_model(Draws())(torch.zeros(2))
-        assert gc.isenabled() == collects
-    finally:
-        gc.enable()
 
 
 class Normalised(nn.Module):

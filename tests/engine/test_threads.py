@@ -26,7 +26,7 @@ class Machine:
 
     def call(self, times: int) -> list[int]:
         for _ in range(times):
-            with self.choice.of_a_call():
+            with self.choice:
                 number = torch.get_num_threads()
                 self.used.append(number)
                 self.now += self.cost(number)
@@ -75,7 +75,7 @@ def test_a_core_that_becomes_busy_is_noticed_and_one_that_becomes_idle_too():
 def test_a_number_that_is_given_is_used_from_the_first_call():
     choice = ThreadChoice(number=3)
     for _ in range(2):
-        with choice.of_a_call():
+        with choice:
             assert torch.get_num_threads() == 3
     assert choice.picked == 3
 
@@ -84,14 +84,14 @@ def test_the_callers_number_is_the_most_and_one_leaves_nothing_to_try():
     torch.set_num_threads(1)
     choice = ThreadChoice()
     for _ in range(3):
-        with choice.of_a_call():
+        with choice:
             assert torch.get_num_threads() == 1
     assert choice.picked == 1
 
 
 def test_the_callers_number_comes_back_after_an_error():
     choice = ThreadChoice(number=1)
-    with pytest.raises(KeyError), choice.of_a_call():
+    with pytest.raises(KeyError), choice:
         raise KeyError
     assert torch.get_num_threads() == 4
 
@@ -102,7 +102,7 @@ def test_of_two_threads_both_are_tried_and_the_better_is_kept():
     torch.set_num_threads(2)
     used = []
     for _ in range(6):
-        with choice.of_a_call():
+        with choice:
             used.append(torch.get_num_threads())
             now += 0.1 / used[-1]
     assert used == [1, 1, 1, 2, 2, 2]
@@ -125,7 +125,7 @@ class ExactMachine(Machine):
     def call(self, times: int) -> list[int]:
         for _ in range(times):
             self.starts = False
-            with self.choice.of_a_call():
+            with self.choice:
                 self.used.append(torch.get_num_threads())
         return self.used[-times:]
 
@@ -234,7 +234,7 @@ def test_a_caller_who_allows_another_number_has_all_tried_anew():
 def test_a_call_that_fails_is_not_measured():
     machine = ExactMachine({1: 1.0, 2: 0.5}.get)
     machine.call(1)
-    with pytest.raises(KeyError), machine.choice.of_a_call():
+    with pytest.raises(KeyError), machine.choice:
         raise KeyError
     assert machine.call(3) == [1, 1, 2]
 

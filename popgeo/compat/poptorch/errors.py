@@ -118,17 +118,12 @@ def as_poptorch_errors() -> Iterator[None]:
         error.args = tuple(str(part).replace("FakeTensor", "Tensor") for part in error.args)
         raise
     except ReplacedStateError as error:
-        raise Error(_of_buffers(error)) from error
+        told = [said(f"of_buffers {what}", name=name) for name, what in error.buffers.items()]
+        raise Error(" ".join([*told, str(error)])) from error  # PopTorch's words for it first
     except (ValueError, FloatingPointError) as error:
         if not _is_ours(error.__traceback__):
             raise
         raise Error(str(error).replace("reset()", "destroy()")) from error  # by PopTorch's name of it
-
-
-def _of_buffers(error: ReplacedStateError) -> str:
-    """PopTorch's words for a buffer that the model has put away, before popgeo's own."""
-    told = [said(f"of_buffers {what}", name=name) for name, what in error.buffers.items()]
-    return " ".join([*told, str(error)])
 
 
 def _is_ours(trace: TracebackType | None) -> bool:

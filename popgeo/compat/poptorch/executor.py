@@ -17,7 +17,6 @@ from popgeo.compat.poptorch.compiled_module import CompiledModule
 from popgeo.compat.poptorch.errors import Error, as_poptorch_errors, check, logger, said
 from popgeo.compat.poptorch.popgeo_options import popgeo_options
 from popgeo.compat.poptorch.strategies import module_repr
-from popgeo.engine.step_options import StepOptions
 
 
 class PoplarExecutor(CompiledModule):
@@ -63,7 +62,10 @@ class PoplarExecutor(CompiledModule):
             logger.info("Total number of IPU cycles: %d", self.cycleCount())
         write_back(own, given, compiled.captured.written)
         results, tensors = as_results(returned)
-        self._results = len(tensors), self._ticks(_returned_steps(compiled.options))
+        chosen = compiled.options
+        summed = chosen.output_mode in (ipu.OutputMode.FINAL, ipu.OutputMode.SUM)
+        returned_steps = chosen.replication_factor if summed else chosen.batch_factor // chosen.output_period
+        self._results = len(tensors), self._ticks(returned_steps)
         return results
 
     def copyWeightsToHost(self) -> None:
@@ -233,10 +235,3 @@ class PoplarExecutor(CompiledModule):
     def _ticks(self, steps: int) -> int:
         """Steps that have times: none where the machine would make up its data."""
         return 0 if self._options._Popart.options.get("syntheticDataMode") else steps
-
-
-def _returned_steps(options: StepOptions) -> int:
-    """Micro-batches whose results a call returns."""
-    if options.output_mode in (ipu.OutputMode.FINAL, ipu.OutputMode.SUM):
-        return options.replication_factor
-    return options.batch_factor // options.output_period

@@ -1,8 +1,7 @@
 """Turns a chain into instructions on memory: what the compiled library runs."""
 
 import struct
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -18,8 +17,11 @@ from popgeo.native import library
 _pack = struct.Struct("15q").pack
 
 
-def prepare_chain(graph: OpGraph, op: Op, tensors: Mapping[int, Tensor]) -> PreparedCall | None:
-    """The call of a chain on values at these places."""
+def prepare_chain(graph: OpGraph, op: Op, tensors: Mapping[int, Tensor]) -> PreparedCall:
+    """The call of a chain on values at these places.
+
+    Operands without a place and numbers that change come at each run.
+    """
     native = library.packed("popgeo_chain")
     assert native is not None, "a graph is joined only where the library is available"
     chain: Chain = op.args[0]
@@ -35,50 +37,27 @@ def prepare_chain(graph: OpGraph, op: Op, tensors: Mapping[int, Tensor]) -> Prep
         *program.domain, *program.block, program.num_chunks, program.partial_size, program.sums_columns, program.group,
         0 if chain.order is None else tensors[chain.order].data_ptr(),
     )  # fmt: skip
-    keeps = (slots, instructions, numbers, partial, [tensors[v] for v in (*op.reads(), *op.makes()) if v in tensors])
-    late, changing = late_arguments(op, tensors)
-    if not late and not changing:
-        return _Constant(native, header, keeps)
+    late, _ = late_arguments(op, tensors)
     where = [[(slot, field) for slot, field, v in program.value_slots if v == value] for value in late]
-    positions = [index for index, number in enumerate(chain.numbers) if isinstance(number, Number)]
-    strides = [graph.values[v].stride for v in late]
-    written = [v in op.writes for v in late]
-    return _Late(native, header, keeps, list(zip(where, strides, written, strict=True)), positions)
+    operands = [(at, graph.values[v].stride, v in op.writes) for at, v in zip(where, late, strict=True)]
+    changing = [index for index, number in enumerate(chain.numbers) if isinstance(number, Number)]
+    # What the header points to.
+    held = (instructions, partial, [tensors[v] for v in (*op.reads(), *op.makes()) if v in tensors])
 
-
-@dataclass
-class _Constant:
-    """A call that is the same each time."""
-
-    native: Callable[[bytes], int]
-    header: bytes
-    keeps: Any  # what the header points to
-
-    def __call__(self) -> None:
-        self.native(self.header)
-
-
-@dataclass
-class _Late(_Constant):
-    """A call with operands that have another place at each run, or with numbers that change."""
-
-    operands: Sequence[tuple[Sequence[tuple[int, int]], tuple[int, ...], bool]]
-    positions: Sequence[int]
-
-    def __call__(self, *given: Any) -> None:
-        slots, _, numbers, *_ = self.keeps
-        count = len(self.operands)
+    def call(*given: Any, _held: Any = held) -> None:
         copies = []
-        for tensor, (at, stride, written) in zip(given, self.operands, strict=False):
+        for tensor, (at, stride, written) in zip(given, operands, strict=False):
             if tensor.stride() != stride:  # a kernel of another layout than when the graph was captured
                 copy = torch.empty_strided(tensor.shape, stride, dtype=tensor.dtype).copy_(tensor)
                 copies.append((tensor, copy, written))
                 tensor = copy
             for slot in at:
                 slots[slot] = tensor.data_ptr()
-        for position, number in zip(self.positions, given[count:], strict=True):
-            numbers[position] = number
-        self.native(self.header)
+        for index, number in zip(changing, given[len(operands) :], strict=True):
+            numbers[index] = number
+        native(header)
         for tensor, copy, written in copies:
             if written:
                 tensor.copy_(copy)
+
+    return call

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from popgeo.capture.op_graph import Value
-from popgeo.engine.fuse.chain import AT_ROWS, BLOCK, CODES, OPERANDS, Chain, Kind, Place, Source
+from popgeo.engine.fuse.chain import BLOCK, CODES, JOINING, OPERANDS, Chain, Kind, Place, Source
 
 MAX_REGISTERS = 24  # as in chain.h
 # Elements of a chunk: below, a second thread costs more than it saves. Chunks decide the order of sums, threads do not.
@@ -83,25 +83,18 @@ class BlockProgram:
         for k, step in enumerate(chain.steps):
             wanted = [place for number, place in chain.results if number == k]
             endangered = [place for place in wanted if self._is_read_later(place, k, last_use)]
-            if step.code == "sum" or step.code in AT_ROWS:
-                if not endangered:
-                    self._store_sum(step.code, step.operands[0], wanted[0])
-                late += [(k, place) for place in endangered]
-                continue
-            direct = next((p for p in wanted if p not in endangered and self._is_direct(p)), None)
-            out = self._memory(direct) if direct is not None else self._new_register()
-            self._compute(step.code, step.operands, out)
-            self._known[Source(Kind.STEP, k), False] = out
-            for place in wanted:
-                if place in endangered:
-                    late.append((k, place))
-                elif place is not direct:
-                    self._store(out, place)
+            stored = [place for place in wanted if place not in endangered]
+            if step.code not in JOINING:
+                direct = next(filter(self._is_direct, stored), None)
+                out = self._memory(direct) if direct is not None else self._new_register()
+                self._compute(step.code, step.operands, out)
+                self._known[Source(Kind.STEP, k), False] = out
+                stored = [place for place in stored if place is not direct]
+            for place in stored:
+                self._store(k, place)
+            late += [(k, place) for place in endangered]
         for k, place in late:
-            if (code := chain.steps[k].code) == "sum" or code in AT_ROWS:
-                self._store_sum(code, chain.steps[k].operands[0], place)
-            else:
-                self._store(self._known[Source(Kind.STEP, k), False], place)
+            self._store(k, place)
 
     def _compute(self, code: str, operands: Sequence[Source], out: int) -> None:
         if code == "fill":
@@ -159,8 +152,14 @@ class BlockProgram:
         self._known[key] = slot
         return slot
 
-    def _store(self, slot: int, place: Place) -> None:
+    def _store(self, number: int, place: Place) -> None:
+        """Writes the result of a step to its place."""
+        step = self._chain.steps[number]
+        if step.code in JOINING:
+            self._store_sum(step.code, step.operands[0], place)
+            return
         code = "store_bool" if self._values[place.value].dtype == torch.bool else "store_float"
+        slot = self._known[Source(Kind.STEP, number), False]
         self._main.append([CODES[code], 0, self._memory(place, kind=_STRIDED), slot, 0, 0])
 
     def _store_sum(self, code: str, source: Source, place: Place) -> None:
@@ -187,14 +186,12 @@ class BlockProgram:
 
     def _is_read_later(self, result: Place, step: int, last_use: Mapping[int, int]) -> bool:
         """Whether something that the chain has yet to read lies if this result is to be written."""
-        for index, operand in enumerate(self._chain.operands):
-            last = last_use.get(index, -1)
-            if last < step or not self._overlap(result, operand):
-                continue
-            alike = self._strides[result] == self._strides[operand]
-            if last > step or not alike:
-                return True
-        return False
+        last = [last_use.get(index, -1) for index in range(len(self._chain.operands))]
+        return any(
+            read >= step and self._overlap(result, operand)
+            and (read > step or self._strides[result] != self._strides[operand])
+            for read, operand in zip(last, self._chain.operands, strict=True)
+        )  # fmt: skip
 
     def _overlap(self, one: Place, other: Place) -> bool:
         first, second = self._values[one.value], self._values[other.value]

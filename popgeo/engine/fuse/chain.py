@@ -21,6 +21,7 @@ OPERANDS = {name: count for count, names in _COMPUTED.items() for name in names.
 _MEMORY = ("fill", "load_float", "load_bool", "load_int64", "load_int32", "store_float", "store_bool")
 SUMS = ("sum_rows", "sum_columns", "sum_all")
 AT_ROWS = ("sum_at", "max_at", "min_at")
+JOINING = ("sum", *AT_ROWS)  # steps that end in fewer elements
 CODES = {name: code for code, name in enumerate(OPERANDS)}
 CODES |= dict(zip((*_MEMORY, *SUMS, *AT_ROWS), range(100, 113), strict=True))
 

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -12,14 +12,9 @@ from popgeo.capture.operations import OPERATIONS, ChainStep
 F32, BOOL = torch.float32, torch.bool
 # A result of `write`: something that later steps may take; `Any` other than to the writer.
 Handle = Any
-
-
-class Writer(Protocol):
-    """Takes down steps. Operands are handles, arguments of the operation (values, numbers) or plain numbers."""
-
-    def __call__(self, code: str, *operands: Any) -> Handle: ...
-
-
+# Takes down a step, by its code; operands are handles, arguments of the operation (values, numbers) or plain numbers.
+Writer = Callable[..., Handle]
+# Writes an operation, given a writer and the operation's arguments.
 Write = Callable[..., Handle]
 _WRITERS: dict[str, Write] = {}
 

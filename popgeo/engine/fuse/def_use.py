@@ -26,12 +26,8 @@ class DefUse:
         self.graph = graph
         self.users: dict[int, list[int]] = {}
         for index, op in enumerate(graph.ops):
-            for v in op.reads():
-                users = self.users.get(v)
-                if users is None:
-                    self.users[v] = [index]
-                elif users[-1] != index:
-                    users.append(index)
+            for v in dict.fromkeys(op.reads()):
+                self.users.setdefault(v, []).append(index)
         self.returned = {v for v in graph.outputs if v is not None}
         self._mutated = graph.mutated_storages()
 

@@ -4,33 +4,31 @@ What edges have of rows is made again for each use, if that costs less than memo
 """
 
 import dataclasses
-from collections.abc import Mapping, Set
+from collections import Counter
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from popgeo.capture.op_graph import Op, OpGraph, Ref, Value
-from popgeo.capture.operations import operation_of
 from popgeo.capture.passes import drop_unused, new_storages, replace_values, with_ops
 from popgeo.engine.fuse.chain_steps import fits, writer_of
 from popgeo.engine.fuse.def_use import DefUse, ref
-from popgeo.engine.fuse.prepared import PreparedCall, PreparedOp, register_prepared
-from popgeo.engine.fuse.sums_out_of_place import is_zero, out_of_place, rows_of
+from popgeo.engine.fuse.prepared import PREPARED, PreparedCall
 from popgeo.ops.scatter_plan import sort_edges
 
 EDGE_ORDER = "popgeo.edge_order.default"
 _MOVES = {
     "aten.index_select.default": "take", "aten.gather.default": "take",
     "aten.index_add.default": "sum_at", "aten.scatter_add.default": "sum_at",
-    "popgeo.gather.default": "take", "popgeo.scatter_sum.default": "sum_at",
 }  # fmt: skip
-_MOST_SUMMED = 4096  # elements: our own sum needs no order of edges, and its call costs less than that from here on
-# Steps that are run again at most to make a value of edges, and those that cost as much as several.
-_MOST_STEPS = 8
-_SLOW = "exp expm1 log log1p tanh sin cos softplus sigmoid silu silu_backward div"
+_MOST_STEPS = 8  # that are run again to make a value of edges
 _SMALL = 8  # an operand with that many times fewer elements may be kept for it
 _REDUCED = {"sum": "sum_at", "amax": "max_at", "amin": "min_at"}
+_IN_PLACE = "aten.index_add_.default", "aten.scatter_add_.default", "aten.scatter_reduce_.two"
+_FILLED = {"aten.new_zeros.default": "aten.zeros.default", "aten.new_ones.default": "aten.ones.default"}
+_ZEROS = "aten.zeros.default", "aten.zeros_like.default", "aten.new_zeros.default"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,7 +53,7 @@ def row_moves(graph: OpGraph) -> tuple[OpGraph, Mapping[int, RowMove]]:
 
     Sums into new zeros make a value of their own instead of changing the zeros, and rows are taken again for each use.
     """
-    graph = out_of_place(graph)
+    graph = _out_of_place(graph)
     found = _moves(graph)
     taken = {v for v, move in found.items() if move.code == "take"}
     if not taken:
@@ -70,29 +68,82 @@ def _moves(graph: OpGraph) -> dict[int, RowMove]:
 
 
 def _move_of(uses: DefUse, op: Op) -> RowMove | None:
-    values, code, ours = uses.graph.values, _MOVES.get(op.target), op.target.startswith("popgeo.")
+    values, code = uses.graph.values, _MOVES.get(op.target)
     if op.target == "aten.scatter_reduce.two" and op.kwargs.get("include_self") is False:
         code = _REDUCED.get(op.args[4])
-    has_plan = ours and len(op.reads()) > 2  # of the user's own
-    if code is None or op.kwargs.get("alpha", 1) != 1 or has_plan:
+    if code is None or op.kwargs.get("alpha", 1) != 1:
         return None
     first, (made,), takes = ref(op.args[0]), op.makes(), code == "take"
-    edges = made if takes else first if ours else ref(op.args[3])
-    table = first if takes else made
+    edges, table = (made, first) if takes else (ref(op.args[3]), made)
     shape = values[edges].shape
     # One edge would be no dimension of a chain.
     is_served = len(shape) > 0 and shape[0] > 1 and values[edges].numel > 0 and values[table].dtype is torch.float32
     if not is_served or values[table].shape[1:] != shape[1:] or not (uses.is_plain(made) and uses.is_plain(edges)):
         return None
-    if not takes and not (values[edges].numel <= _MOST_SUMMED if ours else is_zero(uses, first)):
+    if not takes and not _is_zero(uses, first):
         return None
-    if ours:
-        index = ref(op.args[1]) if uses.is_plain(ref(op.args[1]), shape[:1], torch.int64) else None
-    else:
-        index = rows_of(uses, op, shape) if op.args[1] in (0, -len(shape)) else None
+    index = _rows_of(uses, op, shape) if op.args[1] in (0, -len(shape)) else None
     if index is None or not uses.is_stable(first):
         return None
     return RowMove(code=code, moved=first if takes else edges, index=index, num_rows=values[table].shape[0])
+
+
+def _out_of_place(graph: OpGraph) -> OpGraph:
+    """The graph with sums into new zeros making a value instead of changing the zeros, which are made of nothing."""
+    if not any(op.target in _IN_PLACE or op.target in _FILLED for op in graph.ops):
+        return graph
+    graph = with_ops(graph, [_made_of_nothing(op, graph.values) for op in graph.ops], graph.outputs)
+    uses, values, ops = DefUse(graph), list(graph.values), list(graph.ops)
+    storages = new_storages(values)
+    writers = Counter(values[v].storage for op in graph.ops for v in op.writes)
+    for index, op in enumerate(graph.ops):
+        if op.target not in _IN_PLACE:
+            continue
+        (v,) = op.makes()
+        zeros, storage = values[v].producer, values[v].storage
+        if zeros is None or ops[zeros].target not in _ZEROS or writers[storage] != 1 or min(uses.users[v]) < index:
+            continue
+        values.append(dataclasses.replace(values[v], storage=next(storages)))
+        base = len(values) - 1
+        ops[zeros] = dataclasses.replace(ops[zeros], outputs=(base,))
+        ops[index] = dataclasses.replace(
+            op, target=op.target.replace("_.", "."), args=(Ref(base), *op.args[1:]), writes=()
+        )
+    return with_ops(graph, ops, graph.outputs, values=values)
+
+
+def _made_of_nothing(op: Op, values: Sequence[Value]) -> Op:
+    """Zeros or ones without the tensor whose type they have, so that this tensor is not needed for that."""
+    if op.target not in _FILLED:
+        return op
+    shape, dtype = list(op.args[1]), values[op.makes()[0]].dtype
+    return dataclasses.replace(op, target=_FILLED[op.target], args=(shape,), kwargs={"dtype": dtype})
+
+
+def _rows_of(uses: DefUse, op: Op, shape: Sequence[int]) -> int | None:
+    """The row of each edge, for a gather or a sum of rows of this shape; None where elements have rows of their own."""
+    v = ref(op.args[2])
+    if op.target in (
+        "aten.gather.default",
+        "aten.scatter_add.default",
+        "aten.scatter_reduce.two",
+    ):  # given for each element
+        values = uses.graph.values
+        if values[v].shape != tuple(shape):
+            return None
+        widened = uses.maker(v, "aten.expand.default")
+        column = v if widened is None else ref(widened.args[0])
+        flat = uses.flat(column) if values[column].shape == (shape[0], *[1] * (len(shape) - 1)) else None
+        v = -1 if flat is None else flat
+    return v if uses.is_plain(v, shape[:1], torch.int64) else None
+
+
+def _is_zero(uses: DefUse, v: int) -> bool:
+    """Whether a value is zero of the type that is served, and stays so."""
+    if not uses.is_plain(v):
+        return False
+    constant = uses.graph.constants.get(v)
+    return uses.maker(v, *_ZEROS) is not None if constant is None else not constant.any()
 
 
 class RowsAtUses:
@@ -136,8 +187,7 @@ class RowsAtUses:
         again = [v for v in op.reads() if v in self._steps]
         kept = [values[v] for v in op.reads() if v not in self._steps]
         small = all(v.numel * _SMALL <= values[made].numel and v.storage not in self._mutated for v in kept)
-        own = 4 if operation_of(op.target).short_name in _SLOW.split() else int(computes)
-        steps = own + sum(self._steps[v] for v in again)
+        steps = int(computes) + sum(self._steps[v] for v in again)
         return steps if again and small and steps <= _MOST_STEPS else None
 
     def _remake(self, v: int, own: dict[int, int]) -> None:
@@ -190,4 +240,4 @@ def _prepare_order(graph: OpGraph, op: Op, tensors: Mapping[int, Tensor]) -> Pre
     return call
 
 
-register_prepared(EDGE_ORDER, PreparedOp(prepare=_prepare_order))
+PREPARED[EDGE_ORDER] = _prepare_order

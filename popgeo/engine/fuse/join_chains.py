@@ -9,7 +9,7 @@ from popgeo.capture.op_graph import Number, Op, OpGraph, Ref
 from popgeo.capture.operations import Out, operation_of
 from popgeo.capture.passes import with_ops
 from popgeo.engine.fuse.block_program import fits_registers
-from popgeo.engine.fuse.chain import AT_ROWS, CHAIN, EDGE_CHAIN
+from popgeo.engine.fuse.chain import CHAIN, EDGE_CHAIN
 from popgeo.engine.fuse.chain_steps import fits, writer_of
 from popgeo.engine.fuse.edge_rows import EdgeOrders, row_moves
 from popgeo.engine.fuse.open_chain import OpenChain, elements_of, shape_of, summed_dimensions
@@ -24,8 +24,8 @@ def join_chains(graph: OpGraph) -> OpGraph:
     """The graph with chains of element-wise operations as one operation each, before the first operation that needs it.
 
     An operation between those of a chain runs before it, which is allowed as long as neither touches memory that the
-    other changes. Sums over what a chain makes are taken into it although they come later. A chain of edges also takes
-    their rows of tables and joins them at rows, which then are never in memory edge by edge. On processors that cannot
+    other changes. Sums over what a chain makes are taken into it while it is open. A chain of edges also takes their
+    rows of tables and joins them at rows, which then are never in memory edge by edge. On processors that cannot
     multiply and add at once, all of them older than 2014, the graph stays as it is.
     """
     if not _is_fast():
@@ -55,11 +55,8 @@ class _Search:
     def __init__(self, graph: OpGraph) -> None:
         self.graph, self._moves = row_moves(graph)
         self._storage = [value.storage for value in self.graph.values]
-        self._given = {self._storage[v] for v in (*graph.inputs.values(), *graph.constants)}
         self._open: list[OpenChain] = []
         self._items: list[Op | OpenChain] = []
-        self._maker: dict[int, OpenChain] = {}  # of each storage that a chain makes
-        self._last_writer: dict[int, OpenChain | None] = {}
 
     def add(self, op: Op) -> None:
         """Takes one operation into a chain, or leaves it as it is after the chains that it depends on."""
@@ -67,17 +64,10 @@ class _Search:
         near = [chain for chain in self._open if chain.conflicts(touched, changed)]
         chain = self._joined(op, near)
         if chain is None:
-            if len(near) == 1 and near[0].absorb_view(op, self.graph):
-                return
             for other in near:
                 self._emit(other)
-            if not self._summed_late(op):
-                self._items.append(op)
-                self._last_writer.update(dict.fromkeys(changed, None))
-            return
-        self._last_writer.update(dict.fromkeys(changed, chain))
-        self._maker.update(dict.fromkeys(chain.content.made, chain))
-        if len(self._open) > _MOST_OPEN:
+            self._items.append(op)
+        elif len(self._open) > _MOST_OPEN:
             self._emit(self._open[0])
 
     def result(self) -> OpGraph:
@@ -114,22 +104,14 @@ class _Search:
             if other not in alike:
                 self._emit(other)
         for other in alike[1:]:
-            first = alike[0]
-            if first.take_over(other):
+            if alike[0].take_over(other, graph, self._move_of):
                 self._open.remove(other)
-                self._maker.update(dict.fromkeys(first.content.made, first))
-                self._last_writer = {s: first if writer is other else writer for s, writer in self._last_writer.items()}
             else:
                 self._emit(other)
-        alike = alike[:1]
-        if not alike:
-            read = {self._storage[v] for v in op.reads()}
-            alike = [chain for chain in self._open if chain.sizes == shape and chain.reads_any(read)][:1]
-        for chain in alike:
+        for chain in alike[:1]:
             if chain.add(op, graph, move):
                 return chain
-            if chain in near:
-                self._emit(chain)
+            self._emit(chain)
         if sums:
             return None
         chain = OpenChain(shape, elements_of(op, graph.values, move))
@@ -137,19 +119,6 @@ class _Search:
             return None
         self._open.append(chain)
         return chain
-
-    def _summed_late(self, op: Op) -> bool:
-        """Lets a chain that already has its place sum what it makes."""
-        move = self._move_of(op)
-        if move is not None and (move.code not in AT_ROWS or self._storage[move.index] not in self._given):
-            return False
-        if move is None and summed_dimensions(op, self.graph.values) is None:
-            return False
-        storage = self._storage[op.reads()[0] if move is None else move.moved]
-        chain = self._maker.get(storage)
-        if chain is None or self._last_writer.get(storage, chain) is not chain:
-            return False
-        return chain.sizes == shape_of(op, self.graph.values, move) and chain.add(op, self.graph, move)
 
     def _emit(self, chain: OpenChain) -> None:
         if chain in self._open:
@@ -175,15 +144,14 @@ class _Search:
 
 
 def _write(chain: OpenChain, graph: OpGraph, outside: set[int], orders: EdgeOrders, ops: list[Op]) -> None:
-    """Adds one operation in place of those of a chain, then views of its results; the same ones if it is not a gain."""
-    computed = [op for op in chain.ops if not graph.is_view(op)]
+    """Adds one operation in place of those of a chain; the same ones if it is not a gain."""
     # Alone, an operation that torch writes into given memory runs as well by itself; others allocate at each run.
-    first = computed[0]
-    alone = len(computed) < 2 and (bool(first.writes) or has_fixed_place(graph, first))
+    first, last = chain.ops[0], chain.ops[-1]
+    alone = first is last and (bool(first.writes) or has_fixed_place(graph, first))
     if alone and chain.content.joins_at is None:
         ops += chain.ops
         return
-    made = {table: orders.order(*table, computed[0], ops) for table in sorted(chain.content.tables)}
+    made = {table: orders.order(*table, first, ops) for table in sorted(chain.content.tables)}
     program = chain.program(outside, made)
     if not fits_registers(program, orders.values):
         ops += chain.ops
@@ -193,7 +161,6 @@ def _write(chain: OpenChain, graph: OpGraph, outside: set[int], orders: EdgeOrde
     changed = tuple(v for v in results if graph.values[v].storage not in chain.content.made)
     refs: list[Any] = [Ref(v) for v in dict.fromkeys([*sorted(inputs), *changed])]
     numbers = [number for number in program.numbers if isinstance(number, Number)]
-    last = computed[-1]
     joined = Op(
         target=EDGE_CHAIN if program.of_edges else CHAIN,
         args=(program, refs, numbers),
@@ -203,5 +170,4 @@ def _write(chain: OpenChain, graph: OpGraph, outside: set[int], orders: EdgeOrde
         module=first.module if first.module == last.module else "",
         source=first.source,
     )
-    views = [op for op in chain.ops if graph.is_view(op) and graph.values[op.reads()[0]].storage in outside]
-    ops += [joined, *views]
+    ops.append(joined)

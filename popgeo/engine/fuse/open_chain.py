@@ -1,7 +1,7 @@
 """A chain while it is being found: takes in operations one by one and keeps account of the memory that it touches."""
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -58,7 +58,7 @@ class OpenChain:
 
     Attributes:
         sizes: As given.
-        ops: What it represents, views of its results among them.
+        ops: What it represents.
         content: The steps of these operations, and the memory that they touch.
     """
 
@@ -74,10 +74,6 @@ class OpenChain:
         apart = self.content.made.keys().isdisjoint(touched) and self.content.changed.keys().isdisjoint(touched)
         return not apart or not self.content.read.keys().isdisjoint(changed)
 
-    def reads_any(self, storages: Collection[int]) -> bool:
-        """Whether it reads one of these already."""
-        return not self.content.read.keys().isdisjoint(storages)
-
     def add(self, op: Op, graph: OpGraph, move: RowMove | None = None) -> bool:
         """Takes in an operation on its elements; False, with nothing changed, where the memory does not allow it."""
         before, self.content = self.content, self.content.copied()
@@ -91,51 +87,13 @@ class OpenChain:
         self.ops.append(op)
         return True
 
-    def absorb_view(self, op: Op, graph: OpGraph) -> bool:
-        """Takes in a view of the chain's result, element by element, so that the chain may continue with it."""
-        if not graph.is_view(op):
-            return False
-        value = graph.values[op.makes()[0]]
-        shape = tuple(size for size in value.shape if size != 1)
-        if value.marks[1] or value.dtype != graph.values[op.reads()[0]].dtype:
-            return False
-        if shape != self.sizes or self._key(value, value.shape) not in self.content.held:
-            return False
-        self.ops.append(op)
-        return True
-
-    def take_over(self, other: "OpenChain") -> bool:
-        """Takes in all of another chain on the same elements, which touches no memory that this one changes."""
-        orders = {chain.content.joins_at for chain in (self, other)} - {None}
-        if self._order != other._order or len(orders) > 1:
-            return False
-        before, theirs = self.content, other.content
-        self.content = mine = before.copied()
-        mine.joins_at = next(iter(orders), None)
-        mine.tables |= theirs.tables
-        at: list[Source] = []  # of the other's steps
-
-        def moved(source: Source) -> Source:
-            if source.kind is Kind.STEP:
-                return at[source.index]
-            if source.kind is Kind.VALUE:
-                return self._operand(theirs.operands[source.index])
-            return self._number(theirs.numbers[source.index])
-
-        for step in theirs.steps:
-            at.append(self._step(step.code, *map(moved, step.operands)))
-        mine.sums += [(at[step].index, place) for step, place in theirs.sums]
-        mine.held |= {key: moved(source) for key, source in theirs.held.items()}
-        mine.places |= theirs.places
-        mine.made |= theirs.made
-        mine.changed |= theirs.changed
-        for storage, keys in theirs.read.items():
-            mine.read[storage] = mine.read.get(storage, set()) | keys
-        if not self._is_plain():
-            self.content = before
-            return False
-        self.ops += other.ops
-        return True
+    def take_over(self, other: "OpenChain", graph: OpGraph, move_of: Callable[[Op], RowMove | None]) -> bool:
+        """Takes in all of another chain that touches no memory which this one changes; False, with nothing changed."""
+        ops, before = list(self.ops), self.content
+        if self._order == other._order and all(self.add(op, graph, move_of(op)) for op in other.ops):
+            return True
+        self.ops, self.content = ops, before
+        return False
 
     def program(self, outside: Collection[int], orders: Mapping[tuple[int, int], int]) -> Chain:
         """The chain, which leaves in memory only what something outside touches; `orders` are values, by table."""

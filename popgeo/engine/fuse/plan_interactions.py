@@ -1,7 +1,7 @@
 """Prepares interactions for the engine: each has working memory, and structures that are packed once for all runs."""
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -10,7 +10,7 @@ from torch import Tensor
 from popgeo.capture.op_graph import Op, OpGraph, Value, substitute
 from popgeo.capture.passes import drop_unused, new_storages, with_ops
 from popgeo.engine.fuse.def_use import DefUse, ref
-from popgeo.engine.fuse.prepared import PreparedCall, PreparedOp, late_arguments, register_prepared
+from popgeo.engine.fuse.prepared import PREPARED, Prepare, PreparedCall, late_arguments
 from popgeo.native import library
 from popgeo.ops import interaction_call
 from popgeo.ops.interaction_call import Call
@@ -102,30 +102,24 @@ def _prepare_plan(graph: OpGraph, op: Op, tensors: Mapping[int, Tensor]) -> Prep
     return call
 
 
-def _prepare(pack: Callable[..., bytes]) -> Callable[[OpGraph, Op, Mapping[int, Tensor]], PreparedCall | None]:
+def _prepare(pack: Callable[..., bytes]) -> Prepare:
     def prepare(graph: OpGraph, op: Op, tensors: Mapping[int, Tensor]) -> PreparedCall | None:
         results = [tensors[v] for v in op.makes()]
         late, _ = late_arguments(op, tensors)
         if not results or results[-1].dtype is not torch.uint8:  # it was left without working memory
             return None
 
-        def packed(num_threads: int, operands: Mapping[int, Tensor]) -> bytes:
-            arguments: Sequence[Any] = substitute(op.args, operands.__getitem__)
-            return pack(Call(*arguments[:NUM_ARGUMENTS]), results, num_threads, *arguments[NUM_ARGUMENTS:])
-
-        if late:  # their places are new at each run
-
-            def call_late(*operands: Tensor) -> None:
-                known = {**tensors, **dict(zip(late, operands, strict=True))}
-                interaction_call.run(packed(torch.get_num_threads(), known))
-
-            return call_late
         structures: dict[int, bytes] = {}
 
-        def call() -> None:
+        def call(*operands: Tensor) -> None:
             num_threads = torch.get_num_threads()
-            if num_threads not in structures:
-                structures[num_threads] = packed(num_threads, tensors)
+            if late or num_threads not in structures:  # the places of late ones are new at each run
+                known = {**tensors, **dict(zip(late, operands, strict=True))}
+                given, rest = op.args[:NUM_ARGUMENTS], op.args[NUM_ARGUMENTS:]
+                tensor = known.__getitem__
+                structures[num_threads] = pack(
+                    Call(*substitute(given, tensor)), results, num_threads, *substitute(rest, tensor)
+                )
             interaction_call.run(structures[num_threads])
 
         return call
@@ -133,7 +127,5 @@ def _prepare(pack: Callable[..., bytes]) -> Callable[[OpGraph, Op, Mapping[int, 
     return prepare
 
 
-register_prepared(PLAN, PreparedOp(prepare=_prepare_plan))
-register_prepared(FORWARD, PreparedOp(prepare=_prepare(pack_forward)))
-register_prepared(BACKWARD, PreparedOp(prepare=_prepare(pack_backward)))
-register_prepared(SECOND, PreparedOp(prepare=_prepare(pack_second)))
+PREPARED[PLAN] = _prepare_plan
+PREPARED |= {FORWARD: _prepare(pack_forward), BACKWARD: _prepare(pack_backward), SECOND: _prepare(pack_second)}

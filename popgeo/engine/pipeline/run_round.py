@@ -97,6 +97,7 @@ class RoundRunner:
         for v, replica in ((v, replica) for v in range(self._staging.micro_batches) for replica in replicas):
             self._live[v, replica] = self._given(given.inputs[v][replica])
         last = {now.micro_batch: number for number, now in enumerate(self._staging.order)}
+        arguments = {Kept(v) for v in self.graph.inputs_of(Role.ARGUMENT).values()}
         for number, now in enumerate(self._staging.order):
             bound = self._bound[now.stage, now.backward]
             for replica in replicas:
@@ -113,7 +114,8 @@ class RoundRunner:
                     held.pop(kept, None)
                 if bound.part.gradients:
                     given.on_gradients(bound.part.gradients, now.micro_batch == 0 and replica == 0)
-                self._note_memory()
+                waiting = (t for one in self._live.values() for kept, t in one.items() if kept not in arguments)
+                self.most_held = max(self.most_held, sum(t.nbytes for t in waiting))
                 if made is not None:
                     given.on_results(now.micro_batch, replica, made)
                     del self._live[now.micro_batch, replica]
@@ -174,11 +176,6 @@ class RoundRunner:
             if at is not None:
                 found[at].append(kept)
         return found
-
-    def _note_memory(self) -> None:
-        arguments = {Kept(v) for v in self.graph.inputs_of(Role.ARGUMENT).values()}
-        held = sum(t.nbytes for one in self._live.values() for kept, t in one.items() if kept not in arguments)
-        self.most_held = max(self.most_held, held)
 
 
 class _BoundPart:

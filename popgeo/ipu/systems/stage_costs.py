@@ -93,13 +93,6 @@ class UpdateCost:
         return cls(graph=graph, costs=cost(graph, target), adding=cost(accumulation(graph), target))
 
 
-def accumulation_cycles(update: UpdateCost, stages: Sequence[StageCost]) -> list[float]:
-    """Cycles in which each stage adds the gradients of one micro-batch to those before: its share of the weights."""
-    cycles = total(update.adding).cycles
-    weights = sum(stage.weight_bytes for stage in stages)
-    return [cycles * stage.weight_bytes / weights for stage in stages]
-
-
 def with_waits(
     stages: Sequence[StageCost],
     update: UpdateCost | None,
@@ -120,7 +113,9 @@ def with_waits(
         overlap_host: Whether the host's transfers take place while stages compute.
     """
     target, several = options.target, micro_batches > 1
-    adding = accumulation_cycles(update, stages) if update is not None and several else [0.0] * len(stages)
+    # Each stage adds the gradients of its share of the weights.
+    cycles, weights = 0.0 if update is None else total(update.adding).cycles, sum(s.weight_bytes for s in stages)
+    adding = [cycles * s.weight_bytes / weights if several and update is not None else 0.0 for s in stages]
     copying = 1 / (target.num_tiles * target.copy_bytes) if update is not None and several and len(stages) > 1 else 0.0
     streamed = list(stages)
     if schedule is Schedule.PHASED:

@@ -2,7 +2,7 @@
 
 import itertools
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from popgeo.capture.op_graph import BlockMark, OpGraph
@@ -156,7 +156,8 @@ def cut_at(
     for layer in layers:
         start = 0
         for place, index in enumerate(layer.ops):
-            into = _innermost(begins, graph.ops[index].module)
+            inside = (name for name in begins if f"{graph.ops[index].module}.".startswith(f"{name}."))
+            into = max(inside, key=len, default="")  # the innermost
             if not into or f"{current}.".startswith(f"{into}."):
                 continue
             if place > start:
@@ -174,11 +175,6 @@ def cut_at(
             names = dict.fromkeys(layer.name for layer in layers)
             raise ValueError(f"No layer is called {name!r}; the forward pass runs {', '.join(names)}.")
     return pieces, firsts, ipus
-
-
-def _innermost(names: Collection[str], module: str) -> str:
-    """The longest of some names that a module is, or is inside of; empty if it is in none."""
-    return max((name for name in names if f"{module}.".startswith(f"{name}.")), key=len, default="")
 
 
 def cut(graph: OpGraph, layers: Sequence[LayerOps], firsts: Sequence[int], ipus: Sequence[int]) -> StageCut:

@@ -41,7 +41,7 @@ def test_a_full_chain_ends_and_one_that_has_ended_takes_no_more():
         return x + y, y.exp()
 
     assert_runs(short_first, X, Y, joined=[48, 4])
-    assert_runs(long_first, X, Y, joined=[2, 48, 2])
+    assert_runs(long_first, X, Y, joined=[2, 48])
 
 
 @native
@@ -64,10 +64,8 @@ def test_two_chains_become_one_with_all_that_they_hold():
 
 
 @native
-def test_chains_share_what_they_read():
-    assert_runs(lambda x, y: (x * 2 + 1, x * 3 - 1), X, Y, joined=[4])
-    assert_runs(lambda x, y: (x * 2 + 1, y * 3 - 1), X, Y, joined=[2, 2])
-    assert_runs(lambda x, y: (x * 2 + 1, x[:2] * 3 - 1), X, Y, joined=[2, 2])
+def test_chains_that_only_read_the_same_stay_two():
+    assert_runs(lambda x, y: (x * 2 + 1, x * 3 - 1), X, Y, joined=[2, 2])
 
 
 @native
