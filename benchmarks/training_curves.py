@@ -10,7 +10,7 @@ larger than the range of the seeds at each edge.
 
 import argparse
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
@@ -29,7 +29,6 @@ CUTOFF, CHANNELS, BLOCKS, GAUSSIANS, GRAPHS = 10.0, 64, 3, 50, 100
 GAP = 4  # column of QM9's targets
 KINDS = ("edges", "grid")
 SEEDS = (0, 1, 2)
-Errors = Callable[[nn.Module, Batch], Tensor]
 
 
 class Potential(nn.Module):
@@ -95,8 +94,9 @@ def main() -> None:
     one_thread()
     torch.set_flush_denormal(True)
     folder = Path(os.environ.get("POPGEO_SHARED_DATA", "."))
-    sets = {
-        "ethanol": (Potential, *(ethanol(folder / "md" / f"ethanol_{part}.npz") for part in ("train", "test"))),
+    md = folder / "md"
+    sets: dict[str, tuple[type[Potential] | type[Gap], list[Data], list[Data]]] = {
+        "ethanol": (Potential, ethanol(md / "ethanol_train.npz"), ethanol(md / "ethanol_test.npz")),
         "QM9": (Gap, *qm9(folder / "qm9.npz", options.molecules)),
     }
     for name, (kind, training, testing) in sets.items():
