@@ -24,10 +24,10 @@ PLACES = {
 # The aim is 28,500 for the core and 42,500 in all. The last two rounds mended what other libraries' users had reported
 # (checks in captured code, units, keys and weights of files, folders that processes share, files of strangers, old
 # programs) and needed more lines than they removed: the next consolidation is to win them back. Until then a number
-# may rise only in a change that lowers another one by as much. The last one that did: checks of units and keys of
-# files, and heads of MACE's models, for which reports, options and old programs' account are shorter.
+# may rise only in a change that lowers another one by as much. The last one that did: checks of what models get
+# and of tables of results, for which signatures of the core that fit one line take one.
 BUDGETS = {
-    "core": 31_480,
+    "core": 31_478,
     "compat": 3_218,
     "systems": 2_227,
     "models": 1_521,
@@ -35,7 +35,7 @@ BUDGETS = {
     "kit": 2_146,
     "train": 838,
 }
-ALL = 44_760  # may only fall
+ALL = 44_758  # may only fall
 REMEDY = "A new mechanism names the one it replaces: take that out, or raise the budget here and say why."
 LONGEST_FILE, SHORTEST_FILE_OF_ONE_USER = 300, 40
 # An operation's cost and its lowering are found by one name.
