@@ -22,7 +22,9 @@ EDGE_ORDER = "popgeo.edge_order.default"
 _MOVES = {
     "aten.index_select.default": "take", "aten.gather.default": "take",
     "aten.index_add.default": "sum_at", "aten.scatter_add.default": "sum_at",
+    "popgeo.gather.default": "take", "popgeo.scatter_sum.default": "sum_at",
 }  # fmt: skip
+_MOST_SUMMED = 4096  # elements: our own sum needs no order of edges, and its call costs less than that from here on
 _MOST_STEPS = 8  # that are run again to make a value of edges
 _SMALL = 8  # an operand with that many times fewer elements may be kept for it
 _REDUCED = {"sum": "sum_at", "amax": "max_at", "amin": "min_at"}
@@ -68,24 +70,87 @@ def _moves(graph: OpGraph) -> dict[int, RowMove]:
 
 
 def _move_of(uses: DefUse, op: Op) -> RowMove | None:
-    values, code = uses.graph.values, _MOVES.get(op.target)
+    values, code, ours = uses.graph.values, _MOVES.get(op.target), op.target.startswith("popgeo.")
     if op.target == "aten.scatter_reduce.two" and op.kwargs.get("include_self") is False:
         code = _REDUCED.get(op.args[4])
-    if code is None or op.kwargs.get("alpha", 1) != 1:
+    has_plan = ours and len(op.reads()) > 2  # of the user's own
+    if code is None or op.kwargs.get("alpha", 1) != 1 or has_plan:
         return None
     first, (made,), takes = ref(op.args[0]), op.makes(), code == "take"
-    edges, table = (made, first) if takes else (ref(op.args[3]), made)
+    edges = made if takes else first if ours else ref(op.args[3])
+    table = first if takes else made
     shape = values[edges].shape
     # One edge would be no dimension of a chain.
     is_served = len(shape) > 0 and shape[0] > 1 and values[edges].numel > 0 and values[table].dtype is torch.float32
     if not is_served or values[table].shape[1:] != shape[1:] or not (uses.is_plain(made) and uses.is_plain(edges)):
         return None
-    if not takes and not _is_zero(uses, first):
+    if not takes and not (values[edges].numel <= _MOST_SUMMED if ours else _is_zero(uses, first)):
         return None
-    index = _rows_of(uses, op, shape) if op.args[1] in (0, -len(shape)) else None
+    if ours:
+        index = ref(op.args[1]) if uses.is_plain(ref(op.args[1]), shape[:1], torch.int64) else None
+    else:
+        index = _rows_of(uses, op, shape) if op.args[1] in (0, -len(shape)) else None
     if index is None or not uses.is_stable(first):
         return None
     return RowMove(code=code, moved=first if takes else edges, index=index, num_rows=values[table].shape[0])
+
+
+def _out_of_place(graph: OpGraph) -> OpGraph:
+    """The graph with sums into new zeros making a value instead of changing the zeros, which are made of nothing."""
+    if not any(op.target in _IN_PLACE or op.target in _FILLED for op in graph.ops):
+        return graph
+    graph = with_ops(graph, [_made_of_nothing(op, graph.values) for op in graph.ops], graph.outputs)
+    uses, values, ops = DefUse(graph), list(graph.values), list(graph.ops)
+    storages = new_storages(values)
+    writers = Counter(values[v].storage for op in graph.ops for v in op.writes)
+    for index, op in enumerate(graph.ops):
+        if op.target not in _IN_PLACE:
+            continue
+        (v,) = op.makes()
+        zeros, storage = values[v].producer, values[v].storage
+        if zeros is None or ops[zeros].target not in _ZEROS or writers[storage] != 1 or min(uses.users[v]) < index:
+            continue
+        values.append(dataclasses.replace(values[v], storage=next(storages)))
+        base = len(values) - 1
+        ops[zeros] = dataclasses.replace(ops[zeros], outputs=(base,))
+        ops[index] = dataclasses.replace(
+            op, target=op.target.replace("_.", "."), args=(Ref(base), *op.args[1:]), writes=()
+        )
+    return with_ops(graph, ops, graph.outputs, values=values)
+
+
+def _made_of_nothing(op: Op, values: Sequence[Value]) -> Op:
+    """Zeros or ones without the tensor whose type they have, so that this tensor is not needed for that."""
+    if op.target not in _FILLED:
+        return op
+    shape, dtype = list(op.args[1]), values[op.makes()[0]].dtype
+    return dataclasses.replace(op, target=_FILLED[op.target], args=(shape,), kwargs={"dtype": dtype})
+
+
+def _rows_of(uses: DefUse, op: Op, shape: Sequence[int]) -> int | None:
+    """The row of each edge, for a gather or a sum of rows of this shape; None where elements have rows of their own."""
+    v = ref(op.args[2])
+    if op.target in (
+        "aten.gather.default",
+        "aten.scatter_add.default",
+        "aten.scatter_reduce.two",
+    ):  # given for each element
+        values = uses.graph.values
+        if values[v].shape != tuple(shape):
+            return None
+        widened = uses.maker(v, "aten.expand.default")
+        column = v if widened is None else ref(widened.args[0])
+        flat = uses.flat(column) if values[column].shape == (shape[0], *[1] * (len(shape) - 1)) else None
+        v = -1 if flat is None else flat
+    return v if uses.is_plain(v, shape[:1], torch.int64) else None
+
+
+def __is_zero(uses: DefUse, v: int) -> bool:
+    """Whether a value is zero of the type that is served, and stays so."""
+    if not uses.is_plain(v):
+        return False
+    constant = uses.graph.constants.get(v)
+    return uses.maker(v, *_ZEROS) is not None if constant is None else not constant.any()
 
 
 def _out_of_place(graph: OpGraph) -> OpGraph:

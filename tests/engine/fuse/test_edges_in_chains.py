@@ -11,6 +11,7 @@ from torch.testing import assert_close
 from torch_geometric import nn as pyg
 from torch_geometric.utils import degree, scatter, softmax
 
+import popgeo
 from popgeo import ipu
 from popgeo.capture.capture import bind, capture
 from popgeo.engine.fuse.chain import EDGE_CHAIN
@@ -72,6 +73,17 @@ def test_sums_of_what_edges_take_have_eagers_bits(channels, is_sorted):
     inputs = torch.randn(NODES, channels), *edges(is_sorted)
     (result,), runner = run(function, *inputs)
     assert count(runner) == 1
+    assert not moved(runner)
+    assert torch.equal(result, function(*inputs))
+
+
+@pytest.mark.parametrize("channels", [1, 16])
+def test_gathers_and_small_sums_of_ours_run_in_a_chain_too(channels):
+    def function(x: Tensor, src: Tensor, dst: Tensor) -> Tensor:
+        return popgeo.scatter(popgeo.gather(x, src) * 2, dst, 0, dim_size=NODES)
+
+    inputs = torch.randn(NODES, channels), *edges()
+    (result,), runner = run(function, *inputs)
     assert not moved(runner)
     assert torch.equal(result, function(*inputs))
 
