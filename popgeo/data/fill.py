@@ -1,22 +1,22 @@
-"""Fills the tensors of batches with plain torch: the definition of what a batch holds."""
+"""Fills the tensors of several batches at once with plain torch: the definition of what a batch holds."""
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from itertools import pairwise
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from popgeo.data.axes import GRAPHS, Axis
+from popgeo.data.axes import GRAPHS, Attribute, Axis
 from popgeo.data.flat_store import FlatStore
 from popgeo.data.masks import fill_mask
 from popgeo.data.slots import Layout, Slot, SlotKind
 from popgeo.data.subset import take
+from popgeo.data.validate import is_unchecked
 
 
 def fill(store: FlatStore, layout: Layout, rows: np.ndarray, ptr: np.ndarray, out: Sequence[Tensor]) -> None:
-    """Writes batches into tensors, one batch after the other.
+    """Writes batches into tensors.
 
     The graphs must fit the layout; the caller has checked it.
 
@@ -27,96 +27,141 @@ def fill(store: FlatStore, layout: Layout, rows: np.ndarray, ptr: np.ndarray, ou
         ptr: Where each batch starts in `rows`. int64 [num_batches + 1]
         out: One tensor for each slot, [num_batches, *slot.shape]; every element is overwritten.
     """
-    attributes = tuple(slot.attribute for slot in layout.slots if slot.attribute is not None)
-    store = dataclasses.replace(store, attributes=attributes, indices=None)
-    for number, (start, stop) in enumerate(pairwise(ptr.tolist())):
-        batch = _Batch(take(store, rows[start:stop]), layout.options.num_graphs)
-        for slot, tensor in zip(layout.slots, out, strict=True):
-            _FILL[slot.kind](batch, slot, tensor[number])
+    chunk = _Chunk(store, torch.from_numpy(rows), torch.from_numpy(ptr), layout.options.num_graphs)
+    for slot, tensor in zip(layout.slots, out, strict=True):
+        _FILL[slot.kind](chunk, slot, tensor)
 
 
-class _Batch:
-    """The graphs of one batch, flat, before there is any padding."""
+class _Rows:
+    """The rows of all batches of a chunk along one axis."""
 
-    def __init__(self, store: FlatStore, num_graphs: int) -> None:
-        self.store, self.num_real, self.num_graphs = store, len(store), num_graphs
-        self.attributes = {(attribute.store, attribute.name): attribute for attribute in store.attributes}
+    def __init__(self, chunk: "_Chunk", row_pointer: Tensor) -> None:
+        starts = row_pointer[chunk.graphs]
+        self.counts = row_pointer[chunk.graphs + 1] - starts
+        self.ends = torch.cat([torch.zeros(1, dtype=torch.int64), self.counts.cumsum(0)])
+        self.batch_starts = self.ends[chunk.ptr]
+        self.used = self.batch_starts.diff()  # [num_batches]
+        self.graph = torch.repeat_interleave(self.counts)
+        self.batch = chunk.batch_of_graph[self.graph]
+        position = torch.arange(int(self.ends[-1]))
+        self.source = position + (starts - self.ends[:-1])[self.graph]
+        self.position = position - self.batch_starts[:-1][self.batch]
 
-    def num_rows(self, axis: Axis) -> int:
-        return int(self.store.row_pointers[axis][-1])
-
-    def graph(self, axis: Axis) -> Tensor:
-        """The graph of each row."""
-        return torch.repeat_interleave(self.store.row_pointers[axis].diff())
-
-    def values(self, slot: Slot) -> Tensor:
-        """What the graphs hold of an attribute. [outer, rows, inner]"""
-        values = self.attributes[slot.store, slot.name].tensor
-        return values.reshape(slot.outer, self.num_rows(slot.axis), slot.inner)
+    def place(self, tensor: Tensor, values: Tensor) -> None:
+        """Writes one value for each row to its place; `tensor` is [num_batches, slots, ...]."""
+        tensor[self.batch, self.position] = values
 
 
-def _copy(batch: _Batch, slot: Slot, out: Tensor) -> None:
+class _Chunk:
+    """Batches to fill together, and what has been worked out about them."""
+
+    def __init__(self, store: FlatStore, graphs: Tensor, ptr: Tensor, num_graphs: int) -> None:
+        self.store, self.graphs, self.ptr, self.num_graphs = store, graphs, ptr, num_graphs
+        self.num_real = ptr.diff()
+        self.batch_of_graph = torch.repeat_interleave(self.num_real)
+        self.position_of_graph = torch.arange(len(graphs)) - ptr[:-1][self.batch_of_graph]
+        self._rows: dict[Axis, _Rows] = {}
+
+    def rows(self, axis: Axis) -> _Rows:
+        if axis not in self._rows:
+            self._rows[axis] = _Rows(self, self.store.row_pointers[axis])
+        return self._rows[axis]
+
+    def offsets(self, increments: Tensor) -> tuple[Tensor, Tensor]:
+        """What the earlier graphs of its batch amount to for each graph, and what all amount to for each batch."""
+        running = torch.cat([torch.zeros_like(increments[:1]), increments[self.graphs].cumsum(0)])
+        start = running[self.ptr[:-1]]
+        return running[:-1] - start[self.batch_of_graph], running[self.ptr[1:]] - start
+
+
+def _copy(chunk: _Chunk, slot: Slot, out: Tensor) -> None:
+    rows = chunk.rows(slot.axis)
     out.fill_(slot.pad_value)
-    out.view(slot.outer, slot.num_slots, slot.inner)[:, : batch.num_rows(slot.axis)] = batch.values(slot)
+    assert slot.attribute is not None  # lay_out gives one to every copied slot
+    values = _shaped(slot.attribute, slot)
+    shaped = out.view(len(out), slot.outer, slot.num_slots, slot.inner)
+    for i in range(slot.outer):
+        rows.place(shaped[:, i], values[i].index_select(0, rows.source))
 
 
-def _shift(batch: _Batch, slot: Slot, out: Tensor) -> None:
-    increments = batch.attributes[slot.store, slot.name].increments
-    assert increments is not None  # what makes it a shifted slot
-    increments = increments[:, torch.arange(slot.outer) % increments.shape[1]]
-    before = torch.cat([increments.new_zeros(1, slot.outer), increments.cumsum(0)]).T  # [outer, num_real + 1]
-    # Padding points at the first row after the real ones, which is padding itself.
-    padding = before[:, -1:].expand(-1, slot.num_slots)
-    if slot.spread:
-        padding = padding + torch.stack([_dealt(batch, slot, end) for end in range(slot.outer)])
-    shaped = out.view(slot.outer, slot.num_slots, slot.inner)
-    shaped[:] = padding[:, :, None]
-    shift = before[:, batch.graph(slot.axis), None]
-    shaped[:, : batch.num_rows(slot.axis)] = batch.values(slot) + shift
+def _shift(chunk: _Chunk, slot: Slot, out: Tensor) -> None:
+    rows = chunk.rows(slot.axis)
+    attribute = slot.attribute
+    assert attribute is not None  # as above
+    assert attribute.increments is not None  # what makes it a shifted slot
+    if is_unchecked(attribute):
+        take(dataclasses.replace(chunk.store, indices=None), chunk.graphs.numpy())  # looks at them
+    before, total = chunk.offsets(attribute.increments)
+    values = _shaped(attribute, slot)
+    shaped = out.view(len(out), slot.outer, slot.num_slots, slot.inner)
+    for i in range(slot.outer):
+        outer = i % before.shape[1]
+        # Padding points at the first row after the real ones, which is padding itself.
+        padding = total[:, outer, None].expand(-1, slot.num_slots)
+        if slot.spread:
+            padding = padding + _dealt(chunk, slot, i)
+        shaped[:, i] = padding[:, :, None].to(out.dtype)
+        shift = before[:, outer][rows.graph]
+        rows.place(shaped[:, i], (values[i].index_select(0, rows.source) + shift[:, None]).to(out.dtype))
 
 
-def _dealt(batch: _Batch, slot: Slot, end: int) -> Tensor:
-    """Which padding node each padding edge joins, when they are dealt out evenly and in order. [num_slots]"""
+def _shaped(attribute: Attribute, slot: Slot) -> Tensor:
+    """All values of an attribute as [outer, rows, inner]."""
+    return attribute.tensor.view(slot.outer, attribute.tensor.shape[attribute.dim], slot.inner)
+
+
+def _dealt(chunk: _Chunk, slot: Slot, end: int) -> Tensor:
+    """Which padding node each padding edge joins, when they are dealt out evenly and in order. [num_batches, slots]"""
     axis, num_nodes = slot.ends[end]
-    used = batch.num_rows(slot.axis)
-    edge = (torch.arange(slot.num_slots) - used).clamp(min=0)
-    return edge * (num_nodes - batch.num_rows(axis)) // max(slot.num_slots - used, 1)
+    free_nodes = num_nodes - chunk.rows(axis).used
+    used = chunk.rows(slot.axis).used
+    edge = (torch.arange(slot.num_slots) - used[:, None]).clamp(min=0)
+    free_edges = (slot.num_slots - used).clamp(min=1)
+    return edge * free_nodes[:, None] // free_edges[:, None]
 
 
-def _segment(batch: _Batch, slot: Slot, out: Tensor) -> None:
+def _segment(chunk: _Chunk, slot: Slot, out: Tensor) -> None:
     if slot.fixed_rows:
-        out[:] = torch.arange(slot.num_slots) // max(slot.num_slots // batch.num_graphs, 1)
-    else:
-        out.fill_(batch.num_real)  # the first padding graph owns the padding
-        out[: batch.num_rows(slot.axis)] = batch.graph(slot.axis)
+        each = slot.num_slots // chunk.num_graphs
+        out.copy_((torch.arange(slot.num_slots) // max(each, 1)).expand_as(out))
+        return
+    rows = chunk.rows(slot.axis)
+    out.copy_(chunk.num_real[:, None].expand_as(out))  # the first padding graph owns the padding
+    rows.place(out, chunk.position_of_graph[rows.graph].to(out.dtype))
 
 
-def _pointer(batch: _Batch, slot: Slot, out: Tensor) -> None:
+def _pointer(chunk: _Chunk, slot: Slot, out: Tensor) -> None:
     if slot.fixed_rows:
-        out[:] = torch.arange(batch.num_graphs + 1) * (slot.num_slots // batch.num_graphs)
-    else:
-        out.fill_(slot.num_slots)
-        out[: batch.num_real + 1] = batch.store.row_pointers[slot.axis]
+        out.copy_((torch.arange(chunk.num_graphs + 1) * (slot.num_slots // chunk.num_graphs)).expand_as(out))
+        return
+    rows = chunk.rows(slot.axis)
+    graph = torch.arange(chunk.num_graphs + 1)
+    first_padding = torch.where(graph == chunk.num_real[:, None], rows.used[:, None], slot.num_slots)
+    out.copy_(first_padding)
+    first = rows.ends[:-1] - rows.batch_starts[:-1][chunk.batch_of_graph]
+    out[chunk.batch_of_graph, chunk.position_of_graph] = first.to(out.dtype)
 
 
-def _mask(batch: _Batch, slot: Slot, out: Tensor) -> None:
-    fill_mask(out, batch.num_real if slot.axis == GRAPHS else batch.num_rows(slot.axis))
+def _mask(chunk: _Chunk, slot: Slot, out: Tensor) -> None:
+    fill_mask(out, chunk.num_real if slot.axis == GRAPHS else chunk.rows(slot.axis).used)
 
 
-def _row_pointer(batch: _Batch, slot: Slot, out: Tensor) -> None:
-    assert batch.store.row_ends is not None  # lay_out adds the slot only then
-    axis, num_nodes = slot.ends[1]
-    used, num_edges = batch.num_rows(axis), batch.num_rows(slot.axis)
-    free_nodes = max(num_nodes - used, 1) if slot.spread else 1  # none where graphs fill a batch
-    free_edges = slot.num_slots - num_edges
-    dealt = -(torch.arange(1, num_nodes - used + 1) * -free_edges // free_nodes)
-    first = batch.store.row_pointers[slot.axis][batch.graph(axis)]
-    out[0] = 0
-    out[1 : used + 1] = batch.store.row_ends[slot.store] + first
-    out[used + 1 :] = num_edges + dealt.clamp(max=free_edges)
+def _row_pointer(chunk: _Chunk, slot: Slot, out: Tensor) -> None:
+    assert chunk.store.row_ends is not None  # lay_out adds the slot only then
+    edges, (axis, num_nodes) = chunk.rows(slot.axis), slot.ends[1]
+    nodes = chunk.rows(axis)
+    node = torch.arange(1, num_nodes + 1) - nodes.used[:, None]  # 1 is the first padding node
+    free_nodes = (num_nodes - nodes.used)[:, None].clamp(min=1) if slot.spread else 1  # none where graphs fill a batch
+    free_edges = (slot.num_slots - edges.used)[:, None]
+    dealt = -(-node * free_edges // free_nodes)
+    out[:, 0] = 0
+    out[:, 1:] = edges.used[:, None] + dealt.minimum(free_edges)
+    before = edges.ends[:-1] - edges.batch_starts[:-1][chunk.batch_of_graph]
+    ends = chunk.store.row_ends[slot.store].index_select(0, nodes.source) + before[nodes.graph]
+    nodes.place(out[:, 1:], ends.to(out.dtype))
 
 
-_FILL: Mapping[SlotKind, Callable[[_Batch, Slot, Tensor], None]] = {
+_FILL: Mapping[SlotKind, Callable[[_Chunk, Slot, Tensor], None]] = {
     SlotKind.COPY: _copy,
     SlotKind.SHIFT: _shift,
     SlotKind.SEGMENT: _segment,

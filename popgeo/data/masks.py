@@ -32,17 +32,17 @@ def mask_slot(axis: Axis, num_slots: int) -> Slot:
     )
 
 
-def fill_mask(out: Tensor, num_real: int) -> None:
-    """Writes the mask of a batch.
+def fill_mask(out: Tensor, num_real: Tensor) -> None:
+    """Writes the masks of several batches.
 
     Args:
-        out: Where to. bool [num_slots]
-        num_real: How many rows of the batch are real.
+        out: Where to. bool [num_batches, num_slots]
+        num_real: How many rows of each batch are real. int64 [num_batches]
 
     Example:
-        >>> out = torch.empty(3, dtype=torch.bool)
-        >>> fill_mask(out, 2)
-        >>> out
-        tensor([ True,  True, False])
+        >>> out = torch.empty(2, 3, dtype=torch.bool)
+        >>> fill_mask(out, torch.tensor([2, 0]))
+        >>> out.tolist()
+        [[True, True, False], [False, False, False]]
     """
-    torch.lt(torch.arange(len(out)), num_real, out=out)
+    torch.lt(torch.arange(out.shape[1]), num_real[:, None], out=out)
