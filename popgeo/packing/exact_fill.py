@@ -10,8 +10,9 @@ import math
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import chain, islice
+from itertools import product
 from operator import add, sub
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,6 +41,7 @@ class Window:
         self.draw = uniform_stream(key).__next__
         self.ids: list[int] = []
         self.sizes: list[tuple[int, ...]] = []
+        self.firsts: list[int] = []  # the first size once more, to be searched for
         self.counts: Counter[int] = Counter()  # first size -> how many graphs are pending
         self.pending = [0] * len(budget.sizes)  # sizes of all pending graphs together
         self.holes: list[int] = []  # positions to fill before the next choice
@@ -67,14 +69,15 @@ class Window:
             if graph is None:
                 if not last:
                     return False
-                for hole in reversed(self.holes):
-                    self.ids[hole], self.sizes[hole] = self.ids[-1], self.sizes[-1]
-                    del self.ids[-1], self.sizes[-1]
+                columns: tuple[list[Any], ...] = (self.ids, self.sizes, self.firsts)
+                for hole, column in product(reversed(self.holes), columns):
+                    column[hole] = column[-1]
+                    column.pop()
                 self.holes = []
                 break
             position, (number, sizes) = self.holes.pop() if self.holes else len(self.ids), graph
             here = slice(position, position + 1)  # behind the last one there is nothing to replace
-            self.ids[here], self.sizes[here] = [number], [sizes]
+            self.ids[here], self.sizes[here], self.firsts[here] = [number], [sizes], [sizes[0]]
             self.counts[sizes[0]] += 1
             self.pending = list(map(add, self.pending, sizes))
         return bool(self.ids)
@@ -143,7 +146,7 @@ class Window:
             if positions := self._best(*options[chosen]):
                 return positions
         fitting = [position for position in range(len(self.ids)) if self._score((position,), False) is not None]
-        return (max(fitting, key=lambda position: self.sizes[position][0]),) if fitting else ()
+        return (max(fitting, key=self.firsts.__getitem__),) if fitting else ()
 
     def _best(self, small: int, large: int) -> tuple[int, ...]:
         """Of a few graphs of these first sizes the one, or the pair, that fits in best proportion."""
@@ -166,8 +169,15 @@ class Window:
     def _some(self, first: int, count: int) -> list[int]:
         """The next few pending graphs of this first size, from a random position on."""
         start = self.draw() * len(self.ids) >> 32
-        positions = chain(range(start, len(self.ids)), range(start))
-        return list(islice((position for position in positions if self.sizes[position][0] == first), count))
+        found: list[int] = []
+        for begin, end in ((start, len(self.ids)), (0, start)):
+            try:
+                while len(found) < count:
+                    begin = self.firsts.index(first, begin, end) + 1
+                    found.append(begin - 1)
+            except ValueError:  # none up to the end
+                continue
+        return found
 
 
 def completions(room: int, present: Sequence[int], counts: Mapping[int, int], *, pair: bool) -> _Options:
