@@ -4,8 +4,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
+from torch import Tensor
+
 from popgeo.capture.op_graph import shape_text
-from popgeo.capture.pytree import SCALARS, Container, Fixed, Leaf, Structure
+from popgeo.capture.pytree import SCALARS, Container, Fixed, Leaf, Structure, flatten, templates
 
 
 def leaves(structure: Structure, path: str = "") -> Iterator[tuple[str, Leaf]]:
@@ -69,6 +71,27 @@ def same(compiled: Structure, given: Structure) -> bool:
         # By their text, which tells 0.0 from -0.0 and knows NaN again.
         return compiled.value is given.value or (scalars and repr(compiled.value) == repr(given.value))
     return compiled == given
+
+
+def takes(compiled: Structure, given: Any, tensors: list[Tensor], graph_data: list[Any]) -> bool:
+    """Whether something is what a part of a nest was compiled for; its tensors and graph data are added to the lists.
+
+    Example:
+        >>> import torch
+        >>> from popgeo.capture.pytree import flatten
+        >>> found = []
+        >>> takes(flatten(torch.ones(2))[1], torch.zeros(2), found, []), found
+        (True, [tensor([0., 0.])])
+    """
+    if isinstance(compiled, Leaf):
+        fits = isinstance(given, Tensor) and given.shape == compiled.shape and given.dtype == compiled.dtype
+        if fits:
+            tensors.append(given)
+        return fits
+    own, structure = flatten(given)
+    tensors += own
+    graph_data += templates(structure)
+    return same(compiled, structure)
 
 
 def reordered(structure: Structure, tensors: Iterable[Any], like: Structure | None) -> tuple[list[Any], Structure]:

@@ -3,15 +3,15 @@
 import inspect
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor
 
 from popgeo.capture.arguments import Arguments, BatchArguments
 from popgeo.capture.captured_step import CapturedStep
-from popgeo.capture.pytree import Structure, unflatten
-from popgeo.capture.structures import first_difference, same
+from popgeo.capture.pytree import Container, Structure, unflatten
+from popgeo.capture.structures import first_difference, same, takes
 from popgeo.engine.cuda_graph import CudaGraphRunner
 from popgeo.engine.misuse import mark_as_done
 from popgeo.engine.model_watch import ModelWatch
@@ -51,6 +51,7 @@ class BoundStep:
     compile_seconds: float = 0.0
     run_seconds: float = 0.0
     calls: int = 0
+    _forms: dict[tuple[Any, ...], list[tuple[int, Structure]]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._of_batch = BatchArguments(self.signature)
@@ -77,6 +78,12 @@ class BoundStep:
             ValueError: an argument differs from what the step was compiled for; the message names it.
         """
         args, kwargs = self._of_batch(args, kwargs)
+        form = self._forms.get((len(args), *kwargs))
+        found: tuple[list[Tensor], list[Any]] = ([], [])
+        if form is not None:
+            parts = (*args, *kwargs.values())
+            if all(takes(compiled, parts[position], *found) for position, compiled in form):
+                return found
         given = Arguments.of(self.signature, args, kwargs)
         if not same(self.arguments, given.structure):
             given = given.like(self.arguments)
@@ -85,7 +92,28 @@ class BoundStep:
                 f"{first_difference(self.arguments, given.structure)}. A compiled step has fixed shapes: give it what "
                 "it was compiled for, or call reset() and compile again."
             )
+        self._learn_form(len(args), tuple(kwargs))
         return given.tensors, given.graph_data
+
+    def _learn_form(self, num_positional: int, keywords: tuple[str, ...]) -> None:
+        """Notes where a call that names its arguments so has what the step was compiled for, in its order.
+
+        The next one of this form need not be matched with the signature.
+        """
+        known = list(self.signature.parameters.values())
+        given = [*(one.name for one in known[:num_positional]), *keywords]
+        compiled = self.arguments
+        if [one.kind for one in known] == [inspect.Parameter.VAR_POSITIONAL] and num_positional:
+            assert isinstance(compiled, Container)  # a dictionary that has a tuple
+            assert isinstance(compiled.parts[0], Container)
+            self._forms[num_positional,] = list(enumerate(compiled.parts[0].parts))
+            return
+        plain = all(one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD) for one in known)
+        if plain and isinstance(compiled, Container) and set(given) <= set(compiled.keys):
+            parts = dict(zip(compiled.keys, compiled.parts, strict=True))
+            order = [key for key in compiled.keys if key in given]
+            form: tuple[Any, ...] = (num_positional, *keywords)
+            self._forms[form] = [(given.index(key), parts[key]) for key in order]
 
     def follow_memory(self) -> None:
         """Binds the step to the memory in which the weights are now, if they have moved."""

@@ -211,7 +211,7 @@ def _in_windows(edges: Neighbors, search: Search, max_num_nodes: int | None) -> 
     """The edges, once it is known that every graph fits its window and every real node has a position."""
     fits, reason = fit_windows(search.batch, search.num_graphs, max_num_nodes, search.nodes_mask)
     lengths = require(fits.all(), edges.edge_weight, reason)
-    placed = search.pos.detach().isfinite().all(1)
+    placed = search.pos.detach().sum(1).isfinite()
     placed = placed if search.nodes_mask is None else placed | ~search.nodes_mask
     lengths = require(
         placed.all(),

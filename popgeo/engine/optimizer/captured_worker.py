@@ -26,7 +26,8 @@ class CapturedWorker(Worker):
     """Runs the updates of another worker as captured graphs, where each element is treated alike.
 
     The first update after `begin` is the other worker's, which makes the state; so are those that cannot be captured.
-    Each later update is rehearsed, which gives its numbers, unless they are known without that.
+    Each later update is rehearsed, which gives its numbers. An optimizer whose state counts nothing, such as SGD,
+    rehearses only when its settings change.
 
     Args:
         inner: What it runs.
@@ -71,14 +72,19 @@ class CapturedWorker(Worker):
         self.is_captured: bool | None = None
         self._rehearsal: Rehearsal | None = None
         self._groups: list[dict[str, Any]] | None = None  # with the settings of the last update
+        self._steady: GraphRunner | None = None
         self._runners: dict[int, GraphRunner | None] = {}  # by id of the update's graph, which the rehearsal keeps
 
     def _next(self) -> GraphRunner | None:
         """What runs the next update, with its numbers; None if it cannot be captured."""
         if not holds_the_same(self.optimizer.param_groups, self._groups):
-            self._groups, self._settings = noted_groups(self.optimizer), settings_of(self.optimizer)
+            self._groups, self._steady = noted_groups(self.optimizer), None
+            self._settings = settings_of(self.optimizer)
+        if self._steady is not None:
+            return self._steady
         if self._rehearsal is None:
             self._rehearsal = Rehearsal(self._inner)
+            self._counts_steps = self._rehearsal.counts_steps
         update, numbers = self._rehearsal.next(self._settings)
         if id(update) not in self._runners:
             self._runners[id(update)] = self._runner(update)
@@ -86,6 +92,8 @@ class CapturedWorker(Worker):
         runner = self._runners[id(update)]
         if runner is not None:
             runner.set_numbers(numbers)
+            if not self._counts_steps:
+                self._steady = runner
         return runner
 
     def _runner(self, update: UpdateGraph | None) -> GraphRunner | None:
@@ -182,6 +190,14 @@ class Rehearsal:
         return self._graph, running.floats
 
     @property
+    def counts_steps(self) -> bool:
+        """Whether numbers may change from one update to the next although no setting does."""
+        parts = [part for state in self._state.values() for part in state.values()]
+        settings = [choice for group in self._small.optimizer.param_groups for choice in group.values()]
+        # A rate that is a tensor may change without any sign.
+        return any(map(_is_number, parts)) or any(isinstance(choice, Tensor) for choice in settings)
+
+    @property
     def _state(self) -> dict[Any, Any]:
         return self._small.optimizer.state
 
@@ -239,3 +255,9 @@ def _resized(part: Any, of: Tensor, to: Tensor) -> Any:
     if isinstance(part, Tensor) and part.shape == of.shape and of.dim() > 0:
         return torch.ones_like(to.detach(), dtype=part.dtype)
     return copy.deepcopy(part)
+
+
+def _is_number(part: Any) -> bool:
+    if isinstance(part, Tensor):  # a counter of integers gives no number to an operation
+        return part.dim() == 0 and part.is_floating_point()
+    return part is not None

@@ -8,7 +8,7 @@ from torch import nn, optim
 
 from popgeo.capture.op_graph import Input, Role
 from popgeo.engine.optimizer.capture_update import capture_later_update, capture_scaling, capture_update
-from popgeo.engine.optimizer.captured_worker import CapturedWorker
+from popgeo.engine.optimizer.captured_worker import CapturedWorker, Rehearsal
 from popgeo.engine.optimizer.gradient_scaling import GradientScaling
 from popgeo.engine.optimizer.mixed_worker import MixedWorker
 from popgeo.engine.optimizer.worker import Worker
@@ -155,14 +155,19 @@ def test_state_that_is_no_tensor_is_no_input():
     assert [str(given) for given in Worker(optimizer).tensors()] == ["parameter:0", "gradient:0", "state:0.mean"]
 
 
-@pytest.mark.parametrize(("kind", "settings", "captured"), [
-    (optim.SGD, {"momentum": 0.9}, True), (optim.SGD, {}, True), (optim.Rprop, {}, False),
-    (optim.Adam, {}, True), (optim.SGD, {"lr": torch.tensor(0.5)}, False),
+@pytest.mark.parametrize(("kind", "settings", "rehearsed", "captured"), [
+    (optim.SGD, {"momentum": 0.9}, 2, True), (optim.SGD, {}, 2, True), (optim.Rprop, {}, 5, False),
+    (optim.Adam, {}, 5, True), (optim.SGD, {"lr": torch.tensor(0.5)}, 5, False),
 ])  # fmt: skip
-def test_updates_follow_a_setting_that_changes(kind, settings, captured):
+def test_updates_that_count_nothing_are_rehearsed_when_a_setting_changes(
+    monkeypatch, kind, settings, rehearsed, captured
+):
     mine, theirs = (grouped(kind, weights((3, 2), (4,)), **{"lr": 0.5, **settings}) for _ in range(2))
     worker = CapturedWorker(Worker(mine))
     worker.begin(0, seed=0)
+    rehearsals = []
+    following = Rehearsal.next
+    monkeypatch.setattr(Rehearsal, "next", lambda self, given: rehearsals.append(given) or following(self, given))
     for number in range(6):
         assert (worker.is_captured is None) is (number < 2)
         for optimizer in (mine, theirs):
@@ -172,6 +177,7 @@ def test_updates_follow_a_setting_that_changes(kind, settings, captured):
     assert worker.is_captured is captured
     for p, q in zip(worker.parameters, Worker(theirs).parameters, strict=True):
         torch.testing.assert_close(p, q, rtol=1e-6, atol=1e-7)
+    assert len(rehearsals) == rehearsed
 
 
 class MakesAnew(optim.SGD):

@@ -116,3 +116,22 @@ def test_gradients_are_of_the_type_that_they_are_joined_in_or_the_parameter_s():
         graph = Rehearsal(Worker(optimizer)).next(settings(optimizer))[0].graph
         (gradient,) = graph.inputs_of(Role.GRADIENT).values()
         assert graph.values[gradient].dtype is (joined or torch.float16)
+
+
+def test_what_counts_and_a_rate_that_is_a_tensor_may_change_the_numbers_of_the_next_update():
+    def counts(optimizer: optim.Optimizer, **state: object) -> bool:
+        (parameter,) = optimizer.param_groups[0]["params"]
+        if state:
+            optimizer.state[parameter].update(state)
+        return Rehearsal(Worker(optimizer)).counts_steps
+
+    def sgd(lr: float | torch.Tensor = 0.5) -> optim.Optimizer:
+        return optim.SGD(weights((3, 2)), lr=lr)
+
+    assert not counts(sgd())
+    assert not counts(sgd(), momentum_buffer=torch.ones(3, 2))
+    assert not counts(sgd(), momentum_buffer=None)
+    assert not counts(sgd(), rounding=torch.tensor(3))  # no operation is told this number
+    assert counts(sgd(), step=torch.tensor(3.0))
+    assert counts(sgd(), count=3)
+    assert counts(sgd(torch.tensor(0.5)))
