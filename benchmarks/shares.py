@@ -17,7 +17,7 @@ def print_shares(step: Callable[[], object]) -> None:
     """Which share of a step each of its parts takes; what torch's profiler cannot see is the last of them."""
     steps = 5
     step()
-    with profile() as profiler:
+    with profile(acc_events=True) as profiler:
         start = time.perf_counter()
         for _ in range(steps):
             step()

@@ -27,7 +27,7 @@ PLACES = {
 # may rise only in a change that lowers another one by as much. The last one that did: checks of what models get
 # and of tables of results, for which signatures of the core that fit one line take one.
 BUDGETS = {
-    "core": 31_478,
+    "core": 30_675,
     "compat": 3_202,
     "systems": 2_216,
     "models": 1_486,
