@@ -35,7 +35,7 @@ BUDGETS = {
     "kit": 2_108,
     "train": 838,
 }
-ALL = 44_758  # may only fall
+ALL = 43_817  # may only fall
 REMEDY = "A new mechanism names the one it replaces: take that out, or raise the budget here and say why."
 LONGEST_FILE, SHORTEST_FILE_OF_ONE_USER = 300, 40
 # An operation's cost and its lowering are found by one name.
