@@ -161,7 +161,7 @@ def read_events(
 def _table(path: str | Path, **options: Any) -> pd.DataFrame:
     """The table of a file of text, or of Parquet."""
     try:
-        return pd.read_parquet(path) if Path(path).suffix == ".parquet" else pd.read_csv(path, **options)
+        return pd.read_parquet(path) if str(path).endswith(".parquet") else pd.read_csv(path, **options)
     except (ValueError, EOFError) as error:  # such as pandas' own for an empty file, and the codec's
         raise ValueError(f"{path} cannot be read: {str(error).strip()}. A table is text in UTF-8.") from error
 
