@@ -49,7 +49,7 @@ def noted(tensors: Iterable[Tensor]) -> int | None:
 
 
 def may_exceed(tensors: Iterable[Tensor], num_nodes: int | None) -> bool:
-    """Whether a graph of a batch may have more nodes than that; None stands for any number."""
+    """Whether a graph of a batch may have more nodes than that; None allows any number."""
     if num_nodes is None:
         return False
     largest = noted(tensors)

@@ -58,7 +58,7 @@ class GraphsTuple(NamedTuple):
         receivers: The node that each edge ends at. [num_edges]
         senders: The node that each edge starts at. [num_edges]
         globals: Attributes of graphs by name. [num_graphs, ...]
-        n_node: Nodes of each graph, those of padding in the padding graph. [num_graphs]
+        n_node: Nodes of each graph; padding nodes are in the padding graph. [num_graphs]
         n_edge: Edges of each graph, likewise. [num_graphs]
     """
 

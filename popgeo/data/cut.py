@@ -117,7 +117,7 @@ def fills_exactly(store: FlatStore, options: FixedSizeOptions, *, but_edges: boo
     Args:
         store: The graphs.
         options: Slots of the batch.
-        but_edges: Whether edges may be fewer where a graph's slot is free: those of padding then end outside of the
+        but_edges: Whether edges may be fewer where a graph's slot is free: padding edges then end outside of the
             batch, and a model that reads them is refused.
     """
     left = [options.slots(axis) for axis in store.size_axes] - store.sizes.sum(axis=0)

@@ -130,7 +130,7 @@ def first_graphs(
 ) -> FlatStore:
     """The first graphs of a dataset, flat: enough to know how a batch of it is laid out.
 
-    If that many leave in doubt what an attribute belongs to, such as those of one node, more are looked at.
+    If that many leave in doubt what an attribute belongs to, such as graphs of one node, more are looked at.
 
     Raises:
         ValueError: the dataset is empty, or its graphs differ in attributes or types.

@@ -265,7 +265,7 @@ def _increments(
 
 
 def _is_whole(tensor: Tensor) -> bool:
-    """Whether it holds whole numbers; what does not is no index, and points at nothing."""
+    """Whether it holds whole numbers; anything else is not an index."""
     return not (tensor.is_floating_point() or tensor.is_complex() or tensor.dtype is torch.bool)
 
 

@@ -105,7 +105,7 @@ def state_num_nodes(batch: Any, of_graphs: Mapping[Any, list[int]], of_batch: Ma
 def mark(
     batch: Any, parts: Sequence[tuple[Mapping[Any, Any], ...]], num_nodes: dict[Any, int], num_edges: dict[Any, int]
 ) -> "Batch":
-    """States that a batch holds several: its sizes are those of one, and how each is taken apart.
+    """States that a batch holds several: its sizes are the sizes of one batch, and how each is taken apart.
 
     Args:
         batch: The tensors of all, concatenated.

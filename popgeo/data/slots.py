@@ -80,7 +80,7 @@ graphs and `graphs_mask` belong to the batch itself.
 
 *Several batches in one item.* The loader's `options` may ask for k batches at once, as PopTorch hands them to a device.
 Every tensor is then the k tensors, concatenated on dimension 0: `x` is [k * N, ...], `edge_index` [2 * k, E], `batch`
-[k * N], `ptr` [k * (G + 1)]. Indices start again in each; `num_nodes`, `num_edges` and `num_graphs` are those of one.
+[k * N], `ptr` [k * (G + 1)]. Indices start again in each; `num_nodes`, `num_edges` and `num_graphs` count one batch.
 """
 
 from dataclasses import dataclass

@@ -176,7 +176,7 @@ def call_of(
 
 
 def counts_of(sizes: FixedSizeOptions) -> dict[str, Any]:
-    """The numbers of a batch's slots by the names that models call them by; of all types together there are none."""
+    """The numbers of a batch's slots by the names that models call them by; no name counts all types together."""
     counts: dict[str, Any] = {"num_graphs": sizes.num_graphs, "batch_size": sizes.num_graphs}
     of_nodes = {} if isinstance(sizes.num_nodes, dict) else {"num_nodes": sizes.num_nodes, "num_edges": sizes.num_edges}
     return counts | of_nodes
@@ -207,7 +207,7 @@ def axes_of_results(results: Tensors, layout: Layout, given: Mapping[str, str | 
         if fitting:
             found[name] = fitting[0]
     if not found:
-        # Numbers without a dimension, and tensors within lists of a list, are no results.
+        # Numbers without a dimension, and tensors within lists of a list, are not results.
         shapes = {name: list(tensor.shape) for name, tensor in results.items()} or "single numbers, or lists of lists"
         known = ", ".join(f"{count} {axis.label}" for axis, count in rows.items())
         raise ValueError(

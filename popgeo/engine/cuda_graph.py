@@ -129,7 +129,7 @@ class CudaGraphRunner:
         return made
 
     def _run_eagerly(self) -> list[list[Tensor]]:
-        """On a stream of its own, as a capture runs, so that memory and libraries are those of the capture."""
+        """On a stream of its own, as a capture runs, so that it uses the memory and the libraries of the capture."""
         current = self._cuda.current_stream(self._device)
         self._side_stream.wait_stream(current)
         with self._cuda.stream(self._side_stream):

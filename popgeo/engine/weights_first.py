@@ -91,7 +91,7 @@ def _needed(graph: OpGraph, early: Sequence[Op]) -> tuple[list[int], set[int], s
 def watch(tensors: Sequence[Tensor]) -> Callable[[], bool]:
     """A function that says whether a bit of contiguous tensors has changed since it was last called, or made."""
     native = library.function("popgeo_update_bytes", (_POINTER, _POINTER, _POINTER, _INT), _INT)
-    assert native is not None  # who asks has looked
+    assert native is not None  # the caller has looked
     copies = [tensor.detach().clone() for tensor in tensors]
     count = len(tensors)
     addresses = [(_POINTER * count)(*map(Tensor.data_ptr, some)) for some in (tensors, copies)]

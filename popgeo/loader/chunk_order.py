@@ -36,7 +36,7 @@ class ChunkOrder:
 
     Args:
         chunk: Graphs that lie next to each other and stay in one window.
-        window: Graphs that are shuffled with each other: those of many chunks.
+        window: Graphs that are shuffled with each other, from many chunks.
     """
 
     chunk: int

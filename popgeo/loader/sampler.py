@@ -117,7 +117,7 @@ class EpochSampler:
         return self._run.epoch
 
     def whole(self, seed: int, epoch: int) -> Packs:
-        """The batches of one epoch, those of all ranks.
+        """The batches of one epoch, of all ranks.
 
         Raises:
             ValueError: a sampler gives what there is not, or something fits no batch.

@@ -10,7 +10,7 @@ from popgeo.nn.norm import make_norm
 
 
 class MLP(nn.Module):
-    """Linear layers with a norm and an activation between them; parameter names are those of PyG's `MLP`.
+    """Linear layers with a norm and an activation between them; parameters are named as in PyG's `MLP`.
 
     Args:
         channels: Channels before the first layer and after each layer.

@@ -44,7 +44,7 @@ def check_shapes(remedy: str, **named: tuple[Tensor | None, Sequence[int | None]
 
     Args:
         remedy: The end of the message: what the shapes belong to, or what to pass instead.
-        named: Each tensor and its shape, by its name; None stands for any size, and a missing tensor passes.
+        named: Each tensor and its shape, by its name; None allows any size, and a missing tensor passes.
 
     Raises:
         ValueError: a shape is different.

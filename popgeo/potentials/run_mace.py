@@ -29,7 +29,7 @@ _BACKENDS = {"engine": "cpu", "inductor": "inductor"}
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Trains as `mace_run_train` does with these arguments; `--fixed_size` and `--step` are popgeo's."""
-    # MACE's parser prints the help, so this one has none.
+    # MACE's parser prints the help, so this one does not.
     parser = OneLineParser(prog="python -m popgeo.potentials.run_mace", add_help=False, allow_abbrev=False)
     parser.add_argument("--fixed_size", nargs="*", type=int, metavar="SIZE")
     parser.add_argument("--step", choices=("eager", *_BACKENDS))

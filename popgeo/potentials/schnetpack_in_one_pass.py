@@ -42,7 +42,7 @@ def in_one_pass(model: nn.Module) -> nn.Module:
 
 
 class _OnGrid(HasFilterNetworks):
-    """A representation with filters on a grid; where there is none it runs as SchNetPack wrote it."""
+    """A representation with filters on a grid; without a grid it runs as SchNetPack wrote it."""
 
     radial_basis: nn.Module
     cutoff_fn: Any

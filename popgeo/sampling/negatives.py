@@ -56,7 +56,7 @@ class NonEdges:
 
     @staticmethod
     def from_edge_index(edge_index: Tensor, num_nodes: int | tuple[int, int]) -> "NonEdges":
-        """All pairs but those of `edge_index`.
+        """All pairs but the edges of `edge_index`.
 
         Args:
             edge_index: Source and destination of each edge. int32 or int64 [2, num_edges]

@@ -34,7 +34,7 @@ class TimedNonEdges:
     def from_edge_index(
         edge_index: Tensor, num_nodes: tuple[int, int], times: tuple[Tensor | None, Tensor | None]
     ) -> "TimedNonEdges":
-        """All pairs but those of `edge_index`.
+        """All pairs but the edges of `edge_index`.
 
         Args:
             edge_index: Source and destination of each edge. [2, num_edges]

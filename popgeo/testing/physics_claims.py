@@ -138,7 +138,7 @@ def _tracked(subject: ModelSubject, graphs: Sequence[Any], place: Tensor | None 
 
 @torch.enable_grad()
 def _pulled(subject: ModelSubject, seen: Seen, pos: Tensor) -> Tensor:
-    """What forces would be: the negative gradient of all energies, NaN if there is none. [num_nodes, 3]"""
+    """What forces would be: the negative gradient of all energies, NaN without a gradient. [num_nodes, 3]"""
     energy = _energies(subject, seen)
     if not energy.requires_grad:
         raise NotTriedError("the energy has no gradient by the positions")

@@ -30,7 +30,7 @@ class StoredList(ByReference, Sequence[Any]):
     def __getitem__(self, index: slice) -> list[Any]: ...
 
     def __getitem__(self, index: int | slice) -> Any:
-        """One value, or a list of those of a slice."""
+        """One value, or the values of a slice as a list."""
         if isinstance(index, slice):
             return [self[i] for i in range(*index.indices(len(self)))]
         if not -len(self) <= index < len(self):

@@ -184,7 +184,7 @@ class FolderWriter:
             self._open()
 
     def _open(self) -> None:
-        """Opens the files; those of row pointers start with 0."""
+        """Opens the files; files of row pointers start with 0."""
         assert self.manifest is not None  # callers made it
         dims = {entry.values.file: entry.dim for entry in self.manifest.attributes}
         for entry in self.manifest.files:

@@ -168,7 +168,7 @@ def fits_edges(shape: tuple[int, ...], strides: list[tuple[int, ...]], num_sums:
 
     Args:
         shape: Of the chain.
-        strides: Of all places; those of sums come last.
+        strides: Of all places; sums come last.
         num_sums: How many these are.
     """
     (group, columns, *more), collapsed = collapse_edges(shape, strides)

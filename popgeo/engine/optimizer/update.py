@@ -87,7 +87,7 @@ class Update:
         self._adopted: dict[Any, Any] | None = None
 
     def accumulate(self, *, first: bool, names: Sequence[str] | None = None) -> None:
-        """Adds the gradients of one micro-batch to those of the update, or starts again with the first.
+        """Adds the gradients of one micro-batch to the update's, or starts again with the first.
 
         Args:
             first: Whether it is the first micro-batch of the update.

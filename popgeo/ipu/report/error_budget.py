@@ -56,7 +56,7 @@ def error_budget(costs: Iterable[OpCost], profile: Profile = Profile.CALIBRATED)
     """The budget of a step.
 
     Args:
-        costs: Its operations; those of the host have no share.
+        costs: Its operations; the host's have no share.
         profile: Which cycles count.
 
     Example:

@@ -44,7 +44,7 @@ class _Part:
 
 
 class PartitionedFeatures(FeatureStore):
-    """Features of which each process of `torch.distributed` holds those of its own nodes.
+    """Features of which each process of `torch.distributed` holds its own nodes' rows.
 
     The rows of others come in one exchange of the numbers that a batch wants and one of the rows, of sizes that never
     change. A batch that wants more of one process than there is room for has the same exchange again, in which all take
@@ -54,7 +54,7 @@ class PartitionedFeatures(FeatureStore):
     All processes make the same loaders, and iterate over them alike.
 
     Args:
-        features: A source of all rows, such as `DiskFeatures`; only those of this process are read, once.
+        features: A source of all rows, such as `DiskFeatures`; only this process's rows are read, once.
         parts: For each node or edge type the process that has each row, as `popgeo.sampling.partition` makes it; rows
             of a type that is left out are dealt in equal ranges. int64 [number of nodes or edges]
         num_cached: How many rows of others each process keeps of each attribute.
