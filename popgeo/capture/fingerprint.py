@@ -22,6 +22,7 @@ DECIDES = ("capture/**/*.py", "capture/*.csv", "ops/**/*.py")
 _HOOKS_AND_TABLES = ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set")
 # Their `repr` says all that they are.
 _READABLE = bool | int | float | complex | str | bytes | torch.dtype | torch.device | torch.Size | enum.Enum
+_READABLE |= slice | types.EllipsisType  # constants of code, too
 
 
 class Unknown(Exception):

@@ -213,9 +213,6 @@ def _in_windows(edges: Neighbors, search: Search, max_num_nodes: int | None) -> 
     lengths = require(fits.all(), edges.edge_weight, reason)
     placed = search.pos.detach().sum(1).isfinite()
     placed = placed if search.nodes_mask is None else placed | ~search.nodes_mask
-    lengths = require(
-        placed.all(),
-        lengths,
-        lambda: f"pos of node {int((~placed).nonzero()[0])} is not finite. Correct the positions.",
-    )
+    lost = "pos of node {} is not finite. Correct the positions."
+    lengths = require(placed.all(), lengths, lambda: lost.format(int((~placed).nonzero()[0])))
     return Neighbors(edges.edge_index, lengths, edges.edges_mask)

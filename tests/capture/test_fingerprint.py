@@ -73,7 +73,16 @@ class Holds(nn.Module):
 
 @pytest.mark.parametrize(
     ("one", "other"),
-    [(1, 2), (1, 1.0), (torch.zeros(2), torch.ones(2)), ([1, 2], [2, 1]), ({"a": 1}, {"a": 2}), (torch.sin, torch.cos)],
+    [
+        (1, 2),
+        (1, 1.0),
+        (torch.zeros(2), torch.ones(2)),
+        ([1, 2], [2, 1]),
+        ({"a": 1}, {"a": 2}),
+        (torch.sin, torch.cos),
+        (slice(3), slice(0, 3)),
+        (lambda x: x[..., :3], lambda x: x[:, :3]),
+    ],
 )
 def test_models_that_hold_different_things_have_different_names(one, other):
     assert fingerprint(Holds(one)) == fingerprint(Holds(one))

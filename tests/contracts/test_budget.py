@@ -27,7 +27,7 @@ PLACES = {
 # may rise only in a change that lowers another one by as much. The last one that did: checks of what models get
 # and of tables of results, for which signatures of the core that fit one line take one.
 BUDGETS = {
-    "core": 30_676,
+    "core": 30_675,
     "compat": 3_202,
     "systems": 2_216,
     "models": 1_486,
@@ -35,7 +35,7 @@ BUDGETS = {
     "kit": 2_108,
     "train": 838,
 }
-ALL = 43_818  # may only fall
+ALL = 43_817  # may only fall
 REMEDY = "A new mechanism names the one it replaces: take that out, or raise the budget here and say why."
 LONGEST_FILE, SHORTEST_FILE_OF_ONE_USER = 300, 40
 # An operation's cost and its lowering are found by one name.

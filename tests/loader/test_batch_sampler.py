@@ -167,7 +167,10 @@ def test_a_run_goes_on_with_another_number_of_ranks(before, after, cost):
 
 
 @pytest.mark.parametrize("loader", [DataLoader, PyGDataLoader])
-@pytest.mark.parametrize("workers", [{}, {"num_workers": 2, "persistent_workers": True}])
+# Python 3.14 would start workers by a server, to which torch can send no more than 256 tensors.
+@pytest.mark.parametrize(
+    "workers", [{}, {"num_workers": 2, "persistent_workers": True, "multiprocessing_context": "fork"}]
+)
 def test_loaders_take_it_as_a_batch_sampler(loader, workers):
     graphs = [graph(2 + seed % 5, 3 * (seed % 4), seed) for seed in range(40)]
     options = FixedSizeOptions(num_nodes=25, num_edges=40, num_graphs=6)
