@@ -211,6 +211,7 @@ def infer_level(name: str, rows: Tensor, like: Sequence[Level]) -> Level:
         return Level.EDGE
     if Level.NODE in like and ("node" in name or name in OF_NODES):
         return Level.NODE
+    # By all graphs: a label of five tasks must not become a node's because one graph has five nodes.
     return Level.GRAPH if bool((rows == 1).all()) else next(iter(like), Level.GRAPH)
 
 

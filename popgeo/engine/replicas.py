@@ -10,6 +10,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from popgeo.ops.collective_ops import names_lost_process
+
 
 @dataclass(frozen=True)
 class Replicas:
@@ -54,7 +56,7 @@ class Replicas:
             RuntimeError: another process has gone.
         """
         if self.world_size > 1:
-            with _names_the_cause("add up gradients"):
+            with names_lost_process("add up gradients"):
                 for gradient in gradients:
                     dist.all_reduce(gradient)
 
@@ -65,7 +67,7 @@ class Replicas:
             RuntimeError: another process has gone.
         """
         if self.world_size > 1 and divided:
-            with _names_the_cause("hand on updated weights"):
+            with names_lost_process("hand on updated weights"):
                 for tensor in divided:
                     for rank in range(self.world_size):
                         dist.broadcast(tensor[part_of(tensor.numel(), rank, self.world_size)], src=rank)
@@ -77,7 +79,7 @@ class Replicas:
             RuntimeError: another process has gone.
         """
         if self.world_size > 1:
-            with _names_the_cause("share weights"):
+            with names_lost_process("share weights"):
                 for tensor in tensors:
                     dist.broadcast(tensor.detach(), src=0)
 
@@ -172,14 +174,3 @@ def part_of(numel: int, number: int, parts: int) -> slice:
         [slice(0, 3, None), slice(3, 6, None), slice(6, 10, None)]
     """
     return slice(numel * number // parts, numel * (number + 1) // parts)
-
-
-@contextlib.contextmanager
-def _names_the_cause(act: str) -> Iterator[None]:
-    try:
-        yield
-    except RuntimeError as error:
-        raise RuntimeError(
-            f"Process {dist.get_rank()} of {dist.get_world_size()} could not {act}: another process has died or does "
-            "not answer. Start all of them again from the last checkpoint."
-        ) from error

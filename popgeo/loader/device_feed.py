@@ -57,18 +57,12 @@ class DeviceFeed:
 
     def feed(self, batches: Iterator[Batch]) -> Iterator[Batch]:
         """The same batches in the same order, on the device; what the current stream is given next may read them."""
-        for batch, block, has_arrived in in_background(self._copies(batches), self._ahead):
+        for batch, block, has_arrived in in_background(map(self._copy, batches), self._ahead):
             current = self._cuda.current_stream(self.device)
             current.wait_event(has_arrived)
             if block.memory.is_cuda:
                 block.memory.record_stream(current)  # not to be given away while that stream may read it
             yield batch
-
-    def _copies(self, batches: Iterator[Batch]) -> Iterator[tuple[Batch, ByteBlock, Any]]:
-        for batch in batches:
-            with self._cuda.stream(self._stream):
-                copied = self._copy(batch)
-            yield copied
 
     def _copy(self, batch: Any) -> tuple[Batch, ByteBlock, Any]:
         stores = [batch._asdict()] if hasattr(batch, "_asdict") else batch.stores
@@ -82,8 +76,9 @@ class DeviceFeed:
         is_free.synchronize()  # the copy that read this block last
         for place, tensor in zip(host.tensors, tensors, strict=True):
             place.copy_(tensor)
-        there = ByteBlock(kinds, device=self.device)
-        there.memory.copy_(host.memory, non_blocking=True)
+        with self._cuda.stream(self._stream):
+            there = ByteBlock(kinds, device=self.device)
+            there.memory.copy_(host.memory, non_blocking=True)
         is_free.record(self._stream)
         has_arrived = self._cuda.Event()
         has_arrived.record(self._stream)
@@ -101,7 +96,8 @@ class DeviceFeed:
             raise ValueError(f"feature_dtype names {missing}, which batches do not have; they have {sorted(names)}.")
         self._kinds = kinds
         pinned = self.device.type == "cuda"
-        self._stages = [(ByteBlock(kinds, pin_memory=pinned), self._cuda.Event()) for _ in range(2)]
+        with self._cuda.stream(self._stream):
+            self._stages = [(ByteBlock(kinds, pin_memory=pinned), self._cuda.Event()) for _ in range(2)]
 
     def _dtype(self, name: str, tensor: Tensor) -> torch.dtype:
         wanted = self._dtypes.get(name)
@@ -113,9 +109,8 @@ class DeviceFeed:
 
 
 def _by_name(choice: torch.dtype | Mapping[str, torch.dtype] | None) -> dict[str, torch.dtype]:
-    chosen: dict[str, Any] = dict(choice) if isinstance(choice, Mapping) else {}
-    if choice is not None and not isinstance(choice, Mapping):
-        chosen = dict.fromkeys(FEATURES, choice)
+    names = () if choice is None else FEATURES
+    chosen: dict[str, Any] = dict(choice) if isinstance(choice, Mapping) else dict.fromkeys(names, choice)
     for name, dtype in chosen.items():
         if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
             raise ValueError(f"feature_dtype of {name} is {dtype}; it is a floating-point type such as torch.float16.")

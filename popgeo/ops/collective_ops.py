@@ -1,5 +1,8 @@
 """The ops behind `collectives`: how shards of this process and of others are joined, and each op's conjugate."""
 
+import contextlib
+from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -30,7 +33,8 @@ def _everywhere(x: Tensor, num_shards: int) -> Tensor:
     if _world(num_shards, x.shape[0]) == 1:
         return x
     parts = [torch.empty_like(x, memory_format=torch.contiguous_format) for _ in range(num_shards // x.shape[0])]
-    _run("gather what the others hold", dist.all_gather, parts, x.contiguous())
+    with names_lost_process("gather what the others hold"):
+        dist.all_gather(parts, x.contiguous())
     return torch.cat(parts)
 
 
@@ -40,9 +44,11 @@ def _here(num_shards: int, num_local: int) -> slice:
     return slice(first, first + num_local)
 
 
-def _run(act: str, collective: Any, *arguments: Any) -> None:
+@contextlib.contextmanager
+def names_lost_process(act: str) -> Iterator[None]:
+    """Says of an error of `torch.distributed` what this process could not do, and what to do about it."""
     try:
-        collective(*arguments)
+        yield
     except RuntimeError as error:
         raise RuntimeError(
             f"Process {dist.get_rank()} of {dist.get_world_size()} could not {act}: another process has died or does "
@@ -86,7 +92,8 @@ def _exchanged(x: Tensor, num_shards: int) -> Tensor:
         return x.transpose(0, 1).clone(memory_format=torch.contiguous_format)
     sent = x.reshape(num_local, world_size, num_local, *rest).transpose(0, 1)  # [process, owner, receiver, ...]
     out = torch.empty_like(sent, memory_format=torch.contiguous_format)
-    _run("exchange rows", dist.all_to_all_single, out, sent.contiguous())
+    with names_lost_process("exchange rows"):
+        dist.all_to_all_single(out, sent.contiguous())
     out = out.movedim(2, 0).reshape(num_local, num_shards, *rest)  # [receiver, process and owner, ...]
     return out.contiguous()
 
@@ -129,47 +136,42 @@ def _resized(shape: torch.Size, dim: int, size: int) -> list[int]:
     return [*shape[:dim], size, *shape[dim + 1 :]]
 
 
-ALL_REDUCE = register(
+_register = partial(register, setup_context=_remember)
+ALL_REDUCE = _register(
     "all_reduce(Tensor x, int num_shards, int stride) -> Tensor",
     kernel=_sum,
     fake=lambda x, num_shards, stride: x.new_empty(x.shape[1:]),
-    setup_context=_remember,
     backward=_copy_back,
 )
-REPLICATE = register(
+REPLICATE = _register(
     "replicate(Tensor x, int num_shards, int num_local, int stride) -> Tensor",
     kernel=_copies,
     fake=lambda x, num_shards, num_local, stride: x.new_empty((num_local, *x.shape)),
-    setup_context=_remember,
     backward=_sum_back,
 )
-ALL_GATHER = register(
+ALL_GATHER = _register(
     "all_gather(Tensor x, int num_shards, int dim, int stride) -> Tensor",
     kernel=_joined,
     fake=lambda x, num_shards, dim, stride: x.new_empty(_resized(x.shape[1:], dim, x.shape[dim + 1] * num_shards)),
-    setup_context=_remember,
     backward=_cut_back,
 )
-SHARD = register(
+SHARD = _register(
     "shard(Tensor x, int num_shards, int num_local, int dim, int stride) -> Tensor",
     kernel=_cut,
     fake=lambda x, num_shards, num_local, dim, stride: x.new_empty(
         (num_local, *_resized(x.shape, dim, x.shape[dim] // num_shards))
     ),
-    setup_context=_remember,
     backward=_join_back,
 )
-REDUCE_SCATTER = register(
+REDUCE_SCATTER = _register(
     "reduce_scatter(Tensor x, int num_shards, int dim, int stride) -> Tensor",
     kernel=_sum_and_cut,
     fake=lambda x, num_shards, dim, stride: x.new_empty(_resized(x.shape, dim + 1, x.shape[dim + 1] // num_shards)),
-    setup_context=_remember,
     backward=_join_and_copy_back,
 )
-ALL_TO_ALL = register(
+ALL_TO_ALL = _register(
     "all_to_all(Tensor x, int num_shards) -> Tensor",
     kernel=_exchanged,
     fake=lambda x, num_shards: x.new_empty(x.shape),
-    setup_context=_remember,
     backward=_send_back,
 )

@@ -2,8 +2,8 @@
 
 import gc
 import importlib
-import multiprocessing
 import os
+import subprocess
 import sys
 import time
 from dataclasses import replace
@@ -16,6 +16,8 @@ from torch_geometric.data import Batch, Data
 
 from popgeo.capture.serialize import from_bytes, to_bytes
 from popgeo.ipu import IpuTarget, Options, OutOfTileMemory, inference_model, training_model
+from tests.conftest import REPOSITORY
+from tests.support import quick_python
 from tests.support.small_models import ContinuousFilters, GraphConvolutions, make_batch
 
 
@@ -205,22 +207,26 @@ def test_reading_runs_nothing_of_the_file(tmp_path):
     assert from_bytes(path.read_bytes().partition(b"\n")[2])
 
 
-def start_with_others(folder, barrier, results) -> None:
-    barrier.wait()
-    results.put(losses(start(folder, ContinuousFilters())))
+START_WITH_OTHERS = """
+import sys
+from tests.capture.test_step_cache import ContinuousFilters, losses, start
+
+print("ready", flush=True)
+input()
+print(losses(start(sys.argv[1], ContinuousFilters())))
+"""
 
 
 def test_processes_that_compile_at_once_share_a_folder(tmp_path, monkeypatch):
-    context = multiprocessing.get_context("fork")
-    barrier, results = context.Barrier(2), context.SimpleQueue()
-    processes = [context.Process(target=start_with_others, args=(tmp_path, barrier, results)) for _ in range(2)]
+    command = [*quick_python.command(), "-c", START_WITH_OTHERS, str(tmp_path)]
+    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    processes = [subprocess.Popen(command, cwd=REPOSITORY, **pipes) for _ in range(2)]
+    assert [process.stdout.readline() for process in processes] == ["ready\n"] * 2
     for process in processes:
-        process.start()
-    for process in processes:
-        process.join(timeout=60)
+        process.stdin.write("\n")
+        process.stdin.flush()
     expected = losses(start(None, ContinuousFilters()))
-    assert [process.exitcode for process in processes] == [0, 0]
-    assert [results.get(), results.get()] == [expected, expected]
+    assert [process.communicate(timeout=60)[0] for process in processes] == [f"{expected}\n"] * 2
     (path,) = tmp_path.iterdir()  # one whole file, and nothing half written
     assert from_bytes(path.read_bytes().partition(b"\n")[2])
     monkeypatch.setattr("popgeo.capture.capture_step.capture", None)

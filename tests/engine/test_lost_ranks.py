@@ -1,7 +1,6 @@
 """Where one of two processes is lost, the other ends with an error that says so, soon after the group's time-out."""
 
 import importlib.util
-import multiprocessing
 import os
 import signal
 import socket
@@ -13,41 +12,37 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import REPOSITORY
-from tests.support.lost_ranks import FATES, TIMEOUT, main
+from tests.support import quick_python
+from tests.support.lost_ranks import FATES, TIMEOUT
 
 LATEST = TIMEOUT.total_seconds() + 10
 
 
-def start(folder: Path, fate: str, rank: int, port: int) -> None:
-    os.environ |= {"RANK": f"{rank}", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": f"{port}"}
+def start(folder: Path, fate: str, rank: int, port: int) -> subprocess.Popen:
+    command = [*quick_python.command(), "-m", "tests.support.lost_ranks", str(folder), "step", fate]
+    ranks = {"RANK": f"{rank}", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": f"{port}"}
     with (folder / f"log {rank}").open("w") as log:
-        os.dup2(log.fileno(), 2)
-        main(str(folder), "step", fate)
+        return subprocess.Popen(command, cwd=REPOSITORY, env=os.environ | ranks, stderr=log)
 
 
 def test_the_other_process_is_told_in_time_however_one_is_lost(tmp_path):
-    context = multiprocessing.get_context("fork")
     pairs = {}
     for fate in FATES:
         (tmp_path / fate).mkdir()
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
-        given = [(tmp_path / fate, fate, rank, port) for rank in range(2)]
-        pairs[fate] = [context.Process(target=start, args=one) for one in given]
+        pairs[fate] = [start(tmp_path / fate, fate, rank, port) for rank in range(2)]
     try:
-        for process in (process for pair in pairs.values() for process in pair):
-            process.start()
         for fate, (first, _) in pairs.items():
-            first.join(timeout=90)
+            assert first.wait(timeout=90) == 1, fate
             told = (tmp_path / fate / "told").read_text()
-            assert first.exitcode == 1, fate
             assert "Process 0 of 2 could not add up gradients: another process has died or does not answer" in told
             assert float(told.partition("\n")[0]) < LATEST, told
     finally:
         for process in (process for pair in pairs.values() for process in pair):
             process.kill()
-            process.join()
+            process.wait()
 
 
 @pytest.mark.parametrize("fate", FATES)

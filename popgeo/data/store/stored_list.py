@@ -1,7 +1,7 @@
 """Values that are not tensors, one a graph, kept on disk as JSON and read when asked for."""
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, overload
 
 import torch
@@ -44,9 +44,6 @@ class StoredList(ByReference, Sequence[Any]):
                 f"Value {index} of {'a list' if file is None else file.reference.path} is not JSON that can be read: "
                 f"{error}. Write the store again."
             ) from error
-
-    def __iter__(self) -> Iterator[Any]:
-        return (self[i] for i in range(len(self)))
 
 
 def as_bytes(values: Iterable[Any], name: str) -> tuple[Tensor, Tensor]:

@@ -130,11 +130,8 @@ def _made_of_nothing(op: Op, values: Sequence[Value]) -> Op:
 def _rows_of(uses: DefUse, op: Op, shape: Sequence[int]) -> int | None:
     """The row of each edge, for a gather or a sum of rows of this shape; None where elements have rows of their own."""
     v = ref(op.args[2])
-    if op.target in (
-        "aten.gather.default",
-        "aten.scatter_add.default",
-        "aten.scatter_reduce.two",
-    ):  # given for each element
+    if op.target in ("aten.gather.default", "aten.scatter_add.default", "aten.scatter_reduce.two"):
+        # Given for each element.
         values = uses.graph.values
         if values[v].shape != tuple(shape):
             return None

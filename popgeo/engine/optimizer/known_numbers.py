@@ -59,8 +59,33 @@ def _adam(group: Settings, step: float) -> list[Any]:
     return [*_weight_decay(group), 1 - beta1, beta2, 1 - beta2, correction, group["eps"], -step_size]
 
 
+def _adamax(group: Settings, step: float) -> list[Any]:
+    beta1, beta2 = group["betas"]
+    return [*_weight_decay(group), 1 - beta1, beta2, group["eps"], -(group["lr"] / (1 - beta1**step))]
+
+
+def _adagrad(group: Settings, step: float) -> list[Any]:
+    return [*_weight_decay(group), group["eps"], -(group["lr"] / (1 + (step - 1) * group["lr_decay"]))]
+
+
+def _adadelta(group: Settings, step: float) -> list[Any]:
+    rho, eps = group["rho"], group["eps"]
+    return [*_weight_decay(group), rho, 1 - rho, eps, eps, rho, 1 - rho, -group["lr"]]
+
+
+def _rmsprop(group: Settings, step: float) -> list[Any]:
+    alpha, momentum = group["alpha"], group["momentum"]
+    centred = [1 - alpha] if group["centered"] else []
+    smoothed = [momentum] if momentum > 0 else []
+    return [*_weight_decay(group), alpha, 1 - alpha, *centred, group["eps"], *smoothed, -group["lr"]]
+
+
 _FORMULAS: Mapping[type[Optimizer], Callable[[Settings, float], list[Any]]] = {
     optim.SGD: _sgd,
     optim.Adam: _adam,
     optim.AdamW: _adam,
+    optim.Adamax: _adamax,
+    optim.Adagrad: _adagrad,
+    optim.Adadelta: _adadelta,
+    optim.RMSprop: _rmsprop,
 }

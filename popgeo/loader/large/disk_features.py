@@ -44,10 +44,8 @@ class DiskFeatures(FeatureStore):
 
     def __init__(self, files: Mapping[StoreKey, Files], num_threads: int = 16) -> None:
         super().__init__()
-        self.__dict__.update(files=files, num_threads=num_threads, columns={})
-        for key, of_type in files.items():
-            for name, parts in _opened(of_type).items():
-                self.columns[key, name] = parts
+        columns = {(key, name): parts for key, of_type in files.items() for name, parts in _opened(of_type).items()}
+        self.__dict__.update(files=files, num_threads=num_threads, columns=columns)
 
     def _get_tensor(self, attr: TensorAttr) -> Tensor | None:
         parts = self.columns.get((attr.group_name, attr.attr_name))

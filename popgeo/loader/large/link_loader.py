@@ -174,8 +174,10 @@ class FixedSizeLinkLoader(SubgraphLoader):
         non_edges: NonEdges | TimedNonEdges | None = None
         if negatives:
             edges = edge_indices(store)[edge_type]
-            non_edges = NonEdges.from_edge_index(edges, sizes)
-            if edge_label_time is not None and (times := times_of_ends(store, edge_type, time_attr)) is not None:
+            times = None if edge_label_time is None else times_of_ends(store, edge_type, time_attr)
+            if times is None:
+                non_edges = NonEdges.from_edge_index(edges, sizes)
+            else:
                 non_edges = TimedNonEdges.from_edge_index(edges, sizes, times)
         sampler = LinkSampler(
             neighborhood, edge_type, links, edge_label, edge_label_time, negatives, non_edges, batch_size
