@@ -73,14 +73,14 @@ class DrawnNumbers:
         self._recorder, self._num_marks = recorder, 0
         self._places: dict[bytes, Tensor] = {}  # what the graph calls the state at a mark
         self._place = self._mark(torch.default_generator)
-        # Torch may hand an operation another object for the same generator.
-        self._others = {_number(generator): (generator, self._mark(generator)) for generator in held}
+        # By what one generator has in each object: torch may hand an operation another object for the same generator.
+        self._others = {generator._cdata: (generator, self._mark(generator)) for generator in held}
 
     def follow(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any) -> None:
         """Takes note of an operation that is about to be written down."""
         if _DRAWS in func.tags:
             given = [arg for arg in (*args, *kwargs.values()) if isinstance(arg, torch.Generator)]
-            if given and _number(given[0]) != _number(torch.default_generator):
+            if given and given[0]._cdata != torch.default_generator._cdata:
                 self.check_others(given[0])
             else:
                 self.go_on()
@@ -110,7 +110,7 @@ class DrawnNumbers:
             ValueError: the one that is used, or any that the function holds, is.
         """
         with unset_fake_temporarily():
-            for key in self._others if used is None else [_number(used)]:
+            for key in self._others if used is None else [used._cdata]:
                 generator, mark = self._others.get(key, (used, b""))
                 assert generator is not None
                 if mark != _bytes(generator.get_state()):
@@ -123,11 +123,6 @@ class DrawnNumbers:
     def _mark(self, generator: torch.Generator) -> bytes:
         self._num_marks += 1
         return _bytes(generator.manual_seed(_FIRST_MARK + self._num_marks).get_state())
-
-
-def _number(generator: Any) -> int:
-    """What generators that are one and the same have in common."""
-    return generator._cdata
 
 
 def _bytes(state: Tensor) -> bytes:

@@ -97,12 +97,16 @@ class GraphWriter:
         if key not in self._bodies:
             self._bodies[key] = trace(function, values)
         made = self._put(self._bodies[key], op, given)
-        self._stands_for |= {v: w for v, w in zip(op.outputs, made, strict=True) if v is not None and w is not None}
+        given_storages = {one.storage for one in values}
         for v, w in zip(op.outputs, made, strict=True):
+            if v is None or w is None:
+                continue
+            self._stands_for[v] = w
+            old, new = self._values[v], self._values[w]
             # What a function only shows in another way, the views of a result show in the same memory.
-            if v is not None and w is not None and self._values[w].storage in {one.storage for one in values}:
-                same = [(one.shape, one.stride, one.offset) for one in (self._values[v], self._values[w])]
-                self._moved |= {self._values[v].storage: self._values[w].storage} if same[0] == same[1] else {}
+            is_same = (old.shape, old.stride, old.offset) == (new.shape, new.stride, new.offset)
+            if new.storage in given_storages and is_same:
+                self._moved[old.storage] = new.storage
 
     def graph(self) -> OpGraph:
         """What was written, without what nothing needs any more; repeated operations run once."""

@@ -6,7 +6,7 @@ meet, such as a mean, a sort or a norm of the batch, and whatever hands them out
 """
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Any
@@ -18,6 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatc
 from torch.utils._pytree import tree_leaves, tree_map
 
 from popgeo.capture.schemas import makes_tensors
+from popgeo.replaced import replaced
 
 
 @dataclass(frozen=True, eq=False)
@@ -111,14 +112,9 @@ class FreeSlots(TorchDispatchMode):
             self._chosen[formula] = Slots((kept,), refuse)
         return self._chosen[formula]
 
-    @contextlib.contextmanager
-    def ending(self) -> Iterator[None]:
+    def ending(self) -> contextlib.AbstractContextManager[None]:
         """Follows nothing while the block runs: it drops what is in free slots."""
-        before, self._ending = self._ending, True
-        try:
-            yield
-        finally:
-            self._ending = before
+        return replaced(self, "_ending", True)
 
     def handed_out(self, results: Sequence[Tensor]) -> list[Tensor]:
         """What is returned, if none of it has free slots: a search's own pairs do without, as -1 is in those."""

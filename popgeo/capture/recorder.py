@@ -16,7 +16,6 @@ from torch._subclasses.fake_tensor import (
     unset_fake_temporarily,
 )
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
-from torch.utils.hooks import RemovableHandle
 
 from popgeo.capture import model_lines, refused_shapes
 from popgeo.capture.interrupts import raise_held
@@ -24,6 +23,7 @@ from popgeo.capture.op_graph import BlockMark, Op, OpGraph
 from popgeo.capture.page import Page, UnknownValue
 from popgeo.capture.refused_shapes import Problem
 from popgeo.capture.schemas import IN_MEMORY, VIEWS_IN_PLACE, makes_tensors, only_raises, target, written_by
+from popgeo.replaced import replaced
 
 
 class Recorder(TorchDispatchMode):
@@ -52,13 +52,13 @@ class Recorder(TorchDispatchMode):
         self.on_result: Callable[..., None] = lambda *of_an_operation: None
         self._instead = instead
         self.phase, self._keeps_state = phase, keeps_state
-        self.modules: list[str] = []
+        self.modules = [""]
         self.marked: list[Tensor] = []
         self.on_operation: Callable[[], object] = lambda: None
         self.files: set[str] = set()
         self._stop, self._on_problem = stop, on_problem
         self.page = Page()
-        self._forward_of: dict[int, tuple[str, str, BlockMark | None]] = {}
+        self._forward_of: dict[int, dict[str, Any]] = {}
         self.block: BlockMark | None = None
         self.block_numbers = itertools.count()  # of those without a name
         self._paused = self._in_body = False
@@ -72,20 +72,12 @@ class Recorder(TorchDispatchMode):
 
         What the block uses from outside is a constant of that graph.
         """
-        before, self.page, self._in_body = (self.page, self._in_body), Page(), True
-        try:
+        with replaced(self, "page", Page()), replaced(self, "_in_body", True):
             yield
-        finally:
-            self.page, self._in_body = before
 
-    @contextlib.contextmanager
-    def paused(self) -> Iterator[None]:
+    def paused(self) -> contextlib.AbstractContextManager[None]:
         """Writes nothing down while the block runs."""
-        before, self._paused = self._paused, True
-        try:
-            yield
-        finally:
-            self._paused = before
+        return replaced(self, "_paused", True)
 
     def add(self, target: str, args: tuple[Any, ...], results: Sequence[Tensor], bodies: tuple[OpGraph, ...]) -> None:
         """Writes down an operation with graphs of its own, which torch does not know."""
@@ -100,24 +92,20 @@ class Recorder(TorchDispatchMode):
     @contextlib.contextmanager
     def follow_modules(self, module: nn.Module) -> Iterator[None]:
         """Keeps `modules` at the names of the submodules that are running, while the block runs."""
-        hooks: list[RemovableHandle] = []
-        for name, submodule in module.named_modules():
-            if isinstance(submodule, torch.jit.ScriptModule):
-                continue  # takes no hooks: what it runs counts as its parent's
+        with contextlib.ExitStack() as hooks:
+            for name, submodule in module.named_modules():
+                if isinstance(submodule, torch.jit.ScriptModule):
+                    continue  # takes no hooks: what it runs counts as its parent's
 
-            def enter(module: nn.Module, args: Any, name: str = name) -> None:
-                self.modules.append(name)
+                def enter(module: nn.Module, args: Any, name: str = name) -> None:
+                    self.modules.append(name)
 
-            def leave(module: nn.Module, args: Any, result: Any) -> None:
-                self.modules.pop()
+                def leave(module: nn.Module, args: Any, result: Any) -> None:
+                    self.modules.pop()
 
-            hooks.append(submodule.register_forward_pre_hook(enter))
-            hooks.append(submodule.register_forward_hook(leave, always_call=True))
-        try:
+                hooks.enter_context(submodule.register_forward_pre_hook(enter))
+                hooks.enter_context(submodule.register_forward_hook(leave, always_call=True))
             yield
-        finally:
-            for hook in hooks:
-                hook.remove()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         if func is torch.ops.prim.device.default:  # autograd asks for it at every gradient
@@ -195,29 +183,24 @@ class Recorder(TorchDispatchMode):
 
     def _append(self, target: str, args: tuple[Any, ...], outputs: tuple[int | None, ...], **other: Any) -> None:
         """Adds an operation to the page, with what it is part of."""
-        module, line, block = self._place()
-        place: dict[str, Any] = {"phase": self.phase, "module": module, "source": line, "block": block}
-        self.page.ops.append(Op(target=target, args=args, outputs=outputs, **place, **other))
+        self.page.ops.append(Op(target=target, args=args, outputs=outputs, phase=self.phase, **self._place(), **other))
         self.on_operation()
 
-    def _place(self) -> tuple[str, str, BlockMark | None]:
+    def _place(self) -> dict[str, Any]:
         """Submodule, line and block of an operation; in the backward pass, of the forward operation."""
         if self.phase == "backward":
             node = torch._C._current_autograd_node()
-            nowhere = "", "", None
-            return self._forward_of.get(node._sequence_nr(), nowhere) if node is not None else nowhere
+            return {} if node is None else self._forward_of.get(node._sequence_nr(), {})
         self.files |= model_lines.files(self._stop)
-        module = self.modules[-1] if self.modules else ""
-        place = module, self.line(), self.block
+        place = {"module": self.modules[-1], "source": self.line(), "block": self.block}
         # Autograd numbers its node just before it runs the operation; what needs no node leaves the number as it was.
         self._forward_of.setdefault(torch.autograd._get_sequence_nr() - 1, place)  # type: ignore[attr-defined]
         return place
 
     def problem_here(self, name: str) -> Callable[[], None]:
         """Tells, when it is called, that an operation on the line that runs now depends on the data."""
-        module = self.modules[-1] if self.modules else ""
         remedy = refused_shapes.remedy(name, refused_shapes.callers(sys._getframe(2)))
-        problem = Problem(name, self.line(), module, remedy)
+        problem = Problem(name, self.line(), self.modules[-1], remedy)
 
         def report() -> None:
             try:
