@@ -9,7 +9,7 @@ from torch import Tensor
 
 from popgeo.capture.op_graph import Input, Op, OpGraph, Ref, Role, shape_text
 from popgeo.capture.page import Page
-from popgeo.capture.passes import simplified
+from popgeo.capture.passes import simplified, with_producers
 from popgeo.capture.recorder import Recorder, active_recorder
 
 FOR_LOOP, COND = "popgeo.for_loop.default", "popgeo.cond.default"
@@ -134,7 +134,7 @@ def _graph_of_body(page: Page, made: Sequence[Tensor]) -> tuple[OpGraph, list[tu
     tensors stand with the elements of the whole.
     """
     outputs, outside = tuple(map(page.number, made)), dict(page.constants)
-    ops, values, inputs = page.ops, list(page.values), dict(page.inputs)
+    values, inputs = list(page.values), dict(page.inputs)
     looks, tensors = list[Op](), list[tuple[Tensor, int]]()
     by_memory: dict[Any, list[int]] = {}
     for v in outside:
@@ -151,10 +151,9 @@ def _graph_of_body(page: Page, made: Sequence[Tensor]) -> tuple[OpGraph, list[tu
                 looks.append(Op(target=_AS_STRIDED, args=args, outputs=(v,)))
         inputs[Input(Role.ARGUMENT, f"outside.{number}")] = base
         tensors.append((tensor, numel))
-    maker = {v: index for index, op in reversed(list(enumerate([*looks, *ops]))) for v in op.makes()}
-    given = {*inputs.values()}
-    values = [value.made_by(None if v in given else maker.get(v)) for v, value in enumerate(values)]
-    return OpGraph(ops=(*looks, *ops), values=tuple(values), inputs=inputs, outputs=outputs), tensors
+    ops = *looks, *page.ops
+    made_by = with_producers(values, ops, {*inputs.values()})
+    return OpGraph(ops=ops, values=made_by, inputs=inputs, outputs=outputs), tensors
 
 
 def _tensors(who: str, made: Any) -> list[Tensor]:

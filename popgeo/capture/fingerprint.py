@@ -40,11 +40,9 @@ def fingerprint(model: nn.Module, *choices: object) -> str:
         >>> fingerprint(first) == fingerprint(same), fingerprint(first) == fingerprint(other)
         (True, False)
     """
-    digest = hashlib.sha256()
-    for part in [*_versions(), *map(repr, choices), *_describe_model(model)]:
-        digest.update(part.encode())
-        digest.update(b"\0")
-    return digest.hexdigest()
+    parts = [platform.python_version(), torch.__version__, metadata.version("torch_geometric"), hash_sources(*DECIDES)]
+    parts += [*map(repr, choices), *_describe_model(model)]
+    return hashlib.sha256("".join(f"{part}\0" for part in parts).encode()).hexdigest()
 
 
 def hash_files(paths: Iterable[str]) -> dict[str, str]:
@@ -62,10 +60,6 @@ def hash_sources(*patterns: str) -> str:
     package = Path(__file__).resolve().parent.parent
     files = [path for pattern in patterns for path in sorted(package.glob(pattern))]
     return hashlib.sha256("".join(_hash(str(path)) for path in files).encode()).hexdigest()
-
-
-def _versions() -> tuple[str, ...]:
-    return platform.python_version(), torch.__version__, metadata.version("torch_geometric"), hash_sources(*DECIDES)
 
 
 def _describe_model(model: nn.Module) -> Iterator[str]:

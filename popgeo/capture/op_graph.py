@@ -210,8 +210,7 @@ class OpGraph:
     def _line(self, op: Op) -> str:
         made = ", ".join(f"%{v} {shape_text(self.values[v])}" for v in op.makes())
         args = [_text(arg) for arg in op.args] + [f"{key}={_text(arg)}" for key, arg in op.kwargs.items()]
-        lines = [f"{made} = {op.target}({', '.join(args)})", *(_indented(body) for body in op.bodies)]
-        return "\n".join(lines)
+        return "\n".join([f"{made} = {op.target}({', '.join(args)})", *map(_indented, op.bodies)])
 
     def is_view(self, op: Op) -> bool:
         """Whether an operation only looks at memory that another value owns."""

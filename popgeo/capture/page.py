@@ -85,10 +85,6 @@ class Page:
         self._kept.append(tensor)
         return len(self.values) - 1
 
-    def tensors(self) -> Sequence[Tensor]:
-        """All tensors that have been written down."""
-        return self._kept
-
     def share_memory(self, view: Tensor, of: Tensor) -> None:
         """Lets the memory of a view that nothing has been told of be that of another tensor."""
         self._storages.setdefault(view.untyped_storage()._cdata, self.values[self.number(of)].storage)
@@ -191,7 +187,7 @@ class Page:
                 )
             return args[0]
         # Of constants alone nothing is a stand-in yet.
-        mode = detect_fake_mode(args) or next(one.fake_mode for one in self.tensors() if isinstance(one, FakeTensor))
+        mode = detect_fake_mode(args) or next(one.fake_mode for one in self._kept if isinstance(one, FakeTensor))
         return tree_map(lambda part: mode.from_tensor(part) if isinstance(part, Tensor) else part, made)
 
     def _elements(self, tensor: Tensor, given: Mapping[int, Tensor]) -> Tensor:

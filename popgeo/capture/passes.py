@@ -1,9 +1,9 @@
 """Rewrites of a graph that leave every value as it is, bit by bit."""
 
-import dataclasses
 import functools
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -46,7 +46,7 @@ def merge_equal_values(graph: OpGraph) -> OpGraph:
             made[key] = op.makes()
         if op.writes:  # what an operation changes in place, it returns under the same name
             own = tuple(stands_for.get(v, v) if v is not None else None for v in op.outputs)
-            op = dataclasses.replace(op, outputs=own) if own != op.outputs and {*own} <= {None, *op.reads()} else op
+            op = replace(op, outputs=own) if own != op.outputs and {*own} <= {None, *op.reads()} else op
         views = {v: shown.setdefault(_view_of_memory(graph.values[v]), v) for v in op.makes()}
         stands_for |= {v: w for v, w in views.items() if v != w}
         if op.writes or any(v == w for v, w in views.items()) or not views:
@@ -146,9 +146,7 @@ def renumbered(op: Op, read: Callable[[int], int], made: Callable[[int], int], *
     """The same operation with other numbers for the values that it reads, and for those that it makes."""
     args, kwargs = (substitute(given, lambda v: Ref(read(v))) for given in (op.args, op.kwargs))
     outputs = tuple(None if v is None else made(v) for v in op.outputs)
-    return dataclasses.replace(
-        op, args=args, kwargs=kwargs, outputs=outputs, writes=tuple(map(read, op.writes)), **changes
-    )
+    return replace(op, args=args, kwargs=kwargs, outputs=outputs, writes=tuple(map(read, op.writes)), **changes)
 
 
 def new_storages(values: Iterable[Value]) -> Iterator[int]:
@@ -165,23 +163,21 @@ def with_ops(
 ) -> OpGraph:
     """The graph with other operations; who makes which value is set again."""
     known = graph.constants if constants is None else constants
-    producer: dict[int, int] = {}
-    for index, op in enumerate(ops):
-        for v in op.makes():
-            producer.setdefault(v, index)
-    for v in (*known, *graph.inputs.values()):
-        producer.pop(v, None)
-    # Every pass numbers all values again.
-    numbered = [value.made_by(producer.get(v)) for v, value in enumerate(graph.values if values is None else values)]
-    return dataclasses.replace(
-        graph, ops=tuple(ops), values=tuple(numbered), outputs=tuple(outputs), constants=dict(known)
-    )
+    given = {*known, *graph.inputs.values()}
+    numbered = with_producers(graph.values if values is None else values, ops, given)
+    return replace(graph, ops=tuple(ops), values=numbered, outputs=tuple(outputs), constants=dict(known))
+
+
+def with_producers(values: Sequence[Value], ops: Sequence[Op], given: Set[int]) -> tuple[Value, ...]:
+    """The values, each with the operation that makes it, of several the first; those that are given have none."""
+    producer = {v: index for index, op in reversed([*enumerate(ops)]) for v in op.makes() if v not in given}
+    return tuple(value.made_by(producer.get(v)) for v, value in enumerate(values))  # as every pass numbers all again
 
 
 def at_storage(value: Value, moved: Mapping[int, int]) -> Value:
     """The same value in the memory that its own was moved to."""
     storage = _moved_to(value.storage, moved)
-    return value if storage == value.storage else dataclasses.replace(value, storage=storage)
+    return value if storage == value.storage else replace(value, storage=storage)
 
 
 def _moved_to(storage: int, moved: Mapping[int, int]) -> int:
@@ -233,25 +229,25 @@ def without_row_indexing(graph: OpGraph, relied_on: frozenset[Input]) -> OpGraph
         indexed = op.target in (GATHER, SCATTER) and op.args[1] == 0
         if indexed and graph.values[op.args[2].value].storage in storages and op.kwargs.get("alpha", 1) == 1:
             if op.target == GATHER:
-                op = dataclasses.replace(op, target="aten.index.Tensor", args=(op.args[0], [op.args[2]]))
+                op = replace(op, target="aten.index.Tensor", args=(op.args[0], [op.args[2]]))
             else:
                 arguments = (op.args[0], [op.args[2]], op.args[3], True)
-                op = dataclasses.replace(op, target="aten.index_put.default", args=arguments, kwargs={})
+                op = replace(op, target="aten.index_put.default", args=arguments, kwargs={})
         ops.append(op)
     return with_ops(graph, ops, graph.outputs)
 
 
 def _row_form(graph: OpGraph, op: Op) -> Op | None:
     if op.target == "aten.embedding.default" and len(graph.values[op.args[1].value].shape) == 1:
-        return dataclasses.replace(op, target=GATHER, args=(op.args[0], 0, op.args[1]), kwargs={})
+        return replace(op, target=GATHER, args=(op.args[0], 0, op.args[1]), kwargs={})
     if op.target == "aten.index.Tensor" and _picks_rows(graph, op.args[1]):
-        return dataclasses.replace(op, target=GATHER, args=(op.args[0], 0, op.args[1][0]))
+        return replace(op, target=GATHER, args=(op.args[0], 0, op.args[1][0]))
     accumulates = op.target == "aten.index_put.default" and (*op.args, False)[3] is True
     if accumulates and _picks_rows(graph, op.args[1]):
         into, (index,), rows, _ = op.args
         shape = graph.values[rows.value].shape
         if shape == (graph.values[index.value].shape[0], *graph.values[into.value].shape[1:]):
-            return dataclasses.replace(op, target=SCATTER, args=(into, 0, index, rows))
+            return replace(op, target=SCATTER, args=(into, 0, index, rows))
     return None
 
 

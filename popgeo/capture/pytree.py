@@ -1,11 +1,10 @@
 """Arguments and results of any nesting, taken apart into tensors and put together again."""
 
 import copy
-import dataclasses
 import sys
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
@@ -101,25 +100,23 @@ def _take_apart(tree: Any, tensors: list[Tensor]) -> Structure:
         if tree.is_nested:
             raise ValueError("A nested tensor has no shape. Pass a dense one: nested.to_padded_tensor(0.0) gives it.")
         return Leaf(tuple(tree.shape), tree.dtype)
+    parts: Mapping[Any, Any]
+    template = original = None
     if is_graph_data(tree):
-        parts = {place: part for place, part in _data_parts(tree) if isinstance(part, _PARTS)}
-        return Container(type(tree), tuple(parts), tuple(_take_apart(p, tensors) for p in parts.values()), tree)
-    known = _registered(type(tree))
-    if known is not None:
-        own = tuple(_take_apart(part, tensors) for part in known[0](tree))
-        return Container(type(tree), tuple(range(len(own))), own, original=tree)
-    if isinstance(tree, Mapping):
-        own = tuple(_take_apart(part, tensors) for part in tree.values())
+        parts, template = {place: part for place, part in _data_parts(tree) if isinstance(part, _PARTS)}, tree
+    elif (known := _registered(type(tree))) is not None:
+        parts, original = dict(enumerate(known[0](tree))), tree
+    elif isinstance(tree, Mapping):
         plain = type(tree) in (dict, OrderedDict) or not isinstance(tree, dict)
-        return Container(type(tree), tuple(tree), own, original=None if plain else tree)
-    if _is_foreign_dataclass(tree):
-        held = {one.name: getattr(tree, one.name) for one in dataclasses.fields(tree)}
-        own = tuple(_take_apart(part, tensors) for part in held.values())
-        return Container(type(tree), tuple(held), own, original=tree)
-    if isinstance(tree, tuple | list):
-        names = getattr(tree, "_fields", range(len(tree)))
-        return Container(type(tree), tuple(names), tuple(_take_apart(part, tensors) for part in tree))
-    return Fixed(tree)
+        parts, original = tree, None if plain else tree
+    elif _is_foreign_dataclass(tree):
+        parts, original = {one.name: getattr(tree, one.name) for one in fields(tree)}, tree
+    elif isinstance(tree, tuple | list):
+        parts = dict(zip(getattr(tree, "_fields", range(len(tree))), tree, strict=True))
+    else:
+        return Fixed(tree)
+    own = tuple(_take_apart(part, tensors) for part in parts.values())
+    return Container(type(tree), tuple(parts), own, template, original=original)
 
 
 def is_graph_data(tree: Any) -> bool:
@@ -130,7 +127,7 @@ def is_graph_data(tree: Any) -> bool:
 
 def _is_foreign_dataclass(tree: Any) -> bool:
     """Whether something is a user's record; popgeo's own, as plans are, stay whole."""
-    record = dataclasses.is_dataclass(tree) and not isinstance(tree, type | nn.Module)
+    record = is_dataclass(tree) and not isinstance(tree, type | nn.Module)
     return record and not type(tree).__module__.startswith("popgeo.")
 
 

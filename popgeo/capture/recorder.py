@@ -9,12 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import (
-    DataDependentOutputException,
-    DynamicOutputShapeException,
-    FakeTensor,
-    unset_fake_temporarily,
-)
+from torch._subclasses import fake_tensor
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 
 from popgeo.capture import model_lines, refused_shapes
@@ -121,8 +116,10 @@ class Recorder(TorchDispatchMode):
         func = IN_MEMORY.get(func, func)
         if refused_shapes.is_dynamic(func, args, keywords):
             result = self._known(func, args, keywords)
-        elif not makes_tensors(func) and not any(isinstance(arg, FakeTensor) for arg in args):
-            with unset_fake_temporarily():  # a number of a tensor from outside, which a fake tensor could not tell
+        elif not makes_tensors(func) and not any(isinstance(arg, fake_tensor.FakeTensor) for arg in args):
+            with (
+                fake_tensor.unset_fake_temporarily()
+            ):  # a number of a tensor from outside, which a fake tensor could not tell
                 result = func(*args, **keywords)
         else:
             viewed = args[0] if func.is_view and args and args[0].layout is torch.strided else None
@@ -155,7 +152,10 @@ class Recorder(TorchDispatchMode):
         """The result on stand-ins; if they refuse what the kernel may take, one like the kernel's own."""
         try:
             return func(*args, **kwargs)
-        except (DynamicOutputShapeException, DataDependentOutputException):  # torch's table does not say so
+        except (
+            fake_tensor.DynamicOutputShapeException,
+            fake_tensor.DataDependentOutputException,
+        ):  # torch's table does not say so
             return self._known(func, args, kwargs)
         except (RuntimeError, ZeroDivisionError) as error:  # by zero: the mean of no rows
             if type(error) not in (RuntimeError, ZeroDivisionError):

@@ -32,9 +32,7 @@ def target(func: Any) -> str:
 @functools.cache
 def makes_tensors(func: Any) -> bool:
     """Whether an operation returns or changes tensors, as opposed to reading a number."""
-    return any("Tensor" in str(item.type) for item in func._schema.returns) or any(
-        arg.alias_info is not None and arg.alias_info.is_write for arg in func._schema.arguments
-    )
+    return func._schema.is_mutable or any("Tensor" in str(item.type) for item in func._schema.returns)
 
 
 def only_raises(func: Any) -> bool:

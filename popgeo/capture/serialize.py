@@ -87,9 +87,7 @@ def _graph_out(graph: OpGraph) -> dict[str, Any]:
     return {
         "inputs": [[str(given), v] for given, v in graph.inputs.items()],
         "outputs": graph.outputs,
-        "values": [
-            [v.shape, v.stride, v.offset, torch_name(v.dtype), v.storage, v.producer] for v in graph.values
-        ],
+        "values": [[v.shape, v.stride, v.offset, torch_name(v.dtype), v.storage, v.producer] for v in graph.values],
         "ops": [
             [
                 op.target, to_json(op.args), {key: to_json(arg) for key, arg in op.kwargs.items()}, op.outputs,
@@ -121,12 +119,9 @@ def _op(fields: list[Any]) -> Op:
 
 def _value(fields: list[Any]) -> Value:
     shape, stride, offset, dtype, storage, producer = fields
-    (producer,) = _whole_or_none([producer])
-    offset, storage = _whole(offset, storage)
-    return Value(
-        shape=_whole(*shape), stride=_whole(*stride), offset=offset, dtype=torch_thing("dtype", dtype),
-        storage=storage, producer=producer,
-    )  # fmt: skip
+    offset, storage, producer = *_whole(offset, storage), *_whole_or_none([producer])
+    where: dict[str, Any] = {"offset": offset, "storage": storage, "producer": producer}
+    return Value(shape=_whole(*shape), stride=_whole(*stride), dtype=torch_thing("dtype", dtype), **where)
 
 
 def _whole(*numbers: Any) -> tuple[int, ...]:

@@ -104,7 +104,8 @@ def radius(
                 [ 0,  1, -1]])
     """
     allowed = _same_graph(x, y, batch_x, batch_y, loop=not ignore_same_index)
-    return _within(x, y, r, allowed, max_num_neighbors)
+    slots = x.size(0) if max_num_neighbors is None else min(max_num_neighbors, x.size(0))
+    return _pairs(*nearest_rows(x, y, slots, allowed & (_squared_distances(x, y) <= r * r)))
 
 
 def radius_graph(
@@ -136,7 +137,7 @@ def radius_graph(
         tensor([[1, 0],
                 [0, 1]])
     """
-    edges = _within(x, x, r, _same_graph(x, x, batch, batch, loop), max_num_neighbors)
+    edges = radius(x, x, r, batch, batch, max_num_neighbors, ignore_same_index=not loop)
     return edges.flip([0]) if flow == "source_to_target" else edges
 
 
@@ -218,12 +219,6 @@ def _squared_distances(x: Tensor, y: Tensor) -> Tensor:
     if not (x.is_floating_point() or y.is_floating_point()):
         x = x.double()  # whole numbers, among which infinity has no place
     return (y.unsqueeze(1) - x.unsqueeze(0)).square().sum(-1)
-
-
-def _within(x: Tensor, y: Tensor, r: float, allowed: Tensor, max_num_neighbors: int | None) -> Tensor:
-    """The pairs that are allowed and at most `r` apart. [2, num_y * min(max_num_neighbors, num_x)]"""
-    slots = x.size(0) if max_num_neighbors is None else min(max_num_neighbors, x.size(0))
-    return _pairs(*nearest_rows(x, y, slots, allowed & (_squared_distances(x, y) <= r * r)))
 
 
 def _same_graph(x: Tensor, y: Tensor, batch_x: Graphs, batch_y: Graphs, loop: bool = True) -> Tensor:

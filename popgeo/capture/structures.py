@@ -10,7 +10,7 @@ from popgeo.capture.op_graph import shape_text
 from popgeo.capture.pytree import SCALARS, Container, Fixed, Leaf, Structure, flatten, templates
 
 
-def leaves(structure: Structure, path: str = "") -> Iterator[tuple[str, Leaf]]:
+def leaves(structure: Structure) -> Iterator[tuple[str, Leaf]]:
     """The path of each tensor, and its shape and type, in the order of `flatten`.
 
     Example:
@@ -19,14 +19,10 @@ def leaves(structure: Structure, path: str = "") -> Iterator[tuple[str, Leaf]]:
         >>> [(path, leaf.shape) for path, leaf in leaves(flatten({"x": [torch.ones(2), 3]})[1])]
         [('x[0]', (2,))]
     """
-    if isinstance(structure, Leaf):
-        yield path, structure
-    elif isinstance(structure, Container):
-        for key, part in zip(structure.keys, structure.parts, strict=True):
-            yield from leaves(part, _join(path, key, structure))
+    return ((path, part) for path, part in _walk(structure, "") if isinstance(part, Leaf))
 
 
-def describe(structure: Structure, path: str = "") -> Iterator[tuple[str, str]]:
+def describe(structure: Structure) -> Iterator[tuple[str, str]]:
     """The path and a description of each part, as error messages name them.
 
     Example:
@@ -34,15 +30,21 @@ def describe(structure: Structure, path: str = "") -> Iterator[tuple[str, str]]:
         >>> dict(describe(flatten({"x": [1, 2]})[1]))
         {'x': 'list of 2', 'x[0]': '1', 'x[1]': '2'}
     """
-    if isinstance(structure, Leaf):
-        yield path, shape_text(structure)
-    elif isinstance(structure, Fixed):
-        yield path, repr(structure.value)
-    else:
-        if path:
-            yield path, f"{structure.kind.__name__} of {len(structure.parts)}"
+    for path, part in _walk(structure, ""):
+        if isinstance(part, Leaf):
+            yield path, shape_text(part)
+        elif isinstance(part, Fixed):
+            yield path, repr(part.value)
+        elif path:
+            yield path, f"{part.kind.__name__} of {len(part.parts)}"
+
+
+def _walk(structure: Structure, path: str) -> Iterator[tuple[str, Structure]]:
+    """A nest that is at a path, and all its parts, each with its own path."""
+    yield path, structure
+    if isinstance(structure, Container):
         for key, part in zip(structure.keys, structure.parts, strict=True):
-            yield from describe(part, _join(path, key, structure))
+            yield from _walk(part, _join(path, key, structure))
 
 
 def _join(path: str, key: Any, container: Container) -> str:

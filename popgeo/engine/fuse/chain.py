@@ -1,7 +1,6 @@
 """A chain: element-wise operations written as one program that runs block by block."""
 
-import copy
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass
 from enum import Enum
 
 from popgeo.capture.op_graph import Number
@@ -95,39 +94,6 @@ class Chain:
     def collapsed(self, strides: list[tuple[int, ...]]) -> tuple[tuple[int, ...], list[tuple[int, ...]]]:
         """The fewest dimensions of its elements, or of those of an edge, and the strides of places in them."""
         return (collapse_edges if self.of_edges else collapse)(self.shape, strides)
-
-
-Key = tuple[int, int, tuple[int, ...]]  # storage, offset and strides: the same elements in the same order
-
-
-@dataclass(kw_only=True)
-class ChainContent:
-    """All that an operation adds to a chain.
-
-    Attributes:
-        made: The value in each storage that the chain makes.
-        tables: What edges take rows from or are joined at: the index and the number of rows.
-        joins_at: The one of them at which the chain joins what edges have, if it does.
-        changed: The elements and the value in each storage that was there before and that the chain changes.
-        read: The elements that the chain reads, by storage.
-    """
-
-    made: dict[int, int] = field(default_factory=dict)
-    tables: set[tuple[int, int]] = field(default_factory=set)
-    joins_at: tuple[int, int] | None = None
-    changed: dict[int, tuple[Key, int]] = field(default_factory=dict)
-    read: dict[int, set[Key]] = field(default_factory=dict)
-    held: dict[Key, Source] = field(default_factory=dict)
-    steps: list[Step] = field(default_factory=list)
-    operands: list[Place] = field(default_factory=list)
-    numbers: list[float | Number] = field(default_factory=list)
-    sums: list[tuple[int, Place]] = field(default_factory=list)
-    places: dict[Key, Place] = field(default_factory=dict)
-
-    def copied(self) -> "ChainContent":
-        """A copy that changes apart from this one."""
-        parts = {one.name: copy.copy(getattr(self, one.name)) for one in fields(self)}
-        return ChainContent(**parts | {"read": {storage: set(keys) for storage, keys in self.read.items()}})
 
 
 def collapse(shape: tuple[int, ...], strides: list[tuple[int, ...]]) -> tuple[tuple[int, ...], list[tuple[int, ...]]]:

@@ -16,7 +16,6 @@ Handle = Any
 Writer = Callable[..., Handle]
 # Writes an operation, given a writer and the operation's arguments.
 Write = Callable[..., Handle]
-_WRITERS: dict[str, Write] = {}
 
 
 def writer_of(op: Op) -> Write | None:
@@ -73,11 +72,8 @@ def _addcdiv(write: Writer, x: Any, first: Any, second: Any, value: Any = 1) -> 
 
 
 def _pow(write: Writer, x: Any, exponent: Any) -> Handle:
-    if isinstance(exponent, Number):
-        return None
-    if exponent == 1:
-        return write("copy", x)
     powers: dict[float, Callable[[], Handle]] = {
+        1: lambda: write("copy", x),
         2: lambda: write("mul", x, x),
         3: lambda: write("mul", write("mul", x, x), x),
         0.5: lambda: write("sqrt", x),
@@ -127,14 +123,10 @@ _LOGIC = {
     "aten.logical_and.default": _simple("and"), "aten.bitwise_and.Tensor": _simple("and"),
     "aten.logical_or.default": _simple("or"), "aten.bitwise_or.Tensor": _simple("or"),
 }  # fmt: skip
-_MASKS: Mapping[str, Write] = {
-    **{f"aten.{name}.{kind}": _simple(name) for name in _COMPARED for kind in ("Scalar", "Tensor")},
-    **_LOGIC,
-}
-_WRITERS |= {f"aten.{name}.default": _simple(name) for name in _UNARY}
-_WRITERS |= {f"aten.{name}_.default": _simple(name) for name in _UNARY}
-_WRITERS |= _MASKS
-_WRITERS |= {
+_MASKS = {f"aten.{name}.{kind}": _simple(name) for name in _COMPARED for kind in ("Scalar", "Tensor")} | _LOGIC
+_WRITERS: Mapping[str, Write] = {
+    **{f"aten.{name}{place}.default": _simple(name) for name in _UNARY for place in ("", "_")},
+    **_MASKS,
     **{f"aten.{name}.{kind}": write for kind in ("Tensor", "Scalar") for name, write in (
         ("add", _add), ("add_", _add), ("sub", _sub), ("sub_", _sub),
         ("rsub", lambda write, x, y, alpha=1: _sub(write, y, x, alpha)),

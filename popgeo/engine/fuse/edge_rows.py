@@ -3,10 +3,9 @@
 What edges have of rows is made again for each use, if that costs less than memory for all edges.
 """
 
-import dataclasses
 from collections import Counter
 from collections.abc import Mapping, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -110,12 +109,10 @@ def _out_of_place(graph: OpGraph) -> OpGraph:
         zeros, storage = values[v].producer, values[v].storage
         if zeros is None or ops[zeros].target not in _ZEROS or writers[storage] != 1 or min(uses.users[v]) < index:
             continue
-        values.append(dataclasses.replace(values[v], storage=next(storages)))
+        values.append(replace(values[v], storage=next(storages)))
         base = len(values) - 1
-        ops[zeros] = dataclasses.replace(ops[zeros], outputs=(base,))
-        ops[index] = dataclasses.replace(
-            op, target=op.target.replace("_.", "."), args=(Ref(base), *op.args[1:]), writes=()
-        )
+        ops[zeros] = replace(ops[zeros], outputs=(base,))
+        ops[index] = replace(op, target=op.target.replace("_.", "."), args=(Ref(base), *op.args[1:]), writes=())
     return with_ops(graph, ops, graph.outputs, values=values)
 
 
@@ -124,7 +121,7 @@ def _made_of_nothing(op: Op, values: Sequence[Value]) -> Op:
     if op.target not in _FILLED:
         return op
     shape, dtype = list(op.args[1]), values[op.makes()[0]].dtype
-    return dataclasses.replace(op, target=_FILLED[op.target], args=(shape,), kwargs={"dtype": dtype})
+    return replace(op, target=_FILLED[op.target], args=(shape,), kwargs={"dtype": dtype})
 
 
 def _rows_of(uses: DefUse, op: Op, shape: Sequence[int]) -> int | None:
@@ -203,9 +200,9 @@ class RowsAtUses:
             self._remake(operand, own)
         base = op.reads()[0]
         storage = self._values[own[base]].storage if self._graph.is_view(op) else next(self._storages)
-        self._values.append(dataclasses.replace(value, storage=storage))
+        self._values.append(replace(value, storage=storage))
         own[v] = len(self._values) - 1
-        self._ops.append(dataclasses.replace(replace_values(op, own), outputs=(own[v],)))
+        self._ops.append(replace(replace_values(op, own), outputs=(own[v],)))
 
 
 class EdgeOrders:
@@ -226,10 +223,10 @@ class EdgeOrders:
         if key not in self._made:
             like = self.values[index]
             size, storage = 3 + num_rows + like.numel, next(self._storages)
-            self.values.append(dataclasses.replace(like, shape=(size,), offset=0, dtype=torch.int32, storage=storage))
+            self.values.append(replace(like, shape=(size,), offset=0, dtype=torch.int32, storage=storage))
             made = self._made[key] = len(self.values) - 1
             args = Ref(index), num_rows
-            ops.append(dataclasses.replace(op, target=EDGE_ORDER, args=args, kwargs={}, outputs=(made,), writes=()))
+            ops.append(replace(op, target=EDGE_ORDER, args=args, kwargs={}, outputs=(made,), writes=()))
         return self._made[key]
 
 

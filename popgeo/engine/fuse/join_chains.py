@@ -12,7 +12,7 @@ from popgeo.engine.fuse.block_program import fits_registers
 from popgeo.engine.fuse.chain import CHAIN, EDGE_CHAIN
 from popgeo.engine.fuse.chain_steps import fits, writer_of
 from popgeo.engine.fuse.edge_rows import EdgeOrders, row_moves
-from popgeo.engine.fuse.open_chain import OpenChain, elements_of, shape_of, summed_dimensions
+from popgeo.engine.fuse.open_chain import OpenChain, elements_of, summed_dimensions
 from popgeo.engine.out_variants import has_fixed_place
 from popgeo.native import library
 
@@ -96,8 +96,8 @@ class _Search:
         sums = summed_dimensions(op, graph.values) is not None
         if not sums and move is None and (writer_of(op) is None or not fits(op, graph.values)):
             return None
-        shape = shape_of(op, graph.values, move)
-        alike = [chain for chain in near if chain.sizes == shape]
+        new = OpenChain(elements_of(op, graph.values, move))
+        alike = [chain for chain in near if chain.sizes == new.sizes]
         if sums and not alike:
             return None
         for other in near:
@@ -112,13 +112,10 @@ class _Search:
             if chain.add(op, graph, move):
                 return chain
             self._emit(chain)
-        if sums:
+        if sums or not new.add(op, graph, move):
             return None
-        chain = OpenChain(shape, elements_of(op, graph.values, move))
-        if not chain.add(op, graph, move):
-            return None
-        self._open.append(chain)
-        return chain
+        self._open.append(new)
+        return new
 
     def _emit(self, chain: OpenChain) -> None:
         if chain in self._open:

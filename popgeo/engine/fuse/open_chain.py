@@ -1,41 +1,58 @@
 """A chain while it is being found: takes in operations one by one and keeps account of the memory that it touches."""
 
+import copy
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import torch
 
 from popgeo.capture.op_graph import Number, Op, OpGraph, Ref, Value
-from popgeo.engine.fuse.chain import (
-    AT_ROWS,
-    OPERANDS,
-    Chain,
-    ChainContent,
-    Key,
-    Kind,
-    Place,
-    Source,
-    Step,
-    collapse,
-    fits_edges,
-)
+from popgeo.engine.fuse.chain import AT_ROWS, OPERANDS, Chain, Kind, Place, Source, Step, collapse, fits_edges
 from popgeo.engine.fuse.chain_steps import writer_of
 from popgeo.engine.fuse.edge_rows import RowMove
 
 _MOST_STEPS = 48
 SUMS = ("aten.sum.dim_IntList", "aten.sum.default")
 
+Key = tuple[int, int, tuple[int, ...]]  # storage, offset and strides: the same elements in the same order
+
+
+@dataclass(kw_only=True)
+class ChainContent:
+    """All that an operation adds to a chain.
+
+    Attributes:
+        made: The value in each storage that the chain makes.
+        tables: What edges take rows from or are joined at: the index and the number of rows.
+        joins_at: The one of them at which the chain joins what edges have, if it does.
+        changed: The elements and the value in each storage that was there before and that the chain changes.
+        read: The elements that the chain reads, by storage.
+    """
+
+    made: dict[int, int] = field(default_factory=dict)
+    tables: set[tuple[int, int]] = field(default_factory=set)
+    joins_at: tuple[int, int] | None = None
+    changed: dict[int, tuple[Key, int]] = field(default_factory=dict)
+    read: dict[int, set[Key]] = field(default_factory=dict)
+    held: dict[Key, Source] = field(default_factory=dict)
+    steps: list[Step] = field(default_factory=list)
+    operands: list[Place] = field(default_factory=list)
+    numbers: list[float | Number] = field(default_factory=list)
+    sums: list[tuple[int, Place]] = field(default_factory=list)
+    places: dict[Key, Place] = field(default_factory=dict)
+
+    def copied(self) -> "ChainContent":
+        """A copy that changes apart from this one."""
+        parts = {one.name: copy.copy(getattr(self, one.name)) for one in fields(self)}
+        return ChainContent(**parts | {"read": {storage: set(keys) for storage, keys in self.read.items()}})
+
 
 def elements_of(op: Op, values: Sequence[Value], move: RowMove | None = None) -> Value:
     """A value of the elements that an operation goes through."""
     joined = move.moved if move is not None and move.code in AT_ROWS else None
     return values[joined if joined is not None else op.reads()[0] if op.target in SUMS else op.makes()[0]]
-
-
-def shape_of(op: Op, values: Sequence[Value], move: RowMove | None = None) -> tuple[int, ...]:
-    """The sizes of these elements without dimensions of size 1."""
-    return tuple(size for size in elements_of(op, values, move).shape if size != 1)
 
 
 def summed_dimensions(op: Op, values: Sequence[Value]) -> list[int] | None:
@@ -53,21 +70,20 @@ class OpenChain:
     """Operations on the same elements, in order.
 
     Args:
-        sizes: The shape of the elements without dimensions of size 1.
         first: A value of these elements, whose order of dimensions in memory the chain follows.
 
     Attributes:
-        sizes: As given.
+        sizes: The shape of the elements without dimensions of size 1.
         ops: What it represents.
         content: The steps of these operations, and the memory that they touch.
     """
 
-    def __init__(self, sizes: tuple[int, ...], first: Value) -> None:
-        self.sizes = sizes
+    def __init__(self, first: Value) -> None:
+        self.sizes = tuple(size for size in first.shape if size != 1)
         self.ops: list[Op] = []
         self.content = ChainContent()
         strides = [step for size, step in zip(first.shape, first.stride, strict=True) if size != 1]
-        self._order = sorted(range(len(sizes)), key=lambda d: -strides[d])
+        self._order = sorted(range(len(strides)), key=lambda d: -strides[d])
 
     def conflicts(self, touched: Collection[int], changed: Collection[int]) -> bool:
         """Whether something that touches and changes these storages must stay on its side of the chain."""
