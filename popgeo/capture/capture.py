@@ -19,7 +19,6 @@ from popgeo.capture.marks import marked, marks_of
 from popgeo.capture.op_graph import LOSS_SCALE, Input, Role
 from popgeo.capture.pytree import flatten
 from popgeo.capture.recorder import Recorder
-from popgeo.capture.refused_shapes import DynamicShapeError, Problem
 from popgeo.capture.static_forms import static_forms
 from popgeo.capture.structures import leaves
 
@@ -57,7 +56,7 @@ def capture(
     """
     module = function if isinstance(function, nn.Module) else nn.Module()
     state = held_state.module_state(module)
-    recorder = Recorder(inspect.unwrap(capture).__code__, _refuse)
+    recorder = Recorder(inspect.unwrap(capture).__code__)
     recorder.on_operation = on_operation
     fake_mode = FakeTensorMode(allow_non_fake_inputs=True)
     with fake_mode:
@@ -173,10 +172,6 @@ def fake_of(tensor: Tensor, trained: bool) -> Tensor:
     for hook in (tensor._backward_hooks or {}).values() if trained else ():
         fake.register_hook(hook)
     return fake
-
-
-def _refuse(problem: Problem) -> None:
-    raise DynamicShapeError(str(problem))
 
 
 def _refuse_carried(

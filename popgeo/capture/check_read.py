@@ -10,7 +10,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from popgeo.capture.captured_step import CapturedStep
 from popgeo.capture.control_flow import COND, FOR_LOOP
-from popgeo.capture.marks import marked, marks_of
+from popgeo.capture.marks import layout_of, marked
 from popgeo.capture.op_graph import LOSS_SCALE, Input, Op, OpGraph, Ref, Role, Value, substitute
 from popgeo.capture.pytree import Leaf
 from popgeo.capture.safe_operations import require_fitting, require_forward, safe_operation
@@ -141,7 +141,7 @@ def _require_op(values: Sequence[Value], op: Op, known: dict[Any, Made]) -> None
     reads = list(dict.fromkeys(op.reads()))
     memory = list(dict.fromkeys(values[v].storage for v in reads))
     args, kwargs = (substitute(part, lambda v: Ref(reads.index(v))) for part in (op.args, dict(op.kwargs)))
-    forms = tuple((_form(values[v]), memory.index(values[v].storage)) for v in reads)
+    forms = tuple((values[v].layout, memory.index(values[v].storage)) for v in reads)
     ends = [max(values[v].end for v in reads if values[v].storage == storage) for storage in memory]
 
     def is_so(made: tuple[Any, ...]) -> bool:
@@ -153,7 +153,7 @@ def _require_op(values: Sequence[Value], op: Op, known: dict[Any, Made]) -> None
         form, place = made
         own = values[v].storage not in memory  # as views of constants are, which a capture takes for new memory
         within = own and (place is None or values[v].end <= ends[place])
-        return form == _form(values[v]) and (within or (not own and memory.index(values[v].storage) == place))
+        return form == values[v].layout and (within or (not own and memory.index(values[v].storage) == place))
 
     asked = op.target, repr(args), repr(kwargs), forms
     if asked not in known:
@@ -165,10 +165,6 @@ def _require_op(values: Sequence[Value], op: Op, known: dict[Any, Made]) -> None
     _require({reads[position] for position in written} == {*op.writes}, f"{op.target} changes other values")
     fresh = [values[v].storage for v in op.makes() if v not in reads and values[v].storage not in memory]
     _require(len({*fresh}) == len(fresh), f"the results of {op.target} lie in one memory")
-
-
-def _form(value: Value) -> Form:
-    return value.shape, value.stride, value.offset, value.dtype, value.marks
 
 
 def _made_by_torch(target: str, args: Any, kwargs: Any, forms: tuple[tuple[Form, int], ...], on: torch.device) -> Made:
@@ -211,7 +207,7 @@ def _require_fitting_values(x: Tensor, indices: Sequence[Tensor | None], values:
 
 
 def _form_of(tensor: Tensor) -> Form:
-    return tuple(tensor.shape), tensor.stride(), int(tensor.storage_offset()), tensor.dtype, marks_of(tensor)
+    return tuple(layout_of(tensor).values())  # type: ignore[return-value]
 
 
 def _require_bodies(graph: OpGraph, op: Op) -> None:

@@ -21,14 +21,9 @@ _DRAWS = torch.Tag.nondeterministic_seeded
 _FIRST_MARK = 0x5EED0000_70706765  # a seed that no one chooses
 
 
-@torch.library.custom_op("popgeo::random_state", mutates_args=(), tags=(_DRAWS,))
-def _random_state() -> Tensor:
-    return torch.get_rng_state()
-
-
-@torch.library.custom_op("popgeo::set_random_state", mutates_args=(), tags=(_DRAWS,))
-def _set_random_state(state: Tensor) -> None:
-    torch.set_rng_state(state)
+# Under a name, because torch forgets an operation that nothing refers to.
+_get = torch.library.custom_op("popgeo::random_state", torch.get_rng_state, mutates_args=(), tags=(_DRAWS,))
+_set = torch.library.custom_op("popgeo::set_random_state", torch.set_rng_state, mutates_args=(), tags=(_DRAWS,))
 
 
 @contextlib.contextmanager
@@ -109,10 +104,9 @@ class DrawnNumbers:
         Raises:
             ValueError: the one that is used, or any that the function holds, is.
         """
+        checked = list(self._others.values()) if used is None else [self._others.get(used._cdata, (used, b""))]
         with unset_fake_temporarily():
-            for key in self._others if used is None else [used._cdata]:
-                generator, mark = self._others.get(key, (used, b""))
-                assert generator is not None
+            for generator, mark in checked:
                 if mark != _bytes(generator.get_state()):
                     raise ValueError(
                         f"{self._recorder.line()}: draws from a torch.Generator that is made or seeded while the model "

@@ -72,8 +72,7 @@ def _describe_model(model: nn.Module) -> Iterator[str]:
             for key, tensor in table.items():
                 if tensor is not None and tensor._backward_hooks:
                     raise Unknown(f"{key} has hooks, which may hold anything")
-                form = None if tensor is None else _form(tensor)
-                yield f"{name}.{key}: {form}"
+                yield f"{name}.{key}: {None if tensor is None else _form(tensor)}"
 
 
 def _form(tensor: Tensor) -> tuple[Any, ...]:

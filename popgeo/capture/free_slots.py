@@ -8,7 +8,6 @@ meet, such as a mean, a sort or a norm of the batch, and whatever hands them out
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import zip_longest
 from typing import Any
 
 import torch
@@ -17,7 +16,7 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 from torch.utils._pytree import tree_leaves, tree_map
 
-from popgeo.capture.schemas import makes_tensors
+from popgeo.capture.schemas import makes_tensors, named_arguments
 from popgeo.replaced import replaced
 
 
@@ -173,15 +172,14 @@ class FreeSlots(TorchDispatchMode):
             from_right = {part.dim() - self._found[id(part)][1] for part in given}
             fits = pointwise and len(from_right) == 1 and (own is not None or not func._schema.is_mutable)
             return [part.dim() - min(from_right) for part in made if fits]
-        if all(_memory(part) == _memory(first) for part in made):
+        if all(part.untyped_storage()._cdata == first.untyped_storage()._cdata for part in made):
             look = first.size(axis), first.stride(axis)
             shown = ([a for a, n in enumerate(part.shape) if (n, part.stride(a)) == look] for part in made)
             return [axes[0] for axes in shown if len(axes) == 1]
-        for argument, value in zip_longest(func._schema.arguments, args[: len(func._schema.arguments)]):
-            if own is not None and argument.name in ("dim", "dims"):
-                dims = value if value is not None else kwargs.get(argument.name, argument.default_value)
-                if own[1] in [dim % args[0].dim() for dim in tree_leaves(dims) if dim is not None]:
-                    return []
+        named = vars(named_arguments(func, args, kwargs))
+        along = [dim for dim in tree_leaves((named.get("dim"), named.get("dims"))) if dim is not None]
+        if own is not None and own[1] in [dim % args[0].dim() for dim in along]:
+            return []
         looks_up = own is not None and name in ("embedding", "index")
         return [] if looks_up or name not in _ROW_BY_ROW.split() else self._axes_by_size(func, args, kwargs, made)
 
@@ -209,10 +207,6 @@ def _count(number: int, slots: Slots) -> SlotCount:
     count = SlotCount(number)
     count.slots = slots
     return count
-
-
-def _memory(tensor: Tensor) -> int:
-    return tensor.untyped_storage()._cdata
 
 
 _NOWHERE = FreeSlots()

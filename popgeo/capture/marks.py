@@ -1,5 +1,7 @@
 """Torch's marks of tensors that are read as the conjugates, or the negatives, of what their memory holds."""
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -14,6 +16,12 @@ def marks_of(tensor: Tensor) -> tuple[bool, bool]:
         ((False, False), (True, False), (False, True))
     """
     return tensor.is_conj(), tensor.is_neg()
+
+
+def layout_of(tensor: Tensor) -> dict[str, Any]:
+    """What a `Value` says of a tensor by itself, by the names of its attributes."""
+    place = {"shape": tuple(tensor.shape), "stride": tensor.stride(), "offset": int(tensor.storage_offset())}
+    return {**place, "dtype": tensor.dtype, "marks": marks_of(tensor)}
 
 
 def marked(memory: Tensor, marks: tuple[bool, bool]) -> Tensor:

@@ -56,9 +56,8 @@ class OneType(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         given = (args, kwargs or {})
-        if func not in _TAKE_ONE_TYPE and func not in _NORMS:
-            return func(*args, **given[1])
-        floats = [one for one in tree_leaves(given) if isinstance(one, Tensor) and one.dtype in _FLOATS]
+        parts = tree_leaves(given) if func in _TAKE_ONE_TYPE or func in _NORMS else []
+        floats = [one for one in parts if isinstance(one, Tensor) and one.dtype in _FLOATS]
         if len({one.dtype for one in floats}) < 2:
             return func(*args, **given[1])
         first = next((one for one in floats if not isinstance(one, nn.Parameter)), floats[0])

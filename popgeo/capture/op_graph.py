@@ -108,6 +108,11 @@ class Value:
         return math.prod(self.shape)
 
     @property
+    def layout(self) -> tuple[Any, ...]:
+        """How its elements lie in memory and are read; two views of one memory with the same layout are the same."""
+        return self.shape, self.stride, self.offset, self.dtype, self.marks
+
+    @property
     def nbytes(self) -> int:
         """Bytes of its elements."""
         return self.numel * self.dtype.itemsize

@@ -9,7 +9,7 @@ from torch._guards import detect_fake_mode
 from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 from torch.utils._pytree import tree_map
 
-from popgeo.capture.marks import marks_of
+from popgeo.capture.marks import layout_of
 from popgeo.capture.op_graph import Input, Op, OpGraph, Ref, Value, substitute
 from popgeo.capture.passes import is_random, run_op
 
@@ -67,21 +67,10 @@ class Page:
             ValueError: the tensor is a sparse one.
         """
         if tensor.layout is not torch.strided:
-            raise ValueError(
-                f"A {tensor.layout} tensor has no fixed layout; convert it to a dense one or to an edge_index."
-            )
+            raise ValueError(f"A {tensor.layout} tensor has no fixed layout; make it dense, or pass an edge_index.")
         storage = self._storages.setdefault(tensor.untyped_storage()._cdata, len(self._storages))
-        value = Value(
-            shape=tuple(tensor.shape),
-            stride=tuple(tensor.stride()),
-            offset=int(tensor.storage_offset()),
-            dtype=tensor.dtype,
-            storage=storage,
-            producer=producer,
-            marks=marks_of(tensor),
-        )
         self._numbers[id(tensor)] = len(self.values)
-        self.values.append(value)
+        self.values.append(Value(storage=storage, producer=producer, **layout_of(tensor)))
         self._kept.append(tensor)
         return len(self.values) - 1
 

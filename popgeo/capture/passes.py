@@ -29,7 +29,7 @@ def merge_equal_values(graph: OpGraph) -> OpGraph:
     shown: dict[Any, int] = {}
     moved: dict[int, int] = {}  # views of what is left out look at the memory of what represents it
     for number in [*graph.inputs.values(), *graph.constants]:
-        shown.setdefault(_view_of_memory(graph.values[number]), number)
+        shown.setdefault((graph.values[number].storage, graph.values[number].layout), number)
     kept = []
     for old in graph.ops:
         op = replace_values(old, stands_for)
@@ -47,7 +47,7 @@ def merge_equal_values(graph: OpGraph) -> OpGraph:
         if op.writes:  # what an operation changes in place, it returns under the same name
             own = tuple(stands_for.get(v, v) if v is not None else None for v in op.outputs)
             op = replace(op, outputs=own) if own != op.outputs and {*own} <= {None, *op.reads()} else op
-        views = {v: shown.setdefault(_view_of_memory(graph.values[v]), v) for v in op.makes()}
+        views = {v: shown.setdefault((graph.values[v].storage, graph.values[v].layout), v) for v in op.makes()}
         stands_for |= {v: w for v, w in views.items() if v != w}
         if op.writes or any(v == w for v, w in views.items()) or not views:
             kept.append(op)
@@ -85,17 +85,15 @@ def fold_constants(graph: OpGraph) -> OpGraph:
     known = dict(graph.constants)
     kept = []
     for op in graph.ops:
-        if not all(v in known for v in op.reads()):
-            kept.append(op)
-            continue
         storages = {graph.values[v].storage for v in (*op.reads(), *op.makes())}
         small = sum(graph.values[v].nbytes for v in op.makes()) <= _LARGEST_CONSTANT
         given_anew = any(isinstance(argument, Number) for argument in op.args)
-        if op.writes or op.bodies or is_random(op) or storages & mutated or given_anew or not small:
+        varies = op.writes or op.bodies or is_random(op) or storages & mutated or given_anew
+        if varies or not small or not all(v in known for v in op.reads()):
             kept.append(op)
-            continue
-        with torch.no_grad():
-            known |= run_op(op, known)
+        else:
+            with torch.no_grad():
+                known |= run_op(op, known)
     used = {v for op in kept for v in op.reads()} | {v for v in graph.outputs if v is not None}
     return with_ops(graph, kept, graph.outputs, {v: tensor for v, tensor in known.items() if v in used})
 
@@ -184,10 +182,6 @@ def _moved_to(storage: int, moved: Mapping[int, int]) -> int:
     while storage in moved:
         storage = moved[storage]
     return storage
-
-
-def _view_of_memory(value: Value) -> tuple[Any, ...]:
-    return value.storage, value.dtype, value.shape, value.stride, value.offset, value.marks
 
 
 def _hashable(argument: Any) -> Any:

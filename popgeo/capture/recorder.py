@@ -28,7 +28,7 @@ class Recorder(TorchDispatchMode):
 
     Args:
         stop: Code of the function in which the model starts; lines above it are not the model's.
-        on_problem: Called with what depends on data; it may raise.
+        on_problem: Called with what depends on data; it may raise, as the default does.
         phase: What to call what comes first.
         keeps_state: Refuse changes of tensors that are not inputs, because they would be lost after the step.
         on_result: Called after each operation with it, its arguments and its result.
@@ -38,7 +38,7 @@ class Recorder(TorchDispatchMode):
     def __init__(
         self,
         stop: CodeType,
-        on_problem: Callable[[Problem], None],
+        on_problem: Callable[[Problem], None] = refused_shapes.refuse,
         phase: str = "forward",
         keeps_state: bool = True,
         instead: Callable[..., Any] = lambda func, args, kwargs: func(*args, **kwargs),

@@ -45,6 +45,11 @@ class DynamicShapeError(ValueError):
     """A shape or a decision of the model depends on the data in the batch."""
 
 
+def refuse(problem: Problem) -> None:
+    """Raises a DynamicShapeError that tells of a problem."""
+    raise DynamicShapeError(str(problem))
+
+
 def remedy(operation: str, callers: Sequence[str]) -> str:
     """What to write instead of an operation, given the names of the functions it was called from, innermost first.
 

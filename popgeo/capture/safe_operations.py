@@ -8,7 +8,6 @@ import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -16,6 +15,7 @@ from torch._ops import OpOverload
 
 from popgeo.capture.op_graph import OpGraph, overload
 from popgeo.capture.operations import name_of
+from popgeo.capture.schemas import named_arguments
 
 _SAFE = frozenset(
     name if "." in name else f"aten.{name}"
@@ -62,7 +62,7 @@ def require_fitting(func: OpOverload, args: Sequence[Any], kwargs: Mapping[str, 
         ValueError: an argument does not fit.
     """
     target = str(func)
-    if has_rule(target) and not _FITS[name_of(target)](_named(func, args, kwargs)):
+    if has_rule(target) and not _FITS[name_of(target)](named_arguments(func, args, kwargs)):
         raise ValueError(f"{target} takes tensors whose sizes do not belong together")
 
 
@@ -80,11 +80,11 @@ def require_forward(graph: OpGraph) -> None:
         if name not in _AFTER_FORWARD:
             continue
         tie, shared, indices = _AFTER_FORWARD[name]
-        given, made = _named(overload(op.target), op.args, op.kwargs), name.removesuffix("_backward")
+        given, made = named_arguments(overload(op.target), op.args, op.kwargs), name.removesuffix("_backward")
         maker = makers.get(getattr(given, tie).value)
         fits = maker is not None and name_of(maker.target) == _FORWARD.get(made, made)
         if maker is not None and fits:
-            before = _named(overload(maker.target), maker.args, maker.kwargs)
+            before = named_arguments(overload(maker.target), maker.args, maker.kwargs)
             index, grad = values[getattr(given, indices).value], values[given.grad_output.value]
             fits = (
                 all(getattr(given, one) == getattr(before, one) for one in shared.split())
@@ -95,12 +95,6 @@ def require_forward(graph: OpGraph) -> None:
             )
         if not fits:
             raise ValueError(f"{op.target} takes indices that its forward operation has not checked")
-
-
-def _named(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """The arguments of a call by their names in the schema."""
-    given = {one.name: one.default_value for one in func._schema.arguments}
-    return SimpleNamespace(**{**given, **dict(zip(given, args, strict=False)), **kwargs})
 
 
 def _channels(g: Any, *names: str, may_be_missing: bool = True) -> bool:

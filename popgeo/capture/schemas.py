@@ -1,7 +1,8 @@
 """What torch's schema of an operation tells: its name, whether it makes tensors, and which arguments it changes."""
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -73,7 +74,10 @@ def position_of(op: Op, name: str) -> int | None:
 
 def argument_of(op: Op, name: str) -> Any:
     """An argument by the name that the operation's schema gives it, or its default."""
-    position = position_of(op, name)
-    assert position is not None, f"{op.target} has no argument {name}"
-    default = overload(op.target)._schema.arguments[position].default_value  # type: ignore[attr-defined]
-    return op.args[position] if position < len(op.args) else op.kwargs.get(name, default)
+    return getattr(named_arguments(overload(op.target), op.args, op.kwargs), name)
+
+
+def named_arguments(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> SimpleNamespace:
+    """The arguments of a call of an operation by the names that its schema gives them, defaults included."""
+    given = {one.name: one.default_value for one in func._schema.arguments}
+    return SimpleNamespace(**{**given, **dict(zip(given, args, strict=False)), **kwargs})

@@ -176,15 +176,14 @@ def _kind_out(container: Container) -> Any:
         if container.like is None and (container.kind is not Data or besides(container.template, container.keys)):
             raise TypeError(f"{container.kind.__name__} is like none of the arguments, so it cannot be written as JSON")
         return {"like": container.like}
-    if container.original is not None:
-        raise TypeError(f"{container.kind.__name__} cannot be written as JSON")
-    if issubclass(container.kind, Mapping):
-        return "OrderedDict" if container.kind is OrderedDict else "dict"
-    if container.kind in (tuple, list):
-        return container.kind.__name__
-    place = [container.kind.__module__, container.kind.__qualname__]
-    if _named_tuple(*place) is not container.kind:
-        raise TypeError(f"{container.kind.__name__} cannot be written as JSON")
+    kind = container.kind
+    if issubclass(kind, Mapping) and container.original is None:
+        return "OrderedDict" if kind is OrderedDict else "dict"
+    if kind in (tuple, list):
+        return kind.__name__
+    place = [kind.__module__, kind.__qualname__]
+    if container.original is not None or _named_tuple(*place) is not kind:
+        raise TypeError(f"{kind.__name__} cannot be written as JSON")
     return place
 
 

@@ -158,13 +158,12 @@ def _put_in(stack: contextlib.ExitStack, module: str, path: str, form: Any) -> N
     owner, _, name = path.rpartition(".")
     holder = sys.modules.get(module)  # what no one has imported, no model uses
     holder = getattr(holder, owner) if holder and owner else holder
-    if holder is None or name not in vars(holder):
-        return
-    original = vars(holder)[name]
+    original = vars(holder).get(name, form) if holder else form
     if original is form or getattr(original, "is_static", False):  # a form itself, which checks what it is given
         return
     if owner:
-        stack.enter_context(replaced(holder, name, _standing_in(original, form)))
+        stands_in = functools.wraps(original)(lambda *args, **kwargs: form(original, *args, **kwargs))
+        stack.enter_context(replaced(holder, name, stands_in))
     elif isinstance(original, FunctionType):
         stack.enter_context(_running(original, form))
     else:
@@ -184,11 +183,3 @@ def _running(function: FunctionType, form: Callable[..., Any]) -> Iterator[None]
         yield
     finally:
         function.__code__, function.__defaults__, function.__kwdefaults__ = before
-
-
-def _standing_in(original: Callable[..., Any], form: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(original)
-    def stand_in(*args: Any, **kwargs: Any) -> Any:
-        return form(original, *args, **kwargs)
-
-    return stand_in

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
 from popgeo.capture.free_slots import Slots, active_slots
-from popgeo.capture.page import Page, UnknownValue
+from popgeo.capture.page import UnknownValue
 from popgeo.capture.recorder import active_recorder
 
 
@@ -44,23 +44,15 @@ def get_item(self: Tensor, index: Any) -> Any:
         return NotImplemented
     if self.size(axis) == 0:
         return self.clone()
-    if _is_known(recorder.page, masks[0]):
-        return NotImplemented
+    with contextlib.suppress(UnknownValue):
+        recorder.page.compute(torch.ops.aten.any.default, (masks[0],), {})
+        return NotImplemented  # the mask follows from constants, so the number of rows that it chooses is fixed
     with slots.ending():
         formula = recorder.page.formula(masks[0])
         rows = slots.chosen_by(masks[0], formula, recorder.problem_here("index"))
         kept = rows.kept()
         numbers = torch.where(kept, torch.arange(kept.size(0)), kept.to(torch.int32).argmax())
         return slots.mark(self.index_select(axis, numbers), rows, axis)
-
-
-def _is_known(page: Page, mask: Tensor) -> bool:
-    """Whether a mask follows from constants, so that the number of rows that it chooses is fixed."""
-    try:
-        page.compute(torch.ops.aten.any.default, (mask,), {})
-    except UnknownValue:
-        return False
-    return True
 
 
 def as_array(self: Tensor, *args: Any, **kwargs: Any) -> Any:
@@ -124,7 +116,11 @@ def set_item(self: Tensor, index: Any, value: Any) -> Any:
     slots = active_slots()
     free, own = slots.of(index), slots.of(value)
     if free is not None and index.dtype != torch.bool:
-        return _set_rows(self, index, value) if _fits(own, free[0], 0) and slots.of(self) is None else NotImplemented
+        return (
+            _set_rows(self, index, value, free[0])
+            if _fits(own, free[0], 0) and slots.of(self) is None
+            else NotImplemented
+        )
     mask, *rest = index if isinstance(index, tuple) and index else (index,)
     simple = all(isinstance(part, int | slice) for part in rest)
     if not (isinstance(mask, Tensor) and mask.dtype == torch.bool and isinstance(value, Tensor) and simple):
@@ -148,12 +144,10 @@ def _chosen_by(mask: Tensor, own: tuple[Slots, int]) -> bool:
     return _fits(own, active_slots().chosen_by(mask, formula, own[0].refuse), 0)
 
 
-def _set_rows(self: Tensor, index: Tensor, value: Any) -> None:
+def _set_rows(self: Tensor, index: Tensor, value: Any, free: Slots) -> None:
     """Where an index occurs more than once, the last value is there, and each has its gradient, as in PyTorch."""
-    slots, num_rows = active_slots(), self.size(0)
-    chosen = slots.of(index)
-    assert chosen is not None  # that is when this form is taken
-    with slots.ending():
+    num_rows = self.size(0)
+    with active_slots().ending():
         longer = torch.cat([self, self.new_zeros(1, *self.shape[1:])])
-        longer[torch.where(chosen[0].kept(), index, num_rows)] = value
+        longer[torch.where(free.kept(), index, num_rows)] = value
         self.copy_(longer[:num_rows])

@@ -126,7 +126,7 @@ def _made_of_nothing(op: Op, values: Sequence[Value]) -> Op:
 
 def _rows_of(uses: DefUse, op: Op, shape: Sequence[int]) -> int | None:
     """The row of each edge, for a gather or a sum of rows of this shape; None where elements have rows of their own."""
-    v = ref(op.args[2])
+    v: int | None = ref(op.args[2])
     if op.target in ("aten.gather.default", "aten.scatter_add.default", "aten.scatter_reduce.two"):
         # Given for each element.
         values = uses.graph.values
@@ -134,15 +134,12 @@ def _rows_of(uses: DefUse, op: Op, shape: Sequence[int]) -> int | None:
             return None
         widened = uses.maker(v, "aten.expand.default")
         column = v if widened is None else ref(widened.args[0])
-        flat = uses.flat(column) if values[column].shape == (shape[0], *[1] * (len(shape) - 1)) else None
-        v = -1 if flat is None else flat
+        v = uses.flat(column) if values[column].shape == (shape[0], *[1] * (len(shape) - 1)) else None
     return v if uses.is_plain(v, shape[:1], torch.int64) else None
 
 
 def _is_zero(uses: DefUse, v: int) -> bool:
-    """Whether a value is zero of the type that is served, and stays so."""
-    if not uses.is_plain(v):
-        return False
+    """Whether a value that nothing changes in place is zero."""
     constant = uses.graph.constants.get(v)
     return uses.maker(v, *_ZEROS) is not None if constant is None else not constant.any()
 

@@ -115,11 +115,9 @@ def _prepare(pack: Callable[..., bytes]) -> Prepare:
             num_threads = torch.get_num_threads()
             if late or num_threads not in structures:  # the places of late ones are new at each run
                 known = {**tensors, **dict(zip(late, operands, strict=True))}
-                given, rest = op.args[:NUM_ARGUMENTS], op.args[NUM_ARGUMENTS:]
-                tensor = known.__getitem__
-                structures[num_threads] = pack(
-                    Call(*substitute(given, tensor)), results, num_threads, *substitute(rest, tensor)
-                )
+                args = substitute(op.args, known.__getitem__)
+                interaction, rest = Call(*args[:NUM_ARGUMENTS]), args[NUM_ARGUMENTS:]
+                structures[num_threads] = pack(interaction, results, num_threads, *rest)
             interaction_call.run(structures[num_threads])
 
         return call
