@@ -104,8 +104,7 @@ def capture(
     changed = recorder.page.changed(placed)
     written = tuple(one for one in inputs if one in changed)
     paths = {id(one): path for path, one in module.named_modules()}
-    kept = [inputs[one] for one in written]
-    graph = recorder.page.graph([*made[: len(results)], *kept, *made[len(results) :]])
+    graph = recorder.page.graph([*made[: len(results)], *(inputs[one] for one in written), *made[len(results) :]])
     return CapturedStep(
         graph=graph,
         result=result,
@@ -166,8 +165,7 @@ def signature_of(function: Callable[..., Any]) -> inspect.Signature:
 
 def fake_of(tensor: Tensor, trained: bool) -> Tensor:
     """A stand-in in memory of its own, even where the tensor is a view of a larger one; hooks see its gradient too."""
-    fake = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype)
-    fake = marked(fake, marks_of(tensor))
+    fake = marked(torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype), marks_of(tensor))
     fake = nn.Parameter(fake, requires_grad=trained) if isinstance(tensor, nn.Parameter) else fake
     for hook in (tensor._backward_hooks or {}).values() if trained else ():
         fake.register_hook(hook)
@@ -214,8 +212,7 @@ def _refuse_carried(
         raise held_state.ReplacedStateError(
             f"The model reads {', '.join(again)} and changes that in each call, while a compiled step would continue "
             "with what it was at first. Make it a buffer that is changed in place, as register_buffer('n', "
-            "torch.zeros(())) and self.n.add_(1), or pass it as an argument that is a tensor.",
-            {},
+            "torch.zeros(())) and self.n.add_(1), or pass it as an argument that is a tensor."
         )
     if first := [one.name for one in placed if one in set(written) - later]:
         raise ValueError(

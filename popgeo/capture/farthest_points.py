@@ -71,8 +71,7 @@ def fps_of_graphs(
     if ptr is None and batch is not None:
         sizes = torch.bincount(batch, minlength=batch_size or 0)
         ptr = torch.cat([sizes.new_zeros(1), sizes.cumsum(0)])
-    starts = [0, src.size(0)] if ptr is None else [int(start) for start in ptr]
-    return fps(src, starts, ratio, random_start)
+    return fps(src, [0, src.size(0)] if ptr is None else list(ptr), ratio, random_start)
 
 
 def _pick(points: Tensor, count: int, random_start: bool) -> Tensor:

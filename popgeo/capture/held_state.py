@@ -43,9 +43,9 @@ class ReplacedStateError(ValueError):
         {'mean': 'reassigned'}
     """
 
-    def __init__(self, message: str, buffers: Mapping[str, str]) -> None:
+    def __init__(self, message: str, buffers: Mapping[str, str] | None = None) -> None:
         super().__init__(message)
-        self.buffers = dict(buffers)
+        self.buffers = dict(buffers or {})
 
 
 @contextlib.contextmanager
@@ -118,38 +118,29 @@ class _Held:
         self.path, self.module, self.attributes = path, module, dict(vars(module))
         self.parameters, self.buffers = dict(module._parameters.items()), dict(module._buffers.items())
         # Parameters, buffers, submodules, hooks, and what the model collects in lists of its own.
-        holders = {name: own for name, own in self.attributes.items() if type(own) in _HOLDERS}
-        self.contents = {name: (own, copy.copy(own)) for name, own in holders.items()}
+        self.contents = {name: (own, copy.copy(own)) for name, own in self.attributes.items() if type(own) in _HOLDERS}
         # TorchScript keeps other attributes where Python does not see them.
         kind = self.attributes.get("_concrete_type")
-        script: Any = None if kind is None else module._c
-        self._script = script
-        self._scripted = {} if kind is None else {name: script.getattr(name) for name in kind.get_attributes()}
+        self._script: Any = None if kind is None else module._c
+        self._scripted = {} if kind is None else {name: self._script.getattr(name) for name in kind.get_attributes()}
 
-    def tensors(self) -> list[tuple[str, Tensor]]:
-        """Parameters and buffers, by name."""
-        both = [*self.parameters.items(), *self.buffers.items()]
-        return [(name, tensor) for name, tensor in both if tensor is not None]
-
-    def table_of(self, name: str) -> dict[str, Any]:
-        """Where the module keeps what had this name."""
-        return self.module._parameters if name in self.parameters else self.module._buffers
+    def tensors(self) -> Iterator[tuple[dict[str, Any], str, Tensor]]:
+        """Parameters and buffers: where the module keeps each, its name, and the tensor that it was."""
+        for table, held in ((self.module._parameters, self.parameters), (self.module._buffers, self.buffers)):
+            yield from ((table, name, tensor) for name, tensor in held.items() if tensor is not None)
 
     def restore(self) -> None:
         """Gives the module back what it held."""
         vars(self.module).clear()
         vars(self.module).update(self.attributes)
         for own, before in self.contents.values():
-            if isinstance(own, list):
-                own[:] = before
-            else:
-                own.clear()
-                own.update(before)
+            own.clear()
+            (own.extend if isinstance(own, list) else own.update)(before)
         for name, value in self._scripted.items():
             self._script.setattr(name, value)
         if not isinstance(self.module._parameters, dict):  # TorchScript's, whose names are fixed
-            for name, tensor in self.tensors():
-                self.table_of(name)[name] = tensor
+            for table, name, tensor in self.tensors():
+                table[name] = tensor
 
 
 def _inside(value: Any, depth: int = 4) -> Any:
@@ -173,8 +164,8 @@ class HeldState:
     def put_in(self) -> None:
         """Puts the stand-ins in the place of parameters and buffers."""
         for one in self.held:
-            for name, tensor in one.tensors():
-                one.table_of(name)[name] = self.replacement[id(tensor)]
+            for table, name, tensor in one.tensors():
+                table[name] = self.replacement[id(tensor)]
 
     def attributes(self) -> Mapping[tuple[int, str], Any]:
         """The plain attributes as they are now."""
@@ -202,8 +193,8 @@ class HeldState:
         replaced, lost = [], []
         changed: dict[str, str] = {}
         for one in self.held:
-            for name, tensor in one.tensors():
-                old, new = self.replacement[id(tensor)], dict(one.table_of(name).items()).get(name)
+            for table, name, tensor in one.tensors():
+                old, new = self.replacement[id(tensor)], dict(table.items()).get(name)
                 if new is old:
                     continue
                 fits = isinstance(new, Tensor) and (new.shape, new.dtype) == (old.shape, old.dtype)

@@ -201,13 +201,13 @@ def use_row_indexing(graph: OpGraph) -> tuple[OpGraph, frozenset[Input]]:
         The graph, and the inputs to check at each run.
     """
     arguments = {graph.values[v].storage: given for given, v in graph.inputs_of(Role.ARGUMENT).items()}
-    relied_on: set[Input] = set()
+    relied_on, mutated = set[Input](), graph.mutated_storages()
     ops = []
     for op in graph.ops:
         form = _row_form(graph, op)
         if form is not None and op.target != "aten.embedding.default":
             given = arguments.get(graph.values[op.args[1][0].value].storage)
-            if given is None or graph.values[graph.inputs[given]].storage in graph.mutated_storages():
+            if given is None or graph.values[graph.inputs[given]].storage in mutated:
                 form = None
             else:
                 relied_on.add(given)

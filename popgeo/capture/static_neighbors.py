@@ -223,11 +223,9 @@ def _squared_distances(x: Tensor, y: Tensor) -> Tensor:
 
 def _same_graph(x: Tensor, y: Tensor, batch_x: Graphs, batch_y: Graphs, loop: bool = True) -> Tensor:
     """Whether two points are in one graph and, without `loop`, have different numbers. [num_y, num_x]"""
-    allowed = torch.ones(y.size(0), x.size(0), dtype=torch.bool)
-    if batch_x is not None or batch_y is not None:
-        given = (x, batch_x), (y, batch_y)
-        of_x, of_y = (torch.zeros(len(part), dtype=torch.long) if of is None else of for part, of in given)
-        allowed = of_y.unsqueeze(1) == of_x.unsqueeze(0)
+    given = (x, batch_x), (y, batch_y)
+    of_x, of_y = (torch.zeros(len(part), dtype=torch.long) if of is None else of for part, of in given)
+    allowed = of_y.unsqueeze(1) == of_x.unsqueeze(0)
     return allowed if loop else allowed & ~torch.eye(y.size(0), x.size(0), dtype=torch.bool)
 
 

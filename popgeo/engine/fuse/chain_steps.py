@@ -18,14 +18,9 @@ Writer = Callable[..., Handle]
 Write = Callable[..., Handle]
 
 
-def writer_of(op: Op) -> Write | None:
-    """What writes an operation as steps, given a `Writer` and the operation's arguments; None if nothing does."""
-    return _WRITERS.get(op.target)
-
-
 def fits(op: Op, values: tuple[Value, ...]) -> bool:
-    """Whether its operands and its one result have types that a chain computes with as torch does."""
-    if len(op.makes()) != 1 or not all(map(_is_exact, (*op.args, *op.kwargs.values()))):
+    """Whether it is one of `WRITERS`, and a chain computes with the types of its operands and result as torch does."""
+    if op.target not in WRITERS or len(op.makes()) != 1 or not all(map(_is_exact, (*op.args, *op.kwargs.values()))):
         return False
     if any(values[v].marks[1] for v in (*op.reads(), *op.makes())):  # which look at memory in another way
         return False
@@ -118,13 +113,11 @@ def _filled(number: float) -> Write:
 # Named alike in torch.
 _UNARY = [row.short_name for row in OPERATIONS.values() if row.chain is ChainStep.UNARY]
 _COMPARED = [row.short_name for row in OPERATIONS.values() if row.chain is ChainStep.COMPARISON]
-_LOGIC = {
-    "aten.logical_not.default": _simple("not"), "aten.bitwise_not.default": _simple("not"),
-    "aten.logical_and.default": _simple("and"), "aten.bitwise_and.Tensor": _simple("and"),
-    "aten.logical_or.default": _simple("or"), "aten.bitwise_or.Tensor": _simple("or"),
-}  # fmt: skip
+_BITWISE = {"bitwise_not.default": "not", "bitwise_and.Tensor": "and", "bitwise_or.Tensor": "or"}
+_LOGIC = {f"aten.{name}": _simple(code) for name, code in _BITWISE.items()}
+_LOGIC |= {f"aten.logical_{code}.default": _simple(code) for code in _BITWISE.values()}
 _MASKS = {f"aten.{name}.{kind}": _simple(name) for name in _COMPARED for kind in ("Scalar", "Tensor")} | _LOGIC
-_WRITERS: Mapping[str, Write] = {
+WRITERS: Mapping[str, Write] = {
     **{f"aten.{name}{place}.default": _simple(name) for name in _UNARY for place in ("", "_")},
     **_MASKS,
     **{f"aten.{name}.{kind}": write for kind in ("Tensor", "Scalar") for name, write in (

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from popgeo.capture.op_graph import Op, OpGraph, Ref, Value
 from popgeo.capture.passes import drop_unused, new_storages, replace_values, with_ops
-from popgeo.engine.fuse.chain_steps import fits, writer_of
+from popgeo.engine.fuse.chain_steps import fits
 from popgeo.engine.fuse.def_use import DefUse, ref
 from popgeo.engine.fuse.prepared import PREPARED, PreparedCall
 from popgeo.ops.scatter_plan import sort_edges
@@ -85,10 +85,7 @@ def _move_of(uses: DefUse, op: Op) -> RowMove | None:
         return None
     if not takes and not (values[edges].numel <= _MOST_SUMMED if ours else _is_zero(uses, first)):
         return None
-    if ours:
-        index = ref(op.args[1]) if uses.is_plain(ref(op.args[1]), shape[:1], torch.int64) else None
-    else:
-        index = _rows_of(uses, op, shape) if op.args[1] in (0, -len(shape)) else None
+    index = _rows_of(uses, op, shape) if ours or op.args[1] in (0, -len(shape)) else None
     if index is None or not uses.is_stable(first):
         return None
     return RowMove(code=code, moved=first if takes else edges, index=index, num_rows=values[table].shape[0])
@@ -96,8 +93,6 @@ def _move_of(uses: DefUse, op: Op) -> RowMove | None:
 
 def _out_of_place(graph: OpGraph) -> OpGraph:
     """The graph with sums into new zeros making a value instead of changing the zeros, which are made of nothing."""
-    if not any(op.target in _IN_PLACE or op.target in _FILLED for op in graph.ops):
-        return graph
     graph = with_ops(graph, [_made_of_nothing(op, graph.values) for op in graph.ops], graph.outputs)
     uses, values, ops = DefUse(graph), list(graph.values), list(graph.ops)
     storages = new_storages(values)
@@ -126,7 +121,7 @@ def _made_of_nothing(op: Op, values: Sequence[Value]) -> Op:
 
 def _rows_of(uses: DefUse, op: Op, shape: Sequence[int]) -> int | None:
     """The row of each edge, for a gather or a sum of rows of this shape; None where elements have rows of their own."""
-    v: int | None = ref(op.args[2])
+    v: int | None = ref(op.args[1] if op.target.startswith("popgeo.") else op.args[2])
     if op.target in ("aten.gather.default", "aten.scatter_add.default", "aten.scatter_reduce.two"):
         # Given for each element.
         values = uses.graph.values
@@ -164,7 +159,7 @@ class RowsAtUses:
     def graph(self) -> OpGraph:
         """The graph if they have."""
         for op in self._graph.ops:
-            computes = writer_of(op) is not None and fits(op, self._graph.values)
+            computes = fits(op, self._graph.values)
             joins = not self._joined.isdisjoint(op.makes()) or op.target.startswith("aten.sum.")
             own: dict[int, int] = {}
             if computes or joins:

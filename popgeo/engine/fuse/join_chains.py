@@ -2,7 +2,7 @@
 
 import ctypes
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from popgeo.capture.op_graph import Number, Op, OpGraph, Ref
@@ -10,7 +10,7 @@ from popgeo.capture.operations import Out, operation_of
 from popgeo.capture.passes import with_ops
 from popgeo.engine.fuse.block_program import fits_registers
 from popgeo.engine.fuse.chain import CHAIN, EDGE_CHAIN
-from popgeo.engine.fuse.chain_steps import fits, writer_of
+from popgeo.engine.fuse.chain_steps import fits
 from popgeo.engine.fuse.edge_rows import EdgeOrders, row_moves
 from popgeo.engine.fuse.open_chain import OpenChain, elements_of, summed_dimensions
 from popgeo.engine.out_variants import has_fixed_place
@@ -74,10 +74,10 @@ class _Search:
         for chain in list(self._open):
             self._emit(chain)
         graph, ops = self.graph, list[Op]()
-        outside, orders = self._touched_outside(), EdgeOrders(list(graph.values))
+        outside, orders = self._shared(), EdgeOrders(list(graph.values))
         for item in self._items:
             if isinstance(item, OpenChain):
-                _write(item, graph, outside[id(item)], orders, ops)
+                _write(item, graph, outside, orders, ops)
             else:
                 ops.append(item)
         needed = {v for op in ops for v in op.reads()} | {*graph.outputs}
@@ -94,7 +94,7 @@ class _Search:
         """The chain that has taken the operation in; None if none can."""
         graph, move = self.graph, self._move_of(op)
         sums = summed_dimensions(op, graph.values) is not None
-        if not sums and move is None and (writer_of(op) is None or not fits(op, graph.values)):
+        if not sums and move is None and not fits(op, graph.values):
             return None
         new = OpenChain(elements_of(op, graph.values, move))
         alike = [chain for chain in near if chain.sizes == new.sizes]
@@ -126,18 +126,14 @@ class _Search:
         storage = self._storage
         return {storage[v] for v in op.reads() + op.makes()}, {storage[v] for v in op.writes}
 
-    def _touched_outside(self) -> Mapping[int, set[int]]:
-        """For each chain those of its storages that something else reads or changes, or that are returned."""
+    def _shared(self) -> set[int]:
+        """The storages that not only one chain, or one operation, reads or changes, and those that are returned."""
         shared = {self._storage[v] for v in self.graph.outputs if v is not None}
         only_user: dict[int, int] = {}
-        of_chains: dict[int, set[int]] = {}
         for item in self._items:
             for op in [item] if isinstance(item, Op) else item.ops:
-                touched = self._touched(op)[0]
-                shared |= {s for s in touched if only_user.setdefault(s, id(item)) != id(item)}
-                if isinstance(item, OpenChain):
-                    of_chains.setdefault(id(item), set()).update(touched)
-        return {chain: touched & shared for chain, touched in of_chains.items()}
+                shared |= {s for s in self._touched(op)[0] if only_user.setdefault(s, id(item)) != id(item)}
+        return shared
 
 
 def _write(chain: OpenChain, graph: OpGraph, outside: set[int], orders: EdgeOrders, ops: list[Op]) -> None:

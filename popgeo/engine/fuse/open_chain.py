@@ -10,7 +10,7 @@ import torch
 
 from popgeo.capture.op_graph import Number, Op, OpGraph, Ref, Value
 from popgeo.engine.fuse.chain import AT_ROWS, OPERANDS, Chain, Kind, Place, Source, Step, collapse, fits_edges
-from popgeo.engine.fuse.chain_steps import writer_of
+from popgeo.engine.fuse.chain_steps import WRITERS
 from popgeo.engine.fuse.edge_rows import RowMove
 
 _MOST_STEPS = 48
@@ -24,22 +24,23 @@ class ChainContent:
     """All that an operation adds to a chain.
 
     Attributes:
-        made: The value in each storage that the chain makes.
+        made: The storages that the chain makes.
         tables: What edges take rows from or are joined at: the index and the number of rows.
         joins_at: The one of them at which the chain joins what edges have, if it does.
-        changed: The elements and the value in each storage that was there before and that the chain changes.
+        changed: The elements in each storage that was there before and that the chain changes.
         read: The elements that the chain reads, by storage.
+        numbers: The numbers that steps take, by their text, which tells 0 from -0.
     """
 
-    made: dict[int, int] = field(default_factory=dict)
+    made: set[int] = field(default_factory=set)
     tables: set[tuple[int, int]] = field(default_factory=set)
     joins_at: tuple[int, int] | None = None
-    changed: dict[int, tuple[Key, int]] = field(default_factory=dict)
+    changed: dict[int, Key] = field(default_factory=dict)
     read: dict[int, set[Key]] = field(default_factory=dict)
     held: dict[Key, Source] = field(default_factory=dict)
     steps: list[Step] = field(default_factory=list)
     operands: list[Place] = field(default_factory=list)
-    numbers: list[float | Number] = field(default_factory=list)
+    numbers: dict[str, float | Number] = field(default_factory=dict)
     sums: list[tuple[int, Place]] = field(default_factory=list)
     places: dict[Key, Place] = field(default_factory=dict)
 
@@ -87,7 +88,7 @@ class OpenChain:
 
     def conflicts(self, touched: Collection[int], changed: Collection[int]) -> bool:
         """Whether something that touches and changes these storages must stay on its side of the chain."""
-        apart = self.content.made.keys().isdisjoint(touched) and self.content.changed.keys().isdisjoint(touched)
+        apart = self.content.made.isdisjoint(touched) and self.content.changed.keys().isdisjoint(touched)
         return not apart or not self.content.read.keys().isdisjoint(changed)
 
     def add(self, op: Op, graph: OpGraph, move: RowMove | None = None) -> bool:
@@ -113,16 +114,15 @@ class OpenChain:
 
     def program(self, outside: Collection[int], orders: Mapping[tuple[int, int], int]) -> Chain:
         """The chain, which leaves in memory only what something outside touches; `orders` are values, by table."""
-        kept = {storage for storage in self.content.made if storage in outside} | self.content.changed.keys()
+        kept = self.content.made.intersection(outside) | self.content.changed.keys()
         held = {key: source for key, source in self.content.held.items() if key[0] in kept}
         steps = {key: self._step("copy", s) if s.kind is Kind.VALUE else s for key, s in held.items()}
-        results = [(source.index, self.content.places[key]) for key, source in steps.items()]
-        results += [(step, place) for step, place in self.content.sums]
+        results = [(source.index, self.content.places[key]) for key, source in steps.items()] + self.content.sums
         return Chain(
             shape=tuple(self.sizes[d] for d in self._order),
             steps=tuple(self.content.steps),
             operands=tuple(self.content.operands),
-            numbers=tuple(self.content.numbers),
+            numbers=tuple(self.content.numbers.values()),
             results=tuple(results),
             num_ops=len(self.ops),
             of_edges=bool(self.content.tables),
@@ -132,8 +132,7 @@ class OpenChain:
     def _add_elementwise(self, op: Op, graph: OpGraph) -> bool:
         (made,) = op.makes()
         result = graph.values[made]
-        writer = writer_of(op)
-        if writer is None or not math.prod(result.shape):
+        if not math.prod(result.shape):
             return False
         conflict = False
 
@@ -150,7 +149,7 @@ class OpenChain:
         def write(code: str, *operands: Any) -> Source:
             return self._step(code, *map(handle, operands))
 
-        if (made_by := writer(write, *op.args, **op.kwargs)) is None or conflict:
+        if (made_by := WRITERS[op.target](write, *op.args, **op.kwargs)) is None or conflict:
             return False
         return self._hold(made, result, made_by, is_new=made not in op.writes)
 
@@ -159,15 +158,15 @@ class OpenChain:
         if any(size > 1 and step == 0 for size, step in zip(value.shape, value.stride, strict=True)):
             return False
         if is_new:
-            self.content.made[value.storage] = v
+            self.content.made.add(value.storage)
         elif value.storage in self.content.made:
             if key not in self.content.held:
                 return False
         else:
-            before = self.content.changed.get(value.storage, (key, v))[0]
-            if before != key or not self.content.read.get(value.storage, set()) <= {key}:
+            before, read = self.content.changed.get(value.storage, key), self.content.read.get(value.storage, set())
+            if before != key or not read <= {key}:
                 return False
-            self.content.changed[value.storage] = key, v
+            self.content.changed[value.storage] = key
         self.content.held[key] = source
         self.content.places.setdefault(key, Place(value=v, strides=key[2]))
         return True
@@ -187,7 +186,7 @@ class OpenChain:
             return False
         named = [step for size, step in zip(operand.shape, strides, strict=True) if size != 1]
         step = self._step("sum", source)
-        self.content.made[result.storage] = made
+        self.content.made.add(result.storage)
         self.content.sums.append((step.index, Place(value=made, strides=tuple(named[d] for d in self._order))))
         return True
 
@@ -214,7 +213,7 @@ class OpenChain:
             strides = (result.stride[0], *self._key(result, taken.shape)[2][1:])
             place = Place(value=made, strides=strides, index=move.index)
             self.content.sums.append((self._step(move.code, source).index, place))
-        self.content.made[result.storage] = made
+        self.content.made.add(result.storage)
         return True
 
     def _source(self, v: int, value: Value, shape: tuple[int, ...]) -> Source | None:
@@ -240,11 +239,8 @@ class OpenChain:
         return Source(Kind.STEP, len(self.content.steps) - 1)
 
     def _number(self, number: float | Number) -> Source:
-        known = [repr(one) for one in self.content.numbers]  # 0 and -0 are equal, but not alike
-        if repr(number) not in known:
-            self.content.numbers.append(number)
-            known.append(repr(number))
-        return Source(Kind.NUMBER, known.index(repr(number)))
+        self.content.numbers.setdefault(repr(number), number)
+        return Source(Kind.NUMBER, list(self.content.numbers).index(repr(number)))
 
     def _key(self, value: Value, shape: tuple[int, ...]) -> Key:
         """Which memory an operation with a result of this shape sees in a value, in the order of the chain."""

@@ -30,8 +30,6 @@ Instead = tuple[Callable[..., Any], Sequence[int], Any]
 
 def reassociate(graph: OpGraph) -> OpGraph:
     """The graph with a function in the place of each operation that one does the work of at less cost."""
-    if not any(op.target == _BMM for op in graph.ops):
-        return graph
     uses = DefUse(graph)
     found = [without_edge_matrices(uses, op) for op in graph.ops]
     if not any(found):

@@ -11,7 +11,7 @@ from torch.testing import assert_close
 import popgeo.ops.shifted_softplus  # noqa: F401  makes its operations known to torch
 from popgeo.capture.op_graph import Number, Op, Ref, Value, overload
 from popgeo.engine.fuse.chain import OPERANDS
-from popgeo.engine.fuse.chain_steps import _WRITERS, fits, writer_of
+from popgeo.engine.fuse.chain_steps import WRITERS, fits
 
 LN2 = math.log(2)
 STEPS = {
@@ -42,7 +42,7 @@ def by_steps(target: str, *args, **kwargs) -> Tensor | None:
         tensors = [o if isinstance(o, Tensor) else torch.tensor(float(o), dtype=torch.float64) for o in operands]
         return tensors[0] if code == "fill" else STEPS.get(code, getattr(torch, code, None))(*tensors)
 
-    return writer_of(Op(target=target, args=(), outputs=()))(write, *args, **kwargs)
+    return WRITERS[target](write, *args, **kwargs)
 
 
 X = torch.tensor([-70.0, -2.5, -1.0, -0.3, 0.0, 0.2, 0.5, 1.0, 4.0, 9.5, 19.5, 20.5, 30.0], dtype=torch.float64)
@@ -105,7 +105,7 @@ NAMED = ("addcmul", "addcdiv", "add", "sub", "rsub")  # whose last number torch 
 
 
 def test_the_steps_of_each_operation_give_what_torch_gives():
-    assert set(CASES) == set(_WRITERS)
+    assert set(CASES) == set(WRITERS)
     for target, cases in CASES.items():
         for args in cases:
             *tensors, last = args
@@ -137,7 +137,7 @@ def test_a_factor_of_one_takes_no_step():
         ("pow.Tensor_Scalar", (X, 1), "copy"),
     ):
         codes = []
-        writer_of(Op(target=f"aten.{target}", args=(), outputs=()))(lambda code, *_, to=codes: to.append(code), *args)
+        WRITERS[f"aten.{target}"](lambda code, *_, to=codes: to.append(code), *args)
         assert codes == [code]
 
 
@@ -150,7 +150,7 @@ def test_powers_without_steps_of_their_own_and_names_that_are_not_known_are_left
     assert by_steps("aten.pow.Tensor_Scalar", X, 4) is None
     assert by_steps("aten.pow.Tensor_Scalar", X, Number(0, 2.0)) is None  # two only this time
     assert by_steps("aten.mul.Tensor", X, Y, rounding_mode="floor") is None
-    assert writer_of(Op(target="aten.cumsum.default", args=(), outputs=())) is None
+    assert "aten.cumsum.default" not in WRITERS
 
 
 F32, F64, BOOL, I64, I32, I16 = (
