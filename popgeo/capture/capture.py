@@ -63,8 +63,7 @@ def capture(
         placed: dict[Input, Tensor] = {one: fake_of(tensor, one.name in trained) for one, tensor in state.items()}
         scale = torch.empty(()) if loss_scaling is None and trained else None
         inputs = _stand_ins(arguments)
-    for one, tensor in [*placed.items(), *([] if scale is None else [(LOSS_SCALE, scale)]), *inputs.items()]:
-        recorder.page.add_input(one, tensor)
+    recorder.page.add_inputs({**placed, **({} if scale is None else {LOSS_SCALE: scale}), **inputs})
     recorder.moved = _moved(inputs.values(), arguments.tensors)
     by_id = {id(tensor): placed[one] for one, tensor in state.items()}
     placed |= inputs
@@ -81,10 +80,9 @@ def capture(
                 raise recorder.refusal from error
             raise
 
-    following = drawn_numbers(function, arguments, recorder)
     with (
-        held_state.ONE_AT_A_TIME, following as drawn, fake_mode, held_state.noted_reads() as reads,
-        held_state.swapped(module, by_id) as held, torch.enable_grad(),
+        held_state.ONE_AT_A_TIME, drawn_numbers(function, arguments, recorder) as drawn, fake_mode,
+        held_state.noted_reads() as reads, held_state.swapped(module, by_id) as held, torch.enable_grad(),
     ):  # fmt: skip
         before = held.attributes()
         results, result = run()
@@ -202,8 +200,7 @@ def _refuse_carried(
     before, first_reads = held.attributes(), dict(reads)
     reads.clear()
     with recorder.apart():
-        for one, tensor in placed.items():
-            recorder.page.add_input(one, tensor)
+        recorder.page.add_inputs(placed)
         run()
         later = recorder.page.changed(placed)
     again = held.carried(before, reads)

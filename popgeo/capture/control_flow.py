@@ -98,8 +98,7 @@ def _body(
     with recorder.paused():
         own = [torch.empty(tensor.shape, dtype=tensor.dtype) for tensor in inputs]
     with recorder.apart():
-        for position, tensor in enumerate(own):
-            recorder.page.add_input(Input(Role.ARGUMENT, f"given.{position}"), tensor)
+        recorder.page.add_inputs({Input(Role.ARGUMENT, f"given.{n}"): tensor for n, tensor in enumerate(own)})
         made = _tensors(who, body(*own))
         sources = [tensor for tensor in (*inputs, *made) if tensor.requires_grad]
         made = [tensor if recorder.page.is_fresh(tensor) else tensor.clone() for tensor in made]

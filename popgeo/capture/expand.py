@@ -157,8 +157,7 @@ def trace(function: Callable[..., Any], values: Sequence[Value]) -> OpGraph:
     fake_mode, recorder = FakeTensorMode(), _Recorder(inspect.unwrap(trace).__code__)
     with fake_mode:
         fakes = list(map(empty_like, values))
-    for number, fake in enumerate(fakes):
-        recorder.page.add_input(Input(Role.ARGUMENT, str(number)), fake)
+    recorder.page.add_inputs({Input(Role.ARGUMENT, str(number)): fake for number, fake in enumerate(fakes)})
     with fake_mode, recorder, torch.no_grad():
         made = function(*fakes)
     return recorder.page.graph([made] if isinstance(made, Tensor) else list(made))

@@ -4,6 +4,7 @@ import functools
 import linecache
 import os
 import sys
+import traceback
 from collections.abc import Iterator
 from importlib.util import find_spec
 from types import CodeType, FrameType
@@ -62,14 +63,13 @@ def line_of_error(error: BaseException) -> str:
     """
     while error.__context__ is not None:
         error = error.__context__
-    trace, found, library = error.__traceback__, "", ""
-    while trace is not None:
-        owner = owner_of(trace.tb_frame.f_code)
-        if owner == "user" and trace.tb_frame.f_code.co_name != "__torch_dispatch__":  # of a mode, not of the model
-            found = _line(trace.tb_frame.f_code, trace.tb_lineno)
+    found = library = ""
+    for frame, lineno in traceback.walk_tb(error.__traceback__):
+        owner = owner_of(frame.f_code)
+        if owner == "user" and frame.f_code.co_name != "__torch_dispatch__":  # of a mode, not of the model
+            found = _line(frame.f_code, lineno)
         elif owner == "pyg":
-            library = _line(trace.tb_frame.f_code, trace.tb_lineno)
-        trace = trace.tb_next
+            library = _line(frame.f_code, lineno)
     return found or library
 
 

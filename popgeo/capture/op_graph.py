@@ -221,9 +221,8 @@ class OpGraph:
         """Whether an operation only looks at memory that another value owns."""
         if op.writes or not op.outputs:
             return False
-        values = self.values
-        owned = {values[v].storage for v in op.reads()}
-        return all(values[v].storage in owned for v in op.makes())
+        owned = {self.values[v].storage for v in op.reads()}
+        return all(self.values[v].storage in owned for v in op.makes())
 
     def mutated_storages(self) -> frozenset[int]:
         """The memory that some operation changes in place."""
@@ -231,9 +230,8 @@ class OpGraph:
 
     def last_uses(self) -> dict[int, int]:
         """The last operation that needs each storage; the same number as there are operations if it is returned."""
-        values = self.values
-        last = {values[v].storage: i for i, op in enumerate(self.ops) for v in (*op.reads(), *op.makes())}
-        return last | {values[v].storage: len(self.ops) for v in self.outputs if v is not None}
+        last = {self.values[v].storage: i for i, op in enumerate(self.ops) for v in (*op.reads(), *op.makes())}
+        return last | {self.values[v].storage: len(self.ops) for v in self.outputs if v is not None}
 
     def inputs_of(self, role: Role) -> dict[Input, int]:
         """The inputs of one role and their values."""

@@ -41,9 +41,10 @@ class Page:
         self._kept: list[Tensor] = []
         self._storages: dict[int, int] = {}
 
-    def add_input(self, given: Input, tensor: Tensor) -> None:
-        """Says what a tensor is that each run is given."""
-        self.inputs[given] = self.new_value(tensor, producer=None)
+    def add_inputs(self, given: Mapping[Input, Tensor]) -> None:
+        """Says what the tensors are that each run is given."""
+        for one, tensor in given.items():
+            self.inputs[one] = self.new_value(tensor, producer=None)
 
     def number(self, tensor: Tensor) -> int:
         """The number of a tensor's value; a tensor that nothing made is a constant."""

@@ -17,10 +17,8 @@ from popgeo.capture.op_graph import OpGraph, overload
 from popgeo.capture.operations import name_of
 from popgeo.capture.schemas import named_arguments
 
-_SAFE = frozenset(
-    name if "." in name else f"aten.{name}"
-    for name in Path(__file__).with_name("safe_operations.txt").read_text().split()
-)
+_NAMES = Path(__file__).with_name("safe_operations.txt").read_text().split()
+_SAFE = frozenset(name if "." in name else f"aten.{name}" for name in _NAMES)
 # Derivatives that index with what their forward operation has checked or made: which result ties one to the other,
 # which arguments both have, and which argument holds the indices.
 _AFTER_FORWARD = {

@@ -13,8 +13,7 @@ from popgeo.ipu import compile as popgeo_compile
 def record(function, *inputs: Tensor, **options) -> OpGraph:
     """What a function does to real tensors."""
     recorder = Recorder(record.__code__, lambda problem: None, **options)
-    for number, tensor in enumerate(inputs):
-        recorder.page.add_input(Input(Role.ARGUMENT, f"{number}"), tensor)
+    recorder.page.add_inputs({Input(Role.ARGUMENT, f"{number}"): tensor for number, tensor in enumerate(inputs)})
     with recorder:
         results = function(*inputs)
     return recorder.page.graph(results)

@@ -81,7 +81,7 @@ def test_what_is_named_as_made_in_place_exists_in_torch():
 
 
 def test_what_joins_chains_has_a_writer_and_what_has_one_joins():
-    assert {name_of(target) for target in chain_steps._WRITERS} == {
+    assert {name_of(target) for target in chain_steps.WRITERS} == {
         name for name, row in OPERATIONS.items() if row.chain is not ChainStep.NO
     }
 

@@ -77,8 +77,7 @@ def capture_scaling(worker: Worker, scaling: GradientScaling) -> OpGraph:
 def _record(act: Callable[[], None], inputs: Mapping[Input, Tensor]) -> Recorder:
     """Writes down what is done to tensors."""
     recorder = Recorder(inspect.unwrap(_record).__code__, lambda problem: None, phase="update", keeps_state=False)
-    for given, tensor in inputs.items():
-        recorder.page.add_input(given, tensor)
+    recorder.page.add_inputs(inputs)
     with recorder:
         act()
     return recorder
