@@ -207,7 +207,7 @@ def _require_fitting_values(x: Tensor, indices: Sequence[Tensor | None], values:
 
 
 def _form_of(tensor: Tensor) -> Form:
-    return tuple(layout_of(tensor).values())  # type: ignore[return-value]
+    return tuple(layout_of(tensor).values())
 
 
 def _require_bodies(graph: OpGraph, op: Op) -> None:

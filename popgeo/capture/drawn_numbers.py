@@ -68,14 +68,14 @@ class DrawnNumbers:
         self._recorder, self._num_marks = recorder, 0
         self._places: dict[bytes, Tensor] = {}  # what the graph calls the state at a mark
         self._place = self._mark(torch.default_generator)
-        # By what one generator has in each object: torch may hand an operation another object for the same generator.
-        self._others = {generator._cdata: (generator, self._mark(generator)) for generator in held}
+        # Torch may hand an operation another object for the same generator.
+        self._others = {_number(generator): (generator, self._mark(generator)) for generator in held}
 
     def follow(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any) -> None:
         """Takes note of an operation that is about to be written down."""
         if _DRAWS in func.tags:
             given = [arg for arg in (*args, *kwargs.values()) if isinstance(arg, torch.Generator)]
-            if given and given[0]._cdata != torch.default_generator._cdata:
+            if given and _number(given[0]) != _number(torch.default_generator):
                 self.check_others(given[0])
             else:
                 self.go_on()
@@ -104,7 +104,7 @@ class DrawnNumbers:
         Raises:
             ValueError: the one that is used, or any that the function holds, is.
         """
-        checked = list(self._others.values()) if used is None else [self._others.get(used._cdata, (used, b""))]
+        checked = list(self._others.values()) if used is None else [self._others.get(_number(used), (used, b""))]
         with unset_fake_temporarily():
             for generator, mark in checked:
                 if mark != _bytes(generator.get_state()):
@@ -117,6 +117,11 @@ class DrawnNumbers:
     def _mark(self, generator: torch.Generator) -> bytes:
         self._num_marks += 1
         return _bytes(generator.manual_seed(_FIRST_MARK + self._num_marks).get_state())
+
+
+def _number(generator: Any) -> int:
+    """What generators that are one and the same have in common."""
+    return generator._cdata
 
 
 def _bytes(state: Tensor) -> bytes:

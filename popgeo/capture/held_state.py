@@ -121,8 +121,9 @@ class _Held:
         self.contents = {name: (own, copy.copy(own)) for name, own in self.attributes.items() if type(own) in _HOLDERS}
         # TorchScript keeps other attributes where Python does not see them.
         kind = self.attributes.get("_concrete_type")
-        self._script = self.attributes.get("_c")
-        self._scripted = {} if kind is None else {name: self._script.getattr(name) for name in kind.get_attributes()}
+        script: Any = None if kind is None else module._c
+        self._script = script
+        self._scripted = {} if kind is None else {name: script.getattr(name) for name in kind.get_attributes()}
 
     def tensors(self) -> Iterator[tuple[dict[str, Any], str, Tensor]]:
         """Parameters and buffers: where the module keeps each, its name, and the tensor that it was."""

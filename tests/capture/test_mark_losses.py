@@ -60,6 +60,14 @@ def test_torch_s_losses_are_found_while_they_are_marked():
         gradient(lambda y: F.mse_loss(y, zero))
 
 
+@pytest.mark.skipif(not hasattr(F, "linear_cross_entropy"), reason="only newer versions of torch have it")
+def test_a_loss_that_is_new_in_torch_is_found_too():
+    weight = torch.ones(3, 2, requires_grad=True)
+    with losses_marked():
+        loss = F.linear_cross_entropy(torch.ones(1, 2), weight, torch.tensor([0]))
+    assert "identity_loss" in type(loss.grad_fn).__name__
+
+
 @pytest.mark.parametrize(
     ("loss", "slope"),
     [

@@ -121,7 +121,7 @@ def _made_of_nothing(op: Op, values: Sequence[Value]) -> Op:
 
 def _rows_of(uses: DefUse, op: Op, shape: Sequence[int]) -> int | None:
     """The row of each edge, for a gather or a sum of rows of this shape; None where elements have rows of their own."""
-    v: int | None = ref(op.args[1] if op.target.startswith("popgeo.") else op.args[2])
+    v = ref(op.args[1] if op.target.startswith("popgeo.") else op.args[2])
     if op.target in ("aten.gather.default", "aten.scatter_add.default", "aten.scatter_reduce.two"):
         # Given for each element.
         values = uses.graph.values
@@ -129,7 +129,8 @@ def _rows_of(uses: DefUse, op: Op, shape: Sequence[int]) -> int | None:
             return None
         widened = uses.maker(v, "aten.expand.default")
         column = v if widened is None else ref(widened.args[0])
-        v = uses.flat(column) if values[column].shape == (shape[0], *[1] * (len(shape) - 1)) else None
+        flat = uses.flat(column) if values[column].shape == (shape[0], *[1] * (len(shape) - 1)) else None
+        return flat if uses.is_plain(flat, shape[:1], torch.int64) else None
     return v if uses.is_plain(v, shape[:1], torch.int64) else None
 
 
