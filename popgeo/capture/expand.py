@@ -97,15 +97,14 @@ class GraphWriter:
         if key not in self._bodies:
             self._bodies[key] = trace(function, values)
         made = self._put(self._bodies[key], op, given)
-        given_storages = {one.storage for one in values}
+        shown = {one.storage for one in values}
         for v, w in zip(op.outputs, made, strict=True):
             if v is None or w is None:
                 continue
             self._stands_for[v] = w
             old, new = self._values[v], self._values[w]
             # What a function only shows in another way, the views of a result show in the same memory.
-            is_same = (old.shape, old.stride, old.offset) == (new.shape, new.stride, new.offset)
-            if new.storage in given_storages and is_same:
+            if new.storage in shown and (old.shape, old.stride, old.offset) == (new.shape, new.stride, new.offset):
                 self._moved[old.storage] = new.storage
 
     def graph(self) -> OpGraph:
