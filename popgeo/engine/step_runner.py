@@ -19,7 +19,7 @@ from popgeo.engine.inductor import InductorRunner
 from popgeo.engine.loss_scaling import LossScale
 from popgeo.engine.optimizer.update import Update
 from popgeo.engine.pipeline.random_draws import drawing_from
-from popgeo.engine.pipeline.run_round import Round, RoundRunner
+from popgeo.engine.pipeline.run_round import RoundRunner
 from popgeo.engine.pipeline.staging import StagePart, Staging
 from popgeo.engine.replicas import Replicas, ReplicaState
 from popgeo.engine.step_options import StepOptions
@@ -157,13 +157,11 @@ class StepRunner:
         if isinstance(runner, RoundRunner):
             steps = range(first, first + self._round)
             runner.run(
-                Round(
-                    inputs=[inputs[step * count : (step + 1) * count] for step in steps],
-                    random=[state.generator for state in states],
-                    of_replica=lambda replica: states[replica].lent_to(self._model),
-                    on_gradients=self._accumulate,
-                    on_results=take,
-                )
+                [inputs[step * count : (step + 1) * count] for step in steps],
+                [state.generator for state in states],
+                on_results=take,
+                on_gradients=self._accumulate,
+                of_replica=lambda replica: states[replica].lent_to(self._model),
             )
             return
         for number in range(self._round):

@@ -4,7 +4,6 @@ That is what it would draw if it went through all stages alone.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
@@ -40,21 +39,12 @@ def uncounted(op: Op) -> bool:
     return draws(op) and (bool(op.bodies) or operation_of(op.target).draws is not Draws.SHAPE)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Ahead:
-    """Where random numbers are in a round.
+def draws_ahead(
+    graph: OpGraph, parts: Sequence[StagePart], generator: torch.Generator, micro_batches: int
+) -> tuple[dict[tuple[int, int, bool], Tensor], Tensor]:
+    """The states of a generator in a round, as if one micro-batch came after the other; the generator stays.
 
-    Attributes:
-        before: The generator's state before each part that draws, by micro-batch, stage and direction.
-        after: Its state after the round.
-    """
-
-    before: dict[tuple[int, int, bool], Tensor]
-    after: Tensor
-
-
-def draws_ahead(graph: OpGraph, parts: Sequence[StagePart], generator: torch.Generator, micro_batches: int) -> Ahead:
-    """The state of a generator before each part of a round, as if one micro-batch came after the other.
+    They are those before each part that draws, by micro-batch, stage and direction, and the one after the round.
 
     In a pipeline a stage takes the next micro-batch before the last stage has seen this one. The draws of a whole
     micro-batch are made once, and thrown away, to know where the numbers of the next one begin.
@@ -72,7 +62,7 @@ def draws_ahead(graph: OpGraph, parts: Sequence[StagePart], generator: torch.Gen
     ahead = torch.Generator()
     ahead.set_state(generator.get_state())
     drawing_from(ahead, draw_all)
-    return Ahead(before=before, after=ahead.get_state())
+    return before, ahead.get_state()
 
 
 def drawing_from(generator: torch.Generator, run: Callable[..., T], *given: Any) -> T:
