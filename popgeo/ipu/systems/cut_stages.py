@@ -121,9 +121,9 @@ class CutStep:
         held = {part.values[v].storage: part.values[v].nbytes for v in _state(part)}
         order = computed
         if self.recompute is not None and backward:
-            passes = repeated(part, self.recompute, is_last=number == len(self.cut.ipus) - 1)
-            part, order = passes.graph, [computed[place] for place in passes.ops]
-            backward += sum(cycles[computed[place]] for place in passes.repeated)
+            part, places, again = repeated(part, self.recompute, is_last=number == len(self.cut.ipus) - 1)
+            order = [computed[place] for place in places]
+            backward += sum(cycles[computed[place]] for place in again)
         costs = [self.costs[index] for index in order]
         if (key := (self.cut.ipus[number], self.recompute, *own)) not in self.memories:
             self.memories[key] = memory(part, costs, self.target, num_results=None)
