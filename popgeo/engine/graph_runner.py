@@ -76,10 +76,10 @@ class GraphRunner:
         given |= dict(zip(new, self._inputs, strict=True))
         self._copied = self._place_outputs(places or {}, given)
         # The check looks at the operands after the operation.
-        memory = place_values(self.runs, given, overwrites_operands=not floating_point_exceptions)
-        self.buffer_bytes = memory.nbytes + sum(tensor.nbytes for tensor in self._inputs)
-        self.peak_bytes = self.buffer_bytes + unplaced_bytes(self.runs, memory.tensors)
-        self._run = emit(self.runs, memory.tensors, _check if floating_point_exceptions else None)
+        tensors, buffers = place_values(self.runs, given, overwrites_operands=not floating_point_exceptions)
+        self.buffer_bytes = sum(tensor.nbytes for tensor in (*buffers, *self._inputs))
+        self.peak_bytes = self.buffer_bytes + unplaced_bytes(self.runs, tensors)
+        self._run = emit(self.runs, tensors, _check if floating_point_exceptions else None)
 
     def run(self, inputs: Sequence[Tensor | None]) -> list[Tensor | None]:
         """The graph's outputs for these inputs, in the order in which the graph names those that are not state.
@@ -104,12 +104,12 @@ class GraphRunner:
         split = weights_first(self.graph, given)
         if split is None:
             return self.graph
-        weights = [given[v] for v in split.first.inputs.values()]
-        self._first = GraphRunner(split.first, state, dict(enumerate(split.made)))
-        self._weights_changed = watch(weights)
+        first, rest, made = split
+        self._first = GraphRunner(first, state, dict(enumerate(made)))
+        self._weights_changed = watch([given[v] for v in first.inputs.values()])
         with torch._C._AutoDispatchBelowAutograd():
             self._first.run(())
-        return split.rest
+        return rest
 
     def joined(self) -> tuple[str, str]:
         """What runs as interactions in one pass, and why not all; and how many operations run in how many chains."""

@@ -83,7 +83,7 @@ def plainly(graph: OpGraph, given: list[Tensor]) -> list[Tensor]:
 def placed(graph: OpGraph, given: list[Tensor]) -> list[Tensor]:
     """With as many places as there can be, of operations that are not joined."""
     known = dict(zip(graph.inputs.values(), given, strict=True)) | dict(graph.constants)
-    return emit(graph, place_values(graph, known).tensors)()
+    return emit(graph, place_values(graph, known)[0])()
 
 
 def into_places(graph: OpGraph, given: list[Tensor]) -> list[Tensor]:

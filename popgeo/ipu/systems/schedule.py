@@ -5,7 +5,6 @@ from collections.abc import Iterator, Sequence
 from popgeo.ipu.report.timeline import TimedPass, depth_of, num_depths
 from popgeo.ipu.stage_choices import Schedule
 
-
 Lengths = tuple[Sequence[float], Sequence[float]]  # cycles of each stage's forward pass, and of its backward pass
 
 
