@@ -1,7 +1,7 @@
 """Models whose weights lie in shards, as `popgeo.nn.parallel` makes them: how many, and the model of some of them.
 
 A module says so by `num_shards`, of which it holds `num_local`, and by a method `local_parts(num_local)`, which gives
-for each cut parameter how many shards, in its first dimensions, a process or an IPU has that holds that many shards of it.
+for each cut parameter how many shards, in its first dimensions, a process or an IPU has that holds that many of them.
 """
 
 import contextlib

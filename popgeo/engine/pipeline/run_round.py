@@ -47,17 +47,23 @@ class RoundRunner:
         gradients: Mapping[str, Tensor],
         floating_point_exceptions: bool = False,
     ) -> None:
-        self.graph, self._staging, self._state = fold_constants(graph), staging, state
+        self.graph, self._staging = fold_constants(graph), staging
         self.parts = parts_of(self.graph, staging, num_results=num_results, trained=list(gradients))
         self.draws_random_numbers = any(draws(op) for op in self.graph.ops)
-        self._refuse_uncounted()
+        for op in self.graph.ops:
+            if uncounted(op) and not staging.one_at_a_time:
+                raise ValueError(
+                    f"How many random numbers {op.target} draws depends on the data ({op.source}), so the next "
+                    "micro-batch cannot start before this one is through. Choose schedule='sharded'."
+                )
+        self._stays = {v: state[one].detach() for one, v in graph.inputs.items() if one in state}
+        self._stays |= self.graph.constants
         self._owners = [None if v is None else owner_of(self.graph, v) for v in self.graph.outputs[:num_results]]
         self._bound = {
             (part.stage, part.backward): _BoundPart(part, state, gradients, floating_point_exceptions)
             for part in self.parts
         }
         self._last_use = self._last_uses()
-        self._live: dict[tuple[int, int], Held] = {}
         self.most_held = 0
 
     def run(
@@ -83,14 +89,14 @@ class RoundRunner:
         if self.draws_random_numbers and not self._staging.one_at_a_time:
             count = self._staging.micro_batches
             ahead = [draws_ahead(self.graph, self.parts, generator, count) for generator in random]
-        for v, replica in ((v, replica) for v in range(self._staging.micro_batches) for replica in replicas):
-            self._live[v, replica] = self._given(inputs[v][replica])
+        numbers = range(self._staging.micro_batches)
+        live = {(number, replica): self._given(inputs[number][replica]) for number in numbers for replica in replicas}
         last = {now.micro_batch: number for number, now in enumerate(self._staging.order)}
         arguments = {Kept(v) for v in self.graph.inputs_of(Role.ARGUMENT).values()}
         for number, now in enumerate(self._staging.order):
             bound = self._bound[now.stage, now.backward]
             for replica in replicas:
-                held = self._live[now.micro_batch, replica]
+                held = live[now.micro_batch, replica]
                 with of_replica(replica):
                     if bound.part.draws:
                         if ahead is not None:
@@ -103,11 +109,11 @@ class RoundRunner:
                     held.pop(kept, None)
                 if on_gradients is not None and bound.part.gradients:
                     on_gradients(bound.part.gradients, now.micro_batch == 0 and replica == 0)
-                waiting = (t for one in self._live.values() for kept, t in one.items() if kept not in arguments)
+                waiting = (t for one in live.values() for kept, t in one.items() if kept not in arguments)
                 self.most_held = max(self.most_held, sum(t.nbytes for t in waiting))
                 if made is not None:
                     on_results(now.micro_batch, replica, made)
-                    del self._live[now.micro_batch, replica]
+                    del live[now.micro_batch, replica]
         for generator, (_, after) in zip(random, ahead or (), strict=False):
             generator.set_state(after)
 
@@ -122,48 +128,30 @@ class RoundRunner:
         first = ", ".join(dict.fromkeys(text for text, _ in joined if text))
         return first, f"{len({part.stage for part in self.parts})} stages"
 
-    def _refuse_uncounted(self) -> None:
-        for op in self.graph.ops:
-            if uncounted(op) and not self._staging.one_at_a_time:
-                raise ValueError(
-                    f"How many random numbers {op.target} draws depends on the data ({op.source}), so the next "
-                    "micro-batch cannot start before this one is through. Choose schedule='sharded'."
-                )
-
     def _given(self, tensors: Sequence[Tensor]) -> Held:
         arguments = self.graph.inputs_of(Role.ARGUMENT).values()
         return {Kept(v): tensor.contiguous() for v, tensor in zip(arguments, tensors, strict=True)}
 
     def _results(self, held: Held) -> list[Tensor | None]:
         """What a micro-batch returns, from what its parts have left."""
-        named = {v: given for given, v in self.graph.inputs.items()}
-        made: list[Tensor | None] = []
+        values, made = self.graph.values, list[Tensor | None]()
         for v, owner in zip(self.graph.outputs, self._owners, strict=False):
             if v is None or owner is None:
                 made.append(None)
                 continue
-            whole = held.get(Kept(owner))
-            if whole is None:
-                whole = self.graph.constants.get(owner)
-            if whole is None:
-                whole = self._state[named[owner]].detach()
-            values = self.graph.values
+            whole = held[Kept(owner)] if Kept(owner) in held else self._stays[owner]
             made.append(whole if v == owner else view_of(whole, byte_offset(values[owner]), values[v]))
         return made
 
     def _last_uses(self) -> dict[tuple[int, bool], list[Kept]]:
         """What no later part needs, by the part after which that is so."""
-        last: dict[Kept, tuple[int, bool] | None] = {}
+        last: dict[Kept, tuple[int, bool]] = {}
         for part in self.parts:
-            for kept in [*part.receives, *part.saves, *map(Kept, part.sends)]:
-                last[kept] = part.stage, part.backward
-        for owner in self._owners:
-            if owner is not None:
-                last[Kept(owner)] = None
+            last |= dict.fromkeys([*part.receives, *part.saves, *map(Kept, part.sends)], (part.stage, part.backward))
         found: dict[tuple[int, bool], list[Kept]] = {(part.stage, part.backward): [] for part in self.parts}
-        for kept, at in last.items():
-            if at is not None:
-                found[at].append(kept)
+        results = {Kept(owner) for owner in self._owners if owner is not None}
+        for kept in last.keys() - results:
+            found[last[kept]].append(kept)
         return found
 
 
