@@ -111,7 +111,8 @@ class BoundStep:
         plain = all(one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD) for one in known)
         if plain and isinstance(compiled, Container) and set(given) <= set(compiled.keys):
             parts = zip(compiled.keys, compiled.parts, strict=True)
-            self._forms[(num_positional, *keywords)] = [(given.index(key), part) for key, part in parts if key in given]
+            form: tuple[Any, ...] = (num_positional, *keywords)
+            self._forms[form] = [(given.index(key), part) for key, part in parts if key in given]
 
     def follow_memory(self) -> None:
         """Binds the step to the memory in which the weights are now, if they have moved."""

@@ -118,7 +118,13 @@ class CudaGraphRunner:
         if optimizer is not None:
             optimizer.write_rates()
         if self._graph is None and self._left_to_warm_up:
-            made = self._run_eagerly()
+            # On a stream of its own, as a capture runs, so that it uses the memory and the libraries of the capture.
+            current = self._cuda.current_stream(self._device)
+            self._side_stream.wait_stream(current)
+            with self._cuda.stream(self._side_stream):
+                made = self._update()
+            current.wait_stream(self._side_stream)
+            self._left_to_warm_up -= 1
         else:
             if self._graph is None:
                 self._capture()
@@ -126,16 +132,6 @@ class CudaGraphRunner:
             made = self._made
         if optimizer is not None:
             optimizer.count()
-        return made
-
-    def _run_eagerly(self) -> list[list[Tensor]]:
-        """On a stream of its own, as a capture runs, so that it uses the memory and the libraries of the capture."""
-        current = self._cuda.current_stream(self._device)
-        self._side_stream.wait_stream(current)
-        with self._cuda.stream(self._side_stream):
-            made = self._update()
-        current.wait_stream(self._side_stream)
-        self._left_to_warm_up -= 1
         return made
 
     def _capture(self) -> None:
@@ -193,8 +189,7 @@ class CudaGraphRunner:
         return list(flatten(tree)[0])
 
     def _addresses_now(self) -> list[int]:
-        named = (*self._model.named_parameters(), *self._model.named_buffers())
-        return [tensor.data_ptr() for _, tensor in named]
+        return [tensor.data_ptr() for tensor in (*self._model.parameters(), *self._model.buffers())]
 
 
 def _explain(error: BaseException) -> str:

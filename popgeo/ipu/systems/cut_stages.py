@@ -11,6 +11,7 @@ from popgeo.engine.pipeline.staging import Recompute
 from popgeo.ipu.cost.links import message_seconds
 from popgeo.ipu.cost.plan import OpCost, Profile
 from popgeo.ipu.report.stage_cost import StageCost, StageMessage
+from popgeo.ipu.step_cost import host_transfer, total
 from popgeo.ipu.systems.repeated import contents, repeated
 from popgeo.ipu.systems.stage_cut import StageCut
 from popgeo.ipu.target import IpuTarget
@@ -203,12 +204,10 @@ class CutStep:
 
     def _host_cycles(self, part: OpGraph) -> float:
         """What a stage takes from the host and gives to it, for one micro-batch."""
-        given = {v for name, v in self.graph.inputs.items() if name.role is Role.ARGUMENT}
-        results = {v for v in self.graph.outputs[: self.num_results] if v is not None}
-        into = sum(self.graph.values[v].nbytes for v in part.inputs.values() if v in given)
-        out = sum(self.graph.values[v].nbytes for v in part.outputs if v in results)
-        rate = self.target.host_bytes_per_second
-        return sum(self.target.host_seconds + nbytes / rate for nbytes in (into, out) if nbytes) * self.target.clock
+        given = set(self.graph.inputs_of(Role.ARGUMENT).values()) & set(part.inputs.values())
+        results = {v for v in part.outputs if v is not None} & set(self.graph.outputs[: self.num_results])
+        moved = (host_transfer(part, [*values], "host", self.target) for values in (given, results))
+        return sum(total(transfer).cycles for transfer in moved)
 
 
 def _state(part: OpGraph) -> list[int]:

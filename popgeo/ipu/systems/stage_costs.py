@@ -13,7 +13,6 @@ from popgeo.capture.op_graph import Op, OpGraph, Role
 from popgeo.capture.operations import name_of
 from popgeo.ipu.cost.calibration import Machine
 from popgeo.ipu.cost.elementwise import plan_elementwise
-from popgeo.ipu.cost.graph_cost import cost
 from popgeo.ipu.cost.links import message_seconds, replica_ring, ring_seconds, streaming_rate
 from popgeo.ipu.cost.matmul import left_and_right, plan_matmul, sizes_of, width_of
 from popgeo.ipu.cost.operands import width
@@ -22,9 +21,8 @@ from popgeo.ipu.cost.supersteps import repeated
 from popgeo.ipu.options import Options
 from popgeo.ipu.report.stage_cost import StageCost
 from popgeo.ipu.stage_choices import Schedule
-from popgeo.ipu.step_cost import accumulation, total
+from popgeo.ipu.step_cost import total
 from popgeo.ipu.systems.stage_cut import StageCut
-from popgeo.ipu.target import IpuTarget
 
 
 def placed_costs(
@@ -86,11 +84,6 @@ class UpdateCost:
     graph: OpGraph
     costs: tuple[OpCost, ...]
     adding: tuple[OpCost, ...]
-
-    @classmethod
-    def of(cls, graph: OpGraph, target: IpuTarget) -> "UpdateCost":
-        """What an update costs on a machine."""
-        return cls(graph=graph, costs=cost(graph, target), adding=cost(accumulation(graph), target))
 
 
 def with_waits(

@@ -18,6 +18,7 @@ from popgeo.ipu.report.report import Pipeline
 from popgeo.ipu.report.stage_cost import StageCost
 from popgeo.ipu.report.timeline import TimedPass, most_in_flight, turns_of
 from popgeo.ipu.stage_choices import USUAL, Schedule, checked_recompute
+from popgeo.ipu.step_cost import accumulation
 from popgeo.ipu.systems.cut_model import cut_model
 from popgeo.ipu.systems.cut_stages import CutStep, Memories
 from popgeo.ipu.systems.repeated import recompute_of
@@ -144,7 +145,8 @@ class StagePlanner:
     def _update(self, options: Options) -> UpdateCost | None:
         accumulates = options.gradient_accumulation * options.replication_factor > 1
         if accumulates not in self._updates and (graph := self._capture_update(options)) is not None:
-            self._updates[accumulates] = UpdateCost.of(graph, options.target)
+            costs, adding = cost(graph, options.target), cost(accumulation(graph), options.target)
+            self._updates[accumulates] = UpdateCost(graph=graph, costs=costs, adding=adding)
         return self._updates.get(accumulates)
 
 
