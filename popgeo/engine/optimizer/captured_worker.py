@@ -48,13 +48,10 @@ class CapturedWorker(Worker):
         self._inner.follow(settings)
 
     def step(self) -> None:
-        if not self._has_state:
-            self._inner.step()
-            self._has_state = True
-            return
-        runner = self._next()
+        runner = self._next() if self._has_state else None
         if runner is None:
             self._inner.step()
+            self._has_state = True
         else:
             runner.run([])
 

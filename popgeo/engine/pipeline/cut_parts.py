@@ -197,9 +197,8 @@ class _Cutter:
         for name, v in zip(self._trained, graph.outputs[self._num_results :], strict=True):
             assert v is not None
             value = graph.values[v]
-            makers = [*self._writers.get(value.storage, ())]
-            for made in (value.producer, graph.values[owner_of(graph, v)].producer):
-                makers += [made] if made is not None else []
+            own = value.producer, graph.values[owner_of(graph, v)].producer
+            makers = [*self._writers.get(value.storage, ()), *(made for made in own if made is not None)]
             at = [self._place[i] for i in makers if self._passes[self._place[i]][1]]
             found[max(at, default=self._rank[max(self._rank)[0], True])][name] = v
         return found

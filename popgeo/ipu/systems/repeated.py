@@ -8,6 +8,7 @@ from popgeo.capture.passes import new_storages, renumbered
 from popgeo.engine.pipeline.replay import kept_results
 from popgeo.engine.pipeline.staging import Recompute
 from popgeo.ipu.options import Options
+from popgeo.ipu.systems.stage_cut import require_layers
 
 _SHAPES_ALONE = ("full_like", "zeros_like", "ones_like", "empty_like", "new_zeros", "new_ones", "new_full", "new_empty")
 
@@ -23,13 +24,7 @@ def recompute_of(graph: OpGraph, options: Options) -> Recompute | None:
         return None
     layers = () if isinstance(recompute, bool) else tuple(recompute)
     again = Recompute(layers=layers, last_stage=options.recompute_last_stage)
-    modules = dict.fromkeys(op.module for op in graph.ops if op.phase == "forward" and op.module)
-    for name in again.layers:
-        if not any(f"{module}.".startswith(f"{name}.") for module in modules):
-            raise ValueError(
-                f"recompute keeps the results of {name!r}, but no layer is called that; the forward pass runs "
-                f"{', '.join(list(modules)[:8])}{', …' if len(modules) > 8 else ''}."
-            )
+    require_layers(graph, again.layers, "Options.recompute")
     return again
 
 

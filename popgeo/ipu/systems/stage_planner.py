@@ -74,7 +74,12 @@ class StagePlanner:
                 operation.
         """
         start = time.perf_counter() if start is None else start
-        _refuse_several_ipus(options)
+        if options.target.num_ipus > 1:
+            raise ValueError(
+                f"IpuTarget.num_ipus is {options.target.num_ipus}, over which a layer's operations or shards are "
+                "spread, but each stage is on one IPU, with all shards of its layers. Leave num_ipus at 1 for stages, "
+                "which say how many IPUs there are, or leave the stages out."
+            )
         graph, target, trains = self.graph, options.target, self._trains
         order = Schedule(options.schedule or USUAL)
         count = options.gradient_accumulation if trains else options.device_iterations
@@ -150,15 +155,6 @@ class StagePlanner:
         return self._updates.get(accumulates)
 
 
-def _refuse_several_ipus(options: Options) -> None:
-    if options.target.num_ipus > 1:
-        raise ValueError(
-            f"IpuTarget.num_ipus is {options.target.num_ipus}, over which a layer's operations or shards are spread, "
-            "but each stage is on one IPU, with all shards of its layers. Leave num_ipus at 1 for stages, which say "
-            "how many IPUs there are, or leave the stages out."
-        )
-
-
 def _shared(graph: OpGraph, cut: StageCut) -> tuple[str, ...]:
     """Parameters that operations on several IPUs read."""
     names = {v: given.name for given, v in graph.inputs_of(Role.PARAMETER).items()}
@@ -205,8 +201,7 @@ def _phases(own: Sequence[tuple[StageCost, int]], tiles: int) -> np.ndarray:
     code = [np.sum([stage.memory.categories[name] for name in CODE], axis=0) for stage, _ in own]
     kept = [(flying - 1) * stage.stash_bytes / tiles for stage, flying in own]
     rest = [stage.memory.peak - its + more for (stage, _), its, more in zip(own, code, kept, strict=True)]
-    most: np.ndarray = np.sum(code, axis=0) + np.max(rest, axis=0)
-    return most
+    return np.sum(code, axis=0) + np.max(rest, axis=0)
 
 
 def _stages(own: Sequence[tuple[StageCost, int]], tiles: int, *, in_turn: bool) -> np.ndarray:
@@ -224,5 +219,4 @@ def _stages(own: Sequence[tuple[StageCost, int]], tiles: int, *, in_turn: bool) 
         others = kept if in_turn else kept - stage.stash_bytes
         works.append(stage.memory.peak - stage.memory.always_live + moving + others / tiles)
         kept += stage.stash_bytes if in_turn else 0
-    most: np.ndarray = always + np.max(works, axis=0)
-    return most
+    return always + np.max(works, axis=0)
