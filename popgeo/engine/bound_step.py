@@ -157,6 +157,6 @@ class BoundStep:
             "run_seconds": self.run_seconds,
             "calls": self.calls,
             "state_bytes": runner.state_bytes,
-            "buffer_bytes": runner.buffer_bytes,
+            "buffer_bytes": runner.usual.buffer_bytes,
             "how_it_runs": runner.how_it_runs(),
         }

@@ -26,14 +26,6 @@ from popgeo.engine.products import TARGETS, prepare_product
 from popgeo.engine.weights_first import watch, weights_first
 from popgeo.native import library
 
-# All passes in order, from the largest pattern to the smallest: a pass leaves alone what an earlier one has joined.
-# The files that are not here serve one pass: edge_rows serves join_chains.
-_PASSES = (
-    plan_interactions,  # each interaction gets working memory
-    reassociate,  # products are taken in the order that costs less
-    join_chains,  # element-wise operations become chains
-)
-
 
 class GraphRunner:
     """Runs a graph as one straight-line function in memory that is allocated once.
@@ -140,12 +132,16 @@ class GraphRunner:
 
 
 def fuse(graph: OpGraph) -> OpGraph:
-    """The graph with operations joined; only written out where the compiled library is missing."""
+    """The graph with operations joined; only written out where the compiled library is missing.
+
+    Passes are in order, from the largest pattern to the smallest: a pass leaves alone what an earlier one has joined.
+    The other files of `fuse` serve one pass: edge_rows serves join_chains.
+    """
     if not library.is_available():
         return expand(graph)
-    for run_pass in _PASSES:
-        graph = run_pass(graph)
-    return graph
+    graph = plan_interactions(graph)  # each interaction gets working memory
+    graph = reassociate(graph)  # products are taken in the order that costs less
+    return join_chains(graph)  # element-wise operations become chains
 
 
 def prepare_for_loop(graph: OpGraph, op: Op, tensors: Mapping[int, Tensor]) -> PreparedCall:

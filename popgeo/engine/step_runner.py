@@ -158,7 +158,7 @@ class StepRunner:
                 [inputs[step * count : (step + 1) * count] for step in steps],
                 [state.generator for state in states],
                 on_results=take,
-                on_gradients=self._accumulate,
+                on_gradients=None if self.update is None else self.update.accumulate,
                 of_replica=lambda replica: states[replica].lent_to(self._model),
             )
             return
@@ -171,11 +171,8 @@ class StepRunner:
                     else:
                         made = runner.run(given)
                 take(number, replica, made)
-                self._accumulate(None, number == 0 and replica == 0)
-
-    def _accumulate(self, names: Sequence[str] | None, first: bool) -> None:
-        if self.update is not None:
-            self.update.accumulate(first=first, names=names)
+                if self.update is not None:
+                    self.update.accumulate(first=number == 0 and replica == 0)
 
     def reset_buffers(self) -> None:
         """Gives every replica the module's buffers, if there are several replicas to keep apart."""
@@ -212,11 +209,6 @@ class StepRunner:
         held += [] if self.update is None else self.update.tensors()
         held += [tensor for state in self.replica_states[1:] for tensor in state.buffers.values()]
         return sum(tensor.nbytes for tensor in held)
-
-    @property
-    def buffer_bytes(self) -> int:
-        """Bytes that are allocated for all values in between."""
-        return self.usual.buffer_bytes
 
     def how_it_runs(self) -> str:
         """What is joined into single calls, and with how many threads it runs, in words."""

@@ -1,11 +1,12 @@
 """Cuts a step into parts: one for the forward and one for the backward pass of each stage."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
-from popgeo.capture.op_graph import Input, OpGraph, Role
+from popgeo.capture.op_graph import Input, Op, OpGraph, Role
+from popgeo.capture.passes import renumbered
 from popgeo.engine.pipeline.random_draws import draws
 from popgeo.engine.pipeline.replay import replayable
-from popgeo.engine.pipeline.staging import Kept, StagePart, Staging, graph_of, owner_of, phase_of
+from popgeo.engine.pipeline.staging import Kept, StagePart, Staging, owner_of, phase_of
 
 
 def parts_of(graph: OpGraph, staging: Staging, *, num_results: int, trained: Sequence[str] = ()) -> list[StagePart]:
@@ -178,16 +179,30 @@ class _Cutter:
         inputs = {given: v for v, given in self._given.items() if v in touched and v not in received}
         inputs = {given: v for given, v in inputs.items() if given.role is not Role.ARGUMENT}
         inputs |= {Input(Role.ARGUMENT, f"{kept.value}"): kept.value for kept in taken}
-        constants = {v: tensor for v, tensor in graph.constants.items() if v in touched}
         return StagePart(
             stage=stage,
             backward=backward,
-            graph=graph_of(graph.values, ops, inputs, outputs, constants),
+            graph=self._graph_of(ops, inputs, outputs),
             receives=tuple(taken),
             sends=tuple(sends),
             saves={kept: self._given[kept.value] for kept in wanted if kept.before},
             gradients=tuple(gradients),
             draws=tuple(i for i in sorted(self._needs[rank]) if self._place[i] == rank and draws(graph.ops[i])),
+        )
+
+    def _graph_of(self, ops: Sequence[Op], inputs: Mapping[Input, int], outputs: Sequence[int]) -> OpGraph:
+        """Some of the operations as a graph, whose values are numbered again."""
+        used = {*inputs.values(), *outputs, *(v for op in ops for v in (*op.reads(), *op.makes()))}
+        constants = {v: tensor for v, tensor in self._graph.constants.items() if v in used}
+        number = {v: place for place, v in enumerate(sorted(used))}
+        given = {*inputs.values(), *constants}
+        made = {v: index for index, op in enumerate(ops) for v in op.makes() if v not in op.reads() and v not in given}
+        return OpGraph(
+            ops=tuple(renumbered(op, number.__getitem__, number.__getitem__) for op in ops),
+            values=tuple(self._graph.values[v].made_by(made.get(v)) for v in number),
+            inputs={given: number[v] for given, v in inputs.items()},
+            outputs=tuple(number[v] for v in outputs),
+            constants={number[v]: tensor for v, tensor in constants.items()},
         )
 
     def _gradients(self) -> list[dict[str, int]]:
