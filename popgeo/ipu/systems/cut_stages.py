@@ -77,19 +77,17 @@ class CutStep:
     @cached_property
     def maker(self) -> dict[int, int]:
         """The stage that made each storage first; values that are made later are views of it."""
-        found: dict[int, int] = {}
-        for v, stage in self.made_in.items():
-            if self.graph.values[v].producer is not None:
-                found.setdefault(self.graph.values[v].storage, stage)
-        return found
+        made = [(self.graph.values[v], stage) for v, stage in self.made_in.items()]
+        return {value.storage: stage for value, stage in reversed(made) if value.producer is not None}
 
     @cached_property
     def sums(self) -> set[int]:
         """The operations that add parts of a gradient from several stages; each stage accumulates its own part."""
         gradients = set(self.graph.outputs[self.num_results :])
-        adds = [index for index, op in enumerate(self.graph.ops) if op.target == "aten.add.Tensor"]
-        found = [index for index in adds if gradients.issuperset(self.graph.ops[index].makes())]
-        return {index for index in found if any(self._is_foreign(v, index) for v in self.graph.ops[index].reads())}
+        adds = [
+            i for i, op in enumerate(self.graph.ops) if op.target == "aten.add.Tensor" and gradients >= {*op.makes()}
+        ]
+        return {index for index in adds if any(self._is_foreign(v, index) for v in self.graph.ops[index].reads())}
 
     def _is_foreign(self, v: int, index: int) -> bool:
         """Whether another stage than that of an operation makes a value."""
@@ -216,16 +214,10 @@ def _state(part: OpGraph) -> list[int]:
 
 def _stash(part: OpGraph, held: Set[int]) -> int:
     """Bytes that the backward pass of a stage reads of its forward pass; weights and constants are there anyway."""
-    there = held | {part.values[v].storage for v in part.constants}
-    before: set[int] = set()
+    before = {part.values[v].storage for op in part.ops if op.phase == "forward" for v in (*op.reads(), *op.makes())}
+    before -= held | {part.values[v].storage for v in part.constants}
     kept: dict[int, int] = {}
-    for op in part.ops:
-        if op.phase == "forward":
-            before |= {part.values[v].storage for v in (*op.reads(), *op.makes())}
-    for op in part.ops:
-        if op.phase == "backward":
-            for v in contents(op):
-                value = part.values[v]
-                if value.storage in before and value.storage not in there:
-                    kept[value.storage] = max(kept.get(value.storage, 0), min(value.nbytes, value.end))
+    for value in (part.values[v] for op in part.ops if op.phase == "backward" for v in contents(op)):
+        if value.storage in before:
+            kept[value.storage] = max(kept.get(value.storage, 0), min(value.nbytes, value.end))
     return sum(kept.values())

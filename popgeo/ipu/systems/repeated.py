@@ -23,9 +23,8 @@ def recompute_of(graph: OpGraph, options: Options) -> Recompute | None:
     if not recompute:
         return None
     layers = () if isinstance(recompute, bool) else tuple(recompute)
-    again = Recompute(layers=layers, last_stage=options.recompute_last_stage)
-    require_layers(graph, again.layers, "Options.recompute")
-    return again
+    require_layers(graph, layers, "Options.recompute")
+    return Recompute(layers=layers, last_stage=options.recompute_last_stage)
 
 
 def contents(op: Op) -> tuple[int, ...]:

@@ -110,13 +110,12 @@ def with_waits(
     cycles, weights = 0.0 if update is None else total(update.adding).cycles, sum(s.weight_bytes for s in stages)
     adding = [cycles * s.weight_bytes / weights if several and update is not None else 0.0 for s in stages]
     copying = 1 / (target.num_tiles * target.copy_bytes) if update is not None and several and len(stages) > 1 else 0.0
-    streamed = list(stages)
     if schedule is Schedule.PHASED:
         rate = streaming_rate(options.replication_factor, target) / target.clock
-        streamed = [_with_streaming(stage, rate, update is not None) for stage in stages]
+        stages = [_with_streaming(stage, rate, update is not None) for stage in stages]
     return [
         replace(stage, accumulate=own, stash_copy=stage.stash_bytes * copying, host_overlaps=overlap_host)
-        for stage, own in zip(streamed, adding, strict=True)
+        for stage, own in zip(stages, adding, strict=True)
     ]
 
 

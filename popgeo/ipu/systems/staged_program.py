@@ -156,8 +156,8 @@ class StagedJoiner(Joiner):
             self.builder.steps.append(HostCopy(to_host=False, streams=streams))
 
     def _return(self, micro_batch: int) -> None:
-        rank, owners = len(self._parts), dict.fromkeys(owner for _, owner in self._results_of)
-        streams = {self._found(Kept(v), rank, micro_batch).variable: f"result:{v}" for v in owners}
+        found = {owner: self._found(Kept(owner), len(self._parts), micro_batch) for _, owner in self._results_of}
+        streams = {region.variable: f"result:{owner}" for owner, region in found.items()}
         self.builder.steps.append(HostCopy(to_host=True, streams=streams))
 
     def result_places(self) -> tuple[tuple[str, np.ndarray], ...]:
