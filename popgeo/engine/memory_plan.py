@@ -45,11 +45,8 @@ def place_values(
             if value.storage not in places and out_variants.has_fixed_place(graph, op):
                 ending = owner.keys() & expires.get(index, ()) if overwrites_operands else set[int]()
                 reused = _reusable_operand(graph, op, value, ending, spans)
-                if reused is not None:
-                    owner[value.storage] = owner.pop(reused)
-                else:
-                    owner[value.storage] = _take_buffer(spans[value.storage], free, buffers)
-                places[value.storage] = owner[value.storage], 0
+                buffer = _take_buffer(spans[value.storage], free, buffers) if reused is None else owner.pop(reused)
+                owner[value.storage], places[value.storage] = buffer, (buffer, 0)
             if value.storage in places:
                 tensors[v] = view_of(*places[value.storage], value)
         free += [owner[storage] for storage in expires.get(index, ()) if storage in owner]

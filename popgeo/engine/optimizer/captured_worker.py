@@ -143,6 +143,7 @@ class Rehearsal:
         self._whole = worker.parameters
         small = [nn.Parameter(p.detach().new_ones((1,) * min(p.dim(), 1))) for p in self._whole]
         self._small = worker.over(small)
+        self._state: dict[Any, Any] = self._small.optimizer.state
         for one, whole in zip(small, self._whole, strict=True):
             set_gradient(one, torch.ones_like(one.detach(), dtype=(whole if whole.grad is None else whole.grad).dtype))
             held = worker.optimizer.state.get(whole)
@@ -194,10 +195,6 @@ class Rehearsal:
         # A rate that is a tensor may change without any sign.
         return any(map(_is_number, parts)) or any(isinstance(choice, Tensor) for choice in settings)
 
-    @property
-    def _state(self) -> dict[Any, Any]:
-        return self._small.optimizer.state
-
     def _capture(self, states: Sequence[Mapping[str, Any]], running: _RunningOperations) -> UpdateGraph | None:
         copies = self._small.over([nn.Parameter(torch.zeros_like(p.detach())) for p in self._whole])
         for whole, one, state in zip(copies.parameters, self._small.parameters, states, strict=True):
@@ -206,8 +203,9 @@ class Rehearsal:
             copies.optimizer.state[whole] = {key: _resized(part, one, whole) for key, part in state.items()}
         update = capture_update(copies)
         graph, found = replace_numbers(update.graph)
-        done, expected = [op.target for op in graph.ops], list(map(target, running.operations))
-        if found != running.floats or _without_detach(done) != _without_detach(expected):
+        done = [op.target for op in graph.ops if op.target != _DETACH]
+        expected = [name for name in map(target, running.operations) if name != _DETACH]
+        if found != running.floats or done != expected:
             return None
         return replace(update, graph=graph, num_numbers=len(found))
 
@@ -236,10 +234,6 @@ def replace_numbers(graph: OpGraph) -> tuple[OpGraph, list[float]]:
         args = tuple(slot(argument) for argument in op.args)
         ops.append(replace(op, args=args, kwargs={key: slot(argument) for key, argument in op.kwargs.items()}))
     return replace(graph, ops=tuple(ops)), values
-
-
-def _without_detach(targets: Sequence[str]) -> list[str]:
-    return [name for name in targets if name != _DETACH]
 
 
 def _noted(state: Mapping[str, Any]) -> dict[str, Any]:

@@ -52,15 +52,11 @@ class _Cutter:
         for rank, (stage, backward) in enumerate(self._passes):
             again = set[int]()
             if backward and self._staging.recompute is not None:
-                first = self._rank[stage, False]
-                own = [i for i, at in enumerate(self._place) if at == first and not self._views[i]]
-                is_last = stage == max(self._staging.stage_of)
-                again = replayable(self._graph, own, self._staging.recompute, is_last=is_last)
-            for index, at in enumerate(self._place):
-                if at == rank and not self._views[index]:
-                    self._add(rank, index, again)
-            for producer in (made for v in gradients[rank].values() for made in self._made_here(rank, v, again)):
-                self._add(rank, producer, again)
+                forward, is_last = self._own(self._rank[stage, False]), stage == max(self._staging.stage_of)
+                again = replayable(self._graph, forward, self._staging.recompute, is_last=is_last)
+            of_gradients = [made for v in gradients[rank].values() for made in self._made_here(rank, v, again)]
+            for index in (*self._own(rank), *of_gradients):
+                self._add(rank, index, again)
         taken = [self._taken(rank) for rank in range(len(self._passes))]
         results = self._graph.outputs[: self._num_results]
         of_host = [Kept(owner_of(self._graph, v)) for v in results if v is not None]  # which comes after the last pass
@@ -70,6 +66,10 @@ class _Cutter:
                 for source in self._sources(kept, rank):
                     wanted[source].add(kept)
         return [self._part(rank, taken[rank], wanted[rank], gradients[rank]) for rank in range(len(self._passes))]
+
+    def _own(self, rank: int) -> list[int]:
+        """The operations of a pass, without views."""
+        return [index for index, at in enumerate(self._place) if at == rank and not self._views[index]]
 
     def _places(self) -> list[int]:
         """The pass of each operation.
@@ -125,14 +125,12 @@ class _Cutter:
 
     def _version(self, rank: int, v: int) -> list[Kept]:
         """Which state of a buffer a pass needs that the step changes; none for the buffer itself, as it is then."""
-        graph, storage = self._graph, self._graph.values[v].storage
+        ops, values, storage = self._graph.ops, self._graph.values, self._graph.values[v].storage
         writers = self._writers[storage]
         homes = {self._place[i] for i in writers}
         if rank in homes and len(homes) == 1:
             return []
-        touching = [
-            i for i in self._needs[rank] if any(graph.values[u].storage == storage for u in graph.ops[i].reads())
-        ]
+        touching = [i for i in self._needs[rank] if any(values[u].storage == storage for u in ops[i].reads())]
         repeats = any(i in writers and self._place[i] != rank for i in touching)
         if (len(homes) > 1 or rank < min(homes)) and not repeats:
             if not self._staging.one_at_a_time:

@@ -11,9 +11,9 @@ from torch import Tensor
 
 from popgeo.capture.held_state import ONE_AT_A_TIME
 from popgeo.capture.marks import empty_like
-from popgeo.capture.op_graph import Op, OpGraph, overload, substitute
+from popgeo.capture.op_graph import Op, OpGraph
 from popgeo.capture.operations import Draws, operation_of
-from popgeo.capture.passes import is_random
+from popgeo.capture.passes import is_random, run_op
 from popgeo.engine.pipeline.staging import StagePart
 
 T = TypeVar("T")
@@ -56,12 +56,13 @@ def draws_ahead(
             for part in parts:
                 if part.draws:
                     before[micro_batch, part.stage, part.backward] = torch.get_rng_state()
-                for index in part.draws:
-                    _draw(graph, graph.ops[index])
+                for op in (graph.ops[index] for index in part.draws):
+                    run_op(op, {v: empty_like(graph.values[v]).zero_() for v in op.reads()})
 
     ahead = torch.Generator()
     ahead.set_state(generator.get_state())
-    drawing_from(ahead, draw_all)
+    with torch.no_grad():
+        drawing_from(ahead, draw_all)
     return before, ahead.get_state()
 
 
@@ -81,13 +82,3 @@ def drawing_from(generator: torch.Generator, run: Callable[..., T], *given: Any)
             return made
         finally:
             own.set_state(before)
-
-
-def _draw(graph: OpGraph, op: Op) -> None:
-    """Draws as an operation does, on zeros of the same shapes."""
-
-    def nothing(v: int) -> Tensor:
-        return empty_like(graph.values[v]).zero_()
-
-    with torch.no_grad():
-        overload(op.target)(*substitute(op.args, nothing), **substitute(op.kwargs, nothing))

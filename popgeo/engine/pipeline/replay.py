@@ -78,13 +78,12 @@ def leaving(graph: OpGraph, recompute: Recompute) -> set[int]:
     maker: dict[int, int] = {}  # of the memory that a value looks at
     kept = set()
     for index, op in enumerate(graph.ops):
-        if op.phase == "forward" and not graph.is_view(op):
-            for v in op.reads():
-                made = maker.get(graph.values[v].storage)
-                layer = "" if made is None else recompute.keeps(graph.ops[made].module)
-                if made is not None and layer and recompute.keeps(op.module) != layer:
-                    kept.add(made)
-        for v in op.makes():
-            if not graph.is_view(op):
-                maker[graph.values[v].storage] = index
+        if graph.is_view(op):
+            continue
+        for v in op.reads() if op.phase == "forward" else ():
+            made = maker.get(graph.values[v].storage)
+            layer = "" if made is None else recompute.keeps(graph.ops[made].module)
+            if made is not None and layer and recompute.keeps(op.module) != layer:
+                kept.add(made)
+        maker |= {graph.values[v].storage: index for v in op.makes()}
     return kept

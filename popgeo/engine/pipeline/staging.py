@@ -87,9 +87,9 @@ def phase_of(ops: Sequence[Op], writes_state: Callable[[Op], bool]) -> list[bool
     differentiates: set[int] = set()
     maker = {v: index for index, op in enumerate(ops) for v in op.makes() if v not in op.reads()}
     backward = [op.phase == "backward" for op in ops]
-    seeds = {index for index, op in enumerate(ops) if backward[index] and op.target == "aten.full_like.default"}
-    for index, op in enumerate(ops):
-        if backward[index] and (index in seeds or any(v in differentiates for v in op.reads())):
+    for op in ops:
+        is_seed = op.target == "aten.full_like.default"
+        if op.phase == "backward" and (is_seed or any(v in differentiates for v in op.reads())):
             differentiates |= {*op.makes(), *op.writes}
     waiting = [index for index, op in enumerate(ops) if backward[index] and writes_state(op)]
     while waiting:
