@@ -66,10 +66,9 @@ def bind_step(recipe: Recipe, arguments: Arguments, replicas: Replicas) -> Bound
             weights_stay = recipe.optimizer is None and recipe.backend is Backend.CPU
             with tables_stay() if weights_stay else nullcontext():
                 step, update, plan = _fitting(recipe, one, trained, replicas)
-            runner = StepRunner(recipe, step, update, replicas, None if plan is None else plan.staging)
             shared = [parameter for parameter in recipe.module.parameters() if not is_sharded(parameter)]
             replicas.share_weights([*shared, *recipe.module.buffers()])
-            runner.reset_buffers()
+            runner = StepRunner(recipe, step, update, replicas, None if plan is None else plan.staging)
         warn_of_padded_norms(recipe.module, (name for name, _ in leaves(arguments.structure)))
     if recipe.optimizer is not None:
         refuse_empty_updates(recipe.optimizer)

@@ -214,8 +214,9 @@ class CompiledStep:
             ValueError: nothing is compiled.
         """
         with self._lock:
-            runner = self.bound.on_processor
-            content = resume.state_of(self.model, self._step.recipe.optimizer, runner.run_state())
+            content = {"model": self.model.state_dict(), **self.bound.on_processor.run_state()}
+            if self._step.recipe.optimizer is not None:
+                content["optimizer"] = self._step.recipe.optimizer.state_dict()
         resume.save_checkpoint(path, content)
 
     def load(self, path: str | os.PathLike[str]) -> None:

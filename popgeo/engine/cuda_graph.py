@@ -52,9 +52,7 @@ class CudaGraphRunner:
         self.step, self._model, self._modes, self._arguments = step, recipe.module, recipe.modes, arguments
         self._options, self._autocast, self._device, self._cuda = recipe.options, recipe.autocast, device, cuda
         self._mode = recipe.options.chosen_output_mode(trains=optimizer is not None)
-        self._optimizer = None
-        if optimizer is not None:
-            self._optimizer = CapturableOptimizer(optimizer, device, recipe.learning_rate)
+        self._optimizer = None if optimizer is None else CapturableOptimizer(optimizer, device, recipe.learning_rate)
         self._trained = [p for name, p in recipe.module.named_parameters() if name in step.trained]
         given = step.graph.inputs_of(Role.ARGUMENT)
         self._written = [position for position, one in enumerate(given) if one in step.written]
@@ -163,14 +161,11 @@ class CudaGraphRunner:
             self._optimizer.optimizer.zero_grad(set_to_none=True)
         for number in range(count):
             tensors = micro_batch(self.inputs.tensors, number, count)
-            if self._optimizer is None:
-                with torch.no_grad():
-                    made.append(self._forward(tensors))
-                continue
-            with torch.enable_grad():
+            with torch.set_grad_enabled(self._optimizer is not None):
                 results = self._forward(tensors)
-                loss = results[self.step.loss]  # type: ignore[index]  # __init__ made sure of it
-                loss.backward(torch.full_like(loss, scale), inputs=self._trained)
+                if self._optimizer is not None:
+                    loss = results[self.step.loss]  # type: ignore[index]  # __init__ made sure of it
+                    loss.backward(torch.full_like(loss, scale), inputs=self._trained)
             made.append([tensor.detach() for tensor in results])
         if self._optimizer is not None:
             scaling = GradientScaling(divisor=options.gradient_divisor, max_grad_norm=options.max_grad_norm)
@@ -219,20 +214,16 @@ class StaticInputs:
 
     Attributes:
         tensors: Where the step reads; all in one block.
+        nbytes: Bytes that one copy moves.
     """
 
     def __init__(self, like: Sequence[Tensor], device: torch.device, cuda: Any = torch.cuda) -> None:
         kinds = [(tensor.shape, tensor.dtype) for tensor in like]
         self._cuda, self._device = cuda, device
         self._block = ByteBlock(kinds, device=device)
-        self.tensors = self._block.tensors
+        self.tensors, self.nbytes = self._block.tensors, self._block.memory.nbytes
         self._stream = cuda.Stream(device)
         self._stages = itertools.cycle([_Stage(kinds, device, cuda) for _ in range(2)])
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes that one copy moves."""
-        return self._block.memory.nbytes
 
     def fill(self, tensors: Sequence[Tensor]) -> None:
         """Puts a call's tensors where the step reads; work queued later on the current stream sees them."""

@@ -2,7 +2,7 @@
 
 import inspect
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Protocol
@@ -122,8 +122,7 @@ class StepMachine(Protocol):
     """A machine that steps are compiled for: it may refuse a step, cut it into stages, and it accounts for it."""
 
     def capturing(self) -> AbstractContextManager[Any]:
-        """What surrounds each capture of a model for it: nothing, as a rule."""
-        return nullcontext()
+        """What surrounds each capture of a model for it."""
 
     def what_decides(self, optimizer: Optimizer | None) -> list[object]:
         """What decides whether a step fits next to the capture itself, since a kept step has passed that."""
