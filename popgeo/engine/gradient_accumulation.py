@@ -111,20 +111,15 @@ def check_apart(tensors: Sequence[Tensor], written: Sequence[int]) -> None:
             ...
         ValueError: The model changes argument 0 in place, which shares memory with another tensor of the call...
     """
+    storages = [tensor.untyped_storage().data_ptr() for tensor in tensors]
     for position in written:
-        for other, tensor in enumerate(tensors):
-            if other != position and _share(tensors[position], tensor):
-                raise ValueError(
-                    f"The model changes argument {position} in place, which shares memory with another tensor of the "
-                    "call or of the model; a compiled step would not see the change there. Pass a clone()."
-                )
-
-
-def _share(one: Tensor, other: Tensor) -> bool:
-    """Whether two tensors have an element in common."""
-    if one.untyped_storage().data_ptr() != other.untyped_storage().data_ptr():
-        return False
-    return np.shares_memory(_memory_of(one), _memory_of(other))
+        others = [i for i, storage in enumerate(storages) if storage == storages[position] and i != position]
+        seen = [_memory_of(tensors[i]) for i in (position, *others)] if others else []
+        if any(np.shares_memory(seen[0], other) for other in seen[1:]):
+            raise ValueError(
+                f"The model changes argument {position} in place, which shares memory with another tensor of the "
+                "call or of the model; a compiled step would not see the change there. Pass a clone()."
+            )
 
 
 def _memory_of(tensor: Tensor) -> np.ndarray:

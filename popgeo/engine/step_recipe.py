@@ -20,8 +20,6 @@ from popgeo.engine.optimizer.update import Update
 from popgeo.engine.pipeline.staging import Staging
 from popgeo.engine.step_options import StepOptions
 
-_HALVES = (None, torch.bfloat16, torch.float16)
-
 
 def require_optimizer(optimizer: Any) -> None:
     """Raises ValueError, with what was given, if that is not an optimizer."""
@@ -64,7 +62,7 @@ class Recipe:
         if not isinstance(self.options, StepOptions):
             kind = type(self.options).__name__
             raise ValueError(f"options is a {kind}; pass popgeo.StepOptions(device_iterations=...) or the like.")
-        if self.autocast not in _HALVES:
+        if self.autocast not in (None, torch.bfloat16, torch.float16):
             raise ValueError(f"autocast is {self.autocast}; it is torch.bfloat16, torch.float16 or None.")
         if not self.modes:
             object.__setattr__(self, "modes", {part: part.training for part in self.module.modules()})

@@ -18,7 +18,6 @@ from popgeo.engine.optimizer.known_numbers import count_step, known_numbers
 from popgeo.engine.optimizer.worker import Worker, noted_groups, settings_of, with_floats
 from popgeo.engine.same_objects import holds_the_same
 
-Path = tuple[Any, ...]
 _DETACH = "aten.detach.default"  # a view that torch makes in some cases only
 
 
@@ -149,7 +148,7 @@ class Rehearsal:
             held = worker.optimizer.state.get(whole)
             if held:
                 self._state[one] = {key: _resized(part, whole, one) for key, part in held.items()}
-        self._graphs: dict[Path, UpdateGraph | None] = {}
+        self._graphs: dict[tuple[Any, ...], UpdateGraph | None] = {}  # by the path that a rehearsal took
         self._graph: UpdateGraph | None = None
         self._is_known = False
         self._settings: Sequence[Mapping[str, Any]] = []  # of the last update

@@ -84,10 +84,9 @@ class CutStep:
     def sums(self) -> set[int]:
         """The operations that add parts of a gradient from several stages; each stage accumulates its own part."""
         gradients = set(self.graph.outputs[self.num_results :])
-        adds = [
-            i for i, op in enumerate(self.graph.ops) if op.target == "aten.add.Tensor" and gradients >= {*op.makes()}
-        ]
-        return {index for index in adds if any(self._is_foreign(v, index) for v in self.graph.ops[index].reads())}
+        adds = [index for index, op in enumerate(self.graph.ops) if op.target == "aten.add.Tensor"]
+        found = [index for index in adds if gradients.issuperset(self.graph.ops[index].makes())]
+        return {index for index in found if any(self._is_foreign(v, index) for v in self.graph.ops[index].reads())}
 
     def _is_foreign(self, v: int, index: int) -> bool:
         """Whether another stage than that of an operation makes a value."""
