@@ -99,7 +99,7 @@ def into_place(graph: OpGraph, op: Op) -> tuple[Callable[..., Any], tuple[str, .
 def copy_or_fill(op: Op) -> str | None:
     """The line for an operation that is no more than a copy or a fill: braces for the result, and for the operand.
 
-    Empty where there is nothing to do; None for other operations.
+    Empty if there is nothing to do; None for other operations.
     """
     return _NOT_CALLED.get(operation_of(op.target).out)
 
