@@ -17,8 +17,6 @@ from popgeo.engine.backend import Backend
 from popgeo.engine.bound_step import BoundStep
 from popgeo.engine.cuda_graph import CudaGraphRunner
 from popgeo.engine.gradient_accumulation import check_batch_dimension, micro_batch
-from popgeo.engine.graph_runner import GraphRunner
-from popgeo.engine.inductor import InductorRunner
 from popgeo.engine.misuse import refuse_empty_updates, warn_of_padded_norms
 from popgeo.engine.model_watch import ModelWatch, autocast_around
 from popgeo.engine.optimizer.flat_parameters import refuse_whole_tensors
@@ -65,14 +63,12 @@ def bind_step(recipe: Recipe, arguments: Arguments, replicas: Replicas) -> Bound
             update_inputs = arguments.with_tensors(micro_batch(arguments.tensors, 0, recipe.options.device_iterations))
             runner: StepRunner | CudaGraphRunner = CudaGraphRunner(recipe, step, update_inputs, torch.cuda)
         else:
-            kind = InductorRunner if recipe.backend is Backend.INDUCTOR else GraphRunner
-            with tables_stay() if recipe.optimizer is None and kind is GraphRunner else nullcontext():
+            weights_stay = recipe.optimizer is None and recipe.backend is Backend.CPU
+            with tables_stay() if weights_stay else nullcontext():
                 step, update, plan = _fitting(recipe, one, trained, replicas)
-            staging = None if plan is None else plan.staging
-            runner = StepRunner(step, recipe.module, recipe.options, update, replicas, kind, staging)
             shared = [parameter for parameter in recipe.module.parameters() if not is_sharded(parameter)]
             replicas.share_weights([*shared, *recipe.module.buffers()])
-            runner.reset_buffers()
+            runner = StepRunner(recipe, step, update, replicas, None if plan is None else plan.staging)
         warn_of_padded_norms(recipe.module, (name for name, _ in leaves(arguments.structure)))
     if recipe.optimizer is not None:
         refuse_empty_updates(recipe.optimizer)

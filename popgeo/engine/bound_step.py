@@ -15,7 +15,7 @@ from popgeo.capture.structures import first_difference, same, takes
 from popgeo.engine.cuda_graph import CudaGraphRunner
 from popgeo.engine.misuse import mark_as_done
 from popgeo.engine.model_watch import ModelWatch
-from popgeo.engine.step_recipe import RunFigures, StepPlan
+from popgeo.engine.step_recipe import StepPlan
 from popgeo.engine.step_runner import StepRunner
 
 NOTHING_ON_A_GPU = (
@@ -110,10 +110,9 @@ class BoundStep:
             return
         plain = all(one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD) for one in known)
         if plain and isinstance(compiled, Container) and set(given) <= set(compiled.keys):
-            parts = dict(zip(compiled.keys, compiled.parts, strict=True))
-            order = [key for key in compiled.keys if key in given]
+            parts = zip(compiled.keys, compiled.parts, strict=True)
             form: tuple[Any, ...] = (num_positional, *keywords)
-            self._forms[form] = [(given.index(key), parts[key]) for key in order]
+            self._forms[form] = [(given.index(key), part) for key, part in parts if key in given]
 
     def follow_memory(self) -> None:
         """Binds the step to the memory in which the weights are now, if they have moved."""
@@ -150,14 +149,14 @@ class BoundStep:
             )
         return self.plan
 
-    def figures(self) -> RunFigures:
-        """What the step has cost this computer so far."""
+    def figures(self) -> dict[str, Any]:
+        """What the step has cost this computer so far: seconds, calls, bytes, and in words how it runs."""
         runner = self.on_processor
-        return RunFigures(
-            compile_seconds=self.compile_seconds,
-            run_seconds=self.run_seconds,
-            calls=self.calls,
-            state_bytes=runner.state_bytes,
-            buffer_bytes=runner.buffer_bytes,
-            how_it_runs=runner.how_it_runs(),
-        )
+        return {
+            "compile_seconds": self.compile_seconds,
+            "run_seconds": self.run_seconds,
+            "calls": self.calls,
+            "state_bytes": runner.state_bytes,
+            "buffer_bytes": runner.usual.buffer_bytes,
+            "how_it_runs": runner.how_it_runs(),
+        }

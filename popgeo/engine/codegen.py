@@ -69,9 +69,7 @@ class _Writer:
             return None
         simple = out_variants.copy_or_fill(op) if placed else None
         if simple is not None:
-            method, number = simple
-            operand = self._value(op.reads()[0]) if method == "copy_" else number
-            return None if method == "nothing" else f"{self._value(made[0])}.{method}({operand})"
+            return simple.format(*map(self._value, (*made, *op.reads()))) or None
         into = out_variants.into_place(self._graph, op) if placed else None
         if into is None:
             return self._call(index, op)

@@ -77,22 +77,22 @@ class CompiledStep:
             for parameter in self.model.parameters():
                 if self.backend is not Backend.CUDA:
                     parameter.data = parameter.data.clone()  # no longer a view of the step's memory
-            self._step.forget(self._recipe.modes)
+            self._step.forget(self._step.recipe.modes)
 
     @property
     def model(self) -> nn.Module:
         """The module whose step this is; an empty one for a function."""
-        return self._recipe.module
+        return self._step.recipe.module
 
     @property
     def options(self) -> StepOptions:
         """How often a call repeats the step, what it returns, and what it was compiled for."""
-        return self._recipe.options
+        return self._step.recipe.options
 
     @property
     def backend(self) -> Backend:
         """What runs the step."""
-        return self._recipe.backend
+        return self._step.recipe.backend
 
     @property
     def is_compiled(self) -> bool:
@@ -164,12 +164,12 @@ class CompiledStep:
         Raises:
             ValueError: the step is a forward pass, or the optimizer does not fit.
         """
-        if self._recipe.optimizer is None:
+        if self._step.recipe.optimizer is None:
             raise ValueError("A forward pass has no optimizer; wrap the module with training_model to train it.")
         with self._lock:
             if self.is_compiled and self.update is not None:
                 self.update.set_optimizer(optimizer)
-            self._step.recipe = replace(self._recipe, optimizer=optimizer)
+            self._step.recipe = replace(self._step.recipe, optimizer=optimizer)
 
     def train(self, mode: bool = True) -> "CompiledStep":
         """Sets the mode of the module and of the step, which is captured again if it was compiled in another.
@@ -177,7 +177,7 @@ class CompiledStep:
         Raises:
             ValueError: a step that trains is to evaluate.
         """
-        if self._recipe.optimizer is not None and not mode:
+        if self._step.recipe.optimizer is not None and not mode:
             raise ValueError(
                 "A training step updates the weights in each call, so it has no mode to evaluate in. For that compile "
                 "the forward pass of the same model: popgeo.compile_forward(model.eval()), or popgeo.inference_model; "
@@ -186,7 +186,7 @@ class CompiledStep:
         with self._lock:
             self.model.train(mode)
             modes = dict.fromkeys(self.model.modules(), mode)
-            if modes != self._recipe.modes:
+            if modes != self._step.recipe.modes:
                 self._step.forget(modes)
         return self
 
@@ -214,8 +214,9 @@ class CompiledStep:
             ValueError: nothing is compiled.
         """
         with self._lock:
-            runner = self.bound.on_processor
-            content = resume.state_of(self.model, self._recipe.optimizer, runner.run_state())
+            content = {"model": self.model.state_dict(), **self.bound.on_processor.run_state()}
+            if self._step.recipe.optimizer is not None:
+                content["optimizer"] = self._step.recipe.optimizer.state_dict()
         resume.save_checkpoint(path, content)
 
     def load(self, path: str | os.PathLike[str]) -> None:
@@ -247,10 +248,6 @@ class CompiledStep:
             self._step.continue_from(state)
 
     @property
-    def _recipe(self) -> Recipe:
-        return self._step.recipe
-
-    @property
     def bound(self) -> BoundStep:
         """The step as it is compiled: how it is called, and what runs it.
 
@@ -267,10 +264,10 @@ class CompiledStep:
         return self.bound.on_processor.replica_states
 
     def __repr__(self) -> str:
-        return in_words(type(self).__name__, self._recipe, self._step.bound)
+        return in_words(type(self).__name__, self._step.recipe, self._step.bound)
 
     def _repr_html_(self) -> str:
-        return as_html(type(self).__name__, self._recipe, self._step.bound)
+        return as_html(type(self).__name__, self._step.recipe, self._step.bound)
 
     def __getattr__(self, name: str) -> Any:
         """What the step does not have, the module may have; methods that return the module return the step."""

@@ -52,9 +52,7 @@ class CudaGraphRunner:
         self.step, self._model, self._modes, self._arguments = step, recipe.module, recipe.modes, arguments
         self._options, self._autocast, self._device, self._cuda = recipe.options, recipe.autocast, device, cuda
         self._mode = recipe.options.chosen_output_mode(trains=optimizer is not None)
-        self._optimizer = None
-        if optimizer is not None:
-            self._optimizer = CapturableOptimizer(optimizer, device, recipe.learning_rate)
+        self._optimizer = None if optimizer is None else CapturableOptimizer(optimizer, device, recipe.learning_rate)
         self._trained = [p for name, p in recipe.module.named_parameters() if name in step.trained]
         given = step.graph.inputs_of(Role.ARGUMENT)
         self._written = [position for position, one in enumerate(given) if one in step.written]
@@ -118,7 +116,13 @@ class CudaGraphRunner:
         if optimizer is not None:
             optimizer.write_rates()
         if self._graph is None and self._left_to_warm_up:
-            made = self._run_eagerly()
+            # On a stream of its own, as a capture runs, so that it uses the memory and the libraries of the capture.
+            current = self._cuda.current_stream(self._device)
+            self._side_stream.wait_stream(current)
+            with self._cuda.stream(self._side_stream):
+                made = self._update()
+            current.wait_stream(self._side_stream)
+            self._left_to_warm_up -= 1
         else:
             if self._graph is None:
                 self._capture()
@@ -126,16 +130,6 @@ class CudaGraphRunner:
             made = self._made
         if optimizer is not None:
             optimizer.count()
-        return made
-
-    def _run_eagerly(self) -> list[list[Tensor]]:
-        """On a stream of its own, as a capture runs, so that it uses the memory and the libraries of the capture."""
-        current = self._cuda.current_stream(self._device)
-        self._side_stream.wait_stream(current)
-        with self._cuda.stream(self._side_stream):
-            made = self._update()
-        current.wait_stream(self._side_stream)
-        self._left_to_warm_up -= 1
         return made
 
     def _capture(self) -> None:
@@ -167,14 +161,11 @@ class CudaGraphRunner:
             self._optimizer.optimizer.zero_grad(set_to_none=True)
         for number in range(count):
             tensors = micro_batch(self.inputs.tensors, number, count)
-            if self._optimizer is None:
-                with torch.no_grad():
-                    made.append(self._forward(tensors))
-                continue
-            with torch.enable_grad():
+            with torch.set_grad_enabled(self._optimizer is not None):
                 results = self._forward(tensors)
-                loss = results[self.step.loss]  # type: ignore[index]  # __init__ made sure of it
-                loss.backward(torch.full_like(loss, scale), inputs=self._trained)
+                if self._optimizer is not None:
+                    loss = results[self.step.loss]  # type: ignore[index]  # __init__ made sure of it
+                    loss.backward(torch.full_like(loss, scale), inputs=self._trained)
             made.append([tensor.detach() for tensor in results])
         if self._optimizer is not None:
             scaling = GradientScaling(divisor=options.gradient_divisor, max_grad_norm=options.max_grad_norm)
@@ -193,8 +184,7 @@ class CudaGraphRunner:
         return list(flatten(tree)[0])
 
     def _addresses_now(self) -> list[int]:
-        named = (*self._model.named_parameters(), *self._model.named_buffers())
-        return [tensor.data_ptr() for _, tensor in named]
+        return [tensor.data_ptr() for tensor in (*self._model.parameters(), *self._model.buffers())]
 
 
 def _explain(error: BaseException) -> str:
@@ -224,20 +214,16 @@ class StaticInputs:
 
     Attributes:
         tensors: Where the step reads; all in one block.
+        nbytes: Bytes that one copy moves.
     """
 
     def __init__(self, like: Sequence[Tensor], device: torch.device, cuda: Any = torch.cuda) -> None:
         kinds = [(tensor.shape, tensor.dtype) for tensor in like]
         self._cuda, self._device = cuda, device
         self._block = ByteBlock(kinds, device=device)
-        self.tensors = self._block.tensors
+        self.tensors, self.nbytes = self._block.tensors, self._block.memory.nbytes
         self._stream = cuda.Stream(device)
         self._stages = itertools.cycle([_Stage(kinds, device, cuda) for _ in range(2)])
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes that one copy moves."""
-        return self._block.memory.nbytes
 
     def fill(self, tensors: Sequence[Tensor]) -> None:
         """Puts a call's tensors where the step reads; work queued later on the current stream sees them."""

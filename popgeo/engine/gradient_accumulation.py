@@ -5,7 +5,9 @@ gradients of the micro-batches.
 """
 
 from collections.abc import Sequence
+from types import SimpleNamespace
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -109,36 +111,20 @@ def check_apart(tensors: Sequence[Tensor], written: Sequence[int]) -> None:
             ...
         ValueError: The model changes argument 0 in place, which shares memory with another tensor of the call...
     """
+    storages = [tensor.untyped_storage().data_ptr() for tensor in tensors]
     for position in written:
-        for other, tensor in enumerate(tensors):
-            if other != position and _share(tensors[position], tensor):
-                raise ValueError(
-                    f"The model changes argument {position} in place, which shares memory with another tensor of the "
-                    "call or of the model; a compiled step would not see the change there. Pass a clone()."
-                )
+        others = [i for i, storage in enumerate(storages) if storage == storages[position] and i != position]
+        seen = [_memory_of(tensors[i]) for i in (position, *others)] if others else []
+        if any(np.shares_memory(seen[0], other) for other in seen[1:]):
+            raise ValueError(
+                f"The model changes argument {position} in place, which shares memory with another tensor of the "
+                "call or of the model; a compiled step would not see the change there. Pass a clone()."
+            )
 
 
-def _share(one: Tensor, other: Tensor) -> bool:
-    """Whether two tensors have an element in common."""
-    storage = one.untyped_storage()
-    if not one.numel() or not other.numel() or storage.data_ptr() != other.untyped_storage().data_ptr():
-        return False
-    (first, last), (start, end) = (_span(tensor) for tensor in (one, other))
-    if last <= start or end <= first:
-        return False
-    touched = torch.zeros(storage.nbytes(), dtype=torch.bool)
-    _bytes_of(touched, one).fill_(True)
-    return bool(_bytes_of(touched, other).any())
-
-
-def _span(tensor: Tensor) -> tuple[int, int]:
-    """The bytes of its storage that a tensor lies within."""
-    steps = sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True))
-    return tensor.data_ptr(), tensor.data_ptr() + (steps + 1) * tensor.element_size()
-
-
-def _bytes_of(storage: Tensor, tensor: Tensor) -> Tensor:
-    """The first byte of each of its elements and those that follow it, in a storage of single bytes."""
+def _memory_of(tensor: Tensor) -> np.ndarray:
+    """The elements of a tensor of any type, in its memory, as numpy sees them."""
     size = tensor.element_size()
-    start = tensor.data_ptr() - tensor.untyped_storage().data_ptr()
-    return storage.as_strided((*tensor.shape, size), (*(size * step for step in tensor.stride()), 1), start)
+    strides = tuple(step * size for step in tensor.stride())
+    told = {"shape": tuple(tensor.shape), "strides": strides, "typestr": f"|V{size}", "data": (tensor.data_ptr(), True)}
+    return np.asarray(SimpleNamespace(__array_interface__={**told, "version": 3}))

@@ -26,14 +26,6 @@ from popgeo.engine.products import TARGETS, prepare_product
 from popgeo.engine.weights_first import watch, weights_first
 from popgeo.native import library
 
-# All passes in order, from the largest pattern to the smallest: a pass leaves alone what an earlier one has joined.
-# The files that are not here serve one pass: edge_rows serves join_chains.
-_PASSES = (
-    plan_interactions,  # each interaction gets working memory
-    reassociate,  # products are taken in the order that costs less
-    join_chains,  # element-wise operations become chains
-)
-
 
 class GraphRunner:
     """Runs a graph as one straight-line function in memory that is allocated once.
@@ -76,10 +68,10 @@ class GraphRunner:
         given |= dict(zip(new, self._inputs, strict=True))
         self._copied = self._place_outputs(places or {}, given)
         # The check looks at the operands after the operation.
-        memory = place_values(self.runs, given, overwrites_operands=not floating_point_exceptions)
-        self.buffer_bytes = memory.nbytes + sum(tensor.nbytes for tensor in self._inputs)
-        self.peak_bytes = self.buffer_bytes + unplaced_bytes(self.runs, memory.tensors)
-        self._run = emit(self.runs, memory.tensors, _check if floating_point_exceptions else None)
+        tensors, buffers = place_values(self.runs, given, overwrites_operands=not floating_point_exceptions)
+        self.buffer_bytes = sum(tensor.nbytes for tensor in (*buffers, *self._inputs))
+        self.peak_bytes = self.buffer_bytes + unplaced_bytes(self.runs, tensors)
+        self._run = emit(self.runs, tensors, _check if floating_point_exceptions else None)
 
     def run(self, inputs: Sequence[Tensor | None]) -> list[Tensor | None]:
         """The graph's outputs for these inputs, in the order in which the graph names those that are not state.
@@ -104,12 +96,12 @@ class GraphRunner:
         split = weights_first(self.graph, given)
         if split is None:
             return self.graph
-        weights = [given[v] for v in split.first.inputs.values()]
-        self._first = GraphRunner(split.first, state, dict(enumerate(split.made)))
-        self._weights_changed = watch(weights)
+        first, rest, made = split
+        self._first = GraphRunner(first, state, dict(enumerate(made)))
+        self._weights_changed = watch([given[v] for v in first.inputs.values()])
         with torch._C._AutoDispatchBelowAutograd():
             self._first.run(())
-        return split.rest
+        return rest
 
     def joined(self) -> tuple[str, str]:
         """What runs as interactions in one pass, and why not all; and how many operations run in how many chains."""
@@ -140,12 +132,16 @@ class GraphRunner:
 
 
 def fuse(graph: OpGraph) -> OpGraph:
-    """The graph with operations joined; only written out where the compiled library is missing."""
+    """The graph with operations joined; only written out where the compiled library is missing.
+
+    Passes are in order, from the largest pattern to the smallest: a pass leaves alone what an earlier one has joined.
+    The other files of `fuse` serve one pass: edge_rows serves join_chains.
+    """
     if not library.is_available():
         return expand(graph)
-    for run_pass in _PASSES:
-        graph = run_pass(graph)
-    return graph
+    graph = plan_interactions(graph)  # each interaction gets working memory
+    graph = reassociate(graph)  # products are taken in the order that costs less
+    return join_chains(graph)  # element-wise operations become chains
 
 
 def prepare_for_loop(graph: OpGraph, op: Op, tensors: Mapping[int, Tensor]) -> PreparedCall:

@@ -28,10 +28,9 @@ class InductorRunner:
         graph: What to run.
         state: Tensors of the graph's parameters and buffers; buffers change in place.
         places: Tensors that certain outputs are written to, by position.
-        floating_point_exceptions: Not served.
 
     Raises:
-        ValueError: each operation is to be checked; there is no compiler for what inductor writes; or the model has
+        ValueError: there is no compiler for what inductor writes; or the model has
             dropout, and torch is older than 2.12.
     """
 
@@ -40,10 +39,7 @@ class InductorRunner:
         graph: OpGraph,
         state: Mapping[Input, Tensor],
         places: Mapping[int, Tensor] | None = None,
-        floating_point_exceptions: bool = False,
     ) -> None:
-        if floating_point_exceptions:
-            raise ValueError("floating_point_exceptions checks each operation; inductor joins them. Use backend='cpu'.")
         if any(op.target == SET_STATE for op in graph.ops):
             raise ValueError(
                 "The model seeds random numbers or draws them again, which inductor leaves out. Use backend='cpu'."

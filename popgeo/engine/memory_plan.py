@@ -1,8 +1,7 @@
 """Gives every value a place: memory that is allocated once, and used again as soon as what it held is not needed."""
 
 import math
-from collections.abc import Iterable, Mapping, Set
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence, Set
 
 import torch
 from torch import Tensor
@@ -14,42 +13,28 @@ from popgeo.engine import out_variants
 _ALIGNMENT = 64
 
 
-@dataclass(frozen=True, kw_only=True)
-class PlacedValues:
-    """Where values live.
-
-    Attributes:
-        tensors: A tensor for each value with a fixed place; the others are allocated by torch at each run.
-        buffers: For each place, its bytes.
-    """
-
-    tensors: Mapping[int, Tensor]
-    buffers: tuple[Tensor, ...]
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of all buffers."""
-        return sum(buffer.nbytes for buffer in self.buffers)
-
-
-def place_values(graph: OpGraph, given: Mapping[int, Tensor], *, overwrites_operands: bool = True) -> PlacedValues:
+def place_values(
+    graph: OpGraph, given: Mapping[int, Tensor], *, overwrites_operands: bool = True
+) -> tuple[Mapping[int, Tensor], Sequence[Tensor]]:
     """Places values so that no two needed at the same time overlap, unless they are views of each other.
 
     Args:
         graph: What will run, in this order.
         given: Tensors that certain values must live in: inputs, parameters, constants, and results with a fixed place.
         overwrites_operands: Whether an operation may write its result over an operand that nothing needs after it.
+
+    Returns:
+        A tensor for each value with a fixed place, while the others are allocated by torch at each run; and the memory
+        of these places, in bytes, without that of what was given.
     """
-    last_use = graph.last_uses()
     tensors = dict(given)
     places = {graph.values[v].storage: (tensor, byte_offset(graph.values[v])) for v, tensor in given.items()}
     spans = storage_spans(graph.values)
-    owner = {graph.values[v].storage: -1 for v in given}
+    owner: dict[int, Tensor] = {}  # the buffer of a storage that is not given
     buffers: list[Tensor] = []
-    sizes: list[int] = []
-    free: list[int] = []
+    free: list[Tensor] = []
     expires: dict[int, list[int]] = {}
-    for storage, last in last_use.items():
+    for storage, last in graph.last_uses().items():
         expires.setdefault(last, []).append(storage)
     for index, op in enumerate(graph.ops):
         for v in op.outputs:
@@ -58,24 +43,14 @@ def place_values(graph: OpGraph, given: Mapping[int, Tensor], *, overwrites_oper
                 continue
             value = graph.values[v]
             if value.storage not in places and out_variants.has_fixed_place(graph, op):
-                reused = None
-                if overwrites_operands:
-                    ending = {storage for storage in expires.get(index, ()) if owner.get(storage, -1) >= 0}
-                    reused = _reusable_operand(graph, op, value, ending, spans)
-                if reused is not None:
-                    owner[value.storage] = owner[reused]
-                    owner[reused] = -1
-                else:
-                    owner[value.storage] = _take_buffer(spans[value.storage], free, sizes)
-                    if len(sizes) > len(buffers):
-                        buffers.append(torch.empty(sizes[-1], dtype=torch.uint8))
-                places[value.storage] = buffers[owner[value.storage]], 0
+                ending = owner.keys() & expires.get(index, ()) if overwrites_operands else set[int]()
+                reused = _reusable_operand(graph, op, value, ending, spans)
+                buffer = _take_buffer(spans[value.storage], free, buffers) if reused is None else owner.pop(reused)
+                owner[value.storage], places[value.storage] = buffer, (buffer, 0)
             if value.storage in places:
                 tensors[v] = view_of(*places[value.storage], value)
-        for storage in expires.get(index, ()):
-            if owner.get(storage, -1) >= 0:
-                free.append(owner[storage])
-    return PlacedValues(tensors=tensors, buffers=tuple(buffers))
+        free += [owner[storage] for storage in expires.get(index, ()) if storage in owner]
+    return tensors, buffers
 
 
 def unplaced_bytes(graph: OpGraph, tensors: Mapping[int, Tensor]) -> int:
@@ -94,13 +69,14 @@ def unplaced_bytes(graph: OpGraph, tensors: Mapping[int, Tensor]) -> int:
     return peak
 
 
-def _take_buffer(nbytes: int, free: list[int], sizes: list[int]) -> int:
+def _take_buffer(nbytes: int, free: list[Tensor], buffers: list[Tensor]) -> Tensor:
     """The smallest free buffer that is large enough and not much too large, the latest of several; else a new one."""
-    fitting = [(sizes[b], -place) for place, b in enumerate(free) if nbytes <= sizes[b] <= 2 * nbytes + 4096]
+    fitting = [(b.nbytes, -place) for place, b in enumerate(free) if nbytes <= b.nbytes <= 2 * nbytes + 4096]
     if fitting:
         return free.pop(-min(fitting)[1])
-    sizes.append(max(_ALIGNMENT, math.ceil(nbytes / _ALIGNMENT) * _ALIGNMENT))
-    return len(sizes) - 1
+    size = max(_ALIGNMENT, math.ceil(nbytes / _ALIGNMENT) * _ALIGNMENT)
+    buffers.append(torch.empty(size, dtype=torch.uint8))
+    return buffers[-1]
 
 
 def _reusable_operand(graph: OpGraph, op: Op, value: Value, ending: Set[int], spans: Mapping[int, int]) -> int | None:
@@ -122,9 +98,7 @@ def storage_spans(values: Iterable[Value]) -> dict[int, int]:
     """Bytes that the values of each storage reach over."""
     spans: dict[int, int] = {}
     for value in values:
-        end = value.end
-        if end >= spans.get(value.storage, 0):
-            spans[value.storage] = end
+        spans[value.storage] = max(value.end, spans.get(value.storage, 0))
     return spans
 
 

@@ -129,9 +129,8 @@ class ModelWatch:
         self._entries = [dict(table) for table in self._tables]
         places = [(vars(one), name) for path, one in modules.items() for name in self._watched(path, one)]
         places += [(vars(one), "training") for one in modules.values()]
-        self._holders: list[Any]
-        self._holders, self._names = [holder for holder, _ in places], [name for _, name in places]
-        self._kept = [holder.get(name) for holder, name in places]
+        self._holders: list[Any] = [holder for holder, _ in places]
+        self._names, self._kept = [name for _, name in places], [holder.get(name) for holder, name in places]
         self._addresses = [tensor.data_ptr() for tensor in self._tensors]
         # Types, shapes, strides and requires_grad of all in one call.
         sizes: Any = [list(tensor.size()) for tensor in self._tensors]

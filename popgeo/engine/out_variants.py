@@ -1,7 +1,7 @@
 """For each operation the function of torch that runs it fastest: into given memory where torch can."""
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -16,9 +16,7 @@ from popgeo.engine.fuse.prepared import PREPARED
 _SCALAR_AS_TENSOR = {"aten.mul.Scalar", "aten.div.Scalar", "aten.add.Scalar", "aten.sub.Scalar"}
 # Written as one kernel although torch does not list it for the CPU.
 _ALSO_INTO = {"aten::cat.out"}
-_NOT_CALLED: Mapping[Out, tuple[str, Any]] = {
-    Out.COPY: ("copy_", None), Out.ZEROS: ("fill_", 0), Out.ONES: ("fill_", 1), Out.NOTHING: ("nothing", None),
-}  # fmt: skip
+_NOT_CALLED = {Out.COPY: "{}.copy_({})", Out.ZEROS: "{}.fill_(0)", Out.ONES: "{}.fill_(1)", Out.NOTHING: ""}
 
 
 def has_fixed_place(graph: OpGraph, op: Op) -> bool:
@@ -98,8 +96,11 @@ def into_place(graph: OpGraph, op: Op) -> tuple[Callable[..., Any], tuple[str, .
     return None if by_rows and not all(is_contiguous(graph.values[v]) for v in op.makes()) else found
 
 
-def copy_or_fill(op: Op) -> tuple[str, Any] | None:
-    """`copy_`, or `fill_` and the number, or `nothing`, for operations that are no more than that."""
+def copy_or_fill(op: Op) -> str | None:
+    """The line for an operation that is no more than a copy or a fill: braces for the result, and for the operand.
+
+    Empty if there is nothing to do; None for other operations.
+    """
     return _NOT_CALLED.get(operation_of(op.target).out)
 
 

@@ -150,14 +150,13 @@ def is_sharded(parameter: Tensor) -> bool:
     return bool(getattr(parameter, "is_sharded", False))
 
 
-def refuse_shared_statistics(model: object, replicas: int) -> None:
+def refuse_shared_statistics(model: nn.Module, replicas: int) -> None:
     """Refuses norms whose statistics are of all replicas, where each runs alone.
 
     Raises:
         ValueError: the model has one, and there are several replicas.
     """
-    modules = model.named_modules() if isinstance(model, nn.Module) else ()
-    synced = [name for name, one in modules if isinstance(one, nn.SyncBatchNorm)]
+    synced = [name for name, one in model.named_modules() if isinstance(one, nn.SyncBatchNorm)]
     if synced and replicas > 1:
         raise ValueError(
             f"{', '.join(synced)} would share its statistics among {replicas} replicas, each of which runs alone "

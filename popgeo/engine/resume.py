@@ -32,12 +32,6 @@ def load_checkpoint(path: str | os.PathLike[str]) -> dict[str, Any]:
     return read_format(path, _KIND, _VERSION)
 
 
-def state_of(model: nn.Module, optimizer: Optimizer | None, run: Mapping[str, Any]) -> dict[str, Any]:
-    """Weights, optimizer, and the run of the replicas in this process."""
-    content = {"model": model.state_dict(), **run}
-    return content if optimizer is None else {**content, "optimizer": optimizer.state_dict()}
-
-
 def require_replicas(content: Mapping[str, Any], replicas: Replicas) -> None:
     """Refuses a checkpoint whose replicas are not the replicas of this process.
 

@@ -1,23 +1,14 @@
 """Models whose weights lie in shards, as `popgeo.nn.parallel` makes them: how many, and the model of some of them.
 
-A module says so by `num_shards` and by a method `local_parts(num_local)`, which gives for each cut parameter how many
-shards, in its first dimensions, a process or an IPU has that holds that many shards of the module.
+A module says so by `num_shards`, of which it holds `num_local`, and by a method `local_parts(num_local)`, which gives
+for each cut parameter how many shards, in its first dimensions, a process or an IPU has that holds that many of them.
 """
 
 import contextlib
-from collections.abc import Iterator, Mapping
-from typing import Protocol
+from collections.abc import Iterator
+from typing import Any
 
 from torch import nn
-
-
-class _Cut(Protocol):
-    """The facts that a module in shards states about itself."""
-
-    num_shards: int
-    num_local: int
-
-    def local_parts(self, num_local: int) -> Mapping[str, tuple[int, ...]]: ...
 
 
 def num_shards(model: object) -> int:
@@ -63,6 +54,6 @@ def only_first(model: object, num_local: int) -> Iterator[None]:
             parameter.data = data
 
 
-def _cut_modules(model: object) -> list[tuple[str, _Cut]]:
+def _cut_modules(model: object) -> list[tuple[str, Any]]:
     named = model.named_modules() if isinstance(model, nn.Module) else ()
     return [(name, module) for name, module in named if hasattr(module, "local_parts")]

@@ -110,9 +110,6 @@ class StepOptions:
         for name in ("accumulation_dtype", "optimizer_state_dtype"):
             if getattr(self, name) not in (None, *_PRECISIONS):
                 self._refuse(name, f"it must be {', '.join(map(str, _PRECISIONS))} or None")
-        self._refuse_contradictions()
-
-    def _refuse_contradictions(self) -> None:
         owner = type(self).__name__
         if self.master_weights and self.stochastic_rounding:
             raise ValueError(

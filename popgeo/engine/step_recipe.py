@@ -1,12 +1,11 @@
 """What is to be compiled, how, and for which machine next to this computer; the engine itself knows none."""
 
 import inspect
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import nn
@@ -20,8 +19,6 @@ from popgeo.engine.optimizer.capturable import check_capturable
 from popgeo.engine.optimizer.update import Update
 from popgeo.engine.pipeline.staging import Staging
 from popgeo.engine.step_options import StepOptions
-
-_HALVES = (None, torch.bfloat16, torch.float16)
 
 
 def require_optimizer(optimizer: Any) -> None:
@@ -65,7 +62,7 @@ class Recipe:
         if not isinstance(self.options, StepOptions):
             kind = type(self.options).__name__
             raise ValueError(f"options is a {kind}; pass popgeo.StepOptions(device_iterations=...) or the like.")
-        if self.autocast not in _HALVES:
+        if self.autocast not in (None, torch.bfloat16, torch.float16):
             raise ValueError(f"autocast is {self.autocast}; it is torch.bfloat16, torch.float16 or None.")
         if not self.modes:
             object.__setattr__(self, "modes", {part: part.training for part in self.module.modules()})
@@ -97,37 +94,14 @@ class Recipe:
         return getattr(self.function, "__name__", type(self.function).__name__)
 
 
-@dataclass(frozen=True, kw_only=True)
-class RunFigures:
-    """What a compiled step has cost this computer so far.
-
-    Attributes:
-        compile_seconds: How long compiling took.
-        run_seconds: How long all calls took together.
-        calls: How many there were.
-        state_bytes: Parameters, gradients, optimizer state and buffers.
-        buffer_bytes: Memory for all values in between, allocated once.
-        how_it_runs: In words, the operations joined into single calls, and the number of threads.
-    """
-
-    compile_seconds: float
-    run_seconds: float
-    calls: int
-    state_bytes: int
-    buffer_bytes: int
-    how_it_runs: str
-
-
-class StepPlan(ABC):
+class StepPlan(Protocol):
     """How a machine would run a captured step, and what that costs there."""
 
     @property
-    @abstractmethod
     def staging(self) -> Staging | None:
         """The stages in which the step runs, here too; None if it runs as a whole."""
 
     @property
-    @abstractmethod
     def pipeline(self) -> Any:
         """The account of the stages.
 
@@ -135,27 +109,22 @@ class StepPlan(ABC):
             ValueError: the step runs as a whole.
         """
 
-    @abstractmethod
     def require_fit(self) -> None:
         """Refuses a step that the machine has no room for."""
 
-    @abstractmethod
-    def report(self, run: RunFigures) -> Any:
-        """The account of the step, with what this computer did for it."""
+    def report(self, run: Mapping[str, Any]) -> Any:
+        """The account of the step, with what this computer did for it, by the names of `BoundStep.figures`."""
 
 
-class StepMachine(ABC):
+class StepMachine(Protocol):
     """A machine that steps are compiled for: it may refuse a step, cut it into stages, and it accounts for it."""
 
     def capturing(self) -> AbstractContextManager[Any]:
-        """What surrounds each capture of a model for it: nothing, as a rule."""
-        return nullcontext()
+        """What surrounds each capture of a model for it."""
 
-    @abstractmethod
     def what_decides(self, optimizer: Optimizer | None) -> list[object]:
         """What decides whether a step fits next to the capture itself, since a kept step has passed that."""
 
-    @abstractmethod
     def plan(self, recipe: Recipe, arguments: Arguments, step: CapturedStep, update: Update | None) -> StepPlan:
         """How the machine would run a captured step.
 

@@ -5,13 +5,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from popgeo.capture.captured_step import CapturedStep
 from popgeo.capture.drawn_numbers import SET_STATE
 from popgeo.capture.held_state import module_state
 from popgeo.capture.op_graph import LOSS_SCALE, OpGraph, Role
 from popgeo.capture.passes import without_row_indexing
+from popgeo.engine.backend import Backend
 from popgeo.engine.denormals import DenormalsFlushed
 from popgeo.engine.gradient_accumulation import Results, check_apart, micro_batch, write_back
 from popgeo.engine.graph_runner import GraphRunner
@@ -19,10 +20,10 @@ from popgeo.engine.inductor import InductorRunner
 from popgeo.engine.loss_scaling import LossScale
 from popgeo.engine.optimizer.update import Update
 from popgeo.engine.pipeline.random_draws import drawing_from
-from popgeo.engine.pipeline.run_round import Round, RoundRunner
+from popgeo.engine.pipeline.run_round import RoundRunner
 from popgeo.engine.pipeline.staging import StagePart, Staging
 from popgeo.engine.replicas import Replicas, ReplicaState
-from popgeo.engine.step_options import StepOptions
+from popgeo.engine.step_recipe import Recipe
 from popgeo.engine.threads import ThreadChoice
 
 Runner = GraphRunner | InductorRunner | RoundRunner
@@ -32,12 +33,10 @@ class StepRunner:
     """A captured step with its weights, the buffers of each replica and random numbers.
 
     Args:
+        recipe: The model, whose parameters and buffers change in place, and how often a call repeats its step.
         step: What to run.
-        model: Owns parameters and buffers, which change in place.
-        options: How often a call repeats the step.
         update: Applies gradients; None for inference.
         replicas: Which of the replicas run here.
-        kind: What runs the graph of one micro-batch.
         staging: How the step is cut into stages; None runs it as a whole.
 
     Attributes:
@@ -49,16 +48,15 @@ class StepRunner:
 
     def __init__(
         self,
+        recipe: Recipe,
         step: CapturedStep,
-        model: nn.Module,
-        options: StepOptions,
         update: Update | None,
         replicas: Replicas,
-        kind: type[GraphRunner] | type[InductorRunner] = GraphRunner,
         staging: Staging | None = None,
     ) -> None:
-        self._kind, self._staging = kind, staging
-        self._step, self._model, self._options = step if staging is None else step.expanded, model, options
+        options, self._model = recipe.options, recipe.module
+        self._options, self._backend, self._staging = options, recipe.backend, staging
+        self._step = step if staging is None else step.expanded
         self.update, self.replicas = update, replicas
         self.threads = ThreadChoice(options.num_threads)
         self._mode = options.chosen_output_mode(trains=update is not None)
@@ -157,13 +155,11 @@ class StepRunner:
         if isinstance(runner, RoundRunner):
             steps = range(first, first + self._round)
             runner.run(
-                Round(
-                    inputs=[inputs[step * count : (step + 1) * count] for step in steps],
-                    random=[state.generator for state in states],
-                    of_replica=lambda replica: states[replica].lent_to(self._model),
-                    on_gradients=self._accumulate,
-                    on_results=take,
-                )
+                [inputs[step * count : (step + 1) * count] for step in steps],
+                [state.generator for state in states],
+                on_results=take,
+                on_gradients=None if self.update is None else self.update.accumulate,
+                of_replica=lambda replica: states[replica].lent_to(self._model),
             )
             return
         for number in range(self._round):
@@ -175,11 +171,8 @@ class StepRunner:
                     else:
                         made = runner.run(given)
                 take(number, replica, made)
-                self._accumulate(None, number == 0 and replica == 0)
-
-    def _accumulate(self, names: Sequence[str] | None, first: bool) -> None:
-        if self.update is not None:
-            self.update.accumulate(first=first, names=names)
+                if self.update is not None:
+                    self.update.accumulate(first=number == 0 and replica == 0)
 
     def reset_buffers(self) -> None:
         """Gives every replica the module's buffers, if there are several replicas to keep apart."""
@@ -216,11 +209,6 @@ class StepRunner:
         held += [] if self.update is None else self.update.tensors()
         held += [tensor for state in self.replica_states[1:] for tensor in state.buffers.values()]
         return sum(tensor.nbytes for tensor in held)
-
-    @property
-    def buffer_bytes(self) -> int:
-        """Bytes that are allocated for all values in between."""
-        return self.usual.buffer_bytes
 
     def how_it_runs(self) -> str:
         """What is joined into single calls, and with how many threads it runs, in words."""
@@ -263,6 +251,6 @@ class StepRunner:
         if self._staging is not None:
             return RoundRunner(graph, self._staging, state, self._step.num_results, gradients, checks)
         places = dict(enumerate(gradients.values(), start=self._step.num_results))
-        if self._kind is GraphRunner and self.update is None:
-            return GraphRunner(graph, state, places, checks, weights_stay=True)
-        return self._kind(graph, state, places, checks)
+        if self._backend is Backend.INDUCTOR:
+            return InductorRunner(graph, state, places)
+        return GraphRunner(graph, state, places, checks, weights_stay=self.update is None)

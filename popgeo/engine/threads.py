@@ -66,8 +66,14 @@ class ThreadChoice:
         seconds = self._clock() - self._start
         if self._number != self._before:
             torch.set_num_threads(self._before)
-        if self._fixed is None and kind is None:
-            self._learn(self._number, seconds)
+        if self._fixed is not None or kind is not None:
+            return
+        if not self._warm:
+            self._warm = True
+        elif self._trials:
+            self._learn_from_trial(self._number, seconds)
+        elif len(self._seconds) > 1:
+            self._watch(self._number, seconds)
 
     def _next(self, most: int) -> int:
         """The number for the coming call, where the caller has allowed `most`."""
@@ -75,14 +81,6 @@ class ThreadChoice:
             self._most, self._seconds = most, {}
             self._trials = [1] * _TRIALS
         return self._trials[0] if self._trials else self._best()
-
-    def _learn(self, number: int, seconds: float) -> None:
-        if not self._warm:
-            self._warm = True
-        elif self._trials:
-            self._learn_from_trial(number, seconds)
-        elif len(self._seconds) > 1:
-            self._watch(number, seconds)
 
     def _learn_from_trial(self, number: int, seconds: float) -> None:
         self._trials.pop(0)

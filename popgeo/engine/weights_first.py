@@ -16,27 +16,16 @@ _POINTER, _INT = ctypes.c_void_p, ctypes.c_int64
 _LARGEST, _MOST = 2**20, 2**22
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class WeightsFirst:
-    """A graph in two parts, of which the first depends on weights alone.
-
-    Attributes:
-        first: Makes values from weights.
-        rest: The graph; what the first part makes are constants of it.
-        made: The constants that the first part makes, in the order of its outputs.
-    """
-
-    first: OpGraph
-    rest: OpGraph
-    made: Sequence[Tensor]
-
-
-def weights_first(graph: OpGraph, given: Mapping[int, Tensor]) -> WeightsFirst | None:
-    """Splits a graph; None if nothing but views depends on weights alone.
+def weights_first(graph: OpGraph, given: Mapping[int, Tensor]) -> tuple[OpGraph, OpGraph, Sequence[Tensor]] | None:
+    """Splits a graph in two parts, of which the first depends on weights alone.
 
     Args:
         graph: Constants in it have been computed.
         given: Weights and buffers, by value.
+
+    Returns:
+        The first part, the rest, and the constants of the rest that the first part makes, in the order of its outputs;
+        None if nothing but views depends on weights alone.
     """
     mutated = graph.mutated_storages()
     # Weights that do not lie in one piece cannot be compared byte by byte.
@@ -55,7 +44,7 @@ def weights_first(graph: OpGraph, given: Mapping[int, Tensor]) -> WeightsFirst |
         return None
     late = [op for op in graph.ops if id(op) in others or views.issuperset(op.makes())]
     rest = drop_unused(with_ops(graph, late, graph.outputs, {**graph.constants, **made}))
-    return WeightsFirst(first=dataclasses.replace(first, inputs=inputs), rest=rest, made=list(made.values()))
+    return dataclasses.replace(first, inputs=inputs), rest, list(made.values())
 
 
 def _is_early(op: Op, graph: OpGraph, alone: set[int], mutated: frozenset[int]) -> bool:

@@ -1,9 +1,10 @@
 """The simulated machine as a compiled step sees it: what it refuses, how it cuts a step, and what it accounts for."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import astuple, dataclass, fields, replace
 from functools import cached_property, partial
+from typing import Any
 
 from torch.optim import Optimizer
 
@@ -14,7 +15,7 @@ from popgeo.capture.held_state import in_modes
 from popgeo.capture.op_graph import OpGraph
 from popgeo.engine.optimizer.update import Update
 from popgeo.engine.pipeline.staging import Staging
-from popgeo.engine.step_recipe import Recipe, RunFigures, StepMachine, StepPlan
+from popgeo.engine.step_recipe import Recipe, StepMachine, StepPlan
 from popgeo.filter_choice import filters_at_each_edge
 from popgeo.ipu.fits_in_memory import require_fit, require_stages_fit, what_would_fit
 from popgeo.ipu.options import Options
@@ -146,7 +147,7 @@ class IpuPlan(StepPlan):
         """Cycles and memory on the target, worked out when first asked for; nothing runs."""
         return self.share.report(self.options, frozenset() if self.update is None else self.update.sharded())
 
-    def report(self, run: RunFigures) -> Report | Pipeline:
+    def report(self, run: Mapping[str, Any]) -> Report | Pipeline:
         """The account of a step: cycles, memory and plans on the target, and what this computer did for it.
 
         It is that of one IPU, or of one IPU's share of shards, or that of the stages in which the step runs.
@@ -154,8 +155,8 @@ class IpuPlan(StepPlan):
         facts = {
             "update_captured": None if self.update is None else self.update.is_captured,
             "captured_ops": self.step.captured_ops,
-            "steps": run.calls * self.options.batch_factor,
-            **vars(run),
+            "steps": run["calls"] * self.options.batch_factor,
+            **run,
         }
         return replace(self.account if self.stages is None else self.stages.pipeline, **facts)
 

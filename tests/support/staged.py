@@ -14,7 +14,7 @@ from popgeo.capture.capture import bind
 from popgeo.capture.capture_step import capture_step
 from popgeo.capture.held_state import module_state
 from popgeo.capture.passes import fold_constants
-from popgeo.engine.pipeline.run_round import Round, RoundRunner
+from popgeo.engine.pipeline.run_round import RoundRunner
 from popgeo.engine.pipeline.staging import Pass, Recompute, Staging
 from popgeo.ipu.systems.stage_cut import cut, cut_by_layers, layers_of
 
@@ -103,10 +103,7 @@ class Staged:
             seen.results[micro_batch, replica] = [t.clone() for t in made[: self.step.num_returned] if t is not None]
 
         before = torch.get_rng_state()
-        given = Round(
-            inputs=inputs, random=sources, of_replica=self._of_replica, on_gradients=accumulate, on_results=finish
-        )
-        self.runner.run(given)
+        self.runner.run(inputs, sources, on_results=finish, on_gradients=accumulate, of_replica=self._of_replica)
         assert torch.equal(torch.get_rng_state(), before)
         seen.buffers = dict(self.model.named_buffers())
         seen.random = [one.get_state() for one in sources]

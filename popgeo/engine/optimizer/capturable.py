@@ -36,8 +36,6 @@ class CapturableOptimizer:
         check_capturable(optimizer)
         self._rates = [torch.zeros((), device=device) for _ in optimizer.param_groups]
         self._written: list[float | None] = [None] * len(self._rates)
-        self._settings: list[dict[str, Any]] = []
-        self._state: object = None
         self.prepare()
 
     def prepare(self) -> None:

@@ -18,7 +18,6 @@ from popgeo.engine.optimizer.known_numbers import count_step, known_numbers
 from popgeo.engine.optimizer.worker import Worker, noted_groups, settings_of, with_floats
 from popgeo.engine.same_objects import holds_the_same
 
-Path = tuple[Any, ...]
 _DETACH = "aten.detach.default"  # a view that torch makes in some cases only
 
 
@@ -48,13 +47,10 @@ class CapturedWorker(Worker):
         self._inner.follow(settings)
 
     def step(self) -> None:
-        if not self._has_state:
-            self._inner.step()
-            self._has_state = True
-            return
-        runner = self._next()
+        runner = self._next() if self._has_state else None
         if runner is None:
             self._inner.step()
+            self._has_state = True
         else:
             runner.run([])
 
@@ -146,12 +142,13 @@ class Rehearsal:
         self._whole = worker.parameters
         small = [nn.Parameter(p.detach().new_ones((1,) * min(p.dim(), 1))) for p in self._whole]
         self._small = worker.over(small)
+        self._state: dict[Any, Any] = self._small.optimizer.state
         for one, whole in zip(small, self._whole, strict=True):
             set_gradient(one, torch.ones_like(one.detach(), dtype=(whole if whole.grad is None else whole.grad).dtype))
             held = worker.optimizer.state.get(whole)
             if held:
                 self._state[one] = {key: _resized(part, whole, one) for key, part in held.items()}
-        self._graphs: dict[Path, UpdateGraph | None] = {}
+        self._graphs: dict[tuple[Any, ...], UpdateGraph | None] = {}  # by the path that a rehearsal took
         self._graph: UpdateGraph | None = None
         self._is_known = False
         self._settings: Sequence[Mapping[str, Any]] = []  # of the last update
@@ -197,10 +194,6 @@ class Rehearsal:
         # A rate that is a tensor may change without any sign.
         return any(map(_is_number, parts)) or any(isinstance(choice, Tensor) for choice in settings)
 
-    @property
-    def _state(self) -> dict[Any, Any]:
-        return self._small.optimizer.state
-
     def _capture(self, states: Sequence[Mapping[str, Any]], running: _RunningOperations) -> UpdateGraph | None:
         copies = self._small.over([nn.Parameter(torch.zeros_like(p.detach())) for p in self._whole])
         for whole, one, state in zip(copies.parameters, self._small.parameters, states, strict=True):
@@ -209,8 +202,9 @@ class Rehearsal:
             copies.optimizer.state[whole] = {key: _resized(part, one, whole) for key, part in state.items()}
         update = capture_update(copies)
         graph, found = replace_numbers(update.graph)
-        done, expected = [op.target for op in graph.ops], list(map(target, running.operations))
-        if found != running.floats or _without_detach(done) != _without_detach(expected):
+        done = [op.target for op in graph.ops if op.target != _DETACH]
+        expected = [name for name in map(target, running.operations) if name != _DETACH]
+        if found != running.floats or done != expected:
             return None
         return replace(update, graph=graph, num_numbers=len(found))
 
@@ -239,10 +233,6 @@ def replace_numbers(graph: OpGraph) -> tuple[OpGraph, list[float]]:
         args = tuple(slot(argument) for argument in op.args)
         ops.append(replace(op, args=args, kwargs={key: slot(argument) for key, argument in op.kwargs.items()}))
     return replace(graph, ops=tuple(ops)), values
-
-
-def _without_detach(targets: Sequence[str]) -> list[str]:
-    return [name for name in targets if name != _DETACH]
 
 
 def _noted(state: Mapping[str, Any]) -> dict[str, Any]:

@@ -86,12 +86,12 @@ class Update:
         self._groups: list[dict[str, Any]] | None = None
         self._adopted: dict[Any, Any] | None = None
 
-    def accumulate(self, *, first: bool, names: Sequence[str] | None = None) -> None:
+    def accumulate(self, names: Sequence[str] | None = None, first: bool = False) -> None:
         """Adds the gradients of one micro-batch to the update's, or starts again with the first.
 
         Args:
-            first: Whether it is the first micro-batch of the update.
             names: The parameters whose gradients are there; all of them when left out.
+            first: Whether it is the first micro-batch of the update.
         """
         if names is None:
             pairs = [(part.total, part.gradient) for part in self._flat]

@@ -1,11 +1,12 @@
 """Cuts a step into parts: one for the forward and one for the backward pass of each stage."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
 
-from popgeo.capture.op_graph import Input, OpGraph, Role
+from popgeo.capture.op_graph import Input, Op, OpGraph, Role
+from popgeo.capture.passes import renumbered
 from popgeo.engine.pipeline.random_draws import draws
 from popgeo.engine.pipeline.replay import replayable
-from popgeo.engine.pipeline.staging import Kept, StagePart, Staging, graph_of, owner_of, phase_of
+from popgeo.engine.pipeline.staging import Kept, StagePart, Staging, owner_of, phase_of
 
 
 def parts_of(graph: OpGraph, staging: Staging, *, num_results: int, trained: Sequence[str] = ()) -> list[StagePart]:
@@ -51,29 +52,24 @@ class _Cutter:
         for rank, (stage, backward) in enumerate(self._passes):
             again = set[int]()
             if backward and self._staging.recompute is not None:
-                first = self._rank[stage, False]
-                own = [i for i, at in enumerate(self._place) if at == first and not self._views[i]]
-                is_last = stage == max(self._staging.stage_of)
-                again = replayable(self._graph, own, self._staging.recompute, is_last=is_last)
-            for index, at in enumerate(self._place):
-                if at == rank and not self._views[index]:
-                    self._add(rank, index, again)
-            for producer in (made for v in gradients[rank].values() for made in self._made_here(rank, v, again)):
-                self._add(rank, producer, again)
+                forward, is_last = self._own(self._rank[stage, False]), stage == max(self._staging.stage_of)
+                again = replayable(self._graph, forward, self._staging.recompute, is_last=is_last)
+            of_gradients = [made for v in gradients[rank].values() for made in self._made_here(rank, v, again)]
+            for index in (*self._own(rank), *of_gradients):
+                self._add(rank, index, again)
         taken = [self._taken(rank) for rank in range(len(self._passes))]
+        results = self._graph.outputs[: self._num_results]
+        of_host = [Kept(owner_of(self._graph, v)) for v in results if v is not None]  # which comes after the last pass
         wanted: list[set[Kept]] = [set() for _ in self._passes]  # of each pass by later ones, or by the host
-        for rank, received in enumerate(taken):
+        for rank, received in enumerate([*taken, of_host]):
             for kept in received:
                 for source in self._sources(kept, rank):
                     wanted[source].add(kept)
-        for v in self.results():
-            for source in self._sources(Kept(v), len(self._passes)):
-                wanted[source].add(Kept(v))
         return [self._part(rank, taken[rank], wanted[rank], gradients[rank]) for rank in range(len(self._passes))]
 
-    def results(self) -> list[int]:
-        """What the host receives, without views."""
-        return [owner_of(self._graph, v) for v in self._graph.outputs[: self._num_results] if v is not None]
+    def _own(self, rank: int) -> list[int]:
+        """The operations of a pass, without views."""
+        return [index for index, at in enumerate(self._place) if at == rank and not self._views[index]]
 
     def _places(self) -> list[int]:
         """The pass of each operation.
@@ -119,27 +115,22 @@ class _Cutter:
     def _taken(self, rank: int) -> list[Kept]:
         """What a pass takes from others, or from the call."""
         found = []
-        for v in sorted(self._outside[rank]):
-            if v in self._graph.constants:
-                continue
+        for v in sorted(self._outside[rank] - self._graph.constants.keys()):
             given = self._given.get(v)
             if given is None or given.role is Role.ARGUMENT:
                 found.append(Kept(v))
             elif self._writers.get(self._graph.values[v].storage):
-                kept = self._version(rank, v)
-                found += [kept] if kept is not None else []
+                found += self._version(rank, v)
         return found
 
-    def _version(self, rank: int, v: int) -> Kept | None:
-        """Which state of a buffer a pass needs that the step changes; None for the buffer itself, as it is then."""
-        graph, storage = self._graph, self._graph.values[v].storage
+    def _version(self, rank: int, v: int) -> list[Kept]:
+        """Which state of a buffer a pass needs that the step changes; none for the buffer itself, as it is then."""
+        ops, values, storage = self._graph.ops, self._graph.values, self._graph.values[v].storage
         writers = self._writers[storage]
         homes = {self._place[i] for i in writers}
         if rank in homes and len(homes) == 1:
-            return None
-        touching = [
-            i for i in self._needs[rank] if any(graph.values[u].storage == storage for u in graph.ops[i].reads())
-        ]
+            return []
+        touching = [i for i in self._needs[rank] if any(values[u].storage == storage for u in ops[i].reads())]
         repeats = any(i in writers and self._place[i] != rank for i in touching)
         if (len(homes) > 1 or rank < min(homes)) and not repeats:
             if not self._staging.one_at_a_time:
@@ -149,26 +140,23 @@ class _Cutter:
                     f"{self._where(writer, self._place[writer])} changes for the next micro-batch. Put both in one "
                     "stage, or choose schedule='sharded', where each micro-batch waits for the one before."
                 )
-            return None
+            return []
         reading = [i for i in touching if not self._views[i]]
         if repeats or all(i < min(writers) for i in reading):
-            return Kept(v, before=True)
+            return [Kept(v, before=True)]
         if all(i > max(writers) for i in reading):
-            return Kept(v)
+            return [Kept(v)]
         raise ValueError(
             f"{self._where(reading[0], rank)} reads {self._given[v].name} both before and after another stage changes "
             "it. Put the two in one stage."
         )
 
-    def _sources(self, kept: Kept, rank: int) -> Iterator[int]:
+    def _sources(self, kept: Kept, rank: int) -> set[int]:
         """The passes that leave something for a later one: its maker, and all that change it on the way."""
         value = self._graph.values[kept.value]
-        writers = {self._place[i] for i in self._writers.get(value.storage, ())}
-        if kept.value in self._given:
-            yield from (at for at in writers if at < rank)
-            return
+        earlier = {self._place[i] for i in self._writers.get(value.storage, ()) if self._place[i] < rank}
         if value.producer is None:
-            return
+            return earlier if kept.value in self._given else set()
         made = self._place[value.producer]
         if made >= rank:
             reader = next(i for i in sorted(self._needs[rank]) if kept.value in self._graph.ops[i].reads())
@@ -176,7 +164,7 @@ class _Cutter:
                 f"Stages feed back: {self._where(reader, rank)} needs what {self._where(value.producer, made)} makes. "
                 "Number the stages in the order in which the model runs them."
             )
-        yield from {made, *(at for at in writers if at < rank)}
+        return {made, *earlier}
 
     def _part(self, rank: int, taken: Sequence[Kept], wanted: set[Kept], gradients: dict[str, int]) -> StagePart:
         stage, backward = self._passes[rank]
@@ -189,16 +177,30 @@ class _Cutter:
         inputs = {given: v for v, given in self._given.items() if v in touched and v not in received}
         inputs = {given: v for given, v in inputs.items() if given.role is not Role.ARGUMENT}
         inputs |= {Input(Role.ARGUMENT, f"{kept.value}"): kept.value for kept in taken}
-        constants = {v: tensor for v, tensor in graph.constants.items() if v in touched}
         return StagePart(
             stage=stage,
             backward=backward,
-            graph=graph_of(graph.values, ops, inputs, outputs, constants),
+            graph=self._graph_of(ops, inputs, outputs),
             receives=tuple(taken),
             sends=tuple(sends),
             saves={kept: self._given[kept.value] for kept in wanted if kept.before},
             gradients=tuple(gradients),
             draws=tuple(i for i in sorted(self._needs[rank]) if self._place[i] == rank and draws(graph.ops[i])),
+        )
+
+    def _graph_of(self, ops: Sequence[Op], inputs: Mapping[Input, int], outputs: Sequence[int]) -> OpGraph:
+        """Some of the operations as a graph, whose values are numbered again."""
+        used = {*inputs.values(), *outputs, *(v for op in ops for v in (*op.reads(), *op.makes()))}
+        constants = {v: tensor for v, tensor in self._graph.constants.items() if v in used}
+        number = {v: place for place, v in enumerate(sorted(used))}
+        given = {*inputs.values(), *constants}
+        made = {v: index for index, op in enumerate(ops) for v in op.makes() if v not in op.reads() and v not in given}
+        return OpGraph(
+            ops=tuple(renumbered(op, number.__getitem__, number.__getitem__) for op in ops),
+            values=tuple(self._graph.values[v].made_by(made.get(v)) for v in number),
+            inputs={given: number[v] for given, v in inputs.items()},
+            outputs=tuple(number[v] for v in outputs),
+            constants={number[v]: tensor for v, tensor in constants.items()},
         )
 
     def _gradients(self) -> list[dict[str, int]]:
@@ -208,26 +210,19 @@ class _Cutter:
         for name, v in zip(self._trained, graph.outputs[self._num_results :], strict=True):
             assert v is not None
             value = graph.values[v]
-            makers = [*self._writers.get(value.storage, ())]
-            for made in (value.producer, graph.values[owner_of(graph, v)].producer):
-                makers += [made] if made is not None else []
+            own = value.producer, graph.values[owner_of(graph, v)].producer
+            makers = [*self._writers.get(value.storage, ()), *(made for made in own if made is not None)]
             at = [self._place[i] for i in makers if self._passes[self._place[i]][1]]
             found[max(at, default=self._rank[max(self._rank)[0], True])][name] = v
         return found
 
     def _check_order(self) -> None:
         """What is changed in place in several passes has to be so in the order of the passes."""
-        graph = self._graph
-        touches: dict[int, list[int]] = {}
-        for index, op in enumerate(graph.ops):
-            if not self._views[index]:
-                for storage in {graph.values[v].storage for v in (*op.reads(), *op.makes())} & set(self._writers):
-                    touches.setdefault(storage, []).append(index)
-        for storage, indices in touches.items():
-            if storage in self._state:
-                continue
-            pairs = [(writer, index) for writer in self._writers[storage] for index in indices]
-            for writer, index in pairs:
+        changed = self._writers.keys() - self._state.keys()
+        for index, op in enumerate(self._graph.ops):
+            storages = {self._graph.values[v].storage for v in (*op.reads(), *op.makes())}
+            touched = set[int]() if self._views[index] else storages & changed
+            for writer in (writer for storage in touched for writer in self._writers[storage]):
                 there, here = self._place[writer], self._place[index]
                 if there != here and (index < writer) is not (here < there):
                     raise ValueError(

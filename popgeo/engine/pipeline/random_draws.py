@@ -4,7 +4,6 @@ That is what it would draw if it went through all stages alone.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
@@ -12,9 +11,9 @@ from torch import Tensor
 
 from popgeo.capture.held_state import ONE_AT_A_TIME
 from popgeo.capture.marks import empty_like
-from popgeo.capture.op_graph import Op, OpGraph, overload, substitute
+from popgeo.capture.op_graph import Op, OpGraph
 from popgeo.capture.operations import Draws, operation_of
-from popgeo.capture.passes import is_random
+from popgeo.capture.passes import is_random, run_op
 from popgeo.engine.pipeline.staging import StagePart
 
 T = TypeVar("T")
@@ -40,21 +39,12 @@ def uncounted(op: Op) -> bool:
     return draws(op) and (bool(op.bodies) or operation_of(op.target).draws is not Draws.SHAPE)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Ahead:
-    """Where random numbers are in a round.
+def draws_ahead(
+    graph: OpGraph, parts: Sequence[StagePart], generator: torch.Generator, micro_batches: int
+) -> tuple[dict[tuple[int, int, bool], Tensor], Tensor]:
+    """The states of a generator in a round, as if one micro-batch came after the other; the generator stays.
 
-    Attributes:
-        before: The generator's state before each part that draws, by micro-batch, stage and direction.
-        after: Its state after the round.
-    """
-
-    before: dict[tuple[int, int, bool], Tensor]
-    after: Tensor
-
-
-def draws_ahead(graph: OpGraph, parts: Sequence[StagePart], generator: torch.Generator, micro_batches: int) -> Ahead:
-    """The state of a generator before each part of a round, as if one micro-batch came after the other.
+    They are those before each part that draws, by micro-batch, stage and direction, and the one after the round.
 
     In a pipeline a stage takes the next micro-batch before the last stage has seen this one. The draws of a whole
     micro-batch are made once, and thrown away, to know where the numbers of the next one begin.
@@ -66,13 +56,14 @@ def draws_ahead(graph: OpGraph, parts: Sequence[StagePart], generator: torch.Gen
             for part in parts:
                 if part.draws:
                     before[micro_batch, part.stage, part.backward] = torch.get_rng_state()
-                for index in part.draws:
-                    _draw(graph, graph.ops[index])
+                for op in (graph.ops[index] for index in part.draws):
+                    run_op(op, {v: empty_like(graph.values[v]).zero_() for v in op.reads()})
 
     ahead = torch.Generator()
     ahead.set_state(generator.get_state())
-    drawing_from(ahead, draw_all)
-    return Ahead(before=before, after=ahead.get_state())
+    with torch.no_grad():
+        drawing_from(ahead, draw_all)
+    return before, ahead.get_state()
 
 
 def drawing_from(generator: torch.Generator, run: Callable[..., T], *given: Any) -> T:
@@ -91,13 +82,3 @@ def drawing_from(generator: torch.Generator, run: Callable[..., T], *given: Any)
             return made
         finally:
             own.set_state(before)
-
-
-def _draw(graph: OpGraph, op: Op) -> None:
-    """Draws as an operation does, on zeros of the same shapes."""
-
-    def nothing(v: int) -> Tensor:
-        return empty_like(graph.values[v]).zero_()
-
-    with torch.no_grad():
-        overload(op.target)(*substitute(op.args, nothing), **substitute(op.kwargs, nothing))

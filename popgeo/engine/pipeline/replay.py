@@ -21,30 +21,18 @@ def replayable(graph: OpGraph, own: Sequence[int], recompute: Recompute, *, is_l
         recompute: Layers whose results are kept.
         is_last: Whether the pass ends with the loss.
     """
-    kept = leaving(graph, recompute)
-    if is_last and not recompute.last_stage:
-        kept |= before_the_loss(graph, own, kept)
+    kept = kept_results(graph, own, recompute, is_last=is_last)
     found = {i for i in own if i not in kept and not draws(graph.ops[i]) and not _is_seen(graph, i)}
-    writers: dict[int, set[int]] = {}
-    makers: dict[int, set[int]] = {}
+    makers: dict[int, set[int]] = {}  # who makes or changes each piece of memory
     for index, op in enumerate(graph.ops):
-        for v in op.writes:
-            writers.setdefault(graph.values[v].storage, set()).add(index)
-        for v in op.makes():
-            if v not in op.reads() and not graph.is_view(op):
-                makers.setdefault(graph.values[v].storage, set()).add(index)
+        for v in () if graph.is_view(op) else (*op.makes(), *op.writes):
+            makers.setdefault(graph.values[v].storage, set()).add(index)
     arguments = {graph.values[v].storage for v in graph.inputs_of(Role.ARGUMENT).values()}
-    for _ in own:  # each round takes some away, and those that need them follow
-        broken = set()
-        for index in found:
-            op = graph.ops[index]
-            for storage in {graph.values[v].storage for v in (*op.reads(), *op.makes())}:
-                if storage not in writers:
-                    continue
-                if storage in arguments or not (writers[storage] | makers.get(storage, set())) <= found:
-                    broken.add(index)
-        if not broken:
-            break
+    ops, values, changed = graph.ops, graph.values, graph.mutated_storages()
+    broken = found
+    while broken:  # each round takes some away, and those that need them follow
+        unsafe = {storage for storage in changed if storage in arguments or not makers[storage] <= found}
+        broken = {i for i in found if any(values[v].storage in unsafe for v in (*ops[i].reads(), *ops[i].makes()))}
         found -= broken
     return found
 
@@ -53,6 +41,12 @@ def _is_seen(graph: OpGraph, index: int) -> bool:
     op = graph.ops[index]
     inner = [one.target for body in op.bodies for one in body.ops]
     return any(target in _SEEN_OUTSIDE for target in (op.target, *inner))
+
+
+def kept_results(graph: OpGraph, own: Sequence[int], recompute: Recompute, *, is_last: bool) -> set[int]:
+    """The operations of a pass whose results are kept, although the pass is repeated; arguments as in `replayable`."""
+    kept = leaving(graph, recompute)
+    return kept | before_the_loss(graph, own, kept) if is_last and not recompute.last_stage else kept
 
 
 def before_the_loss(graph: OpGraph, own: Sequence[int], kept: Set[int]) -> set[int]:
@@ -84,13 +78,12 @@ def leaving(graph: OpGraph, recompute: Recompute) -> set[int]:
     maker: dict[int, int] = {}  # of the memory that a value looks at
     kept = set()
     for index, op in enumerate(graph.ops):
-        if op.phase == "forward" and not graph.is_view(op):
-            for v in op.reads():
-                made = maker.get(graph.values[v].storage)
-                layer = "" if made is None else recompute.keeps(graph.ops[made].module)
-                if made is not None and layer and recompute.keeps(op.module) != layer:
-                    kept.add(made)
-        for v in op.makes():
-            if not graph.is_view(op):
-                maker[graph.values[v].storage] = index
+        if graph.is_view(op):
+            continue
+        for v in op.reads() if op.phase == "forward" else ():
+            made = maker.get(graph.values[v].storage)
+            layer = "" if made is None else recompute.keeps(graph.ops[made].module)
+            if made is not None and layer and recompute.keeps(op.module) != layer:
+                kept.add(made)
+        maker |= {graph.values[v].storage: index for v in op.makes()}
     return kept

@@ -5,7 +5,6 @@ A round is as many micro-batches as share an update, or all of a call if nothing
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -20,32 +19,6 @@ from popgeo.engine.pipeline.random_draws import drawing_from, draws, draws_ahead
 from popgeo.engine.pipeline.staging import Kept, StagePart, Staging, owner_of
 
 Held = dict[Kept, Tensor]  # what one micro-batch has left so far for later parts
-OfReplica = Callable[[int], AbstractContextManager[object]]
-OnGradients = Callable[[Sequence[str] | None, bool], object]
-OnResults = Callable[[int, int, list[Tensor | None]], object]
-
-
-def _ignore(*given: object) -> None:
-    """What gradients or results become that were not asked for."""
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Round:
-    """The inputs of a round, and who receives its results.
-
-    Attributes:
-        inputs: The tensors of each micro-batch of each replica.
-        random: Where each replica draws its random numbers.
-        of_replica: The values that must be in place while a part of a replica runs.
-        on_gradients: Told which gradients are there, None for all, and whether they are the first of the round.
-        on_results: Given a micro-batch, a replica and its results, once the micro-batch is through.
-    """
-
-    inputs: Sequence[Sequence[Sequence[Tensor]]]
-    random: Sequence[torch.Generator]
-    of_replica: OfReplica = nullcontext
-    on_gradients: OnGradients = _ignore
-    on_results: OnResults = _ignore
 
 
 class RoundRunner:
@@ -74,53 +47,75 @@ class RoundRunner:
         gradients: Mapping[str, Tensor],
         floating_point_exceptions: bool = False,
     ) -> None:
-        self.graph, self._staging, self._state = fold_constants(graph), staging, state
+        self.graph, self._staging = fold_constants(graph), staging
         self.parts = parts_of(self.graph, staging, num_results=num_results, trained=list(gradients))
         self.draws_random_numbers = any(draws(op) for op in self.graph.ops)
-        self._refuse_uncounted()
+        for op in self.graph.ops:
+            if uncounted(op) and not staging.one_at_a_time:
+                raise ValueError(
+                    f"How many random numbers {op.target} draws depends on the data ({op.source}), so the next "
+                    "micro-batch cannot start before this one is through. Choose schedule='sharded'."
+                )
+        self._stays = {v: state[one].detach() for one, v in graph.inputs.items() if one in state}
+        self._stays |= self.graph.constants
         self._owners = [None if v is None else owner_of(self.graph, v) for v in self.graph.outputs[:num_results]]
         self._bound = {
             (part.stage, part.backward): _BoundPart(part, state, gradients, floating_point_exceptions)
             for part in self.parts
         }
         self._last_use = self._last_uses()
-        self._live: dict[tuple[int, int], Held] = {}
         self.most_held = 0
 
-    def run(self, given: Round) -> None:
-        """Runs a round on all replicas, each pass on one after the other."""
-        random, replicas = given.random, range(len(given.random))
-        ahead = None
+    def run(
+        self,
+        inputs: Sequence[Sequence[Sequence[Tensor]]],
+        random: Sequence[torch.Generator],
+        *,
+        on_results: Callable[[int, int, list[Tensor | None]], object],
+        on_gradients: Callable[[Sequence[str], bool], object] | None = None,
+        of_replica: Callable[[int], AbstractContextManager[object]] = nullcontext,
+    ) -> None:
+        """Runs a round on all replicas, each pass on one after the other.
+
+        Args:
+            inputs: The tensors of each micro-batch of each replica.
+            random: Where each replica draws its random numbers.
+            on_results: Given a micro-batch, a replica and its results, once the micro-batch is through.
+            on_gradients: Told which gradients are there, and whether they are the first of the round; None if nothing
+                is trained.
+            of_replica: The values that must be in place while a part of a replica runs.
+        """
+        replicas, ahead = range(len(random)), None
         if self.draws_random_numbers and not self._staging.one_at_a_time:
             count = self._staging.micro_batches
             ahead = [draws_ahead(self.graph, self.parts, generator, count) for generator in random]
-        for v, replica in ((v, replica) for v in range(self._staging.micro_batches) for replica in replicas):
-            self._live[v, replica] = self._given(given.inputs[v][replica])
+        numbers = range(self._staging.micro_batches)
+        live = {(number, replica): self._given(inputs[number][replica]) for number in numbers for replica in replicas}
         last = {now.micro_batch: number for number, now in enumerate(self._staging.order)}
         arguments = {Kept(v) for v in self.graph.inputs_of(Role.ARGUMENT).values()}
         for number, now in enumerate(self._staging.order):
             bound = self._bound[now.stage, now.backward]
             for replica in replicas:
-                held = self._live[now.micro_batch, replica]
-                with given.of_replica(replica):
+                held = live[now.micro_batch, replica]
+                with of_replica(replica):
                     if bound.part.draws:
                         if ahead is not None:
-                            random[replica].set_state(ahead[replica].before[now.micro_batch, now.stage, now.backward])
+                            random[replica].set_state(ahead[replica][0][now.micro_batch, now.stage, now.backward])
                         drawing_from(random[replica], bound.run, held)
                     else:
                         bound.run(held)
                     made = self._results(held) if last[now.micro_batch] == number else None
                 for kept in self._last_use[now.stage, now.backward]:
                     held.pop(kept, None)
-                if bound.part.gradients:
-                    given.on_gradients(bound.part.gradients, now.micro_batch == 0 and replica == 0)
-                waiting = (t for one in self._live.values() for kept, t in one.items() if kept not in arguments)
+                if on_gradients is not None and bound.part.gradients:
+                    on_gradients(bound.part.gradients, now.micro_batch == 0 and replica == 0)
+                waiting = (t for one in live.values() for kept, t in one.items() if kept not in arguments)
                 self.most_held = max(self.most_held, sum(t.nbytes for t in waiting))
                 if made is not None:
-                    given.on_results(now.micro_batch, replica, made)
-                    del self._live[now.micro_batch, replica]
-        for generator, one in zip(random, ahead or (), strict=False):
-            generator.set_state(one.after)
+                    on_results(now.micro_batch, replica, made)
+                    del live[now.micro_batch, replica]
+        for generator, (_, after) in zip(random, ahead or (), strict=False):
+            generator.set_state(after)
 
     @property
     def buffer_bytes(self) -> int:
@@ -133,48 +128,30 @@ class RoundRunner:
         first = ", ".join(dict.fromkeys(text for text, _ in joined if text))
         return first, f"{len({part.stage for part in self.parts})} stages"
 
-    def _refuse_uncounted(self) -> None:
-        for op in self.graph.ops:
-            if uncounted(op) and not self._staging.one_at_a_time:
-                raise ValueError(
-                    f"How many random numbers {op.target} draws depends on the data ({op.source}), so the next "
-                    "micro-batch cannot start before this one is through. Choose schedule='sharded'."
-                )
-
     def _given(self, tensors: Sequence[Tensor]) -> Held:
         arguments = self.graph.inputs_of(Role.ARGUMENT).values()
         return {Kept(v): tensor.contiguous() for v, tensor in zip(arguments, tensors, strict=True)}
 
     def _results(self, held: Held) -> list[Tensor | None]:
         """What a micro-batch returns, from what its parts have left."""
-        named = {v: given for given, v in self.graph.inputs.items()}
-        made: list[Tensor | None] = []
+        values, made = self.graph.values, list[Tensor | None]()
         for v, owner in zip(self.graph.outputs, self._owners, strict=False):
             if v is None or owner is None:
                 made.append(None)
                 continue
-            whole = held.get(Kept(owner))
-            if whole is None:
-                whole = self.graph.constants.get(owner)
-            if whole is None:
-                whole = self._state[named[owner]].detach()
-            values = self.graph.values
+            whole = held[Kept(owner)] if Kept(owner) in held else self._stays[owner]
             made.append(whole if v == owner else view_of(whole, byte_offset(values[owner]), values[v]))
         return made
 
     def _last_uses(self) -> dict[tuple[int, bool], list[Kept]]:
         """What no later part needs, by the part after which that is so."""
-        last: dict[Kept, tuple[int, bool] | None] = {}
+        last: dict[Kept, tuple[int, bool]] = {}
         for part in self.parts:
-            for kept in [*part.receives, *part.saves, *map(Kept, part.sends)]:
-                last[kept] = part.stage, part.backward
-        for owner in self._owners:
-            if owner is not None:
-                last[Kept(owner)] = None
+            last |= dict.fromkeys([*part.receives, *part.saves, *map(Kept, part.sends)], (part.stage, part.backward))
         found: dict[tuple[int, bool], list[Kept]] = {(part.stage, part.backward): [] for part in self.parts}
-        for kept, at in last.items():
-            if at is not None:
-                found[at].append(kept)
+        results = {Kept(owner) for owner in self._owners if owner is not None}
+        for kept in last.keys() - results:
+            found[last[kept]].append(kept)
         return found
 
 

@@ -4,10 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from torch import Tensor
-
-from popgeo.capture.op_graph import Input, Op, OpGraph, Value
-from popgeo.capture.passes import renumbered
+from popgeo.capture.op_graph import Input, Op, OpGraph
 
 
 class Pass(NamedTuple):
@@ -90,9 +87,9 @@ def phase_of(ops: Sequence[Op], writes_state: Callable[[Op], bool]) -> list[bool
     differentiates: set[int] = set()
     maker = {v: index for index, op in enumerate(ops) for v in op.makes() if v not in op.reads()}
     backward = [op.phase == "backward" for op in ops]
-    seeds = {index for index, op in enumerate(ops) if backward[index] and op.target == "aten.full_like.default"}
-    for index, op in enumerate(ops):
-        if backward[index] and (index in seeds or any(v in differentiates for v in op.reads())):
+    for op in ops:
+        is_seed = op.target == "aten.full_like.default"
+        if op.phase == "backward" and (is_seed or any(v in differentiates for v in op.reads())):
             differentiates |= {*op.makes(), *op.writes}
     waiting = [index for index, op in enumerate(ops) if backward[index] and writes_state(op)]
     while waiting:
@@ -148,25 +145,3 @@ def owner_of(graph: OpGraph, v: int) -> int:
         storage = graph.values[v].storage
         v = next(w for w in graph.ops[producer].reads() if graph.values[w].storage == storage)
     return v
-
-
-def graph_of(
-    values: Sequence[Value],
-    ops: Sequence[Op],
-    inputs: Mapping[Input, int],
-    outputs: Sequence[int],
-    constants: Mapping[int, Tensor],
-) -> OpGraph:
-    """A graph of some of the operations of another, with its values numbered again."""
-    used = {*inputs.values(), *constants, *outputs} | {v for op in ops for v in (*op.reads(), *op.makes())}
-    number = {v: place for place, v in enumerate(sorted(used))}
-    given = {*inputs.values(), *constants}
-    producer = {v: index for index, op in enumerate(ops) for v in op.makes() if v not in op.reads() and v not in given}
-
-    return OpGraph(
-        ops=tuple(renumbered(op, number.__getitem__, number.__getitem__) for op in ops),
-        values=tuple(values[v].made_by(producer.get(v)) for v in number),
-        inputs={given: number[v] for given, v in inputs.items()},
-        outputs=tuple(number[v] for v in outputs),
-        constants={number[v]: tensor for v, tensor in constants.items()},
-    )

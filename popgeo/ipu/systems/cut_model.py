@@ -42,8 +42,7 @@ def cut_model(
     elif counts := [one for one in stages if isinstance(one, int)]:
         firsts = cut_by_layers(layers, counts)
     else:
-        marked = named_blocks(graph)
-        marks, layers = [mark for mark, _ in marked], [block for _, block in marked]
+        marks, layers = named_blocks(graph)
         if stages == BLOCKS:
             firsts, ipus = cut_at_ipus(marks)
         elif stages == EACH_BLOCK:
@@ -70,8 +69,8 @@ def _weights(
 FIRST = BlockMark("what comes first", 0)
 
 
-def named_blocks(graph: OpGraph) -> list[tuple[BlockMark, LayerOps]]:
-    """The blocks of the forward pass in the order in which they run, each with its mark.
+def named_blocks(graph: OpGraph) -> tuple[list[BlockMark], list[LayerOps]]:
+    """The marks and the operations of the blocks of the forward pass, in the order in which they run.
 
     What runs before the first block makes a block of its own, on IPU 0, as PopTorch's guide has it ("by default all
     layers will be on IPU 0 until the first pipeline annotation is encountered"). What runs outside of every block later
@@ -100,7 +99,8 @@ def named_blocks(graph: OpGraph) -> list[tuple[BlockMark, LayerOps]]:
             found[-1][1].append(index)
         else:
             found.append((mark, [index]))
-    return [(mark, LayerOps(name=mark.name, ops=tuple(ops), numbered=False)) for mark, ops in found]
+    blocks = [LayerOps(name=mark.name, ops=tuple(ops), numbered=False) for mark, ops in found]
+    return [mark for mark, _ in found], blocks
 
 
 def cut_at_ipus(marks: Sequence[BlockMark]) -> tuple[list[int], list[int]]:

@@ -11,6 +11,7 @@ from popgeo.engine.pipeline.staging import Recompute
 from popgeo.ipu.cost.links import message_seconds
 from popgeo.ipu.cost.plan import OpCost, Profile
 from popgeo.ipu.report.stage_cost import StageCost, StageMessage
+from popgeo.ipu.step_cost import host_transfer, total
 from popgeo.ipu.systems.repeated import contents, repeated
 from popgeo.ipu.systems.stage_cut import StageCut
 from popgeo.ipu.target import IpuTarget
@@ -76,11 +77,8 @@ class CutStep:
     @cached_property
     def maker(self) -> dict[int, int]:
         """The stage that made each storage first; values that are made later are views of it."""
-        found: dict[int, int] = {}
-        for v, stage in self.made_in.items():
-            if self.graph.values[v].producer is not None:
-                found.setdefault(self.graph.values[v].storage, stage)
-        return found
+        made = [(self.graph.values[v], stage) for v, stage in self.made_in.items()]
+        return {value.storage: stage for value, stage in reversed(made) if value.producer is not None}
 
     @cached_property
     def sums(self) -> set[int]:
@@ -121,9 +119,9 @@ class CutStep:
         held = {part.values[v].storage: part.values[v].nbytes for v in _state(part)}
         order = computed
         if self.recompute is not None and backward:
-            passes = repeated(part, self.recompute, is_last=number == len(self.cut.ipus) - 1)
-            part, order = passes.graph, [computed[place] for place in passes.ops]
-            backward += sum(cycles[computed[place]] for place in passes.repeated)
+            part, places, again = repeated(part, self.recompute, is_last=number == len(self.cut.ipus) - 1)
+            order = [computed[place] for place in places]
+            backward += sum(cycles[computed[place]] for place in again)
         costs = [self.costs[index] for index in order]
         if (key := (self.cut.ipus[number], self.recompute, *own)) not in self.memories:
             self.memories[key] = memory(part, costs, self.target, num_results=None)
@@ -203,12 +201,10 @@ class CutStep:
 
     def _host_cycles(self, part: OpGraph) -> float:
         """What a stage takes from the host and gives to it, for one micro-batch."""
-        given = {v for name, v in self.graph.inputs.items() if name.role is Role.ARGUMENT}
-        results = {v for v in self.graph.outputs[: self.num_results] if v is not None}
-        into = sum(self.graph.values[v].nbytes for v in part.inputs.values() if v in given)
-        out = sum(self.graph.values[v].nbytes for v in part.outputs if v in results)
-        rate = self.target.host_bytes_per_second
-        return sum(self.target.host_seconds + nbytes / rate for nbytes in (into, out) if nbytes) * self.target.clock
+        given = set(self.graph.inputs_of(Role.ARGUMENT).values()) & set(part.inputs.values())
+        results = {v for v in part.outputs if v is not None} & set(self.graph.outputs[: self.num_results])
+        moved = (host_transfer(part, [*values], "host", self.target) for values in (given, results))
+        return sum(total(transfer).cycles for transfer in moved)
 
 
 def _state(part: OpGraph) -> list[int]:
@@ -217,16 +213,10 @@ def _state(part: OpGraph) -> list[int]:
 
 def _stash(part: OpGraph, held: Set[int]) -> int:
     """Bytes that the backward pass of a stage reads of its forward pass; weights and constants are there anyway."""
-    there = held | {part.values[v].storage for v in part.constants}
-    before: set[int] = set()
+    before = {part.values[v].storage for op in part.ops if op.phase == "forward" for v in (*op.reads(), *op.makes())}
+    before -= held | {part.values[v].storage for v in part.constants}
     kept: dict[int, int] = {}
-    for op in part.ops:
-        if op.phase == "forward":
-            before |= {part.values[v].storage for v in (*op.reads(), *op.makes())}
-    for op in part.ops:
-        if op.phase == "backward":
-            for v in contents(op):
-                value = part.values[v]
-                if value.storage in before and value.storage not in there:
-                    kept[value.storage] = max(kept.get(value.storage, 0), min(value.nbytes, value.end))
+    for value in (part.values[v] for op in part.ops if op.phase == "backward" for v in contents(op)):
+        if value.storage in before:
+            kept[value.storage] = max(kept.get(value.storage, 0), min(value.nbytes, value.end))
     return sum(kept.values())

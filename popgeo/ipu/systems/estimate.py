@@ -65,8 +65,7 @@ def estimate(
     share = share_of(model, arguments, chosen, optimizer)
     asked = stages_asked_for(share.step.graph, chosen)
     if asked is not None and isinstance(model, nn.Module):
-        planner = _planner_of(model, share.step, optimizer)
-        return planner.plan(replace(chosen, stages=asked), start=start)[0]
+        return _planner_of(model, share.step, optimizer).plan(replace(chosen, stages=asked), start=start)[0]
     return replace(share.report(chosen), compile_seconds=time.perf_counter() - start)
 
 

@@ -1,29 +1,16 @@
 """The passes of a stage that repeats its forward pass: what runs again, when, and what waits until then."""
 
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 
 from popgeo.capture.op_graph import Op, OpGraph, Value
 from popgeo.capture.passes import new_storages, renumbered
-from popgeo.engine.pipeline.replay import before_the_loss, leaving
+from popgeo.engine.pipeline.replay import kept_results
 from popgeo.engine.pipeline.staging import Recompute
 from popgeo.ipu.options import Options
+from popgeo.ipu.systems.stage_cut import require_layers
 
 _SHAPES_ALONE = ("full_like", "zeros_like", "ones_like", "empty_like", "new_zeros", "new_ones", "new_full", "new_empty")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Passes:
-    """The operations of a stage as one micro-batch runs them: the forward pass, then the backward pass.
-
-    Attributes:
-        graph: The program; repeated operations make values of their own.
-        ops: Which operation of the stage each one is.
-        repeated: The operations that run a second time.
-    """
-
-    graph: OpGraph
-    ops: tuple[int, ...]
-    repeated: tuple[int, ...]
 
 
 def recompute_of(graph: OpGraph, options: Options) -> Recompute | None:
@@ -36,15 +23,8 @@ def recompute_of(graph: OpGraph, options: Options) -> Recompute | None:
     if not recompute:
         return None
     layers = () if isinstance(recompute, bool) else tuple(recompute)
-    again = Recompute(layers=layers, last_stage=options.recompute_last_stage)
-    modules = dict.fromkeys(op.module for op in graph.ops if op.phase == "forward" and op.module)
-    for name in again.layers:
-        if not any(f"{module}.".startswith(f"{name}.") for module in modules):
-            raise ValueError(
-                f"recompute keeps the results of {name!r}, but no layer is called that; the forward pass runs "
-                f"{', '.join(list(modules)[:8])}{', …' if len(modules) > 8 else ''}."
-            )
-    return again
+    require_layers(graph, layers, "Options.recompute")
+    return Recompute(layers=layers, last_stage=options.recompute_last_stage)
 
 
 def contents(op: Op) -> tuple[int, ...]:
@@ -52,7 +32,9 @@ def contents(op: Op) -> tuple[int, ...]:
     return () if op.target.split(".")[1] in _SHAPES_ALONE else op.reads()
 
 
-def repeated(stage: OpGraph, recompute: Recompute, *, is_last: bool = False) -> Passes:
+def repeated(
+    stage: OpGraph, recompute: Recompute, *, is_last: bool = False
+) -> tuple[OpGraph, Sequence[int], Sequence[int]]:
     """The passes of a stage where results are dropped that no layer named keeps, and worked out again later.
 
     An operation runs again right before the first operation of the backward pass that needs its result, as PopART
@@ -63,6 +45,10 @@ def repeated(stage: OpGraph, recompute: Recompute, *, is_last: bool = False) -> 
         stage: Its operations, forward and backward.
         recompute: Layers whose results are kept.
         is_last: Whether it is the stage with the loss.
+
+    Returns:
+        The operations as one micro-batch runs them, the forward pass first; which operation of the stage each one is;
+        and those that run a second time. Repeated operations make values of their own.
     """
     return _Repeater(stage, recompute, is_last).passes()
 
@@ -71,25 +57,23 @@ class _Repeater:
     def __init__(self, stage: OpGraph, recompute: Recompute, is_last: bool) -> None:
         self._stage = stage
         values = stage.values
-        kept = leaving(stage, recompute)
-        if is_last and not recompute.last_stage:
-            forward = [index for index, op in enumerate(stage.ops) if op.phase == "forward"]
-            kept |= before_the_loss(stage, forward, kept)
+        self._forward = [index for index, op in enumerate(stage.ops) if op.phase == "forward"]
+        kept = kept_results(stage, self._forward, recompute, is_last=is_last)
         there = {values[v].storage for v in (*stage.inputs.values(), *stage.constants)}
         there |= {values[v].storage for index in kept for v in stage.ops[index].makes()}
         self._makers: dict[int, list[int]] = {}  # of what is dropped, by storage: who makes and who changes it
-        for index, op in enumerate(stage.ops):
-            if op.phase == "forward":
-                for storage in {values[v].storage for v in (*op.makes(), *op.writes)} - there:
-                    self._makers.setdefault(storage, []).append(index)
+        for index in self._forward:
+            op = stage.ops[index]
+            for storage in {values[v].storage for v in (*op.makes(), *op.writes)} - there:
+                self._makers.setdefault(storage, []).append(index)
         self._values = list(values)
         self._storages = new_storages(values)
         self._copies: dict[int, int] = {}  # of storages
         self._renamed: dict[int, int] = {}  # values
         self._again: set[int] = set()
 
-    def passes(self) -> Passes:
-        order = [index for index, op in enumerate(self._stage.ops) if op.phase == "forward"]
+    def passes(self) -> tuple[OpGraph, Sequence[int], Sequence[int]]:
+        order = list(self._forward)
         ops = [self._stage.ops[index] for index in order]
         for index, op in enumerate(self._stage.ops):
             if op.phase == "forward":
@@ -100,8 +84,7 @@ class _Repeater:
         producers = {v: place for place, op in reversed(list(enumerate(ops))) for v in op.makes()}
         # What is not needed has no producer.
         values = [one.made_by(None if one.producer is None else producers.get(v)) for v, one in enumerate(self._values)]
-        graph = replace(self._stage, ops=tuple(ops), values=tuple(values))
-        return Passes(graph=graph, ops=tuple(order), repeated=tuple(sorted(self._again)))
+        return replace(self._stage, ops=tuple(ops), values=tuple(values)), order, sorted(self._again)
 
     def _needed(self, op: Op) -> list[int]:
         """What has to run again before an operation, in the order of the forward pass."""

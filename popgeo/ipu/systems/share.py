@@ -14,6 +14,7 @@ from popgeo.capture.captured_step import CapturedStep
 from popgeo.capture.op_graph import Role
 from popgeo.capture.passes import fold_constants
 from popgeo.engine.optimizer.update import Update
+from popgeo.engine.optimizer.worker import without_parameters
 from popgeo.engine.shards import num_shards, only_first
 from popgeo.engine.step_recipe import require_optimizer
 from popgeo.filter_choice import filters_at_each_edge
@@ -138,11 +139,9 @@ def update_of(model: nn.Module, step: CapturedStep, optimizer: Optimizer, option
     shapes: dict[int, nn.Parameter] = {}
     for p in model.parameters():
         shapes[id(p)] = nn.Parameter(torch.empty(p.shape, dtype=p.dtype, device="meta"), requires_grad=p.requires_grad)
-    groups = []
+    on_meta = without_parameters(optimizer)
     for group in optimizer.param_groups:
-        groups.append({**group, "params": [shapes[id(p)] for p in group["params"] if id(p) in shapes]})
-    on_meta = object.__new__(type(optimizer))
-    vars(on_meta).update(vars(optimizer))  # torch's own way to copy leaves out what a subclass has next to its groups
-    on_meta.param_groups, on_meta.state = groups, type(optimizer.state)(dict)
+        params = [shapes[id(p)] for p in group["params"] if id(p) in shapes]
+        on_meta.param_groups.append({**group, "params": params})
     parameters = {name: shapes[id(p)] for name, p in model.named_parameters() if name in step.trained}
     return Update(on_meta, parameters, options)

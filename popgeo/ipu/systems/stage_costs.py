@@ -13,7 +13,6 @@ from popgeo.capture.op_graph import Op, OpGraph, Role
 from popgeo.capture.operations import name_of
 from popgeo.ipu.cost.calibration import Machine
 from popgeo.ipu.cost.elementwise import plan_elementwise
-from popgeo.ipu.cost.graph_cost import cost
 from popgeo.ipu.cost.links import message_seconds, replica_ring, ring_seconds, streaming_rate
 from popgeo.ipu.cost.matmul import left_and_right, plan_matmul, sizes_of, width_of
 from popgeo.ipu.cost.operands import width
@@ -22,9 +21,8 @@ from popgeo.ipu.cost.supersteps import repeated
 from popgeo.ipu.options import Options
 from popgeo.ipu.report.stage_cost import StageCost
 from popgeo.ipu.stage_choices import Schedule
-from popgeo.ipu.step_cost import accumulation, total
+from popgeo.ipu.step_cost import total
 from popgeo.ipu.systems.stage_cut import StageCut
-from popgeo.ipu.target import IpuTarget
 
 
 def placed_costs(
@@ -87,11 +85,6 @@ class UpdateCost:
     costs: tuple[OpCost, ...]
     adding: tuple[OpCost, ...]
 
-    @classmethod
-    def of(cls, graph: OpGraph, target: IpuTarget) -> "UpdateCost":
-        """What an update costs on a machine."""
-        return cls(graph=graph, costs=cost(graph, target), adding=cost(accumulation(graph), target))
-
 
 def with_waits(
     stages: Sequence[StageCost],
@@ -117,13 +110,12 @@ def with_waits(
     cycles, weights = 0.0 if update is None else total(update.adding).cycles, sum(s.weight_bytes for s in stages)
     adding = [cycles * s.weight_bytes / weights if several and update is not None else 0.0 for s in stages]
     copying = 1 / (target.num_tiles * target.copy_bytes) if update is not None and several and len(stages) > 1 else 0.0
-    streamed = list(stages)
     if schedule is Schedule.PHASED:
         rate = streaming_rate(options.replication_factor, target) / target.clock
-        streamed = [_with_streaming(stage, rate, update is not None) for stage in stages]
+        stages = [_with_streaming(stage, rate, update is not None) for stage in stages]
     return [
         replace(stage, accumulate=own, stash_copy=stage.stash_bytes * copying, host_overlaps=overlap_host)
-        for stage, own in zip(streamed, adding, strict=True)
+        for stage, own in zip(stages, adding, strict=True)
     ]
 
 

@@ -2,7 +2,7 @@
 
 import itertools
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from popgeo.capture.op_graph import BlockMark, OpGraph
@@ -169,12 +169,23 @@ def cut_at(
             else:
                 ipus[0] = begins[into]
         pieces.append(replace(layer, ops=layer.ops[start:]))
-    modules = {graph.ops[index].module for layer in layers for index in layer.ops}
-    for name in sorted(begins):
-        if not any(f"{module}.".startswith(f"{name}.") for module in modules):
-            names = dict.fromkeys(layer.name for layer in layers)
-            raise ValueError(f"No layer is called {name!r}; the forward pass runs {', '.join(names)}.")
+    require_layers(graph, begins, "Options.stages")
     return pieces, firsts, ipus
+
+
+def require_layers(graph: OpGraph, names: Iterable[str], owner: str) -> None:
+    """Refuses names, which `owner` holds, of layers that the forward pass does not run.
+
+    Raises:
+        ValueError: a name is not a module of the forward pass, nor a part of one.
+    """
+    modules = dict.fromkeys(op.module for op in graph.ops if op.phase == "forward" and op.module)
+    for name in names:
+        if not any(f"{module}.".startswith(f"{name}.") for module in modules):
+            raise ValueError(
+                f"No layer is called {name!r}, which {owner} names; the forward pass runs "
+                f"{', '.join(list(modules)[:8])}{', …' if len(modules) > 8 else ''}."
+            )
 
 
 def cut(graph: OpGraph, layers: Sequence[LayerOps], firsts: Sequence[int], ipus: Sequence[int]) -> StageCut:

@@ -14,8 +14,6 @@ from popgeo.ipu.systems.cut_model import stages_asked_for
 from popgeo.ipu.systems.repeated import recompute_of
 from popgeo.ipu.systems.stage_planner import StagePlanner
 
-_OVERLAPPING = {one for one in Schedule if one not in (Schedule.SHARDED, Schedule.PHASED)}
-
 
 @dataclass(frozen=True, kw_only=True)
 class StagePlan:
@@ -80,7 +78,7 @@ def _require_enough(planned: Pipeline) -> None:
     """
     stages, count = num_pipeline_stages(planned), planned.micro_batches
     needed = num_depths(stages, trains=True) if planned.schedule is Schedule.LOCK_STEP else stages
-    if planned.trains and planned.schedule in _OVERLAPPING and count < needed:
+    if planned.trains and planned.schedule not in (Schedule.SHARDED, Schedule.PHASED) and count < needed:
         error = TooFewMicroBatchesError(
             f"Options.gradient_accumulation is {count}, but to train {stages} stages with schedule "
             f"{planned.schedule.value!r} an update needs at least {needed} micro-batches. Raise it, take fewer "

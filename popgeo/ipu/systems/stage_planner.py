@@ -18,6 +18,7 @@ from popgeo.ipu.report.report import Pipeline
 from popgeo.ipu.report.stage_cost import StageCost
 from popgeo.ipu.report.timeline import TimedPass, most_in_flight, turns_of
 from popgeo.ipu.stage_choices import USUAL, Schedule, checked_recompute
+from popgeo.ipu.step_cost import accumulation
 from popgeo.ipu.systems.cut_model import cut_model
 from popgeo.ipu.systems.cut_stages import CutStep, Memories
 from popgeo.ipu.systems.repeated import recompute_of
@@ -37,9 +38,7 @@ class StagePlanner:
     """
 
     def __init__(self, step: CapturedStep, update: Callable[[Options], OpGraph | None]) -> None:
-        self.graph, self._capture_update = fold_constants(step.expanded.graph), update
-        self._trains = bool(step.trained)
-        self._num_results, self._captured_ops = step.num_results, step.captured_ops
+        self.graph, self._step, self._capture_update = fold_constants(step.expanded.graph), step, update
         self._costs: dict[float, Sequence[OpCost]] = {}  # by the share of memory that products may take
         self._updates: dict[bool, UpdateCost] = {}  # by whether gradients are accumulated
         self._memories: Memories = {}
@@ -73,8 +72,13 @@ class StagePlanner:
                 operation.
         """
         start = time.perf_counter() if start is None else start
-        _refuse_several_ipus(options)
-        graph, target, trains = self.graph, options.target, self._trains
+        if options.target.num_ipus > 1:
+            raise ValueError(
+                f"IpuTarget.num_ipus is {options.target.num_ipus}, over which a layer's operations or shards are "
+                "spread, but each stage is on one IPU, with all shards of its layers. Leave num_ipus at 1 for stages, "
+                "which say how many IPUs there are, or leave the stages out."
+            )
+        graph, target, trains = self.graph, options.target, bool(self._step.trained)
         order = Schedule(options.schedule or USUAL)
         count = options.gradient_accumulation if trains else options.device_iterations
         costs = partial(self._costs_of, options)
@@ -88,7 +92,7 @@ class StagePlanner:
             costs=placed,
             cut=cut,
             target=target,
-            num_results=self._num_results,
+            num_results=self._step.num_results,
             recompute=recompute_of(graph, options),
             memories=self._memories,
         ).stages()
@@ -121,7 +125,7 @@ class StagePlanner:
             recompute=checked_recompute(options.recompute),
             layers=cut.layers,
             again=partial(self._again, options, serialize, placement),
-            captured_ops=self._captured_ops,
+            captured_ops=self._step.captured_ops,
             state_bytes=sum(part.weight_bytes - part.held_before for part in parts) + sum(extra),
             buffer_bytes=0,
             compile_seconds=seconds,
@@ -144,17 +148,9 @@ class StagePlanner:
     def _update(self, options: Options) -> UpdateCost | None:
         accumulates = options.gradient_accumulation * options.replication_factor > 1
         if accumulates not in self._updates and (graph := self._capture_update(options)) is not None:
-            self._updates[accumulates] = UpdateCost.of(graph, options.target)
+            costs, adding = cost(graph, options.target), cost(accumulation(graph), options.target)
+            self._updates[accumulates] = UpdateCost(graph=graph, costs=costs, adding=adding)
         return self._updates.get(accumulates)
-
-
-def _refuse_several_ipus(options: Options) -> None:
-    if options.target.num_ipus > 1:
-        raise ValueError(
-            f"IpuTarget.num_ipus is {options.target.num_ipus}, over which a layer's operations or shards are spread, "
-            "but each stage is on one IPU, with all shards of its layers. Leave num_ipus at 1 for stages, which say "
-            "how many IPUs there are, or leave the stages out."
-        )
 
 
 def _shared(graph: OpGraph, cut: StageCut) -> tuple[str, ...]:
@@ -203,8 +199,7 @@ def _phases(own: Sequence[tuple[StageCost, int]], tiles: int) -> np.ndarray:
     code = [np.sum([stage.memory.categories[name] for name in CODE], axis=0) for stage, _ in own]
     kept = [(flying - 1) * stage.stash_bytes / tiles for stage, flying in own]
     rest = [stage.memory.peak - its + more for (stage, _), its, more in zip(own, code, kept, strict=True)]
-    most: np.ndarray = np.sum(code, axis=0) + np.max(rest, axis=0)
-    return most
+    return np.sum(code, axis=0) + np.max(rest, axis=0)
 
 
 def _stages(own: Sequence[tuple[StageCost, int]], tiles: int, *, in_turn: bool) -> np.ndarray:
@@ -222,5 +217,4 @@ def _stages(own: Sequence[tuple[StageCost, int]], tiles: int, *, in_turn: bool) 
         others = kept if in_turn else kept - stage.stash_bytes
         works.append(stage.memory.peak - stage.memory.always_live + moving + others / tiles)
         kept += stage.stash_bytes if in_turn else 0
-    most: np.ndarray = always + np.max(works, axis=0)
-    return most
+    return always + np.max(works, axis=0)

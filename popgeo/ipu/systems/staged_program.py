@@ -58,10 +58,9 @@ class StagedJoiner(Joiner):
         self._home: dict[int, int] = {}
         self._state = {graph.values[v].storage: v for one, v in graph.inputs.items() if one.role is not Role.ARGUMENT}
         drafts = [self._draft(part) for part in parts]
-        homes = {storage: self._on(ipu, self._mappings[ipu][storage]) for storage, ipu in self._home.items()}
         sizes = storage_sizes(graph)
-        for storage in self._state:
-            homes.setdefault(storage, spread(sizes[storage], target.num_tiles))
+        homes = {storage: spread(sizes[storage], target.num_tiles) for storage in self._state}
+        homes |= {storage: self._on(ipu, self._mappings[ipu][storage]) for storage, ipu in self._home.items()}
         super().__init__(graph, num_results, replace(target, num_ipus=num_ipus), training, homes)
         self._copies = self._declare_copies()
         self._steps = [self._place(rank, *draft) for rank, draft in enumerate(drafts)]
@@ -73,11 +72,10 @@ class StagedJoiner(Joiner):
 
     def iteration_steps(self, accumulates: bool, accumulation: int = 1) -> None:
         """All passes of a round."""
-        for (ipu, storage), name in self._copies.items():
+        for (ipu, storage), copied in self._copies.items():
             variable, start = self._places[storage]
-            size = self.builder.variables[name].mapping.numel
-            source = Region(variable=variable, elements=np.arange(start, start + size))
-            copy(self._scope(f"weights for IPU {ipu}"), self._whole(name), source)
+            source = Region(variable=variable, elements=start + copied.elements)
+            copy(self._scope(f"weights for IPU {ipu}"), copied, source)
         order = self._order
         first = {now.micro_batch: number for number, now in reversed(list(enumerate(order)))}
         last = {now.micro_batch: number for number, now in enumerate(order)}
@@ -87,8 +85,7 @@ class StagedJoiner(Joiner):
             with self.builder.repeat(1, f"stage {now.stage} {direction} {now.micro_batch}"):
                 if first[now.micro_batch] == number:
                     self._receive(now.micro_batch)
-                rank = rank_of[now.stage, now.backward]
-                self._pass(rank, now.micro_batch, accumulates)
+                self._pass(rank_of[now.stage, now.backward], now.micro_batch, accumulates)
                 if last[now.micro_batch] == number:
                     self._return(now.micro_batch)
 
@@ -111,10 +108,8 @@ class StagedJoiner(Joiner):
         """The same steps on the tiles of the part's IPU, in variables of the whole program."""
         part = self._parts[rank]
         ipu = self._ipus[part.stage]
-        there = {
-            storage: (self._copies[ipu, storage], 0) if (ipu, storage) in self._copies else self._places[storage]
-            for storage in part.graph.state_storages()
-        }
+        there = {storage: self._places[storage] for storage in part.graph.state_storages()}
+        there |= {s: (copied.variable, 0) for (at, s), copied in self._copies.items() if at == ipu and s in there}
         renamed = {places[storage][0]: at for storage, at in there.items()}
         for name, variable in draft.variables.items():
             if name not in renamed:
@@ -161,8 +156,8 @@ class StagedJoiner(Joiner):
             self.builder.steps.append(HostCopy(to_host=False, streams=streams))
 
     def _return(self, micro_batch: int) -> None:
-        rank, owners = len(self._parts), dict.fromkeys(owner for _, owner in self._results_of)
-        streams = {self._found(Kept(v), rank, micro_batch).variable: f"result:{v}" for v in owners}
+        found = {owner: self._found(Kept(owner), len(self._parts), micro_batch) for _, owner in self._results_of}
+        streams = {region.variable: f"result:{owner}" for owner, region in found.items()}
         self.builder.steps.append(HostCopy(to_host=True, streams=streams))
 
     def result_places(self) -> tuple[tuple[str, np.ndarray], ...]:
@@ -175,7 +170,7 @@ class StagedJoiner(Joiner):
             for one, v in self._graph.inputs.items()
         }
 
-    def _declare_copies(self) -> dict[tuple[int, int], str]:
+    def _declare_copies(self) -> dict[tuple[int, int], Region]:
         """Weights that several IPUs use lie on the first, and as a copy on each of the others."""
         copies = {}
         for ipu, mappings in self._mappings.items():
@@ -187,10 +182,8 @@ class StagedJoiner(Joiner):
                             f"{given.name} changes on IPU {self._home[storage]} and is used on IPU {ipu} too; tiles of "
                             "several IPUs cannot hold one buffer. Put the layers that use it on one IPU."
                         )
-                    name = f"copy{ipu}.{storage}"
-                    dtype = self._graph.values[self._state[storage]].dtype
-                    self.builder.declare(name, dtype, self._on(ipu, mapping))
-                    copies[ipu, storage] = name
+                    dtype, there = self._graph.values[self._state[storage]].dtype, self._on(ipu, mapping)
+                    copies[ipu, storage] = self.builder.declare(f"copy{ipu}.{storage}", dtype, there)
         return copies
 
     def _declare_arguments(self) -> None:

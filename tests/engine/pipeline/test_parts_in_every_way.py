@@ -13,7 +13,7 @@ from popgeo.capture.held_state import module_state
 from popgeo.capture.op_graph import OpGraph
 from popgeo.capture.passes import fold_constants
 from popgeo.engine.pipeline.cut_parts import parts_of
-from popgeo.engine.pipeline.run_round import Round, RoundRunner
+from popgeo.engine.pipeline.run_round import RoundRunner
 from popgeo.engine.pipeline.staging import Pass, Staging
 from tests.support.parts import MICRO_BATCHES, PIPELINED, inputs, views_of_views
 
@@ -69,13 +69,10 @@ def run(step, staging: Staging, state, given: Sequence[Tensor]) -> list[list[Ten
     """The results of each micro-batch; what it changes of its arguments is among them."""
     runner = RoundRunner(step.graph, staging, state, step.num_results, {})
     made: dict[int, list[Tensor]] = {}
-    random = [torch.Generator()]
     runner.run(
-        Round(
-            inputs=[[[x]] for x in given],
-            random=random,
-            on_results=lambda micro, replica, results: made.update({micro: [t.clone() for t in results]}),
-        )
+        [[[x]] for x in given],
+        [torch.Generator()],
+        on_results=lambda micro, replica, results: made.update({micro: [t.clone() for t in results]}),
     )
     return [made[micro] for micro in range(MICRO_BATCHES)]
 

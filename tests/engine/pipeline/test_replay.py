@@ -239,7 +239,7 @@ def test_states_ahead_are_those_of_one_micro_batch_after_the_other():
     assert [len(part.draws) for part in parts] == [1, 1, 1]
     source, twin = torch.Generator().manual_seed(3), torch.Generator().manual_seed(3)
     global_before, expected = torch.get_rng_state(), {}
-    ahead = draws_ahead(graph, parts, source, micro_batches=2)
+    before, after = draws_ahead(graph, parts, source, micro_batches=2)
     for micro_batch in range(2):
         for stage in range(3):
             expected[micro_batch, stage, False] = twin.get_state()
@@ -247,9 +247,9 @@ def test_states_ahead_are_those_of_one_micro_batch_after_the_other():
                 (torch.rand, torch.randn)[stage]((3, 3), generator=twin)
             else:
                 torch.empty(3, 3).bernoulli_(0.5, generator=twin)
-    assert ahead.before.keys() == expected.keys()
+    assert before.keys() == expected.keys()
     for key, state in expected.items():
-        assert torch.equal(ahead.before[key], state)
-    assert torch.equal(ahead.after, twin.get_state())
+        assert torch.equal(before[key], state)
+    assert torch.equal(after, twin.get_state())
     assert torch.equal(source.get_state(), torch.Generator().manual_seed(3).get_state())
     assert torch.equal(torch.get_rng_state(), global_before)

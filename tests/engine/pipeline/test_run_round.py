@@ -10,7 +10,7 @@ from popgeo.capture.capture import bind
 from popgeo.capture.capture_step import capture_step
 from popgeo.capture.op_graph import Value
 from popgeo.engine.memory_plan import byte_offset, view_of
-from popgeo.engine.pipeline.run_round import Round, RoundRunner
+from popgeo.engine.pipeline.run_round import RoundRunner
 from popgeo.engine.pipeline.staging import Pass, Recompute, Staging
 from tests.support.staged import Staged, all_of_one, assert_same, eager, shuffled
 
@@ -210,11 +210,9 @@ def test_a_result_that_is_none_keeps_its_place():
     staging = Staging(stage_of=(0,), order=(Pass(0, 0, False),))
     runner, made = RoundRunner(replace(graph, outputs=(None, *graph.outputs)), staging, {}, 2, {}), []
     runner.run(
-        Round(
-            inputs=[[[torch.tensor([0.0, 1000.0])]]],
-            random=[torch.Generator()],
-            on_results=lambda micro, replica, results: made.extend(results),
-        )
+        [[[torch.tensor([0.0, 1000.0])]]],
+        [torch.Generator()],
+        on_results=lambda micro, replica, results: made.extend(results),
     )
     assert made[0] is None
     assert made[1].tolist() == [1, torch.inf]  # which nobody asked to be told of

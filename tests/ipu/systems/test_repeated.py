@@ -55,12 +55,12 @@ def working(plan):
 def test_a_piece_runs_again_right_before_the_backward_pass_needs_it():
     model = Sea(layers=2)
     step = capture_step(model, bind(model.forward, torch.zeros(ROWS, WIDTH)), trained=["bias"])
-    passes = repeated(step.graph, Recompute(layers=("layers.0",)))
-    names = [op.target.split(".")[1] for op in passes.graph.ops if op.target.split(".")[1] in ("add", "sin", "cos")]
+    graph, _, again = repeated(step.graph, Recompute(layers=("layers.0",)))
+    names = [op.target.split(".")[1] for op in graph.ops if op.target.split(".")[1] in ("add", "sin", "cos")]
     forward = ["add", *["sin"] * 8]
     # The last sine of a layer is kept, or read by nobody who needs its gradient.
     assert names == [*forward, *["sin"] * 3, *["cos"] * 4, "add", *["sin"] * 3, *["cos"] * 4]
-    assert len(passes.repeated) == 1 + 2 * (SINES - 1)
+    assert len(again) == 1 + 2 * (SINES - 1)
 
 
 def test_layers_named_wait_and_one_layer_at_a_time_is_there(sea):
@@ -102,7 +102,7 @@ def test_a_plan_that_is_read_from_a_file_knows_the_layers(sea):
 
 @pytest.mark.parametrize(
     ("recompute", "message"),
-    [(["layers.0", "layer.1"], "'layer.1', but no layer is called that"), ("layers.0", "a list of layers")],
+    [(["layers.0", "layer.1"], "'layer.1', which Options.recompute names"), ("layers.0", "a list of layers")],
 )
 def test_what_is_no_layer_is_refused(sea, recompute, message):
     with pytest.raises(ValueError, match=message):
