@@ -44,7 +44,7 @@ class DataLoader(torch.utils.data.DataLoader):
         (4, [[0, 1, 2, 3], [4, 5, 6, 7]])
     """
 
-    _accessor: AsynchronousDataAccessor | None = None  # __del__ asks for it, also where an error comes first
+    _accessor: AsynchronousDataAccessor | None = None
 
     def __init__(
         self, options: Options, dataset: Any, batch_size: int | None = 1, shuffle: bool | None = None,
@@ -120,13 +120,8 @@ class DataLoader(torch.utils.data.DataLoader):
         """The batches of an epoch, loaded as they are asked for."""
         if self._part is not None:
             self._part.next_epoch()
-        batches = super().__iter__()
-        if self._rebatched_to is None:
-            return batches
-        return rebatched(batches, self._rebatched_to, self._drop_last_row)
-
-    def __del__(self) -> None:
-        self.terminate()
+        batches, size = super().__iter__(), self._rebatched_to
+        return batches if size is None else rebatched(batches, size, self._drop_last_row)
 
 
 def generator_for_a_thread() -> torch.Generator:
