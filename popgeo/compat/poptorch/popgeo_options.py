@@ -9,7 +9,7 @@ from torch.optim import Optimizer
 
 from popgeo.compat.account import ignored
 from popgeo.compat.poptorch import enums
-from popgeo.compat.poptorch.errors import CheckFailed, Error, said
+from popgeo.compat.poptorch.errors import Error, check, said
 from popgeo.compat.poptorch.options import Options
 from popgeo.engine.loss_scaling import LossScaling
 from popgeo.engine.optimizer.flat_parameters import is_elementwise
@@ -68,11 +68,9 @@ def options_in_use(options: Options | None, training: bool, optimizer: Optimizer
     if options is not None and not isinstance(options, Options):
         raise Error(f"Invalid type: 'options' is of type {type(options)} (Expected poptorch.Options)")
     given = options if options is not None else Options()
-    if not training:
-        if given.Training.gradient_accumulation != 1:
-            raise Error(said("options_in_use"))
-        if optimizer is not None:
-            raise CheckFailed("Optimizer should be None for inference")
+    if not training and given.Training.gradient_accumulation != 1:
+        raise Error(said("options_in_use"))
+    check(training or optimizer is None, "Optimizer should be None for inference")
     if given.replication_factor % given.input_group_size:
         raise Error(
             f"Options.inputReplicaGrouping has groups of {given.input_group_size}, which do not divide "
