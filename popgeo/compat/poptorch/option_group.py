@@ -8,7 +8,6 @@ can say is a method under `setter`. What all choices are in popgeo's terms is sa
 import ast
 import copy
 import csv
-import difflib
 import functools
 import inspect
 from collections.abc import Callable, Mapping
@@ -19,6 +18,7 @@ from typing import Any, ClassVar, TypeVar
 from popgeo.compat.account import Treatment, enter
 from popgeo.compat.poptorch.enums import ConnectionType, HalfFloatCastingBehavior, SyncPattern
 from popgeo.compat.poptorch.errors import Frozen, check
+from popgeo.did_you_mean import meant
 
 Group = TypeVar("Group", bound="OptionGroup")
 Accept = Callable[[str, Any], Any]  # turns the name of a setter and its argument into what is kept, or refuses it
@@ -126,8 +126,8 @@ class OptionGroup:
 
     def __getattr__(self, option: str) -> Any:
         if option.startswith("_") or option not in self._values:
-            near = difflib.get_close_matches(option, [name for name in dir(self) if not name.startswith("_")], 1)
-            raise AttributeError(f"Invalid attribute {option}.{f' Did you mean {near[0]}?' if near else ''}")
+            known = (name for name in dir(self) if not name.startswith("_"))
+            raise AttributeError(f"Invalid attribute {option}.{meant(option, known)}")
         return self._values[option]
 
     def __setattr__(self, option: str, value: Any) -> None:

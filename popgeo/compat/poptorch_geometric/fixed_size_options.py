@@ -84,28 +84,28 @@ _OF_COLLATER = ["num_nodes", *_OF_OPTIONS[:-1], "add_masks_to_batch", "trim_node
 _OF_COLLATER += ["follow_batch", "exclude_keys"]
 
 
-def in_todays_words(
-    dataset: Any, num_nodes: int | None, batch_size: int | None, given: Mapping[str, Any]
-) -> dict[str, Any]:
+def in_todays_words(dataset: Any, given: Mapping[str, Any]) -> dict[str, Any]:
     """The arguments of `FixedSizeDataLoader` that mean the same as arguments of `CustomFixedSizeDataLoader`.
 
     Args:
         dataset: The graphs.
-        num_nodes: Nodes of a batch; None has room for the largest graphs.
-        batch_size: Graphs of a batch, one of padding included; 2 by default, and what a packing `batch_sampler` says.
-        given: Other arguments: `collater_args` (sizes, pad values, `add_masks_to_batch`, `trim_nodes`, `trim_edges`),
-            `fixed_size_options`, `batch_sampler`, and what torch's `DataLoader` takes.
+        given: `num_nodes` of a batch, by default with room for the largest graphs; `batch_size`, its graphs with one of
+            padding, by default 2 or what a packing `batch_sampler` says; `num_edges`; `collater_args` (sizes, pad
+            values, `add_masks_to_batch`, `trim_nodes`, `trim_edges`); `fixed_size_options`, `batch_sampler`, and what
+            torch's `DataLoader` takes.
 
     Raises:
         AssertionError: a `batch_sampler` makes batches of more nodes than fit.
 
     Example:
-        >>> given = {"collater_args": {"num_edges": 300, "trim_edges": True}}
-        >>> in_todays_words([], 100, 10, given)["over_size_strategy"]
+        >>> given = {"num_nodes": 100, "batch_size": 10, "collater_args": {"num_edges": 300, "trim_edges": True}}
+        >>> in_todays_words([], given)["over_size_strategy"]
         <OverSizeStrategy.TrimEdges: 3>
     """
     rest = dict(given)
+    num_nodes, batch_size, num_edges = (rest.pop(name, None) for name in ("num_nodes", "batch_size", "num_edges"))
     of_collater = dict(rest.pop("collater_args", None) or {})
+    of_collater |= {} if num_edges is None else {"num_edges": num_edges}
     sampler, options = rest.get("batch_sampler"), rest.pop("fixed_size_options", None)
     if options is None:
         sizes = {name: of_collater.pop(name) for name in _OF_OPTIONS if name in of_collater}
@@ -142,13 +142,8 @@ def packed_in_todays_words(dataset: Any, given: Mapping[str, Any]) -> dict[str, 
         >>> told["fixed_size_strategy"].name
         'StreamPack'
     """
-    rest = dict(given)
-    rest["collater_args"] = of_collater = dict(rest.pop("collater_args", None) or {})
-    if (num_edges := rest.pop("num_edges", None)) is not None:
-        of_collater["num_edges"] = num_edges
-    pads = rest.get("batch_sampler") is not None
-    told = in_todays_words(dataset, rest.pop("num_nodes", None), rest.pop("batch_size", 2), rest)
-    return {"fixed_size_strategy": FixedSizeStrategy.PadToMax if pads else FixedSizeStrategy.StreamPack, **told}
+    strategy = FixedSizeStrategy.StreamPack if given.get("batch_sampler") is None else FixedSizeStrategy.PadToMax
+    return {"fixed_size_strategy": strategy, **in_todays_words(dataset, {"batch_size": 2, **given})}
 
 
 def clusters_in_todays_words(cluster_data: Any, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -166,11 +161,9 @@ def clusters_in_todays_words(cluster_data: Any, given: Mapping[str, Any]) -> dic
         >>> clusters_in_todays_words([], given)["fixed_size_options"].num_edges
         300
     """
-    rest = dict(given)
-    num_nodes, batch_size = rest.pop("num_nodes", None), rest.pop("batch_size", 1)
-    if num_nodes is None:
+    if given.get("num_nodes") is None:
         raise ValueError("FixedSizeClusterLoader is given collater_args without num_nodes; pass fixed_size_options.")
-    return {**in_todays_words(cluster_data, num_nodes, 2, rest), "batch_size": batch_size}
+    return {**in_todays_words(cluster_data, {**given, "batch_size": 2}), "batch_size": given.get("batch_size", 1)}
 
 
 def sizes_in_todays_words(args: Sequence[Any], given: Mapping[str, Any]) -> dict[str, Any]:

@@ -147,7 +147,8 @@ class ByOlderArguments:
     def __init__(
         self, dataset: Any, num_nodes: int | None = None, batch_size: int | None = None, **kwargs: Any
     ) -> None:
-        super().__init__(dataset, **_words.in_todays_words(dataset, num_nodes, batch_size, kwargs))  # type: ignore[call-arg]
+        given = {"num_nodes": num_nodes, "batch_size": batch_size, **kwargs}
+        super().__init__(dataset, **_words.in_todays_words(dataset, given))  # type: ignore[call-arg]
 
 
 class CustomFixedSizeDataLoader(ByOlderArguments, FixedSizeDataLoader):

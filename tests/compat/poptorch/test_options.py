@@ -80,7 +80,7 @@ def test_setters_are_listed_and_explained_and_take_their_arguments_by_name():
         (options, "deviceIteration", "deviceIterations"),
         (options.Jit, "traceModl", "traceModel"),
     ):
-        with pytest.raises(AttributeError, match=f"Invalid attribute {typo}. Did you mean {right}"):
+        with pytest.raises(AttributeError, match=f"Invalid attribute {typo}. Did you mean '{right}'"):
             getattr(group, typo)
     with pytest.raises(TypeError, match="argument"):
         options.deviceIterations()
