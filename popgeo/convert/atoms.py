@@ -163,22 +163,16 @@ class AtomsReader:
 class AtomsFile(Dataset[Data]):
     """One file of `read_atoms`, each structure read when it is asked for."""
 
+    names: dict[str, str]
+    """What the file calls each attribute that is read, once a structure has been read."""
+
     def __init__(self, path: Path, reader: AtomsReader) -> None:
         self.path, self.reader = path, reader
         self.file = reach(path)
-        self._first: dict[str, str] | None = None
         self.ignored: dict[str, str] = {}
         """Keys that look like a label, a charge or a weight and are not read, with the option that reads each."""
         if reader.labels != "none":
             self._read(0)
-
-    @property
-    def names(self) -> dict[str, str]:
-        """What the file calls each attribute that is read."""
-        if self._first is None:
-            self._read(0)
-        assert self._first is not None
-        return self._first
 
     def __len__(self) -> int:
         return self.file.num_structures
@@ -204,9 +198,7 @@ class AtomsFile(Dataset[Data]):
         Raises:
             ValueError: they are not.
         """
-        if self._first is None:
-            self._first = names
-        first = self._first
+        first = vars(self).setdefault("names", names)
         if self.reader.labels == "partial":
             return names
         names = {**{name: called for name, called in first.items() if name in WEIGHTS}, **names}

@@ -42,8 +42,7 @@ def add_energy_columns(table: pd.DataFrame, counts: pd.DataFrame) -> None:
 
     Expected is the median of the same composition, or the sum over elements if there are fewer than 5 of it.
     """
-    for name in ("is_outlier", "is_unit", "is_constant", "is_intensive"):
-        table[name] = False
+    table[["is_outlier", "is_unit", "is_constant", "is_intensive"]] = False
     valid = table.energy.notna() & (table.num_atoms > 0) & ((table.num_atoms > 1) | (table.pbc > 0))
     table["expected"] = table["residual"] = table["spread"] = np.nan
     one = table[valid]
