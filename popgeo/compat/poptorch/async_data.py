@@ -108,8 +108,7 @@ class AsynchronousDataAccessor:
         early_preload: bool = False, sharing_strategy: SharingStrategy = SharingStrategy.ForkServer,
         rebatched_size: int | None = None,
     ) -> None:  # fmt: skip
-        if getattr(dataset, "_accessor", None) is not None:
-            raise Error(said("AsynchronousDataAccessor"))
+        check(getattr(dataset, "_accessor", None) is None, said("AsynchronousDataAccessor"), Error)
         check(rebatched_size is None or rebatched_size > 1, "rebatched_size must be None or greater than 1")
         honoured("AsynchronousDataAccessor", "a thread loads ahead, instead of a process")
         if sharing_strategy != SharingStrategy.ForkServer:

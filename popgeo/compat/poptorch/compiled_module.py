@@ -94,8 +94,7 @@ class CompiledModule(HasCallTimes):
         """
         self._require_compiled()
         check(self._options.connection_type != enums.ConnectionType.Never, said("attachToDevice"))
-        if self._is_attached:
-            raise Error("Device is already attached")
+        check(not self._is_attached, "Device is already attached", Error)
         self._is_attached = True
 
     def detachFromDevice(self) -> None:
@@ -105,8 +104,7 @@ class CompiledModule(HasCallTimes):
             Error: the model is not compiled, or not attached.
         """
         self._require_compiled()
-        if not self._is_attached:
-            raise Error("Device is not attached")
+        check(self._is_attached, "Device is not attached", Error)
         self._is_attached = False
 
     def copyWeightsToHostIfNeeded(self) -> bool:

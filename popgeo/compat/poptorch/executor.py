@@ -188,8 +188,7 @@ class PoplarExecutor(CompiledModule):
         """
         if not self._options._Popart.options["instrumentWithHardwareCycleCounter"]:
             raise Error("Cycle count logging is disabled. Please set option logCycleCount to True to enable.")
-        if not self._has_run:
-            raise Error("Please run the model at least once before obtaining cycle count.")
+        check(self._has_run, "Please run the model at least once before obtaining cycle count.", Error)
         return self.report.total_cycles * self._options.device_iterations
 
     def save(self, filename: str, export_model: bool = True, save_rng_state: bool = True) -> None:

@@ -94,8 +94,7 @@ class OptionGroup:
         Raises:
             AttributeError: it is; it is a ValueError too.
         """
-        if vars(self).get("_is_frozen") and option != "_is_frozen":
-            raise Frozen("Can't modify frozen Options")
+        check(not vars(self).get("_is_frozen") or option == "_is_frozen", "Can't modify frozen Options", Frozen)
 
     def toDict(self) -> dict[str, Any]:
         """All options and their values."""

@@ -108,8 +108,7 @@ class Options(OptionGroup):
         """
         mode, every_n = number_of(OutputMode)("outputMode", output_mode), output_mode is OutputMode.EveryN
         check(not every_n or (output_return_period or 0) > 0, said("outputMode"))
-        period = output_return_period if every_n else None
-        self.set(output_mode=mode, output_return_period=period or 1)
+        self.set(output_mode=mode, output_return_period=output_return_period if every_n else 1)
         honoured("Options.outputMode")
         return self
 
@@ -249,8 +248,7 @@ class _Names:
 
     def __getattr__(self, name: str) -> Any:
         found = getattr(sys.modules[__package__ or ""], name, None)
-        if not isinstance(found, type):
-            raise _NoCall(f"`poptorch.{name}` is not a class of PopTorch")
+        check(isinstance(found, type), f"`poptorch.{name}` is not a class of PopTorch", _NoCall)
         return found
 
 

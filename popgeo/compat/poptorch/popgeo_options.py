@@ -66,8 +66,7 @@ def options_in_use(options: Options | None, training: bool, optimizer: Optimizer
     if options is not None and not isinstance(options, Options):
         raise Error(f"Invalid type: 'options' is of type {type(options)} (Expected poptorch.Options)")
     given = options if options is not None else Options()
-    if not training and given.Training.gradient_accumulation != 1:
-        raise Error(said("options_in_use"))
+    check(training or given.Training.gradient_accumulation == 1, said("options_in_use"), Error)
     check(training or optimizer is None, "Optimizer should be None for inference")
     if given.replication_factor % given.input_group_size:
         raise Error(

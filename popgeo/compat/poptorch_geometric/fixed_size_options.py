@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from popgeo import data
-from popgeo.compat.poptorch.errors import said
+from popgeo.compat.poptorch.errors import check, said
 from popgeo.data.trim import OverSizeStrategy
 from popgeo.loader.strategy import FixedSizeStrategy
 
@@ -68,8 +68,7 @@ class FixedSizeOptions(data.FixedSizeOptions):
 
 def validate_num_graphs(num_graphs: int) -> None:
     """Raises ValueError if a batch has no room for a real graph and a graph of padding."""
-    if num_graphs < 2:
-        raise ValueError(said("validate_num_graphs", num_graphs=num_graphs))
+    check(num_graphs >= 2, said("validate_num_graphs", num_graphs=num_graphs), ValueError)
 
 
 _SIZES = ("num_nodes", "num_edges", "num_graphs")
@@ -113,8 +112,7 @@ def in_todays_words(dataset: Any, given: Mapping[str, Any]) -> dict[str, Any]:
             batch_size = sampler.max_num_graphs + 1
             sizes.setdefault("num_edges", sampler.max_num_edges + 1)
             used = sampler.max_num_nodes
-            if num_nodes is not None and num_nodes <= used:
-                raise AssertionError(said("in_todays_words", num_nodes=num_nodes, used=used))
+            check(num_nodes is None or num_nodes > used, said("in_todays_words", num_nodes=num_nodes, used=used))
             num_nodes = num_nodes or used + 1
         sizes.setdefault("num_graphs", batch_size or 2)
         if num_nodes is None:
@@ -122,8 +120,7 @@ def in_todays_words(dataset: Any, given: Mapping[str, Any]) -> dict[str, Any]:
         options = FixedSizeOptions(num_nodes, **sizes)  # type: ignore[arg-type]
     trims = bool(of_collater.pop("trim_nodes", False)), bool(of_collater.pop("trim_edges", False))
     masks = bool(of_collater.pop("add_masks_to_batch", False))
-    if of_collater:
-        raise AssertionError(f"`collater_args` holds {sorted(of_collater)}; pass them to the loader itself.")
+    check(not of_collater, f"`collater_args` holds {sorted(of_collater)}; pass them to the loader itself.")
     strategy = next(one for one in OverSizeStrategy if (one.trims_nodes, one.trims_edges) == trims)
     told = {"fixed_size_options": options, "over_size_strategy": strategy, "add_pad_masks": masks}
     return {"batch_size": options.num_graphs, **told, **rest}
@@ -202,8 +199,7 @@ def with_older_words(translate: Callable[[Any, Mapping[str, Any]], dict[str, Any
         def begin(self: Any, *args: Any, **kwargs: Any) -> None:
             if older := sorted(_OLDER_WORDS & {*kwargs}):
                 given = {**dict(zip([graphs, *names], args, strict=False)), **kwargs}
-                if given.get("fixed_size_options") is not None:
-                    raise ValueError(said("begin", older=", ".join(older)))
+                check(given.get("fixed_size_options") is None, said("begin", older=", ".join(older)), ValueError)
                 own = given.pop(graphs)
                 args, kwargs = (own,), translate(own, given)
             init(self, *args, **kwargs)

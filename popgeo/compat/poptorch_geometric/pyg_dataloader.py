@@ -7,7 +7,7 @@ import torch
 from torch.utils.data import RandomSampler
 from torch_geometric.loader import ClusterLoader
 
-from popgeo.compat.poptorch.errors import said
+from popgeo.compat.poptorch.errors import check, said
 from popgeo.compat.poptorch_geometric import fixed_size_options as _words
 from popgeo.compat.poptorch_geometric.collate import Collater, FixedSizeCollater, make_per_type
 from popgeo.compat.poptorch_geometric.fixed_size_options import FixedSizeOptions
@@ -87,8 +87,7 @@ class FixedSizeDataLoader(torch.utils.data.DataLoader[Any]):
         over_size_strategy: OverSizeStrategy = OverSizeStrategy.Error, add_pad_masks: bool | None = True,
         follow_batch: Sequence[str] | None = None, exclude_keys: Sequence[str] | None = None, **kwargs: Any,
     ) -> None:  # fmt: skip
-        if "collate_fn" in kwargs:
-            raise AssertionError(said("FixedSizeDataLoader", kind=type(self).__name__))
+        check("collate_fn" not in kwargs, said("FixedSizeDataLoader", kind=type(self).__name__), AssertionError)
         self.fixed_size_options = fixed_size_options or FixedSizeOptions.from_dataset(dataset, batch_size)
         make_per_type(self.fixed_size_options, dataset[0])
         if batch_size != self.fixed_size_options.num_graphs:
@@ -100,8 +99,7 @@ class FixedSizeDataLoader(torch.utils.data.DataLoader[Any]):
             raise ValueError(said("FixedSizeDataLoader 2", fixed_size_strategy=fixed_size_strategy))
         sampler, skips = kwargs.pop("batch_sampler", None), over_size_strategy is OverSizeStrategy.Skip
         if fixed_size_strategy is FixedSizeStrategy.StreamPack:
-            if sampler is not None:
-                raise ValueError(said("FixedSizeDataLoader 3", sampler=sampler))
+            check(sampler is None, said("FixedSizeDataLoader 3", sampler=sampler), ValueError)
             sampler = self._packing(dataset, shuffle, over_size_strategy, kwargs)
         self.batch_sampler, self.padded_batch_size = sampler, batch_size
         self._mini_batch_size = None if sampler is not None else batch_size - 1

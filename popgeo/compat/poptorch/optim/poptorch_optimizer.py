@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from popgeo.compat.account import honoured, ignored
-from popgeo.compat.poptorch.errors import said
+from popgeo.compat.poptorch.errors import check, said
 from popgeo.engine.loss_scaling import LossScale
 from popgeo.engine.optimizer.mixed_worker import MixedWorker, needs_mixed
 from popgeo.engine.optimizer.precision import restore_types
@@ -145,8 +145,7 @@ class PoptorchOptimizer(torch.optim.Optimizer):
 
     def _take_types(self, given: Mapping[str, Any]) -> None:
         for name in ("accum_type", *self.types):
-            if given.get(name, torch.float32) not in _TYPES:
-                raise ValueError(said("take_types", name=name, given=given[name]))
+            check(given.get(name) in (None, *_TYPES), said("take_types", name=name, given=given.get(name)), ValueError)
         self.accum_type = given.get("accum_type", torch.float32)
         narrow = [name for name in self.types if given.get(name) is torch.float16]
         self.state_types = {key: torch.float16 for name in narrow for key in self.types[name]}
