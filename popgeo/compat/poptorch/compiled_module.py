@@ -211,10 +211,9 @@ class CompiledModule(HasCallTimes):
 
     def _compile_again(self) -> None:
         """Forgets the step but not what it was compiled for, and compiles it with the optimizer as it is now."""
-        assert self._compiled is not None
         assert self._form is not None
         attached, rng_state = self._is_attached, self.rng_state
-        self._compiled.reset()
+        self.compiled.reset()
         self._compile_for(self._form)
         self._is_attached, self.rng_state = attached, rng_state
 

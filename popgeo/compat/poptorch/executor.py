@@ -95,10 +95,9 @@ class PoplarExecutor(CompiledModule):
         self._copy_buffers(self._options.updatable_named_buffers)
 
     def _copy_buffers(self, names: Iterable[str]) -> None:
-        buffers = dict(self._model.named_buffers())
-        for own in [state.buffers for state in self.compiled.replica_states()]:
-            for name in own.keys() & {*names}:
-                own[name].copy_(buffers[name])
+        for state in self.compiled.replica_states():
+            for name in state.buffers.keys() & {*names}:
+                state.buffers[name].copy_(self._model.get_buffer(name))
 
     @contextmanager
     def _buffers_apart(self) -> Iterator[None]:

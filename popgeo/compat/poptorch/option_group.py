@@ -77,8 +77,7 @@ class OptionGroup:
         self.checkIsFrozen()
         for option, value in values.items():
             self._values.setdefault(option, value)
-            self.set(**{option: value})
-        return self
+        return self.set(**values)
 
     def deleteIfExists(self, option: str) -> None:
         """Takes an option's value away."""
@@ -145,9 +144,7 @@ class OptionGroup:
         return f"{type(self).__name__.lstrip('_')}({', '.join(parts)})"
 
 
-def setter(
-    keeps: str, becomes: str | None, because: str = "", accepts: Accept | None = None
-) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+def setter(keeps: str, becomes: str | None, because: str = "") -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Makes a setter of a method that has a name, an argument and a docstring, and mostly no body.
 
     Args:
@@ -155,8 +152,10 @@ def setter(
             next to the options that `toDict` lists.
         becomes: What the account says of it; None leaves that to the method.
         because: Why, or how.
-        accepts: Turns the name of the setter and its argument into what is kept, or refuses it. A method with a body
-            does so itself: what it returns is kept, unless it is None.
+
+    Returns:
+        A decorator. A method with a body may refuse the argument, or turn it into something else: what the method
+        returns is kept, unless it is None.
 
     Example:
         >>> class Names(OptionGroup):
@@ -173,11 +172,8 @@ def setter(
         def choose(self: Group, *args: Any, **kwargs: Any) -> Group:
             bound = signature.bind(self, *args, **kwargs)
             bound.apply_defaults()
-            *_, choice = bound.arguments.values()
-            if accepts is not None:
-                choice = accepts(name, choice)
-            made = method(self, *args, **kwargs)
-            self._keep(keeps, choice if made is None else made)
+            made = method(*bound.args)
+            self._keep(keeps, bound.args[-1] if made is None else made)
             if becomes is not None:
                 enter(f"{self._asked}.{name}", Treatment(becomes), because)
             return self
@@ -249,9 +245,11 @@ with Path(__file__).with_name("options.csv").open(newline="") as _file:
 def _setter_of(row: Mapping[str, str], kinds: Mapping[str, tuple[Any, Accept | None]]) -> Callable[..., Any]:
     """The method that a row describes, with its name, signature and docstring."""
 
-    def method(self: OptionGroup, *args: Any, **kwargs: Any) -> None: ...
-
     kind, accepts = kinds[row["kind"]]
+
+    def method(self: OptionGroup, choice: Any) -> Any:
+        return choice if accepts is None else accepts(row["name"], choice)
+
     either = inspect.Parameter.POSITIONAL_OR_KEYWORD
     default = True if row["default"] == "True" else inspect.Parameter.empty
     parameter = inspect.Parameter(row["parameter"], either, default=default, annotation=kind)
@@ -260,4 +258,4 @@ def _setter_of(row: Mapping[str, str], kinds: Mapping[str, tuple[Any, Accept | N
     )
     method.__name__, method.__doc__ = row["name"], row["explains"]
     method.__qualname__ = f"{row['group']}.{row['name']}"
-    return setter(row["keeps"], row["becomes"] or None, row["because"], accepts)(method)
+    return setter(row["keeps"], row["becomes"] or None, row["because"])(method)

@@ -1,6 +1,7 @@
 """Loaders of graphs and clusters over torch's `DataLoader`: as PyG batches them, and with every batch of one size."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -204,14 +205,9 @@ class FixedSizeClusterLoader(torch.utils.data.DataLoader[Any]):
         super().__init__(dataset=range(len(cluster_data)), batch_size=batch_size, collate_fn=collate, **kwargs)  # type: ignore[arg-type]
 
     def _create_collater(self, *args: Any) -> Callable[[list[int]], Any]:
-        return _ClustersTogether(self.cluster_data, FixedSizeCollater.of_loader(*args))
+        return partial(_together, ClusterLoader(self.cluster_data), FixedSizeCollater.of_loader(*args))
 
 
-class _ClustersTogether:
-    """Makes a batch of the numbers of clusters."""
-
-    def __init__(self, cluster_data: Any, collate: FixedSizeCollater) -> None:
-        self.together, self.collate = ClusterLoader(cluster_data)._collate, collate
-
-    def __call__(self, clusters: list[int]) -> Any:
-        return self.collate([self.together(clusters)])
+def _together(loader: ClusterLoader, collate: FixedSizeCollater, clusters: list[int]) -> Any:
+    """A batch of the clusters of these numbers."""
+    return collate([loader._collate(clusters)])
