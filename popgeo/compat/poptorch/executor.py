@@ -3,7 +3,7 @@
 import copy
 import logging
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import torch
@@ -155,13 +155,11 @@ class PoplarExecutor(CompiledModule):
         if self._compiled is None:
             return
         self._name_optimizer(self._compiled)
-        if popgeo_options(self._options, optimizer) != self._compiled.options:
-            self._compile_again()
-            return
-        try:
-            self._compiled.set_optimizer(optimizer)
-        except ValueError:
-            self._compile_again()
+        if popgeo_options(self._options, optimizer) == self._compiled.options:
+            with suppress(ValueError):
+                self._compiled.set_optimizer(optimizer)
+                return
+        self._compile_again()
 
     def getTensorNames(self) -> list[str]:
         """Names of PopART's tensors.

@@ -26,8 +26,7 @@ class OfWholeCalls:
     _combined: int | None
 
     def __init__(self, *args: Any, options: poptorch.Options | None = None, **kwargs: Any) -> None:
-        options = poptorch.Options() if options is None else options
-        super().__init__(*args, options=options, **kwargs)  # type: ignore[call-arg]  # of the loader
+        super().__init__(*args, options=options or poptorch.Options(), **kwargs)  # type: ignore[call-arg]  # of the loader
         if self._mini_batch_size is None:  # a sampler chooses how many graphs each batch has
             self._combined = None
 
