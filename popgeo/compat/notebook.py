@@ -32,14 +32,13 @@ def run_notebook(path: Path) -> None:
     before, folder = sys.modules["__main__"], Path.cwd()
     sys.modules["__main__"] = module  # where classes that a cell defines are looked up
     os.environ.setdefault("MPLBACKEND", "Agg")  # pictures go nowhere, and no window waits to be closed
-    name = str(path)
     os.chdir(path.resolve().parent)
     try:
         for number, source in enumerate(cells, start=1):
             lines, skipped = python_lines(source)
             for line in skipped:
                 print(f"{path.name}: cell {number}: skipped {line}", file=sys.stderr)
-            _run_cell("\n".join(lines), f"{name}[cell {number}]", vars(module))
+            _run_cell("\n".join(lines), f"{path}[cell {number}]", vars(module))
     finally:
         os.chdir(folder)
         sys.modules["__main__"] = before

@@ -175,7 +175,7 @@ def setter(keeps: str, becomes: str | None, because: str = "") -> Callable[[Call
             made = method(*bound.args)
             self._keep(keeps, bound.args[-1] if made is None else made)
             if becomes is not None:
-                enter(f"{self._asked}.{name}", Treatment(becomes), because)
+                enter(Treatment(becomes), f"{self._asked}.{name}", because)
             return self
 
         choose.becomes = becomes and Treatment(becomes)  # type: ignore[attr-defined]
