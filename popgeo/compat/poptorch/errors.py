@@ -11,11 +11,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-import popgeo
 from popgeo.capture.held_state import ReplacedStateError
 from popgeo.compat.account import ignored
 
-_PACKAGE = os.path.dirname(popgeo.__file__) + os.sep
+_PACKAGE = f"{Path(__file__).parents[2]}{os.sep}"
 with Path(__file__).parent.with_name("sentences.csv").open(newline="") as _file:
     _SENTENCES = {row["of"]: row["sentence"] for row in csv.DictReader(_file)}
 
