@@ -172,15 +172,12 @@ class AtomsFile(Dataset[Data]):
         self.ignored: dict[str, str] = {}
         """Keys that look like a label, a charge or a weight and are not read, with the option that reads each."""
         if reader.labels != "none":
-            self._read(0)
+            _ = self[0]
 
     def __len__(self) -> int:
         return self.file.num_structures
 
     def __getitem__(self, index: int) -> Data:
-        return self._read(index)
-
-    def _read(self, index: int) -> Data:
         try:
             atoms = self.file.read(index)
             said = _said(atoms)
@@ -215,7 +212,7 @@ class AtomsFile(Dataset[Data]):
         if new := {called: option for called, option in ignored.items() if called not in self.ignored}:
             self.ignored |= new
             told = ", ".join(f"{called} ({option})" for called, option in new.items())
-            warnings.warn(f"{self.path} has keys that are not read: {told}. The option reads the key.", stacklevel=6)
+            warnings.warn(f"{self.path} has keys that are not read: {told}. The option reads the key.", stacklevel=5)
 
 
 def _ignored_in(metadata: Mapping[str, Any]) -> dict[str, str]:

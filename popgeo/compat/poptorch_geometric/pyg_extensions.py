@@ -78,10 +78,8 @@ def _take_what_pyg_took() -> None:
 
     @functools.wraps(make)
     def take(layer: MessagePassing, *args: Any, **kwargs: Any) -> None:
-        if "add_self_loops" in kwargs:
-            del kwargs["add_self_loops"]
-            because = "the layer adds none; PyG 2.4 ignored it too"
-            ignored(f"{type(layer).__name__}(add_self_loops=)", because)
+        if kwargs.pop("add_self_loops", None) is not None:
+            ignored(f"{type(layer).__name__}(add_self_loops=)", "the layer adds none; PyG 2.4 ignored it too")
         make(layer, *args, **kwargs)
 
     _put(MessagePassing, "__init__", take)
