@@ -2,7 +2,7 @@
 
 import weakref
 from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, closing
+from contextlib import ExitStack
 from itertools import chain, islice
 from typing import Any
 
@@ -115,6 +115,7 @@ class AsynchronousDataAccessor:
             ignored("AsynchronousDataAccessor(sharing_strategy=...)", "a thread has the dataset itself")
         self._dataset, self._depth = dataset, at_least_one("buffer_size", buffer_size)
         self.rebatched_size = rebatched_size
+        self._epoch: Iterator[Any]
         self._running = ExitStack()  # closing it stops the thread
         weakref.finalize(self, self._running.close)  # also where the program ends
         self._begin()
@@ -147,8 +148,9 @@ class AsynchronousDataAccessor:
         computes may hang.
         """
         try:
-            ahead = self._running.enter_context(closing(in_background(self._batches(), self._depth)))
-            self._epoch: Iterator[Any] = chain([*islice(ahead, 1)], ahead)
+            ahead: Any = in_background(self._batches(), self._depth)
+            self._running.callback(ahead.close)
+            self._epoch = chain([*islice(ahead, 1)], ahead)
         except Exception as error:
             raise Error("AsynchronousDataAccessor worker thread failed to start (Check above for details)") from error
         self._is_fresh = True

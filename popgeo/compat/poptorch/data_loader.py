@@ -78,8 +78,7 @@ class DataLoader(torch.utils.data.DataLoader):
             kwargs["generator"] = kwargs.get("generator") or generator_for_a_thread()
         if batch_sampler is not None:
             check(not shuffle, "batch_sampler option is mutually exclusive with shuffle")
-            size = batch_sampler.batch_size if isinstance(batch_sampler, BatchSampler) else None
-            self._combined = None if size is None else size * factor
+            self._combined = batch_sampler.batch_size * factor if isinstance(batch_sampler, BatchSampler) else None
             kwargs |= {"batch_sampler": _Combined(batch_sampler, factor, drop_last)}  # type: ignore[arg-type]
             check(self._rebatched_to is None, "batch_sampler is not supported with DataLoaderMode.AsyncRebatched")
         else:

@@ -116,8 +116,8 @@ def in_todays_words(dataset: Any, given: Mapping[str, Any]) -> dict[str, Any]:
             num_nodes = num_nodes or used + 1
         sizes.setdefault("num_graphs", batch_size or 2)
         if num_nodes is None:
-            num_nodes = FixedSizeOptions.from_dataset(dataset, sizes["num_graphs"]).num_nodes  # type: ignore[assignment]
-        options = FixedSizeOptions(num_nodes, **sizes)  # type: ignore[arg-type]
+            num_nodes = FixedSizeOptions.from_dataset(dataset, sizes["num_graphs"]).num_nodes
+        options = FixedSizeOptions(num_nodes, **sizes)
     trims = bool(of_collater.pop("trim_nodes", False)), bool(of_collater.pop("trim_edges", False))
     masks = bool(of_collater.pop("add_masks_to_batch", False))
     check(not of_collater, f"`collater_args` holds {sorted(of_collater)}; pass them to the loader itself.")
