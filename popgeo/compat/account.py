@@ -1,6 +1,7 @@
 """The account of what an old program asked for: honoured, recorded for the machine model, or without meaning here."""
 
 from enum import Enum
+from functools import partial
 
 import pandas as pd
 
@@ -17,30 +18,20 @@ ACCOUNT: dict[str, tuple[Treatment, str]] = {}
 """What the program in this process asked for, each thing once, in the order of first use, with what became of it."""
 
 
-def enter(asked: str, treatment: Treatment, because: str = "") -> None:
+def enter(treatment: Treatment, asked: str, because: str = "") -> None:
     """Enters something that a program asked for into the account.
 
     Example:
-        >>> enter("Options.autoRoundNumIPUs", Treatment.IGNORED, "there are no IPUs to reserve")
+        >>> enter(Treatment.IGNORED, "Options.autoRoundNumIPUs", "there are no IPUs to reserve")
         >>> ACCOUNT["Options.autoRoundNumIPUs"][0].value
         'ignored'
     """
     ACCOUNT.setdefault(asked, (treatment, because))
 
 
-def honoured(asked: str, because: str = "") -> None:
-    """Enters something that works here as it did there into the account."""
-    enter(asked, Treatment.HONOURED, because)
-
-
-def recorded(asked: str, because: str) -> None:
-    """Enters something that changes the modelled machine alone into the account."""
-    enter(asked, Treatment.RECORDED, because)
-
-
-def ignored(asked: str, because: str) -> None:
-    """Enters something that can mean nothing here into the account."""
-    enter(asked, Treatment.IGNORED, because)
+honoured = partial(enter, Treatment.HONOURED)
+recorded = partial(enter, Treatment.RECORDED)
+ignored = partial(enter, Treatment.IGNORED)
 
 
 def compat_report() -> pd.DataFrame:

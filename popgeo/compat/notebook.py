@@ -8,7 +8,7 @@ import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from types import CodeType, ModuleType
+from types import ModuleType
 from typing import Any
 
 # Of these the rest of the cell is Python, to be run; any other `%%` makes it something else.
@@ -32,14 +32,13 @@ def run_notebook(path: Path) -> None:
     before, folder = sys.modules["__main__"], Path.cwd()
     sys.modules["__main__"] = module  # where classes that a cell defines are looked up
     os.environ.setdefault("MPLBACKEND", "Agg")  # pictures go nowhere, and no window waits to be closed
-    name = str(path)
     os.chdir(path.resolve().parent)
     try:
         for number, source in enumerate(cells, start=1):
             lines, skipped = python_lines(source)
             for line in skipped:
                 print(f"{path.name}: cell {number}: skipped {line}", file=sys.stderr)
-            _run_cell("\n".join(lines), f"{name}[cell {number}]", vars(module))
+            _run_cell("\n".join(lines), f"{path}[cell {number}]", vars(module))
     finally:
         os.chdir(folder)
         sys.modules["__main__"] = before
@@ -63,11 +62,9 @@ def python_lines(source: str) -> tuple[list[str], list[str]]:
         text = line.strip()
         if continues or (_NO_PYTHON.match(text) and not _is_inside(kept)):
             skipped.append(text)
-            indent = line[: len(line) - len(line.lstrip())]
-            kept.append(f"# {text}" if continues else f"{indent}pass  # {text}")
+            line = f"# {text}" if continues else line.replace(text, f"pass  # {text}", 1)
             continues = text.endswith("\\")
-        else:
-            kept.append(line)
+        kept.append(line)
     return kept, skipped
 
 
@@ -96,14 +93,10 @@ def _run_cell(source: str, name: str, names: dict[str, Any]) -> None:
     """Runs a cell; of its last statement the value is shown if it is an expression."""
     linecache.cache[name] = (len(source), None, source.splitlines(keepends=True), name)  # for tracebacks
     tree = ast.parse(source, filename=name)
-    last: CodeType | None = None
-    if tree.body and isinstance(tree.body[-1], ast.Expr) and not source.rstrip().endswith(";"):
-        expression = tree.body.pop()
-        assert isinstance(expression, ast.Expr)
-        last = compile(ast.Expression(expression.value), name, "eval")
+    is_shown = tree.body and isinstance(tree.body[-1], ast.Expr) and not source.rstrip().endswith(";")
+    last = [tree.body.pop()] if is_shown else []
     exec(compile(tree, name, "exec"), names)
-    if last is not None and (value := eval(last, names)) is not None:
-        _display(value)
+    exec(compile(ast.Interactive(last), name, "single"), names)  # which hands its value to `sys.displayhook`
 
 
 def _display(*values: Any, **_: Any) -> None:

@@ -184,11 +184,10 @@ def _read_hdf5(path: Path, size: int, index: int) -> Any:
 
     with h5py.File(path, "r") as file:
         group = file[f"config_batch_{index // size}"][f"config_{index % size}"]
-        of_atoms = group["atomic_numbers"].nbytes // group["atomic_numbers"].dtype.itemsize
-        known = _values(group, path.stat().st_size, of_atoms)
-        labels = _values(group.get("properties", {}), path.stat().st_size, of_atoms)
-        weights = _values(group.get("property_weights", {}), path.stat().st_size, of_atoms)
-        units = {f"{name}_unit": one.attrs[key] for name, one in [*group.items(), *group.get("properties", {}).items()]
+        parts = [group, group.get("properties", {}), group.get("property_weights", {})]
+        file_size = path.stat().st_size
+        known, labels, weights = (_values(part, file_size, group["atomic_numbers"].size) for part in parts)
+        units = {f"{name}_unit": one.attrs[key] for part in parts[:2] for name, one in part.items()
                  for key in one.attrs if "unit" in key.lower()}  # fmt: skip
     given = {name: known.pop(name, None) for name in ("positions", "cell", "pbc")}
     atoms = Atoms(known.pop("atomic_numbers"), **given)

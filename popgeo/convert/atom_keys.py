@@ -65,15 +65,11 @@ def find_names(said: Mapping[str, Any], asked: Keys, wanted: bool = True) -> tup
         raise ValueError(
             f"it has {names['energy']!r} as energy, which is of the whole structure. Multiply it by the atoms."
         )
-    lower: dict[str, list[str]] = {}
-    for called in said:
-        lower.setdefault(called.lower(), []).append(called)
     for name in _TAKEN if wanted else ():
         if name in asked:
             continue
-        options = _options(name, names)
-        exact = [called for small in options[0] for called in lower.get(small, ())]
-        exact = exact or [called for small in options[1] for called in lower.get(small, ())]
+        first, second = ([called for called in said if called.lower() in small] for small in _options(name, names))
+        exact = first or second
         alike = [called for called in said if kind_of(called) == name] if name in LABELS else []
         if len(exact) == 1:
             names[name] = exact[0]

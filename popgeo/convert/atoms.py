@@ -163,30 +163,21 @@ class AtomsReader:
 class AtomsFile(Dataset[Data]):
     """One file of `read_atoms`, each structure read when it is asked for."""
 
+    names: dict[str, str]
+    """What the file calls each attribute that is read, once a structure has been read."""
+
     def __init__(self, path: Path, reader: AtomsReader) -> None:
         self.path, self.reader = path, reader
         self.file = reach(path)
-        self._first: dict[str, str] | None = None
         self.ignored: dict[str, str] = {}
         """Keys that look like a label, a charge or a weight and are not read, with the option that reads each."""
         if reader.labels != "none":
-            self._read(0)
-
-    @property
-    def names(self) -> dict[str, str]:
-        """What the file calls each attribute that is read."""
-        if self._first is None:
-            self._read(0)
-        assert self._first is not None
-        return self._first
+            _ = self[0]
 
     def __len__(self) -> int:
         return self.file.num_structures
 
     def __getitem__(self, index: int) -> Data:
-        return self._read(index)
-
-    def _read(self, index: int) -> Data:
         try:
             atoms = self.file.read(index)
             said = _said(atoms)
@@ -204,9 +195,7 @@ class AtomsFile(Dataset[Data]):
         Raises:
             ValueError: they are not.
         """
-        if self._first is None:
-            self._first = names
-        first = self._first
+        first = vars(self).setdefault("names", names)
         if self.reader.labels == "partial":
             return names
         names = {**{name: called for name, called in first.items() if name in WEIGHTS}, **names}
@@ -223,7 +212,7 @@ class AtomsFile(Dataset[Data]):
         if new := {called: option for called, option in ignored.items() if called not in self.ignored}:
             self.ignored |= new
             told = ", ".join(f"{called} ({option})" for called, option in new.items())
-            warnings.warn(f"{self.path} has keys that are not read: {told}. The option reads the key.", stacklevel=6)
+            warnings.warn(f"{self.path} has keys that are not read: {told}. The option reads the key.", stacklevel=5)
 
 
 def _ignored_in(metadata: Mapping[str, Any]) -> dict[str, str]:

@@ -16,7 +16,6 @@ from popgeo.convert.energy_checks import Neighbours, add_energy_columns, compare
 from popgeo.convert.one_structure import COLUMNS, Bonds, measure, parts_of, shapes_of
 from popgeo.progress import progress
 
-_CHUNK = 10_000
 # `asked` and `badness` are expressions of a table with one row per structure; the largest badness is the worst.
 _FAULTS = pd.read_csv(str(resources.files("popgeo.convert") / "faults.csv"), keep_default_na=False).set_index("what")
 
@@ -136,8 +135,7 @@ class _Read:
         self.total, self.bonds, self.neighbours = total, Bonds(), Neighbours(total)
         self.said = ""  # by the first structure that could not be read
         self.index: list[int] = []
-        self.rows: list[dict[str, float]] = []
-        self.tables: list[pd.DataFrame] = []
+        self.values = np.full((total, len(COLUMNS)), np.nan)  # a row per structure; what one does not have stays NaN
         self.compositions: dict[tuple[tuple[int, int], ...], int] = {}
         self.kinds: dict[tuple[Any, ...], list[int]] = {}  # labels with their shapes: how many, and the first
         self.noted: dict[tuple[str, str], list[int]] = {}
@@ -153,10 +151,8 @@ class _Read:
         number, count = np.unique(parts.z, return_counts=True)
         composition = tuple(zip(number.tolist(), count.tolist(), strict=True))
         row["composition"] = self.compositions.setdefault(composition, len(self.compositions))
+        self.values[len(self.index)] = [row.get(name, np.nan) for name in COLUMNS]
         self.index.append(index)
-        self.rows.append(row)
-        if len(self.rows) == _CHUNK:
-            self._close_rows()
         shapes = tuple((name, shapes_of(label, len(parts.z))) for name, label in sorted(parts.labels.items()))
         _count(self.kinds, (bool(parts.pbc.any()), shapes), index)
         for name, label in parts.labels.items():
@@ -168,14 +164,8 @@ class _Read:
             self.neighbours.add(index, parts)
 
     def table(self) -> pd.DataFrame:
-        """One row per structure that was read; what none has is NaN."""
-        self._close_rows()
-        table = pd.concat(self.tables, ignore_index=True)
-        return table.reindex(columns=COLUMNS).assign(index=self.index)
-
-    def _close_rows(self) -> None:
-        self.tables.append(pd.DataFrame(self.rows, dtype=np.float64))
-        self.rows = []
+        """One row per structure that was read."""
+        return pd.DataFrame(self.values[: len(self.index)], columns=COLUMNS).assign(index=self.index)
 
 
 def _count(counts: dict[Any, list[int]], name: Any, index: int) -> None:
@@ -207,7 +197,6 @@ def _add_twins(table: pd.DataFrame) -> None:
     """Which structure of the same geometry comes first, and how much its energy or forces are different."""
     prints = table[["composition", "pbc", "print0", "print1", "print2", "print3"]].to_numpy()
     order = np.lexsort(prints[:, [3, 1, 0]].T)
-    table["is_twin"], table["is_other_twin"], table["twin"], table["twin_change"] = False, False, np.nan, np.nan
     twin, change, other = (np.full(len(table), one) for one in (np.nan, -1.0, False))
     energy, force, noise = table.energy.to_numpy(), table.rms_force.to_numpy(), 2e-7 * table.energy.abs().to_numpy()
     for lag in (1, 2, 3):

@@ -7,10 +7,9 @@ import pandas as pd
 
 from popgeo.convert.one_structure import Parts
 
-# What multiplies an energy that is not in eV: hartree, rydberg, kcal/mol, kJ/mol, meV, a sign; then the inverse ones.
-_FACTORS = np.array(
-    [1 / 27.2114, 1 / 13.6057, 23.0605, 96.4853, 1e3, -1, 27.2114, 13.6057, 1 / 23.0605, 1 / 96.4853, 1e-3]
-)
+# What multiplies an energy that is not in eV: hartree, rydberg, kcal/mol, kJ/mol, meV; the inverse ones; and a sign.
+_UNITS = np.array([1 / 27.2114, 1 / 13.6057, 23.0605, 96.4853, 1e3])
+_FACTORS = np.concatenate([_UNITS, 1 / _UNITS, [-1]])
 _OF_STRESS = "stress of the wrong sign", "stress in another unit"
 _MOST_KEPT, _MOST_ATOMS = 1_000, 200_000
 
@@ -42,8 +41,7 @@ def add_energy_columns(table: pd.DataFrame, counts: pd.DataFrame) -> None:
 
     Expected is the median of the same composition, or the sum over elements if there are fewer than 5 of it.
     """
-    for name in ("is_outlier", "is_unit", "is_constant", "is_intensive"):
-        table[name] = False
+    table[["is_outlier", "is_unit", "is_constant", "is_intensive"]] = False
     valid = table.energy.notna() & (table.num_atoms > 0) & ((table.num_atoms > 1) | (table.pbc > 0))
     table["expected"] = table["residual"] = table["spread"] = np.nan
     one = table[valid]

@@ -38,7 +38,8 @@ def list_pairs(pos: np.ndarray, cell: np.ndarray, pbc: np.ndarray, cutoff: float
     require_places(pos, cell)
     if any(pbc) and np.linalg.matrix_rank(cell[pbc]) < np.count_nonzero(pbc):
         raise ValueError(f"The cell repeats along {pbc.tolist()} but its vectors are {cell.tolist()}. Set all three.")
-    pos, cell, pbc = np.asarray(pos, np.float64), np.asarray(cell, np.float64), np.asarray(pbc, bool)
+    pos, cell = (np.ascontiguousarray(part, dtype=np.float64) for part in (pos, cell))
+    pbc = np.asarray(pbc, dtype=bool)
     _check_count(pos, cell, pbc, cutoff)
     moves = near_origin(pos, cell, pbc)
     pos = pos - moves
@@ -130,8 +131,7 @@ def _is_wide(pos: np.ndarray, cell: np.ndarray, pbc: np.ndarray, cutoff: float) 
     vesin divides space into at most 100,000 cells with the length of the cutoff. If a structure needs more, vesin takes
     fewer along all three directions, and none along a thin one.
     """
-    vectors = np.abs(np.asarray(cell, dtype=np.float64)[np.asarray(pbc, dtype=bool)])
-    reach = np.max([np.ptp(np.asarray(pos, dtype=np.float64), axis=0), *vectors], axis=0) if len(pos) else np.zeros(3)
+    reach = np.max([np.ptp(pos, axis=0), *np.abs(cell[pbc])], axis=0) if len(pos) else np.zeros(3)
     cells = np.maximum(reach / cutoff, 1.0)
     fewer = (_MOST_CELLS / np.prod(cells)) ** (1 / 3)
     return float(reach.max()), bool(cells.max() > _MOST_CUTOFFS or (fewer < 1.0 and cells.min() * fewer < 2.0))
@@ -157,9 +157,8 @@ def _pairs(pos: np.ndarray, cell: np.ndarray, pbc: np.ndarray, cutoff: float) ->
             what = "in a cell that repeats" if any(pbc) else f"of {len(pos):,} atoms"
             raise ValueError(f"Listing pairs {what} needs vesin: pip install vesin.") from error
         return primitive_neighbor_list("ijS", pbc, cell, pos, cutoff)
-    points, box = (np.ascontiguousarray(one, dtype=np.float64) for one in (pos, cell))
     neighbors = vesin.NeighborList(cutoff=cutoff, full_list=True)
-    return neighbors.compute(points=points, box=box, periodic=np.asarray(pbc, dtype=bool), quantities="ijS")
+    return neighbors.compute(points=pos, box=cell, periodic=pbc, quantities="ijS")
 
 
 def _check_count(pos: np.ndarray, cell: np.ndarray, pbc: np.ndarray, cutoff: float) -> None:

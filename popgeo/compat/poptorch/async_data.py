@@ -1,8 +1,8 @@
 """Batches loaded ahead of time by a thread, cut to another size, or of one process's part of a dataset."""
 
-import atexit
 import weakref
 from collections.abc import Iterable, Iterator
+from contextlib import ExitStack
 from itertools import chain, islice
 from typing import Any
 
@@ -38,24 +38,14 @@ class PartOfDataset(torch.utils.data.Dataset):
             shares = [total // processes + (total % processes > process) for process in range(processes)]
             self._first, self._length, self._left_over = sum(shares[:this]), shares[this], 0
         self._dataset, self._offset = dataset, self._first
-        self._seed = options.random_seed if options.exists("random_seed") else None
-        self._generator: torch.Generator | None = None
+        self._generator = torch.Generator().manual_seed(options.random_seed if options.exists("random_seed") else 0)
         self._order: Tensor | None = None
 
     def next_epoch(self) -> None:
-        """Shuffles the whole dataset as all processes do, and takes turns with the elements that no batch has.
-
-        Raises:
-            AssertionError: the options have no random seed; it is a ValueError too.
-        """
-        if self._generator is None:
-            check(self._seed is not None, "Options.randomSeed() must be set so that all processes shuffle alike.")
-            self._generator = torch.Generator().manual_seed(self._seed or 0)
-        order = torch.randperm(len(self._dataset), generator=self._generator)
-        if self._order is None:
-            self._order = order.share_memory_()  # workers that stay see the new order too
-        else:
-            self._order.copy_(order)
+        """Shuffles the whole dataset as all processes do, and takes turns with the elements that no batch has."""
+        if self._order is None:  # workers that stay see the new order too
+            self._order = torch.empty(len(self._dataset), dtype=torch.int64).share_memory_()
+        torch.randperm(len(self._order), generator=self._generator, out=self._order)
         self._offset = self._first if self._offset != self._first else self._first + self._left_over
 
     def __len__(self) -> int:
@@ -118,24 +108,22 @@ class AsynchronousDataAccessor:
         early_preload: bool = False, sharing_strategy: SharingStrategy = SharingStrategy.ForkServer,
         rebatched_size: int | None = None,
     ) -> None:  # fmt: skip
-        self._ahead: Iterator[Any] | None = None  # an epoch that is loaded ahead, if one is
-        self._epoch: Iterator[Any] = iter(())
-        self._is_fresh = False
-        if getattr(dataset, "_accessor", None) is not None:
-            raise Error(said("AsynchronousDataAccessor"))
+        check(getattr(dataset, "_accessor", None) is None, said("AsynchronousDataAccessor"), Error)
         check(rebatched_size is None or rebatched_size > 1, "rebatched_size must be None or greater than 1")
         honoured("AsynchronousDataAccessor", "a thread loads ahead, instead of a process")
         if sharing_strategy != SharingStrategy.ForkServer:
             ignored("AsynchronousDataAccessor(sharing_strategy=...)", "a thread has the dataset itself")
         self._dataset, self._depth = dataset, at_least_one("buffer_size", buffer_size)
         self.rebatched_size = rebatched_size
-        atexit.register(_terminate, weakref.ref(self))
+        self._epoch: Iterator[Any]
+        self._running = ExitStack()  # closing it stops the thread
+        weakref.finalize(self, self._running.close)  # also where the program ends
         self._begin()
 
     def terminate(self) -> None:
         """Stops the thread; what it has loaded is dropped."""
-        ahead, self._ahead, self._epoch = self._ahead, None, iter(())
-        getattr(ahead, "close", lambda: None)()
+        self._running.close()
+        self._epoch, self._is_fresh = iter(()), False
 
     def __len__(self) -> int:
         length = len(self._dataset)
@@ -144,7 +132,7 @@ class AsynchronousDataAccessor:
         return length * (getattr(self._dataset, "batch_size", None) or 1) // self.rebatched_size
 
     def __iter__(self) -> "AsynchronousDataAccessor":
-        if self._ahead is None or not self._is_fresh:
+        if not self._is_fresh:
             self.terminate()
             self._begin()
         self._is_fresh = False
@@ -153,29 +141,21 @@ class AsynchronousDataAccessor:
     def __next__(self) -> Any:
         return next(self._epoch)
 
-    def __del__(self) -> None:
-        self.terminate()
-
     def _begin(self) -> None:
         """Starts an epoch, and waits for its first batch.
 
         Workers are started here rather than by the thread, since a process that is copied while another of its threads
         computes may hang.
         """
-        self._is_fresh = True
         try:
-            self._ahead = in_background(self._batches(), self._depth)
-            self._epoch = chain([*islice(self._ahead, 1)], self._ahead)
+            ahead: Any = in_background(self._batches(), self._depth)
+            self._running.callback(ahead.close)
+            self._epoch = chain([*islice(ahead, 1)], ahead)
         except Exception as error:
-            self._ahead = None
             raise Error("AsynchronousDataAccessor worker thread failed to start (Check above for details)") from error
+        self._is_fresh = True
 
     def _batches(self) -> Iterator[Any]:
         begin = getattr(self._dataset, "_loaded_as_asked", None)  # a loader that has this accessor iterates over that
         batches = iter(self._dataset) if begin is None else begin()
         return batches if self.rebatched_size is None else rebatched(batches, self.rebatched_size, drop_last=True)
-
-
-def _terminate(held: "weakref.ref[AsynchronousDataAccessor]") -> None:
-    if (accessor := held()) is not None:
-        accessor.terminate()

@@ -56,8 +56,9 @@ def registerCustomArgParser(arg_data_type: type, arg_parser: ICustomArgParser) -
     if not isinstance(arg_data_type, type):
         raise ValueError(f"registerCustomArgParser got {arg_data_type!r}, which is not a class.")
     if not isinstance(arg_parser, ICustomArgParser):
-        kind = type(arg_parser).__name__
-        raise ValueError(f"registerCustomArgParser got {kind}; pass an object of ICustomArgParser.")
+        raise ValueError(
+            f"registerCustomArgParser got {type(arg_parser).__name__}; pass an object of ICustomArgParser."
+        )
     register_kind(arg_data_type, arg_parser.yieldTensors, arg_parser.reconstruct)
 
 
@@ -213,15 +214,11 @@ def for_each_replica(tensor: Tensor, options: Options) -> Tensor:
         >>> for_each_replica(torch.tensor([7, 9]), options)
         tensor([7, 9, 7, 9])
     """
-    size = options.input_group_size
-    groups = options.replication_factor // size
+    size, replicas = options.input_group_size, torch.arange(options.replication_factor)
+    groups, consecutive = len(replicas) // size, options.input_group_type == CommGroupType.Consecutive
+    group = replicas // size if consecutive else replicas % groups  # of each replica
     steps = options.device_iterations * options.Training.gradient_accumulation
-    parts = tensor.reshape(steps, groups, -1, *tensor.shape[1:])
-    if options.input_group_type == CommGroupType.Consecutive:
-        parts = parts.repeat_interleave(size, dim=1)
-    else:
-        parts = torch.cat([parts] * size, dim=1)
-    return parts.reshape(-1, *tensor.shape[1:])
+    return tensor.reshape(steps, groups, -1, *tensor.shape[1:])[:, group].reshape(-1, *tensor.shape[1:])
 
 
 def as_results(returned: Any) -> tuple[Any, list[Tensor]]:

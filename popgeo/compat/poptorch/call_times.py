@@ -8,7 +8,6 @@ from typing import TypeVar
 from popgeo.compat.account import ignored
 
 Counters = dict[str, list[list[float]]]
-_EVENTS = ("input", "input_complete", "output", "output_complete")
 Latency = tuple[float, float, float]
 
 
@@ -46,7 +45,7 @@ class HasCallTimes:
     def getPerfCounters(self) -> Counters:
         """Seconds at which the steps of the last call got their inputs and gave their results, on this computer."""
         inputs, results = self._seconds(*self._inputs, after=0), self._seconds(*self._results, after=1)
-        return dict(zip(_EVENTS, (inputs, inputs, results, results), strict=True))
+        return {"input": inputs, "input_complete": inputs, "output": results, "output_complete": results}
 
     def getLatency(self) -> Latency:
         """Shortest, longest and mean seconds from a step's inputs to its results, if these are returned."""

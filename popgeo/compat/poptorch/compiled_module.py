@@ -29,6 +29,7 @@ from popgeo.compat.poptorch.popgeo_options import options_in_use, popgeo_options
 from popgeo.compat.poptorch.wrapped_module import as_replicas_see, unwrap, wrap
 from popgeo.engine.compiled_step import CompiledStep
 from popgeo.engine.step_recipe import Recipe
+from popgeo.replaced import replaced
 
 NO_EXECUTABLE_ERR = "Model has not been compiled or has been destroyed."
 
@@ -94,8 +95,7 @@ class CompiledModule(HasCallTimes):
         """
         self._require_compiled()
         check(self._options.connection_type != enums.ConnectionType.Never, said("attachToDevice"))
-        if self._is_attached:
-            raise Error("Device is already attached")
+        check(not self._is_attached, "Device is already attached", Error)
         self._is_attached = True
 
     def detachFromDevice(self) -> None:
@@ -105,8 +105,7 @@ class CompiledModule(HasCallTimes):
             Error: the model is not compiled, or not attached.
         """
         self._require_compiled()
-        if not self._is_attached:
-            raise Error("Device is not attached")
+        check(self._is_attached, "Device is not attached", Error)
         self._is_attached = False
 
     def copyWeightsToHostIfNeeded(self) -> bool:
@@ -174,17 +173,13 @@ class CompiledModule(HasCallTimes):
         if unknown := {*self._options.updatable_named_buffers} - {*buffers}:
             raise Error(f"The model has no buffer named {min(unknown)!r}; it has {', '.join(buffers) or 'none'}.")
         log_options(self._options.toDict())
-        before, self._model.training = self._model.training, self._mode
-        try:
-            marked = losses_marked() if self._training else nullcontext()
-            with compiling(), as_poptorch_errors(), marked:
-                step = self._captured(given, popgeo_options(self._options, self._optimizer), self._optimizer)
-                self._require_own_buffers(step)
-            if self._options.updatable_named_buffers:  # the host's are its own from here on, until they are copied
-                for state in step.replica_states():
-                    state.copy_buffers(self._model, buffers)
-        finally:
-            self._model.training = before
+        marked = losses_marked() if self._training else nullcontext()
+        with replaced(self._model, "training", self._mode), compiling(), as_poptorch_errors(), marked:
+            step = self._captured(given, popgeo_options(self._options, self._optimizer), self._optimizer)
+            self._require_own_buffers(step)
+        if self._options.updatable_named_buffers:  # the host's are its own from here on, until they are copied
+            for state in step.replica_states():
+                state.copy_buffers(self._model, buffers)
         self._name_optimizer(step)
         self._compiled, self._form = step, given.structure
         self._is_attached = self._options.connection_type != enums.ConnectionType.Never
@@ -213,10 +208,9 @@ class CompiledModule(HasCallTimes):
 
     def _compile_again(self) -> None:
         """Forgets the step but not what it was compiled for, and compiles it with the optimizer as it is now."""
-        assert self._compiled is not None
         assert self._form is not None
         attached, rng_state = self._is_attached, self.rng_state
-        self._compiled.reset()
+        self.compiled.reset()
         self._compile_for(self._form)
         self._is_attached, self.rng_state = attached, rng_state
 

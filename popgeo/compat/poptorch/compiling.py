@@ -11,7 +11,7 @@ from torch.utils.hooks import RemovableHandle
 
 from popgeo.capture.captured_step import CapturedStep
 from popgeo.capture.one_type import OneType
-from popgeo.compat.poptorch.errors import CheckFailed, Error, said
+from popgeo.compat.poptorch.errors import CheckFailed, Error, check, said
 from popgeo.ipu.ipu_machine import IpuMachine, IpuPlan
 from popgeo.ipu.options import Options
 from popgeo.ipu.stage_choices import EACH_BLOCK, Schedule
@@ -93,8 +93,7 @@ def compiling() -> Iterator[None]:
 
 
 def _register(hooks: "OrderedDict[int, Hook]", hook: Hook, kind: str) -> RemovableHandle:
-    if not callable(hook):
-        raise RuntimeError(f"{kind} hook must be callable")
+    check(callable(hook), f"{kind} hook must be callable", RuntimeError)
     handle = RemovableHandle(hooks)
     hooks[handle.id] = hook
     return handle

@@ -34,8 +34,7 @@ def NameScope(name: str) -> Iterator[None]:
         >>> with NameScope("attention"):
         ...     pass
     """
-    if not isinstance(name, str):
-        raise ValueError("Parameter to NameScope must be a string")
+    check(isinstance(name, str), "Parameter to NameScope must be a string", ValueError)
     recorder = active_recorder()
     modules = [""] if recorder is None else recorder.modules
     modules.append(f"{modules[-1]}.{name}" if modules and modules[-1] else name)
@@ -82,8 +81,7 @@ class MultiConv:
     def __enter__(self) -> None:
         recorded("MultiConv", "convolutions are planned one after the other")
         recorder = active_recorder()
-        if recorder is not None and MultiConv._inside:
-            raise Error("Nested poptorch.MultiConv is not supported.")
+        check(recorder is None or not MultiConv._inside, "Nested poptorch.MultiConv is not supported.", Error)
         MultiConv._inside += 1
         self._first = 0 if recorder is None else len(recorder.page.ops)
 
@@ -156,8 +154,7 @@ def cond(
 
 
 def _require_tensors(given: Any, says: str) -> None:
-    if not isinstance(given, list | tuple):
-        raise ValueError(f"{says}. (Object is not list)")
+    check(isinstance(given, list | tuple), f"{says}. (Object is not list)", ValueError)
     for position, tensor in enumerate(given):
         if not isinstance(tensor, Tensor):
             raise ValueError(f"{says}. (Object contained in list at index {position} is not torch.tensor)")

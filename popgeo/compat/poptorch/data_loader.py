@@ -44,7 +44,7 @@ class DataLoader(torch.utils.data.DataLoader):
         (4, [[0, 1, 2, 3], [4, 5, 6, 7]])
     """
 
-    _accessor: AsynchronousDataAccessor | None = None  # __del__ asks for it, also where an error comes first
+    _accessor: AsynchronousDataAccessor | None = None
 
     def __init__(
         self, options: Options, dataset: Any, batch_size: int | None = 1, shuffle: bool | None = None,
@@ -78,8 +78,7 @@ class DataLoader(torch.utils.data.DataLoader):
             kwargs["generator"] = kwargs.get("generator") or generator_for_a_thread()
         if batch_sampler is not None:
             check(not shuffle, "batch_sampler option is mutually exclusive with shuffle")
-            size = batch_sampler.batch_size if isinstance(batch_sampler, BatchSampler) else None
-            self._combined = None if size is None else size * factor
+            self._combined = batch_sampler.batch_size * factor if isinstance(batch_sampler, BatchSampler) else None
             kwargs |= {"batch_sampler": _Combined(batch_sampler, factor, drop_last)}  # type: ignore[arg-type]
             check(self._rebatched_to is None, "batch_sampler is not supported with DataLoaderMode.AsyncRebatched")
         else:
@@ -120,13 +119,8 @@ class DataLoader(torch.utils.data.DataLoader):
         """The batches of an epoch, loaded as they are asked for."""
         if self._part is not None:
             self._part.next_epoch()
-        batches = super().__iter__()
-        if self._rebatched_to is None:
-            return batches
-        return rebatched(batches, self._rebatched_to, self._drop_last_row)
-
-    def __del__(self) -> None:
-        self.terminate()
+        batches, size = super().__iter__(), self._rebatched_to
+        return batches if size is None else rebatched(batches, size, self._drop_last_row)
 
 
 def generator_for_a_thread() -> torch.Generator:

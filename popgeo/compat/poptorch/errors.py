@@ -11,11 +11,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-import popgeo
 from popgeo.capture.held_state import ReplacedStateError
 from popgeo.compat.account import ignored
 
-_PACKAGE = os.path.dirname(popgeo.__file__) + os.sep
+_PACKAGE = f"{Path(__file__).parents[2]}{os.sep}"
 with Path(__file__).parent.with_name("sentences.csv").open(newline="") as _file:
     _SENTENCES = {row["of"]: row["sentence"] for row in csv.DictReader(_file)}
 
@@ -83,17 +82,17 @@ class Frozen(AttributeError, ValueError):
     """A change of options that are in use."""
 
 
-def check(condition: object, message: str) -> None:
-    """Raises what PopTorch's assertions raise, also where Python runs without them.
+def check(condition: object, message: str, kind: type[Exception] = CheckFailed) -> None:
+    """Raises an error of this kind, by default what PopTorch's assertions raise, if a condition does not hold.
 
     Raises:
-        CheckFailed: the condition does not hold.
+        CheckFailed: the condition does not hold, and no other kind is given.
 
     Example:
         >>> check(True, "never said")
     """
     if not condition:
-        raise CheckFailed(message)
+        raise kind(message)
 
 
 @contextmanager
@@ -151,12 +150,10 @@ def setLogLevel(level: str | int) -> None:
         >>> setLogLevel("WARN")
     """
     if isinstance(level, int):
-        if level not in _NUMBERS:
-            raise ValueError(f"Invalid log level integer {level}; it must be one of {sorted(_NUMBERS)}.")
+        check(level in _NUMBERS, f"Invalid log level integer {level}; it must be one of {[*_NUMBERS]}.", ValueError)
         level = _NUMBERS[level]
-    if level not in LEVELS:
-        names = sorted(LEVELS)
-        raise ValueError(f"Unknown log level: {level}. Valid values are {', '.join(names[:-1])} and {names[-1]}")
+    *names, last = sorted(LEVELS)
+    check(level in LEVELS, f"Unknown log level: {level}. Valid values are {', '.join(names)} and {last}", ValueError)
     _LOG.setLevel(LEVELS[level])
 
 
@@ -169,8 +166,7 @@ def setPopartLogLevel(level: str) -> None:
     Example:
         >>> setPopartLogLevel("WARN")
     """
-    if level not in LEVELS:
-        raise ValueError(f"Level must be one of {', '.join(LEVELS)}; it is {level!r}.")
+    check(level in LEVELS, f"Level must be one of {', '.join(LEVELS)}; it is {level!r}.", ValueError)
     ignored("_logging.setPopartLogLevel", "there is no PopART that would print anything")
 
 

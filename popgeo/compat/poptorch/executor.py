@@ -3,7 +3,7 @@
 import copy
 import logging
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import torch
@@ -95,10 +95,9 @@ class PoplarExecutor(CompiledModule):
         self._copy_buffers(self._options.updatable_named_buffers)
 
     def _copy_buffers(self, names: Iterable[str]) -> None:
-        buffers = dict(self._model.named_buffers())
-        for own in [state.buffers for state in self.compiled.replica_states()]:
-            for name in own.keys() & {*names}:
-                own[name].copy_(buffers[name])
+        for state in self.compiled.replica_states():
+            for name in state.buffers.keys() & {*names}:
+                state.buffers[name].copy_(self._model.get_buffer(name))
 
     @contextmanager
     def _buffers_apart(self) -> Iterator[None]:
@@ -156,13 +155,11 @@ class PoplarExecutor(CompiledModule):
         if self._compiled is None:
             return
         self._name_optimizer(self._compiled)
-        if popgeo_options(self._options, optimizer) != self._compiled.options:
-            self._compile_again()
-            return
-        try:
-            self._compiled.set_optimizer(optimizer)
-        except ValueError:
-            self._compile_again()
+        if popgeo_options(self._options, optimizer) == self._compiled.options:
+            with suppress(ValueError):
+                self._compiled.set_optimizer(optimizer)
+                return
+        self._compile_again()
 
     def getTensorNames(self) -> list[str]:
         """Names of PopART's tensors.
@@ -188,8 +185,7 @@ class PoplarExecutor(CompiledModule):
         """
         if not self._options._Popart.options["instrumentWithHardwareCycleCounter"]:
             raise Error("Cycle count logging is disabled. Please set option logCycleCount to True to enable.")
-        if not self._has_run:
-            raise Error("Please run the model at least once before obtaining cycle count.")
+        check(self._has_run, "Please run the model at least once before obtaining cycle count.", Error)
         return self.report.total_cycles * self._options.device_iterations
 
     def save(self, filename: str, export_model: bool = True, save_rng_state: bool = True) -> None:

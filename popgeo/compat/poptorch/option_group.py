@@ -8,7 +8,6 @@ can say is a method under `setter`. What all choices are in popgeo's terms is sa
 import ast
 import copy
 import csv
-import difflib
 import functools
 import inspect
 from collections.abc import Callable, Mapping
@@ -19,6 +18,7 @@ from typing import Any, ClassVar, TypeVar
 from popgeo.compat.account import Treatment, enter
 from popgeo.compat.poptorch.enums import ConnectionType, HalfFloatCastingBehavior, SyncPattern
 from popgeo.compat.poptorch.errors import Frozen, check
+from popgeo.did_you_mean import meant
 
 Group = TypeVar("Group", bound="OptionGroup")
 Accept = Callable[[str, Any], Any]  # turns the name of a setter and its argument into what is kept, or refuses it
@@ -77,8 +77,7 @@ class OptionGroup:
         self.checkIsFrozen()
         for option, value in values.items():
             self._values.setdefault(option, value)
-            self.set(**{option: value})
-        return self
+        return self.set(**values)
 
     def deleteIfExists(self, option: str) -> None:
         """Takes an option's value away."""
@@ -94,8 +93,7 @@ class OptionGroup:
         Raises:
             AttributeError: it is; it is a ValueError too.
         """
-        if vars(self).get("_is_frozen") and option != "_is_frozen":
-            raise Frozen("Can't modify frozen Options")
+        check(not vars(self).get("_is_frozen") or option == "_is_frozen", "Can't modify frozen Options", Frozen)
 
     def toDict(self) -> dict[str, Any]:
         """All options and their values."""
@@ -126,8 +124,8 @@ class OptionGroup:
 
     def __getattr__(self, option: str) -> Any:
         if option.startswith("_") or option not in self._values:
-            near = difflib.get_close_matches(option, [name for name in dir(self) if not name.startswith("_")], 1)
-            raise AttributeError(f"Invalid attribute {option}.{f' Did you mean {near[0]}?' if near else ''}")
+            known = (name for name in dir(self) if not name.startswith("_"))
+            raise AttributeError(f"Invalid attribute {option}.{meant(option, known)}")
         return self._values[option]
 
     def __setattr__(self, option: str, value: Any) -> None:
@@ -146,9 +144,7 @@ class OptionGroup:
         return f"{type(self).__name__.lstrip('_')}({', '.join(parts)})"
 
 
-def setter(
-    keeps: str, becomes: str | None, because: str = "", accepts: Accept | None = None
-) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+def setter(keeps: str, becomes: str | None, because: str = "") -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Makes a setter of a method that has a name, an argument and a docstring, and mostly no body.
 
     Args:
@@ -156,8 +152,10 @@ def setter(
             next to the options that `toDict` lists.
         becomes: What the account says of it; None leaves that to the method.
         because: Why, or how.
-        accepts: Turns the name of the setter and its argument into what is kept, or refuses it. A method with a body
-            does so itself: what it returns is kept, unless it is None.
+
+    Returns:
+        A decorator. A method with a body may refuse the argument, or turn it into something else: what the method
+        returns is kept, unless it is None.
 
     Example:
         >>> class Names(OptionGroup):
@@ -174,13 +172,10 @@ def setter(
         def choose(self: Group, *args: Any, **kwargs: Any) -> Group:
             bound = signature.bind(self, *args, **kwargs)
             bound.apply_defaults()
-            *_, choice = bound.arguments.values()
-            if accepts is not None:
-                choice = accepts(name, choice)
-            made = method(self, *args, **kwargs)
-            self._keep(keeps, choice if made is None else made)
+            made = method(*bound.args)
+            self._keep(keeps, bound.args[-1] if made is None else made)
             if becomes is not None:
-                enter(f"{self._asked}.{name}", Treatment(becomes), because)
+                enter(Treatment(becomes), f"{self._asked}.{name}", because)
             return self
 
         choose.becomes = becomes and Treatment(becomes)  # type: ignore[attr-defined]
@@ -250,9 +245,11 @@ with Path(__file__).with_name("options.csv").open(newline="") as _file:
 def _setter_of(row: Mapping[str, str], kinds: Mapping[str, tuple[Any, Accept | None]]) -> Callable[..., Any]:
     """The method that a row describes, with its name, signature and docstring."""
 
-    def method(self: OptionGroup, *args: Any, **kwargs: Any) -> None: ...
-
     kind, accepts = kinds[row["kind"]]
+
+    def method(self: OptionGroup, choice: Any) -> Any:
+        return choice if accepts is None else accepts(row["name"], choice)
+
     either = inspect.Parameter.POSITIONAL_OR_KEYWORD
     default = True if row["default"] == "True" else inspect.Parameter.empty
     parameter = inspect.Parameter(row["parameter"], either, default=default, annotation=kind)
@@ -261,4 +258,4 @@ def _setter_of(row: Mapping[str, str], kinds: Mapping[str, tuple[Any, Accept | N
     )
     method.__name__, method.__doc__ = row["name"], row["explains"]
     method.__qualname__ = f"{row['group']}.{row['name']}"
-    return setter(row["keeps"], row["becomes"] or None, row["because"], accepts)(method)
+    return setter(row["keeps"], row["becomes"] or None, row["because"])(method)

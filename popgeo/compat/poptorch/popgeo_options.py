@@ -1,26 +1,24 @@
 """PopTorch's options of one model, and what they are in popgeo's terms."""
 
-import copy
 from dataclasses import replace
 from typing import Any
 
 import torch
 from torch.optim import Optimizer
 
+from popgeo import ipu
 from popgeo.compat.account import ignored
 from popgeo.compat.poptorch import enums
-from popgeo.compat.poptorch.errors import CheckFailed, Error, said
+from popgeo.compat.poptorch.errors import Error, check, said
 from popgeo.compat.poptorch.options import Options
 from popgeo.engine.loss_scaling import LossScaling
 from popgeo.engine.optimizer.flat_parameters import is_elementwise
-from popgeo.ipu.options import Options as PopgeoOptions
-from popgeo.ipu.target import IpuTarget
 
 _MODES = {"Final": "final", "EveryN": "every_n", "All": "all", "Sum": "sum"}  # PopTorch's names and popgeo's
 _MOST_IPUS = 64  # of one replica: a pod has no more
 
 
-def popgeo_options(options: Options, optimizer: Optimizer | None) -> PopgeoOptions:
+def popgeo_options(options: Options, optimizer: Optimizer | None) -> ipu.Options:
     """The choices that decide results and the modelled machine; an output mode has been picked.
 
     Args:
@@ -37,7 +35,7 @@ def popgeo_options(options: Options, optimizer: Optimizer | None) -> PopgeoOptio
     """
     popart = options._Popart.options
     strategy = options._execution_strategy
-    return PopgeoOptions(
+    return ipu.Options(
         device_iterations=options.device_iterations, replication_factor=options.replication_factor,
         gradient_accumulation=options.Training.gradient_accumulation,
         reduction=options.Training.accumulation_and_replication_reduction_type.name.lower(),
@@ -68,18 +66,15 @@ def options_in_use(options: Options | None, training: bool, optimizer: Optimizer
     if options is not None and not isinstance(options, Options):
         raise Error(f"Invalid type: 'options' is of type {type(options)} (Expected poptorch.Options)")
     given = options if options is not None else Options()
-    if not training:
-        if given.Training.gradient_accumulation != 1:
-            raise Error(said("options_in_use"))
-        if optimizer is not None:
-            raise CheckFailed("Optimizer should be None for inference")
+    check(training or given.Training.gradient_accumulation == 1, said("options_in_use"), Error)
+    check(training or optimizer is None, "Optimizer should be None for inference")
     if given.replication_factor % given.input_group_size:
         raise Error(
             f"Options.inputReplicaGrouping has groups of {given.input_group_size}, which do not divide "
             f"Options.replicationFactor({given.replication_factor})."
         )
     given._freeze()
-    own = copy.deepcopy(given)
+    own = given.clone()
     if own.defaultOutputMode():
         own.set(output_mode=(enums.OutputMode.Final if training else enums.OutputMode.All).value)
     in_half = getattr(optimizer, "accum_type", None) == torch.float16
@@ -101,8 +96,8 @@ def _of_optimizer(optimizer: Optimizer | None, *, follows_gradients: bool) -> di
 
 def _matmul_proportion(by_ipu: dict[int, float]) -> float | tuple[float, ...]:
     """The share of a tile's memory that products take on each IPU; if not given, as on the machine."""
-    default = PopgeoOptions().proportion_of(0)
-    return tuple(by_ipu.get(ipu, default) for ipu in range(_MOST_IPUS)) if by_ipu else default
+    default = ipu.Options().proportion_of(0)
+    return tuple(by_ipu.get(number, default) for number in range(_MOST_IPUS)) if by_ipu else default
 
 
 def _shards_state(options: Options, optimizer: Optimizer | None) -> bool:
@@ -116,9 +111,9 @@ def _shards_state(options: Options, optimizer: Optimizer | None) -> bool:
     return asked and alike
 
 
-def _target(options: Options) -> IpuTarget:
+def _target(options: Options) -> ipu.IpuTarget:
     """The machine of the generation asked for, without the tiles kept for transfers."""
     version = options.ipu_version if options.exists("ipu_version") else 2
-    target = IpuTarget.gc2() if version == 1 else IpuTarget.bow()
+    target = ipu.IpuTarget.gc2() if version == 1 else ipu.IpuTarget.bow()
     kept = options.TensorLocations.toDict().get("numIOTiles", 0)
     return replace(target, num_tiles=target.num_tiles - kept) if kept else target

@@ -164,21 +164,19 @@ class ExecutionStrategy:
     """What strategies have in common: stages by the names of their blocks."""
 
     schedule: str | None = None  # popgeo's name of the order; None for its usual one
+    _takes: tuple[type, ...] = (Phase, Stage, str)
 
     def __init__(self, *args: Any) -> None:
         self.auto_stage: Any = None
-        self._stages: list[Stage] = []
         self._phases: list[Phase] = []
         for part in _parts(args):
-            if isinstance(part, Phase):
-                self._phases.append(part)
-                self._stages += part.stages
-            elif isinstance(part, str | Stage):
-                self._stages.append(part if isinstance(part, Stage) else Stage(part))
+            if isinstance(part, self._takes):
+                self._phases.append(part if isinstance(part, Phase) else Phase(part))
             elif self.auto_stage is None and hasattr(part, "name"):
                 self.auto_stage = part
             else:
                 raise ValueError(f"{type(self).__name__} takes Stages, names of blocks or an AutoStage, found {part}.")
+        self._stages = [stage for phase in self._phases for stage in phase.stages]
         self._by_block: dict[str, Stage] = {}
         for stage in self._stages:
             for block in stage.blocks:
@@ -229,15 +227,12 @@ class PipelinedExecution(ExecutionStrategy):
 
 class _PhasedExecution(ExecutionStrategy):
     schedule = "phased"
+    _takes = (Phase, Stage, str, list, tuple)
 
     def stages(self) -> str | list[Any] | None:
         """A stage for each phase: they come one after the other, here on one IPU, and so do the stages of each."""
         names = ([name for stage in phase.stages for name in stage.names] for phase in self._phases)
         return [stage_choices.Stage(*of_phase) for of_phase in names] or super().stages()
-
-    def __init__(self, *phases: Any) -> None:
-        made = [Phase(*p) if isinstance(p, list | tuple) else p for p in _parts(phases)]
-        super().__init__(*(p if isinstance(p, Phase) or hasattr(p, "name") else Phase(p) for p in made))
 
     def phase(self, phase: int) -> Phase:
         """One of its phases."""

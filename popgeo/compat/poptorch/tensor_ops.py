@@ -9,12 +9,11 @@ from torch.utils._pytree import tree_leaves
 
 from popgeo.capture.print_tensor import print_tensor
 from popgeo.compat.account import honoured, recorded
-from popgeo.compat.poptorch.errors import Error, said
+from popgeo.compat.poptorch.errors import Error, check, said
 
 
 def _require_tensor(tensor: Any, says: str) -> None:
-    if not isinstance(tensor, Tensor):
-        raise ValueError(f"{says}. {type(tensor)} is not supported.")
+    check(isinstance(tensor, Tensor), f"{says}. {type(tensor)} is not supported.", ValueError)
 
 
 def nop(tensor: Tensor) -> Tensor:
@@ -67,8 +66,7 @@ def recomputationCheckpoint(*tensors: Any) -> Any:
     """
     if len(tensors) == 1 and isinstance(tensors[0], tuple | list):
         return type(tensors[0])(recomputationCheckpoint(*tensors[0]))
-    if not all(isinstance(tensor, Tensor) for tensor in tensors):
-        raise ValueError("All inputs must be tensors")
+    check(all(isinstance(tensor, Tensor) for tensor in tensors), "All inputs must be tensors", ValueError)
     recorded("recomputationCheckpoint", "nothing is computed again in the backward pass")
     return tensors[0] if len(tensors) == 1 else tuple(tensors)
 

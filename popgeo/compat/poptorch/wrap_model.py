@@ -45,8 +45,7 @@ def trainingModel(
         3.0
     """
     module: Any = model.model if isinstance(model, PoplarExecutor) else model
-    if is_wrapped(module):
-        raise RuntimeError(said("trainingModel"))
+    check(not is_wrapped(module), said("trainingModel"), RuntimeError)
     return PoplarExecutor(model=module, options=options, training=True, optimizer=optimizer)
 
 

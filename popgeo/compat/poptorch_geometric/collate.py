@@ -22,6 +22,8 @@ from popgeo.data.flat_store import FlatStore
 from popgeo.data.subset import take
 from popgeo.data.super_batch import join
 from popgeo.data.trim import OverSizeStrategy, trim
+from popgeo.loader.strategy import equal_numbers_that_fit
+from popgeo.packing import Budget
 
 
 class FixedSizeError(RuntimeError, ValueError):
@@ -205,9 +207,6 @@ def _what_is_short(count: int, options: data.FixedSizeOptions, error: str) -> st
 
 
 def _without_what_overflows(store: FlatStore, options: data.FixedSizeOptions) -> FlatStore:
-    left, kept = options.limits(store.size_axes).copy(), []
-    for i, sizes in enumerate(store.sizes):
-        if (sizes <= left).all():
-            kept.append(i)
-            left -= sizes
-    return take(store, np.array(kept, dtype=np.int64)) if len(kept) < len(store) else store
+    limits = tuple(options.limits(store.size_axes).tolist())
+    packs = equal_numbers_that_fit(store.sizes, Budget(sizes=limits, num_graphs=len(store)))
+    return take(store, packs.indices) if len(packs.skipped) else store

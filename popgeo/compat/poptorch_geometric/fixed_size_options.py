@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from popgeo import data
-from popgeo.compat.poptorch.errors import said
+from popgeo.compat.poptorch.errors import check, said
 from popgeo.data.trim import OverSizeStrategy
 from popgeo.loader.strategy import FixedSizeStrategy
 
@@ -68,8 +68,7 @@ class FixedSizeOptions(data.FixedSizeOptions):
 
 def validate_num_graphs(num_graphs: int) -> None:
     """Raises ValueError if a batch has no room for a real graph and a graph of padding."""
-    if num_graphs < 2:
-        raise ValueError(said("validate_num_graphs", num_graphs=num_graphs))
+    check(num_graphs >= 2, said("validate_num_graphs", num_graphs=num_graphs), ValueError)
 
 
 _SIZES = ("num_nodes", "num_edges", "num_graphs")
@@ -84,28 +83,28 @@ _OF_COLLATER = ["num_nodes", *_OF_OPTIONS[:-1], "add_masks_to_batch", "trim_node
 _OF_COLLATER += ["follow_batch", "exclude_keys"]
 
 
-def in_todays_words(
-    dataset: Any, num_nodes: int | None, batch_size: int | None, given: Mapping[str, Any]
-) -> dict[str, Any]:
+def in_todays_words(dataset: Any, given: Mapping[str, Any]) -> dict[str, Any]:
     """The arguments of `FixedSizeDataLoader` that mean the same as arguments of `CustomFixedSizeDataLoader`.
 
     Args:
         dataset: The graphs.
-        num_nodes: Nodes of a batch; None has room for the largest graphs.
-        batch_size: Graphs of a batch, one of padding included; 2 by default, and what a packing `batch_sampler` says.
-        given: Other arguments: `collater_args` (sizes, pad values, `add_masks_to_batch`, `trim_nodes`, `trim_edges`),
-            `fixed_size_options`, `batch_sampler`, and what torch's `DataLoader` takes.
+        given: `num_nodes` of a batch, by default with room for the largest graphs; `batch_size`, its graphs with one of
+            padding, by default 2 or what a packing `batch_sampler` says; `num_edges`; `collater_args` (sizes, pad
+            values, `add_masks_to_batch`, `trim_nodes`, `trim_edges`); `fixed_size_options`, `batch_sampler`, and what
+            torch's `DataLoader` takes.
 
     Raises:
         AssertionError: a `batch_sampler` makes batches of more nodes than fit.
 
     Example:
-        >>> given = {"collater_args": {"num_edges": 300, "trim_edges": True}}
-        >>> in_todays_words([], 100, 10, given)["over_size_strategy"]
+        >>> given = {"num_nodes": 100, "batch_size": 10, "collater_args": {"num_edges": 300, "trim_edges": True}}
+        >>> in_todays_words([], given)["over_size_strategy"]
         <OverSizeStrategy.TrimEdges: 3>
     """
     rest = dict(given)
+    num_nodes, batch_size, num_edges = (rest.pop(name, None) for name in ("num_nodes", "batch_size", "num_edges"))
     of_collater = dict(rest.pop("collater_args", None) or {})
+    of_collater |= {} if num_edges is None else {"num_edges": num_edges}
     sampler, options = rest.get("batch_sampler"), rest.pop("fixed_size_options", None)
     if options is None:
         sizes = {name: of_collater.pop(name) for name in _OF_OPTIONS if name in of_collater}
@@ -113,17 +112,15 @@ def in_todays_words(
             batch_size = sampler.max_num_graphs + 1
             sizes.setdefault("num_edges", sampler.max_num_edges + 1)
             used = sampler.max_num_nodes
-            if num_nodes is not None and num_nodes <= used:
-                raise AssertionError(said("in_todays_words", num_nodes=num_nodes, used=used))
+            check(num_nodes is None or num_nodes > used, said("in_todays_words", num_nodes=num_nodes, used=used))
             num_nodes = num_nodes or used + 1
         sizes.setdefault("num_graphs", batch_size or 2)
         if num_nodes is None:
-            num_nodes = FixedSizeOptions.from_dataset(dataset, sizes["num_graphs"]).num_nodes  # type: ignore[assignment]
-        options = FixedSizeOptions(num_nodes, **sizes)  # type: ignore[arg-type]
+            num_nodes = FixedSizeOptions.from_dataset(dataset, sizes["num_graphs"]).num_nodes
+        options = FixedSizeOptions(num_nodes, **sizes)
     trims = bool(of_collater.pop("trim_nodes", False)), bool(of_collater.pop("trim_edges", False))
     masks = bool(of_collater.pop("add_masks_to_batch", False))
-    if of_collater:
-        raise AssertionError(f"`collater_args` holds {sorted(of_collater)}; pass them to the loader itself.")
+    check(not of_collater, f"`collater_args` holds {sorted(of_collater)}; pass them to the loader itself.")
     strategy = next(one for one in OverSizeStrategy if (one.trims_nodes, one.trims_edges) == trims)
     told = {"fixed_size_options": options, "over_size_strategy": strategy, "add_pad_masks": masks}
     return {"batch_size": options.num_graphs, **told, **rest}
@@ -142,13 +139,8 @@ def packed_in_todays_words(dataset: Any, given: Mapping[str, Any]) -> dict[str, 
         >>> told["fixed_size_strategy"].name
         'StreamPack'
     """
-    rest = dict(given)
-    rest["collater_args"] = of_collater = dict(rest.pop("collater_args", None) or {})
-    if (num_edges := rest.pop("num_edges", None)) is not None:
-        of_collater["num_edges"] = num_edges
-    pads = rest.get("batch_sampler") is not None
-    told = in_todays_words(dataset, rest.pop("num_nodes", None), rest.pop("batch_size", 2), rest)
-    return {"fixed_size_strategy": FixedSizeStrategy.PadToMax if pads else FixedSizeStrategy.StreamPack, **told}
+    strategy = FixedSizeStrategy.StreamPack if given.get("batch_sampler") is None else FixedSizeStrategy.PadToMax
+    return {"fixed_size_strategy": strategy, **in_todays_words(dataset, {"batch_size": 2, **given})}
 
 
 def clusters_in_todays_words(cluster_data: Any, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -166,11 +158,9 @@ def clusters_in_todays_words(cluster_data: Any, given: Mapping[str, Any]) -> dic
         >>> clusters_in_todays_words([], given)["fixed_size_options"].num_edges
         300
     """
-    rest = dict(given)
-    num_nodes, batch_size = rest.pop("num_nodes", None), rest.pop("batch_size", 1)
-    if num_nodes is None:
+    if given.get("num_nodes") is None:
         raise ValueError("FixedSizeClusterLoader is given collater_args without num_nodes; pass fixed_size_options.")
-    return {**in_todays_words(cluster_data, num_nodes, 2, rest), "batch_size": batch_size}
+    return {**in_todays_words(cluster_data, {**given, "batch_size": 2}), "batch_size": given.get("batch_size", 1)}
 
 
 def sizes_in_todays_words(args: Sequence[Any], given: Mapping[str, Any]) -> dict[str, Any]:
@@ -209,8 +199,7 @@ def with_older_words(translate: Callable[[Any, Mapping[str, Any]], dict[str, Any
         def begin(self: Any, *args: Any, **kwargs: Any) -> None:
             if older := sorted(_OLDER_WORDS & {*kwargs}):
                 given = {**dict(zip([graphs, *names], args, strict=False)), **kwargs}
-                if given.get("fixed_size_options") is not None:
-                    raise ValueError(said("begin", older=", ".join(older)))
+                check(given.get("fixed_size_options") is None, said("begin", older=", ".join(older)), ValueError)
                 own = given.pop(graphs)
                 args, kwargs = (own,), translate(own, given)
             init(self, *args, **kwargs)

@@ -104,17 +104,16 @@ class PyGFixedSizeNeighborLoader(torch.utils.data.DataLoader[Any]):
         Raises:
             FixedSizeError: it does not fit.
         """
-        sample = sample.clone() if isinstance(sample, Data) else sample.__copy__()
+        sample = copy.copy(sample)
         place = self._of_seeds(sample)
         kept = {name: place[name] for name in ("batch_size", "input_id") if name in place}
         for name in kept:
             del place[name]
-        stores = [sample] if self.input_type is None else sample.node_stores
-        for store in stores:
-            seeds = kept.get("batch_size", 0) if self.input_type in (None, store._key) else 0
+        for store in sample.node_stores:
+            seeds = kept.get("batch_size", 0) if store._key == self.input_type else 0
             store[_SEEDS] = torch.arange(store.num_nodes) < seeds
         batch = self.fixed_size_collater([sample])
-        for store in [batch] if self.input_type is None else batch.node_stores:
+        for store in batch.node_stores:
             del store[_SEEDS]
         self._of_seeds(batch).update(kept)
         return BatchOfSeeds.of(batch) if self.input_type is None else batch
@@ -149,9 +148,8 @@ class BatchOfSeeds(DataBatch):
     @classmethod
     def of(cls, batch: Batch) -> "BatchOfSeeds":
         """The same batch, of this class."""
-        made: BatchOfSeeds = object.__new__(cls)
-        made.__dict__.update(copy.copy(batch).__dict__)
-        made._store._parent = made
+        made: Any = copy.copy(batch)
+        object.__setattr__(made, "__class__", cls)  # Data's own would make an attribute of the graph of it
         return made
 
     @property

@@ -1,13 +1,14 @@
 """Loaders of graphs and clusters over torch's `DataLoader`: as PyG batches them, and with every batch of one size."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from torch.utils.data import RandomSampler
 from torch_geometric.loader import ClusterLoader
 
-from popgeo.compat.poptorch.errors import said
+from popgeo.compat.poptorch.errors import check, said
 from popgeo.compat.poptorch_geometric import fixed_size_options as _words
 from popgeo.compat.poptorch_geometric.collate import Collater, FixedSizeCollater, make_per_type
 from popgeo.compat.poptorch_geometric.fixed_size_options import FixedSizeOptions
@@ -87,8 +88,7 @@ class FixedSizeDataLoader(torch.utils.data.DataLoader[Any]):
         over_size_strategy: OverSizeStrategy = OverSizeStrategy.Error, add_pad_masks: bool | None = True,
         follow_batch: Sequence[str] | None = None, exclude_keys: Sequence[str] | None = None, **kwargs: Any,
     ) -> None:  # fmt: skip
-        if "collate_fn" in kwargs:
-            raise AssertionError(said("FixedSizeDataLoader", kind=type(self).__name__))
+        check("collate_fn" not in kwargs, said("FixedSizeDataLoader", kind=type(self).__name__), AssertionError)
         self.fixed_size_options = fixed_size_options or FixedSizeOptions.from_dataset(dataset, batch_size)
         make_per_type(self.fixed_size_options, dataset[0])
         if batch_size != self.fixed_size_options.num_graphs:
@@ -100,8 +100,7 @@ class FixedSizeDataLoader(torch.utils.data.DataLoader[Any]):
             raise ValueError(said("FixedSizeDataLoader 2", fixed_size_strategy=fixed_size_strategy))
         sampler, skips = kwargs.pop("batch_sampler", None), over_size_strategy is OverSizeStrategy.Skip
         if fixed_size_strategy is FixedSizeStrategy.StreamPack:
-            if sampler is not None:
-                raise ValueError(said("FixedSizeDataLoader 3", sampler=sampler))
+            check(sampler is None, said("FixedSizeDataLoader 3", sampler=sampler), ValueError)
             sampler = self._packing(dataset, shuffle, over_size_strategy, kwargs)
         self.batch_sampler, self.padded_batch_size = sampler, batch_size
         self._mini_batch_size = None if sampler is not None else batch_size - 1
@@ -147,7 +146,8 @@ class ByOlderArguments:
     def __init__(
         self, dataset: Any, num_nodes: int | None = None, batch_size: int | None = None, **kwargs: Any
     ) -> None:
-        super().__init__(dataset, **_words.in_todays_words(dataset, num_nodes, batch_size, kwargs))  # type: ignore[call-arg]
+        given = {"num_nodes": num_nodes, "batch_size": batch_size, **kwargs}
+        super().__init__(dataset, **_words.in_todays_words(dataset, given))  # type: ignore[call-arg]
 
 
 class CustomFixedSizeDataLoader(ByOlderArguments, FixedSizeDataLoader):
@@ -205,14 +205,9 @@ class FixedSizeClusterLoader(torch.utils.data.DataLoader[Any]):
         super().__init__(dataset=range(len(cluster_data)), batch_size=batch_size, collate_fn=collate, **kwargs)  # type: ignore[arg-type]
 
     def _create_collater(self, *args: Any) -> Callable[[list[int]], Any]:
-        return _ClustersTogether(self.cluster_data, FixedSizeCollater.of_loader(*args))
+        return partial(_together, ClusterLoader(self.cluster_data), FixedSizeCollater.of_loader(*args))
 
 
-class _ClustersTogether:
-    """Makes a batch of the numbers of clusters."""
-
-    def __init__(self, cluster_data: Any, collate: FixedSizeCollater) -> None:
-        self.together, self.collate = ClusterLoader(cluster_data)._collate, collate
-
-    def __call__(self, clusters: list[int]) -> Any:
-        return self.collate([self.together(clusters)])
+def _together(loader: ClusterLoader, collate: FixedSizeCollater, clusters: list[int]) -> Any:
+    """A batch of the clusters of these numbers."""
+    return collate([loader._collate(clusters)])

@@ -78,10 +78,8 @@ def _take_what_pyg_took() -> None:
 
     @functools.wraps(make)
     def take(layer: MessagePassing, *args: Any, **kwargs: Any) -> None:
-        if "add_self_loops" in kwargs:
-            del kwargs["add_self_loops"]
-            because = "the layer adds none; PyG 2.4 ignored it too"
-            ignored(f"{type(layer).__name__}(add_self_loops=)", because)
+        if kwargs.pop("add_self_loops", None) is not None:
+            ignored(f"{type(layer).__name__}(add_self_loops=)", "the layer adds none; PyG 2.4 ignored it too")
         make(layer, *args, **kwargs)
 
     _put(MessagePassing, "__init__", take)
@@ -122,20 +120,14 @@ def _sampled(original: Callable[..., Any]) -> Callable[..., Any]:
         how = {name: getattr(sampler, name) for name in ("replace", "disjoint", "temporal_strategy")}
         induced = sampler.subgraph_type.value == "induced"
         how |= {"subgraph_type": "induced" if induced else "directional", "seed_time": seed_time}
-        numbers = sampler.num_neighbors
-        if not isinstance(seed, dict):
-            graph = _compressed(sampler.colptr, sampler.row, sampler.num_nodes, *_of_edges(sampler, sampler.row, None))
-            out: Any = sample_neighbors(graph, seed.long(), numbers.get_mapped_values(), **how)
-            return SamplerOutput(**{name: _plain(getattr(out, name)) for name in _SAMPLED})
-        graphs, by_type = {}, numbers._get_values(sampler.edge_types)
-        for edge_type in sampler.edge_types:
-            key = sampler.to_rel_type[edge_type]
-            row, num_sources = sampler.row_dict[key], sampler.num_nodes[edge_type[0]]
-            of_edges = _of_edges(sampler, row, edge_type)
-            graphs[edge_type] = _compressed(sampler.colptr_dict[key], row, num_sources, *of_edges)
-        seeds = {key: ids.long() for key, ids in seed.items()}
-        out = sample_neighbors(graphs, seeds, {edge_type: by_type[edge_type] for edge_type in graphs}, **how)
-        return HeteroSamplerOutput(**{name: _plain(getattr(out, name)) for name in _SAMPLED})
+        numbers, kind = sampler.num_neighbors, HeteroSamplerOutput if isinstance(seed, dict) else SamplerOutput
+        if isinstance(seed, dict):
+            graphs = {edge_type: _compressed(sampler, edge_type) for edge_type in sampler.edge_types}
+            seeds = {key: ids.long() for key, ids in seed.items()}
+            out: Any = sample_neighbors(graphs, seeds, numbers._get_values(sampler.edge_types), **how)
+        else:
+            out = sample_neighbors(_compressed(sampler, None), seed.long(), numbers.get_mapped_values(), **how)
+        return kind(**{name: _plain(getattr(out, name)) for name in _SAMPLED})
 
     return sample
 
@@ -147,19 +139,15 @@ def _plain(part: Any) -> Any:
     return list(part) if isinstance(part, tuple) else part
 
 
-def _compressed(
-    colptr: Tensor, row: Tensor, num_sources: int, weight: Tensor | None, time: Tensor | None
-) -> CompressedGraph:
-    return CompressedGraph(rowptr=colptr, col=row.to(colptr.dtype), num_cols=num_sources, weight=weight, time=time)
-
-
-def _of_edges(sampler: Any, row: Tensor, edge_type: Any) -> tuple[Tensor | None, Tensor | None]:
-    """How likely each edge is drawn, and the time of it or of its source."""
+def _compressed(sampler: Any, edge_type: Any) -> CompressedGraph:
+    """The edges of a type, or of a graph without types: how likely each is drawn, and its time or its source's."""
     if edge_type is None:
+        colptr, row, num_sources = sampler.colptr, sampler.row, sampler.num_nodes
         weight, of_edges, of_nodes = sampler.edge_weight, sampler.edge_time, sampler.node_time
     else:
         key = sampler.to_rel_type[edge_type]
+        colptr, row, num_sources = sampler.colptr_dict[key], sampler.row_dict[key], sampler.num_nodes[edge_type[0]]
         weight, of_edges = ((found or {}).get(key) for found in (sampler.edge_weight, sampler.edge_time))
         of_nodes = (sampler.node_time or {}).get(edge_type[0])
     time = of_edges if of_edges is not None else None if of_nodes is None else of_nodes[row]
-    return weight, time
+    return CompressedGraph(rowptr=colptr, col=row.to(colptr.dtype), num_cols=num_sources, weight=weight, time=time)

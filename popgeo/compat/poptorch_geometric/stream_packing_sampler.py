@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from torch.utils.data import RandomSampler, Sampler, SequentialSampler
 
-from popgeo.compat.poptorch.errors import said
+from popgeo.compat.poptorch.errors import check, said
 from popgeo.compat.poptorch_geometric.collate import FixedSizeCollater
 from popgeo.compat.poptorch_geometric.fixed_size_options import FixedSizeOptions
 from popgeo.data.axes import Level
@@ -50,8 +50,7 @@ class StreamPackingSampler(Sampler[list[int]]):
     ) -> None:  # fmt: skip
         if isinstance(base_sampler, Sized) and len(base_sampler) == 0:
             raise ValueError(f"The `sampler` {base_sampler} is empty. Pass one of at least one graph.")
-        if max_num_graphs is None or max_num_graphs < 1:
-            raise ValueError(f"`max_num_graphs` must be at least 1; it is {max_num_graphs}.")
+        check((max_num_graphs or 0) > 0, f"`max_num_graphs` must be at least 1; it is {max_num_graphs}.", ValueError)
         for name, most in (("max_num_nodes", max_num_nodes), ("max_num_edges", max_num_edges)):
             if isinstance(most, int) and most < max_num_graphs:
                 raise ValueError(said("StreamPackingSampler 3", name=name, max_num_graphs=max_num_graphs, most=most))
@@ -87,8 +86,7 @@ class StreamPackingSampler(Sampler[list[int]]):
         Raises:
             TypeError: the order is a random one, which is drawn again for each pass.
         """
-        if isinstance(self.base_sampler, RandomSampler):
-            raise UnknownLength(said("StreamPackingSampler 2"))
+        check(not isinstance(self.base_sampler, RandomSampler), said("StreamPackingSampler 2"), UnknownLength)
         return sum(1 for _ in self)
 
     def _counted(self, level: Level, most: Any) -> tuple[np.ndarray, list[int]]:

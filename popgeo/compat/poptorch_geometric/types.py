@@ -77,11 +77,10 @@ def _places(graph: Any) -> list[tuple[Any, str]]:
     return sorted(places, key=lambda place: place[1]) if isinstance(graph, Data) else places
 
 
-_FLAG = "disable_dynamic_shapes"
-
-
-class SubstitutionManager:
+class SubstitutionManager(torch_geometric.experimental_mode):
     """Lets PyG refuse what has no fixed shape, with the argument that it needs, while the block runs.
+
+    Without a block, `replace` begins and `restore` ends.
 
     Example:
         >>> import torch
@@ -93,20 +92,10 @@ class SubstitutionManager:
         ValueError: Dynamic shapes disabled. Argument 'batch_size' needs to be set
     """
 
-    def replace(self) -> None:
-        """Begins."""
-        torch_geometric.experimental.set_experimental_mode(True, _FLAG)
+    def __init__(self) -> None:
+        super().__init__("disable_dynamic_shapes")
 
-    def restore(self) -> None:
-        """Ends."""
-        torch_geometric.experimental.set_experimental_mode(False, _FLAG)
-
-    def __enter__(self) -> "SubstitutionManager":
-        self.replace()
-        return self
-
-    def __exit__(self, *exception: Any) -> None:
-        self.restore()
+    replace, restore = torch_geometric.experimental_mode.__enter__, torch_geometric.experimental_mode.__exit__
 
 
 @call_once

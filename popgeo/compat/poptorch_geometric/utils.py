@@ -125,9 +125,8 @@ class TrainingStepper:
         Raises:
             AssertionError: they differ.
         """
-        own = dict(self.ipu_model.named_parameters())
-        for name, expected in self.cpu_model.named_parameters():
-            self.assert_close(actual=own[name], expected=expected, id=name)
+        own, expected = (dict(model.named_parameters()) for model in (self.ipu_model, self.cpu_model))
+        self.assert_close(actual=own, expected=expected, id="Parameters")
 
     def assert_close(self, actual: Any, expected: Any, id: str) -> None:
         """Compares what is called `id`.

@@ -80,7 +80,7 @@ def test_setters_are_listed_and_explained_and_take_their_arguments_by_name():
         (options, "deviceIteration", "deviceIterations"),
         (options.Jit, "traceModl", "traceModel"),
     ):
-        with pytest.raises(AttributeError, match=f"Invalid attribute {typo}. Did you mean {right}"):
+        with pytest.raises(AttributeError, match=f"Invalid attribute {typo}. Did you mean '{right}'"):
             getattr(group, typo)
     with pytest.raises(TypeError, match="argument"):
         options.deviceIterations()
@@ -148,7 +148,14 @@ def test_a_file_sets_options_and_runs_nothing_else(tmp_path):
     with pytest.raises(poptorch.ConfigFileError, match=r"SyntaxError at line 2 of run.conf.*(\n|.)*> options.repl"):
         options.loadFromFile(str(path))
     assert options.device_iterations == 4
-    for line in ("deviceIterations(__import__('os').getpid())", "__class__", "logDir(poptorch.load('file'))", "a = 1"):
+    strange = ("deviceIterations(__import__('os').getpid())", "__class__", "logDir(poptorch.load('file'))", "a = 1")
+    for line in (
+        *strange,
+        "logDir([one for one in 'ab'])",
+        "logDir(f'{1}')",
+        "logDir((lambda: 'a')())",
+        "logDir('ab'[0])",
+    ):
         path.write_text(line)
         with pytest.raises(poptorch.ConfigFileError, match=r"[lL]ine 1 of run\.conf"):
             poptorch.Options().loadFromFile(str(path))

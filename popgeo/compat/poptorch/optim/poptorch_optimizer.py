@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from popgeo.compat.account import honoured, ignored
-from popgeo.compat.poptorch.errors import said
+from popgeo.compat.poptorch.errors import check, said
 from popgeo.engine.loss_scaling import LossScale
 from popgeo.engine.optimizer.mixed_worker import MixedWorker, needs_mixed
 from popgeo.engine.optimizer.precision import restore_types
@@ -128,8 +128,7 @@ class PoptorchOptimizer(torch.optim.Optimizer):
             raise ValueError("PopTorch optimizers do not support the amsgrad variant; pass amsgrad=False.")
         apart = {"loss_scaling", "max_grad_norm", "accum_type", *self.choices, *self.types, *_WITHOUT_MEANING}
         super().__init__(params, **{name: setting for name, setting in given.items() if name not in apart})
-        for name in self.choices:
-            setattr(self, name, given.get(name))
+        vars(self).update({name: given.get(name) for name in self.choices})
         for group in (*self.param_groups, self.defaults):
             for name, default in self.of_groups.items():
                 group.setdefault(name, given.get(name, default))
@@ -146,8 +145,7 @@ class PoptorchOptimizer(torch.optim.Optimizer):
 
     def _take_types(self, given: Mapping[str, Any]) -> None:
         for name in ("accum_type", *self.types):
-            if given.get(name, torch.float32) not in _TYPES:
-                raise ValueError(said("take_types", name=name, given=given[name]))
+            check(given.get(name) in (None, *_TYPES), said("take_types", name=name, given=given.get(name)), ValueError)
         self.accum_type = given.get("accum_type", torch.float32)
         narrow = [name for name in self.types if given.get(name) is torch.float16]
         self.state_types = {key: torch.float16 for name in narrow for key in self.types[name]}
