@@ -198,12 +198,12 @@ def apply_file(options: Any, path: str | os.PathLike[str]) -> None:
             text = f"options.{line}"
             try:
                 if line and not line.startswith("#"):
-                    calls.append((number, text, ast.parse(text, mode="eval")))
+                    calls.append((number, text, ast.parse(text, mode="eval").body))
             except SyntaxError as error:
                 raise _refusal(f"SyntaxError at line {number}", path, error.msg, text) from error
     for number, text, call in calls:
         try:
-            _run(call, {"options": options, "poptorch": _Names()})
+            _value_of(call, {"options": options, "poptorch": _Names()})
         except _NoCall as error:
             raise _refusal(f"Line {number}", path, str(error), text) from None
 
@@ -252,15 +252,20 @@ class _Names:
         return found
 
 
-_PARTS = ast.Expression | ast.Call | ast.keyword | ast.Attribute | ast.Name | ast.Load
-_PARTS |= ast.Constant | ast.UnaryOp | ast.USub | ast.List | ast.Tuple | ast.Set | ast.Dict
-
-
-def _run(call: ast.Expression, names: Mapping[str, Any]) -> None:
-    """Runs a call that is made of literals, of names among `names` and their attributes, and of calls of these."""
-    for part in ast.walk(call):
-        strange = isinstance(part, ast.Name) and part.id not in names
-        hidden = isinstance(part, ast.Attribute) and part.attr.startswith("__")
-        if strange or hidden or not isinstance(part, _PARTS):
-            raise _NoCall(f"`{ast.unparse(part)}` is neither a setter of poptorch.Options nor an argument")
-    eval(compile(call, "options", "eval"), {"__builtins__": {}, **names})
+def _value_of(node: ast.expr, names: Mapping[str, Any]) -> Any:
+    """The value of a literal, of a name among `names` or its attribute, or of a call."""
+    match node:
+        case ast.Name() if node.id in names:
+            return names[node.id]
+        case ast.Attribute() if not node.attr.startswith("__"):
+            return getattr(_value_of(node.value, names), node.attr)
+        case ast.Call():
+            arguments = [_value_of(part, names) for part in node.args]
+            named = {part.arg: _value_of(part.value, names) for part in node.keywords if part.arg is not None}
+            return _value_of(node.func, names)(*arguments, **named)
+        case ast.List() | ast.Tuple():
+            return [_value_of(part, names) for part in node.elts]
+    try:
+        return ast.literal_eval(node)
+    except ValueError:
+        raise _NoCall(f"`{ast.unparse(node)}` is neither a setter of poptorch.Options nor an argument") from None
