@@ -45,9 +45,14 @@ def check_array(name: str, tensor: Tensor, shape: Sequence[int], dtype: torch.dt
 
 
 def check_plan_tensors(
-    name: str, index: Tensor, num_rows: int, rowptr: Tensor, perm: Tensor | None
-) -> tuple[Tensor, Tensor | None]:
-    """The tensors of a plan as the compiled kernels read them; their values are checked there, edge by edge."""
+    name: str, index: Tensor, num_rows: int, rowptr: Tensor | None, perm: Tensor | None
+) -> tuple[Tensor | None, Tensor | None]:
+    """The tensors of a plan as the compiled kernels read them; their values are checked there, edge by edge.
+
+    Without a row pointer there is no plan.
+    """
+    if rowptr is None:
+        return None, None
     num_edges = index.shape[0]
     for tensor, size in ((rowptr, num_rows + 1), (perm, num_edges)):
         if tensor is None:

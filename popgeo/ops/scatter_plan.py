@@ -75,11 +75,9 @@ class ScatterPlan:
             >>> ScatterPlan.from_index(torch.tensor([0, 0, 1]), num_rows=2).perm is None
             True
         """
-        if is_direct(index):
-            rowptr, perm, is_sorted = _plan(index, num_rows)
-            return cls(index=index, rowptr=rowptr, perm=None if is_sorted else perm)
-        rowptr, perm = torch.ops.popgeo.plan(index, num_rows)
-        return cls(index=index, rowptr=rowptr, perm=perm)
+        made = _plan(index, num_rows) if is_direct(index) else (*torch.ops.popgeo.plan(index, num_rows), False)
+        rowptr, perm, is_sorted = made
+        return cls(index=index, rowptr=rowptr, perm=None if is_sorted else perm)
 
     @classmethod
     def regular(cls, num_rows: int, degree: int, *, device: torch.device | None = None) -> "ScatterPlan":

@@ -49,8 +49,7 @@ def _extremum(src: Tensor, index: Tensor, num_rows: int, *plan: Any, largest: bo
         refuse_index("index", index, num_rows)
         return reference.scatter_extremum(src, index, num_rows, largest=largest)
     num_edges, channels = src.shape
-    if rowptr is not None:
-        rowptr, perm = check_plan_tensors("index", index, num_rows, rowptr, perm)
+    rowptr, perm = check_plan_tensors("index", index, num_rows, rowptr, perm)
     src, index = src.contiguous(), as_int64(index)
     out = src.new_empty(num_rows, channels)
     arg = index.new_empty(num_rows, channels)
@@ -131,13 +130,12 @@ def _product_of_others(src: Tensor, index: Tensor) -> Tensor:
     Edges before times edges after, each by doubling the reach of a running product; made of plain torch ops, so torch
     differentiates it as often as asked. `index` is sorted.
     """
-    before = _running_product(src, index, shift=1)
-    after = _running_product(src.flip(0), index.flip(0), shift=1).flip(0)
-    return before * after
+    return _product_before(src, index) * _product_before(src.flip(0), index.flip(0)).flip(0)
 
 
-def _running_product(src: Tensor, index: Tensor, shift: int) -> Tensor:
-    product = _shifted(src, index, shift)
+def _product_before(src: Tensor, index: Tensor) -> Tensor:
+    """For each edge the product of the edges of its row before it."""
+    product = _shifted(src, index, 1)
     reach = 1
     while reach < src.shape[0]:
         product = product * _shifted(product, index, reach)

@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from popgeo.native import library
 from popgeo.ops import reference, sum_on_device
@@ -102,11 +103,7 @@ def _gather_csr(x: Tensor, indptr: Tensor, num_edges: int) -> Tensor:
         return torch.where((row < len(x))[:, None], x.index_select(0, row.clamp(max=len(x) - 1)), 0)
     first, last = _check_pointers(indptr, num_edges)
     inside = torch.repeat_interleave(x, indptr.diff(), dim=0)
-    if (first, last) == (0, num_edges):
-        return inside
-    out = x.new_zeros(num_edges, x.shape[1])
-    out[first:last] = inside
-    return out
+    return inside if (first, last) == (0, num_edges) else F.pad(inside, (0, 0, first, num_edges - last))
 
 
 def _fake_segment_sum(src: Tensor, indptr: Tensor) -> Tensor:
@@ -119,14 +116,10 @@ def _fake_gather_csr(x: Tensor, indptr: Tensor, num_edges: int) -> Tensor:
     return x.new_empty(num_edges, x.shape[1])
 
 
-def _save_segment_sum(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    src, indptr = inputs
+def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    src, indptr, *_ = inputs
     ctx.num_edges = src.shape[0]
     ctx.save_for_backward(indptr)
-
-
-def _save_gather_csr(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    ctx.save_for_backward(inputs[1])
 
 
 def _differentiate_segment_sum(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
@@ -144,7 +137,7 @@ segment_sum_rows = register(
     "segment_sum(Tensor src, Tensor indptr) -> Tensor",
     kernel=_segment_sum,
     fake=_fake_segment_sum,
-    setup_context=_save_segment_sum,
+    setup_context=_save,
     backward=_differentiate_segment_sum,
 )
 # (x, indptr, num_edges): each row of `x` between its pointers, zero outside of them. [num_edges, channels]
@@ -152,6 +145,6 @@ gather_csr_rows = register(
     "gather_csr(Tensor x, Tensor indptr, SymInt num_edges) -> Tensor",
     kernel=_gather_csr,
     fake=_fake_gather_csr,
-    setup_context=_save_gather_csr,
+    setup_context=_save,
     backward=_differentiate_gather_csr,
 )
