@@ -45,7 +45,8 @@ def _load(path: Path) -> tuple[ctypes.CDLL | None, str]:
         library = ctypes.CDLL(str(path))
     except OSError as error:
         return None, f"{path} could not be loaded: {error}."
-    is_same = _built_from(library) == sources_checksum()
+    built_from = getattr(library, "popgeo_sources", None)
+    is_same = built_from is not None and built_from() & 0xFFFFFFFF == sources_checksum()  # C's number has a sign here
     return (library, "") if is_same else (None, f"{path} was built from other sources than these.")
 
 
@@ -68,16 +69,6 @@ def _warn_once(reason: str) -> None:
 def sources_checksum() -> int:
     """Of the C++ files that belong to these Python files; `setup.py` builds the same into the library."""
     return zlib.crc32(b"".join(path.read_bytes() for path in sorted(_CSRC.glob("*.[ch]*"))))
-
-
-def _built_from(library: ctypes.CDLL) -> int:
-    """The checksum of the sources that the library was built from; -1 if it does not say."""
-    try:
-        entry = library.popgeo_sources
-    except AttributeError:
-        return -1
-    entry.restype = ctypes.c_uint32
-    return int(entry())
 
 
 @functools.cache
