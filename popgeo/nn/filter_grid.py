@@ -22,6 +22,7 @@ from popgeo.ops.interaction_call import STENCIL, interpolated
 _POINTS = {torch.float32: (193, 257, 385, 513, 769, 1025), torch.float64: (513, 1025, 1537)}
 _LARGEST_ERROR = {torch.float32: (2.5e-7, 5e-7), torch.float64: (1e-10, 1e-9)}
 EDGES_FOR_EACH_POINT = 3  # with fewer edges a network runs faster at each edge
+FILTERS = "grid", "edges"  # on a grid where that is as exact, or by the networks at each edge
 # Eager calls of each model: not an attribute of it, which would make it a different model for a kept step.
 _CALLS: "WeakKeyDictionary[nn.Module, int]" = WeakKeyDictionary()
 # Modules that make each row of their result from one row alone, the same in each call.
@@ -94,18 +95,9 @@ class GridFilters:
 
         [num_nodes, channels] -> the same shape, or [num_nodes, 5 * channels] -> [num_nodes, 4 * channels]
         """
-        return interaction(
-            x,
-            self.table,
-            self.r,
-            self.edges.neighbour,
-            self.edges.centre,
-            x.size(0),
-            self.cutoff,
-            direction=direction,
-            half_list=self.edges.half_list,
-            plan=self.plan,
-        )
+        src, dst, half_list = self.edges.neighbour, self.edges.centre, self.edges.half_list
+        ends = self.r, src, dst, x.size(0), self.cutoff
+        return interaction(x, self.table, *ends, direction=direction, half_list=half_list, plan=self.plan)
 
 
 class HasFilterNetworks(nn.Module):
@@ -138,8 +130,7 @@ class HasFilterNetworks(nn.Module):
         if made.can_be_tables() and dtype in _POINTS:
             least = self.filter_points or 0
             found = next((n for n in _POINTS[dtype] if n >= least and _is_exact(made, n, dtype)), None)
-        if found != self.filter_points:
-            self.filter_points = found
+        self.filter_points = found
 
     def grid_filters(self, r: Tensor, edges: Edges, num_nodes: int) -> list[GridFilters] | None:
         """The filters of each block on a grid; None if the networks are to run at each edge."""
@@ -177,17 +168,6 @@ def is_hooked(modules: Iterable[nn.Module]) -> bool:
         for hooks in (part._forward_hooks, part._forward_pre_hooks, part._backward_hooks, part._backward_pre_hooks)
         for hook in hooks.values()
     )
-
-
-def require_filters(filters: str) -> str:
-    """The choice of how filters are made.
-
-    Raises:
-        ValueError: it is unknown.
-    """
-    if filters not in ("grid", "edges"):
-        raise ValueError(f"filters is {filters!r}; it is 'grid' or 'edges'.")
-    return filters
 
 
 def _run(module: nn.Module, rows: Tensor) -> Tensor:

@@ -11,6 +11,7 @@ from torch_geometric.nn.models.schnet import RadiusInteractionGraph
 from torch_geometric.nn.models.schnet import SchNet as PyGSchNet
 
 from popgeo.nn.interaction_graph import KNNInteractionGraph
+from popgeo.ops.refusals import check_least
 
 POOLS: tuple[Callable[..., Tensor], ...] = (pyg.global_add_pool, pyg.global_mean_pool, pyg.global_max_pool)
 INNER = (pyg.MessagePassing, pyg.aggr.Aggregation)
@@ -45,8 +46,7 @@ def to_fixed_size(model: nn.Module, num_graphs: int) -> nn.Module:
         >>> to_fixed_size(model, num_graphs=5)(x, edge_index, torch.tensor([0, 1])).shape
         torch.Size([5, 4])
     """
-    if num_graphs < 1:
-        raise ValueError(f"num_graphs is {num_graphs}; a batch has at least one graph.")
+    check_least(1, num_graphs=num_graphs)
     for name, module in model.named_modules():
         _refuse(name or type(model).__name__, module)
     return _fix(copy.deepcopy(model), num_graphs, {}, is_inner=False)

@@ -73,10 +73,6 @@ class Call:
         """The same call on other `tensors`."""
         return replace(self, **dict(zip(("x", "table", "r", "direction"), tensors, strict=True)))
 
-    def planned(self, plan: Tensor, weights: Tensor) -> "Call":
-        """The same call with a plan."""
-        return replace(self, plan=plan, weights=weights)
-
     def sums(self) -> Tensor:
         """The definition, in operations that torch differentiates to any order. [num_nodes, channels]"""
         w = interpolated(self.table, self.r, self.cutoff).to(self.x.dtype)
@@ -145,7 +141,7 @@ class Call:
             plan, weights = empty_plan(self.src, self.dst, self.r)
             fill_plan(self.src, self.dst, self.r.contiguous(), self.cutoff, sizes, plan, weights)
         tensors = [None if t is None else library.as_read(t) for t in self.tensors]
-        return self.of(tensors).planned(library.as_read(plan), library.as_read(weights))
+        return replace(self.of(tensors), plan=library.as_read(plan), weights=library.as_read(weights))
 
     def pack(
         self,

@@ -26,8 +26,8 @@ def as_int64(index: Tensor) -> Tensor:
     return index if index.dtype is torch.int64 and index.is_contiguous() else index.long().contiguous()
 
 
-def check_array(name: str, tensor: Tensor, shape: Sequence[int], dtype: torch.dtype) -> None:
-    """Checks that a tensor has the shape and the type that a kernel reads.
+def check_array(name: str, tensor: Tensor | None, shape: Sequence[int], dtype: torch.dtype) -> None:
+    """Checks that a tensor, if there is one, has the shape and the type that a kernel reads.
 
     Raises:
         ValueError: the shape does not fit.
@@ -38,7 +38,7 @@ def check_array(name: str, tensor: Tensor, shape: Sequence[int], dtype: torch.dt
             ...
         ValueError: grad has shape (2, 3) and dtype torch.float32; it must have (2, 4) and torch.float32.
     """
-    if tensor.shape != tuple(shape) or tensor.dtype is not dtype:
+    if tensor is not None and (tensor.shape != tuple(shape) or tensor.dtype is not dtype):
         raise ValueError(
             f"{name} has shape {tuple(tensor.shape)} and dtype {tensor.dtype}; it must have {tuple(shape)} and {dtype}."
         )

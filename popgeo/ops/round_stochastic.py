@@ -54,15 +54,10 @@ def _keys(counter: int) -> tuple[int, int]:
 
 def _check(x: Tensor, counter: Tensor, dtype: torch.dtype) -> None:
     if x.dtype is not torch.float32 or dtype not in _NARROW:
-        raise ValueError(
-            f"Stochastic rounding is from torch.float32 to torch.float16 or torch.bfloat16, not from {x.dtype} to "
-            f"{dtype}."
-        )
+        raise ValueError(f"Rounding is from torch.float32 to one of {_NARROW}, not from {x.dtype} to {dtype}.")
     if counter.dtype is not torch.int64 or counter.numel() != 1:
-        raise ValueError(
-            f"The counter is {counter.dtype} of shape {list(counter.shape)}; it is one torch.int64, such as "
-            "torch.tensor(7)."
-        )
+        given = f"{counter.dtype} of shape {list(counter.shape)}"
+        raise ValueError(f"The counter is {given}; it is one torch.int64, such as torch.tensor(7).")
 
 
 def _round(x: Tensor, counter: Tensor, dtype: torch.dtype) -> Tensor:

@@ -60,10 +60,8 @@ def _require_pointers(indptr: Tensor, num_edges: int) -> None:
 
 def _check(indptr: Tensor) -> None:
     if indptr.dim() != 1 or indptr.shape[0] == 0 or indptr.dtype not in (torch.int64, torch.int32):
-        raise ValueError(
-            f"indptr has shape {tuple(indptr.shape)} and dtype {indptr.dtype}; "
-            "it is an int64 or int32 of (num_rows + 1,)."
-        )
+        given = f"shape {tuple(indptr.shape)} and dtype {indptr.dtype}"
+        raise ValueError(f"indptr has {given}; it is an int64 or int32 of (num_rows + 1,).")
 
 
 def _segment_sum(src: Tensor, indptr: Tensor) -> Tensor:
@@ -95,9 +93,7 @@ def _rowptr(indptr: Tensor, num_edges: int) -> Tensor | None:
 def _gather_csr(x: Tensor, indptr: Tensor, num_edges: int) -> Tensor:
     _check(indptr)
     if x.shape[0] != indptr.shape[0] - 1:
-        raise ValueError(
-            f"There are {x.shape[0]} rows and {indptr.shape[0]} pointers; pass one pointer more than rows."
-        )
+        raise ValueError(f"x has {x.shape[0]} rows and indptr {indptr.shape[0]} pointers; pass one more than rows.")
     if indptr.is_cuda and len(x):  # repeat_interleave would wait for the number of rows
         row = row_of_each_edge(indptr, num_edges)
         return torch.where((row < len(x))[:, None], x.index_select(0, row.clamp(max=len(x) - 1)), 0)

@@ -158,14 +158,11 @@ class AtomModel(HasFilterNetworks):
 def _without_images(r: Tensor, edge_index: Tensor, nodes_mask: Tensor) -> Tensor:
     """Lengths of edges of which none joins a real atom to itself, as only images of it in a periodic cell are."""
     itself = (edge_index[0] == edge_index[1]) & nodes_mask.index_select(0, edge_index[1])
-    return require(
-        ~itself.any(),
-        r,
-        lambda: (
-            f"{int(itself.sum())} edges join an atom to itself, which only images of it in a periodic cell are. Pass "
-            "edge_shift=batch.edge_shift, which popgeo.convert makes; or drop them if there is no cell."
-        ),
+    reason = (
+        "{} edges join an atom to itself, which only images of it in a periodic cell are. Pass "
+        "edge_shift=batch.edge_shift, which popgeo.convert makes; or drop them if there is no cell."
     )
+    return require(~itself.any(), r, lambda: reason.format(int(itself.sum())))
 
 
 def _warn_of_pairs(edges: Tensor) -> None:

@@ -8,13 +8,14 @@ from torch import Tensor, nn
 from popgeo.did_you_mean import names_arguments
 from popgeo.nn.atom_edges import Edges, directions
 from popgeo.nn.atom_targets import MAX_Z
-from popgeo.nn.filter_grid import FilterNetworks, GridFilters, is_hooked, require_filters
+from popgeo.nn.filter_grid import FILTERS, FilterNetworks, GridFilters, is_hooked
 from popgeo.nn.interaction_graph import KNNInteractionGraph
 from popgeo.nn.models.atom_model import AtomModel
 from popgeo.nn.radial import BesselBasis, envelope_for
-from popgeo.nn.readout import require_readout
+from popgeo.nn.readout import READOUTS
 from popgeo.ops.cfconv import vector_messages
 from popgeo.ops.half_precision import in_float32
+from popgeo.ops.refusals import check_choice
 
 # Added to the squared length of a vector, whose root has no slope at 0: 0.0001 is the length of no vector at all.
 SQUARED_LENGTH_OF_NOTHING = 1e-8
@@ -123,10 +124,11 @@ class PaiNN(AtomModel):
         filters: str = "grid",
     ) -> None:
         super().__init__()
-        require_readout(readout)
+        check_choice("readout", readout, READOUTS)
         self.hidden_channels, self.num_interactions = hidden_channels, num_interactions
         self.num_radial, self.cutoff, self.readout = num_radial, cutoff, readout
-        self.filters = require_filters(filters)
+        check_choice("filters", filters, FILTERS)
+        self.filters = filters
         self.embedding = nn.Embedding(MAX_Z, hidden_channels, padding_idx=0)
         self.interaction_graph = interaction_graph or KNNInteractionGraph(max_num_neighbors, cutoff)
         self.distance_expansion = BesselBasis(cutoff, num_radial)
@@ -152,11 +154,8 @@ class PaiNN(AtomModel):
         """The atoms' scalars after all blocks. [num_atoms, hidden_channels]"""
         edges = Edges.of(edge_index, z.size(0), half_list)
         direction = directions(pos, edge_index, r, self.cutoff, edge_shift)  # [num_edges, 3]
-        filters: list[GridFilters] | list[Tensor] | None = None
-        if not is_hooked(self.messages):
-            filters = self.grid_filters(r, edges, z.size(0))
-        if filters is None:
-            filters = self.filter_networks().at(r)  # [num_edges, 3 * hidden_channels]
+        grids = None if is_hooked(self.messages) else self.grid_filters(r, edges, z.size(0))
+        filters = self.filter_networks().at(r) if grids is None else grids  # [num_edges, 3 * hidden_channels]
         s = self.embedding(z)  # [num_nodes, hidden_channels]
         v = s.new_zeros(s.size(0), 3, s.size(1))
         for message, update, w in zip(self.messages, self.updates, filters, strict=True):

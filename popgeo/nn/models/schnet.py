@@ -9,12 +9,13 @@ from popgeo.did_you_mean import names_arguments
 from popgeo.elements import ATOMIC_MASSES
 from popgeo.nn.atom_edges import Edges
 from popgeo.nn.atom_targets import MAX_Z
-from popgeo.nn.filter_grid import FilterNetworks, GridFilters, require_filters
+from popgeo.nn.filter_grid import FILTERS, FilterNetworks, GridFilters
 from popgeo.nn.interaction_graph import KNNInteractionGraph
 from popgeo.nn.models.atom_model import AtomModel
 from popgeo.nn.radial import GaussianSmearing, ShiftedSoftplus, envelope_for
-from popgeo.nn.readout import require_readout
+from popgeo.nn.readout import READOUTS
 from popgeo.ops import global_add_pool
+from popgeo.ops.refusals import check_choice
 
 
 class CFConv(nn.Module):
@@ -53,9 +54,7 @@ class InteractionBlock(nn.Module):
 
         With `filters` on a grid, rows of all edges are never in memory.
         """
-        if filters is not None:
-            return self.lin(self.act(self.conv(x, filters, edges)))
-        w = self.mlp(rbf) * envelope  # [num_edges, num_filters]
+        w = self.mlp(rbf) * envelope if filters is None else filters  # [num_edges, num_filters]
         return self.lin(self.act(self.conv(x, w, edges)))
 
 
@@ -119,13 +118,14 @@ class SchNet(AtomModel):
         filters: str = "grid",
     ) -> None:
         super().__init__()
-        require_readout(readout)
+        check_choice("readout", readout, READOUTS)
         if (mean is None) != (std is None):
             raise ValueError(f"mean is {mean} and std is {std}; give both or none.")
         self.hidden_channels, self.num_filters, self.num_interactions = hidden_channels, num_filters, num_interactions
         self.num_gaussians, self.cutoff, self.readout = num_gaussians, cutoff, readout
         self.dipole, self.mean, self.std = dipole, mean, std
-        self.filters = require_filters(filters)
+        check_choice("filters", filters, FILTERS)
+        self.filters = filters
         self.embedding = nn.Embedding(MAX_Z, hidden_channels, padding_idx=0)
         self.interaction_graph = interaction_graph or KNNInteractionGraph(max_num_neighbors, cutoff)
         self.distance_expansion = GaussianSmearing(0.0, cutoff, num_gaussians)
