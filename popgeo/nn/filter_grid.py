@@ -22,7 +22,6 @@ from popgeo.ops.interaction_call import STENCIL, interpolated
 _POINTS = {torch.float32: (193, 257, 385, 513, 769, 1025), torch.float64: (513, 1025, 1537)}
 _LARGEST_ERROR = {torch.float32: (2.5e-7, 5e-7), torch.float64: (1e-10, 1e-9)}
 EDGES_FOR_EACH_POINT = 3  # with fewer edges a network runs faster at each edge
-FILTERS = "grid", "edges"  # on a grid where that is as exact, or by the networks at each edge
 # Eager calls of each model: not an attribute of it, which would make it a different model for a kept step.
 _CALLS: "WeakKeyDictionary[nn.Module, int]" = WeakKeyDictionary()
 # Modules that make each row of their result from one row alone, the same in each call.
@@ -126,11 +125,9 @@ class HasFilterNetworks(nn.Module):
         if made is None:  # nothing here would use a grid
             return
         dtype = next((p.dtype for p in self.parameters()), torch.float32)
-        found: int | None = None
-        if made.can_be_tables() and dtype in _POINTS:
-            least = self.filter_points or 0
-            found = next((n for n in _POINTS[dtype] if n >= least and _is_exact(made, n, dtype)), None)
-        self.filter_points = found
+        points = _POINTS.get(dtype, ()) if made.can_be_tables() else ()
+        least = self.filter_points or 0
+        self.filter_points = next((n for n in points if n >= least and _is_exact(made, n, dtype)), None)
 
     def grid_filters(self, r: Tensor, edges: Edges, num_nodes: int) -> list[GridFilters] | None:
         """The filters of each block on a grid; None if the networks are to run at each edge."""
@@ -143,9 +140,7 @@ class HasFilterNetworks(nn.Module):
             _CALLS[self] = calls + 1
         num_points, made = self.filter_points, self.filter_networks()
         is_worth_it = do_tables_stay() or r.shape[0] >= EDGES_FOR_EACH_POINT * (num_points or 0)
-        if not num_points or not is_worth_it or not serves(r, *self.parameters()):
-            return None
-        if made is None or not made.can_be_tables():
+        if not (num_points and made and is_worth_it and serves(r, *self.parameters()) and made.can_be_tables()):
             return None
         # In float64 slopes, which are differences, lose nothing.
         tables = made.tables(num_points, torch.float64 if r.requires_grad else r.dtype)

@@ -7,15 +7,11 @@ from torch import Tensor, nn
 
 from popgeo.did_you_mean import names_arguments
 from popgeo.nn.atom_edges import Edges, directions
-from popgeo.nn.atom_targets import MAX_Z
-from popgeo.nn.filter_grid import FILTERS, FilterNetworks, GridFilters, is_hooked
-from popgeo.nn.interaction_graph import KNNInteractionGraph
+from popgeo.nn.filter_grid import FilterNetworks, GridFilters, is_hooked
 from popgeo.nn.models.atom_model import AtomModel
 from popgeo.nn.radial import BesselBasis, envelope_for
-from popgeo.nn.readout import READOUTS
 from popgeo.ops.cfconv import vector_messages
 from popgeo.ops.half_precision import in_float32
-from popgeo.ops.refusals import check_choice
 
 # Added to the squared length of a vector, whose root has no slope at 0: 0.0001 is the length of no vector at all.
 SQUARED_LENGTH_OF_NOTHING = 1e-8
@@ -123,23 +119,13 @@ class PaiNN(AtomModel):
         envelope: nn.Module | None = None,
         filters: str = "grid",
     ) -> None:
-        super().__init__()
-        check_choice("readout", readout, READOUTS)
-        self.hidden_channels, self.num_interactions = hidden_channels, num_interactions
-        self.num_radial, self.cutoff, self.readout = num_radial, cutoff, readout
-        check_choice("filters", filters, FILTERS)
-        self.filters = filters
-        self.embedding = nn.Embedding(MAX_Z, hidden_channels, padding_idx=0)
-        self.interaction_graph = interaction_graph or KNNInteractionGraph(max_num_neighbors, cutoff)
+        super().__init__(hidden_channels, cutoff, interaction_graph, max_num_neighbors, readout, filters)
+        self.num_interactions, self.num_radial = num_interactions, num_radial
         self.distance_expansion = BesselBasis(cutoff, num_radial)
         self.envelope = envelope_for(cutoff, envelope)
         self.messages = nn.ModuleList(VectorMessage(hidden_channels, num_radial) for _ in range(num_interactions))
         self.updates = nn.ModuleList(VectorUpdate(hidden_channels) for _ in range(num_interactions))
-        self.lin1 = nn.Linear(hidden_channels, hidden_channels // 2)
-        self.act = nn.SiLU()
-        self.lin2 = nn.Linear(hidden_channels // 2, 1)
-        self.refer_to(atomref)
-        self.reset_parameters()
+        self._add_output(nn.SiLU(), atomref)
 
     def reset_parameters(self) -> None:
         """Draws weights as `SchNet` does; a block adds little at first."""
