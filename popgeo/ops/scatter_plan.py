@@ -1,6 +1,5 @@
 """ScatterPlan: the order in which each row meets its edges, made once per index and used by every layer."""
 
-import ctypes
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -15,7 +14,6 @@ from popgeo.ops.kernel_arguments import as_int64
 from popgeo.ops.refusals import check_ends, check_index, check_least, refuse_index, refuse_plan
 from popgeo.ops.register_op import register
 
-_POINTER, _INT = ctypes.c_void_p, ctypes.c_int64
 _SORTED, _UNSORTED = 1, 0  # what popgeo_plan returns; anything else is an index out of range
 _MAX_INT32 = 2**31 - 1
 
@@ -225,7 +223,7 @@ def sort_edges(index: Tensor, rowptr: Tensor, perm: Tensor) -> bool:
     Raises:
         ValueError: an index is out of range.
     """
-    native = library.function("popgeo_plan", (_POINTER, _INT, _INT, _POINTER, _POINTER), _INT)
+    native = library.function("popgeo_plan", "PqqPP", "q")
     assert native is not None
     num_edges, num_rows = index.shape[0], rowptr.shape[0] - 1
     status = native(library.address(index), num_edges, num_rows, rowptr.data_ptr(), perm.data_ptr())

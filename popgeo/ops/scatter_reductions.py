@@ -3,7 +3,6 @@
 popgeo::scatter_max and popgeo::scatter_min; popgeo::scatter_mul has gradients that are right at zeros.
 """
 
-import ctypes
 from functools import partial
 from typing import Any
 
@@ -18,19 +17,15 @@ from popgeo.ops.refusals import explain, refuse_index
 from popgeo.ops.register_op import register
 from popgeo.ops.scatter_plan import ScatterPlan
 
-_POINTER, _INT = ctypes.c_void_p, ctypes.c_int64
-_EXTREMUM = (_INT, _INT, *[_POINTER] * 6, *[_INT] * 5)
+_EXTREMUM = "popgeo_scatter_extremum", "qqPPPPPPqqqqq", "q"
 
 
 def extreme_at_once(
     src: Tensor, index: Tensor, num_rows: int, plan: ScatterPlan | None, *, largest: bool
 ) -> Tensor | None:
     """The extremes by the shortest way and without their positions; None where a call is unusual, or wrong."""
-    usual = usual_plan(src, index, num_rows, plan)
-    if usual is None or src.dtype not in NATIVE_DTYPES or num_rows < 0:
-        return None
-    native = library.function("popgeo_scatter_extremum", _EXTREMUM, _INT)
-    if native is None:
+    usual, native = usual_plan(src, index, num_rows, plan), library.function(*_EXTREMUM)
+    if usual is None or native is None or src.dtype not in NATIVE_DTYPES or num_rows < 0:
         return None
     (rowptr, perm, num_tiles), (num_edges, channels) = usual, src.shape
     out = src.new_empty(num_rows, channels)
@@ -44,7 +39,7 @@ def _extremum(src: Tensor, index: Tensor, num_rows: int, *plan: Any, largest: bo
     if src.dtype is torch.bool or src.is_complex():
         raise ValueError(f"src has dtype {src.dtype}, of which no entry is the largest. Call src.long() or src.abs().")
     rowptr, perm, num_tiles = filled(plan, NO_PLAN)
-    native = library.function("popgeo_scatter_extremum", _EXTREMUM, _INT)
+    native = library.function(*_EXTREMUM)
     if native is None or src.device.type != "cpu" or src.dtype not in NATIVE_DTYPES:
         refuse_index("index", index, num_rows)
         return reference.scatter_extremum(src, index, num_rows, largest=largest)

@@ -1,6 +1,5 @@
 """popgeo::segment_sum and popgeo::gather_csr: rows given by pointers, each op the derivative of the other."""
 
-import ctypes
 from typing import Any
 
 import torch
@@ -13,8 +12,6 @@ from popgeo.ops.gather_scatter import sum_compiled
 from popgeo.ops.kernel_arguments import as_int64
 from popgeo.ops.refusals import require
 from popgeo.ops.register_op import register
-
-_POINTER, _INT = ctypes.c_void_p, ctypes.c_int64
 
 
 def row_of_each_edge(indptr: Tensor, num_edges: int) -> Tensor:
@@ -80,7 +77,7 @@ def _segment_sum(src: Tensor, indptr: Tensor) -> Tensor:
 
 def _rowptr(indptr: Tensor, num_edges: int) -> Tensor | None:
     """The pointers as a plan holds them, or None without the compiled library."""
-    native = library.function("popgeo_rowptr", (_POINTER, _INT, _INT, _POINTER), _INT)
+    native = library.function("popgeo_rowptr", "PqqP", "q")
     if native is None or not indptr.is_cpu:
         return None
     indptr = as_int64(indptr)
