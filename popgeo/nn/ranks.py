@@ -68,7 +68,7 @@ class Ranks:
         check_least(1, k=k, num_negatives=num_negatives)
         check_shapes("Give one number for each rank.", num_candidates=(num_candidates, self.optimistic.shape))
         above = ((self.realistic - 1) / num_candidates.clamp(min=1)).clamp(max=1)  # a negative's chance to score higher
-        return float(bdtr(min(k - 1, num_negatives), num_negatives, above.cpu().numpy()).mean())  # at most so many
+        return float(bdtr(min(k - 1, num_negatives), num_negatives, above.cpu().numpy()).mean())  # k - 1 at most
 
     @staticmethod
     def join(*parts: "Ranks") -> "Ranks":

@@ -1,6 +1,6 @@
 """Any dimension and any broadcasting index, brought to the one form that the ops take: rows of channels."""
 
-from typing import NamedTuple
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -10,7 +10,8 @@ from popgeo.ops.refusals import check_dimension, refuse_index
 from popgeo.ops.scatter_plan import ScatterPlan
 
 
-class Rows(NamedTuple):
+@dataclass(frozen=True)
+class Rows:
     """A scatter along any dimension with any index, as rows of channels with one index each.
 
     An index that differs between channels becomes one row per entry: channel `c` of row `i` is row `i * channels + c`.
@@ -54,7 +55,7 @@ class Rows(NamedTuple):
             raise ValueError("The index differs between channels, and a plan is of one for all. Pass plan=None.")
         return plan_arguments(plan, self.index, self.num_rows)
 
-    def num_arriving(self, rowptr: Tensor | None) -> Tensor:
+    def count(self, rowptr: Tensor | None) -> Tensor:
         """How many entries arrive at each row, which a plan's row pointer tells. [num_rows, 1]"""
         if rowptr is not None:
             return rowptr.diff().unsqueeze(1)

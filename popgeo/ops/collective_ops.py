@@ -94,8 +94,7 @@ def _exchanged(x: Tensor, num_shards: int) -> Tensor:
     out = torch.empty_like(sent, memory_format=torch.contiguous_format)
     with names_lost_process("exchange rows"):
         dist.all_to_all_single(out, sent.contiguous())
-    out = out.movedim(2, 0).reshape(num_local, num_shards, *rest)  # [receiver, process and owner, ...]
-    return out.contiguous()
+    return out.movedim(2, 0).reshape(num_local, num_shards, *rest).contiguous()  # [receiver, process and owner, ...]
 
 
 def _remember(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:

@@ -108,7 +108,7 @@ def scatter_mean(
     total = rows.restore(scatter_sum_rows(rows.src, rows.index, rows.num_rows, *arguments))
     if out is not None:
         total = out.add_(total)
-    count = rows.restore(rows.num_arriving(arguments[0]).clamp_(min=1).to(src.dtype).expand(-1, rows.src.shape[1]))
+    count = rows.restore(rows.count(arguments[0]).clamp_(min=1).to(src.dtype).expand(-1, rows.src.shape[1]))
     mode = None if total.is_floating_point() or total.is_complex() else "floor"
     return torch.div(total, count, rounding_mode=mode) if out is None else out.div_(count, rounding_mode=mode)
 
@@ -211,7 +211,7 @@ def scatter_std(
     rows = Rows.of(src, index, dim, out, dim_size)
     arguments = rows.plan(plan)
     total = scatter_sum_rows(rows.src, rows.index, rows.num_rows, *arguments)  # checks the index
-    count = rows.num_arriving(arguments[0]).to(src.dtype).clamp(min=1)
+    count = rows.count(arguments[0]).to(src.dtype).clamp(min=1)
     deviation = rows.src - gather_rows(total / count, rows.index, *arguments)
     squares = rows.restore(scatter_sum_rows(deviation * deviation, rows.index, rows.num_rows, *arguments))
     if out is not None:

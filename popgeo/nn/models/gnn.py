@@ -236,9 +236,7 @@ def make_activation(act: str | Callable[[Tensor], Tensor]) -> Callable[[Tensor],
         >>> make_activation("relu")(torch.tensor([-1.0, 1.0]))
         tensor([0., 1.])
     """
-    if not isinstance(act, str):
-        return act
-    function = getattr(F, act, None)
+    function = getattr(F, act, None) if isinstance(act, str) else act
     if function is None:
         raise ValueError(f"act is {act!r}; it must be a function or a name in torch.nn.functional, such as 'relu'.")
     return function

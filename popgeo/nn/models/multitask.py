@@ -40,7 +40,7 @@ class Task:
         check_least(1, f"Task {self.name!r} predicts something.", num_labels=self.num_labels)
         check_choice(f"level of task {self.name!r}", self.level, ("graph", "node"))
         if not self.weight > 0:
-            raise ValueError(f"weight of task {self.name!r} is {self.weight}; make it positive or leave the task out.")
+            raise ValueError(f"weight of task {self.name!r} is {self.weight}; it must be positive, or leave it out.")
 
 
 class Multitask(nn.Module):
