@@ -6,7 +6,7 @@ import functools
 import sys
 import warnings
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,8 @@ _PATH = Path(__file__).with_name("_popgeo.so")
 _CSRC = Path(__file__).with_name("csrc")
 _SETUP = Path(__file__).parents[2] / "setup.py"  # of a source folder, in which Python may run
 _STRUCTURE = (ctypes.c_char_p,)
+# As in `struct`: an address, a 64-bit number, a 32-bit word.
+_TYPES = {"P": ctypes.c_void_p, "q": ctypes.c_int64, "I": ctypes.c_uint32}
 _switched_off = False
 
 
@@ -45,7 +47,8 @@ def _load(path: Path) -> tuple[ctypes.CDLL | None, str]:
         library = ctypes.CDLL(str(path))
     except OSError as error:
         return None, f"{path} could not be loaded: {error}."
-    is_same = _built_from(library) == sources_checksum()
+    built_from = getattr(library, "popgeo_sources", None)
+    is_same = built_from is not None and built_from() & 0xFFFFFFFF == sources_checksum()  # C's number has a sign here
     return (library, "") if is_same else (None, f"{path} was built from other sources than these.")
 
 
@@ -70,33 +73,25 @@ def sources_checksum() -> int:
     return zlib.crc32(b"".join(path.read_bytes() for path in sorted(_CSRC.glob("*.[ch]*"))))
 
 
-def _built_from(library: ctypes.CDLL) -> int:
-    """The checksum of the sources that the library was built from; -1 if it does not say."""
-    try:
-        entry = library.popgeo_sources
-    except AttributeError:
-        return -1
-    entry.restype = ctypes.c_uint32
-    return int(entry())
-
-
 @functools.cache
-def _bind(name: str, argtypes: tuple[Any, ...], restype: Any) -> Callable[..., Any] | None:
+def _bind(name: str, argtypes: str | tuple[Any, ...], restype: Any) -> Callable[..., Any] | None:
     library, reason = _open()
     if library is None:
         _warn_once(reason)
         return None
     entry = getattr(library, name)
-    entry.argtypes, entry.restype = argtypes, restype
+    entry.argtypes, entry.restype = [_TYPES.get(one, one) for one in argtypes], _TYPES.get(restype, restype)
     return entry
 
 
-def function(name: str, argtypes: Sequence[Any], restype: Any = None) -> Callable[..., Any] | None:
+def function(name: str, argtypes: str | tuple[Any, ...], restype: Any = None) -> Callable[..., Any] | None:
     """A C function of the library, or None if the caller must take its pure-torch path.
+
+    Types are ctypes' own, or letters of `struct`: "P" an address, "q" a 64-bit number, "I" a 32-bit word.
 
     Ask at each call (the answer is cached): `without_native` must be able to change it.
     """
-    return None if _switched_off else _bind(name, tuple(argtypes), restype)
+    return None if _switched_off else _bind(name, argtypes, restype)
 
 
 def packed(name: str) -> Callable[[bytes], int] | None:

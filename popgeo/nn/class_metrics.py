@@ -9,8 +9,7 @@ from torch import Tensor
 from popgeo.nn.loss import known_labels
 from popgeo.nn.require_classes import require_classes
 from popgeo.ops.half_precision import in_float32
-
-_AVERAGES = ("micro", "macro", "weighted", "none", None)
+from popgeo.ops.refusals import check_choice
 
 
 @in_float32
@@ -133,8 +132,7 @@ def f1_score(
 
 def _averaged(part: Tensor, whole: Tensor, counts: Tensor, average: str | None, input: Tensor) -> Tensor:
     """The ratios of each class, or what is made of them."""
-    if average not in _AVERAGES:
-        raise ValueError(f"average is {average!r}; it is {', '.join(map(repr, _AVERAGES))}.")
+    check_choice("average", average, ("micro", "macro", "weighted", "none", None))
     ratios = _ratio(part, whole)
     if input.dim() == 1 and input.is_floating_point():  # scores of one class
         return ratios[1]

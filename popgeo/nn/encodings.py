@@ -2,7 +2,7 @@
 
 import numpy as np
 import torch
-from scipy.sparse import coo_matrix
+from scipy.sparse import csr_matrix
 from scipy.sparse.csgraph import shortest_path
 from torch import Tensor
 from torch_geometric.data import Data
@@ -45,7 +45,7 @@ class RandomWalkEncoding(_Encoding):
 
     def forward(self, data: Data) -> Data:
         """Sets the attribute; PyG copies the graph beforehand."""
-        adjacency = _adjacency(data)
+        adjacency = _adjacency(data).toarray()
         degree = adjacency.sum(1, keepdims=True)
         step = adjacency / np.maximum(degree, 1)  # D^-1 A
         walk, returns = step, [step.diagonal()]
@@ -84,7 +84,7 @@ class LaplacianEncoding(_Encoding):
 
     def forward(self, data: Data) -> Data:
         """Sets both attributes; PyG copies the graph beforehand."""
-        adjacency = _adjacency(data)
+        adjacency = _adjacency(data).toarray()
         adjacency = np.maximum(adjacency, adjacency.T)
         degree = adjacency.sum(1)
         scale = np.where(degree > 0, np.maximum(degree, 1) ** -0.5, 0.0)
@@ -130,9 +130,7 @@ class ShortestPaths(_Encoding):
     def forward(self, data: Data) -> Data:
         """Sets the attribute; PyG copies the graph beforehand."""
         num_nodes = _fits(data, self.max_num_nodes)
-        row, col = data.edge_index.numpy()
-        graph = coo_matrix((np.ones(len(row)), (row, col)), shape=(num_nodes, num_nodes)).tocsr()
-        hops = shortest_path(graph, unweighted=True)
+        hops = shortest_path(_adjacency(data), unweighted=True)
         hops = np.where(np.isinf(hops), self.max_hops + 1, np.minimum(hops, self.max_hops))
         absent = ((0, 0), (0, self.max_num_nodes - num_nodes))
         data[self.name] = torch.from_numpy(np.pad(hops, absent, constant_values=self.max_hops + 2).astype(np.uint8))
@@ -163,9 +161,7 @@ class PairDistances(_Encoding):
     def forward(self, data: Data) -> Data:
         """Sets the attribute; PyG copies the graph beforehand."""
         if data.pos is None:
-            raise ValueError(
-                "The graph has no pos, so its nodes have no distances. Leave PairDistances out, or add it."
-            )
+            raise ValueError("The graph has no pos, so it has no distances. Add pos, or leave PairDistances out.")
         num_nodes = _fits(data, self.max_num_nodes)
         distance = torch.linalg.vector_norm(data.pos.unsqueeze(1) - data.pos, dim=2)
         data[self.name] = torch.nn.functional.pad(distance, (0, self.max_num_nodes - num_nodes))
@@ -191,12 +187,10 @@ def draw_signs(encoding: Tensor, batch: Tensor, num_graphs: int, training: bool)
     return encoding * torch.where(signs < 0.5, -1.0, 1.0).index_select(0, batch)
 
 
-def _adjacency(data: Data) -> np.ndarray:
-    """1 where an edge runs from a row's node to a column's. [num_nodes, num_nodes]"""
-    adjacency = np.zeros((data.num_nodes, data.num_nodes))
+def _adjacency(data: Data) -> csr_matrix:
+    """How many edges run from a row's node to a column's. [num_nodes, num_nodes]"""
     row, col = data.edge_index.numpy()
-    np.add.at(adjacency, (row, col), 1.0)
-    return adjacency
+    return csr_matrix((np.ones(len(row)), (row, col)), shape=(data.num_nodes, data.num_nodes))
 
 
 def _fits(data: Data, max_num_nodes: int) -> int:

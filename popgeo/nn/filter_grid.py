@@ -94,18 +94,9 @@ class GridFilters:
 
         [num_nodes, channels] -> the same shape, or [num_nodes, 5 * channels] -> [num_nodes, 4 * channels]
         """
-        return interaction(
-            x,
-            self.table,
-            self.r,
-            self.edges.neighbour,
-            self.edges.centre,
-            x.size(0),
-            self.cutoff,
-            direction=direction,
-            half_list=self.edges.half_list,
-            plan=self.plan,
-        )
+        src, dst, half_list = self.edges.neighbour, self.edges.centre, self.edges.half_list
+        ends = self.r, src, dst, x.size(0), self.cutoff
+        return interaction(x, self.table, *ends, direction=direction, half_list=half_list, plan=self.plan)
 
 
 class HasFilterNetworks(nn.Module):
@@ -134,12 +125,9 @@ class HasFilterNetworks(nn.Module):
         if made is None:  # nothing here would use a grid
             return
         dtype = next((p.dtype for p in self.parameters()), torch.float32)
-        found: int | None = None
-        if made.can_be_tables() and dtype in _POINTS:
-            least = self.filter_points or 0
-            found = next((n for n in _POINTS[dtype] if n >= least and _is_exact(made, n, dtype)), None)
-        if found != self.filter_points:
-            self.filter_points = found
+        points = _POINTS.get(dtype, ()) if made.can_be_tables() else ()
+        least = self.filter_points or 0
+        self.filter_points = next((n for n in points if n >= least and _is_exact(made, n, dtype)), None)
 
     def grid_filters(self, r: Tensor, edges: Edges, num_nodes: int) -> list[GridFilters] | None:
         """The filters of each block on a grid; None if the networks are to run at each edge."""
@@ -152,9 +140,7 @@ class HasFilterNetworks(nn.Module):
             _CALLS[self] = calls + 1
         num_points, made = self.filter_points, self.filter_networks()
         is_worth_it = do_tables_stay() or r.shape[0] >= EDGES_FOR_EACH_POINT * (num_points or 0)
-        if not num_points or not is_worth_it or not serves(r, *self.parameters()):
-            return None
-        if made is None or not made.can_be_tables():
+        if not (num_points and made and is_worth_it and serves(r, *self.parameters()) and made.can_be_tables()):
             return None
         # In float64 slopes, which are differences, lose nothing.
         tables = made.tables(num_points, torch.float64 if r.requires_grad else r.dtype)
@@ -177,17 +163,6 @@ def is_hooked(modules: Iterable[nn.Module]) -> bool:
         for hooks in (part._forward_hooks, part._forward_pre_hooks, part._backward_hooks, part._backward_pre_hooks)
         for hook in hooks.values()
     )
-
-
-def require_filters(filters: str) -> str:
-    """The choice of how filters are made.
-
-    Raises:
-        ValueError: it is unknown.
-    """
-    if filters not in ("grid", "edges"):
-        raise ValueError(f"filters is {filters!r}; it is 'grid' or 'edges'.")
-    return filters
 
 
 def _run(module: nn.Module, rows: Tensor) -> Tensor:

@@ -6,11 +6,11 @@ from typing import Any
 
 import torch_geometric.nn as pyg
 from torch import Tensor, nn
-from torch.func import functional_call
 from torch_geometric.nn.models.schnet import RadiusInteractionGraph
 from torch_geometric.nn.models.schnet import SchNet as PyGSchNet
 
 from popgeo.nn.interaction_graph import KNNInteractionGraph
+from popgeo.ops.refusals import check_least
 
 POOLS: tuple[Callable[..., Tensor], ...] = (pyg.global_add_pool, pyg.global_mean_pool, pyg.global_max_pool)
 INNER = (pyg.MessagePassing, pyg.aggr.Aggregation)
@@ -45,8 +45,7 @@ def to_fixed_size(model: nn.Module, num_graphs: int) -> nn.Module:
         >>> to_fixed_size(model, num_graphs=5)(x, edge_index, torch.tensor([0, 1])).shape
         torch.Size([5, 4])
     """
-    if num_graphs < 1:
-        raise ValueError(f"num_graphs is {num_graphs}; a batch has at least one graph.")
+    check_least(1, num_graphs=num_graphs)
     for name, module in model.named_modules():
         _refuse(name or type(model).__name__, module)
     return _fix(copy.deepcopy(model), num_graphs, {}, is_inner=False)
@@ -65,23 +64,15 @@ class FixedSizeReadout(nn.Module):
         super().__init__()
         self.num_graphs = num_graphs
         self._readout = (readout,)  # in a tuple, so that torch does not count it as a part, with names of its own
-        for name, part in readout.named_children():
-            self.add_module(name, part)
-        for name, parameter in readout.named_parameters(recurse=False):
-            self.register_parameter(name, parameter)
-        for name, buffer in readout.named_buffers(recurse=False):
-            self.register_buffer(name, buffer, persistent=name in readout.state_dict())
+        # The tables themselves, so that what moves or swaps tensors of this module does it to the readout.
+        self._parameters, self._buffers, self._modules = readout._parameters, readout._buffers, readout._modules
+        self._non_persistent_buffers_set = readout._non_persistent_buffers_set
 
     def forward(self, x: Tensor, index: Tensor | None = None, *args: Any, **kwargs: Any) -> Tensor:
         """[num_nodes, channels], graph of each node [num_nodes] -> [num_graphs, out_channels]; more as in PyG."""
         if len(args) < 2 and kwargs.get("dim_size") is None:  # args: ptr, dim_size, dim
             kwargs["dim_size"] = self.num_graphs
-        (readout,) = self._readout
-        own = {**dict(self.named_parameters(recurse=False)), **dict(self.named_buffers(recurse=False))}
-        if not own:
-            return readout(x, index, *args, **kwargs)
-        # Moving or capturing this module puts other tensors into it; the readout runs with those.
-        return functional_call(readout, own, (x, index, *args), kwargs)
+        return self._readout[0](x, index, *args, **kwargs)
 
     def train(self, mode: bool = True) -> "FixedSizeReadout":
         """Sets the mode of the readout too."""

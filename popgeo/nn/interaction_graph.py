@@ -170,13 +170,11 @@ class RadiusInteractionGraph(InteractionGraph):
         neighbors, num_missing = radius(
             pos, batch, self.cutoff, self.num_edges, num_graphs=num_graphs, max_num_nodes=size, nodes_mask=nodes_mask
         )
+        reason = "The batch has {} edges within {}, num_edges is {}. Raise num_edges, or pack fewer atoms into a batch."
         lengths = require(
             num_missing == 0,
             neighbors.edge_weight,
-            lambda: (
-                f"The batch has {self.num_edges + int(num_missing)} edges within {self.cutoff}, num_edges is "
-                f"{self.num_edges}. Raise num_edges, or pack fewer atoms into a batch."
-            ),
+            lambda: reason.format(self.num_edges + int(num_missing), self.cutoff, self.num_edges),
         )
         return neighbors._replace(edge_weight=lengths)
 

@@ -10,6 +10,7 @@ from torch.nn import functional as F
 
 from popgeo.ops import gather, global_add_pool, global_mean_pool
 from popgeo.ops.half_precision import in_float32
+from popgeo.ops.refusals import check_choice
 
 
 class Norm(nn.Module):
@@ -246,11 +247,8 @@ def make_norm(name: str | None, in_channels: int) -> nn.Module | None:
         >>> make_norm("layer_norm", 8)
         LayerNorm(8, eps=1e-05, affine=True)
     """
-    if name is None:
-        return None
-    if name not in NORMS:
-        raise ValueError(f"norm is {name!r}; it must be None or one of {sorted(NORMS)}.")
-    return NORMS[name](in_channels)
+    check_choice("norm", name, (None, *NORMS))
+    return None if name is None else NORMS[name](in_channels)
 
 
 def _unbiased(var: Tensor, num_nodes: Tensor) -> Tensor:

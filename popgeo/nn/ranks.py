@@ -1,9 +1,9 @@
 """Ranks of right answers among candidates: filtered, fair to ties, and what is made of them."""
 
-import math
 from dataclasses import dataclass
 
 import torch
+from scipy.special import bdtr
 from torch import Tensor
 
 from popgeo.ops.refusals import check_least, check_shapes
@@ -68,11 +68,7 @@ class Ranks:
         check_least(1, k=k, num_negatives=num_negatives)
         check_shapes("Give one number for each rank.", num_candidates=(num_candidates, self.optimistic.shape))
         above = ((self.realistic - 1) / num_candidates.clamp(min=1)).clamp(max=1)  # a negative's chance to score higher
-        terms = [
-            math.comb(num_negatives, i) * above**i * (1 - above) ** (num_negatives - i)
-            for i in range(min(k, num_negatives + 1))
-        ]
-        return float(torch.stack(terms).sum(0).mean())
+        return float(bdtr(min(k - 1, num_negatives), num_negatives, above.cpu().numpy()).mean())  # k - 1 at most
 
     @staticmethod
     def join(*parts: "Ranks") -> "Ranks":

@@ -16,26 +16,6 @@ READOUTS: dict[str, Callable[[Tensor, Tensor, int], Tensor]] = {
 }
 
 
-def require_readout(name: str | None, *, optional: bool = False) -> None:
-    """Refuses a name that represents no readout.
-
-    Args:
-        name: What graphs are of their nodes.
-        optional: Whether there may be none.
-
-    Raises:
-        ValueError: it is unknown.
-
-    Example:
-        >>> require_readout("median")
-        Traceback (most recent call last):
-            ...
-        ValueError: readout is 'median'; it must be one of ['add', 'max', 'mean', 'sum'].
-    """
-    if name not in READOUTS and not (optional and name is None):
-        raise ValueError(f"readout is {name!r}; it must be {'None or ' if optional else ''}one of {sorted(READOUTS)}.")
-
-
 class AttentionalAggregation(nn.Module):
     """A graph is the average of its nodes, weighted by a learned softmax score (arXiv:1904.12787, eq. 3).
 

@@ -50,15 +50,13 @@ def cfconv(x: Tensor, w: Tensor, src: Tensor, dst: Tensor, num_nodes: int, plan:
     if x.dtype is not w.dtype and torch.is_autocast_enabled(x.device.type):
         common = torch.promote_types(x.dtype, w.dtype)  # as torch's own operations of several tensors do there
         x, w = x.to(common), w.to(common)
-    if plan is None:
-        return _CFCONV(x, w, src, dst, num_nodes, *_NO_PLANS)
-    if is_plain() and type(x) is type(w) is Tensor:
-        out = _at_once(x, w, src, dst, num_nodes, plan)
+    plans: tuple[Any, ...] = _NO_PLANS
+    if plan is not None:
+        out = _at_once(x, w, src, dst, num_nodes, plan) if is_plain() and type(x) is type(w) is Tensor else None
         if out is not None:
             return out
-    if not (plan.src.check("src", src, x.shape[0]) and plan.dst.check("dst", dst, num_nodes)):
-        return _CFCONV(x, w, src, dst, num_nodes, *_NO_PLANS)
-    plans = plan.dst.rowptr, plan.dst.perm, plan.src.rowptr, plan.src.perm, plan.dst.num_tiles
+        if plan.src.check("src", src, x.shape[0]) and plan.dst.check("dst", dst, num_nodes):
+            plans = plan.dst.rowptr, plan.dst.perm, plan.src.rowptr, plan.src.perm, plan.dst.num_tiles
     return _CFCONV(x, w, src, dst, num_nodes, *plans)
 
 
@@ -117,8 +115,7 @@ def _check_backward(grad: Tensor, x: Tensor, w: Tensor, src: Tensor, dst: Tensor
 def _cfconv(x: Tensor, w: Tensor, src: Tensor, dst: Tensor, num_nodes: int, *plans: Any) -> Tensor:
     _check_forward(x, w, src, dst, num_nodes)
     dst_rowptr, dst_perm, _, _, num_tiles = filled(plans, _NO_PLANS)
-    if dst_rowptr is not None:
-        dst_rowptr, dst_perm = check_plan_tensors("dst", dst, num_nodes, dst_rowptr, dst_perm)
+    dst_rowptr, dst_perm = check_plan_tensors("dst", dst, num_nodes, dst_rowptr, dst_perm)
     if sum_on_device.serves(x):
         require_range("src", src, x.shape[0])
         return sum_on_device.cfconv(x, w, src, dst, num_nodes, dst_rowptr, dst_perm)
@@ -143,10 +140,9 @@ def _cfconv_backward(
 ) -> tuple[Tensor, Tensor]:
     _check_backward(grad, x, w, src, dst)
     _, _, src_rowptr, src_perm, num_tiles = filled(plans, _NO_PLANS)
+    src_rowptr, src_perm = check_plan_tensors("src", src, x.shape[0], src_rowptr, src_perm)
     if sum_on_device.serves(x):
         require_range("dst", dst, grad.shape[0])
-        if src_rowptr is not None:
-            src_rowptr, src_perm = check_plan_tensors("src", src, x.shape[0], src_rowptr, src_perm)
         return sum_on_device.cfconv_backward(grad, x, w, src, dst, src_rowptr, src_perm)
     native = library.packed("popgeo_cfconv_backward")
     if native is None or not x.is_cpu or x.dtype not in FLOAT_DTYPES:
@@ -154,8 +150,6 @@ def _cfconv_backward(
         refuse_index("dst", dst, grad.shape[0])
         return reference.cfconv_backward(grad, x, w, src, dst)
     num_edges, channels = w.shape
-    if src_rowptr is not None:
-        src_rowptr, src_perm = check_plan_tensors("src", src, x.shape[0], src_rowptr, src_perm)
     grad, x, w = grad.contiguous(), x.contiguous(), w.contiguous()
     src, dst = as_int64(src), as_int64(dst)
     grad_x, grad_w = torch.empty_like(x), torch.empty_like(w)

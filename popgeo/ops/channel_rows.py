@@ -6,11 +6,11 @@ import torch
 from torch import Tensor
 
 from popgeo.ops.eager import is_direct
-from popgeo.ops.refusals import refuse_index
+from popgeo.ops.refusals import check_dimension, refuse_index
 from popgeo.ops.scatter_plan import ScatterPlan
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Rows:
     """A scatter along any dimension with any index, as rows of channels with one index each.
 
@@ -27,11 +27,7 @@ class Rows:
 
     @classmethod
     def of(cls, src: Tensor, index: Tensor, dim: int, out: Tensor | None, dim_size: int | None) -> "Rows":
-        if not -src.dim() <= dim < src.dim():
-            raise ValueError(
-                f"dim is {dim}; src has shape {tuple(src.shape)}, so it is {-src.dim()} to {src.dim() - 1}."
-            )
-        dim %= src.dim()
+        dim = check_dimension("src", dim, src.dim())
         if out is not None:
             if not isinstance(out, Tensor):  # which stands where PyG's own scatter has dim_size
                 raise ValueError(f"out is {out!r}; it is a tensor to add to. For a number of rows pass dim_size=.")
@@ -52,21 +48,11 @@ class Rows:
                 refuse_index("index", full, dim_size)
             index = full * channels + torch.arange(channels, device=index.device).repeat(num_edges)
             rows, num_rows = rows.reshape(-1, 1), dim_size * channels
-        return cls(
-            src=rows,
-            index=index,
-            num_rows=num_rows,
-            dim=dim,
-            shape=shape,
-            num_edges=num_edges,
-            is_per_entry=vector is None,
-        )
+        return cls(rows, index, num_rows, dim, shape, num_edges, is_per_entry=vector is None)
 
     def plan(self, plan: ScatterPlan | None) -> tuple[Tensor | None, Tensor | None, int]:
         if plan is not None and self.is_per_entry:
-            raise ValueError(
-                "A plan is for a one-dimensional index; this one differs between channels. Pass plan=None."
-            )
+            raise ValueError("The index differs between channels, and a plan is of one for all. Pass plan=None.")
         return plan_arguments(plan, self.index, self.num_rows)
 
     def count(self, rowptr: Tensor | None) -> Tensor:
@@ -130,7 +116,5 @@ def _vector(index: Tensor, src: Tensor, dim: int) -> Tensor | None:
 
 def _measure(index: Tensor) -> int:
     if not is_direct(index):
-        raise ValueError(
-            "dim_size is missing. Under capture the number of rows cannot be read from the index: pass dim_size=."
-        )
+        raise ValueError("Under capture the number of rows cannot be read from the index: pass dim_size=.")
     return int(index.max()) + 1 if index.numel() else 0

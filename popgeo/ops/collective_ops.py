@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from popgeo.ops.refusals import check_least
 from popgeo.ops.register_op import register
 
 
@@ -75,8 +76,7 @@ def _joined(x: Tensor, num_shards: int, dim: int, stride: int) -> Tensor:
 
 
 def _cut(x: Tensor, num_shards: int, num_local: int, dim: int, stride: int) -> Tensor:
-    if num_shards < 1:
-        raise ValueError(f"num_shards is {num_shards}; it must be at least 1.")
+    check_least(1, num_shards=num_shards)
     parts = x.unflatten(dim, (num_shards, x.shape[dim] // num_shards)).movedim(dim, 0)
     return parts[_here(num_shards, num_local)].clone(memory_format=torch.contiguous_format)
 
@@ -94,8 +94,7 @@ def _exchanged(x: Tensor, num_shards: int) -> Tensor:
     out = torch.empty_like(sent, memory_format=torch.contiguous_format)
     with names_lost_process("exchange rows"):
         dist.all_to_all_single(out, sent.contiguous())
-    out = out.movedim(2, 0).reshape(num_local, num_shards, *rest)  # [receiver, process and owner, ...]
-    return out.contiguous()
+    return out.movedim(2, 0).reshape(num_local, num_shards, *rest).contiguous()  # [receiver, process and owner, ...]
 
 
 def _remember(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:

@@ -20,9 +20,7 @@ def is_direct(*tensors: Tensor) -> bool:
     Raises:
         ValueError: a tensor is a forward-mode dual number, whose tangent torch would silently drop.
     """
-    if not is_eager(tensors):
-        return False
-    return not (torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors))
+    return is_eager(tensors) and not (torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors))
 
 
 def is_plain() -> bool:

@@ -95,8 +95,7 @@ def _scatter_sum(src: Tensor, index: Tensor, num_rows: int, *plan: Any) -> Tenso
     check_sum(src, index, num_rows)
     rowptr, perm, num_tiles = filled(plan, NO_PLAN)
     if sum_on_device.serves(src):
-        if rowptr is not None:
-            rowptr, perm = check_plan_tensors("index", index, num_rows, rowptr, perm)
+        rowptr, perm = check_plan_tensors("index", index, num_rows, rowptr, perm)
         return sum_on_device.scatter_sum(src, index, num_rows, rowptr, perm)
     out = sum_compiled(src, index, num_rows, rowptr, perm, num_tiles)
     if out is not None:
@@ -125,9 +124,9 @@ def sum_compiled(
         return None
     src = src.contiguous()
     out = src.new_empty(num_rows, channels)
-    if rowptr is not None and index is not None:
+    if index is not None:
         rowptr, perm = check_plan_tensors("index", index, num_rows, rowptr, perm)
-    index = as_int64(index) if index is not None else index
+        index = as_int64(index)
     pointers = map(library.address, (src, index, rowptr, perm, out))
     sizes = num_edges, num_rows, channels, num_tiles, torch.get_num_threads()
     if native(pack_sum(NATIVE_DTYPES[src.dtype], *pointers, *sizes)):
@@ -164,13 +163,8 @@ def _fake_gather(x: Tensor, index: Tensor, *plan: Any) -> Tensor:
     return x.new_empty(index.shape[0], x.shape[1])
 
 
-def _save_sum(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    _, index, _, rowptr, perm, ctx.num_tiles = inputs
-    ctx.save_for_backward(index, rowptr, perm)
-
-
-def _save_gather(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    x, index, rowptr, perm, ctx.num_tiles = inputs
+def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    x, index, *_, rowptr, perm, ctx.num_tiles = inputs
     ctx.num_rows = x.shape[0]
     ctx.save_for_backward(index, rowptr, perm)
 
@@ -190,7 +184,7 @@ scatter_sum_rows = register(
     f"scatter_sum{SCATTER_ARGUMENTS} -> Tensor",
     kernel=_scatter_sum,
     fake=fake_sum,
-    setup_context=_save_sum,
+    setup_context=_save,
     backward=_differentiate_sum,
 )
 # (x, index, *plan): the row of `x` that each edge names. [num_edges, channels]
@@ -198,6 +192,6 @@ gather_rows = register(
     "gather(Tensor x, Tensor index, Tensor? rowptr=None, Tensor? perm=None, int num_tiles=0) -> Tensor",
     kernel=_gather,
     fake=_fake_gather,
-    setup_context=_save_gather,
+    setup_context=_save,
     backward=_differentiate_gather,
 )

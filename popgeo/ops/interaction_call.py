@@ -1,6 +1,5 @@
 """One interaction: its arguments, its definition in plain torch, and how the compiled kernels are called for it."""
 
-import ctypes
 import struct
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
@@ -18,7 +17,6 @@ from popgeo.ops.refusals import refuse_index
 # interaction.h: points between which a filter is interpolated, or a slope is taken, and points of a grid.
 POINTS, STENCIL, MAX_POINTS = 8, 11, 1 << 16
 _DTYPES = (torch.float32, torch.float64)
-_INT = ctypes.c_int64
 _pack_plan = struct.Struct("10qd").pack  # InteractionPlanCall of interaction_plan.cpp
 _pack_call = struct.Struct("25qd").pack  # InteractionCall of interaction.h
 
@@ -72,10 +70,6 @@ class Call:
     def of(self, tensors: Sequence[Any]) -> "Call":
         """The same call on other `tensors`."""
         return replace(self, **dict(zip(("x", "table", "r", "direction"), tensors, strict=True)))
-
-    def planned(self, plan: Tensor, weights: Tensor) -> "Call":
-        """The same call with a plan."""
-        return replace(self, plan=plan, weights=weights)
 
     def sums(self) -> Tensor:
         """The definition, in operations that torch differentiates to any order. [num_nodes, channels]"""
@@ -145,7 +139,7 @@ class Call:
             plan, weights = empty_plan(self.src, self.dst, self.r)
             fill_plan(self.src, self.dst, self.r.contiguous(), self.cutoff, sizes, plan, weights)
         tensors = [None if t is None else library.as_read(t) for t in self.tensors]
-        return self.of(tensors).planned(library.as_read(plan), library.as_read(weights))
+        return replace(self.of(tensors), plan=library.as_read(plan), weights=library.as_read(weights))
 
     def pack(
         self,
@@ -227,7 +221,7 @@ def _autograd_again() -> AbstractContextManager[Any]:
 
 def is_served() -> bool:
     """Whether the compiled library is in use and this processor has fused multiply-adds."""
-    native = library.function("popgeo_interaction_is_served", (), _INT)
+    native = library.function("popgeo_interaction_is_served", "", "q")
     return native is not None and bool(native())
 
 

@@ -21,10 +21,8 @@ def check_call(call: Call) -> None:
     if not 0 < call.cutoff < float("inf"):
         raise ValueError(f"cutoff is {call.cutoff}; it must be positive and finite.")
     if table.dim() != 2 or not STENCIL <= table.shape[0] < MAX_POINTS:
-        raise ValueError(
-            f"table has the shape {tuple(table.shape)}; pass [num_points, channels], "
-            f"with {STENCIL} to {MAX_POINTS - 1} points."
-        )
+        points = f"[num_points, channels] with {STENCIL} to {MAX_POINTS - 1} points"
+        raise ValueError(f"table has shape {tuple(table.shape)}; pass {points}.")
     check_index("src", call.src, num_edges, x)
     check_index("dst", call.dst, num_edges, x)
     channels = table.shape[1]
@@ -38,9 +36,8 @@ def check_call(call: Call) -> None:
             f"x has {x.shape[0]} rows and num_nodes is {call.num_nodes}; in a half list every node sends and receives, "
             "so they must be equal."
         )
-    if call.plan is not None and call.weights is not None:
-        check_array("plan", call.plan, (plan_size(num_edges),), torch.int32)
-        check_array("weights", call.weights, (num_edges, POINTS), call.r.dtype)
+    check_array("plan", call.plan, (plan_size(num_edges),), torch.int32)
+    check_array("weights", call.weights, (num_edges, POINTS), call.r.dtype)
 
 
 def check_backward(call: Call, grad: Tensor, wanted: Sequence[bool]) -> None:

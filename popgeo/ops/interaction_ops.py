@@ -4,7 +4,7 @@ All but the plan have a decomposition in torch's table, into interpolation and c
 of a machine and for its tiles. It reads no plan.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -58,6 +58,17 @@ def interact_second(
     )
 
 
+def _of_arguments(of_call: Callable[..., Any]) -> Callable[..., Any]:
+    """Calls a function of a call and more with arguments in turn, as torch calls an operation."""
+    return lambda *arguments: of_call(Call(*arguments[:NUM_ARGUMENTS]), *arguments[NUM_ARGUMENTS:])
+
+
+def _where_wanted(made: Iterable[Any], wanted: Sequence[bool]) -> list[Any]:
+    """What was made, each at its place among all that could be wanted; None at the others."""
+    given = iter(made)
+    return [next(given) if is_wanted else None for is_wanted in wanted]
+
+
 def pack_forward(call: Call, results: Sequence[Tensor], num_threads: int) -> bytes:
     """The structure of a forward call, whose results are the sums and the working memory."""
     out, workspace = results
@@ -72,8 +83,7 @@ def pack_backward(
     `second` holds the further arguments of `Call.pack` in the second backward pass.
     """
     *made, workspace = results
-    given = iter(made)
-    to_x, *grads = [next(given) if is_wanted else None for is_wanted in wanted]
+    to_x, *grads = _where_wanted(made, wanted)
     return call.pack(out=to_x, grad=grad, grads=grads, workspace=workspace, num_threads=num_threads, **second)
 
 
@@ -87,8 +97,7 @@ def pack_second(
     wanted: Sequence[bool],
 ) -> bytes:
     """The structure of a call of the second backward pass; results as in `pack_backward`, that of `grad` first."""
-    used = iter(along)
-    ways = [next(used) if is_first else None for is_first in first]
+    ways = _where_wanted(along, first)
     del ways[_TABLE]
     to_grad, rest = (results[0], results[1:]) if wanted[0] else (None, results)
     return pack_backward(call, rest, num_threads, grad, wanted[1:], along=ways, to_grad=to_grad)
@@ -104,8 +113,7 @@ class _Interaction(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         wanted = ctx.needs_input_grad[1:]
-        made = iter(interact_backward(ctx.call.of(ctx.saved_tensors), grad, wanted))
-        return None, *(next(made) if is_wanted else None for is_wanted in wanted)
+        return None, *_where_wanted(interact_backward(ctx.call.of(ctx.saved_tensors), grad, wanted), wanted)
 
 
 class _Backward(torch.autograd.Function):
@@ -120,8 +128,8 @@ class _Backward(torch.autograd.Function):
     def backward(ctx: Any, *along: Tensor | None) -> tuple[Tensor | None, ...]:
         *tensors, grad = ctx.saved_tensors
         wanted = ctx.needs_input_grad[2:]
-        made = iter(interact_second(ctx.call.of(tensors), grad, ctx.first, along, wanted))
-        return None, None, *(next(made) if is_wanted else None for is_wanted in wanted)
+        made = interact_second(ctx.call.of(tensors), grad, ctx.first, along, wanted)
+        return None, None, *_where_wanted(made, wanted)
 
 
 def _below_autograd(name: str, kernel: Callable[..., Any], arguments: Sequence[Any]) -> Any:
@@ -132,37 +140,39 @@ def _below_autograd(name: str, kernel: Callable[..., Any], arguments: Sequence[A
         return getattr(torch.ops.popgeo, name).default(*arguments)
 
 
-def _forward(*arguments: Any) -> Tensor:
-    call = Call(*arguments)
+@_of_arguments
+def _forward(call: Call) -> Tensor:
     check_call(call)
     if not call.is_served():
         return call.sums()
     call, num_threads = call.laid_out(), torch.get_num_threads()
-    results = out, _ = _empty_forward(*arguments), call.workspace()
+    results = out, _ = _empty_forward(call), call.workspace()
     interaction_call.run(pack_forward(call, results, num_threads))
     return out
 
 
-def _backward(*arguments: Any) -> list[Tensor]:
-    call, (grad, wanted) = Call(*arguments[:NUM_ARGUMENTS]), arguments[NUM_ARGUMENTS:]
+@_of_arguments
+def _backward(call: Call, grad: Tensor, wanted: Sequence[bool]) -> list[Tensor]:
     check_backward(call, grad, wanted)
     if not call.is_served():
         return call.gradients(grad, wanted)
     call, num_threads = call.laid_out(), torch.get_num_threads()
-    made = _empty_backward(*arguments)
+    made = _empty_gradients(call.tensors, wanted)
     grad = library.as_read(grad)  # held by name while it runs
     results = [*made, call.workspace()]
     interaction_call.run(pack_backward(call, results, num_threads, grad, wanted))
     return made
 
 
-def _second(*arguments: Any) -> list[Tensor]:
-    call, (grad, first, along, wanted) = Call(*arguments[:NUM_ARGUMENTS]), arguments[NUM_ARGUMENTS:]
+@_of_arguments
+def _second(
+    call: Call, grad: Tensor, first: Sequence[bool], along: Sequence[Tensor | None], wanted: Sequence[bool]
+) -> list[Tensor]:
     check_second(call, grad, first, along, wanted)
     if not call.is_served() or not serves_second(first, along):
         return call.second_gradients(grad, first, along, wanted)
     call, num_threads = call.laid_out(), torch.get_num_threads()
-    made = _empty_second(*arguments)
+    made = _empty_gradients([grad, *call.tensors], wanted)
     grad = library.as_read(grad)  # held by name while it runs
     along = [None if t is None else library.as_read(t) for t in along]
     results = [*made, call.workspace(is_second=True)]
@@ -192,25 +202,12 @@ def _plan(src: Tensor, dst: Tensor, r: Tensor, cutoff: float, *sizes: int) -> tu
     return plan, weights
 
 
-def _empty_forward(*arguments: Any) -> Tensor:
-    call = Call(*arguments)
+def _empty_forward(call: Call) -> Tensor:
     return call.x.new_empty(call.num_nodes, call.out_channels)
 
 
-def _empty_backward(*arguments: Any) -> list[Tensor]:
-    tensors, wanted = Call(*arguments[:NUM_ARGUMENTS]).tensors, arguments[-1]
+def _empty_gradients(tensors: Sequence[Tensor | None], wanted: Sequence[bool]) -> list[Tensor]:
     return [t.new_empty(t.shape) for t, is_wanted in zip(tensors, wanted, strict=True) if is_wanted and t is not None]
-
-
-def _empty_second(*arguments: Any) -> list[Tensor]:
-    (grad, _, _, wanted), tensors = arguments[NUM_ARGUMENTS:], Call(*arguments[:NUM_ARGUMENTS]).tensors
-    given = zip((grad, *tensors), wanted, strict=True)
-    return [t.new_empty(t.shape) for t, is_wanted in given if is_wanted and t is not None]
-
-
-def _of_arguments(of_call: Callable[..., Any]) -> Callable[..., Any]:
-    """Calls a function of a call and more with arguments in turn, as torch calls an operation."""
-    return lambda *arguments: of_call(Call(*arguments[:NUM_ARGUMENTS]), *arguments[NUM_ARGUMENTS:])
 
 
 make_plan = register(
@@ -219,16 +216,16 @@ make_plan = register(
     kernel=_plan,
     fake=empty_plan,
 )
-register(f"interaction({_ARGUMENTS}) -> Tensor", kernel=_forward, fake=_empty_forward)
+register(f"interaction({_ARGUMENTS}) -> Tensor", kernel=_forward, fake=_of_arguments(_empty_forward))
 register(
     f"interaction_backward({_ARGUMENTS}, Tensor grad, bool[] wanted) -> Tensor[]",
     kernel=_backward,
-    fake=_empty_backward,
+    fake=_of_arguments(lambda call, grad, wanted: _empty_gradients(call.tensors, wanted)),
 )
 register(
     f"interaction_second({_ARGUMENTS}, Tensor grad, bool[] first, Tensor?[] along, bool[] wanted) -> Tensor[]",
     kernel=_second,
-    fake=_empty_second,
+    fake=_of_arguments(lambda call, grad, first, along, wanted: _empty_gradients([grad, *call.tensors], wanted)),
 )
 for _name, _run, _definition in (
     ("interaction", interact, Call.sums),

@@ -26,8 +26,8 @@ def as_int64(index: Tensor) -> Tensor:
     return index if index.dtype is torch.int64 and index.is_contiguous() else index.long().contiguous()
 
 
-def check_array(name: str, tensor: Tensor, shape: Sequence[int], dtype: torch.dtype) -> None:
-    """Checks that a tensor has the shape and the type that a kernel reads.
+def check_array(name: str, tensor: Tensor | None, shape: Sequence[int], dtype: torch.dtype) -> None:
+    """Checks that a tensor, if there is one, has the shape and the type that a kernel reads.
 
     Raises:
         ValueError: the shape does not fit.
@@ -38,16 +38,21 @@ def check_array(name: str, tensor: Tensor, shape: Sequence[int], dtype: torch.dt
             ...
         ValueError: grad has shape (2, 3) and dtype torch.float32; it must have (2, 4) and torch.float32.
     """
-    if tensor.shape != tuple(shape) or tensor.dtype is not dtype:
+    if tensor is not None and (tensor.shape != tuple(shape) or tensor.dtype is not dtype):
         raise ValueError(
             f"{name} has shape {tuple(tensor.shape)} and dtype {tensor.dtype}; it must have {tuple(shape)} and {dtype}."
         )
 
 
 def check_plan_tensors(
-    name: str, index: Tensor, num_rows: int, rowptr: Tensor, perm: Tensor | None
-) -> tuple[Tensor, Tensor | None]:
-    """The tensors of a plan as the compiled kernels read them; their values are checked there, edge by edge."""
+    name: str, index: Tensor, num_rows: int, rowptr: Tensor | None, perm: Tensor | None
+) -> tuple[Tensor | None, Tensor | None]:
+    """The tensors of a plan as the compiled kernels read them; their values are checked there, edge by edge.
+
+    Without a row pointer there is no plan.
+    """
+    if rowptr is None:
+        return None, None
     num_edges = index.shape[0]
     for tensor, size in ((rowptr, num_rows + 1), (perm, num_edges)):
         if tensor is None:

@@ -141,8 +141,7 @@ def _search(form: int, slots: int, *arguments: Any) -> tuple[Tensor, Tensor]:
     is_wide = search.width > 0 or form == Form.PAIRS or not num_nodes
     if not fits or not is_wide or max(search.width, search.num_graphs) >= 2**31:
         raise ValueError(f"pos {[*search.pos.shape]} and {num_nodes} nodes, or slots and width, do not fit each other.")
-    if search.nodes_mask is not None:
-        check_array("nodes_mask", search.nodes_mask, (num_nodes,), torch.bool)
+    check_array("nodes_mask", search.nodes_mask, (num_nodes,), torch.bool)
     others, near = _empty(form, slots, *arguments)
     pos, batch = library.as_read(search.pos), as_int64(search.batch)
     real = None if search.nodes_mask is None else search.nodes_mask.contiguous()

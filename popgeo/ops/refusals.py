@@ -1,6 +1,6 @@
 """What is refused at the door of the ops, and how the refusal is worded."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NoReturn
 
 import torch
@@ -84,6 +84,38 @@ def check_least(least: int, why: str = "", **named: float) -> None:
             raise ValueError(f"{name} is {number}; it must be at least {least}. {why}".rstrip())
 
 
+def check_choice(name: str, given: object, allowed: Iterable[object]) -> None:
+    """Refuses what is not among the choices.
+
+    Raises:
+        ValueError: it is not; the message lists them.
+
+    Example:
+        >>> check_choice("readout", "median", ("add", "mean"))
+        Traceback (most recent call last):
+            ...
+        ValueError: readout is 'median'; it must be one of 'add', 'mean'.
+    """
+    known = list(allowed)
+    if given not in known:
+        raise ValueError(f"{name} is {given!r}; it must be one of {', '.join(map(repr, known))}.")
+
+
+def check_dimension(what: str, dim: int, rank: int) -> int:
+    """The number of a dimension, counted from the first one, of what has `rank` dimensions.
+
+    Raises:
+        ValueError: the tensor has no such dimension.
+
+    Example:
+        >>> check_dimension("src", -1, rank=3)
+        2
+    """
+    if not -rank <= dim < rank:
+        raise ValueError(f"dim is {dim}; {what} has {rank} dimensions, so it is {-rank} to {rank - 1}.")
+    return dim % rank
+
+
 def refuse_integers(src: Tensor) -> None:
     """Raises ValueError unless the values are of a floating point type."""
     if not src.is_floating_point():
@@ -93,9 +125,7 @@ def refuse_integers(src: Tensor) -> None:
 def check_ends(edge_index: Tensor) -> None:
     """Refuses edges that have not two rows, of sources and of destinations. Looks at no value."""
     if edge_index.dim() != 2 or edge_index.shape[0] != 2:
-        raise ValueError(
-            f"edge_index has shape {tuple(edge_index.shape)}; pass [2, num_edges], if need be edge_index.t()."
-        )
+        raise ValueError(f"edge_index has shape {tuple(edge_index.shape)}; pass [2, num_edges] or edge_index.t().")
 
 
 def check_index(name: str, index: Tensor, num_edges: int, like: Tensor) -> None:

@@ -9,7 +9,6 @@ from torch import Tensor
 from popgeo.ops.eager import is_eager
 
 LIBRARY = torch.library.Library("popgeo", "DEF")
-DEVICES = ("CPU", "CUDA")
 
 
 class RegisteredOp:
@@ -55,7 +54,7 @@ def register(
     """
     name = schema.partition("(")[0]
     LIBRARY.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
-    for device in DEVICES:
+    for device in ("CPU", "CUDA"):
         LIBRARY.impl(name, refusing_none(name, kernel), device)
     torch.library.register_fake(f"popgeo::{name}", fake, lib=LIBRARY)
     if backward is None:

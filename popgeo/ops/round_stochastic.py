@@ -1,17 +1,14 @@
 """Rounding up or down at random, so that many small changes of a float16 weight add up as they should."""
 
-import ctypes
-
 import numpy as np
 import torch
 from torch import Tensor
 
 from popgeo.native import library
+from popgeo.ops.half_precision import HALVES
 from popgeo.ops.register_op import register
 from popgeo.random_numbers import keys_of, new_key
 
-_POINTER, _INT, _WORD = ctypes.c_void_p, ctypes.c_int64, ctypes.c_uint32
-_NARROW = (torch.float16, torch.bfloat16)
 _LOW = (1 << 32) - 1
 
 
@@ -53,16 +50,11 @@ def _keys(counter: int) -> tuple[int, int]:
 
 
 def _check(x: Tensor, counter: Tensor, dtype: torch.dtype) -> None:
-    if x.dtype is not torch.float32 or dtype not in _NARROW:
-        raise ValueError(
-            f"Stochastic rounding is from torch.float32 to torch.float16 or torch.bfloat16, not from {x.dtype} to "
-            f"{dtype}."
-        )
+    if x.dtype is not torch.float32 or dtype not in HALVES:
+        raise ValueError(f"Rounding is from torch.float32 to one of {HALVES}, not from {x.dtype} to {dtype}.")
     if counter.dtype is not torch.int64 or counter.numel() != 1:
-        raise ValueError(
-            f"The counter is {counter.dtype} of shape {list(counter.shape)}; it is one torch.int64, such as "
-            "torch.tensor(7)."
-        )
+        given = f"{counter.dtype} of shape {list(counter.shape)}"
+        raise ValueError(f"The counter is {given}; it is one torch.int64, such as torch.tensor(7).")
 
 
 def _round(x: Tensor, counter: Tensor, dtype: torch.dtype) -> Tensor:
@@ -70,7 +62,7 @@ def _round(x: Tensor, counter: Tensor, dtype: torch.dtype) -> Tensor:
         return _fake(x, counter, dtype)
     _check(x, counter, dtype)
     first, second = _keys(int(counter))
-    native = library.function("popgeo_round_stochastic", (_POINTER, _POINTER, _INT, _WORD, _WORD, _INT, _INT))
+    native = library.function("popgeo_round_stochastic", "PPqIIqq")
     if native is None or x.device.type != "cpu":
         return _round_with_torch(x, first, second, dtype)
     x = library.as_read(x)

@@ -1,6 +1,5 @@
 """ScatterPlan: the order in which each row meets its edges, made once per index and used by every layer."""
 
-import ctypes
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -15,7 +14,6 @@ from popgeo.ops.kernel_arguments import as_int64
 from popgeo.ops.refusals import check_ends, check_index, check_least, refuse_index, refuse_plan
 from popgeo.ops.register_op import register
 
-_POINTER, _INT = ctypes.c_void_p, ctypes.c_int64
 _SORTED, _UNSORTED = 1, 0  # what popgeo_plan returns; anything else is an index out of range
 _MAX_INT32 = 2**31 - 1
 
@@ -55,7 +53,7 @@ class ScatterPlan:
     def __post_init__(self) -> None:
         object.__setattr__(self, "num_rows", self.rowptr.shape[0] - 1)
         object.__setattr__(self, "num_edges", self.index.shape[0])
-        object.__setattr__(self, "_version", _version(self.index))
+        object.__setattr__(self, "_version", version_of(self.index))
         self._remember(self.index)
 
     @classmethod
@@ -75,11 +73,9 @@ class ScatterPlan:
             >>> ScatterPlan.from_index(torch.tensor([0, 0, 1]), num_rows=2).perm is None
             True
         """
-        if is_direct(index):
-            rowptr, perm, is_sorted = _plan(index, num_rows)
-            return cls(index=index, rowptr=rowptr, perm=None if is_sorted else perm)
-        rowptr, perm = torch.ops.popgeo.plan(index, num_rows)
-        return cls(index=index, rowptr=rowptr, perm=perm)
+        made = _plan(index, num_rows) if is_direct(index) else (*torch.ops.popgeo.plan(index, num_rows), False)
+        rowptr, perm, is_sorted = made
+        return cls(index=index, rowptr=rowptr, perm=None if is_sorted else perm)
 
     @classmethod
     def regular(cls, num_rows: int, degree: int, *, device: torch.device | None = None) -> "ScatterPlan":
@@ -131,7 +127,7 @@ class ScatterPlan:
             part is None or (part.dtype is torch.int32 and part.shape == (size,) and part.is_contiguous())
             for part, size in parts
         )
-        object.__setattr__(self, "_seen", (index, _version(index) if is_readable else -1))
+        object.__setattr__(self, "_seen", (index, version_of(index) if is_readable else -1))
 
     def is_of(self, index: Tensor, num_rows: int) -> bool:
         """Whether the plan has seen this index and it is unchanged since; only `check` notices a different one."""
@@ -146,7 +142,7 @@ class ScatterPlan:
         Returns:
             True; False under capture, where another tensor has no entries to compare: then the plan must not be used.
         """
-        if index is self.index and num_rows == self.num_rows and _version(index) == self._version:
+        if index is self.index and num_rows == self.num_rows and version_of(index) == self._version:
             return True
         if not torch.compiler.is_compiling() and self.is_of(index, num_rows):
             return True
@@ -158,7 +154,7 @@ class ScatterPlan:
         return True
 
     def _is_same(self, index: Tensor, num_rows: int) -> bool:
-        if num_rows != self.num_rows or _version(self.index) != self._version or index.shape != self.index.shape:
+        if num_rows != self.num_rows or version_of(self.index) != self._version or index.shape != self.index.shape:
             return False
         if index.data_ptr() == self.index.data_ptr() and index.stride() == self.index.stride():
             return True
@@ -196,7 +192,7 @@ class EdgePlan:
         )
 
 
-def _version(index: Tensor) -> int:
+def version_of(index: Tensor) -> int:
     """How often the tensor was changed in place; -1 if that is not counted (inference, compilation)."""
     return -1 if torch.compiler.is_compiling() or index.is_inference() else index._version
 
@@ -227,7 +223,7 @@ def sort_edges(index: Tensor, rowptr: Tensor, perm: Tensor) -> bool:
     Raises:
         ValueError: an index is out of range.
     """
-    native = library.function("popgeo_plan", (_POINTER, _INT, _INT, _POINTER, _POINTER), _INT)
+    native = library.function("popgeo_plan", "PqqPP", "q")
     assert native is not None
     num_edges, num_rows = index.shape[0], rowptr.shape[0] - 1
     status = native(library.address(index), num_edges, num_rows, rowptr.data_ptr(), perm.data_ptr())

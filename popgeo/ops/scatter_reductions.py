@@ -3,7 +3,6 @@
 popgeo::scatter_max and popgeo::scatter_min; popgeo::scatter_mul has gradients that are right at zeros.
 """
 
-import ctypes
 from functools import partial
 from typing import Any
 
@@ -18,8 +17,7 @@ from popgeo.ops.refusals import explain, refuse_index
 from popgeo.ops.register_op import register
 from popgeo.ops.scatter_plan import ScatterPlan
 
-_POINTER, _INT = ctypes.c_void_p, ctypes.c_int64
-_EXTREMUM = (_INT, _INT, *[_POINTER] * 6, *[_INT] * 5)
+_EXTREMUM = "popgeo_scatter_extremum", "qqPPPPPPqqqqq", "q"
 
 
 def extreme_at_once(
@@ -27,10 +25,8 @@ def extreme_at_once(
 ) -> Tensor | None:
     """The extremes by the shortest way and without their positions; None where a call is unusual, or wrong."""
     usual = usual_plan(src, index, num_rows, plan)
-    if usual is None or src.dtype not in NATIVE_DTYPES or num_rows < 0:
-        return None
-    native = library.function("popgeo_scatter_extremum", _EXTREMUM, _INT)
-    if native is None:
+    native = library.function(*_EXTREMUM) if usual is not None else None
+    if usual is None or native is None or src.dtype not in NATIVE_DTYPES or num_rows < 0:
         return None
     (rowptr, perm, num_tiles), (num_edges, channels) = usual, src.shape
     out = src.new_empty(num_rows, channels)
@@ -44,13 +40,12 @@ def _extremum(src: Tensor, index: Tensor, num_rows: int, *plan: Any, largest: bo
     if src.dtype is torch.bool or src.is_complex():
         raise ValueError(f"src has dtype {src.dtype}, of which no entry is the largest. Call src.long() or src.abs().")
     rowptr, perm, num_tiles = filled(plan, NO_PLAN)
-    native = library.function("popgeo_scatter_extremum", _EXTREMUM, _INT)
+    native = library.function(*_EXTREMUM)
     if native is None or src.device.type != "cpu" or src.dtype not in NATIVE_DTYPES:
         refuse_index("index", index, num_rows)
         return reference.scatter_extremum(src, index, num_rows, largest=largest)
     num_edges, channels = src.shape
-    if rowptr is not None:
-        rowptr, perm = check_plan_tensors("index", index, num_rows, rowptr, perm)
+    rowptr, perm = check_plan_tensors("index", index, num_rows, rowptr, perm)
     src, index = src.contiguous(), as_int64(index)
     out = src.new_empty(num_rows, channels)
     arg = index.new_empty(num_rows, channels)
@@ -131,13 +126,12 @@ def _product_of_others(src: Tensor, index: Tensor) -> Tensor:
     Edges before times edges after, each by doubling the reach of a running product; made of plain torch ops, so torch
     differentiates it as often as asked. `index` is sorted.
     """
-    before = _running_product(src, index, shift=1)
-    after = _running_product(src.flip(0), index.flip(0), shift=1).flip(0)
-    return before * after
+    return _product_before(src, index) * _product_before(src.flip(0), index.flip(0)).flip(0)
 
 
-def _running_product(src: Tensor, index: Tensor, shift: int) -> Tensor:
-    product = _shifted(src, index, shift)
+def _product_before(src: Tensor, index: Tensor) -> Tensor:
+    """For each edge the product of the edges of its row before it."""
+    product = _shifted(src, index, 1)
     reach = 1
     while reach < src.shape[0]:
         product = product * _shifted(product, index, reach)

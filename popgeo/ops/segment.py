@@ -1,6 +1,7 @@
 """Reductions of consecutive entries, and their reverse, with the signatures and results of torch_scatter."""
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -8,7 +9,7 @@ from torch import Tensor
 from popgeo.ops.channel_rows import broadcast, is_shared
 from popgeo.ops.eager import is_direct
 from popgeo.ops.half_precision import in_float32
-from popgeo.ops.refusals import refuse_index
+from popgeo.ops.refusals import check_choice, refuse_index
 from popgeo.ops.scatter_by_index import gather, scatter, scatter_max, scatter_min
 from popgeo.ops.segment_sum import gather_csr_rows, row_of_each_edge, segment_sum_rows
 
@@ -37,11 +38,10 @@ def segment_csr(src: Tensor, indptr: Tensor, out: Tensor | None = None, reduce: 
         "sum": segment_sum_rows,
         "add": segment_sum_rows,
         "mean": _mean,
-        "min": lambda rows, ptr: _extremum(rows, ptr, scatter_min)[0],
-        "max": lambda rows, ptr: _extremum(rows, ptr, scatter_max)[0],
+        "min": partial(_extremum, find=scatter_min, part=0),
+        "max": partial(_extremum, find=scatter_max, part=0),
     }
-    if reduce not in reductions:
-        raise ValueError(f"reduce is {reduce!r}; allowed are {', '.join(reductions)}.")
+    check_choice("reduce", reduce, reductions)
     result = _along_rows(reductions[reduce], src, indptr)
     return result if out is None else out.copy_(result)
 
@@ -170,16 +170,16 @@ def _mean(rows: Tensor, indptr: Tensor) -> Tensor:
     return torch.div(segment_sum_rows(rows, indptr), count, rounding_mode=mode)
 
 
-def _extremum(rows: Tensor, indptr: Tensor, reduce: Callable[..., tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
-    num_rows = indptr.shape[0] - 1
+def _extremum(rows: Tensor, indptr: Tensor, find: Callable[..., tuple[Tensor, Tensor]], part: int) -> Tensor:
+    """The extreme of each row, or, as part 1, its position."""
     index = row_of_each_edge(indptr, rows.shape[0])
-    best, arg = reduce(rows, index, 0, dim_size=num_rows + 1)  # the last row takes what lies outside the pointers
-    return best[:num_rows], arg[:num_rows]
+    return find(rows, index, 0, dim_size=indptr.shape[0])[part][
+        :-1
+    ]  # the last row takes what lies outside the pointers
 
 
 def _with_position(
-    src: Tensor, indptr: Tensor, out: Tensor | None, reduce: Callable[..., tuple[Tensor, Tensor]]
+    src: Tensor, indptr: Tensor, out: Tensor | None, find: Callable[..., tuple[Tensor, Tensor]]
 ) -> tuple[Tensor, Tensor]:
-    best = _along_rows(lambda rows, ptr: _extremum(rows, ptr, reduce)[0], src, indptr)
-    arg = _along_rows(lambda rows, ptr: _extremum(rows, ptr, reduce)[1], src, indptr)
+    best, arg = (_along_rows(partial(_extremum, find=find, part=part), src, indptr) for part in (0, 1))
     return best if out is None else out.copy_(best), arg

@@ -1,10 +1,10 @@
 """popgeo::segment_sum and popgeo::gather_csr: rows given by pointers, each op the derivative of the other."""
 
-import ctypes
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from popgeo.native import library
 from popgeo.ops import reference, sum_on_device
@@ -12,8 +12,6 @@ from popgeo.ops.gather_scatter import sum_compiled
 from popgeo.ops.kernel_arguments import as_int64
 from popgeo.ops.refusals import require
 from popgeo.ops.register_op import register
-
-_POINTER, _INT = ctypes.c_void_p, ctypes.c_int64
 
 
 def row_of_each_edge(indptr: Tensor, num_edges: int) -> Tensor:
@@ -59,10 +57,8 @@ def _require_pointers(indptr: Tensor, num_edges: int) -> None:
 
 def _check(indptr: Tensor) -> None:
     if indptr.dim() != 1 or indptr.shape[0] == 0 or indptr.dtype not in (torch.int64, torch.int32):
-        raise ValueError(
-            f"indptr has shape {tuple(indptr.shape)} and dtype {indptr.dtype}; "
-            "it is an int64 or int32 of (num_rows + 1,)."
-        )
+        given = f"shape {tuple(indptr.shape)} and dtype {indptr.dtype}"
+        raise ValueError(f"indptr has {given}; it is an int64 or int32 of (num_rows + 1,).")
 
 
 def _segment_sum(src: Tensor, indptr: Tensor) -> Tensor:
@@ -81,7 +77,7 @@ def _segment_sum(src: Tensor, indptr: Tensor) -> Tensor:
 
 def _rowptr(indptr: Tensor, num_edges: int) -> Tensor | None:
     """The pointers as a plan holds them, or None without the compiled library."""
-    native = library.function("popgeo_rowptr", (_POINTER, _INT, _INT, _POINTER), _INT)
+    native = library.function("popgeo_rowptr", "PqqP", "q")
     if native is None or not indptr.is_cpu:
         return None
     indptr = as_int64(indptr)
@@ -94,19 +90,13 @@ def _rowptr(indptr: Tensor, num_edges: int) -> Tensor | None:
 def _gather_csr(x: Tensor, indptr: Tensor, num_edges: int) -> Tensor:
     _check(indptr)
     if x.shape[0] != indptr.shape[0] - 1:
-        raise ValueError(
-            f"There are {x.shape[0]} rows and {indptr.shape[0]} pointers; pass one pointer more than rows."
-        )
+        raise ValueError(f"x has {x.shape[0]} rows and indptr {indptr.shape[0]} pointers; pass one more than rows.")
     if indptr.is_cuda and len(x):  # repeat_interleave would wait for the number of rows
         row = row_of_each_edge(indptr, num_edges)
         return torch.where((row < len(x))[:, None], x.index_select(0, row.clamp(max=len(x) - 1)), 0)
     first, last = _check_pointers(indptr, num_edges)
     inside = torch.repeat_interleave(x, indptr.diff(), dim=0)
-    if (first, last) == (0, num_edges):
-        return inside
-    out = x.new_zeros(num_edges, x.shape[1])
-    out[first:last] = inside
-    return out
+    return inside if (first, last) == (0, num_edges) else F.pad(inside, (0, 0, first, num_edges - last))
 
 
 def _fake_segment_sum(src: Tensor, indptr: Tensor) -> Tensor:
@@ -119,14 +109,10 @@ def _fake_gather_csr(x: Tensor, indptr: Tensor, num_edges: int) -> Tensor:
     return x.new_empty(num_edges, x.shape[1])
 
 
-def _save_segment_sum(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    src, indptr = inputs
+def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    src, indptr, *_ = inputs
     ctx.num_edges = src.shape[0]
     ctx.save_for_backward(indptr)
-
-
-def _save_gather_csr(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    ctx.save_for_backward(inputs[1])
 
 
 def _differentiate_segment_sum(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
@@ -144,7 +130,7 @@ segment_sum_rows = register(
     "segment_sum(Tensor src, Tensor indptr) -> Tensor",
     kernel=_segment_sum,
     fake=_fake_segment_sum,
-    setup_context=_save_segment_sum,
+    setup_context=_save,
     backward=_differentiate_segment_sum,
 )
 # (x, indptr, num_edges): each row of `x` between its pointers, zero outside of them. [num_edges, channels]
@@ -152,6 +138,6 @@ gather_csr_rows = register(
     "gather_csr(Tensor x, Tensor indptr, SymInt num_edges) -> Tensor",
     kernel=_gather_csr,
     fake=_fake_gather_csr,
-    setup_context=_save_gather_csr,
+    setup_context=_save,
     backward=_differentiate_gather_csr,
 )

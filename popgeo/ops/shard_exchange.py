@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from popgeo.ops.collective_ops import ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, REDUCE_SCATTER, REPLICATE, SHARD
-from popgeo.ops.refusals import check_least
+from popgeo.ops.refusals import check_dimension, check_least
 
 
 def all_reduce(x: Tensor, num_shards: int | None = None, *, stride: int = 1) -> Tensor:
@@ -70,7 +70,7 @@ def all_gather(x: Tensor, dim: int = 0, num_shards: int | None = None, *, stride
         >>> all_gather(torch.tensor([[1.0, 2.0], [10.0, 20.0]]))
         tensor([ 1.,  2., 10., 20.])
     """
-    return ALL_GATHER(x, _checked(x, num_shards), _dimension(dim, x.dim() - 1), stride)
+    return ALL_GATHER(x, _checked(x, num_shards), check_dimension("a shard's tensor", dim, x.dim() - 1), stride)
 
 
 def shard(x: Tensor, num_shards: int, dim: int = 0, *, num_local: int | None = None, stride: int = 1) -> Tensor:
@@ -91,7 +91,7 @@ def shard(x: Tensor, num_shards: int, dim: int = 0, *, num_local: int | None = N
         tensor([[ 1.,  2.],
                 [10., 20.]])
     """
-    dim = _dimension(dim, x.dim())
+    dim = check_dimension("x", dim, x.dim())
     part_of(x.shape[dim], num_shards, f"Dimension {dim} of x")
     return SHARD(x, num_shards, _local(num_shards, num_local), dim, stride)
 
@@ -113,7 +113,7 @@ def reduce_scatter(x: Tensor, dim: int = 0, num_shards: int | None = None, *, st
         tensor([[11.],
                 [22.]])
     """
-    num_shards, dim = _checked(x, num_shards), _dimension(dim, x.dim() - 1)
+    num_shards, dim = _checked(x, num_shards), check_dimension("a shard's tensor", dim, x.dim() - 1)
     part_of(x.shape[dim + 1], num_shards, f"Dimension {dim} of what a shard holds")
     return REDUCE_SCATTER(_summable(x), num_shards, dim, stride)
 
@@ -203,12 +203,6 @@ def _local(num_shards: int, num_local: int | None) -> int:
             "must be a multiple of the first."
         )
     return local
-
-
-def _dimension(dim: int, rank: int) -> int:
-    if not -rank <= dim < rank:
-        raise ValueError(f"dim is {dim}, but a shard's tensor has {rank} dimensions.")
-    return dim % rank
 
 
 def _summable(x: Tensor) -> Tensor:

@@ -1,6 +1,5 @@
 """Shifted softplus, the activation between SchNet's filters, in one pass over memory each way."""
 
-import ctypes
 import math
 from typing import Any
 
@@ -14,7 +13,6 @@ from popgeo.ops.kernel_arguments import check_array
 from popgeo.ops.register_op import register
 
 _LN2 = math.log(2.0)
-_POINTER, _INT = ctypes.c_void_p, ctypes.c_int64
 
 
 def shifted_softplus(x: Tensor) -> Tensor:
@@ -36,7 +34,7 @@ def shifted_softplus(x: Tensor) -> Tensor:
 
 
 def _forward(x: Tensor) -> Tensor:
-    native = library.function("popgeo_shifted_softplus", (_POINTER, _POINTER, _INT))
+    native = library.function("popgeo_shifted_softplus", "PPq")
     if native is None or x.dtype != torch.float32 or x.device.type != "cpu":
         return F.softplus(x.clamp(min=least_exponent(x.dtype))) - _LN2
     x = library.as_read(x)
@@ -48,7 +46,7 @@ def _forward(x: Tensor) -> Tensor:
 def _backward(grad: Tensor, x: Tensor) -> Tensor:
     """grad * sigmoid(x), 0 where the sigmoid is below e^-60."""
     check_array("grad", grad, x.shape, x.dtype)
-    native = library.function("popgeo_shifted_softplus_backward", (_POINTER, _POINTER, _POINTER, _INT))
+    native = library.function("popgeo_shifted_softplus_backward", "PPPq")
     if native is None or x.dtype != torch.float32 or x.device.type != "cpu":
         return grad * sigmoid_or_zero(x)
     grad, x = library.as_read(grad), library.as_read(x)

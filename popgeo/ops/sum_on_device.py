@@ -103,6 +103,5 @@ def describe() -> str:
         >>> describe().startswith("sums by ")
         True
     """
-    if triton_kernels() is not None:
-        return "sums by Triton kernels"
-    return "sums by torch.segment_reduce (Triton is not installed)"
+    kernels = "Triton kernels" if triton_kernels() is not None else "torch.segment_reduce (Triton is not installed)"
+    return f"sums by {kernels}"

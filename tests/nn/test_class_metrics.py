@@ -108,7 +108,7 @@ def test_without_rows_scores_are_zero_and_after_a_prediction_of_nan_they_are_nan
         (lambda: confusion_matrix(torch.tensor([0, 5]), torch.tensor([0, 1]), num_classes=2), r"input\[1\] is 5"),
         (lambda: confusion_matrix(torch.tensor([0]), torch.tensor([0])), "pass num_classes="),
         (lambda: f1_score(LOGITS, TARGET[:3]), r"input has shape \(9, 3\), target \(3,\)"),
-        (lambda: recall(LOGITS, TARGET, MASK, "mean"), "average is 'mean'; it is 'micro', 'macro'"),
+        (lambda: recall(LOGITS, TARGET, MASK, "mean"), "average is 'mean'; it must be one of 'micro', 'macro'"),
     ],
 )
 def test_what_cannot_be_counted_is_refused(call, expected):

@@ -193,7 +193,7 @@ def test_without_kernels_networks_run_at_each_edge():
 
 
 def test_an_unknown_choice_is_refused():
-    with pytest.raises(ValueError, match="filters is 'table'; it is 'grid' or 'edges'"):
+    with pytest.raises(ValueError, match="filters is 'table'; it must be one of 'grid', 'edges'"):
         model_of(filters="table")
 
 

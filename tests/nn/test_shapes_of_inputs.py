@@ -42,7 +42,7 @@ def of_nodes(model, x=X, edge_index=EDGES, **masks):
     [
         (
             {"edge_index": EDGES.t()},
-            r"edge_index has shape \(4, 2\); pass \[2, num_edges\], if need be edge_index.t\(\)",
+            r"edge_index has shape \(4, 2\); pass \[2, num_edges\] or edge_index.t\(\)",
         ),
         ({"edge_index": torch.eye(5).to_sparse()}, r"edge_index has shape \(5, 5\)"),
         ({"edge_index": EDGES[0]}, r"edge_index has shape \(4,\)"),

@@ -227,8 +227,8 @@ X, TABLE, R, NODES = torch.ones(4, 2), torch.ones(11, 2), torch.ones(2), torch.t
     ("change", "message"),
     [
         ({"x": torch.ones(4, 3)}, r"x has shape \(4, 3\); for filters of 2 channels pass \[n, 2\]"),
-        ({"table": torch.ones(1, 2)}, r"table has the shape \(1, 2\)"),
-        ({"table": torch.ones(11)}, r"table has the shape \(11,\)"),
+        ({"table": torch.ones(1, 2)}, r"table has shape \(1, 2\)"),
+        ({"table": torch.ones(11)}, r"table has shape \(11,\)"),
         ({"r": torch.ones(3)}, r"r has shape \(3,\); it must be \(2,\)\. Pass one distance"),
         ({"direction": torch.ones(2, 3)}, "x has shape"),
         ({"direction": torch.ones(2, 2), "table": torch.ones(11, 3), "x": torch.ones(4, 5)}, "direction has shape"),

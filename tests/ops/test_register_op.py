@@ -133,7 +133,7 @@ def test_fake_tensors_have_the_shapes_of_real_ones(batch):
         x, w, edge_index = (mode.from_tensor(tensor) for tensor in batch)
         assert message_passing(x, w, edge_index).shape == (NUM_NODES, CHANNELS)
         assert scatter(w, edge_index[0], 0, dim_size=9, reduce="mul").shape == (9, CHANNELS)
-        with pytest.raises(ValueError, match="dim_size is missing"):
+        with pytest.raises(ValueError, match="pass dim_size="):
             scatter(w, edge_index[0], 0)
         with pytest.raises(ValueError, match="x has shape"):
             cfconv(x, w[:, :2], edge_index[0], edge_index[1], NUM_NODES)

@@ -26,7 +26,7 @@ def test_values_by_hand(native, reduce):
     assert out.tolist() == BY_HAND[reduce]
     index = torch.tensor([0, 0, 2, 2])
     assert ops.segment_coo(SRC, index, dim_size=3, reduce=reduce).tolist() == BY_HAND[reduce]
-    with pytest.raises(ValueError, match="reduce is 'median'; allowed are sum, add, mean, min, max"):
+    with pytest.raises(ValueError, match="reduce is 'median'; it must be one of 'sum', 'add', 'mean', 'min', 'max'"):
         ops.segment_csr(SRC, INDPTR, reduce="median")
 
 

@@ -137,7 +137,7 @@ def test_pointers_that_descend_or_leave_the_entries_are_refused(native, indptr, 
 
 def test_pointers_fit_the_rows_and_the_entries(native):
     for num_rows in (2, 4):
-        with pytest.raises(ValueError, match=f"There are {num_rows} rows and 4 pointers; pass one pointer more"):
+        with pytest.raises(ValueError, match=f"x has {num_rows} rows and indptr 4 pointers; pass one more"):
             gather_csr_rows(torch.ones(num_rows, 1), torch.tensor([0, 1, 1, 2]), 2)
     for shape in ((), (0,), (2, 0), (1, 1, 2), (1, 1, 1, 2)):
         with pytest.raises(ValueError, match=r"fits no dimension of src, \(5,\)|fits no dimension of src, \(2, 5\)"):

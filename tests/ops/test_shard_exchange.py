@@ -122,7 +122,7 @@ def test_what_cannot_be_shared_evenly_is_refused_with_the_nearest_that_can():
         ops.all_reduce(torch.zeros(2, 3), 3)
     with pytest.raises(ValueError, match="no dimension of shards"):
         ops.all_gather(torch.tensor(1.0))
-    with pytest.raises(ValueError, match="dim is 2, but a shard's tensor has 1"):
+    with pytest.raises(ValueError, match="dim is 2; a shard's tensor has 1"):
         ops.all_gather(torch.zeros(2, 3), 2)
     with pytest.raises(ValueError, match="booleans have no sum"):
         ops.all_reduce(torch.ones(2, 3, dtype=torch.bool))

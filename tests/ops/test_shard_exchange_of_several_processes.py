@@ -225,11 +225,11 @@ def test_parts_and_counts_at_their_limits():
     x = torch.zeros(2, 3, 4)
     assert ops.all_gather(x, -2).shape == (6, 4)
     for dim in (-3, 2):
-        with pytest.raises(ValueError, match=f"dim is {dim}, but a shard's tensor has 2 dimensions"):
+        with pytest.raises(ValueError, match=f"dim is {dim}; a shard's tensor has 2 dimensions"):
             ops.all_gather(x, dim)
-        with pytest.raises(ValueError, match=f"dim is {dim}, but a shard's tensor has 2 dimensions"):
+        with pytest.raises(ValueError, match=f"dim is {dim}; a shard's tensor has 2 dimensions"):
             ops.reduce_scatter(x, dim)
-    with pytest.raises(ValueError, match="dim is 3, but a shard's tensor has 3 dimensions"):
+    with pytest.raises(ValueError, match="dim is 3; x has 3 dimensions"):
         ops.shard(x, 2, 3)
     with pytest.raises(ValueError, match="booleans have no sum"):
         ops.reduce_scatter(torch.ones(2, 2, dtype=torch.bool))

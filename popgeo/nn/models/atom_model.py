@@ -9,11 +9,11 @@ from torch import Tensor, nn
 
 from popgeo.nn.atom_targets import MAX_Z
 from popgeo.nn.filter_grid import HasFilterNetworks
-from popgeo.nn.interaction_graph import InteractionGraph
+from popgeo.nn.interaction_graph import InteractionGraph, KNNInteractionGraph
 from popgeo.nn.readout import READOUTS
 from popgeo.ops import distance
 from popgeo.ops.eager import is_plain
-from popgeo.ops.refusals import check_ends, check_index, require
+from popgeo.ops.refusals import check_choice, check_ends, check_index, require
 
 
 class AtomModel(HasFilterNetworks):
@@ -25,15 +25,31 @@ class AtomModel(HasFilterNetworks):
 
     shown: tuple[str, ...] = ()
 
-    interaction_graph: Callable[..., tuple[Tensor, Tensor]]
-    cutoff: float
-    readout: str
-    lin1: nn.Linear
-    act: nn.Module
-    lin2: nn.Linear
-    embedding: nn.Embedding
     initial_atomref: Tensor | None
-    atomref: nn.Embedding | None
+
+    def __init__(
+        self,
+        hidden_channels: int,
+        cutoff: float,
+        interaction_graph: Callable[..., tuple[Tensor, Tensor]] | None,
+        max_num_neighbors: int,
+        readout: str,
+        filters: str,
+    ) -> None:
+        super().__init__()
+        check_choice("readout", readout, READOUTS)
+        check_choice("filters", filters, ("grid", "edges"))
+        self.hidden_channels, self.cutoff, self.readout, self.filters = hidden_channels, cutoff, readout, filters
+        self.embedding = nn.Embedding(MAX_Z, hidden_channels, padding_idx=0)
+        self.interaction_graph = interaction_graph or KNNInteractionGraph(max_num_neighbors, cutoff)
+
+    def _add_output(self, act: nn.Module, atomref: Tensor | None) -> None:
+        """Adds what follows the blocks, the last parts of a model, and draws all weights."""
+        self.lin1 = nn.Linear(self.hidden_channels, self.hidden_channels // 2)
+        self.act = act
+        self.lin2 = nn.Linear(self.hidden_channels // 2, 1)
+        self.refer_to(atomref)
+        self.reset_parameters()
 
     def forward(
         self,
@@ -158,14 +174,11 @@ class AtomModel(HasFilterNetworks):
 def _without_images(r: Tensor, edge_index: Tensor, nodes_mask: Tensor) -> Tensor:
     """Lengths of edges of which none joins a real atom to itself, as only images of it in a periodic cell are."""
     itself = (edge_index[0] == edge_index[1]) & nodes_mask.index_select(0, edge_index[1])
-    return require(
-        ~itself.any(),
-        r,
-        lambda: (
-            f"{int(itself.sum())} edges join an atom to itself, which only images of it in a periodic cell are. Pass "
-            "edge_shift=batch.edge_shift, which popgeo.convert makes; or drop them if there is no cell."
-        ),
+    reason = (
+        "{} edges join an atom to itself, which only images of it in a periodic cell are. Pass "
+        "edge_shift=batch.edge_shift, which popgeo.convert makes; or drop them if there is no cell."
     )
+    return require(~itself.any(), r, lambda: reason.format(int(itself.sum())))
 
 
 def _warn_of_pairs(edges: Tensor) -> None:

@@ -8,7 +8,6 @@ from torch import Tensor, nn
 from popgeo.ops import cfconv, gather, scatter_max, scatter_min, scatter_sum
 from popgeo.ops.half_precision import in_float32
 
-AGGREGATIONS = ("sum", "pna")
 _LEAST_VARIANCE = 1e-6  # the root of less would have too steep a slope
 _LEAST_SCALE = 1e-2
 

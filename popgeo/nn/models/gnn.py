@@ -11,13 +11,11 @@ from torch.nn import functional as F
 
 from popgeo.did_you_mean import names_arguments
 from popgeo.nn.norm import make_norm
-from popgeo.nn.readout import READOUTS, require_readout
+from popgeo.nn.readout import READOUTS
 from popgeo.ops import EdgePlan, gather, scatter
 from popgeo.ops.eager import is_direct
 from popgeo.ops.kernel_arguments import check_array
-from popgeo.ops.refusals import check_ends, check_least, require
-
-JUMPS = (None, "last", "cat", "max")
+from popgeo.ops.refusals import check_choice, check_ends, check_least, require
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,9 +65,8 @@ def enter(
     if x.dim() != 2:
         raise ValueError(f"x has shape {tuple(x.shape)}; it is [num_nodes, in_channels]. Pass x.view(-1, in_channels).")
     check_ends(edge_index)
-    for name, mask, rows in (("nodes_mask", nodes_mask, x.size(0)), ("edges_mask", edges_mask, edge_index.size(1))):
-        if mask is not None:
-            check_array(name, mask, (rows,), torch.bool)
+    check_array("nodes_mask", nodes_mask, (x.size(0),), torch.bool)
+    check_array("edges_mask", edges_mask, (edge_index.size(1),), torch.bool)
     if edge_weight is not None:
         if edge_weight.numel() != edge_index.size(1):
             raise ValueError(
@@ -83,13 +80,8 @@ def enter(
     if edges_mask is not None:
         edge_index = torch.where(edges_mask, edge_index, x.size(0) - 1)
         if nodes_mask is not None:
-            edge_index = require(
-                edges_mask | ~nodes_mask[-1:],
-                edge_index,
-                lambda: (
-                    "edges_mask moves edges to the last node, which is real. Keep a node for padding, as loaders do."
-                ),
-            )
+            reason = "edges_mask moves edges to the last node, which is real. Keep a node for padding, as loaders do."
+            edge_index = require(edges_mask | ~nodes_mask[-1:], edge_index, lambda: reason)
         edge_weight = None if edge_weight is None else torch.where(edges_mask, edge_weight, 0.0)
         edge_attr = None if edge_attr is None else torch.where(edges_mask.unsqueeze(1), edge_attr, 0.0)
     return x, Batched(
@@ -143,9 +135,8 @@ class GNN(nn.Module):
     ) -> None:
         super().__init__()
         check_least(1, "Each layer is a convolution.", num_layers=num_layers)
-        if jk not in JUMPS:
-            raise ValueError(f"jk is {jk!r}; it must be one of {JUMPS}.")
-        require_readout(readout, optional=True)
+        check_choice("jk", jk, (None, "last", "cat", "max"))
+        check_choice("readout", readout, (None, *READOUTS))
         self.act = make_activation(act)
         self.act_first, self.norm, self.dropout = act_first, norm, dropout
         self.jk, self.readout, self.num_layers = jk, readout, num_layers
@@ -245,9 +236,7 @@ def make_activation(act: str | Callable[[Tensor], Tensor]) -> Callable[[Tensor],
         >>> make_activation("relu")(torch.tensor([-1.0, 1.0]))
         tensor([0., 1.])
     """
-    if not isinstance(act, str):
-        return act
-    function = getattr(F, act, None)
+    function = getattr(F, act, None) if isinstance(act, str) else act
     if function is None:
         raise ValueError(f"act is {act!r}; it must be a function or a name in torch.nn.functional, such as 'relu'.")
     return function

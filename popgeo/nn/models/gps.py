@@ -13,9 +13,8 @@ from popgeo.nn.models.gcn import GCNConv, normalized
 from popgeo.nn.models.gin import GINConv, GINEConv
 from popgeo.nn.models.gnn import Batched, enter, make_activation
 from popgeo.nn.norm import make_norm
-from popgeo.nn.readout import READOUTS, require_readout
-
-CONVS = ("gine", "gin", "gcn", None)
+from popgeo.nn.readout import READOUTS
+from popgeo.ops.refusals import check_choice
 
 
 class GPSConv(nn.Module):
@@ -128,11 +127,10 @@ class GPS(nn.Module):
         pair_bias: nn.Module | None = None,
     ) -> None:
         super().__init__()
-        if conv not in CONVS:
-            raise ValueError(f"conv is {conv!r}; it must be one of {CONVS}.")
+        check_choice("conv", conv, ("gine", "gin", "gcn", None))
         if conv == "gine" and edge_dim is None:
             raise ValueError("conv is 'gine', which needs features on edges: pass edge_dim, or conv='gin'.")
-        require_readout(readout, optional=True)
+        check_choice("readout", readout, (None, *READOUTS))
         self.conv, self.readout, self.max_num_nodes = conv, readout, max_num_nodes
         self.attention = None if attention is None else AttentionForm(attention)
         self.lin = nn.Linear(in_channels, hidden_channels)
@@ -153,10 +151,7 @@ class GPS(nn.Module):
         if self.conv == "gcn":
             return GCNConv(channels, channels)
         mlp = MLP([channels, channels, channels], act)
-        if self.conv == "gin":
-            return GINConv(mlp)
-        assert edge_dim is not None, "checked by __init__"
-        return GINEConv(mlp, channels, edge_dim)
+        return GINConv(mlp) if self.conv == "gin" or edge_dim is None else GINEConv(mlp, channels, edge_dim)
 
     def forward(
         self,

@@ -156,9 +156,8 @@ class GPSPlusPlusLayer(nn.Module):
     ) -> tuple[Tensor, Tensor, Tensor]:
         """X [num_nodes, node], E [num_edges, edge], g [num_graphs, graph] -> the same; `bias` as in attention."""
         x, e, g = state
-        batch, num_graphs = batched.batch, batched.num_graphs
+        batch, num_graphs = batched.batch, g.size(0)
         assert batch is not None, "GPSPlusPlus asks for it"
-        assert num_graphs is not None, "GPSPlusPlus asks for it"
         y, e, g = self._pass_messages(x, e, g, batched, batch)
         h = F.dropout(self.attn(x, same_graph, bias), self.dropout, self.training)
         z = self.norm_z(self._kept(h, batch, num_graphs) + x)

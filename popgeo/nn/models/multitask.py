@@ -10,10 +10,8 @@ from torch.nn import functional as F
 
 from popgeo.nn.loss import known_labels, l1_loss
 from popgeo.nn.mlp import MLP
-from popgeo.nn.readout import READOUTS, require_readout
-from popgeo.ops.refusals import check_shapes
-
-LEVELS = ("graph", "node")
+from popgeo.nn.readout import READOUTS
+from popgeo.ops.refusals import check_choice, check_least, check_shapes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,14 +37,10 @@ class Task:
     weight: float = 1.0
 
     def __post_init__(self) -> None:
-        if self.num_labels < 1:
-            raise ValueError(f"num_labels of task {self.name!r} is {self.num_labels}; a task has at least one.")
-        if self.level not in LEVELS:
-            raise ValueError(f"level of task {self.name!r} is {self.level!r}; it must be one of {LEVELS}.")
+        check_least(1, f"Task {self.name!r} predicts something.", num_labels=self.num_labels)
+        check_choice(f"level of task {self.name!r}", self.level, ("graph", "node"))
         if not self.weight > 0:
-            raise ValueError(
-                f"weight of task {self.name!r} is {self.weight}; it must be positive. Or leave the task out."
-            )
+            raise ValueError(f"weight of task {self.name!r} is {self.weight}; it must be positive, or leave it out.")
 
 
 class Multitask(nn.Module):
@@ -86,7 +80,7 @@ class Multitask(nn.Module):
         names = [task.name for task in tasks]
         if not names or len({*names}) < len(names):
             raise ValueError(f"The tasks are {names}; there must be at least one, and no two of one name.")
-        require_readout(readout)
+        check_choice("readout", readout, READOUTS)
         if getattr(trunk, "readout", None) is not None:
             raise ValueError("The trunk has a readout, so it has no rows for nodes. Make it with readout=None.")
         self.trunk, self.tasks, self.readout, self.dropout = trunk, tuple(tasks), readout, dropout
@@ -146,9 +140,7 @@ class Multitask(nn.Module):
         masks, each = {"node": nodes_mask, "graph": graphs_mask}, {}
         for task in self.tasks:
             if task.name not in labels:
-                raise ValueError(
-                    f"There are no labels for task {task.name!r}, only for {sorted(labels)}. Pass NaN rows."
-                )
+                raise ValueError(f"Task {task.name!r} has no labels, only {sorted(labels)} have. Pass rows of NaN.")
             out, label = predictions[task.name], labels[task.name]
             check_shapes(f"Task {task.name!r} predicts such rows; reshape one.", labels=(label, out.shape))
             each[task.name] = task.loss(out, label, known_labels(label, masks[task.level]))

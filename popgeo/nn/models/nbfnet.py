@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor, nn
 
-from popgeo.nn.models.bellman_ford import AGGREGATIONS, BellmanFordLayer, QueriedGraph
-from popgeo.ops.refusals import check_least, check_shapes
+from popgeo.nn.models.bellman_ford import BellmanFordLayer, QueriedGraph
+from popgeo.ops.refusals import check_choice, check_least, check_shapes
 
 
 class NBFNet(nn.Module):
@@ -36,8 +36,7 @@ class NBFNet(nn.Module):
         self, num_relations: int, channels: int = 32, num_layers: int = 6, *, aggregation: str = "pna"
     ) -> None:
         super().__init__()
-        if aggregation not in AGGREGATIONS:
-            raise ValueError(f"aggregation is {aggregation!r}; it must be one of {', '.join(AGGREGATIONS)}.")
+        check_choice("aggregation", aggregation, ("sum", "pna"))
         check_least(1, "It takes an iteration to leave the head.", num_layers=num_layers)
         self.query = nn.Embedding(num_relations, channels)
         self.layers = nn.ModuleList(BellmanFordLayer(channels, num_relations, aggregation) for _ in range(num_layers))

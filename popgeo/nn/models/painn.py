@@ -7,12 +7,9 @@ from torch import Tensor, nn
 
 from popgeo.did_you_mean import names_arguments
 from popgeo.nn.atom_edges import Edges, directions
-from popgeo.nn.atom_targets import MAX_Z
-from popgeo.nn.filter_grid import FilterNetworks, GridFilters, is_hooked, require_filters
-from popgeo.nn.interaction_graph import KNNInteractionGraph
+from popgeo.nn.filter_grid import FilterNetworks, GridFilters, is_hooked
 from popgeo.nn.models.atom_model import AtomModel
 from popgeo.nn.radial import BesselBasis, envelope_for
-from popgeo.nn.readout import require_readout
 from popgeo.ops.cfconv import vector_messages
 from popgeo.ops.half_precision import in_float32
 
@@ -122,22 +119,13 @@ class PaiNN(AtomModel):
         envelope: nn.Module | None = None,
         filters: str = "grid",
     ) -> None:
-        super().__init__()
-        require_readout(readout)
-        self.hidden_channels, self.num_interactions = hidden_channels, num_interactions
-        self.num_radial, self.cutoff, self.readout = num_radial, cutoff, readout
-        self.filters = require_filters(filters)
-        self.embedding = nn.Embedding(MAX_Z, hidden_channels, padding_idx=0)
-        self.interaction_graph = interaction_graph or KNNInteractionGraph(max_num_neighbors, cutoff)
+        super().__init__(hidden_channels, cutoff, interaction_graph, max_num_neighbors, readout, filters)
+        self.num_interactions, self.num_radial = num_interactions, num_radial
         self.distance_expansion = BesselBasis(cutoff, num_radial)
         self.envelope = envelope_for(cutoff, envelope)
         self.messages = nn.ModuleList(VectorMessage(hidden_channels, num_radial) for _ in range(num_interactions))
         self.updates = nn.ModuleList(VectorUpdate(hidden_channels) for _ in range(num_interactions))
-        self.lin1 = nn.Linear(hidden_channels, hidden_channels // 2)
-        self.act = nn.SiLU()
-        self.lin2 = nn.Linear(hidden_channels // 2, 1)
-        self.refer_to(atomref)
-        self.reset_parameters()
+        self._add_output(nn.SiLU(), atomref)
 
     def reset_parameters(self) -> None:
         """Draws weights as `SchNet` does; a block adds little at first."""
@@ -152,11 +140,8 @@ class PaiNN(AtomModel):
         """The atoms' scalars after all blocks. [num_atoms, hidden_channels]"""
         edges = Edges.of(edge_index, z.size(0), half_list)
         direction = directions(pos, edge_index, r, self.cutoff, edge_shift)  # [num_edges, 3]
-        filters: list[GridFilters] | list[Tensor] | None = None
-        if not is_hooked(self.messages):
-            filters = self.grid_filters(r, edges, z.size(0))
-        if filters is None:
-            filters = self.filter_networks().at(r)  # [num_edges, 3 * hidden_channels]
+        grids = None if is_hooked(self.messages) else self.grid_filters(r, edges, z.size(0))
+        filters = self.filter_networks().at(r) if grids is None else grids  # [num_edges, 3 * hidden_channels]
         s = self.embedding(z)  # [num_nodes, hidden_channels]
         v = s.new_zeros(s.size(0), 3, s.size(1))
         for message, update, w in zip(self.messages, self.updates, filters, strict=True):

@@ -5,8 +5,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from popgeo.nn.models.gnn import GNN, Batched
-
-AGGREGATIONS = ("mean", "sum", "max")
+from popgeo.ops.refusals import check_choice
 
 
 class GraphSAGE(GNN):
@@ -28,8 +27,7 @@ class GraphSAGE(GNN):
     """
 
     def __init__(self, *args: Any, aggr: str = "mean", **kwargs: Any) -> None:
-        if aggr not in AGGREGATIONS:
-            raise ValueError(f"aggr is {aggr!r}; it must be one of {AGGREGATIONS}.")
+        check_choice("aggr", aggr, ("mean", "sum", "max"))
         self.aggr = aggr
         super().__init__(*args, **kwargs)
 

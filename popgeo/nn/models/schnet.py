@@ -8,12 +8,9 @@ from torch import Tensor, nn
 from popgeo.did_you_mean import names_arguments
 from popgeo.elements import ATOMIC_MASSES
 from popgeo.nn.atom_edges import Edges
-from popgeo.nn.atom_targets import MAX_Z
-from popgeo.nn.filter_grid import FilterNetworks, GridFilters, require_filters
-from popgeo.nn.interaction_graph import KNNInteractionGraph
+from popgeo.nn.filter_grid import FilterNetworks, GridFilters
 from popgeo.nn.models.atom_model import AtomModel
 from popgeo.nn.radial import GaussianSmearing, ShiftedSoftplus, envelope_for
-from popgeo.nn.readout import require_readout
 from popgeo.ops import global_add_pool
 
 
@@ -53,9 +50,7 @@ class InteractionBlock(nn.Module):
 
         With `filters` on a grid, rows of all edges are never in memory.
         """
-        if filters is not None:
-            return self.lin(self.act(self.conv(x, filters, edges)))
-        w = self.mlp(rbf) * envelope  # [num_edges, num_filters]
+        w = self.mlp(rbf) * envelope if filters is None else filters  # [num_edges, num_filters]
         return self.lin(self.act(self.conv(x, w, edges)))
 
 
@@ -118,29 +113,20 @@ class SchNet(AtomModel):
         stable_softplus: bool = True,
         filters: str = "grid",
     ) -> None:
-        super().__init__()
-        require_readout(readout)
+        super().__init__(hidden_channels, cutoff, interaction_graph, max_num_neighbors, readout, filters)
         if (mean is None) != (std is None):
             raise ValueError(f"mean is {mean} and std is {std}; give both or none.")
-        self.hidden_channels, self.num_filters, self.num_interactions = hidden_channels, num_filters, num_interactions
-        self.num_gaussians, self.cutoff, self.readout = num_gaussians, cutoff, readout
+        self.num_filters, self.num_interactions, self.num_gaussians = num_filters, num_interactions, num_gaussians
         self.dipole, self.mean, self.std = dipole, mean, std
-        self.filters = require_filters(filters)
-        self.embedding = nn.Embedding(MAX_Z, hidden_channels, padding_idx=0)
-        self.interaction_graph = interaction_graph or KNNInteractionGraph(max_num_neighbors, cutoff)
         self.distance_expansion = GaussianSmearing(0.0, cutoff, num_gaussians)
         self.envelope = envelope_for(cutoff, envelope)
         self.interactions = nn.ModuleList(
             InteractionBlock(hidden_channels, num_gaussians, num_filters, stable_softplus)
             for _ in range(num_interactions)
         )
-        self.lin1 = nn.Linear(hidden_channels, hidden_channels // 2)
-        self.act = ShiftedSoftplus(stable_softplus)
-        self.lin2 = nn.Linear(hidden_channels // 2, 1)
         if dipole:
             self.register_buffer("atomic_mass", torch.tensor(ATOMIC_MASSES, dtype=torch.float64))
-        self.refer_to(atomref)
-        self.reset_parameters()
+        self._add_output(ShiftedSoftplus(stable_softplus), atomref)
 
     def features(
         self, z: Tensor, pos: Tensor, edge_index: Tensor, r: Tensor, half_list: bool, edge_shift: Tensor | None

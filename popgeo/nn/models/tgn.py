@@ -10,7 +10,7 @@ from popgeo.nn.models.event_ends import EventEnds, LastMet, LastNeighbors
 from popgeo.nn.models.node_memory import NodeMemory, TimeEncoder
 from popgeo.ops import gather
 from popgeo.ops.exp_or_zero import exp_or_zero
-from popgeo.ops.refusals import check_shapes
+from popgeo.ops.refusals import check_choice, check_shapes
 
 SINCE = ("now", "last update")
 
@@ -171,8 +171,7 @@ class TGN(nn.Module):
         learn_nodes: bool = False,
     ) -> None:
         super().__init__()
-        if since not in SINCE:
-            raise ValueError(f"since is {since!r}; it must be one of {', '.join(map(repr, SINCE))}.")
+        check_choice("since", since, SINCE)
         self.since = since
         self.num_nodes, self.msg_channels = num_nodes, msg_channels
         self.memory = NodeMemory(num_nodes, msg_channels, channels, channels)

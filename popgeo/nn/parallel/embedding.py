@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from popgeo.nn.parallel.sharded_module import Cut, ShardedModule, as_parameter
+from popgeo.ops.refusals import check_choice
 from popgeo.ops.shard_exchange import all_gather, all_reduce, part_of
 
 
@@ -40,8 +41,7 @@ class ParallelEmbedding(ShardedModule):
         **kwargs: Any,
     ) -> None:
         super().__init__(num_shards)
-        if cut not in (Cut.VOCABULARY, Cut.WIDTH, "vocabulary", "width"):
-            raise ValueError(f"cut is {cut!r}; an embedding is cut by 'vocabulary' or by 'width'.")
+        check_choice("cut", getattr(cut, "value", cut), ("vocabulary", "width"))
         self.cut = Cut(cut)
         sizes = {Cut.VOCABULARY: (num_embeddings, "num_embeddings"), Cut.WIDTH: (embedding_dim, "embedding_dim")}
         size, name = sizes[self.cut]

@@ -133,9 +133,7 @@ class ParallelLinear2D(ShardedLinear):
         """
         columns = self.grid[1]
         if max(num_local, columns) % min(num_local, columns):
-            raise ValueError(
-                f"{num_local} shards of a {self.grid[0]} x {columns} grid are neither a part of a row nor whole rows."
-            )
+            raise ValueError(f"{num_local} shards of the grid {self.grid} are neither a part of a row nor whole rows.")
         wide = min(num_local, columns)
         high = num_local // wide
         return {"weight": (high, wide)} | ({} if self.bias is None else {"bias": (high,)})

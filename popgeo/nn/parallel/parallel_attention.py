@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from popgeo.nn.parallel.linear import ColumnParallelLinear, RowParallelLinear
+from popgeo.nn.parallel.sharded_module import as_parameter
 from popgeo.ops.shard_exchange import part_of
 
 
@@ -53,10 +54,9 @@ class ParallelAttention(nn.Module):
         parts = [ColumnParallelLinear.from_linear(linear, num_shards) for linear in (query, key, value)]
         merged = ColumnParallelLinear.from_linear(query, num_shards)
         merged.out_features = 3 * query.out_features
-        merged.weight = nn.Parameter(torch.cat([part.weight.detach() for part in parts], 1), query.weight.requires_grad)
+        merged.weight = as_parameter(torch.cat([part.weight for part in parts], 1), query.weight)
         if merged.bias is not None:
-            biases = [part.bias.detach() for part in parts if part.bias is not None]
-            merged.bias = nn.Parameter(torch.cat(biases, 1), merged.bias.requires_grad)
+            merged.bias = as_parameter(torch.cat([part.bias for part in parts], 1), merged.bias)
         made.qkv, made.out = merged, RowParallelLinear.from_linear(out, num_shards)
         return made
 

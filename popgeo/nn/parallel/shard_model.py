@@ -1,14 +1,15 @@
 """Whole models: layers are put into shards by name, made plain again, or left with some of their shards."""
 
-import difflib
 from collections.abc import Mapping
 
 from torch import nn
 
+from popgeo.did_you_mean import meant
 from popgeo.nn.parallel.embedding import ParallelEmbedding
 from popgeo.nn.parallel.linear import ColumnParallelLinear, ParallelLinear2D, RowParallelLinear
 from popgeo.nn.parallel.parallel_attention import ParallelAttention
 from popgeo.nn.parallel.sharded_module import Cut, ShardedModule, as_parameter
+from popgeo.ops.refusals import check_choice
 
 
 def shard_linears(model: nn.Module, cuts: Mapping[str, Cut | str], num_shards: int) -> nn.Module:
@@ -36,16 +37,11 @@ def shard_linears(model: nn.Module, cuts: Mapping[str, Cut | str], num_shards: i
     named = dict(model.named_modules())
     made: dict[str, nn.Module] = {}
     for ending, how in cuts.items():
-        if how not in (*Cut, *(member.value for member in Cut)):
-            allowed = ", ".join(repr(member.value) for member in Cut)
-            raise ValueError(f"{ending} is to be cut as {how!r}; a layer is cut as one of {allowed}.")
+        check_choice(f"The cut of {ending}", getattr(how, "value", how), [member.value for member in Cut])
         found = [name for name in named if name == ending or name.endswith(f".{ending}")]
         if not found:
-            near = difflib.get_close_matches(ending, [*named, *(name.rpartition(".")[2] for name in named)], 1)
-            raise ValueError(
-                f"No layer's name ends in {ending!r}{f'; did you mean {near[0]!r}?' if near else '.'} "
-                "model.named_modules() gives all names."
-            )
+            question = meant(ending, [*named, *(name.rpartition(".")[2] for name in named)])
+            raise ValueError(f"No layer's name ends in {ending!r}.{question} model.named_modules() gives all names.")
         made |= {name: _cut(name, named[name], Cut(how), num_shards) for name in found}
     for name, layer in made.items():
         _replace(model, name, layer)
@@ -110,8 +106,7 @@ def _cut(name: str, layer: nn.Module, how: Cut, num_shards: int) -> ShardedModul
             return ParallelEmbedding.from_embedding(layer, num_shards, cut=how)
         assert isinstance(layer, nn.Linear)
         if how in (Cut.COLUMN, Cut.GATHERED_COLUMN):
-            joins = how is Cut.GATHERED_COLUMN
-            return ColumnParallelLinear.from_linear(layer, num_shards, gather_output=joins)
+            return ColumnParallelLinear.from_linear(layer, num_shards, gather_output=how is Cut.GATHERED_COLUMN)
         return RowParallelLinear.from_linear(layer, num_shards, input_is_cut=how is Cut.ROW)
     except ValueError as error:
         raise ValueError(f"{name}: {error}") from error

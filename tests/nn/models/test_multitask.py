@@ -129,13 +129,13 @@ def test_a_task_without_a_label_in_the_batch_moves_no_weight():
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (lambda: Task(name="a", num_labels=0), "num_labels of task 'a' is 0"),
+        (lambda: Task(name="a", num_labels=0), "num_labels is 0; .* Task 'a'"),
         (lambda: Task(name="a", num_labels=1, level="edge"), "level of task 'a' is 'edge'"),
         (lambda: Task(name="a", num_labels=1, weight=0.0), "must be positive"),
         (lambda: Multitask(nn.Identity(), 1, [TASKS[0], TASKS[0]]), "no two of one name"),
         (lambda: Multitask(nn.Identity(), 1, TASKS, readout="median"), "readout is 'median'"),
         (lambda: Multitask(GIN(3, 8, 2, readout="add"), 8, TASKS), "trunk has a readout"),
-        (lambda: model().losses({}, {}), "no labels for task 'energy'"),
+        (lambda: model().losses({}, {}), "Task 'energy' has no labels"),
         (lambda: model().losses({"energy": torch.ones(2, 2)}, {"energy": torch.ones(4)}), r"must be \(2, 2\)"),
     ],
 )
