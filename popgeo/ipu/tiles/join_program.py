@@ -2,6 +2,7 @@
 
 import itertools
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 
 import numpy as np
 import torch
@@ -126,14 +127,11 @@ class Joiner:
 
     def iteration_steps(self, accumulates: bool, accumulation: int = 1) -> None:
         """The micro-batches of an update, with the sums of their gradients when training."""
-        if accumulates:
-            with self.builder.repeat(accumulation, "gradient accumulation"):
-                self.micro_batch()
-                self._collect(accumulates=True)
-            return
-        self.micro_batch()
-        if self.training is not None:
-            self._collect(accumulates=False)
+        several = self.builder.repeat(accumulation, "gradient accumulation") if accumulates else nullcontext()
+        with several:
+            self.micro_batch()
+            if self.training is not None:
+                self._collect(accumulates)
 
     def iteration(self, update: UpdateGraph, accumulation: int, replicas: int) -> None:
         """Micro-batches, sums of gradients, and the update."""

@@ -50,10 +50,8 @@ class Builder:
 
     def partial(self, label: str, dtype: torch.dtype, holders: np.ndarray) -> Region:
         """A partial result whose element [i, j, ...] lies on tile `holders[i, j, ...]`."""
-        name = f"{label}#{len(self.variables)}"
-        self.variables[name] = Variable(name=name, dtype=dtype, mapping=from_holders(holders.ravel()))
-        self._holders[name] = holders.astype(np.int32).ravel()
-        return Region(variable=name, elements=np.arange(holders.size).reshape(holders.shape))
+        whole = self.declare(f"{label}#{len(self.variables)}", dtype, from_holders(holders.ravel()))
+        return reshaped(whole, *holders.shape)
 
     def dtype(self, region: Region) -> torch.dtype:
         """Type of a region's elements."""

@@ -5,7 +5,9 @@ from typing import Any
 
 import numpy as np
 
+from popgeo.capture.op_graph import Op
 from popgeo.ipu.tiles.lower.builder import Scope, cuts, part
+from popgeo.ipu.tiles.lower.elementwise import operands
 from popgeo.ipu.tiles.lower.movement import copy
 from popgeo.ipu.tiles.lower.reduce import combine_partials
 from popgeo.ipu.tiles.steps import Region, Vertex
@@ -88,3 +90,26 @@ def in_parts(
             combine_partials(scope, result, here, np.broadcast_to(elements, here.elements.shape), "sum")
         else:
             copy(scope, result, here)
+
+
+def by_rows(scope: Scope, op: Op, whole: Collection[int] = (), summed: Collection[int] = ()) -> None:
+    """Each tile works on some rows of the operands, such as samples of pictures, and makes these rows of the results.
+
+    Args:
+        scope: The operation's.
+        op: The operation.
+        whole: Operands, by position, that have no such rows; they go to every tile.
+        summed: Results, by position, that have none: the parts of the tiles are added up.
+    """
+    given, arguments, _ = operands(scope, op)
+    results = [None if v is None else scope.region(v) for v in op.outputs]
+    parts = rows_for_tiles(scope, given[0].elements.shape[0])
+    of_tiles = {tile: _for_rows(op, arguments, some.stop - some.start) for tile, (some,) in parts.items()}
+    in_parts(scope, op.target, given, results, parts, of_tiles, whole=whole, summed=summed)
+
+
+def _for_rows(op: Op, arguments: tuple[Any, ...], rows: int) -> tuple[Any, ...]:
+    """Gradients of enlarged pictures receive the size of the original, samples included."""
+    if not (op.target.startswith("aten.upsample") and "_backward" in op.target):
+        return arguments
+    return (*arguments[:2], [rows, *op.args[2][1:]], *arguments[3:])
