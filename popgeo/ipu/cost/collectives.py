@@ -14,7 +14,7 @@ from popgeo.ipu.cost.elementwise import plan_elementwise
 from popgeo.ipu.cost.links import link_rate, ring_seconds
 from popgeo.ipu.cost.movement import plan_copy
 from popgeo.ipu.cost.operands import made, tensor, width
-from popgeo.ipu.cost.plan import Activity, Plan, Superstep, Validity
+from popgeo.ipu.cost.plan import Activity, Plan, Superstep
 from popgeo.ipu.cost.supersteps import in_sequence
 from popgeo.ipu.target import IpuTarget
 
@@ -70,7 +70,7 @@ def _over_links(name: str, members: int, cycles: float, nbytes: int, machine: Ma
     )  # fmt: skip
     return Plan(
         family="collectives", split={"IPUs": members * machine.target.num_ipus}, supersteps=(step,),
-        temporary_bytes=share, validity=Validity.ESTIMATE, why=_WHY,
+        temporary_bytes=share, why=_WHY,
     )  # fmt: skip
 
 
@@ -114,7 +114,7 @@ def _joined(plans: list[Plan], kind: str, nbytes: int, members: int, stride: int
     if members > 1:
         plans = [*plans, plan_collective(kind, nbytes, members, stride, member)]
     elif not plans:
-        return Plan(family="collectives", validity=Validity.ESTIMATE, why="a single shard has no partner")
+        return Plan(family="collectives", why="a single shard has no partner")
     return in_sequence("collectives", *plans, main=len(plans) - 1)
 
 
@@ -124,7 +124,7 @@ def rule_keep(graph: OpGraph, op: Op, machine: Machine) -> Plan:
     _, held, member = _members(op.args[1], result.shape[0], machine)
     elements = result.numel // result.shape[0] * held
     if elements == tensor(graph, op.args[0]).numel:
-        return Plan(family="collectives", validity=Validity.ESTIMATE, why="taken to cost nothing")
+        return Plan(family="collectives", why="taken to cost nothing")
     return in_sequence("collectives", plan_copy(max(1, elements), width(result), member))
 
 

@@ -40,7 +40,7 @@ def plan_gather(table_rows: int, columns: int, lookups: int, width: int, machine
     target, constants = machine.target, machine.calibration
     table_rows, columns, lookups = max(1, table_rows), max(1, columns), max(1, lookups)
     found = _search(table_rows, columns, lookups, width, target)
-    n_columns, n_rows, n_lookups = found.cuts
+    _, n_rows, n_lookups = found.cuts
     t, tiles = found.terms, found.tiles
     per_tile = ceil_div(lookups, n_lookups)
     steps: list[Superstep] = [
@@ -72,32 +72,13 @@ def plan_gather(table_rows: int, columns: int, lookups: int, width: int, machine
         ]  # fmt: skip
     layout = constants.gather_result_layout * lookups * columns / machine.num_tiles
     steps.append(overhead_step("lay out result", calibrated=layout, tiles=tiles, is_sync=False))
-    validity, why = gather_validity(table_rows, columns, lookups, width, machine)
-    return Plan(
-        family="gather",
-        split={"columns": n_columns, "rows": n_rows, "lookups": n_lookups},
-        supersteps=tuple(steps),
-        temporary_bytes=int(t["nbytes"]),
-        considered=found.considered,
-        validity=validity,
-        why=why,
-    )
+    return found.plan("gather", steps, gather_validity(table_rows, columns, lookups, width, machine))
 
 
 @functools.lru_cache(maxsize=4096)
 def _search(table_rows: int, columns: int, lookups: int, width: int, target: IpuTarget) -> Found:
     tiles = target.all_tiles
     splits = within(tiles, column_grains(columns, width), max(1, table_rows // 2), lookups)
-    terms = _terms(table_rows, columns, lookups, width, splits, target)
-    # As the planner of poplibs, which charges nothing for one more step.
-    cycles = terms["spread"] + terms["slice"] + terms["regroup"] + terms["select"]
-    return cheapest(splits, cycles, terms, target)
-
-
-def _terms(
-    table_rows: int, columns: int, lookups: int, width: int, splits: np.ndarray, target: IpuTarget
-) -> dict[str, Any]:
-    tiles = target.all_tiles
     rows, wide, mine = largest_block(table_rows, columns, lookups, width, splits)
     block, even = rows * wide * width, table_rows * columns * width / tiles
     # A table that no two tiles share only moves as far as it did not lie evenly; else each tile gets its block.
@@ -105,7 +86,7 @@ def _terms(
     two_stages = splits[1] > 1
     picked = ceil_div(mine, splits[1])
     regroup_bytes = np.where(two_stages, splits[1] * picked * wide * width, 0)
-    return {
+    terms = {
         "spread": transfer_cycles(target, bytes_in=spread_bytes, fragments_in=2),
         "spread_bytes": spread_bytes,
         "slice": slice_rows(mine, rows, table_rows, wide, target.workers_per_tile),
@@ -118,6 +99,9 @@ def _terms(
         + np.where(two_stages, mine * wide * width + regroup_bytes, 0)
         + mine * INDEX_BYTES,
     }
+    # As the planner of poplibs, which charges nothing for one more step.
+    cycles = terms["spread"] + terms["slice"] + terms["regroup"] + terms["select"]
+    return cheapest(splits, cycles, terms, target)
 
 
 def rule_gather(graph: OpGraph, op: Op, machine: Machine) -> Plan:

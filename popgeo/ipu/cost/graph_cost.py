@@ -9,7 +9,7 @@ from popgeo.ipu.cost import control
 from popgeo.ipu.cost.calibration import BOW_SDK3, Calibration, Machine
 from popgeo.ipu.cost.layouts import laid_out_anew, with_layout
 from popgeo.ipu.cost.operands import Rule, distinct
-from popgeo.ipu.cost.plan import OpCost, Plan, Validity
+from popgeo.ipu.cost.plan import OpCost, Plan
 from popgeo.ipu.cost.splits import MEMORY_SHARE
 from popgeo.ipu.cost.supersteps import compute_step, exchange_step
 from popgeo.ipu.target import IpuTarget
@@ -38,8 +38,7 @@ CYCLES_PER_ELEMENT = 42.0  # a worker's software path for one element on every s
 
 def plan_unknown(graph: OpGraph, op: Op, machine: Machine) -> Plan:
     """Every tensor crosses the exchange once, and each element of the largest takes a slow path on one worker."""
-    touched = {*op.reads(), *(v for v in op.outputs if v is not None)}
-    values = [graph.values[v] for v in touched]
+    values = [graph.values[v] for v in {*op.reads(), *op.makes()}]
     target, tiles = machine.target, machine.num_tiles
     nbytes = -(-sum(value.nbytes for value in values) // tiles)
     elements = -(-max((value.numel for value in values), default=0) // tiles)
@@ -55,7 +54,6 @@ def plan_unknown(graph: OpGraph, op: Op, machine: Machine) -> Plan:
         split={"tiles": tiles},
         supersteps=supersteps,
         temporary_bytes=nbytes,
-        validity=Validity.ESTIMATE,
         why=f"no rule knows {op.target}",
     )
 

@@ -3,7 +3,6 @@
 import functools
 import math
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 
@@ -184,23 +183,14 @@ def _search(product: Product, target: IpuTarget, tiles: int, proportion: float) 
 
 def _best(product: Product, target: IpuTarget, tiles: int, turns: int, proportion: float, is_swapped: bool) -> _Way:
     """The cheapest split where a part of the columns is computed at a time."""
-    part = replace(product, columns=ceil_div(product.columns, turns))
-    blocks = ceil_div(part.contraction, in_block(part.width)), ceil_div(part.columns, OUT_BLOCK)
-    splits = within(tiles, part.rows, *blocks)
-    terms = _terms(part, splits, target)
-    terms["held"] = product.held_bytes / tiles
-    cycles = terms["bring"] + terms["copy"] + terms["amp"] + terms["reduce"] + terms["add"]
-    found = cheapest(splits, cycles, terms, target, proportion)
-    return _Way(found=found, turns=turns, is_swapped=is_swapped)
-
-
-def _terms(product: Product, splits: np.ndarray, target: IpuTarget) -> dict[str, Any]:
     rows, contraction, columns, width = product.rows, product.contraction, product.columns, product.width
+    columns, block = ceil_div(columns, turns), in_block(width)
+    blocks_in, blocks_out = ceil_div(contraction, block), ceil_div(columns, OUT_BLOCK)
+    splits = within(tiles, rows, blocks_in, blocks_out)
     n_rows, n_contraction, n_columns = splits
-    block, out_block = in_block(width), OUT_BLOCK
     mine = ceil_div(rows, n_rows)
-    deep = np.minimum(contraction, ceil_div(ceil_div(contraction, block), n_contraction) * block)
-    wide = np.minimum(columns, ceil_div(ceil_div(columns, out_block), n_columns) * out_block)
+    deep = np.minimum(contraction, ceil_div(blocks_in, n_contraction) * block)
+    wide = np.minimum(columns, ceil_div(blocks_out, n_columns) * OUT_BLOCK)
     left, right = product.shares[0] * mine * deep * width, product.shares[1] * deep * wide * width
     sums = mine * wide * width
     # Neighbouring tiles that make other columns of the same rows receive the same rows.
@@ -210,7 +200,7 @@ def _terms(product: Product, splits: np.ndarray, target: IpuTarget) -> dict[str,
     is_split = n_contraction > 1
     reduce_bytes = np.where(is_split, sums * (1 - 1 / n_contraction), 0)
     share = ceil_div(mine * wide, n_contraction)
-    return {
+    terms = {
         "rows": mine.astype(float),
         "bring": bring,
         "bring_bytes": left + right * (1 - 1 / n_rows),
@@ -221,7 +211,11 @@ def _terms(product: Product, splits: np.ndarray, target: IpuTarget) -> dict[str,
         "reduce_bytes": reduce_bytes,
         "add": np.where(is_split, add_partials(share, n_contraction, target.vector_bytes // width), 0),
         "nbytes": left + right + sums,
+        "held": product.held_bytes / tiles,
     }
+    cycles = terms["bring"] + terms["copy"] + terms["amp"] + terms["reduce"] + terms["add"]
+    found = cheapest(splits, cycles, terms, target, proportion)
+    return _Way(found=found, turns=turns, is_swapped=is_swapped)
 
 
 def left_and_right(graph: OpGraph, op: Op) -> tuple[Value, Value]:

@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-from typing import Any
 
 import numpy as np
 
@@ -60,7 +59,7 @@ def plan_scatter_add(
     target, constants = machine.target, machine.calibration
     table_rows, columns, summands = max(1, table_rows), max(1, columns), max(1, summands)
     found = _search(table_rows, columns, summands, width, target, operation)
-    n_columns, n_rows, n_summands = found.cuts
+    _, n_rows, n_summands = found.cuts
     t, tiles = found.terms, found.tiles
     block_rows = ceil_div(table_rows, n_rows)
     x, v = constants.scatter_exchange, constants.scatter_vertex
@@ -99,35 +98,16 @@ def plan_scatter_add(
         constants.scatter_result_layout * table_rows * columns + constants.scatter_source_layout * summands * columns
     ) / machine.num_tiles
     steps.append(overhead_step("lay out summands and result", calibrated=layout, tiles=tiles, is_sync=False))
-    validity, why = scatter_validity(table_rows, columns, summands, width, machine)
+    judged = scatter_validity(table_rows, columns, summands, width, machine)
     if operation != "add":
-        validity, why = Validity.ESTIMATE, f"published for sums only, not for {operation}"
-    return Plan(
-        family="scatter",
-        split={"columns": n_columns, "rows": n_rows, "lookups": n_summands},
-        supersteps=tuple(steps),
-        temporary_bytes=int(t["nbytes"]),
-        flops=summands * columns,
-        considered=found.considered,
-        validity=validity,
-        why=why,
-    )
+        judged = Validity.ESTIMATE, f"published for sums only, not for {operation}"
+    return found.plan("scatter", steps, judged, flops=summands * columns)
 
 
 @functools.lru_cache(maxsize=4096)
 def _search(table_rows: int, columns: int, summands: int, width: int, target: IpuTarget, operation: str) -> Found:
     tiles = target.all_tiles
     splits = within(tiles, column_grains(columns, width), max(1, table_rows // 2), summands)
-    terms = _terms(table_rows, columns, summands, width, splits, target, operation)
-    cycles = sum(terms[name] for name in ("spread", "zero", "add", "reduce", "merge", "store"))
-    cycles[splits[2] > 1] += target.sync_cycles + target.launch_cycles
-    return cheapest(splits, cycles, terms, target)
-
-
-def _terms(
-    table_rows: int, columns: int, summands: int, width: int, splits: np.ndarray, target: IpuTarget, operation: str
-) -> dict[str, Any]:
-    tiles = target.all_tiles
     rows, wide, mine = largest_block(table_rows, columns, summands, width, splits)
     vector = target.vector_bytes // 4
     has_partials = splits[2] > 1
@@ -139,7 +119,7 @@ def _terms(
     store_bytes = np.where(has_partials, 0, np.maximum(block - table_rows * columns * width / tiles, 0))
     workers = target.workers_per_tile
     scaled_add = workers * (60 + 3 * ceil_div(ceil_div(share, workers), vector))
-    return {
+    terms = {
         "spread": transfer_cycles(target, bytes_in=spread_bytes, fragments_in=2),
         "spread_bytes": spread_bytes,
         "zero": np.where(has_partials, fill(rows * wide, vector), 0),
@@ -153,6 +133,9 @@ def _terms(
         "store_bytes": store_bytes,
         "nbytes": np.where(has_partials, 2 * block, block) + given + mine * INDEX_BYTES,
     }
+    cycles = sum(terms[name] for name in ("spread", "zero", "add", "reduce", "merge", "store"))
+    cycles[has_partials] += target.sync_cycles + target.launch_cycles
+    return cheapest(splits, cycles, terms, target)
 
 
 def fill_step(elements: int, width: int, target: IpuTarget) -> Superstep:

@@ -8,7 +8,7 @@ from popgeo.capture.schemas import argument_of, position_of
 from popgeo.ipu.cost.calibration import Machine
 from popgeo.ipu.cost.elementwise import spread
 from popgeo.ipu.cost.operands import tensor, width
-from popgeo.ipu.cost.plan import Plan, Superstep, Validity
+from popgeo.ipu.cost.plan import Plan, Superstep
 from popgeo.ipu.cost.supersteps import compute_step, swap_step
 from popgeo.ipu.cost.vertex_cycles import ceil_div
 
@@ -61,7 +61,6 @@ def plan_sort(rows: int, length: int, k: int, width: int, machine: Machine) -> P
         split={"tiles": tiles_used},
         supersteps=tuple(steps),
         temporary_bytes=2 * spread(rows * length, width, machine.num_tiles)[0] * (width + 4),
-        validity=Validity.ESTIMATE,
         why="no published measurement of a sort",
     )
 

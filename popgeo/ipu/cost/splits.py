@@ -2,12 +2,13 @@
 
 import functools
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from popgeo.ipu.cost.plan import Plan, Superstep, Validity
 from popgeo.ipu.cost.vertex_cycles import ceil_div
 from popgeo.ipu.target import IpuTarget
 
@@ -59,6 +60,19 @@ class Found:
     def tiles(self) -> int:
         """Tiles at work."""
         return math.prod(self.cuts)
+
+    def plan(self, family: str, steps: Sequence[Superstep], judged: tuple[Validity, str], flops: int = 0) -> Plan:
+        """The plan of rows that an index names, which are cut into columns, rows and lookups."""
+        return Plan(
+            family=family,
+            split=dict(zip(("columns", "rows", "lookups"), self.cuts, strict=True)),
+            supersteps=tuple(steps),
+            temporary_bytes=int(self.terms["nbytes"]),
+            flops=flops,
+            considered=self.considered,
+            validity=judged[0],
+            why=judged[1],
+        )
 
     def fits(self, target: IpuTarget, share: float) -> bool:
         """Whether it needs no more than its share of a tile's memory."""
