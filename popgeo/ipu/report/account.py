@@ -101,8 +101,6 @@ class Account(Figures, ABC):
     """The columns of its tables; the first table is the one that is shown if none is asked for."""
     VERSION: ClassVar[tuple[str, int]]
     """The name of its JSON, and the version."""
-    LEFT_OUT: ClassVar[tuple[str, ...]] = ()
-    """Fields that its JSON does not have."""
     DERIVED: ClassVar[tuple[str, ...]]
     """Numbers that follow from the fields and are in the JSON, for other programs."""
 
@@ -193,7 +191,7 @@ class Account(Figures, ABC):
         Args:
             path: Where to write it; it is only returned when left out.
         """
-        return _written(dumps(self, self.VERSION, self.DERIVED, self.LEFT_OUT), path)
+        return _written(dumps(self, self.VERSION, self.DERIVED), path)
 
     @classmethod
     def from_json(cls: type[A], text: str) -> A:

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import takewhile
+from itertools import accumulate, takewhile
 from types import MappingProxyType
 from typing import Any
 
@@ -74,9 +74,7 @@ class CostRows:
             if op["phase"] == "host":
                 continue
             name = op["module"]
-            parts = name.split(".")
-            paths = {"", *(".".join(parts[: i + 1]) for i in range(len(parts)))} if name else {""}
-            for path in sorted(paths):
+            for path in ("", *accumulate(name.split("."), "{}.{}".format)) if name else ("",):
                 row = rows.setdefault(
                     path, {"module": path or "(model)", "cycles": 0.0, "share": 0.0, "own": 0.0, "ops": 0}
                     | dict.fromkeys(("forward", "backward", "update"), 0.0)

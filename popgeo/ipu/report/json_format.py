@@ -16,18 +16,17 @@ from popgeo.ipu.report.figures import Figures
 _BEYOND = 2**63  # cycles, bytes and seconds of a report are below, and not below zero
 
 
-def dumps(report: Figures, version: tuple[str, int], derived: tuple[str, ...], left_out: tuple[str, ...] = ()) -> str:
+def dumps(report: Figures, version: tuple[str, int], derived: tuple[str, ...]) -> str:
     """A report with the name and the version of its format.
 
     Args:
-        report: All of its fields are written.
+        report: What is written of it is what a copy gets.
         version: The name of the format, and its version.
         derived: Numbers that follow from the fields, for other programs; reading works them out again.
-        left_out: Fields that are not written.
     """
     content = {"schema": version[0], "version": version[1]}
-    content |= {name: plain(value) for name, value in report.__getstate__().items() if name not in left_out}
-    return json.dumps(content | {name: plain(getattr(report, name)) for name in derived}, allow_nan=False)
+    content |= plain(report.__getstate__() | {name: getattr(report, name) for name in derived})
+    return json.dumps(content, allow_nan=False)
 
 
 def loads(kind: type[Figures], version: tuple[str, int], text: str) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 from functools import cached_property
 from inspect import getdoc
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 from popgeo.ipu.report.account import Account
 from popgeo.ipu.report.chrome_trace import trace_of_stages, trace_of_step
@@ -77,8 +77,8 @@ class Report(Account):
             raise ValueError(
                 f"Reports add up on one target and profile, not {named[0]} and {named[1]}; compile both for the same."
             )
-        uses = _known(self.tile_memory, other.tile_memory)
-        captured = _known(self.update_captured, other.update_captured)
+        uses = [use for use in (self.tile_memory, other.tile_memory) if use is not None]
+        captured = {self.update_captured, other.update_captured} - {None}
         return replace(
             self,
             **{name: getattr(self, name) + getattr(other, name) for name in _SUMS},
@@ -87,13 +87,6 @@ class Report(Account):
             graphs_per_micro_batch=_graphs(self, other),
             real_of_slots={**self.real_of_slots, **other.real_of_slots},
         )
-
-
-T = TypeVar("T")
-
-
-def _known(*of_both: T | None) -> list[T]:
-    return [one for one in of_both if one is not None]
 
 
 def _graphs(first: Figures, second: Figures) -> float | None:
@@ -116,7 +109,6 @@ class Pipeline(PipelineFigures):
 
     COLUMNS = COLUMNS_OF_STAGES
     VERSION = ("popgeo.ipu.pipeline", 2)
-    LEFT_OUT = ("again",)
     DERIVED = (
         "cycles", "seconds", "micro_batches_per_second", "bubble", "bottleneck", "num_ipus", "fits", "families",
         "table_of_stages", "table_of_ipus", "error_budget",

@@ -32,8 +32,6 @@ def text(report: Account) -> str:
 
 def _wrapped(line: str) -> list[str]:
     """A line as it is, or what is too long for one in several."""
-    if len(line) <= WIDTH:
-        return [line]
     return textwrap.wrap(line, WIDTH, subsequent_indent=" " * (len(line) - len(line.lstrip()) + 4))
 
 
