@@ -11,7 +11,7 @@ from popgeo.ipu.cost.operands import made, tensor, width
 from popgeo.ipu.cost.plan import Plan, Superstep
 from popgeo.ipu.cost.published_sizes import gather_validity
 from popgeo.ipu.cost.splits import Found, cheapest, column_grains, largest_block, within
-from popgeo.ipu.cost.supersteps import compute_step, exchange_step, overhead_step, transfer_cycles
+from popgeo.ipu.cost.supersteps import overhead_step, transfer_cycles
 from popgeo.ipu.cost.vertex_cycles import ceil_div, slice_rows
 from popgeo.ipu.target import IpuTarget
 
@@ -41,35 +41,22 @@ def plan_gather(table_rows: int, columns: int, lookups: int, width: int, machine
     table_rows, columns, lookups = max(1, table_rows), max(1, columns), max(1, lookups)
     found = _search(table_rows, columns, lookups, width, target)
     _, n_rows, n_lookups = found.cuts
-    t, tiles = found.terms, found.tiles
-    per_tile = ceil_div(lookups, n_lookups)
+    tiles, per_tile = found.tiles, ceil_div(lookups, n_lookups)
+    evenness = lookups / (n_lookups * per_tile)
+    moving, copying = constants.gather_exchange, constants.gather_vertex
     steps: list[Superstep] = [
         overhead_step("start and finish", calibrated=constants.gather_fixed, tiles=tiles),
-        exchange_step(
-            "spread table and index", target, transfer=t["spread"],
-            calibrated=constants.gather_exchange * t["spread"], bytes_in=t["spread_bytes"],
-            bytes_out=t["spread_bytes"] / n_lookups, fragments=2, tiles=tiles,
-        ),
-        compute_step(
-            "slice rows", target, vertex=t["slice"], calibrated=constants.gather_vertex * t["slice"], tiles=tiles,
-            workers=per_tile, evenness=lookups / (n_lookups * per_tile),
-        ),
-    ]  # fmt: skip
+        found.exchange("spread table and index", "spread", moving, receivers=n_lookups, fragments=2),
+        found.compute("slice rows", "slice", copying, workers=per_tile, evenness=evenness),
+    ]
     if n_rows > 1:
         uneven = constants.gather_uneven if table_rows % n_rows else 0.0
         steps += [
             overhead_step("even out rows", calibrated=uneven, tiles=tiles, is_sync=False),
             overhead_step("start second stage", calibrated=constants.gather_two_stage, tiles=tiles),
-            exchange_step(
-                "regroup blocks of rows", target, transfer=t["regroup"],
-                calibrated=constants.gather_exchange * t["regroup"], bytes_in=t["regroup_bytes"],
-                bytes_out=t["regroup_bytes"], fragments=n_rows, tiles=tiles,
-            ),
-            compute_step(
-                "select block", target, vertex=t["select"], calibrated=constants.gather_vertex * t["select"],
-                tiles=tiles, workers=ceil_div(per_tile, n_rows),
-            ),
-        ]  # fmt: skip
+            found.exchange("regroup blocks of rows", "regroup", moving, fragments=n_rows),
+            found.compute("select block", "select", copying, workers=ceil_div(per_tile, n_rows)),
+        ]
     layout = constants.gather_result_layout * lookups * columns / machine.num_tiles
     steps.append(overhead_step("lay out result", calibrated=layout, tiles=tiles, is_sync=False))
     return found.plan("gather", steps, gather_validity(table_rows, columns, lookups, width, machine))

@@ -16,7 +16,6 @@ from popgeo.ipu.cost.published_sizes import scatter_validity
 from popgeo.ipu.cost.splits import Found, cheapest, column_grains, largest_block, within, work_space
 from popgeo.ipu.cost.supersteps import (
     compute_step,
-    exchange_step,
     in_sequence,
     overhead_step,
     repeated,
@@ -60,40 +59,24 @@ def plan_scatter_add(
     table_rows, columns, summands = max(1, table_rows), max(1, columns), max(1, summands)
     found = _search(table_rows, columns, summands, width, target, operation)
     _, n_rows, n_summands = found.cuts
-    t, tiles = found.terms, found.tiles
-    block_rows = ceil_div(table_rows, n_rows)
-    x, v = constants.scatter_exchange, constants.scatter_vertex
+    tiles, block_rows = found.tiles, ceil_div(table_rows, n_rows)
+    evenness = table_rows / (n_rows * block_rows)
+    moving, adding = constants.scatter_exchange, constants.scatter_vertex
     steps: list[Superstep] = [overhead_step("start and finish", calibrated=constants.scatter_fixed, tiles=tiles)]
     if makes_table:
         steps.append(fill_step(table_rows * columns, width, target))
     steps += [
-        exchange_step(
-            "spread summands and index", target, transfer=t["spread"], calibrated=x * t["spread"],
-            bytes_in=t["spread_bytes"], bytes_out=t["spread_bytes"] / n_rows, fragments=2, tiles=tiles,
-        ),
-        compute_step(
-            "update rows", target, vertex=t["add"] + t["zero"], calibrated=v * (t["add"] + t["zero"]), tiles=tiles,
-            workers=block_rows, evenness=table_rows / (n_rows * block_rows),
-        ),
-    ]  # fmt: skip
+        found.exchange("spread summands and index", "spread", moving, receivers=n_rows, fragments=2),
+        found.compute("update rows", "update", adding, workers=block_rows, evenness=evenness),
+    ]
     if n_summands > 1:
         steps += [
             overhead_step("start sum of partials", calibrated=constants.scatter_partials, tiles=tiles),
-            exchange_step(
-                "exchange partial sums", target, transfer=t["reduce"], calibrated=x * t["reduce"],
-                bytes_in=t["reduce_bytes"], bytes_out=t["reduce_bytes"], fragments=n_summands, tiles=tiles,
-            ),
-            compute_step(
-                "add partial sums", target, vertex=t["merge"], calibrated=v * t["merge"], tiles=tiles
-            ),
-        ]  # fmt: skip
+            found.exchange("exchange partial sums", "reduce", moving, fragments=n_summands),
+            found.compute("add partial sums", "merge", adding),
+        ]
     else:
-        steps.append(
-            exchange_step(
-                "return result", target, transfer=t["store"], calibrated=x * t["store"], bytes_in=t["store_bytes"],
-                bytes_out=t["store_bytes"], tiles=tiles,
-            )
-        )  # fmt: skip
+        steps.append(found.exchange("return result", "store", moving))
     layout = (
         constants.scatter_result_layout * table_rows * columns + constants.scatter_source_layout * summands * columns
     ) / machine.num_tiles
@@ -119,11 +102,12 @@ def _search(table_rows: int, columns: int, summands: int, width: int, target: Ip
     store_bytes = np.where(has_partials, 0, np.maximum(block - table_rows * columns * width / tiles, 0))
     workers = target.workers_per_tile
     scaled_add = workers * (60 + 3 * ceil_div(ceil_div(share, workers), vector))
+    zero = np.where(has_partials, fill(rows * wide, vector), 0)
+    add = add_rows(mine, rows, table_rows, wide, workers, OPERATIONS[operation])
     terms = {
         "spread": transfer_cycles(target, bytes_in=spread_bytes, fragments_in=2),
         "spread_bytes": spread_bytes,
-        "zero": np.where(has_partials, fill(rows * wide, vector), 0),
-        "add": add_rows(mine, rows, table_rows, wide, workers, OPERATIONS[operation]),
+        "update": add + zero,
         "reduce": transfer_cycles(
             target, bytes_in=reduce_bytes, bytes_out=reduce_bytes, fragments_in=splits[2], fragments_out=splits[2]
         ),
@@ -133,7 +117,7 @@ def _search(table_rows: int, columns: int, summands: int, width: int, target: Ip
         "store_bytes": store_bytes,
         "nbytes": np.where(has_partials, 2 * block, block) + given + mine * INDEX_BYTES,
     }
-    cycles = sum(terms[name] for name in ("spread", "zero", "add", "reduce", "merge", "store"))
+    cycles = terms["spread"] + zero + add + terms["reduce"] + terms["merge"] + terms["store"]
     cycles[has_partials] += target.sync_cycles + target.launch_cycles
     return cheapest(splits, cycles, terms, target)
 
