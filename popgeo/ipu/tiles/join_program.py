@@ -171,10 +171,8 @@ class Joiner:
 
     def _update(self, update: UpdateGraph, places: Mapping[Input, str]) -> None:
         graph = update.graph
-        known = dict(places)
+        known = dict(places) | {Input(Role.PARAMETER, f"{n}"): f"weights.{n}" for n in range(len(places))}
         mappings = self.builder.variables
-        for number in range(len(places)):
-            known[Input(Role.PARAMETER, f"{number}")] = f"weights.{number}"
         for (state, number), v in zip(update.state.items(), graph.outputs, strict=True):
             assert v is not None
             known[state] = str(state)

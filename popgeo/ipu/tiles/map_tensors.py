@@ -12,10 +12,9 @@ import numpy as np
 from popgeo.capture.op_graph import Op, OpGraph, Ref, Value, shape_text
 from popgeo.capture.operations import operation_of
 from popgeo.capture.passes import is_random
+from popgeo.ipu.cost.elementwise import GRAIN_BYTES
 from popgeo.ipu.cost.plan import Plan
 from popgeo.ipu.tiles.tile_mapping import TileMapping, blocked, linear
-
-GRAIN_BYTES = 128  # least that poplar's linear mapping puts on a tile
 
 
 def map_storages(

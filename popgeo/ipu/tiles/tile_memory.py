@@ -148,9 +148,7 @@ class _Buffer:
 
     @classmethod
     def unwritten(cls, elements: np.ndarray, dtype: torch.dtype) -> "_Buffer":
-        values = torch.zeros(len(elements), dtype=dtype)
-        if dtype.is_floating_point:
-            values.fill_(torch.nan)
+        values = torch.full((len(elements),), torch.nan if dtype.is_floating_point else 0, dtype=dtype)
         return cls(elements=elements, values=values, written=np.zeros(len(elements), bool))
 
     @classmethod

@@ -54,30 +54,22 @@ def in_parts(
     if not given[0].elements.size:
         return
 
-    def place(region: Region, tile: int) -> tuple[Any, ...]:
-        return (*(slice(None),) * (dim if region.elements.ndim > 1 else 0), *parts[tile])
+    def place(region: Region, tile: int, is_summed: bool = False) -> tuple[Any, ...]:
+        return (tile,) if is_summed else (*(slice(None),) * (dim if region.elements.ndim > 1 else 0), *parts[tile])
 
-    def home(number: int, result: Region) -> Region:
+    def home(result: Region, is_summed: bool) -> Region:
         """The result itself if it lies as the tiles make it, else a partial result that does."""
-        if number in summed:
-            at = np.arange(len(parts)).reshape(-1, *[1] * result.elements.ndim)
-            holders = np.broadcast_to(at, (len(parts), *result.elements.shape))
-            return builder.partial(scope.label, builder.dtype(result), holders)
-        at = np.zeros(result.elements.shape, np.int32)
+        at = np.zeros((len(parts), *result.elements.shape) if is_summed else result.elements.shape, np.int32)
         for tile in parts:
-            at[place(result, tile)] = tile
-        lies_right = bool((builder.holders(result) == at).all())
+            at[place(result, tile, is_summed)] = tile
+        lies_right = not is_summed and bool((builder.holders(result) == at).all())
         return result if lies_right else builder.partial(scope.label, builder.dtype(result), at)
 
-    made = [None if result is None else home(number, result) for number, result in enumerate(results)]
-
-    def written(number: int, tile: int) -> Region | None:
-        region = made[number]
-        return None if region is None else part(region, *((tile,) if number in summed else place(region, tile)))
+    made = [None if result is None else home(result, number in summed) for number, result in enumerate(results)]
 
     def vertex(tile: int) -> Vertex:
         reads = tuple(r if k in whole else part(r, *place(r, tile)) for k, r in enumerate(given))
-        writes = tuple(written(number, tile) for number in range(len(made)))
+        writes = tuple(None if r is None else part(r, *place(r, tile, k in summed)) for k, r in enumerate(made))
         own = arguments[tile] if isinstance(arguments, Mapping) else arguments
         return Vertex(tile=tile, operation=operation, reads=reads, writes=writes, arguments=own, keywords=named)
 

@@ -38,8 +38,7 @@ def _product(scope: Scope, c: Region, a: Region, b: Region, direct: bool) -> Reg
     """[batches, rows, inner] x [batches, inner, columns], into `c` itself if it lies right and may be written."""
     batches, rows, columns = c.elements.shape
     tiles, label, builder = scope.builder.num_tiles, scope.label, scope.builder
-    split = _split(scope, rows, a.elements.shape[2], columns)
-    sizes = {"rows": rows, "contraction": a.elements.shape[2], "columns": columns}
+    split, sizes = scope.plan.split, {"rows": rows, "contraction": a.elements.shape[2], "columns": columns}
     row_cuts, inner_cuts, column_cuts = (cuts(size, split[key]) for key, size in sizes.items())
     blocks = list(itertools.product(range(batches), row_cuts, column_cuts))
     holders = np.zeros((len(inner_cuts), batches, rows, columns), np.int32)
@@ -59,13 +58,3 @@ def _product(scope: Scope, c: Region, a: Region, b: Region, direct: bool) -> Reg
     for serial_part in range(split["serial"]):
         builder.compute(f"{label}: multiply", vertices(serial_part))
     return sum_of_parts(scope, products, c, direct)
-
-
-def _split(scope: Scope, rows: int, inner: int, columns: int) -> dict[str, int]:
-    """The plan's split, or one that occupies the tiles with rows first."""
-    plan, tiles = scope.plan, scope.builder.num_tiles
-    if plan.family == "matmul" and {"rows", "contraction", "columns"} <= plan.split.keys():
-        return {"serial": 1, **plan.split}
-    down = max(1, min(rows, tiles))
-    across = max(1, min(columns, tiles // down))
-    return {"rows": down, "columns": across, "contraction": max(1, min(inner, tiles // (down * across))), "serial": 1}
