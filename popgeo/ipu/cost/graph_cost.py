@@ -70,20 +70,18 @@ def cost(
         matmul_proportion: Share of a tile's memory that a dense product may take while it runs.
     """
     machine = Machine(target=target, calibration=calibration, matmul_proportion=matmul_proportion)
-    return tuple(_cost(graph, op, one) for op, one in zip(graph.ops, plan_all(graph, machine), strict=True))
-
-
-def _cost(graph: OpGraph, op: Op, chosen: Plan) -> OpCost:
-    tensors = [*op.reads(), *op.makes()]
-    return OpCost(
-        target=op.target,
-        phase=op.phase,
-        module=op.module,
-        source=op.source,
-        shapes=" ".join(str(list(graph.values[v].shape)) for v in tensors),
-        plan=chosen,
-        known=name_of(op.target) in RULES,
-        bytes=_bytes(graph, op),
+    return tuple(
+        OpCost(
+            target=op.target,
+            phase=op.phase,
+            module=op.module,
+            source=op.source,
+            shapes=" ".join(str(list(graph.values[v].shape)) for v in (*op.reads(), *op.makes())),
+            plan=plan,
+            known=name_of(op.target) in RULES,
+            bytes=_bytes(graph, op),
+        )
+        for op, plan in zip(graph.ops, plan_all(graph, machine), strict=True)
     )
 
 

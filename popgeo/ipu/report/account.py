@@ -14,7 +14,7 @@ from popgeo.atomic_write import write_atomically
 from popgeo.ipu.report.cost_rows import Row
 from popgeo.ipu.report.error_budget import ErrorBudget, error_budget
 from popgeo.ipu.report.figures import Figures
-from popgeo.ipu.report.insights import Insight
+from popgeo.ipu.report.insights import Insight, insights
 from popgeo.ipu.report.json_format import dumps, loads
 from popgeo.ipu.report.tables import COLUMNS, TableColumn, frame
 
@@ -105,9 +105,9 @@ class Account(Figures, ABC):
     """Numbers that follow from the fields and are in the JSON, for other programs."""
 
     @property
-    @abstractmethod
     def insights(self) -> tuple[Insight, ...]:
         """What stands out, and what to do about it; what costs most comes first."""
+        return insights(self)
 
     @abstractmethod
     def __str__(self) -> str:

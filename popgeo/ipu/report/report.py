@@ -9,7 +9,7 @@ from popgeo.ipu.report.account import Account
 from popgeo.ipu.report.chrome_trace import trace_of_stages, trace_of_step
 from popgeo.ipu.report.figures import Figures
 from popgeo.ipu.report.html_page import summary
-from popgeo.ipu.report.insights import OF_ONE_IPU, Insight, insights
+from popgeo.ipu.report.insights import Insight, insights
 from popgeo.ipu.report.pages import page, page_of_stages
 from popgeo.ipu.report.pipeline_figures import PipelineFigures
 from popgeo.ipu.report.stage_insights import stage_insights
@@ -37,10 +37,6 @@ class Report(Account):
 
     VERSION = ("popgeo.ipu.report", 1)
     DERIVED = ("families", "total_cycles", "microseconds", "error_budget")
-
-    @property
-    def insights(self) -> tuple[Insight, ...]:
-        return insights(self, OF_ONE_IPU)
 
     _page = page
     _trace = trace_of_step

@@ -4,7 +4,7 @@ That of one IPU has at most 50 lines of at most 100 characters; that of stages a
 """
 
 import textwrap
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 
 from popgeo.ipu.cost.plan import Activity, Profile, Validity
 from popgeo.ipu.report.account import Account
@@ -183,15 +183,12 @@ def _stages(plan: PipelineFigures) -> Iterable[str]:
     rows = plan.table_of_stages
     least = {"forward": 12, "backward": 12, "receive": 10, "other": 9}
     wide = {key: max([width, *(len(f"{row[key]:,.0f}") + 1 for row in rows)]) for key, width in least.items()}
-    yield f"{'stage':>5} {'IPU':>3} {'layers':<21}{_cells(wide, {key: key for key in wide})}{'busy':>6}{'memory':>8}"
+    heads = "".join(f"{key:>{width}}" for key, width in wide.items())
+    yield f"{'stage':>5} {'IPU':>3} {'layers':<21}{heads}{'busy':>6}{'memory':>8}"
     for row in rows:
-        cycles = _cells(wide, {key: f"{row[key]:,.0f}" for key in wide})
+        cycles = "".join(f"{row[key]:>{width},.0f}" for key, width in wide.items())
         name = cut_start(row["layers"], 20)
         yield f"{row['stage']:>5} {row['ipu']:>3} {name:<21}{cycles}{row['busy']:>6.0%}{row['memory']:>8.0%}"
-
-
-def _cells(wide: Mapping[str, int], words: Mapping[str, str]) -> str:
-    return "".join(f"{words[key]:>{width}}" for key, width in wide.items())
 
 
 def _foot(plan: PipelineFigures) -> Iterable[str]:
