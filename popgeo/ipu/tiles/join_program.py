@@ -14,7 +14,7 @@ from popgeo.ipu.cost.graph_cost import plan_all
 from popgeo.ipu.cost.plan import Plan
 from popgeo.ipu.target import IpuTarget
 from popgeo.ipu.tiles.graph_program import add_graph, add_operations, declare, finish
-from popgeo.ipu.tiles.lower.builder import Builder, Places, Scope, region_of
+from popgeo.ipu.tiles.lower.builder import Builder, Places, Scope, part, region_of
 from popgeo.ipu.tiles.lower.elementwise import NUMBERS, add
 from popgeo.ipu.tiles.lower.movement import copy, fill
 from popgeo.ipu.tiles.map_tensors import map_storages
@@ -90,8 +90,7 @@ class Joiner:
             for name, storage in zip(names, storages, strict=True):
                 size = mappings[storage].numel
                 weights[storage] = f"weights.{number}", start
-                elements = gradient.elements[start : start + size]
-                self._sums[name] = Region(variable=gradient.variable, elements=elements)
+                self._sums[name] = part(gradient, slice(start, start + size))
                 start += size
         own = {storage: mapping for storage, mapping in mappings.items() if storage not in weights}
         self._places = declare(self.builder, graph, own, "s") | weights
@@ -193,10 +192,9 @@ class Joiner:
         for name, v in zip(map(str, update.state), graph.outputs, strict=True):
             assert v is not None
             if made[graph.values[v].storage][0] != name:
-                scope = Scope(self.builder, graph, made, "keep state", Plan(family="movement"))
-                found = scope.region(v)
+                found = region_of(graph, made, v)
                 in_memory_order = Region(variable=found.variable, elements=np.sort(found.elements.ravel()))
-                copy(scope, self._whole(name), in_memory_order)
+                copy(self._scope("keep state"), self._whole(name), in_memory_order)
 
     def _add(self, graph: OpGraph, given: Mapping[Input, str]) -> Places:
         """The steps of a graph whose inputs are variables that there are already."""

@@ -63,19 +63,12 @@ def scatter_rows(
     sums = scope.partials(out if base is None else None, builder.dtype(out), sums_at)
 
     def vertex(p: int, some: slice, rows: slice, narrow: slice) -> Vertex:
-        reads = [part(updates, some, narrow), part(index, some)]
-        if factor is not None:
-            reads.append(part(factor, some, narrow))
-        return Vertex(
-            tile=int(sums_at[p, rows.start, narrow.start]),
-            operation="update rows",
-            reads=tuple(reads),
-            writes=(part(sums, p, rows, narrow),),
-            arguments=(
-                Operand(0), Operand(1), Operand(2) if factor is not None else None,
-                rows.start, rows.stop - rows.start, num_rows, how, wraps, skip,
-            ),
-        )  # fmt: skip
+        scale = () if factor is None else (part(factor, some, narrow),)
+        reads, made = (part(updates, some, narrow), part(index, some), *scale), (part(sums, p, rows, narrow),)
+        given = Operand(0), Operand(1), Operand(2) if scale else None
+        arguments = (*given, rows.start, rows.stop - rows.start, num_rows, how, wraps, skip)
+        tile = int(sums_at[p, rows.start, narrow.start])
+        return Vertex(tile=tile, operation="update rows", reads=reads, writes=made, arguments=arguments)
 
     blocks = itertools.product(enumerate(lookup_cuts), row_cuts, column_cuts)
     if out.elements.size:
