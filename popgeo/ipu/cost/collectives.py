@@ -87,19 +87,18 @@ def _members(num_shards: int, held: int, machine: Machine) -> tuple[int, int, Ma
 
 def rule_all_reduce(graph: OpGraph, op: Op, machine: Machine) -> Plan:
     """An all-reduce; shards of one IPU are added on its tiles before anything goes over links."""
-    x, result = tensor(graph, op.args[0]), made(graph, op)[0]
-    return _sum("all-reduce", x, result.numel, result.nbytes, op, machine)
+    return _sum("all-reduce", tensor(graph, op.args[0]), op, machine)
 
 
 def rule_reduce_scatter(graph: OpGraph, op: Op, machine: Machine) -> Plan:
-    x = tensor(graph, op.args[0])
-    return _sum("reduce-scatter", x, x.numel // x.shape[0], x.nbytes // x.shape[0], op, machine)
+    return _sum("reduce-scatter", tensor(graph, op.args[0]), op, machine)
 
 
-def _sum(kind: str, x: Value, elements: int, nbytes: int, op: Op, machine: Machine) -> Plan:
-    members, held, member = _members(op.args[1], x.shape[0], machine)
-    plans = [plan_elementwise("add", max(1, elements), width(x), member)] * (held - 1)
-    return _joined(plans, kind, nbytes, members, op.args[-1], member)
+def _sum(kind: str, x: Value, op: Op, machine: Machine) -> Plan:
+    shards = x.shape[0]
+    members, held, member = _members(op.args[1], shards, machine)
+    plans = [plan_elementwise("add", max(1, x.numel // shards), width(x), member)] * (held - 1)
+    return _joined(plans, kind, x.nbytes // shards, members, op.args[-1], member)
 
 
 def rule_all_gather(graph: OpGraph, op: Op, machine: Machine) -> Plan:

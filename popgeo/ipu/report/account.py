@@ -11,7 +11,7 @@ from typing import Any, ClassVar, TypeVar
 import pandas as pd
 
 from popgeo.atomic_write import write_atomically
-from popgeo.ipu.report.cost_rows import Row
+from popgeo.ipu.report.cost_rows import Row, cut_start
 from popgeo.ipu.report.error_budget import ErrorBudget, error_budget
 from popgeo.ipu.report.figures import Figures
 from popgeo.ipu.report.insights import Insight, insights
@@ -86,8 +86,7 @@ def _cycles(report: Figures, rows: str, name: str) -> pd.DataFrame:
 
 
 def _line(name: str, row: dict[Any, Any]) -> str:
-    name = name if len(name) <= 37 else "…" + name[-36:]
-    return f"  {name:<38}{row['before']:>14,.0f}{row['after']:>14,.0f}{row['difference']:>+14,.0f}"
+    return f"  {cut_start(name, 37):<38}{row['before']:>14,.0f}{row['after']:>14,.0f}{row['difference']:>+14,.0f}"
 
 
 A = TypeVar("A", bound="Account")

@@ -64,7 +64,8 @@ class CostRows:
                     }
                 )
                 start += 0 if step.activity is Activity.HOST else length  # the host runs next to the machine
-        return _read_only(rows)
+        blocks = block_names([row["module"] for row in rows])
+        return _read_only({**row, "block": block} for row, block in zip(rows, blocks, strict=True))
 
     @cached_property
     def modules(self) -> tuple[Row, ...]:
@@ -173,11 +174,9 @@ def _joined(ops: Sequence[Row]) -> dict[str, Any]:
     return {
         "ops": sum(op["count"] for op in ops),
         **{key: sum(op[key] for op in ops) for key in (*summed, "flops")},
-        "balance": _mean([op["balance"] for op in ops], [op["compute"] for op in ops]),
-        "validated": _mean(
-            [float(op["trust"] == Validity.VALIDATED.value) for op in ops], [op["cycles"] for op in ops]
-        ),
-        "trust": max((op["trust"] for op in ops), key=lambda trust: _TRUST.index(Validity(trust))),
+        "balance": _mean((op["balance"], op["compute"]) for op in ops),
+        "validated": _mean((float(op["trust"] == Validity.VALIDATED), op["cycles"]) for op in ops),
+        "trust": max((op["trust"] for op in ops), key=_TRUST.index),
     }
 
 
@@ -203,9 +202,11 @@ def balance(steps: Iterable[Superstep]) -> float:
     return sum(step.mean for step in work) / slowest if slowest else 1.0
 
 
-def _mean(values: Sequence[float], weights: Sequence[float]) -> float:
-    total = sum(weights)
-    return sum(v * w for v, w in zip(values, weights, strict=True)) / total if total else 1.0
+def _mean(weighted: Iterable[tuple[float, float]]) -> float:
+    """The mean of values, each with its weight; 1 if no weight is above 0."""
+    pairs = list(weighted)
+    total = sum(weight for _, weight in pairs)
+    return sum(value * weight for value, weight in pairs) / total if total else 1.0
 
 
 def module_of(cost: OpCost) -> str:
@@ -221,3 +222,8 @@ def short_name(target: str) -> str:
         ('index_select', 'cfconv')
     """
     return target.split(".")[1]
+
+
+def cut_start(name: str, width: int) -> str:
+    """The end of a name that is too long."""
+    return name if len(name) <= width else "…" + name[-(width - 1) :]

@@ -52,14 +52,9 @@ class Report(Account):
         columns = ["family", "ops", "cycles", "share", "compute", "exchange", "sync", "validated"]
         rows = [row for row in self.rows.families if row["cycles"] and row["family"] != "host"]
         speed = f", {self.graphs_per_second:,.0f} graphs/s" if self.graphs_per_second else ""
+        bold = f"{self.target.name}: {self.total_cycles:,} cycles, {self.microseconds:,.1f} µs{speed}"
         shown = [column for column in self.COLUMNS["families"] if column.name in columns]
-        return summary(
-            f"{self.target.name}: {self.total_cycles:,} cycles, {self.microseconds:,.1f} µs{speed}",
-            f" ({self.profile.value})",
-            shown,
-            rows,
-            self.insights,
-        )
+        return summary(bold, f" ({self.profile.value})", shown, rows, self.insights)
 
     def __add__(self, other: "Report") -> "Report":
         """What both cost together. Memory is that of the one whose fullest tile holds more.
@@ -142,11 +137,7 @@ class Pipeline(PipelineFigures):
         )
 
     def _repr_html_(self) -> str:
-        bold = f"{headline(self)}: {self.cycles:,.0f} cycles, {1e3 * self.seconds:,.3f} ms, "
-        return summary(
-            f"{bold}{self.micro_batches_per_second:,.1f} micro-batches/s",
-            f"; IPUs wait {self.bubble:.1%} of the time",
-            self.COLUMNS["stages"],
-            self.table_of_stages,
-            self.insights,
-        )
+        speed = f"{1e3 * self.seconds:,.3f} ms, {self.micro_batches_per_second:,.1f} micro-batches/s"
+        bold = f"{headline(self)}: {self.cycles:,.0f} cycles, {speed}"
+        rest = f"; IPUs wait {self.bubble:.1%} of the time"
+        return summary(bold, rest, self.COLUMNS["stages"], self.table_of_stages, self.insights)

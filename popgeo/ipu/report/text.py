@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 
 from popgeo.ipu.cost.plan import Activity, Profile, Validity
 from popgeo.ipu.report.account import Account
-from popgeo.ipu.report.cost_rows import Row
+from popgeo.ipu.report.cost_rows import Row, cut_start
 from popgeo.ipu.report.figures import IDLE, Figures
 from popgeo.ipu.report.pipeline_figures import PipelineFigures
 from popgeo.quantity import quantity
@@ -60,11 +60,9 @@ def _head(report: Figures) -> Iterable[str]:
     )
     if not report.total_cycles:
         return
-    working = [op for op in ops if op["compute"]]
-    weight = sum(op["compute"] for op in working) or 1
-    mean_balance = sum(op["balance"] * op["compute"] for op in working) / weight
-    use = report.tile_memory
-    mean_workers = sum(op["workers"] * op["compute"] for op in working) / weight
+    use, compute = report.tile_memory, _sum(ops, "compute") or 1
+    mean_balance = sum(op["balance"] * op["compute"] for op in ops) / compute
+    mean_workers = sum(op["workers"] * op["compute"] for op in ops) / compute
     yield (
         f"  tiles in balance {mean_balance:.0%}, {mean_workers:.1f} of {target.workers_per_tile} workers busy, "
         f"{quantity(sum(op['traffic'] for op in ops), 'B')} between tiles, "
@@ -134,11 +132,6 @@ def this_computer(report: Figures) -> Iterable[str]:
     kinds = sorted(report.families.items(), key=lambda item: -item[1].bytes)
     runs = "; a step runs " + ", ".join(f"{family.ops:,} {name}" for name, family in kinds) if kinds else ""
     yield f"  {quantity(report.state_bytes, 'B')} of state, {quantity(report.buffer_bytes, 'B')} of buffers{runs}"
-
-
-def cut_start(name: str, width: int) -> str:
-    """The end of a name that is too long."""
-    return name if len(name) <= width else "…" + name[-(width - 1) :]
 
 
 def text_of_stages(plan: PipelineFigures) -> str:
