@@ -40,7 +40,7 @@ def plan_gather(table_rows: int, columns: int, lookups: int, width: int, machine
     target, constants = machine.target, machine.calibration
     table_rows, columns, lookups = max(1, table_rows), max(1, columns), max(1, lookups)
     found = _search(table_rows, columns, lookups, width, target)
-    _, n_rows, n_lookups = found.cuts
+    n_columns, n_rows, n_lookups = found.cuts
     tiles, per_tile = found.tiles, ceil_div(lookups, n_lookups)
     evenness = lookups / (n_lookups * per_tile)
     moving, copying = constants.gather_exchange, constants.gather_vertex
@@ -59,7 +59,8 @@ def plan_gather(table_rows: int, columns: int, lookups: int, width: int, machine
         ]
     layout = constants.gather_result_layout * lookups * columns / machine.num_tiles
     steps.append(overhead_step("lay out result", calibrated=layout, tiles=tiles, is_sync=False))
-    return found.plan("gather", steps, gather_validity(table_rows, columns, lookups, width, machine))
+    split = {"columns": n_columns, "rows": n_rows, "lookups": n_lookups}
+    return found.plan("gather", split, steps, gather_validity(table_rows, columns, lookups, width, machine))
 
 
 @functools.lru_cache(maxsize=4096)

@@ -49,13 +49,7 @@ def plan_unknown(graph: OpGraph, op: Op, machine: Machine) -> Plan:
         ),
         compute_step("compute", target, vertex=CYCLES_PER_ELEMENT * elements, tiles=tiles),
     )  # fmt: skip
-    return Plan(
-        family=UNKNOWN,
-        split={"tiles": tiles},
-        supersteps=supersteps,
-        temporary_bytes=nbytes,
-        why=f"no rule knows {op.target}",
-    )
+    return Plan.in_order(UNKNOWN, tiles, supersteps, f"no rule knows {op.target}", nbytes=nbytes)
 
 
 def cost(

@@ -45,12 +45,6 @@ class Product:
         """The product whose result is the transpose of this one's."""
         return Product(self.columns, self.contraction, self.rows, self.width, self.shares[::-1])
 
-    @property
-    def held_bytes(self) -> float:
-        """Bytes of both matrices and of the result."""
-        left, right = self.shares[0] * self.rows * self.contraction, self.shares[1] * self.contraction * self.columns
-        return (left + right + self.rows * self.columns) * self.width
-
 
 @functools.lru_cache(maxsize=4096)
 def plan_matmul(
@@ -84,18 +78,10 @@ def plan_matmul(
     product = Product(rows, contraction, columns, width, shares)
     found = _search(product, target, tiles // side_by_side, machine.matmul_proportion)
     n_rows, n_contraction, n_columns = found.cuts
-    rounds = ceil_div(batch, side_by_side)
-    validity, why = matmul_validity(rows, contraction, columns, width, batch, machine)
-    return Plan(
-        family="matmul",
-        split={"rows": n_rows, "contraction": n_contraction, "columns": n_columns, "serial": found.turns},
-        supersteps=_steps(replace(found, side_by_side=side_by_side, turns=found.turns * rounds), machine),
-        temporary_bytes=int(found.terms["nbytes"]),
-        flops=2 * batch * rows * contraction * columns,
-        considered=2 * found.considered,
-        validity=validity,
-        why=why,
-    )
+    split = {"rows": n_rows, "contraction": n_contraction, "columns": n_columns, "serial": found.turns}
+    rounds, flops = ceil_div(batch, side_by_side), 2 * batch * rows * contraction * columns
+    steps = _steps(replace(found, side_by_side=side_by_side, turns=found.turns * rounds), machine)
+    return found.plan("matmul", split, steps, matmul_validity(rows, contraction, columns, width, batch, machine), flops)
 
 
 def _steps(found: Found, machine: Machine) -> tuple[Superstep, ...]:
@@ -145,6 +131,8 @@ def _best(product: Product, target: IpuTarget, tiles: int, turns: int, proportio
     """
     product = product.transposed if is_swapped else product
     rows, contraction, columns, width = product.rows, product.contraction, product.columns, product.width
+    of_left, of_right = product.shares
+    held = (of_left * rows * contraction + of_right * contraction * columns + rows * columns) * width
     columns, block = ceil_div(columns, turns), in_block(width)
     blocks_in, blocks_out = ceil_div(contraction, block), ceil_div(columns, OUT_BLOCK)
     splits = within(tiles, rows, blocks_in, blocks_out)
@@ -152,7 +140,7 @@ def _best(product: Product, target: IpuTarget, tiles: int, turns: int, proportio
     mine = ceil_div(rows, n_rows)
     deep = np.minimum(contraction, ceil_div(blocks_in, n_contraction) * block)
     wide = np.minimum(columns, ceil_div(blocks_out, n_columns) * OUT_BLOCK)
-    left, right = product.shares[0] * mine * deep * width, product.shares[1] * deep * wide * width
+    left, right = of_left * mine * deep * width, of_right * deep * wide * width
     sums = mine * wide * width
     # Neighbouring tiles that make other columns of the same rows receive the same rows.
     bring = transfer_cycles(target, bytes_in=left, is_paired=n_columns % 2 == 0) + transfer_cycles(
@@ -172,11 +160,12 @@ def _best(product: Product, target: IpuTarget, tiles: int, turns: int, proportio
         "reduce_bytes": reduce_bytes,
         "add": np.where(is_split, add_partials(share, n_contraction, target.vector_bytes // width), 0),
         "nbytes": left + right + sums,
-        "held": product.held_bytes / tiles,
+        "held": held / tiles,
     }
     cycles = terms["bring"] + terms["copy"] + terms["amp"] + terms["reduce"] + terms["add"]
     found = cheapest(splits, cycles, terms, target, proportion)
-    return replace(found, turns=turns, cuts=found.cuts[::-1] if is_swapped else found.cuts)
+    cuts = found.cuts[::-1] if is_swapped else found.cuts
+    return replace(found, turns=turns, cuts=cuts, considered=2 * found.considered)  # the other way round, too
 
 
 def left_and_right(graph: OpGraph, op: Op) -> tuple[Value, Value]:

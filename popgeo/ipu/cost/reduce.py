@@ -2,6 +2,7 @@
 
 import functools
 import math
+from dataclasses import replace
 
 from popgeo.capture.op_graph import Op, OpGraph
 from popgeo.ipu.cost.calibration import Machine
@@ -71,15 +72,9 @@ def plan_reduce(outputs: int, summands: int, width: int, machine: Machine, is_in
         steps.append(overhead_step("start between tiles", calibrated=CROSSING_CYCLES, tiles=tiles))
         pieces = [_between_tiles(outputs, pieces, width, target) for pieces in _stages(partials)]
         steps += min(pieces, key=lambda stages: sum(step.ideal for step in stages))
-    return Plan(
-        family="reduce",
-        split={"tiles": tiles},
-        supersteps=tuple(steps),
-        temporary_bytes=partials * width,
-        flops=outputs * summands,
-        considered=len(_stages(partials)),
-        why="checked against measurements of the first generation only",
-    )
+    why = "checked against measurements of the first generation only"
+    plan = Plan.in_order("reduce", tiles, steps, why, nbytes=partials * width, flops=outputs * summands)
+    return replace(plan, considered=len(_stages(partials)))
 
 
 def _stages(partials: int) -> list[tuple[int, ...]]:

@@ -58,7 +58,7 @@ def plan_scatter_add(
     target, constants = machine.target, machine.calibration
     table_rows, columns, summands = max(1, table_rows), max(1, columns), max(1, summands)
     found = _search(table_rows, columns, summands, width, target, operation)
-    _, n_rows, n_summands = found.cuts
+    n_columns, n_rows, n_summands = found.cuts
     tiles, block_rows = found.tiles, ceil_div(table_rows, n_rows)
     evenness = table_rows / (n_rows * block_rows)
     moving, adding = constants.scatter_exchange, constants.scatter_vertex
@@ -84,7 +84,8 @@ def plan_scatter_add(
     judged = scatter_validity(table_rows, columns, summands, width, machine)
     if operation != "add":
         judged = Validity.ESTIMATE, f"published for sums only, not for {operation}"
-    return found.plan("scatter", steps, judged, flops=summands * columns)
+    split = {"columns": n_columns, "rows": n_rows, "lookups": n_summands}
+    return found.plan("scatter", split, steps, judged, flops=summands * columns)
 
 
 @functools.lru_cache(maxsize=4096)

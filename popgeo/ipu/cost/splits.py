@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from popgeo.ipu.cost.plan import Plan, Superstep, Validity
+from popgeo.ipu.cost.plan import Judgement, Plan, Superstep
 from popgeo.ipu.cost.supersteps import compute_step, exchange_step
 from popgeo.ipu.cost.vertex_cycles import ceil_div
 from popgeo.ipu.target import IpuTarget
@@ -68,11 +68,13 @@ class Found:
         """Tiles at work."""
         return self.side_by_side * math.prod(self.cuts)
 
-    def plan(self, family: str, steps: Sequence[Superstep], judged: tuple[Validity, str], flops: int = 0) -> Plan:
-        """The plan of rows that an index names, which are cut into columns, rows and lookups."""
+    def plan(
+        self, family: str, split: Mapping[str, int], steps: Sequence[Superstep], judged: Judgement, flops: int = 0
+    ) -> Plan:
+        """The plan of work that is cut so."""
         return Plan(
             family=family,
-            split=dict(zip(("columns", "rows", "lookups"), self.cuts, strict=True)),
+            split=split,
             supersteps=tuple(steps),
             temporary_bytes=int(self.terms["nbytes"]),
             flops=flops,
