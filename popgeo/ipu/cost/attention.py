@@ -78,9 +78,8 @@ def plan_attention(sizes: Attention, machine: Machine, is_backward: bool = False
         >>> dict(plan.split), [part.family for part in plan.parts][:3]
         ({'heads': 12, 'serial': 1}, ['elementwise', 'matmul', 'norms'])
     """
-    target = machine.target
     held = (2 if is_backward else 1) * sizes.held * sizes.nbytes / machine.num_tiles
-    space = work_space(target, held)
+    space = work_space(machine.target, held)
     whole = _turn(sizes, machine, is_backward)
     found = [whole]
     fits = [whole] if whole.temporary_bytes <= space else []

@@ -14,13 +14,7 @@ from popgeo.ipu.cost.operands import made, tensor, width
 from popgeo.ipu.cost.plan import Plan, Superstep, Validity
 from popgeo.ipu.cost.published_sizes import scatter_validity
 from popgeo.ipu.cost.splits import Found, cheapest, column_grains, largest_block, within, work_space
-from popgeo.ipu.cost.supersteps import (
-    compute_step,
-    in_sequence,
-    overhead_step,
-    repeated,
-    transfer_cycles,
-)
+from popgeo.ipu.cost.supersteps import compute_step, in_sequence, overhead_step, repeated, transfer_cycles
 from popgeo.ipu.cost.vertex_cycles import add_partials, add_rows, ceil_div, fill
 from popgeo.ipu.target import IpuTarget
 

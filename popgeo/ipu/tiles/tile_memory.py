@@ -86,9 +86,8 @@ class TileMemory:
                     f"Tile {transfer.source} was to send {len(transfer.elements)} elements of {transfer.variable} to "
                     f"tile {transfer.destination}, but does not hold them or never wrote them."
                 )
-            arrived, whole = self._tiles[transfer.destination].sent, np.ones(len(transfer.elements), bool)
-            brought = _Buffer(elements=transfer.elements, values=values, written=whole)
-            arrived.setdefault(transfer.variable, []).append(brought)
+            brought = _Buffer(elements=transfer.elements, values=values, written=found)
+            self._tiles[transfer.destination].sent.setdefault(transfer.variable, []).append(brought)
 
     def compute(self, step: ComputeSet) -> None:
         """Runs each vertex on its tile.
@@ -186,11 +185,10 @@ class _Tile:
         """What a vertex reads, in the region's shape."""
         wanted = region.elements.ravel()
         out, found = torch.zeros(len(wanted), dtype=dtype), np.zeros(len(wanted), bool)
-        held, sent = self.held.get(region.variable), self.sent.get(region.variable)
-        if held is not None:
-            out, found = held.find(wanted)
-        if sent is not None and not found.all():
-            self.sent[region.variable] = [_Buffer.joined(sent)]
+        if region.variable in self.held:
+            out, found = self.held[region.variable].find(wanted)
+        if region.variable in self.sent and not found.all():
+            self.sent[region.variable] = [_Buffer.joined(self.sent[region.variable])]
             brought, here = self.sent[region.variable][0].find(wanted)
             out[torch.from_numpy(~found)] = brought[torch.from_numpy(~found)]
             found = found | here

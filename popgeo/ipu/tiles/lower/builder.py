@@ -61,10 +61,6 @@ class Builder:
         """The tile of each element of a region."""
         return self._holders[region.variable][region.elements]
 
-    def pieces(self, region: Region) -> Iterator[tuple[int, np.ndarray]]:
-        """For each tile that holds a part of the region, the positions of that part in row-major order."""
-        return grouped(self.holders(region).ravel())
-
     @contextlib.contextmanager
     def repeat(self, count: int, name: str) -> Iterator[None]:
         """What is added meanwhile becomes the body of a repeat."""
@@ -153,7 +149,7 @@ class Scope:
             keywords: Of the operation.
         """
         vertices, named = [], keywords or {}
-        for tile, where in self.builder.pieces(out):
+        for tile, where in grouped(self.builder.holders(out).ravel()):
             (given, own), here = work(tile, where), (flat(out, where),)
             reads = tuple(given)
             made = Vertex(tile=tile, operation=operation, reads=reads, writes=here, arguments=own, keywords=named)

@@ -18,8 +18,7 @@ def row_cuts_of(
     scope: Scope, family: str, rows: int, columns: int, lookups: int
 ) -> tuple[list[slice], list[slice], list[slice]]:
     """The division that the plan, or the part of it of this family, has chosen."""
-    plan = next((part for part in scope.plan.parts if part.family == family), scope.plan)
-    split = plan.split
+    split = next((plan for plan in scope.plan.parts if plan.family == family), scope.plan).split
     return cuts(rows, split["rows"]), cuts(columns, split["columns"]), cuts(lookups, split["lookups"])
 
 

@@ -46,8 +46,7 @@ def _lower(scope: Scope, op: Op) -> None:
 
 def _slices(region: Region, dims: list[int]) -> Region:
     """[..., dims, ...] -> [slices, elements of a slice]"""
-    rank = region.elements.ndim
-    others = [d for d in range(rank) if d not in dims]
+    others = [d for d in range(region.elements.ndim) if d not in dims]
     moved = region.elements.transpose([*others, *dims])
     rows = math.prod(moved.shape[: len(others)])
     return Region(variable=region.variable, elements=moved.reshape(rows, math.prod(moved.shape[len(others) :])))
