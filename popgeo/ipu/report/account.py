@@ -54,8 +54,7 @@ class Comparison:
         tables = (_cycles(report, rows, name) for name, report in vars(self).items())
         both = pd.merge(*tables, how="outer").fillna({"before": 0.0, "after": 0.0})
         both["difference"] = both["after"] - both["before"]
-        order = both["difference"].abs().sort_values(ascending=False, kind="stable").index
-        return both.loc[order].reset_index(drop=True)
+        return both.sort_values("difference", key=abs, ascending=False, kind="stable", ignore_index=True)
 
     def __str__(self) -> str:
         a, b = self.before, self.after
