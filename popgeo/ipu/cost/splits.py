@@ -93,7 +93,7 @@ class Found:
         Args:
             name: What it does.
             term: Of its cycles; what a tile receives is in the term with `_bytes` behind it.
-            factor: What fits its cycles to measurements.
+            factor: Fits its cycles to measurements.
             receivers: Tiles that get the same data.
             fragments: Most pieces that a tile receives in a turn.
         """
@@ -109,7 +109,12 @@ class Found:
     ) -> Superstep:
         """A compute set that takes as long as a term says; each turn launches it again.
 
-        Arguments as of `exchange` and of `compute_step`.
+        Args:
+            name: What it does.
+            term: Of its cycles.
+            factor: Fits its cycles to measurements.
+            workers: Workers that have work on a tile; all when left out.
+            evenness: Mean work of the tiles at work, as a share of the busiest one's.
         """
         cycles = self.terms[term]
         return compute_step(

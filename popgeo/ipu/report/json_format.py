@@ -20,7 +20,7 @@ def dumps(report: Figures, version: tuple[str, int], derived: tuple[str, ...]) -
     """A report with the name and the version of its format.
 
     Args:
-        report: What is written of it is what a copy gets.
+        report: Its fields are written as a copy gets them.
         version: The name of the format, and its version.
         derived: Numbers that follow from the fields, for other programs; reading works them out again.
     """
