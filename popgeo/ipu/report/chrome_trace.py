@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from popgeo.ipu.cost.plan import Activity
+from popgeo.ipu.report.cost_rows import block_names
 from popgeo.ipu.report.figures import Figures
 from popgeo.ipu.report.pipeline_figures import PipelineFigures
 from popgeo.ipu.target import IpuTarget
@@ -15,19 +16,20 @@ _SHOWN = ("op", "module", "phase", "balance", "tiles", "workers", "bytes_in", "b
 def trace_of_step(report: Figures) -> str:
     """A process for each block of the model, with a track for each activity; of one micro-batch and its update."""
     steps = report.rows.supersteps
-    used = dict.fromkeys((step["block"], step["activity"]) for step in steps)
-    blocks, tracks = list(dict.fromkeys(block for block, _ in used)), [activity.value for activity in Activity]
+    names = block_names([step["module"] for step in steps])
+    used = {(name, step["activity"]) for step, name in zip(steps, names, strict=True)}
+    blocks, tracks = list(dict.fromkeys(names)), [activity.value for activity in Activity]
     events = [
         {
             "name": f"{step['op']}: {step['step']}",
             "cat": f"{step['activity']},{step['phase']}",
-            "pid": blocks.index(step["block"]),
+            "pid": blocks.index(name),
             "tid": tracks.index(step["activity"]),
             "ts": step["start"],
             "dur": step["length"],
             "args": {key: step[key] for key in _SHOWN},
         }
-        for step in steps
+        for step, name in zip(steps, names, strict=True)
     ]
     processes = [(name, {n: a for n, a in enumerate(tracks) if (name, a) in used}) for name in blocks]
     return _trace(processes, events, report.target, profile=report.profile.value)

@@ -64,8 +64,7 @@ class CostRows:
                     }
                 )
                 start += 0 if step.activity is Activity.HOST else length  # the host runs next to the machine
-        blocks = block_names([row["module"] for row in rows])
-        return _read_only({**row, "block": block} for row, block in zip(rows, blocks, strict=True))
+        return _read_only(rows)
 
     @cached_property
     def modules(self) -> tuple[Row, ...]:

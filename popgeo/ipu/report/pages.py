@@ -6,7 +6,7 @@ from typing import Any
 
 from popgeo.ipu.cost.plan import Activity
 from popgeo.ipu.report.account import Account
-from popgeo.ipu.report.cost_rows import Row
+from popgeo.ipu.report.cost_rows import Row, block_names
 from popgeo.ipu.report.html_page import bars, insights_section, key, markup, section, shell, table, totals
 from popgeo.ipu.report.pipeline_figures import PipelineFigures
 from popgeo.ipu.report.tables import COLUMNS, COLUMNS_OF_STAGES, TableColumn
@@ -52,10 +52,12 @@ def _timeline(heading: str, about: str, names: str = "") -> str:
 
 def _data(report: Account) -> dict[str, Any]:
     """What the page draws."""
+    steps = report.rows.supersteps
+    blocks = block_names([step["module"] for step in steps])
     data = {
         "clock": report.target.clock,
         "ops": report.rows.ops,
-        "supersteps": report.rows.supersteps,
+        "supersteps": [{**step, "block": block} for step, block in zip(steps, blocks, strict=True)],
         "families": report.rows.families,
         "modules": report.rows.modules,
         "about": {table: {column.name: column.about for column in columns} for table, columns in COLUMNS.items()},
