@@ -71,8 +71,8 @@ def require_stages_fit(planned: Pipeline, advice: Callable[[], str]) -> None:
 def what_would_fit(step: CapturedStep, update: OpGraph | None, options: Options) -> str:
     """The smallest number of IPUs that a step fits, cut automatically, as a sentence; or the layer that fits none."""
     planner = StagePlanner(step, lambda options: update)
-    phased = options.schedule == Schedule.PHASED.value  # which takes one IPU, whatever it needs
-    order = USUAL.value if phased else options.schedule
+    # Sequential phases take one IPU, whatever they need.
+    order = USUAL.value if options.schedule == Schedule.PHASED.value else options.schedule
 
     def plan(stages: int) -> Pipeline:
         enough = max(stages, options.gradient_accumulation) if update is not None else options.gradient_accumulation

@@ -152,13 +152,10 @@ class IpuPlan(StepPlan):
 
         It is that of one IPU, or of one IPU's share of shards, or that of the stages in which the step runs.
         """
-        facts = {
-            "update_captured": None if self.update is None else self.update.is_captured,
-            "captured_ops": self.step.captured_ops,
-            "steps": run["calls"] * self.options.batch_factor,
-            **run,
-        }
-        return replace(self.account if self.stages is None else self.stages.pipeline, **facts)
+        account: Report | Pipeline = self.account if self.stages is None else self.stages.pipeline
+        captured = None if self.update is None else self.update.is_captured
+        steps = run["calls"] * self.options.batch_factor
+        return replace(account, steps=steps, update_captured=captured, captured_ops=self.step.captured_ops, **run)
 
 
 def _share_of(recipe: Recipe, arguments: Arguments, options: Options) -> Share:

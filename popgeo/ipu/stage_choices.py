@@ -95,11 +95,9 @@ the layers that begin a stage and their IPU as {'layers.3': 1}, or 'blocks', 'ea
 the blocks that the model names.
     """
     match stages:
-        case None:
-            return None
-        case int() if _is_count(stages) and stages >= 1:
+        case None | str() if stages in (None, BLOCKS, EACH_BLOCK):
             return stages
-        case str() if stages in (BLOCKS, EACH_BLOCK):
+        case int() if _is_count(stages) and stages >= 1:
             return stages
         case Mapping() if stages and all(isinstance(name, str) and _is_count(ipu) for name, ipu in stages.items()):
             return dict(stages)

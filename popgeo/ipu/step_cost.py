@@ -79,8 +79,7 @@ def host_transfer(graph: OpGraph, values: Sequence[int], name: str, target: IpuT
     if not nbytes:
         return []
     cycles = (target.host_seconds + nbytes / target.host_bytes_per_second) * target.clock
-    tiles = target.num_tiles * target.num_ipus
-    share = -(-nbytes // tiles)
+    tiles, share = target.all_tiles, -(-nbytes // target.all_tiles)
     step = Superstep(
         name=name, activity=Activity.HOST, ideal=cycles, calibrated=cycles, mean=cycles, tiles=tiles,
         bytes_in=share, bytes_total=nbytes,

@@ -189,7 +189,7 @@ class TileExact:
                 return torch.tensor(next(updates[replica]), dtype=torch.float64)
             micro = micro_batch(tensors, next(given[stream, replica]), options.batch_factor)
             at = arguments[stream]
-            return _put(_nothing(joined, at.variable), at, micro[names.index(stream)])
+            return _put(joined, at, micro[names.index(stream)])
 
         def host_out(stream: str, replica: int, values: Tensor) -> None:
             found = arrived[replica]
@@ -223,17 +223,15 @@ def _flat(state: Mapping[Input, Tensor], joined: CallProgram) -> dict[str, Tenso
     flat: dict[str, Tensor] = {}
     for given, tensor in state.items():
         at = joined.places[given]
-        flat[at.variable] = _put(flat.get(at.variable, _nothing(joined, at.variable)), at, tensor)
+        flat[at.variable] = _put(joined, at, tensor, flat.get(at.variable))
     return flat
 
 
-def _nothing(joined: CallProgram, variable: str) -> Tensor:
-    held = joined.program.variables[variable]
-    return torch.zeros(held.mapping.numel, dtype=held.dtype)
-
-
-def _put(flat: Tensor, at: Region, tensor: Tensor) -> Tensor:
-    """Writes a tensor to its place in a variable."""
+def _put(joined: CallProgram, at: Region, tensor: Tensor, flat: Tensor | None = None) -> Tensor:
+    """What a variable holds with a tensor at its place, and zeros at places that nothing was put to before."""
+    if flat is None:
+        held = joined.program.variables[at.variable]
+        flat = torch.zeros(held.mapping.numel, dtype=held.dtype)
     flat[torch.from_numpy(at.elements.ravel())] = tensor.detach().reshape(-1)
     return flat
 

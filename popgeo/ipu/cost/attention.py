@@ -78,9 +78,8 @@ def plan_attention(sizes: Attention, machine: Machine, is_backward: bool = False
         >>> dict(plan.split), [part.family for part in plan.parts][:3]
         ({'heads': 12, 'serial': 1}, ['elementwise', 'matmul', 'norms'])
     """
-    target = machine.target
     held = (2 if is_backward else 1) * sizes.held * sizes.nbytes / machine.num_tiles
-    space = work_space(target, held)
+    space = work_space(machine.target, held)
     whole = _turn(sizes, machine, is_backward)
     found = [whole]
     fits = [whole] if whole.temporary_bytes <= space else []
@@ -140,7 +139,7 @@ def _turn(sizes: Attention, machine: Machine, is_backward: bool) -> Plan:
 def _scores(sizes: Attention, machine: Machine) -> list[Plan]:
     """Scaled and masked scores."""
     plans = [
-        _by_element("scalar", sizes.heads * sizes.queries * sizes.width, sizes, machine),
+        plan_elementwise("scalar", sizes.heads * sizes.queries * sizes.width, sizes.nbytes, machine),
         _product(sizes.queries, sizes.width, sizes.keys, sizes, machine),
     ]
     if sizes.mask:
@@ -154,11 +153,11 @@ def _forward(sizes: Attention, machine: Machine) -> list[Plan]:
     return [
         *_scores(sizes, machine),
         plan_groups(SOFTMAX, rows, sizes.scores, sizes.nbytes, machine),
-        *(_by_element(kind, sizes.scores, sizes, machine) for kind in _dropout(sizes)),
+        *(plan_elementwise(kind, sizes.scores, sizes.nbytes, machine) for kind in _dropout(sizes)),
         _product(sizes.queries, sizes.keys, sizes.value_width, sizes, machine),
         # The logarithms of the softmax's sums, for the backward pass.
-        _by_element("log", rows, sizes, machine),
-        _by_element("add", rows, sizes, machine),
+        plan_elementwise("log", rows, sizes.nbytes, machine),
+        plan_elementwise("add", rows, sizes.nbytes, machine),
     ]
 
 
@@ -168,26 +167,22 @@ def _backward(sizes: Attention, machine: Machine) -> list[Plan]:
     return [
         *_scores(sizes, machine),
         plan_elementwise("subtract", sizes.scores, sizes.nbytes, machine, operand=rows),
-        _by_element("exp", sizes.scores, sizes, machine),
-        *(_by_element(kind, sizes.scores, sizes, machine) for kind in _dropout(sizes)),
+        plan_elementwise("exp", sizes.scores, sizes.nbytes, machine),
+        *(plan_elementwise(kind, sizes.scores, sizes.nbytes, machine) for kind in _dropout(sizes)),
         _product(sizes.keys, sizes.queries, sizes.value_width, sizes, machine),
         _product(sizes.queries, sizes.value_width, sizes.keys, sizes, machine),
         plan_groups(("multiply", REDUCE), rows, rows * sizes.value_width, sizes.nbytes, machine),
         plan_elementwise("subtract", sizes.scores, sizes.nbytes, machine, operand=rows),
-        _by_element("multiply", sizes.scores, sizes, machine),
+        plan_elementwise("multiply", sizes.scores, sizes.nbytes, machine),
         _product(sizes.queries, sizes.keys, sizes.width, sizes, machine),
         _product(sizes.keys, sizes.queries, sizes.width, sizes, machine),
-        _by_element("scalar", rows * sizes.width, sizes, machine),
-        _by_element("scalar", sizes.heads * sizes.keys * sizes.width, sizes, machine),
+        plan_elementwise("scalar", rows * sizes.width, sizes.nbytes, machine),
+        plan_elementwise("scalar", sizes.heads * sizes.keys * sizes.width, sizes.nbytes, machine),
     ]
 
 
 def _dropout(sizes: Attention) -> tuple[str, ...]:
     return ("random", "multiply", "multiply") if sizes.is_dropped else ()
-
-
-def _by_element(kind: str, elements: int, sizes: Attention, machine: Machine) -> Plan:
-    return plan_elementwise(kind, max(1, elements), sizes.nbytes, machine)
 
 
 def _product(rows: int, contraction: int, columns: int, sizes: Attention, machine: Machine) -> Plan:

@@ -14,7 +14,7 @@ from popgeo.ipu.cost.elementwise import plan_elementwise
 from popgeo.ipu.cost.links import link_rate, ring_seconds
 from popgeo.ipu.cost.movement import plan_copy
 from popgeo.ipu.cost.operands import made, tensor, width
-from popgeo.ipu.cost.plan import Activity, Plan, Superstep, Validity
+from popgeo.ipu.cost.plan import Activity, Plan, Superstep
 from popgeo.ipu.cost.supersteps import in_sequence
 from popgeo.ipu.target import IpuTarget
 
@@ -70,7 +70,7 @@ def _over_links(name: str, members: int, cycles: float, nbytes: int, machine: Ma
     )  # fmt: skip
     return Plan(
         family="collectives", split={"IPUs": members * machine.target.num_ipus}, supersteps=(step,),
-        temporary_bytes=share, validity=Validity.ESTIMATE, why=_WHY,
+        temporary_bytes=share, why=_WHY,
     )  # fmt: skip
 
 
@@ -87,19 +87,18 @@ def _members(num_shards: int, held: int, machine: Machine) -> tuple[int, int, Ma
 
 def rule_all_reduce(graph: OpGraph, op: Op, machine: Machine) -> Plan:
     """An all-reduce; shards of one IPU are added on its tiles before anything goes over links."""
-    x, result = tensor(graph, op.args[0]), made(graph, op)[0]
-    return _sum("all-reduce", x, result.numel, result.nbytes, op, machine)
+    return _sum("all-reduce", tensor(graph, op.args[0]), op, machine)
 
 
 def rule_reduce_scatter(graph: OpGraph, op: Op, machine: Machine) -> Plan:
-    x = tensor(graph, op.args[0])
-    return _sum("reduce-scatter", x, x.numel // x.shape[0], x.nbytes // x.shape[0], op, machine)
+    return _sum("reduce-scatter", tensor(graph, op.args[0]), op, machine)
 
 
-def _sum(kind: str, x: Value, elements: int, nbytes: int, op: Op, machine: Machine) -> Plan:
-    members, held, member = _members(op.args[1], x.shape[0], machine)
-    plans = [plan_elementwise("add", max(1, elements), width(x), member)] * (held - 1)
-    return _joined(plans, kind, nbytes, members, op.args[-1], member)
+def _sum(kind: str, x: Value, op: Op, machine: Machine) -> Plan:
+    shards = x.shape[0]
+    members, held, member = _members(op.args[1], shards, machine)
+    plans = [plan_elementwise("add", max(1, x.numel // shards), width(x), member)] * (held - 1)
+    return _joined(plans, kind, x.nbytes // shards, members, op.args[-1], member)
 
 
 def rule_all_gather(graph: OpGraph, op: Op, machine: Machine) -> Plan:
@@ -114,7 +113,7 @@ def _joined(plans: list[Plan], kind: str, nbytes: int, members: int, stride: int
     if members > 1:
         plans = [*plans, plan_collective(kind, nbytes, members, stride, member)]
     elif not plans:
-        return Plan(family="collectives", validity=Validity.ESTIMATE, why="a single shard has no partner")
+        return Plan(family="collectives", why="a single shard has no partner")
     return in_sequence("collectives", *plans, main=len(plans) - 1)
 
 
@@ -124,7 +123,7 @@ def rule_keep(graph: OpGraph, op: Op, machine: Machine) -> Plan:
     _, held, member = _members(op.args[1], result.shape[0], machine)
     elements = result.numel // result.shape[0] * held
     if elements == tensor(graph, op.args[0]).numel:
-        return Plan(family="collectives", validity=Validity.ESTIMATE, why="taken to cost nothing")
+        return Plan(family="collectives", why="taken to cost nothing")
     return in_sequence("collectives", plan_copy(max(1, elements), width(result), member))
 
 

@@ -61,11 +61,9 @@ def _carry(values: Sequence[Value], machine: Machine) -> Plan:
 def _work_space(body: OpGraph, plans: Sequence[Plan], machine: Machine) -> int:
     """Most bytes of a tile while a body runs: its own values, spread over the tiles, and what its plans need."""
     last = body.last_uses()
-    given = {body.values[v].storage for one, v in body.inputs.items() if one.name.startswith("outside.")}
-    held: dict[int, int] = {}
-    for one, v in body.inputs.items():
-        if not one.name.startswith("outside."):
-            held[body.values[v].storage] = body.values[v].nbytes
+    inputs = {body.values[v].storage: (one.name, body.values[v].nbytes) for one, v in body.inputs.items()}
+    held = {storage: nbytes for storage, (name, nbytes) in inputs.items() if not name.startswith("outside.")}
+    given = inputs.keys() - held.keys()
     most = sum(held.values()) / machine.num_tiles
     for index, (op, plan) in enumerate(zip(body.ops, plans, strict=False)):
         for v in op.makes():

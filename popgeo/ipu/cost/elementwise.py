@@ -1,6 +1,7 @@
 """Element-wise operations: how many elements a tile gets, and the passes that its workers make over them."""
 
 import functools
+from dataclasses import replace
 
 import torch
 
@@ -60,14 +61,7 @@ def plan_elementwise(kind: str, elements: int, width: int, machine: Machine, ope
         )
     )  # fmt: skip
     validity, why = elementwise_validity(LOOP_OF[kind], name or kind, elements, width, machine)
-    return Plan(
-        family="elementwise",
-        split={"tiles": tiles},
-        supersteps=tuple(steps),
-        flops=loop.flops * elements,
-        validity=validity,
-        why=why,
-    )
+    return replace(Plan.in_order("elementwise", tiles, steps, why, flops=loop.flops * elements), validity=validity)
 
 
 def rule_elementwise(graph: OpGraph, op: Op, machine: Machine) -> Plan:

@@ -11,7 +11,7 @@ from popgeo.ipu.cost.operands import made, tensor, width
 from popgeo.ipu.cost.plan import Plan, Superstep
 from popgeo.ipu.cost.published_sizes import gather_validity
 from popgeo.ipu.cost.splits import Found, cheapest, column_grains, largest_block, within
-from popgeo.ipu.cost.supersteps import compute_step, exchange_step, overhead_step, transfer_cycles
+from popgeo.ipu.cost.supersteps import overhead_step, transfer_cycles
 from popgeo.ipu.cost.vertex_cycles import ceil_div, slice_rows
 from popgeo.ipu.target import IpuTarget
 
@@ -41,63 +41,32 @@ def plan_gather(table_rows: int, columns: int, lookups: int, width: int, machine
     table_rows, columns, lookups = max(1, table_rows), max(1, columns), max(1, lookups)
     found = _search(table_rows, columns, lookups, width, target)
     n_columns, n_rows, n_lookups = found.cuts
-    t, tiles = found.terms, found.tiles
-    per_tile = ceil_div(lookups, n_lookups)
+    tiles, per_tile = found.tiles, ceil_div(lookups, n_lookups)
+    evenness = lookups / (n_lookups * per_tile)
+    moving, copying = constants.gather_exchange, constants.gather_vertex
     steps: list[Superstep] = [
         overhead_step("start and finish", calibrated=constants.gather_fixed, tiles=tiles),
-        exchange_step(
-            "spread table and index", target, transfer=t["spread"],
-            calibrated=constants.gather_exchange * t["spread"], bytes_in=t["spread_bytes"],
-            bytes_out=t["spread_bytes"] / n_lookups, fragments=2, tiles=tiles,
-        ),
-        compute_step(
-            "slice rows", target, vertex=t["slice"], calibrated=constants.gather_vertex * t["slice"], tiles=tiles,
-            workers=per_tile, evenness=lookups / (n_lookups * per_tile),
-        ),
-    ]  # fmt: skip
+        found.exchange("spread table and index", "spread", moving, receivers=n_lookups, fragments=2),
+        found.compute("slice rows", "slice", copying, workers=per_tile, evenness=evenness),
+    ]
     if n_rows > 1:
         uneven = constants.gather_uneven if table_rows % n_rows else 0.0
         steps += [
             overhead_step("even out rows", calibrated=uneven, tiles=tiles, is_sync=False),
             overhead_step("start second stage", calibrated=constants.gather_two_stage, tiles=tiles),
-            exchange_step(
-                "regroup blocks of rows", target, transfer=t["regroup"],
-                calibrated=constants.gather_exchange * t["regroup"], bytes_in=t["regroup_bytes"],
-                bytes_out=t["regroup_bytes"], fragments=n_rows, tiles=tiles,
-            ),
-            compute_step(
-                "select block", target, vertex=t["select"], calibrated=constants.gather_vertex * t["select"],
-                tiles=tiles, workers=ceil_div(per_tile, n_rows),
-            ),
-        ]  # fmt: skip
+            found.exchange("regroup blocks of rows", "regroup", moving, fragments=n_rows),
+            found.compute("select block", "select", copying, workers=ceil_div(per_tile, n_rows)),
+        ]
     layout = constants.gather_result_layout * lookups * columns / machine.num_tiles
     steps.append(overhead_step("lay out result", calibrated=layout, tiles=tiles, is_sync=False))
-    validity, why = gather_validity(table_rows, columns, lookups, width, machine)
-    return Plan(
-        family="gather",
-        split={"columns": n_columns, "rows": n_rows, "lookups": n_lookups},
-        supersteps=tuple(steps),
-        temporary_bytes=int(t["nbytes"]),
-        considered=found.considered,
-        validity=validity,
-        why=why,
-    )
+    split = {"columns": n_columns, "rows": n_rows, "lookups": n_lookups}
+    return found.plan("gather", split, steps, gather_validity(table_rows, columns, lookups, width, machine))
 
 
 @functools.lru_cache(maxsize=4096)
 def _search(table_rows: int, columns: int, lookups: int, width: int, target: IpuTarget) -> Found:
     tiles = target.all_tiles
     splits = within(tiles, column_grains(columns, width), max(1, table_rows // 2), lookups)
-    terms = _terms(table_rows, columns, lookups, width, splits, target)
-    # As the planner of poplibs, which charges nothing for one more step.
-    cycles = terms["spread"] + terms["slice"] + terms["regroup"] + terms["select"]
-    return cheapest(splits, cycles, terms, target)
-
-
-def _terms(
-    table_rows: int, columns: int, lookups: int, width: int, splits: np.ndarray, target: IpuTarget
-) -> dict[str, Any]:
-    tiles = target.all_tiles
     rows, wide, mine = largest_block(table_rows, columns, lookups, width, splits)
     block, even = rows * wide * width, table_rows * columns * width / tiles
     # A table that no two tiles share only moves as far as it did not lie evenly; else each tile gets its block.
@@ -105,7 +74,7 @@ def _terms(
     two_stages = splits[1] > 1
     picked = ceil_div(mine, splits[1])
     regroup_bytes = np.where(two_stages, splits[1] * picked * wide * width, 0)
-    return {
+    terms = {
         "spread": transfer_cycles(target, bytes_in=spread_bytes, fragments_in=2),
         "spread_bytes": spread_bytes,
         "slice": slice_rows(mine, rows, table_rows, wide, target.workers_per_tile),
@@ -118,6 +87,9 @@ def _terms(
         + np.where(two_stages, mine * wide * width + regroup_bytes, 0)
         + mine * INDEX_BYTES,
     }
+    # As the planner of poplibs, which charges nothing for one more step.
+    cycles = terms["spread"] + terms["slice"] + terms["regroup"] + terms["select"]
+    return cheapest(splits, cycles, terms, target)
 
 
 def rule_gather(graph: OpGraph, op: Op, machine: Machine) -> Plan:

@@ -9,7 +9,7 @@ from popgeo.ipu.cost import control
 from popgeo.ipu.cost.calibration import BOW_SDK3, Calibration, Machine
 from popgeo.ipu.cost.layouts import laid_out_anew, with_layout
 from popgeo.ipu.cost.operands import Rule, distinct
-from popgeo.ipu.cost.plan import OpCost, Plan, Validity
+from popgeo.ipu.cost.plan import OpCost, Plan
 from popgeo.ipu.cost.splits import MEMORY_SHARE
 from popgeo.ipu.cost.supersteps import compute_step, exchange_step
 from popgeo.ipu.target import IpuTarget
@@ -38,8 +38,7 @@ CYCLES_PER_ELEMENT = 42.0  # a worker's software path for one element on every s
 
 def plan_unknown(graph: OpGraph, op: Op, machine: Machine) -> Plan:
     """Every tensor crosses the exchange once, and each element of the largest takes a slow path on one worker."""
-    touched = {*op.reads(), *(v for v in op.outputs if v is not None)}
-    values = [graph.values[v] for v in touched]
+    values = [graph.values[v] for v in {*op.reads(), *op.makes()}]
     target, tiles = machine.target, machine.num_tiles
     nbytes = -(-sum(value.nbytes for value in values) // tiles)
     elements = -(-max((value.numel for value in values), default=0) // tiles)
@@ -50,14 +49,7 @@ def plan_unknown(graph: OpGraph, op: Op, machine: Machine) -> Plan:
         ),
         compute_step("compute", target, vertex=CYCLES_PER_ELEMENT * elements, tiles=tiles),
     )  # fmt: skip
-    return Plan(
-        family=UNKNOWN,
-        split={"tiles": tiles},
-        supersteps=supersteps,
-        temporary_bytes=nbytes,
-        validity=Validity.ESTIMATE,
-        why=f"no rule knows {op.target}",
-    )
+    return Plan.in_order(UNKNOWN, tiles, supersteps, f"no rule knows {op.target}", nbytes=nbytes)
 
 
 def cost(
@@ -72,20 +64,18 @@ def cost(
         matmul_proportion: Share of a tile's memory that a dense product may take while it runs.
     """
     machine = Machine(target=target, calibration=calibration, matmul_proportion=matmul_proportion)
-    return tuple(_cost(graph, op, one) for op, one in zip(graph.ops, plan_all(graph, machine), strict=True))
-
-
-def _cost(graph: OpGraph, op: Op, chosen: Plan) -> OpCost:
-    tensors = [*op.reads(), *op.makes()]
-    return OpCost(
-        target=op.target,
-        phase=op.phase,
-        module=op.module,
-        source=op.source,
-        shapes=" ".join(str(list(graph.values[v].shape)) for v in tensors),
-        plan=chosen,
-        known=name_of(op.target) in RULES,
-        bytes=_bytes(graph, op),
+    return tuple(
+        OpCost(
+            target=op.target,
+            phase=op.phase,
+            module=op.module,
+            source=op.source,
+            shapes=" ".join(str(list(graph.values[v].shape)) for v in (*op.reads(), *op.makes())),
+            plan=plan,
+            known=name_of(op.target) in RULES,
+            bytes=_bytes(graph, op),
+        )
+        for op, plan in zip(graph.ops, plan_all(graph, machine), strict=True)
     )
 
 

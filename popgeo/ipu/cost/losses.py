@@ -65,7 +65,5 @@ def _marks(rows: int, elements: int, width: int, machine: Machine) -> Plan:
         swap_step("bring targets", target, nbytes=nbytes, tiles=tiles),
         compute_step("mark targets", target, vertex=_MARK_CYCLES * mine, tiles=tiles, workers=1),
     )
-    return Plan(
-        family="losses", split={"tiles": tiles}, supersteps=steps, temporary_bytes=nbytes + most * width,
-        why="no published measurement of one-hot codes",
-    )  # fmt: skip
+    nbytes += most * width
+    return Plan.in_order("losses", tiles, steps, "no published measurement of one-hot codes", nbytes=nbytes)

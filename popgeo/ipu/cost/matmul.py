@@ -3,7 +3,6 @@
 import functools
 import math
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 
@@ -14,7 +13,7 @@ from popgeo.ipu.cost.operands import made, tensor, width
 from popgeo.ipu.cost.plan import Plan, Superstep
 from popgeo.ipu.cost.published_sizes import matmul_validity
 from popgeo.ipu.cost.splits import Found, cheapest, within
-from popgeo.ipu.cost.supersteps import compute_step, exchange_step, overhead_step, transfer_cycles
+from popgeo.ipu.cost.supersteps import compute_step, overhead_step, transfer_cycles
 from popgeo.ipu.cost.vertex_cycles import OUT_BLOCK, add_partials, amp_vertex, ceil_div, in_block
 from popgeo.ipu.target import IpuTarget
 
@@ -46,33 +45,6 @@ class Product:
         """The product whose result is the transpose of this one's."""
         return Product(self.columns, self.contraction, self.rows, self.width, self.shares[::-1])
 
-    @property
-    def held_bytes(self) -> float:
-        """Bytes of both matrices and of the result."""
-        left, right = self.shares[0] * self.rows * self.contraction, self.shares[1] * self.contraction * self.columns
-        return (left + right + self.rows * self.columns) * self.width
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Way:
-    """A way to compute a product: the cheapest split for that many turns.
-
-    Attributes:
-        found: The split into rows, contraction and columns, with the cycles and bytes of one turn.
-        turns: Parts of the columns that are computed one after the other.
-        is_swapped: The transposed product is computed.
-    """
-
-    found: Found
-    turns: int
-    is_swapped: bool
-
-    @property
-    def cycles(self) -> float:
-        """Cycles of all turns."""
-        once = sum(self.found.terms[name] for name in ("bring", "copy", "amp", "reduce", "add"))
-        return self.turns * once + (SERIAL_CYCLES * self.turns if self.turns > 1 else 0)
-
 
 @functools.lru_cache(maxsize=4096)
 def plan_matmul(
@@ -103,105 +75,72 @@ def plan_matmul(
     target, tiles = machine.target, machine.num_tiles
     rows, contraction, columns, batch = max(1, rows), max(1, contraction), max(1, columns), max(1, batch)
     side_by_side = min(batch, tiles)
-    rounds = ceil_div(batch, side_by_side)
     product = Product(rows, contraction, columns, width, shares)
-    way = _search(product, target, tiles // side_by_side, machine.matmul_proportion)
-    n_rows, n_contraction, n_columns = way.found.cuts
-    steps = _steps(way, way.found.tiles * side_by_side, rounds, machine)
-    if way.is_swapped:
-        n_rows, n_columns = n_columns, n_rows
-    validity, why = matmul_validity(rows, contraction, columns, width, batch, machine)
-    return Plan(
-        family="matmul",
-        split={"rows": n_rows, "contraction": n_contraction, "columns": n_columns, "serial": way.turns},
-        supersteps=steps,
-        temporary_bytes=int(way.found.terms["nbytes"]),
-        flops=2 * batch * rows * contraction * columns,
-        considered=2 * way.found.considered,
-        validity=validity,
-        why=why,
-    )
+    found = _search(product, target, tiles // side_by_side, machine.matmul_proportion)
+    n_rows, n_contraction, n_columns = found.cuts
+    split = {"rows": n_rows, "contraction": n_contraction, "columns": n_columns, "serial": found.turns}
+    rounds, flops = ceil_div(batch, side_by_side), 2 * batch * rows * contraction * columns
+    steps = _steps(replace(found, side_by_side=side_by_side, turns=found.turns * rounds), machine)
+    return found.plan("matmul", split, steps, matmul_validity(rows, contraction, columns, width, batch, machine), flops)
 
 
-def _steps(way: _Way, used: int, rounds: int, machine: Machine) -> tuple[Superstep, ...]:
-    target, t, c = machine.target, way.found.terms, machine.calibration
-    parts, times = way.found.cuts[1], way.turns * rounds
-
-    # Each turn of the loop synchronises and launches again, so it is one superstep of as many cycles.
-    def again(cycles: float, start: int) -> float:
-        return times * cycles + (times - 1) * start
-
+def _steps(found: Found, machine: Machine) -> tuple[Superstep, ...]:
+    constants, parts = machine.calibration, found.cuts[1]
+    moving, reducing = constants.matmul_move, constants.matmul_reduce
     steps = [
-        overhead_step("start and finish", calibrated=c.matmul_fixed, tiles=used),
-        exchange_step(
-            "bring both matrices", target, transfer=again(t["bring"], target.sync_cycles),
-            calibrated=c.matmul_move * times * t["bring"], bytes_in=times * t["bring_bytes"],
-            bytes_out=times * t["bring_bytes"] / 2, fragments=2 * times, tiles=used,
-        ),
-        compute_step(
-            "lay out both matrices", target, vertex=again(t["copy"], target.launch_cycles),
-            calibrated=c.matmul_move * times * t["copy"], tiles=used,
-        ),
-        compute_step(
-            "multiply", target, vertex=again(t["amp"], target.launch_cycles),
-            calibrated=c.matmul_amp * times * t["amp"], tiles=used, workers=t["rows"],
-        ),
-    ]  # fmt: skip
+        overhead_step("start and finish", calibrated=constants.matmul_fixed, tiles=found.tiles),
+        found.exchange("bring both matrices", "bring", moving, receivers=2, fragments=2),
+        found.compute("lay out both matrices", "copy", moving),
+        found.compute("multiply", "amp", constants.matmul_amp, workers=found.terms["rows"]),
+    ]
     if parts > 1:
         steps += [
-            exchange_step(
-                "exchange partial sums", target, transfer=again(t["reduce"], target.sync_cycles),
-                calibrated=c.matmul_reduce * times * t["reduce"], bytes_in=times * t["reduce_bytes"],
-                bytes_out=times * t["reduce_bytes"], fragments=times * parts, tiles=used,
-            ),
-            compute_step(
-                "add partial sums", target, vertex=again(t["add"], target.launch_cycles),
-                calibrated=c.matmul_reduce * times * t["add"], tiles=used,
-            ),
-        ]  # fmt: skip
-    if times > 1:
-        cycles = times * SERIAL_CYCLES
-        steps.append(compute_step("loop over parts", target, vertex=cycles, calibrated=cycles, tiles=used))
+            found.exchange("exchange partial sums", "reduce", reducing, fragments=parts),
+            found.compute("add partial sums", "add", reducing),
+        ]
+    if found.turns > 1:
+        cycles = found.turns * SERIAL_CYCLES
+        steps.append(compute_step("loop over parts", found.target, vertex=cycles, calibrated=cycles, tiles=found.tiles))
     return tuple(steps)
 
 
 @functools.lru_cache(maxsize=4096)
-def _search(product: Product, target: IpuTarget, tiles: int, proportion: float) -> _Way:
-    """The cheapest way, either way round, with as few turns as memory allows or somewhat more."""
-    fitting: list[_Way] = []
+def _search(product: Product, target: IpuTarget, tiles: int, proportion: float) -> Found:
+    """The cheapest split, either way round, with as few turns as memory allows or somewhat more."""
+    fitting: list[Found] = []
     more = 0
     for turns in _TURNS:
-        ways = [
-            _best(product.transposed if swapped else product, target, tiles, turns, proportion, swapped)
-            for swapped in (False, True)
-        ]
-        fitting += [way for way in ways if way.found.fits(target, proportion)]
+        both = [_best(product, target, tiles, turns, proportion, is_swapped) for is_swapped in (False, True)]
+        fitting += [found for found in both if found.fits(proportion)]
         more += bool(fitting)
         if more and (turns == 1 or more > _MORE_TURNS):
             break
-    return min(fitting or ways, key=lambda way: way.cycles)
+    return min(fitting or both, key=_cycles)
 
 
-def _best(product: Product, target: IpuTarget, tiles: int, turns: int, proportion: float, is_swapped: bool) -> _Way:
-    """The cheapest split where a part of the columns is computed at a time."""
-    part = replace(product, columns=ceil_div(product.columns, turns))
-    blocks = ceil_div(part.contraction, in_block(part.width)), ceil_div(part.columns, OUT_BLOCK)
-    splits = within(tiles, part.rows, *blocks)
-    terms = _terms(part, splits, target)
-    terms["held"] = product.held_bytes / tiles
-    cycles = terms["bring"] + terms["copy"] + terms["amp"] + terms["reduce"] + terms["add"]
-    found = cheapest(splits, cycles, terms, target, proportion)
-    return _Way(found=found, turns=turns, is_swapped=is_swapped)
+def _cycles(found: Found) -> float:
+    """Cycles of all turns."""
+    once = sum(found.terms[name] for name in ("bring", "copy", "amp", "reduce", "add"))
+    return found.turns * once + (SERIAL_CYCLES * found.turns if found.turns > 1 else 0)
 
 
-def _terms(product: Product, splits: np.ndarray, target: IpuTarget) -> dict[str, Any]:
+def _best(product: Product, target: IpuTarget, tiles: int, turns: int, proportion: float, is_swapped: bool) -> Found:
+    """The cheapest split where a part of the columns is computed at a time, or of the rows of the transposed product.
+
+    Its terms are of one turn.
+    """
+    product = product.transposed if is_swapped else product
     rows, contraction, columns, width = product.rows, product.contraction, product.columns, product.width
+    of_left, of_right = product.shares
+    held = (of_left * rows * contraction + of_right * contraction * columns + rows * columns) * width
+    columns, block = ceil_div(columns, turns), in_block(width)
+    blocks_in, blocks_out = ceil_div(contraction, block), ceil_div(columns, OUT_BLOCK)
+    splits = within(tiles, rows, blocks_in, blocks_out)
     n_rows, n_contraction, n_columns = splits
-    block, out_block = in_block(width), OUT_BLOCK
     mine = ceil_div(rows, n_rows)
-    deep = np.minimum(contraction, ceil_div(ceil_div(contraction, block), n_contraction) * block)
-    wide = np.minimum(columns, ceil_div(ceil_div(columns, out_block), n_columns) * out_block)
-    left, right = product.shares[0] * mine * deep * width, product.shares[1] * deep * wide * width
+    deep = np.minimum(contraction, ceil_div(blocks_in, n_contraction) * block)
+    wide = np.minimum(columns, ceil_div(blocks_out, n_columns) * OUT_BLOCK)
+    left, right = of_left * mine * deep * width, of_right * deep * wide * width
     sums = mine * wide * width
     # Neighbouring tiles that make other columns of the same rows receive the same rows.
     bring = transfer_cycles(target, bytes_in=left, is_paired=n_columns % 2 == 0) + transfer_cycles(
@@ -210,7 +149,7 @@ def _terms(product: Product, splits: np.ndarray, target: IpuTarget) -> dict[str,
     is_split = n_contraction > 1
     reduce_bytes = np.where(is_split, sums * (1 - 1 / n_contraction), 0)
     share = ceil_div(mine * wide, n_contraction)
-    return {
+    terms = {
         "rows": mine.astype(float),
         "bring": bring,
         "bring_bytes": left + right * (1 - 1 / n_rows),
@@ -221,7 +160,12 @@ def _terms(product: Product, splits: np.ndarray, target: IpuTarget) -> dict[str,
         "reduce_bytes": reduce_bytes,
         "add": np.where(is_split, add_partials(share, n_contraction, target.vector_bytes // width), 0),
         "nbytes": left + right + sums,
+        "held": held / tiles,
     }
+    cycles = terms["bring"] + terms["copy"] + terms["amp"] + terms["reduce"] + terms["add"]
+    found = cheapest(splits, cycles, terms, target, proportion)
+    cuts = found.cuts[::-1] if is_swapped else found.cuts
+    return replace(found, turns=turns, cuts=cuts, considered=2 * found.considered)  # the other way round, too
 
 
 def left_and_right(graph: OpGraph, op: Op) -> tuple[Value, Value]:

@@ -36,10 +36,7 @@ def plan_copy(elements: int, width: int, machine: Machine, pieces: int = 1) -> P
             evenness=elements / (tiles * most),
         ),
     )  # fmt: skip
-    return Plan(
-        family="movement", split={"tiles": tiles}, supersteps=steps, temporary_bytes=nbytes,
-        why="no published measurement of a copy",
-    )  # fmt: skip
+    return Plan.in_order("movement", tiles, steps, "no published measurement of a copy", nbytes=nbytes)
 
 
 def rule_movement(graph: OpGraph, op: Op, machine: Machine) -> Plan:
@@ -58,8 +55,7 @@ def rule_copy_part(graph: OpGraph, op: Op, machine: Machine) -> Plan:
 def rule_fill(graph: OpGraph, op: Op, machine: Machine) -> Plan:
     values = made(graph, op) or [tensor(graph, op.args[0])]
     step = fill_step(sum(value.numel for value in values), width(values[0]), machine.target)
-    why = "no published measurement of a fill"
-    return Plan(family="movement", split={"tiles": step.tiles}, supersteps=(step,), why=why)
+    return Plan.in_order("movement", step.tiles, [step], "no published measurement of a fill")
 
 
 def rule_view(graph: OpGraph, op: Op, machine: Machine) -> Plan:

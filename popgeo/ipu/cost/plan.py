@@ -1,6 +1,6 @@
 """How an operation is divided over the tiles, and what each of its supersteps costs."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -33,6 +33,10 @@ class Validity(str, Enum):
     VALIDATED = "validated"
     EXTRAPOLATED = "extrapolated"
     ESTIMATE = "estimate"
+
+
+Judgement = tuple[Validity, str]
+"""How far a cost can be trusted, and the reason for an estimate or an extrapolation, in words."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,6 +99,23 @@ class Plan:
     validity: Validity = Validity.ESTIMATE
     why: str = ""
     parts: "tuple[Plan, ...]" = ()
+
+    @classmethod
+    def in_order(
+        cls, family: str, tiles: int, steps: Sequence[Superstep], why: str, *, nbytes: int = 0, flops: int = 0
+    ) -> "Plan":
+        """An estimate of work on elements that lie in order over some tiles.
+
+        Args:
+            family: What kind of work it is.
+            tiles: How many tiles are at work.
+            steps: What it costs.
+            why: The reason for an estimate, in words.
+            nbytes: Most bytes of work space on any tile.
+            flops: Floating-point operations.
+        """
+        split, supersteps = {"tiles": tiles}, tuple(steps)
+        return cls(family=family, split=split, supersteps=supersteps, temporary_bytes=nbytes, flops=flops, why=why)
 
     def cycles(self, profile: Profile) -> float:
         """Cycles of all supersteps."""

@@ -68,14 +68,8 @@ def plan_pooling(
         swap_step("bring windows", target, nbytes=nbytes, tiles=tiles, is_irregular=True),
         compute_step("pool", target, vertex=vertex, tiles=tiles, evenness=results / (tiles * most)),
     )
-    return Plan(
-        family="pooling",
-        split={"tiles": tiles},
-        supersteps=steps,
-        temporary_bytes=nbytes,
-        flops=taken,
-        why="cycles of pooling by poplibs' estimators, which no published measurement checks",
-    )
+    why = "cycles of pooling by poplibs' estimators, which no published measurement checks"
+    return Plan.in_order("pooling", tiles, steps, why, nbytes=nbytes, flops=taken)
 
 
 def _window(op: Op, large: tuple[int, ...], small: tuple[int, ...], kernel: int) -> int:

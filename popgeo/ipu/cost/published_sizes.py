@@ -5,7 +5,7 @@ products and operations by element, in a SchNet interaction block; dense product
 """
 
 from popgeo.ipu.cost.calibration import Machine
-from popgeo.ipu.cost.plan import Validity
+from popgeo.ipu.cost.plan import Judgement, Validity
 
 _FEW, _MANY = (16, 4096), (32, 32768)
 COLUMNS = (16, 512)
@@ -14,8 +14,6 @@ SQUARE, FREE = (1024, 8192), (4, 32768)
 BLOCK_LOOPS = frozenset({"add", "scalar", "divide", "exp", "log", "cosine"})
 BLOCK_ELEMENTS = (32, 32768 * 512)
 _TILES = 1472
-
-Judgement = tuple[Validity, str]
 
 
 def gather_validity(table_rows: int, columns: int, lookups: int, width: int, machine: Machine) -> Judgement:

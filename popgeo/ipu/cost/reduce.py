@@ -2,12 +2,13 @@
 
 import functools
 import math
+from dataclasses import replace
 
 from popgeo.capture.op_graph import Op, OpGraph
 from popgeo.ipu.cost.calibration import Machine
 from popgeo.ipu.cost.elementwise import plan_elementwise, spread
 from popgeo.ipu.cost.operands import made, tensor, width
-from popgeo.ipu.cost.plan import Plan, Superstep, Validity
+from popgeo.ipu.cost.plan import Plan, Superstep
 from popgeo.ipu.cost.supersteps import compute_step, exchange_step, in_sequence, overhead_step, transfer_cycles
 from popgeo.ipu.cost.vertex_cycles import ceil_div
 from popgeo.ipu.target import IpuTarget
@@ -71,16 +72,9 @@ def plan_reduce(outputs: int, summands: int, width: int, machine: Machine, is_in
         steps.append(overhead_step("start between tiles", calibrated=CROSSING_CYCLES, tiles=tiles))
         pieces = [_between_tiles(outputs, pieces, width, target) for pieces in _stages(partials)]
         steps += min(pieces, key=lambda stages: sum(step.ideal for step in stages))
-    return Plan(
-        family="reduce",
-        split={"tiles": tiles},
-        supersteps=tuple(steps),
-        temporary_bytes=partials * width,
-        flops=outputs * summands,
-        considered=len(_stages(partials)),
-        validity=Validity.ESTIMATE,
-        why="checked against measurements of the first generation only",
-    )
+    why = "checked against measurements of the first generation only"
+    plan = Plan.in_order("reduce", tiles, steps, why, nbytes=partials * width, flops=outputs * summands)
+    return replace(plan, considered=len(_stages(partials)))
 
 
 def _stages(partials: int) -> list[tuple[int, ...]]:
@@ -139,6 +133,3 @@ def rule_cumsum(graph: OpGraph, op: Op, machine: Machine) -> Plan:
     running = Plan(family="reduce", split={"tiles": tiles}, supersteps=(local,), flops=elements)
     add = plan_elementwise("add", elements, nbytes, machine, operand=tiles)
     return in_sequence("reduce", running, plan_reduce(1, tiles, nbytes, machine), add)
-
-
-_RUNNING = {f"aten.{name}" for name in ("cumsum", "cumprod", "cummax", "cummin", "logcumsumexp")}

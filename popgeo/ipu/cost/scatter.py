@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-from typing import Any
 
 import numpy as np
 
@@ -15,14 +14,7 @@ from popgeo.ipu.cost.operands import made, tensor, width
 from popgeo.ipu.cost.plan import Plan, Superstep, Validity
 from popgeo.ipu.cost.published_sizes import scatter_validity
 from popgeo.ipu.cost.splits import Found, cheapest, column_grains, largest_block, within, work_space
-from popgeo.ipu.cost.supersteps import (
-    compute_step,
-    exchange_step,
-    in_sequence,
-    overhead_step,
-    repeated,
-    transfer_cycles,
-)
+from popgeo.ipu.cost.supersteps import compute_step, in_sequence, overhead_step, repeated, transfer_cycles
 from popgeo.ipu.cost.vertex_cycles import add_partials, add_rows, ceil_div, fill
 from popgeo.ipu.target import IpuTarget
 
@@ -61,73 +53,39 @@ def plan_scatter_add(
     table_rows, columns, summands = max(1, table_rows), max(1, columns), max(1, summands)
     found = _search(table_rows, columns, summands, width, target, operation)
     n_columns, n_rows, n_summands = found.cuts
-    t, tiles = found.terms, found.tiles
-    block_rows = ceil_div(table_rows, n_rows)
-    x, v = constants.scatter_exchange, constants.scatter_vertex
+    tiles, block_rows = found.tiles, ceil_div(table_rows, n_rows)
+    evenness = table_rows / (n_rows * block_rows)
+    moving, adding = constants.scatter_exchange, constants.scatter_vertex
     steps: list[Superstep] = [overhead_step("start and finish", calibrated=constants.scatter_fixed, tiles=tiles)]
     if makes_table:
         steps.append(fill_step(table_rows * columns, width, target))
     steps += [
-        exchange_step(
-            "spread summands and index", target, transfer=t["spread"], calibrated=x * t["spread"],
-            bytes_in=t["spread_bytes"], bytes_out=t["spread_bytes"] / n_rows, fragments=2, tiles=tiles,
-        ),
-        compute_step(
-            "update rows", target, vertex=t["add"] + t["zero"], calibrated=v * (t["add"] + t["zero"]), tiles=tiles,
-            workers=block_rows, evenness=table_rows / (n_rows * block_rows),
-        ),
-    ]  # fmt: skip
+        found.exchange("spread summands and index", "spread", moving, receivers=n_rows, fragments=2),
+        found.compute("update rows", "update", adding, workers=block_rows, evenness=evenness),
+    ]
     if n_summands > 1:
         steps += [
             overhead_step("start sum of partials", calibrated=constants.scatter_partials, tiles=tiles),
-            exchange_step(
-                "exchange partial sums", target, transfer=t["reduce"], calibrated=x * t["reduce"],
-                bytes_in=t["reduce_bytes"], bytes_out=t["reduce_bytes"], fragments=n_summands, tiles=tiles,
-            ),
-            compute_step(
-                "add partial sums", target, vertex=t["merge"], calibrated=v * t["merge"], tiles=tiles
-            ),
-        ]  # fmt: skip
+            found.exchange("exchange partial sums", "reduce", moving, fragments=n_summands),
+            found.compute("add partial sums", "merge", adding),
+        ]
     else:
-        steps.append(
-            exchange_step(
-                "return result", target, transfer=t["store"], calibrated=x * t["store"], bytes_in=t["store_bytes"],
-                bytes_out=t["store_bytes"], tiles=tiles,
-            )
-        )  # fmt: skip
+        steps.append(found.exchange("return result", "store", moving))
     layout = (
         constants.scatter_result_layout * table_rows * columns + constants.scatter_source_layout * summands * columns
     ) / machine.num_tiles
     steps.append(overhead_step("lay out summands and result", calibrated=layout, tiles=tiles, is_sync=False))
-    validity, why = scatter_validity(table_rows, columns, summands, width, machine)
+    judged = scatter_validity(table_rows, columns, summands, width, machine)
     if operation != "add":
-        validity, why = Validity.ESTIMATE, f"published for sums only, not for {operation}"
-    return Plan(
-        family="scatter",
-        split={"columns": n_columns, "rows": n_rows, "lookups": n_summands},
-        supersteps=tuple(steps),
-        temporary_bytes=int(t["nbytes"]),
-        flops=summands * columns,
-        considered=found.considered,
-        validity=validity,
-        why=why,
-    )
+        judged = Validity.ESTIMATE, f"published for sums only, not for {operation}"
+    split = {"columns": n_columns, "rows": n_rows, "lookups": n_summands}
+    return found.plan("scatter", split, steps, judged, flops=summands * columns)
 
 
 @functools.lru_cache(maxsize=4096)
 def _search(table_rows: int, columns: int, summands: int, width: int, target: IpuTarget, operation: str) -> Found:
     tiles = target.all_tiles
     splits = within(tiles, column_grains(columns, width), max(1, table_rows // 2), summands)
-    terms = _terms(table_rows, columns, summands, width, splits, target, operation)
-    cycles = sum(terms[name] for name in ("spread", "zero", "add", "reduce", "merge", "store"))
-    cycles[splits[2] > 1] += target.sync_cycles + target.launch_cycles
-    return cheapest(splits, cycles, terms, target)
-
-
-def _terms(
-    table_rows: int, columns: int, summands: int, width: int, splits: np.ndarray, target: IpuTarget, operation: str
-) -> dict[str, Any]:
-    tiles = target.all_tiles
     rows, wide, mine = largest_block(table_rows, columns, summands, width, splits)
     vector = target.vector_bytes // 4
     has_partials = splits[2] > 1
@@ -139,11 +97,12 @@ def _terms(
     store_bytes = np.where(has_partials, 0, np.maximum(block - table_rows * columns * width / tiles, 0))
     workers = target.workers_per_tile
     scaled_add = workers * (60 + 3 * ceil_div(ceil_div(share, workers), vector))
-    return {
+    zero = np.where(has_partials, fill(rows * wide, vector), 0)
+    add = add_rows(mine, rows, table_rows, wide, workers, OPERATIONS[operation])
+    terms = {
         "spread": transfer_cycles(target, bytes_in=spread_bytes, fragments_in=2),
         "spread_bytes": spread_bytes,
-        "zero": np.where(has_partials, fill(rows * wide, vector), 0),
-        "add": add_rows(mine, rows, table_rows, wide, workers, OPERATIONS[operation]),
+        "update": add + zero,
         "reduce": transfer_cycles(
             target, bytes_in=reduce_bytes, bytes_out=reduce_bytes, fragments_in=splits[2], fragments_out=splits[2]
         ),
@@ -153,6 +112,9 @@ def _terms(
         "store_bytes": store_bytes,
         "nbytes": np.where(has_partials, 2 * block, block) + given + mine * INDEX_BYTES,
     }
+    cycles = terms["spread"] + zero + add + terms["reduce"] + terms["merge"] + terms["store"]
+    cycles[has_partials] += target.sync_cycles + target.launch_cycles
+    return cheapest(splits, cycles, terms, target)
 
 
 def fill_step(elements: int, width: int, target: IpuTarget) -> Superstep:

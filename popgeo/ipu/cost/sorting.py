@@ -8,7 +8,7 @@ from popgeo.capture.schemas import argument_of, position_of
 from popgeo.ipu.cost.calibration import Machine
 from popgeo.ipu.cost.elementwise import spread
 from popgeo.ipu.cost.operands import tensor, width
-from popgeo.ipu.cost.plan import Plan, Superstep, Validity
+from popgeo.ipu.cost.plan import Plan, Superstep
 from popgeo.ipu.cost.supersteps import compute_step, swap_step
 from popgeo.ipu.cost.vertex_cycles import ceil_div
 
@@ -56,14 +56,8 @@ def plan_sort(rows: int, length: int, k: int, width: int, machine: Machine) -> P
         workers = target.workers_per_tile
         vertex = 19 + workers * (23 + 4 * ceil_div(entries, workers) + 11 * ceil_div(pairs, workers))
         steps.append(compute_step(f"compare and swap, stage {number + 1}", target, vertex=vertex, tiles=tiles))
-    return Plan(
-        family="sorting",
-        split={"tiles": tiles_used},
-        supersteps=tuple(steps),
-        temporary_bytes=2 * spread(rows * length, width, machine.num_tiles)[0] * (width + 4),
-        validity=Validity.ESTIMATE,
-        why="no published measurement of a sort",
-    )
+    nbytes = 2 * spread(rows * length, width, machine.num_tiles)[0] * (width + 4)
+    return Plan.in_order("sorting", tiles_used, steps, "no published measurement of a sort", nbytes=nbytes)
 
 
 def rule_sorting(graph: OpGraph, op: Op, machine: Machine) -> Plan:

@@ -2,12 +2,14 @@
 
 import functools
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from popgeo.ipu.cost.plan import Judgement, Plan, Superstep
+from popgeo.ipu.cost.supersteps import compute_step, exchange_step
 from popgeo.ipu.cost.vertex_cycles import ceil_div
 from popgeo.ipu.target import IpuTarget
 
@@ -49,20 +51,76 @@ class Found:
         cuts: Parts of the three dimensions.
         terms: Its cycles and bytes, by name.
         considered: Splits that were compared.
+        target: The machine.
+        side_by_side: How many such pieces of work run at the same time, each on tiles of its own.
+        turns: How many run one after the other.
     """
 
     cuts: tuple[int, int, int]
     terms: Mapping[str, float]
     considered: int
+    target: IpuTarget
+    side_by_side: int = 1
+    turns: int = 1
 
     @property
     def tiles(self) -> int:
         """Tiles at work."""
-        return math.prod(self.cuts)
+        return self.side_by_side * math.prod(self.cuts)
 
-    def fits(self, target: IpuTarget, share: float) -> bool:
+    def plan(
+        self, family: str, split: Mapping[str, int], steps: Sequence[Superstep], judged: Judgement, flops: int = 0
+    ) -> Plan:
+        """The plan of work that is cut so."""
+        return Plan(
+            family=family,
+            split=split,
+            supersteps=tuple(steps),
+            temporary_bytes=int(self.terms["nbytes"]),
+            flops=flops,
+            considered=self.considered,
+            validity=judged[0],
+            why=judged[1],
+        )
+
+    def fits(self, share: float) -> bool:
         """Whether it needs no more than its share of a tile's memory."""
-        return self.terms["nbytes"] <= work_space(target, self.terms["held"], share)
+        return self.terms["nbytes"] <= work_space(self.target, self.terms["held"], share)
+
+    def exchange(self, name: str, term: str, factor: float, *, receivers: int = 1, fragments: int = 1) -> Superstep:
+        """An exchange that takes as long as a term says; each turn synchronises again.
+
+        Args:
+            name: What it does.
+            term: Of its cycles; what a tile receives is in the term with `_bytes` behind it.
+            factor: Fits its cycles to measurements.
+            receivers: Tiles that get the same data.
+            fragments: Most pieces that a tile receives in a turn.
+        """
+        cycles, nbytes = self.terms[term], self.turns * self.terms[f"{term}_bytes"]
+        return exchange_step(
+            name, self.target, transfer=self.turns * cycles + (self.turns - 1) * self.target.sync_cycles,
+            calibrated=factor * self.turns * cycles, bytes_in=nbytes, bytes_out=nbytes / receivers,
+            fragments=self.turns * fragments, tiles=self.tiles,
+        )  # fmt: skip
+
+    def compute(
+        self, name: str, term: str, factor: float, *, workers: float | None = None, evenness: float = 1.0
+    ) -> Superstep:
+        """A compute set that takes as long as a term says; each turn launches it again.
+
+        Args:
+            name: What it does.
+            term: Of its cycles.
+            factor: Fits its cycles to measurements.
+            workers: Workers that have work on a tile; all when left out.
+            evenness: Mean work of the tiles at work, as a share of the busiest one's.
+        """
+        cycles = self.terms[term]
+        return compute_step(
+            name, self.target, vertex=self.turns * cycles + (self.turns - 1) * self.target.launch_cycles,
+            calibrated=factor * self.turns * cycles, tiles=self.tiles, workers=workers, evenness=evenness,
+        )  # fmt: skip
 
 
 def work_space(target: IpuTarget, held: float = 0, share: float = MEMORY_SHARE) -> float:
@@ -104,6 +162,7 @@ def cheapest(
         cuts=(first, second, third),
         terms={name: float(term[best]) if np.ndim(term) else float(term) for name, term in terms.items()},
         considered=splits.shape[1],
+        target=target,
     )
 
 

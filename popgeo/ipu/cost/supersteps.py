@@ -161,9 +161,6 @@ def swap_step(
     )
 
 
-_WEAKEST = (Validity.ESTIMATE, Validity.EXTRAPOLATED, Validity.VALIDATED)
-
-
 def in_sequence(family: str, *plans: Plan, main: int = 0) -> Plan:
     """One plan out of several, no more trustworthy than the weakest of them.
 
@@ -178,7 +175,6 @@ def in_sequence(family: str, *plans: Plan, main: int = 0) -> Plan:
         >>> both.flops, len(both.parts)
         (3, 2)
     """
-    validity = min((plan.validity for plan in plans), key=_WEAKEST.index)
     reasons = dict.fromkeys(f"{plan.family}: {plan.why}" for plan in plans if plan.why)
     return Plan(
         family=family,
@@ -187,7 +183,7 @@ def in_sequence(family: str, *plans: Plan, main: int = 0) -> Plan:
         temporary_bytes=max(plan.temporary_bytes for plan in plans),
         flops=sum(plan.flops for plan in plans),
         considered=sum(plan.considered for plan in plans),
-        validity=validity,
+        validity=max((plan.validity for plan in plans), key=list(Validity).index),
         why="; ".join(reasons),
         parts=plans,
     )

@@ -11,10 +11,10 @@ from typing import Any, ClassVar, TypeVar
 import pandas as pd
 
 from popgeo.atomic_write import write_atomically
-from popgeo.ipu.report.cost_rows import Row
+from popgeo.ipu.report.cost_rows import Row, cut_start
 from popgeo.ipu.report.error_budget import ErrorBudget, error_budget
 from popgeo.ipu.report.figures import Figures
-from popgeo.ipu.report.insights import Insight
+from popgeo.ipu.report.insights import Insight, insights
 from popgeo.ipu.report.json_format import dumps, loads
 from popgeo.ipu.report.tables import COLUMNS, TableColumn, frame
 
@@ -54,8 +54,7 @@ class Comparison:
         tables = (_cycles(report, rows, name) for name, report in vars(self).items())
         both = pd.merge(*tables, how="outer").fillna({"before": 0.0, "after": 0.0})
         both["difference"] = both["after"] - both["before"]
-        order = both["difference"].abs().sort_values(ascending=False, kind="stable").index
-        return both.loc[order].reset_index(drop=True)
+        return both.sort_values("difference", key=abs, ascending=False, kind="stable", ignore_index=True)
 
     def __str__(self) -> str:
         a, b = self.before, self.after
@@ -86,8 +85,7 @@ def _cycles(report: Figures, rows: str, name: str) -> pd.DataFrame:
 
 
 def _line(name: str, row: dict[Any, Any]) -> str:
-    name = name if len(name) <= 37 else "…" + name[-36:]
-    return f"  {name:<38}{row['before']:>14,.0f}{row['after']:>14,.0f}{row['difference']:>+14,.0f}"
+    return f"  {cut_start(name, 37):<38}{row['before']:>14,.0f}{row['after']:>14,.0f}{row['difference']:>+14,.0f}"
 
 
 A = TypeVar("A", bound="Account")
@@ -101,15 +99,13 @@ class Account(Figures, ABC):
     """The columns of its tables; the first table is the one that is shown if none is asked for."""
     VERSION: ClassVar[tuple[str, int]]
     """The name of its JSON, and the version."""
-    LEFT_OUT: ClassVar[tuple[str, ...]] = ()
-    """Fields that its JSON does not have."""
     DERIVED: ClassVar[tuple[str, ...]]
     """Numbers that follow from the fields and are in the JSON, for other programs."""
 
     @property
-    @abstractmethod
     def insights(self) -> tuple[Insight, ...]:
         """What stands out, and what to do about it; what costs most comes first."""
+        return insights(self)
 
     @abstractmethod
     def __str__(self) -> str:
@@ -193,7 +189,7 @@ class Account(Figures, ABC):
         Args:
             path: Where to write it; it is only returned when left out.
         """
-        return _written(dumps(self, self.VERSION, self.DERIVED, self.LEFT_OUT), path)
+        return _written(dumps(self, self.VERSION, self.DERIVED), path)
 
     @classmethod
     def from_json(cls: type[A], text: str) -> A:

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import islice
 from typing import Any
 
 from popgeo.ipu.report.pipeline_figures import PipelineFigures
@@ -62,12 +62,8 @@ def _moves(plan: PipelineFigures, slowest: int) -> Iterator[tuple[str, list[list
             words = f"{layer} to stage {beside}"
             if to != beside:
                 words += f", and one layer of each on to stage {to}"
-            yield words, _dealt(every, changed)
-
-
-def _dealt(names: Sequence[str], sizes: Sequence[int]) -> list[list[str]]:
-    ends = list(accumulate(sizes))
-    return [list(names[end - size : end]) for size, end in zip(sizes, ends, strict=True)]
+            names = iter(every)
+            yield words, [list(islice(names, size)) for size in changed]
 
 
 def with_room(plan: PipelineFigures) -> BetterPlan | None:

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import takewhile
+from itertools import accumulate, takewhile
 from types import MappingProxyType
 from typing import Any
 
@@ -74,9 +74,7 @@ class CostRows:
             if op["phase"] == "host":
                 continue
             name = op["module"]
-            parts = name.split(".")
-            paths = {"", *(".".join(parts[: i + 1]) for i in range(len(parts)))} if name else {""}
-            for path in sorted(paths):
+            for path in ("", *accumulate(name.split("."), "{}.{}".format)) if name else ("",):
                 row = rows.setdefault(
                     path, {"module": path or "(model)", "cycles": 0.0, "share": 0.0, "own": 0.0, "ops": 0}
                     | dict.fromkeys(("forward", "backward", "update"), 0.0)
@@ -175,11 +173,9 @@ def _joined(ops: Sequence[Row]) -> dict[str, Any]:
     return {
         "ops": sum(op["count"] for op in ops),
         **{key: sum(op[key] for op in ops) for key in (*summed, "flops")},
-        "balance": _mean([op["balance"] for op in ops], [op["compute"] for op in ops]),
-        "validated": _mean(
-            [float(op["trust"] == Validity.VALIDATED.value) for op in ops], [op["cycles"] for op in ops]
-        ),
-        "trust": max((op["trust"] for op in ops), key=lambda trust: _TRUST.index(Validity(trust))),
+        "balance": _mean((op["balance"], op["compute"]) for op in ops),
+        "validated": _mean((float(op["trust"] == Validity.VALIDATED), op["cycles"]) for op in ops),
+        "trust": max((op["trust"] for op in ops), key=_TRUST.index),
     }
 
 
@@ -205,9 +201,11 @@ def balance(steps: Iterable[Superstep]) -> float:
     return sum(step.mean for step in work) / slowest if slowest else 1.0
 
 
-def _mean(values: Sequence[float], weights: Sequence[float]) -> float:
-    total = sum(weights)
-    return sum(v * w for v, w in zip(values, weights, strict=True)) / total if total else 1.0
+def _mean(weighted: Iterable[tuple[float, float]]) -> float:
+    """The mean of values, each with its weight; 1 if no weight is above 0."""
+    pairs = list(weighted)
+    total = sum(weight for _, weight in pairs)
+    return sum(value * weight for value, weight in pairs) / total if total else 1.0
 
 
 def module_of(cost: OpCost) -> str:
@@ -223,3 +221,8 @@ def short_name(target: str) -> str:
         ('index_select', 'cfconv')
     """
     return target.split(".")[1]
+
+
+def cut_start(name: str, width: int) -> str:
+    """The end of a name that is too long."""
+    return name if len(name) <= width else "…" + name[-(width - 1) :]

@@ -74,8 +74,7 @@ def error_budget(costs: Iterable[OpCost], profile: Profile = Profile.CALIBRATED)
     bands = [(1.0, PROGRAM), *((n / total, _band(*key)) for key, n in cycles.items())]
     low, high = (math.hypot(*(share * (band[end] - 1) for share, band in bands)) for end in (0, 1))
     validated, extrapolated, estimates = (
-        sum(n for (_, validity), n in cycles.items() if validity is one) / total
-        for one in (Validity.VALIDATED, Validity.EXTRAPOLATED, Validity.ESTIMATE)
+        sum(n for (_, validity), n in cycles.items() if validity is one) / total for one in Validity
     )
     return ErrorBudget(validated=validated, extrapolated=extrapolated, estimates=estimates, low=1 - low, high=1 + high)
 

@@ -153,14 +153,10 @@ def summary(bold: str, rest: str, columns: Sequence[TableColumn], rows: Sequence
 
 def insights_section(found: Sequence[Insight], of: str = "the cycles") -> str:
     """What stands out, each with its remedy."""
-    items = "".join(_insight(insight, of) for insight in found)
-    return section("insights", "What stands out", items or "<p>Nothing.</p>")
-
-
-def _insight(insight: Insight, of: str) -> str:
-    share = f"{insight.share:.1%} of {of}" if insight.share else ""
-    return (
-        f'<div class="insight{" fatal" if insight.fatal else ""}"><b>{escape(insight.title)}</b> '
-        f'<span class="share">{share}</span><p>{escape(insight.text)}</p>'
-        f'<p class="do">{escape(insight.remedy)}</p></div>'
+    items = "".join(
+        f'<div class="insight{" fatal" if one.fatal else ""}"><b>{escape(one.title)}</b> '
+        f'<span class="share">{f"{one.share:.1%} of {of}" if one.share else ""}</span><p>{escape(one.text)}</p>'
+        f'<p class="do">{escape(one.remedy)}</p></div>'
+        for one in found
     )
+    return section("insights", "What stands out", items or "<p>Nothing.</p>")

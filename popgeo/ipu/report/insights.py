@@ -74,15 +74,9 @@ def said(
     return Insight(title=title, text=text, remedy=remedy, share=share, ops=about, fatal=fatal, change=change or {})
 
 
-def insights(report: Figures, more: "Sequence[Rule]" = ()) -> tuple[Insight, ...]:
-    """Everything that stands out among operations: what keeps the step from running, then what costs most.
-
-    Args:
-        report: The figures to look at.
-        more: Rules in addition to the rules of any step.
-    """
-    ops = report.rows.ops
-    return sorted_insights(insight for rule in (*RULES, *more) for insight in rule(report, ops))
+def insights(report: Figures) -> tuple[Insight, ...]:
+    """Everything that stands out among operations: what keeps the step from running, then what costs most."""
+    return sorted_insights(insight for rule in RULES for insight in rule(report, report.rows.ops))
 
 
 def sorted_insights(found: Iterable[Insight]) -> tuple[Insight, ...]:
@@ -201,8 +195,7 @@ def one_fabric(report: Figures, ops: Sequence[Row]) -> Iterator[Insight]:
         yield said("one_fabric", count=report.target.num_ipus)
 
 
-Rule = Callable[[Figures, Sequence[Row]], Iterator[Insight]]
-RULES: tuple[Rule, ...] = (
+RULES: tuple[Callable[[Figures, Sequence[Row]], Iterator[Insight]], ...] = (
     few_tiles_work,
     slow_functions,
     repeated_search,
@@ -211,8 +204,9 @@ RULES: tuple[Rule, ...] = (
     exchange_bound,
     padding,
     unknown_operations,
+    memory_is_short,
+    one_fabric,
 )
-OF_ONE_IPU: tuple[Rule, ...] = (memory_is_short, one_fabric)
 
 
 def _total(ops: Sequence[Row]) -> float:

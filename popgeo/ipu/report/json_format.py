@@ -16,18 +16,17 @@ from popgeo.ipu.report.figures import Figures
 _BEYOND = 2**63  # cycles, bytes and seconds of a report are below, and not below zero
 
 
-def dumps(report: Figures, version: tuple[str, int], derived: tuple[str, ...], left_out: tuple[str, ...] = ()) -> str:
+def dumps(report: Figures, version: tuple[str, int], derived: tuple[str, ...]) -> str:
     """A report with the name and the version of its format.
 
     Args:
-        report: All of its fields are written.
+        report: Its fields are written as a copy gets them.
         version: The name of the format, and its version.
         derived: Numbers that follow from the fields, for other programs; reading works them out again.
-        left_out: Fields that are not written.
     """
     content = {"schema": version[0], "version": version[1]}
-    content |= {name: plain(value) for name, value in report.__getstate__().items() if name not in left_out}
-    return json.dumps(content | {name: plain(getattr(report, name)) for name in derived}, allow_nan=False)
+    content |= report.__getstate__() | {name: getattr(report, name) for name in derived}
+    return json.dumps(content, allow_nan=False, default=_plain)
 
 
 def loads(kind: type[Figures], version: tuple[str, int], text: str) -> dict[str, Any]:
@@ -50,23 +49,15 @@ def loads(kind: type[Figures], version: tuple[str, int], text: str) -> dict[str,
     return given | {"costs": tuple(map(_in_words_of_today, given.get("costs", ())))}
 
 
-def plain(part: Any) -> Any:
-    """A value in what JSON has: dataclasses as their fields, arrays and tuples as lists, members as their values."""
+def _plain(part: Any) -> Any:
+    """What JSON does not have: a dataclass as its fields, arrays as lists."""
     if is_dataclass(part) and not isinstance(part, type):
-        return {field.name: plain(getattr(part, field.name)) for field in fields(part)}
-    if isinstance(part, Enum):
-        return part.value
-    if isinstance(part, np.ndarray | np.generic):
-        return part.tolist()
-    if isinstance(part, Mapping):
-        return {str(key): plain(value) for key, value in part.items()}
-    if isinstance(part, list | tuple):
-        return [plain(item) for item in part]
-    return part
+        return {field.name: getattr(part, field.name) for field in fields(part)}
+    return part.tolist() if isinstance(part, np.ndarray | np.generic) else dict(part)
 
 
 def restored(kind: Any, content: Any, where: str = "it") -> Any:
-    """The value of a declared type that `plain` was made of.
+    """The value of a declared type that a part of the JSON was made of.
 
     Raises:
         ValueError: it was made of something else, or is a number that no report has; the message names its place.

@@ -63,7 +63,7 @@ class PipelineFigures(Account):
 
     def __getstate__(self) -> dict[str, Any]:
         """What a copy gets: the fields, and what stands out in place of the model to plan again."""
-        return super().__getstate__() | {"again": None, "insights_found": self.insights}
+        return super().__getstate__() | {"insights_found": self.insights}
 
     @property
     def num_ipus(self) -> int:

@@ -3,13 +3,13 @@
 from dataclasses import dataclass, replace
 from functools import cached_property
 from inspect import getdoc
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 from popgeo.ipu.report.account import Account
 from popgeo.ipu.report.chrome_trace import trace_of_stages, trace_of_step
 from popgeo.ipu.report.figures import Figures
 from popgeo.ipu.report.html_page import summary
-from popgeo.ipu.report.insights import OF_ONE_IPU, Insight, insights
+from popgeo.ipu.report.insights import Insight, insights
 from popgeo.ipu.report.pages import page, page_of_stages
 from popgeo.ipu.report.pipeline_figures import PipelineFigures
 from popgeo.ipu.report.stage_insights import stage_insights
@@ -38,10 +38,6 @@ class Report(Account):
     VERSION = ("popgeo.ipu.report", 1)
     DERIVED = ("families", "total_cycles", "microseconds", "error_budget")
 
-    @property
-    def insights(self) -> tuple[Insight, ...]:
-        return insights(self, OF_ONE_IPU)
-
     _page = page
     _trace = trace_of_step
     __str__ = text
@@ -56,14 +52,9 @@ class Report(Account):
         columns = ["family", "ops", "cycles", "share", "compute", "exchange", "sync", "validated"]
         rows = [row for row in self.rows.families if row["cycles"] and row["family"] != "host"]
         speed = f", {self.graphs_per_second:,.0f} graphs/s" if self.graphs_per_second else ""
+        bold = f"{self.target.name}: {self.total_cycles:,} cycles, {self.microseconds:,.1f} µs{speed}"
         shown = [column for column in self.COLUMNS["families"] if column.name in columns]
-        return summary(
-            f"{self.target.name}: {self.total_cycles:,} cycles, {self.microseconds:,.1f} µs{speed}",
-            f" ({self.profile.value})",
-            shown,
-            rows,
-            self.insights,
-        )
+        return summary(bold, f" ({self.profile.value})", shown, rows, self.insights)
 
     def __add__(self, other: "Report") -> "Report":
         """What both cost together. Memory is that of the one whose fullest tile holds more.
@@ -77,8 +68,8 @@ class Report(Account):
             raise ValueError(
                 f"Reports add up on one target and profile, not {named[0]} and {named[1]}; compile both for the same."
             )
-        uses = _known(self.tile_memory, other.tile_memory)
-        captured = _known(self.update_captured, other.update_captured)
+        uses = [use for use in (self.tile_memory, other.tile_memory) if use is not None]
+        captured = {self.update_captured, other.update_captured} - {None}
         return replace(
             self,
             **{name: getattr(self, name) + getattr(other, name) for name in _SUMS},
@@ -87,13 +78,6 @@ class Report(Account):
             graphs_per_micro_batch=_graphs(self, other),
             real_of_slots={**self.real_of_slots, **other.real_of_slots},
         )
-
-
-T = TypeVar("T")
-
-
-def _known(*of_both: T | None) -> list[T]:
-    return [one for one in of_both if one is not None]
 
 
 def _graphs(first: Figures, second: Figures) -> float | None:
@@ -116,7 +100,6 @@ class Pipeline(PipelineFigures):
 
     COLUMNS = COLUMNS_OF_STAGES
     VERSION = ("popgeo.ipu.pipeline", 2)
-    LEFT_OUT = ("again",)
     DERIVED = (
         "cycles", "seconds", "micro_batches_per_second", "bubble", "bottleneck", "num_ipus", "fits", "families",
         "table_of_stages", "table_of_ipus", "error_budget",
@@ -154,11 +137,7 @@ class Pipeline(PipelineFigures):
         )
 
     def _repr_html_(self) -> str:
-        bold = f"{headline(self)}: {self.cycles:,.0f} cycles, {1e3 * self.seconds:,.3f} ms, "
-        return summary(
-            f"{bold}{self.micro_batches_per_second:,.1f} micro-batches/s",
-            f"; IPUs wait {self.bubble:.1%} of the time",
-            self.COLUMNS["stages"],
-            self.table_of_stages,
-            self.insights,
-        )
+        speed = f"{1e3 * self.seconds:,.3f} ms, {self.micro_batches_per_second:,.1f} micro-batches/s"
+        bold = f"{headline(self)}: {self.cycles:,.0f} cycles, {speed}"
+        rest = f"; IPUs wait {self.bubble:.1%} of the time"
+        return summary(bold, rest, self.COLUMNS["stages"], self.table_of_stages, self.insights)

@@ -4,11 +4,11 @@ That of one IPU has at most 50 lines of at most 100 characters; that of stages a
 """
 
 import textwrap
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 
 from popgeo.ipu.cost.plan import Activity, Profile, Validity
 from popgeo.ipu.report.account import Account
-from popgeo.ipu.report.cost_rows import Row
+from popgeo.ipu.report.cost_rows import Row, cut_start
 from popgeo.ipu.report.figures import IDLE, Figures
 from popgeo.ipu.report.pipeline_figures import PipelineFigures
 from popgeo.quantity import quantity
@@ -32,8 +32,6 @@ def text(report: Account) -> str:
 
 def _wrapped(line: str) -> list[str]:
     """A line as it is, or what is too long for one in several."""
-    if len(line) <= WIDTH:
-        return [line]
     return textwrap.wrap(line, WIDTH, subsequent_indent=" " * (len(line) - len(line.lstrip()) + 4))
 
 
@@ -62,11 +60,9 @@ def _head(report: Figures) -> Iterable[str]:
     )
     if not report.total_cycles:
         return
-    working = [op for op in ops if op["compute"]]
-    weight = sum(op["compute"] for op in working) or 1
-    mean_balance = sum(op["balance"] * op["compute"] for op in working) / weight
-    use = report.tile_memory
-    mean_workers = sum(op["workers"] * op["compute"] for op in working) / weight
+    use, compute = report.tile_memory, _sum(ops, "compute") or 1
+    mean_balance = sum(op["balance"] * op["compute"] for op in ops) / compute
+    mean_workers = sum(op["workers"] * op["compute"] for op in ops) / compute
     yield (
         f"  tiles in balance {mean_balance:.0%}, {mean_workers:.1f} of {target.workers_per_tile} workers busy, "
         f"{quantity(sum(op['traffic'] for op in ops), 'B')} between tiles, "
@@ -138,11 +134,6 @@ def this_computer(report: Figures) -> Iterable[str]:
     yield f"  {quantity(report.state_bytes, 'B')} of state, {quantity(report.buffer_bytes, 'B')} of buffers{runs}"
 
 
-def cut_start(name: str, width: int) -> str:
-    """The end of a name that is too long."""
-    return name if len(name) <= width else "…" + name[-(width - 1) :]
-
-
 def text_of_stages(plan: PipelineFigures) -> str:
     """The plan in words and columns."""
     here = this_computer(plan) if plan.calls or plan.buffer_bytes else ()
@@ -185,15 +176,12 @@ def _stages(plan: PipelineFigures) -> Iterable[str]:
     rows = plan.table_of_stages
     least = {"forward": 12, "backward": 12, "receive": 10, "other": 9}
     wide = {key: max([width, *(len(f"{row[key]:,.0f}") + 1 for row in rows)]) for key, width in least.items()}
-    yield f"{'stage':>5} {'IPU':>3} {'layers':<21}{_cells(wide, {key: key for key in wide})}{'busy':>6}{'memory':>8}"
+    heads = "".join(f"{key:>{width}}" for key, width in wide.items())
+    yield f"{'stage':>5} {'IPU':>3} {'layers':<21}{heads}{'busy':>6}{'memory':>8}"
     for row in rows:
-        cycles = _cells(wide, {key: f"{row[key]:,.0f}" for key in wide})
+        cycles = "".join(f"{row[key]:>{width},.0f}" for key, width in wide.items())
         name = cut_start(row["layers"], 20)
         yield f"{row['stage']:>5} {row['ipu']:>3} {name:<21}{cycles}{row['busy']:>6.0%}{row['memory']:>8.0%}"
-
-
-def _cells(wide: Mapping[str, int], words: Mapping[str, str]) -> str:
-    return "".join(f"{words[key]:>{width}}" for key, width in wide.items())
 
 
 def _foot(plan: PipelineFigures) -> Iterable[str]:

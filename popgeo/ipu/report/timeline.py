@@ -110,15 +110,9 @@ def turns_of(tasks: Sequence[TimedPass], stages: int, micro_batches: int) -> lis
     for number in range(micro_batches + num_depths(stages, trains) - 1):
         spans = by_turn[number]
         slowest = max(spans, key=lambda ipu: spans[ipu][1])
-        turns.append(
-            Turn(
-                start=min(first for first, _ in spans.values()),
-                end=spans[slowest][1],
-                ipu=slowest,
-                filling=number < stages - 1,
-                draining=number >= micro_batches,
-            )
-        )
+        start, end = min(first for first, _ in spans.values()), spans[slowest][1]
+        filling, draining = number < stages - 1, number >= micro_batches
+        turns.append(Turn(start=start, end=end, ipu=slowest, filling=filling, draining=draining))
     return turns
 
 

@@ -36,14 +36,10 @@ def _filled(argument: Any, reads: Sequence[Tensor]) -> Any:
     return argument
 
 
-def _fill(count: int, number: float, dtype: torch.dtype) -> Tensor:
-    return torch.full((count,), number, dtype=dtype)
-
-
 def _assemble(
-    count: int, number: float, dtype: torch.dtype, parts: Sequence[Tensor], places: Sequence[np.ndarray]
+    count: int, number: float, dtype: torch.dtype, parts: Sequence[Tensor] = (), places: Sequence[np.ndarray] = ()
 ) -> Tensor:
-    """Each part's elements at their places, and a number if it has no elements."""
+    """Each part's elements at their places, and a number at all others."""
     out = torch.full((count,), number, dtype=dtype)
     for elements, where in zip(parts, places, strict=True):
         out[torch.from_numpy(where)] = elements.to(dtype)
@@ -132,7 +128,7 @@ def _call(target: str, given: Any, kept: Sequence[bool], changed: Sequence[Tenso
 
 CODELETS: dict[str, Callable[..., Any]] = {
     "call": _call,
-    "fill": _fill,
+    "fill": _assemble,
     "constant": torch.clone,
     "assemble": _assemble,
     "weighted sum": _weighted_sum,

@@ -2,6 +2,7 @@
 
 import itertools
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 
 import numpy as np
 import torch
@@ -13,7 +14,7 @@ from popgeo.ipu.cost.graph_cost import plan_all
 from popgeo.ipu.cost.plan import Plan
 from popgeo.ipu.target import IpuTarget
 from popgeo.ipu.tiles.graph_program import add_graph, add_operations, declare, finish
-from popgeo.ipu.tiles.lower.builder import Builder, Places, Scope, region_of
+from popgeo.ipu.tiles.lower.builder import Builder, Places, Scope, part, region_of
 from popgeo.ipu.tiles.lower.elementwise import NUMBERS, add
 from popgeo.ipu.tiles.lower.movement import copy, fill
 from popgeo.ipu.tiles.map_tensors import map_storages
@@ -89,8 +90,7 @@ class Joiner:
             for name, storage in zip(names, storages, strict=True):
                 size = mappings[storage].numel
                 weights[storage] = f"weights.{number}", start
-                elements = gradient.elements[start : start + size]
-                self._sums[name] = Region(variable=gradient.variable, elements=elements)
+                self._sums[name] = part(gradient, slice(start, start + size))
                 start += size
         own = {storage: mapping for storage, mapping in mappings.items() if storage not in weights}
         self._places = declare(self.builder, graph, own, "s") | weights
@@ -126,14 +126,11 @@ class Joiner:
 
     def iteration_steps(self, accumulates: bool, accumulation: int = 1) -> None:
         """The micro-batches of an update, with the sums of their gradients when training."""
-        if accumulates:
-            with self.builder.repeat(accumulation, "gradient accumulation"):
-                self.micro_batch()
-                self._collect(accumulates=True)
-            return
-        self.micro_batch()
-        if self.training is not None:
-            self._collect(accumulates=False)
+        several = self.builder.repeat(accumulation, "gradient accumulation") if accumulates else nullcontext()
+        with several:
+            self.micro_batch()
+            if self.training is not None:
+                self._collect(accumulates)
 
     def iteration(self, update: UpdateGraph, accumulation: int, replicas: int) -> None:
         """Micro-batches, sums of gradients, and the update."""
@@ -173,10 +170,8 @@ class Joiner:
 
     def _update(self, update: UpdateGraph, places: Mapping[Input, str]) -> None:
         graph = update.graph
-        known = dict(places)
+        known = dict(places) | {Input(Role.PARAMETER, f"{n}"): f"weights.{n}" for n in range(len(places))}
         mappings = self.builder.variables
-        for number in range(len(places)):
-            known[Input(Role.PARAMETER, f"{number}")] = f"weights.{number}"
         for (state, number), v in zip(update.state.items(), graph.outputs, strict=True):
             assert v is not None
             known[state] = str(state)
@@ -197,10 +192,9 @@ class Joiner:
         for name, v in zip(map(str, update.state), graph.outputs, strict=True):
             assert v is not None
             if made[graph.values[v].storage][0] != name:
-                scope = Scope(self.builder, graph, made, "keep state", Plan(family="movement"))
-                found = scope.region(v)
+                found = region_of(graph, made, v)
                 in_memory_order = Region(variable=found.variable, elements=np.sort(found.elements.ravel()))
-                copy(scope, self._whole(name), in_memory_order)
+                copy(self._scope("keep state"), self._whole(name), in_memory_order)
 
     def _add(self, graph: OpGraph, given: Mapping[Input, str]) -> Places:
         """The steps of a graph whose inputs are variables that there are already."""

@@ -12,10 +12,9 @@ import numpy as np
 from popgeo.capture.op_graph import Op, OpGraph, Ref, Value, shape_text
 from popgeo.capture.operations import operation_of
 from popgeo.capture.passes import is_random
+from popgeo.ipu.cost.elementwise import GRAIN_BYTES
 from popgeo.ipu.cost.plan import Plan
 from popgeo.ipu.tiles.tile_mapping import TileMapping, blocked, linear
-
-GRAIN_BYTES = 128  # least that poplar's linear mapping puts on a tile
 
 
 def map_storages(
@@ -163,20 +162,17 @@ def lives(graph: OpGraph, mappings: Mapping[int, TileMapping], num_tiles: int) -
         mappings: Where each storage lies.
         num_tiles: Tiles there are.
     """
-    sizes = storage_sizes(graph)
+    sizes, last = storage_sizes(graph), graph.last_uses()
     names = {v: given.name for given, v in graph.inputs.items()} | dict.fromkeys(graph.constants, "constant")
-    found: dict[int, tuple[str, str, int]] = {
-        graph.values[v].storage: (f"{name} {shape_text(graph.values[v])}", "", -1) for v, name in names.items()
-    }
-    last = dict.fromkeys(found, -1) | graph.last_uses()
+    made = [(v, name, "", -1) for v, name in names.items()]
     for index, op in enumerate(graph.ops):
-        name = op.target.split(".")[1]
-        for v in () if graph.is_view(op) else op.makes():
-            found.setdefault(graph.values[v].storage, (f"{name} {shape_text(graph.values[v])}", op.source, index))
-
-    def life(storage: int, name: str, source: str, first: int) -> Life:
-        held = mappings[storage].elements_per_tile(num_tiles) * sizes[storage][1]
-        nbytes = -(-held // ALIGNMENT) * ALIGNMENT
-        return Life(name=name, source=source, nbytes=nbytes, first=first, last=last[storage])
-
-    return {storage: life(storage, *facts) for storage, facts in found.items()}
+        if not graph.is_view(op):
+            made += [(v, op.target.split(".")[1], op.source, index) for v in op.makes()]
+    found: dict[int, Life] = {}
+    for v, name, source, first in made:
+        storage = graph.values[v].storage
+        if first < 0 or storage not in found:
+            held = mappings[storage].elements_per_tile(num_tiles) * sizes[storage][1]
+            nbytes, name = -(-held // ALIGNMENT) * ALIGNMENT, f"{name} {shape_text(graph.values[v])}"
+            found[storage] = Life(name=name, source=source, nbytes=nbytes, first=first, last=last.get(storage, -1))
+    return found

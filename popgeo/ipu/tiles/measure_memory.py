@@ -68,11 +68,9 @@ def memory(
     """
     tiles = target.all_tiles
     step = lives(graph, map_storages(graph, [cost.plan for cost in costs], tiles), tiles)
-    results = [v for v in graph.outputs[:num_results] if v is not None]
-    state = graph.state_storages()
-    state |= {graph.values[v].storage for v in graph.constants}
+    state = graph.state_storages() | {graph.values[v].storage for v in graph.constants}
     host = {graph.values[v].storage for v in graph.inputs_of(Role.ARGUMENT).values()}
-    host |= {graph.values[v].storage for v in results} - state
+    host |= {graph.values[v].storage for v in graph.outputs[:num_results] if v is not None} - state
     resident = {
         "weights and optimizer": [life for storage, life in step.items() if storage in state],
         "inputs and results": [life for storage, life in step.items() if storage in host],
@@ -86,8 +84,7 @@ def memory(
             role = roles.get(storage)
             if role in keeps:
                 whole = gradient_parts if role is Role.GRADIENT else 1
-                life = dataclasses.replace(life, nbytes=life.nbytes * whole)
-                resident["weights and optimizer"].append(life)
+                resident["weights and optimizer"].append(dataclasses.replace(life, nbytes=life.nbytes * whole))
             elif role is None:
                 moved = dataclasses.replace(life, first=life.first + len(graph.ops), last=life.last + len(graph.ops))
                 changing.append(moved)
@@ -144,7 +141,8 @@ def _over_time(
         costs: The operations, in order.
         target: The machine.
     """
-    code, nothing = code_of(costs, target.all_tiles), np.zeros(target.all_tiles, np.int64)
+    tiles = target.all_tiles
+    code, nothing = code_of(costs, tiles), np.zeros(tiles, np.int64)
     values = {name: sum((life.nbytes for life in group), nothing) for name, group in resident.items()}
     always = sum([*values.values(), *code.values()], nothing)
     starts: dict[int, list[Life]] = {}
@@ -153,29 +151,24 @@ def _over_time(
         starts.setdefault(max(life.first, 0), []).append(life)
         ends.setdefault(life.last, []).append(life)
     alive, peak_values = np.zeros_like(always), np.zeros_like(always)
-    curve = np.zeros(max(len(costs), 1), np.int64)
-    peak_op, highest = 0, -1
+    curve = np.full(max(len(costs), 1), always.max())
     for index, cost in enumerate(costs):
         for life in starts.get(index, ()):
             alive += life.nbytes
-        now = alive + _temporary(cost, len(always))
+        now = alive + _temporary(cost, tiles)
         np.maximum(peak_values, now, out=peak_values)
         curve[index] = (always + now).max()
-        if curve[index] > highest:
-            highest, peak_op = int(curve[index]), index
-            peak_tile = int((always + now).argmax())
         for life in ends.get(index, ()):
             alive -= life.nbytes
-    if not costs:
-        curve[0], peak_tile = always.max(), int(always.argmax())
+    peak_op = int(curve.argmax())
     there = [life for life in changing if max(life.first, 0) <= peak_op <= life.last]
     lives_there = [*(life for group in resident.values() for life in group), *there]
-    held = [Resident(name=one.name, nbytes=int(one.nbytes[peak_tile]), source=one.source) for one in lives_there]
-    if costs:
-        running = costs[peak_op]
-        temporary = int(_temporary(running, len(always))[peak_tile])
-        held.append(Resident(name=f"work space of {running.target}", nbytes=temporary, source=running.source))
-    held += [Resident(name=name, nbytes=int(nbytes[peak_tile])) for name, nbytes in code.items()]
+    held = [(life.name, life.nbytes, life.source) for life in lives_there]
+    running = costs[peak_op : peak_op + 1]
+    held += [(f"work space of {cost.target}", _temporary(cost, tiles), cost.source) for cost in running]
+    held += [(name, nbytes, "") for name, nbytes in code.items()]
+    peak_tile = int(sum((nbytes for _, nbytes, _ in held), nothing).argmax())
+    items = [Resident(name=name, nbytes=int(nbytes[peak_tile]), source=source) for name, nbytes, source in held]
     return MemoryUse(
         limit=target.memory_per_tile,
         categories={**values, "values": peak_values, **code},
@@ -184,7 +177,7 @@ def _over_time(
         curve=curve,
         peak_tile=peak_tile,
         peak_op=peak_op,
-        largest=tuple(sorted((item for item in held if item.nbytes), key=lambda item: -item.nbytes)[:NUM_LARGEST]),
+        largest=tuple(sorted((item for item in items if item.nbytes), key=lambda item: -item.nbytes)[:NUM_LARGEST]),
     )
 
 

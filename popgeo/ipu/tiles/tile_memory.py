@@ -10,7 +10,7 @@ from torch import Tensor
 from popgeo.ipu.tiles.codelets import run_vertex
 from popgeo.ipu.tiles.lower.builder import grouped
 from popgeo.ipu.tiles.program import Program
-from popgeo.ipu.tiles.steps import ComputeSet, Exchange, Region, Vertex
+from popgeo.ipu.tiles.steps import ComputeSet, Exchange, Region, Variable, Vertex
 
 
 class TileMemory:
@@ -27,36 +27,32 @@ class TileMemory:
     def __init__(self, num_tiles: int, random: Tensor | None = None) -> None:
         self.random = random
         self._tiles = [_Tile() for _ in range(num_tiles)]
-        self._shares: dict[str, dict[int, np.ndarray]] = {}
         self._lasting: set[str] = set()
         self._program: Program | None = None
 
     def use(self, program: Program) -> None:
         """Makes a program's variables known; those that do not last start unwritten, or as the program's constants."""
-        for tile in self._tiles:
-            known = {name for name in tile.held if name in program.variables or name in self._lasting}
-            tile.held = {name: tile.held[name] for name in known}
         self._lasting |= {name for name, variable in program.variables.items() if variable.lasting}
+        for tile in self._tiles:
+            tile.held = {name: held for name, held in tile.held.items() if name in self._lasting}
         for name, variable in program.variables.items():
             mapping = variable.mapping
             if mapping.replicated:
-                shares = {tile: np.arange(mapping.numel) for tile in range(len(self._tiles))}
+                shares = {number: np.arange(mapping.numel) for number in range(len(self._tiles))}
             else:
                 shares = dict(grouped(mapping.holders()))
-            self._shares[name] = shares
-            for number, tile in enumerate(self._tiles):
-                if not variable.lasting or name not in tile.held:
-                    tile.held.pop(name, None)
-                    if number in shares:
-                        tile.held[name] = _Buffer.unwritten(shares[number], variable.dtype)
+            for number, elements in shares.items():
+                held = self._tiles[number].held
+                if not variable.lasting or name not in held:
+                    held[name] = _Buffer.unwritten(elements, variable.dtype)
         self._program = program
         for name, values in program.constants.items():
             self.write(name, values)
 
     def write(self, name: str, values: Tensor) -> None:
         """Spreads a flat tensor over the tiles that hold a variable."""
-        for tile, elements in self._shares[name].items():
-            self._tiles[tile].held[name].put(elements, values[torch.from_numpy(elements)])
+        for held in self._buffers(name).values():
+            held.put(held.elements, values[torch.from_numpy(held.elements)])
 
     def read(self, name: str) -> Tensor:
         """Collects a variable from its tiles, flat.
@@ -64,19 +60,21 @@ class TileMemory:
         Raises:
             ValueError: a tile has not written all of what it holds.
         """
-        shares = self._shares[name]
-        parts = {tile: self._tiles[tile].held[name] for tile in shares}
-        out = torch.empty(max((int(e[-1]) + 1 for e in shares.values()), default=0), dtype=self._variable_type(name))
-        for tile, elements in shares.items():
-            values, found = parts[tile].find(elements)
-            if not found.all():
+        variable = self._variable(name)
+        out = torch.empty(variable.mapping.numel, dtype=variable.dtype)
+        for tile, held in self._buffers(name).items():
+            if not held.written.all():
                 raise ValueError(f"Tile {tile} never wrote all that it holds of {name}.")
-            out[torch.from_numpy(elements)] = values
+            out[torch.from_numpy(held.elements)] = held.values
         return out
 
-    def _variable_type(self, name: str) -> torch.dtype:
+    def _buffers(self, name: str) -> "dict[int, _Buffer]":
+        """What each tile that holds a part of a variable has of it."""
+        return {number: tile.held[name] for number, tile in enumerate(self._tiles) if name in tile.held}
+
+    def _variable(self, name: str) -> Variable:
         assert self._program is not None
-        return self._program.variables[name].dtype
+        return self._program.variables[name]
 
     def exchange(self, step: Exchange) -> None:
         """Copies the elements of each transfer to the tile that receives them."""
@@ -88,9 +86,8 @@ class TileMemory:
                     f"Tile {transfer.source} was to send {len(transfer.elements)} elements of {transfer.variable} to "
                     f"tile {transfer.destination}, but does not hold them or never wrote them."
                 )
-            arrived, whole = self._tiles[transfer.destination].sent, np.ones(len(transfer.elements), bool)
-            brought = _Buffer(elements=transfer.elements, values=values, written=whole)
-            arrived.setdefault(transfer.variable, []).append(brought)
+            brought = _Buffer(elements=transfer.elements, values=values, written=found)
+            self._tiles[transfer.destination].sent.setdefault(transfer.variable, []).append(brought)
 
     def compute(self, step: ComputeSet) -> None:
         """Runs each vertex on its tile.
@@ -98,16 +95,15 @@ class TileMemory:
         Raises:
             ValueError: a vertex reads what its tile does not hold or what was never written, or writes elsewhere.
         """
-        before = torch.get_rng_state()
-        draws = any(vertex.operation == "call" for vertex in step.vertices)
-        if draws and self.random is not None:
-            # Not every operation takes a generator, so torch's own is in for the replica's while it runs.
-            torch.set_rng_state(self.random)
-        for vertex in step.vertices:
-            self._run(step, vertex)
-        if draws and self.random is not None:
-            self.random = torch.get_rng_state()
-            torch.set_rng_state(before)
+        own = self.random if any(vertex.operation == "call" for vertex in step.vertices) else None
+        # Not every operation takes a generator, so torch's own is in for the replica's while it runs.
+        with torch.random.fork_rng(devices=(), enabled=own is not None):
+            if own is not None:
+                torch.set_rng_state(own)
+            for vertex in step.vertices:
+                self._run(step, vertex)
+            if own is not None:
+                self.random = torch.get_rng_state()
         for tile in self._tiles:
             tile.sent.clear()
 
@@ -115,21 +111,20 @@ class TileMemory:
         """Marks variables as unwritten, unless they last."""
         assert self._program is not None
         for name in names:
-            if not self._program.variables[name].lasting and name not in self._program.constants:
-                for tile in self._tiles:
-                    if name in tile.held:
-                        tile.held[name].written[:] = False
+            if not self._variable(name).lasting and name not in self._program.constants:
+                for held in self._buffers(name).values():
+                    held.written[:] = False
 
     def _run(self, step: ComputeSet, vertex: Vertex) -> None:
         """A vertex is given copies of what its tile has; its results go where its tile holds the variables."""
         tile = self._tiles[vertex.tile]
-        reads = [tile.look(region, self._variable_type(region.variable), vertex, step.name) for region in vertex.reads]
+        reads = [tile.look(region, self._variable(region.variable).dtype, vertex, step.name) for region in vertex.reads]
         results = run_vertex(vertex.operation, vertex.arguments, vertex.keywords, reads)
         for region, result in zip(vertex.writes, results, strict=False):
             if region is None or result is None:
                 continue
             held = tile.held.get(region.variable)
-            expected = self._variable_type(region.variable)
+            expected = self._variable(region.variable).dtype
             if held is None or not held.holds(region.elements.ravel()):
                 raise ValueError(
                     f"{step.name}: a vertex on tile {vertex.tile} writes {region.variable} where another tile holds it."
@@ -152,9 +147,7 @@ class _Buffer:
 
     @classmethod
     def unwritten(cls, elements: np.ndarray, dtype: torch.dtype) -> "_Buffer":
-        values = torch.zeros(len(elements), dtype=dtype)
-        if dtype.is_floating_point:
-            values.fill_(torch.nan)
+        values = torch.full((len(elements),), torch.nan if dtype.is_floating_point else 0, dtype=dtype)
         return cls(elements=elements, values=values, written=np.zeros(len(elements), bool))
 
     @classmethod
@@ -177,8 +170,6 @@ class _Buffer:
 
     def find(self, elements: np.ndarray) -> tuple[Tensor, np.ndarray]:
         """The values of some elements, and which of them are here and written."""
-        if not len(self.elements):
-            return torch.zeros(len(elements), dtype=self.values.dtype), np.zeros(len(elements), bool)
         where = np.minimum(np.searchsorted(self.elements, elements), len(self.elements) - 1)
         return self.values[torch.from_numpy(where)], (self.elements[where] == elements) & self.written[where]
 
@@ -194,11 +185,10 @@ class _Tile:
         """What a vertex reads, in the region's shape."""
         wanted = region.elements.ravel()
         out, found = torch.zeros(len(wanted), dtype=dtype), np.zeros(len(wanted), bool)
-        held, sent = self.held.get(region.variable), self.sent.get(region.variable)
-        if held is not None:
-            out, found = held.find(wanted)
-        if sent is not None and not found.all():
-            self.sent[region.variable] = [_Buffer.joined(sent)]
+        if region.variable in self.held:
+            out, found = self.held[region.variable].find(wanted)
+        if region.variable in self.sent and not found.all():
+            self.sent[region.variable] = [_Buffer.joined(self.sent[region.variable])]
             brought, here = self.sent[region.variable][0].find(wanted)
             out[torch.from_numpy(~found)] = brought[torch.from_numpy(~found)]
             found = found | here

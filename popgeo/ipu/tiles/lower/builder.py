@@ -50,10 +50,8 @@ class Builder:
 
     def partial(self, label: str, dtype: torch.dtype, holders: np.ndarray) -> Region:
         """A partial result whose element [i, j, ...] lies on tile `holders[i, j, ...]`."""
-        name = f"{label}#{len(self.variables)}"
-        self.variables[name] = Variable(name=name, dtype=dtype, mapping=from_holders(holders.ravel()))
-        self._holders[name] = holders.astype(np.int32).ravel()
-        return Region(variable=name, elements=np.arange(holders.size).reshape(holders.shape))
+        whole = self.declare(f"{label}#{len(self.variables)}", dtype, from_holders(holders.ravel()))
+        return reshaped(whole, *holders.shape)
 
     def dtype(self, region: Region) -> torch.dtype:
         """Type of a region's elements."""
@@ -62,10 +60,6 @@ class Builder:
     def holders(self, region: Region) -> np.ndarray:
         """The tile of each element of a region."""
         return self._holders[region.variable][region.elements]
-
-    def pieces(self, region: Region) -> Iterator[tuple[int, np.ndarray]]:
-        """For each tile that holds a part of the region, the positions of that part in row-major order."""
-        return grouped(self.holders(region).ravel())
 
     @contextlib.contextmanager
     def repeat(self, count: int, name: str) -> Iterator[None]:
@@ -155,7 +149,7 @@ class Scope:
             keywords: Of the operation.
         """
         vertices, named = [], keywords or {}
-        for tile, where in self.builder.pieces(out):
+        for tile, where in grouped(self.builder.holders(out).ravel()):
             (given, own), here = work(tile, where), (flat(out, where),)
             reads = tuple(given)
             made = Vertex(tile=tile, operation=operation, reads=reads, writes=here, arguments=own, keywords=named)

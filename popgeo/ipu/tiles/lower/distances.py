@@ -3,8 +3,7 @@
 from popgeo.capture.op_graph import Op
 from popgeo.capture.operations import name_of
 from popgeo.ipu.tiles.lower.builder import Scope
-from popgeo.ipu.tiles.lower.elementwise import operands
-from popgeo.ipu.tiles.lower.in_parts import in_parts, rows_for_tiles
+from popgeo.ipu.tiles.lower.in_parts import by_rows
 
 
 def divides(scope: Scope, op: Op) -> bool:
@@ -14,8 +13,5 @@ def divides(scope: Scope, op: Op) -> bool:
 
 def lower_distances(scope: Scope, op: Op) -> None:
     """Of (x1, x2, ...) a tile takes rows of x1, of (grad, x1, x2, p, distances) rows of all but x2."""
-    given, arguments, _ = operands(scope, op)
-    out = scope.region(op.outputs[0])
     second = 2 if name_of(op.target) == "aten._cdist_backward" else 1
-    parts = rows_for_tiles(scope, out.elements.shape[0])
-    in_parts(scope, op.target, given, [out], parts, arguments, whole=(second,))
+    by_rows(scope, op, whole=(second,))

@@ -5,7 +5,6 @@ answers together, and a second step chooses the answers of the right block.
 """
 
 import itertools
-import math
 from typing import Any
 
 import numpy as np
@@ -82,9 +81,7 @@ def _choose(
 def lower_gather(scope: Scope, op: Op) -> None:
     """popgeo.gather(x, index), aten.embedding(weight, index)"""
     table, index, out = scope.region(op.args[0].value), scope.region(op.args[1].value), scope.region(op.outputs[0])
-    width = math.prod(table.elements.shape[1:])
-    rows = reshaped(table, table.elements.shape[0], width)
-    gather_rows(scope, rows, reshaped(index, -1), reshaped(out, index.elements.size, width))
+    _gather_along(scope, table, 0, index, out)
 
 
 def lower_along(scope: Scope, op: Op) -> None:

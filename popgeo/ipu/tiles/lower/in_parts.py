@@ -5,7 +5,9 @@ from typing import Any
 
 import numpy as np
 
+from popgeo.capture.op_graph import Op
 from popgeo.ipu.tiles.lower.builder import Scope, cuts, part
+from popgeo.ipu.tiles.lower.elementwise import operands
 from popgeo.ipu.tiles.lower.movement import copy
 from popgeo.ipu.tiles.lower.reduce import combine_partials
 from popgeo.ipu.tiles.steps import Region, Vertex
@@ -52,30 +54,22 @@ def in_parts(
     if not given[0].elements.size:
         return
 
-    def place(region: Region, tile: int) -> tuple[Any, ...]:
-        return (*(slice(None),) * (dim if region.elements.ndim > 1 else 0), *parts[tile])
+    def place(region: Region, tile: int, is_summed: bool = False) -> tuple[Any, ...]:
+        return (tile,) if is_summed else (*(slice(None),) * (dim if region.elements.ndim > 1 else 0), *parts[tile])
 
-    def home(number: int, result: Region) -> Region:
+    def home(result: Region, is_summed: bool) -> Region:
         """The result itself if it lies as the tiles make it, else a partial result that does."""
-        if number in summed:
-            at = np.arange(len(parts)).reshape(-1, *[1] * result.elements.ndim)
-            holders = np.broadcast_to(at, (len(parts), *result.elements.shape))
-            return builder.partial(scope.label, builder.dtype(result), holders)
-        at = np.zeros(result.elements.shape, np.int32)
+        at = np.zeros((len(parts), *result.elements.shape) if is_summed else result.elements.shape, np.int32)
         for tile in parts:
-            at[place(result, tile)] = tile
-        lies_right = bool((builder.holders(result) == at).all())
+            at[place(result, tile, is_summed)] = tile
+        lies_right = not is_summed and bool((builder.holders(result) == at).all())
         return result if lies_right else builder.partial(scope.label, builder.dtype(result), at)
 
-    made = [None if result is None else home(number, result) for number, result in enumerate(results)]
-
-    def written(number: int, tile: int) -> Region | None:
-        region = made[number]
-        return None if region is None else part(region, *((tile,) if number in summed else place(region, tile)))
+    made = [None if result is None else home(result, number in summed) for number, result in enumerate(results)]
 
     def vertex(tile: int) -> Vertex:
         reads = tuple(r if k in whole else part(r, *place(r, tile)) for k, r in enumerate(given))
-        writes = tuple(written(number, tile) for number in range(len(made)))
+        writes = tuple(None if r is None else part(r, *place(r, tile, k in summed)) for k, r in enumerate(made))
         own = arguments[tile] if isinstance(arguments, Mapping) else arguments
         return Vertex(tile=tile, operation=operation, reads=reads, writes=writes, arguments=own, keywords=named)
 
@@ -88,3 +82,26 @@ def in_parts(
             combine_partials(scope, result, here, np.broadcast_to(elements, here.elements.shape), "sum")
         else:
             copy(scope, result, here)
+
+
+def by_rows(scope: Scope, op: Op, whole: Collection[int] = (), summed: Collection[int] = ()) -> None:
+    """Each tile works on some rows of the operands, such as samples of pictures, and makes these rows of the results.
+
+    Args:
+        scope: The operation's.
+        op: The operation.
+        whole: Operands, by position, that have no such rows; they go to every tile.
+        summed: Results, by position, that have none: the parts of the tiles are added up.
+    """
+    given, arguments, _ = operands(scope, op)
+    results = [None if v is None else scope.region(v) for v in op.outputs]
+    parts = rows_for_tiles(scope, given[0].elements.shape[0])
+    of_tiles = {tile: _for_rows(op, arguments, some.stop - some.start) for tile, (some,) in parts.items()}
+    in_parts(scope, op.target, given, results, parts, of_tiles, whole=whole, summed=summed)
+
+
+def _for_rows(op: Op, arguments: tuple[Any, ...], rows: int) -> tuple[Any, ...]:
+    """Gradients of enlarged pictures receive the size of the original, samples included."""
+    if not (op.target.startswith("aten.upsample") and "_backward" in op.target):
+        return arguments
+    return (*arguments[:2], [rows, *op.args[2][1:]], *arguments[3:])

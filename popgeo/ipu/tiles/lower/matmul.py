@@ -9,7 +9,7 @@ from popgeo.capture.op_graph import Op
 from popgeo.ipu.tiles.lower.builder import Scope, cuts, part, reshaped
 from popgeo.ipu.tiles.lower.elementwise import add
 from popgeo.ipu.tiles.lower.movement import copy
-from popgeo.ipu.tiles.lower.reduce import combine_partials
+from popgeo.ipu.tiles.lower.reduce import sum_of_parts
 from popgeo.ipu.tiles.steps import Operand, Region, Vertex
 
 
@@ -30,7 +30,7 @@ def lower_matmul(scope: Scope, op: Op) -> None:
     if bias:
         beta, alpha = op.kwargs.get("beta", 1), op.kwargs.get("alpha", 1)
         add(scope, out, bias[0], reshaped(product, *out.elements.shape), beta=beta, alpha=alpha)
-    elif product is not c:
+    elif product.variable != c.variable:
         copy(scope, out, reshaped(product, *out.elements.shape))
 
 
@@ -38,8 +38,7 @@ def _product(scope: Scope, c: Region, a: Region, b: Region, direct: bool) -> Reg
     """[batches, rows, inner] x [batches, inner, columns], into `c` itself if it lies right and may be written."""
     batches, rows, columns = c.elements.shape
     tiles, label, builder = scope.builder.num_tiles, scope.label, scope.builder
-    split = _split(scope, rows, a.elements.shape[2], columns)
-    sizes = {"rows": rows, "contraction": a.elements.shape[2], "columns": columns}
+    split, sizes = scope.plan.split, {"rows": rows, "contraction": a.elements.shape[2], "columns": columns}
     row_cuts, inner_cuts, column_cuts = (cuts(size, split[key]) for key, size in sizes.items())
     blocks = list(itertools.product(range(batches), row_cuts, column_cuts))
     holders = np.zeros((len(inner_cuts), batches, rows, columns), np.int32)
@@ -58,19 +57,4 @@ def _product(scope: Scope, c: Region, a: Region, b: Region, direct: bool) -> Reg
 
     for serial_part in range(split["serial"]):
         builder.compute(f"{label}: multiply", vertices(serial_part))
-    if len(inner_cuts) == 1:
-        return c if products.variable == c.variable else part(products, 0)
-    whole = c if direct else builder.partial(label, builder.dtype(c), builder.holders(c))
-    places = np.broadcast_to(np.arange(c.elements.size).reshape(c.elements.shape), products.elements.shape)
-    combine_partials(scope, whole, products, places, "sum", name="add partial sums")
-    return whole
-
-
-def _split(scope: Scope, rows: int, inner: int, columns: int) -> dict[str, int]:
-    """The plan's split, or one that occupies the tiles with rows first."""
-    plan, tiles = scope.plan, scope.builder.num_tiles
-    if plan.family == "matmul" and {"rows", "contraction", "columns"} <= plan.split.keys():
-        return {"serial": 1, **plan.split}
-    down = max(1, min(rows, tiles))
-    across = max(1, min(columns, tiles // down))
-    return {"rows": down, "columns": across, "contraction": max(1, min(inner, tiles // (down * across))), "serial": 1}
+    return sum_of_parts(scope, products, c, direct)

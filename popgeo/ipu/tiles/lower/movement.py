@@ -48,18 +48,13 @@ def lower_pattern(scope: Scope, op: Op) -> None:
 
     The pattern is found by moving the numbers of the elements instead of the elements.
     """
-    sources: list[Region] = []
-    start = 1  # 0 marks what no operand gives
-
-    def numbered(v: int) -> torch.Tensor:
-        nonlocal start
-        region = scope.region(v)
-        sources.append(region)
-        ids = torch.arange(start, start + region.elements.size).reshape(region.elements.shape)
-        start += region.elements.size
-        return ids
-
-    arguments = substitute(op.args, numbered)
+    sources = [scope.region(v) for v in op.reads()]
+    firsts = np.cumsum([1, *(region.elements.size for region in sources)])  # 0 marks what no operand gives
+    numbers = (
+        torch.arange(first, end).reshape(region.elements.shape)
+        for region, first, end in zip(sources, firsts[:-1], firsts[1:], strict=True)
+    )
+    arguments = substitute(op.args, lambda v: next(numbers))
     value: Any = 0
     if op.target.startswith("aten.constant_pad_nd.") and len(arguments) > 2:
         *arguments, value = arguments

@@ -30,11 +30,8 @@ def lower_layer_norm_backward(scope: Scope, op: Op) -> None:
     rows = x.elements.shape[0]
     mean, rstd = (reshaped(scope.region(op.args[k].value), rows, 1) for k in (3, 4))
     affine, places = _given(scope, op.args[5:7], first=4)
-    to_x, *to_affine = (None if v is None else scope.region(v) for v in op.outputs)
-    results = [
-        None if to_x is None else reshaped(to_x, rows, width),
-        *(None if r is None else reshaped(r, width) for r in to_affine),
-    ]
+    made = zip(op.outputs, ((rows, width), (width,), (width,)), strict=True)
+    results = [None if v is None else reshaped(scope.region(v), *shape) for v, shape in made]
     arguments = (Operand(0), Operand(1), [width], Operand(2), Operand(3), *places, list(op.args[7]))
     given, parts = [grad, x, mean, rstd, *affine], rows_for_tiles(scope, rows)
     in_parts(scope, op.target, given, results, parts, arguments, whole=(4, 5), summed=(1, 2))

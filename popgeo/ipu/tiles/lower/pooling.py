@@ -2,9 +2,9 @@
 
 from popgeo.capture.op_graph import Op
 from popgeo.ipu.tiles.lower.builder import Scope
-from popgeo.ipu.tiles.lower.convolution import by_sample
+from popgeo.ipu.tiles.lower.in_parts import by_rows
 
 
 def lower_pooling(scope: Scope, op: Op) -> None:
     """A tile takes samples of all operands."""
-    by_sample(scope, op, cut=len(op.reads()))
+    by_rows(scope, op)

@@ -8,7 +8,8 @@ import torch
 
 from popgeo.capture.op_graph import Op
 from popgeo.capture.operations import name_of
-from popgeo.ipu.tiles.lower.builder import Scope, flat, grouped
+from popgeo.capture.schemas import argument_of, position_of
+from popgeo.ipu.tiles.lower.builder import Scope, flat, grouped, part
 from popgeo.ipu.tiles.steps import Operand, Region
 
 MANY_PARTIALS = 16  # for one element of a result, from which on a stage of groups pays
@@ -31,7 +32,8 @@ def lower_reduce(scope: Scope, op: Op) -> None:
     """Two compute sets, or one if nothing is gained by reducing before moving."""
     name = name_of(op.target)
     source, out = scope.region(op.reads()[0]), scope.region(op.outputs[0])
-    dims = _dims(op, source.elements.ndim)
+    dims = dims_of(op, source.elements.ndim)
+    dims = list(range(source.elements.ndim)) if dims is None else dims
     kept = [1 if d in dims else size for d, size in enumerate(source.elements.shape)]
     places = np.broadcast_to(np.arange(math.prod(kept)).reshape(kept), source.elements.shape)
     scale = 1 / max(math.prod(source.elements.shape[d] for d in dims), 1) if name == "aten.mean" else None
@@ -95,6 +97,25 @@ def combine_partials(
     _reduce(scope, name, out, source, places, how, scale)
 
 
+def sum_of_parts(scope: Scope, parts: Region, out: Region, direct: bool, how: str = "sum") -> Region:
+    """Where the sum of parts [parts, ...] is: in the only part, or where the result lies.
+
+    Args:
+        scope: The operation to lower, with its operands.
+        parts: What to add up.
+        out: The result.
+        direct: Whether the sum is the result, and may be written there; else it is a partial result that lies so.
+        how: As in `combine`.
+    """
+    if len(parts.elements) == 1:
+        return part(parts, 0)
+    builder = scope.builder
+    whole = out if direct else builder.partial(scope.label, builder.dtype(out), builder.holders(out))
+    places = np.broadcast_to(np.arange(out.elements.size).reshape(out.elements.shape), parts.elements.shape)
+    combine_partials(scope, whole, parts, places, how, name="add partial sums")
+    return whole
+
+
 def _reduce(
     scope: Scope, name: str, out: Region, source: Region, places: np.ndarray, how: str, scale: float | None = None
 ) -> None:
@@ -113,13 +134,14 @@ def _reduce(
     scope.compute(f"{scope.label}: {name}", "reduce", out, work)
 
 
-def _dims(op: Op, rank: int) -> set[int]:
-    given = op.args[1] if len(op.args) > 1 else op.kwargs.get("dim")
-    over_all = op.target.endswith(".default") and not isinstance(given, list | tuple)
-    if given is None or given == [] or over_all:
-        return set(range(rank))
-    dims = given if isinstance(given, list | tuple) else [given]
-    return {d % rank if rank else 0 for d in dims} & set(range(rank))
+def dims_of(op: Op, rank: int) -> list[int] | None:
+    """The dimensions that an operation works along, as its schema names them; None if it names none."""
+    if position_of(op, "dim") is None:
+        return None
+    given = argument_of(op, "dim")
+    if given is None or given == [] or rank == 0:
+        return list(range(rank))
+    return sorted(d % rank for d in (given if isinstance(given, list | tuple) else [given]))
 
 
 def _partial_type(dtype: torch.dtype) -> torch.dtype:

@@ -17,14 +17,8 @@ from popgeo.ipu.tiles.steps import Operand, Region
 def row_cuts_of(
     scope: Scope, family: str, rows: int, columns: int, lookups: int
 ) -> tuple[list[slice], list[slice], list[slice]]:
-    """The division that the plan, or the part of it of this family, has chosen; else one that occupies the tiles."""
-    parts = sorted((scope.plan, *scope.plan.parts), key=lambda plan: plan.family != family)
-    split = next((plan.split for plan in parts if {"rows", "columns", "lookups"} <= plan.split.keys()), None)
-    if split is None:
-        tiles = scope.builder.num_tiles
-        high = max(1, min(rows, 2))
-        wide = max(1, min(-(-columns // 2), tiles // high))
-        split = {"rows": high, "columns": wide, "lookups": max(1, min(lookups, tiles // (high * wide)))}
+    """The division that the plan, or the part of it of this family, has chosen."""
+    split = next((plan for plan in scope.plan.parts if plan.family == family), scope.plan).split
     return cuts(rows, split["rows"]), cuts(columns, split["columns"]), cuts(lookups, split["lookups"])
 
 

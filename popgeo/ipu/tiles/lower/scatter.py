@@ -11,7 +11,7 @@ from popgeo.ipu.tiles.lower.builder import Scope, part, reshaped
 from popgeo.ipu.tiles.lower.elementwise import add
 from popgeo.ipu.tiles.lower.in_parts import in_parts, rows_for_tiles
 from popgeo.ipu.tiles.lower.movement import copy
-from popgeo.ipu.tiles.lower.reduce import combine_partials
+from popgeo.ipu.tiles.lower.reduce import sum_of_parts
 from popgeo.ipu.tiles.lower.rows import as_rows, names_rows, one_index, row_cuts_of, row_index, rows_of_edges, tile_of
 from popgeo.ipu.tiles.steps import Operand, Region, Vertex
 
@@ -63,37 +63,21 @@ def scatter_rows(
     sums = scope.partials(out if base is None else None, builder.dtype(out), sums_at)
 
     def vertex(p: int, some: slice, rows: slice, narrow: slice) -> Vertex:
-        reads = [part(updates, some, narrow), part(index, some)]
-        if factor is not None:
-            reads.append(part(factor, some, narrow))
-        return Vertex(
-            tile=int(sums_at[p, rows.start, narrow.start]),
-            operation="update rows",
-            reads=tuple(reads),
-            writes=(part(sums, p, rows, narrow),),
-            arguments=(
-                Operand(0), Operand(1), Operand(2) if factor is not None else None,
-                rows.start, rows.stop - rows.start, num_rows, how, wraps, skip,
-            ),
-        )  # fmt: skip
+        scale = () if factor is None else (part(factor, some, narrow),)
+        reads, made = (part(updates, some, narrow), part(index, some), *scale), (part(sums, p, rows, narrow),)
+        given = Operand(0), Operand(1), Operand(2) if scale else None
+        arguments = (*given, rows.start, rows.stop - rows.start, num_rows, how, wraps, skip)
+        tile = int(sums_at[p, rows.start, narrow.start])
+        return Vertex(tile=tile, operation="update rows", reads=reads, writes=made, arguments=arguments)
 
     blocks = itertools.product(enumerate(lookup_cuts), row_cuts, column_cuts)
     if out.elements.size:
         builder.compute(f"{label}: update rows", [vertex(p, some, rows, narrow) for (p, some), rows, narrow in blocks])
-    if sums.variable == out.variable:
-        return
-    total = sums
-    if len(lookup_cuts) > 1:
-        whole = out if base is None else builder.partial(label, builder.dtype(out), builder.holders(out))
-        into = np.broadcast_to(np.arange(out.elements.size).reshape(out.elements.shape), sums.elements.shape)
-        combine_partials(scope, whole, sums, into, how, name="add partial sums")
-        if base is None:
-            return
-        total = Region(variable=whole.variable, elements=whole.elements[None])
-    if base is None:
-        copy(scope, out, part(total, 0))
-    else:
-        add(scope, out, base, part(total, 0), alpha=alpha)
+    total = sum_of_parts(scope, sums, out, base is None, how)
+    if base is not None:
+        add(scope, out, base, total, alpha=alpha)
+    elif total.variable != out.variable:
+        copy(scope, out, total)
 
 
 def lower_index_add(scope: Scope, op: Op) -> None:

@@ -4,10 +4,11 @@ import math
 from typing import Any
 
 from popgeo.capture.op_graph import Op, overload
-from popgeo.capture.schemas import argument_of, position_of
+from popgeo.capture.schemas import position_of
 from popgeo.ipu.tiles.lower.builder import Lowering, Scope, grouped, reshaped
 from popgeo.ipu.tiles.lower.elementwise import operands
 from popgeo.ipu.tiles.lower.in_parts import in_parts
+from popgeo.ipu.tiles.lower.reduce import dims_of
 from popgeo.ipu.tiles.steps import Region
 
 
@@ -15,9 +16,9 @@ def lowering_of(scope: Scope, op: Op) -> Lowering | None:
     """How slices along an operation's dimensions are computed; None if they depend on each other."""
     if not op.reads() or (op.writes and op.outputs != op.writes):
         return None
-    dims = _dims(scope, op)
+    dims = dims_of(op, len(scope.value(op.reads()[0]).shape))
     operands = [scope.value(v).shape for v in op.reads()]
-    if dims is None or any(len(shape) != len(operands[0]) for shape in operands):
+    if not dims or any(len(shape) != len(operands[0]) for shape in operands):
         return None
     alike = len({tuple(s for d, s in enumerate(shape) if d not in dims) for shape in operands}) == 1
     return _lower if alike else None
@@ -25,9 +26,9 @@ def lowering_of(scope: Scope, op: Op) -> Lowering | None:
 
 def _lower(scope: Scope, op: Op) -> None:
     """A slice is computed on the tile that holds its first result."""
-    dims = _dims(scope, op)
-    assert dims is not None
     given, arguments, keywords = operands(scope, op)
+    dims = dims_of(op, given[0].elements.ndim)
+    assert dims is not None
     regions = [_slices(region, dims) for region in given]
     outs = [None if v is None else scope.region(v) for v in op.outputs]
     results = [
@@ -45,22 +46,10 @@ def _lower(scope: Scope, op: Op) -> None:
 
 def _slices(region: Region, dims: list[int]) -> Region:
     """[..., dims, ...] -> [slices, elements of a slice]"""
-    rank = region.elements.ndim
-    others = [d for d in range(rank) if d not in dims]
+    others = [d for d in range(region.elements.ndim) if d not in dims]
     moved = region.elements.transpose([*others, *dims])
     rows = math.prod(moved.shape[: len(others)])
     return Region(variable=region.variable, elements=moved.reshape(rows, math.prod(moved.shape[len(others) :])))
-
-
-def _dims(scope: Scope, op: Op) -> list[int] | None:
-    """The dimensions an operation works along, as its schema names them; None if they cannot be cut out."""
-    rank = len(scope.value(op.reads()[0]).shape)
-    if not rank or position_of(op, "dim") is None:
-        return None
-    given = argument_of(op, "dim")
-    if given is None or given == []:
-        return list(range(rank))
-    return sorted(d % rank for d in (given if isinstance(given, list | tuple) else [given]))
 
 
 def _along_last(op: Op, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
