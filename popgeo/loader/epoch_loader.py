@@ -19,7 +19,7 @@ from popgeo.did_you_mean import meant
 from popgeo.loader.device_feed import DeviceFeed
 from popgeo.loader.epoch_choices import EpochChoices
 from popgeo.loader.fill_table import as_html
-from popgeo.loader.make_batches import OF_WORKERS, BatchMaker
+from popgeo.loader.make_batches import BatchMaker
 from popgeo.loader.run import EpochPlan, Run
 from popgeo.loader.sampler import EpochSampler, Packer
 from popgeo.loader.source import BatchSource
@@ -84,13 +84,7 @@ class EpochLoader(DataLoader, metaclass=AskedForAgain):
         # What torch sets next to a batch sampler says little: scripts print the size, and trainers look at the sampler.
         object.__setattr__(self, "batch_size", batch_size)
         object.__setattr__(self, "sampler", ids.sampler)
-        self._maker = BatchMaker(
-            source,
-            num_buffers=choices.num_buffers,
-            background=choices.background,
-            pin_memory=self.pin_memory,
-            workers={name: getattr(self, name) for name in OF_WORKERS} if self.num_workers > 0 else None,
-        )
+        self._maker = BatchMaker(source, choices, kwargs)
 
     @abstractmethod
     def _in_one_line(self) -> str:
