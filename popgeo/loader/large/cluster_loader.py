@@ -119,7 +119,7 @@ class FixedSizeClusterLoader(SubgraphLoader):
         limits = self.fixed_size_options.limits((_NODES, _EDGES)).tolist()
         return pack_clusters(order, self.cluster_sizes, (limits[0], limits[1]), self.over_size_strategy)
 
-    def _measured(self, store: FlatStore, seed: int, most: Any) -> FixedSizeOptions:
+    def _measured(self, store: FlatStore, seed: int) -> FixedSizeOptions:
         """Sizes that hold `batch_size` clusters mostly, and the largest cluster always; packing does the rest."""
         sizes, rng = self.cluster_sizes, np.random.default_rng(seed)
         count = min(self._batch_size, self.part_sampler.num_items)

@@ -12,9 +12,9 @@ from popgeo.data.batch_layout import LayoutChoices
 from popgeo.data.flat_store import FlatStore
 from popgeo.data.trim import OverSizeStrategy
 from popgeo.loader.epoch_choices import chosen
-from popgeo.loader.large.subgraph import PartSampler, Subgraph, type_of
+from popgeo.loader.large.subgraph import ONLY_EDGES, PartSampler, Subgraph
 from popgeo.loader.large.subgraph_loader import SubgraphLoader
-from popgeo.loader.large.whole_graph import edge_indices, num_ends, num_rows, open_graph, seeds_of
+from popgeo.loader.large.whole_graph import edge_indices, num_ends, open_graph, seeds_of
 from popgeo.sampling import CompressedGraph, sample_neighbors
 
 _WITHOUT_MEANING = ("is_sorted", "filter_per_worker")
@@ -57,7 +57,7 @@ class Neighborhood:
         for key, edge_index in edge_indices(store).items():
             edges = Axis(Level.EDGE, key)
             node_time = time_of.get(ends_of(edges)[0])
-            graphs[type_of(edges)] = CompressedGraph.from_edge_index(
+            graphs[key or ONLY_EDGES] = CompressedGraph.from_edge_index(
                 edge_index,
                 num_ends(store, key),
                 edge_weight=weights.get(edges),
@@ -68,13 +68,14 @@ class Neighborhood:
             how["subgraph_type"] = "induced"
         how["disjoint"] = how["disjoint"] or times is not None
         self.graphs, self.axes, self.num_neighbors, self.how = graphs, store.size_axes, num_neighbors, how
+        self.repeats = how["disjoint"] or how["replace"] or str(how["subgraph_type"]).endswith("bidirectional")
 
     def around(
         self, seeds: Mapping[StoreKey, Tensor], times: Mapping[StoreKey, Tensor] | None, labels: Any, seed: int
     ) -> Subgraph:
         """The seeds and their sampled neighbours."""
-        of_types = {type_of(Axis(Level.NODE, key)): nodes for key, nodes in seeds.items()}
-        seed_time = None if times is None else {type_of(Axis(Level.NODE, key)): time for key, time in times.items()}
+        of_types: Any = {key or "": nodes for key, nodes in seeds.items()}
+        seed_time: Any = None if times is None else {key or "": time for key, time in times.items()}
         sample = sample_neighbors(self.graphs, of_types, self.num_neighbors, seed_time=seed_time, seed=seed, **self.how)
         return Subgraph.from_sample(sample, self.axes, labels)
 
@@ -98,7 +99,7 @@ class NeighborSampler(PartSampler):
     ) -> None:
         self.neighborhood, self.times = Neighborhood(store, num_neighbors, times, **how), times
         self.node_type, self.seeds = seeds_of(store, input_nodes)
-        self.num_items = len(self.seeds)
+        self.num_items, self.repeats = len(self.seeds), self.neighborhood.repeats
         if times is not None and times.shape != self.seeds.shape:
             raise ValueError(f"input_time has shape {tuple(times.shape)} for {self.num_items} seeds; give one each.")
 
@@ -180,10 +181,8 @@ class FixedSizeNeighborLoader(SubgraphLoader):
         how |= {"time_attr": time_attr, "weight_attr": weight_attr}
         sampler = NeighborSampler(store, num_neighbors, input_nodes, input_time, **how)
         self.node_type = sampler.node_type
-        super().__init__(data, store, sampler, layout, batch_size, most_of(store, sampler.neighborhood), **kwargs)
-
-    def _seeds_of_a_batch(self) -> dict[Any, int]:
-        return {self.node_type: min(self._batch_size, self.part_sampler.num_items)}
+        self._most_seeds = {sampler.node_type: min(batch_size, sampler.num_items)}
+        super().__init__(data, store, sampler, layout, batch_size, **kwargs)
 
 
 def layout_of(kwargs: dict[str, Any]) -> LayoutChoices:
@@ -203,14 +202,6 @@ def layout_of(kwargs: dict[str, Any]) -> LayoutChoices:
             "Pass OverSizeStrategy.TrimNodesAndEdges, which keeps all seeds, or Error."
         )
     return chosen(LayoutChoices, kwargs)
-
-
-def most_of(store: FlatStore, neighborhood: Neighborhood) -> np.ndarray:
-    """The most nodes and edges that a sample can have: all, unless nodes or edges may come more than once."""
-    how = neighborhood.how
-    repeats = how["disjoint"] or how["replace"] or str(how["subgraph_type"]).endswith("bidirectional")
-    limit = np.iinfo(np.int64).max // 4
-    return np.array([limit if repeats else num_rows(store, axis) for axis in store.size_axes])
 
 
 def times_of_ends(
