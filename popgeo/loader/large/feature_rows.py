@@ -59,6 +59,26 @@ def patiently(store: Any, names: str, request: Callable[[], Any]) -> Any:
     raise AssertionError  # the last turn returns or raises
 
 
+class ReadOnlyFeatures(FeatureStore):
+    """A feature store whose attributes are those that it was made with.
+
+    Attributes:
+        columns: What it has of each attribute.
+    """
+
+    columns: dict[Name, Any]
+
+    def get_all_tensor_attrs(self) -> list[TensorAttr]:
+        """All attributes."""
+        return [TensorAttr(group_name=key, attr_name=name) for key, name in self.columns]
+
+    def _put_tensor(self, tensor: Any, attr: TensorAttr) -> bool:
+        raise ValueError(f"{type(self).__name__} is only read; add {attr.attr_name!r} to what it is made from.")
+
+    def _remove_tensor(self, attr: TensorAttr) -> bool:
+        return self.columns.pop((attr.group_name, attr.attr_name), None) is not None
+
+
 class FeatureRows:
     """Asks a feature store for rows.
 
