@@ -18,7 +18,6 @@ from popgeo.data.bridges import as_arrays
 from popgeo.did_you_mean import meant
 from popgeo.loader.device_feed import DeviceFeed
 from popgeo.loader.epoch_choices import EpochChoices
-from popgeo.loader.fill_table import as_html
 from popgeo.loader.make_batches import BatchMaker
 from popgeo.loader.run import EpochPlan, Run
 from popgeo.loader.sampler import EpochSampler, Packer
@@ -106,7 +105,11 @@ class EpochLoader(DataLoader, metaclass=AskedForAgain):
             table = self._table()
         except ValueError:
             table = None
-        return f"{escape(repr(self))}{'' if table is None else as_html(table)}"
+        if table is None:
+            return escape(repr(self))
+        shown = {"slots of a batch": "{:,}".format, "real, on average": "{:,.1f}".format, "full": "{:.1%}".format}
+        table = table[["slots", "real", "full"]].set_axis([*shown], axis=1)
+        return f"{escape(repr(self))}{table.to_html(formatters=[*shown.values()])}"
 
     def plan(self) -> Packs:
         """What each batch of the epoch that is running or comes next holds; made when first asked for."""

@@ -76,8 +76,9 @@ class GraphPacker(PackChoices, Packer):
         """Batches of some graphs, in the order given unless the strategy draws one of its own."""
         limits = tuple(self.options.limits(self.opened.store.size_axes).tolist())
         budget = Budget(sizes=limits, num_graphs=self.options.num_graphs - 1)
-        skips = self.over_size_strategy is OverSizeStrategy.Skip
-        needs_sizes = self.strategy is not FixedSizeStrategy.PadToMax or skips
+        needs_sizes = (
+            self.strategy is not FixedSizeStrategy.PadToMax or self.over_size_strategy is OverSizeStrategy.Skip
+        )
         if not (self.opened.sizes.are_known or needs_sizes):
             order = np.arange(self.num_items) if order is None else order
             return in_equal_numbers(order, budget.num_graphs, self.drop_last)
