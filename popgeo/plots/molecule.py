@@ -2,11 +2,10 @@
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.colors import to_rgb
 from matplotlib.patches import Circle
 from numpy.typing import ArrayLike, NDArray
 
-from popgeo.plots.style import drawing
+from popgeo.plots.style import drawing, lighter
 
 # Symbol, colour, radius of the ball in angstrom. The letters tell elements apart if colours are alike.
 ELEMENTS = {
@@ -19,7 +18,7 @@ ELEMENTS = {
     17: ("Cl", "#66aa88", 0.46),
 }
 OTHER = ("", "#bb99cc", 0.42)
-STICK = 0.35  # grey of a bond nearest to the eye
+STICK = "0.35"  # grey of a bond nearest to the eye
 FOG = 0.45  # how far the farthest atom fades towards white
 TILT, TURN = np.deg2rad(24), np.deg2rad(16)  # off the broad side, so that flat molecules show their depth
 # How the lines of a bond lie, in angstrom off its axis: single, double, triple, aromatic.
@@ -66,7 +65,7 @@ def molecule(
         for kind, (x, y, _), near in zip(number, position, depth, strict=True):
             if kind > 0:
                 symbol, color, radius = ELEMENTS.get(int(kind), OTHER)
-                _draw_ball(ax, (x, y), radius, _faded(to_rgb(color), near), 2 + near, symbol)
+                _draw_ball(ax, (x, y), radius, lighter(color, FOG * (1 - near)), 2 + near, symbol)
         left, bottom = real[:, 0].min() - 0.6, real[:, 1].min() - 0.9
         ax.plot([left, left + 1], [bottom, bottom], color="black", linewidth=2, solid_capstyle="butt")
         ax.text(left + 0.5, bottom + 0.08, "1 Å", ha="center", va="bottom", fontsize="small")
@@ -94,7 +93,7 @@ def _draw_ball(
     """A shaded ball with the letter of its element."""
     ax.add_patch(Circle(at, radius, facecolor=0.72 * color, edgecolor="0.25", linewidth=0.7, zorder=zorder))
     for step in (0.86, 0.68, 0.48, 0.28):
-        light = color + (1 - color) * 0.45 * (1 - step)
+        light = lighter(color, 0.45 * (1 - step))
         off = 0.32 * radius * (1 - step)
         ax.add_patch(Circle((at[0] - off, at[1] + off), step * radius, facecolor=light, linewidth=0, zorder=zorder))
     ax.text(*at, symbol, ha="center", va="center", fontsize="x-small", zorder=zorder, color="0.1")
@@ -119,14 +118,9 @@ def _draw_bonds(
             ends = position[[i, j], :2] + off * across
             ax.plot(
                 *ends.T,
-                color=_faded(np.full(3, STICK), near),
+                color=lighter(STICK, FOG * (1 - near)),
                 linewidth=0.8 if kinds is None else 2.2,
                 linestyle=(0, (1.5, 1.0)) if kind == AROMATIC and line else "-",
                 solid_capstyle="round",
                 zorder=1 + near,
             )
-
-
-def _faded(color: ArrayLike, near: float) -> NDArray[np.float64]:
-    color = np.asarray(color, dtype=float)
-    return color + (1 - color) * FOG * (1 - near)

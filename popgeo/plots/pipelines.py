@@ -58,8 +58,7 @@ def pipeline_timeline(
             for kind, rows in inside.groupby("kind", sort=False):
                 rows = rows.assign(start=rows["start"].clip(lower=start), end=rows["end"].clip(upper=end))
                 _bars(ax, rows, left - start, str(kind), whole)
-            marks = _marks(start, end, whole, scale)
-            ticks |= {left - start + mark / scale: f"{mark:,.10g}" for mark in marks}
+            ticks |= {left - start + mark / scale: f"{mark:,.10g}" for mark in _marks(start, end, whole, scale)}
             left += end - start + GAP * whole
             if end != parts[-1][1]:
                 ax.text(left - GAP * whole / 2, (num_ipus - 1) / 2, "…", ha="center", va="center", fontsize="large")

@@ -6,11 +6,14 @@ from pathlib import Path
 from typing import Any
 
 import matplotlib as mpl
+import numpy as np
 import pandas as pd
 import seaborn as sns
 from cycler import cycler
 from matplotlib.axes import Axes
+from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
+from numpy.typing import NDArray
 
 PALETTE = sns.color_palette("colorblind")
 COLORS = {"nodes": PALETTE[0], "edges": PALETTE[1], "graphs": PALETTE[2]}
@@ -57,6 +60,11 @@ def drawing(ax: Axes | None, size: tuple[float, float] = SIZE) -> Iterator[Axes]
     """The Axes to draw on, made if none is given, and the one look of all figures while it is drawn on."""
     with mpl.rc_context(THEME):
         yield Figure(figsize=size, layout="constrained").add_subplot() if ax is None else ax
+
+
+def lighter(color: Any, share: float) -> NDArray[np.float64]:
+    """A colour mixed with white: a share of 0 leaves it as it is, 1 is white. [3]"""
+    return 1 - (1 - np.array(to_rgb(color))) * (1 - share)
 
 
 def stacked(
