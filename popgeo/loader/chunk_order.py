@@ -100,11 +100,8 @@ class ByteRanges:
 
     def of(self, first: int, stop: int) -> list[tuple[Path, int, int]]:
         """File, first byte and end of each stretch that holds stored graphs `first` to `stop - 1`."""
-        found = (
-            (path, start + size * int(ptr[first]), start + size * int(ptr[stop]))
-            for path, start, size, ptr in self.runs
-        )
-        return [(path, begin, end) for path, begin, end in found if end > begin]
+        spans = ((path, start + row_bytes * pointer[[first, stop]]) for path, start, row_bytes, pointer in self.runs)
+        return [(path, int(begin), int(end)) for path, (begin, end) in spans if end > begin]
 
 
 class ReadAhead:

@@ -76,10 +76,8 @@ class GraphPacker(PackChoices, Packer):
         """Batches of some graphs, in the order given unless the strategy draws one of its own."""
         limits = tuple(self.options.limits(self.opened.store.size_axes).tolist())
         budget = Budget(sizes=limits, num_graphs=self.options.num_graphs - 1)
-        needs_sizes = (
-            self.strategy is not FixedSizeStrategy.PadToMax or self.over_size_strategy is OverSizeStrategy.Skip
-        )
-        if not (self.opened.sizes.are_known or needs_sizes):
+        skips = self.over_size_strategy is OverSizeStrategy.Skip
+        if self.strategy is FixedSizeStrategy.PadToMax and not skips and not self.opened.sizes.are_known:
             order = np.arange(self.num_items) if order is None else order
             return in_equal_numbers(order, budget.num_graphs, self.drop_last)
         in_order = self.chunk_order is not None and self.strategy is FixedSizeStrategy.Window
@@ -162,8 +160,7 @@ def pack_epoch(
             order, sizes = order[fits], sizes[fits]
         else:
             _refuse(sizes, limits, order, fits, choices.names)
-    skip = over_size_strategy is OverSizeStrategy.Skip
-    if strategy is FixedSizeStrategy.PadToMax and skip:
+    if strategy is FixedSizeStrategy.PadToMax and over_size_strategy is OverSizeStrategy.Skip:
         packs = equal_numbers_that_fit(sizes, budget)
     elif strategy is FixedSizeStrategy.PadToMax:
         packs = in_equal_numbers(np.arange(len(sizes)), budget.num_graphs, choices.drop_last)

@@ -44,11 +44,8 @@ class ClusterSampler(PartSampler):
         nodes = torch.cat([*own, self.nodes[:0]])
         sample = sample_neighbors(self.graph, nodes, [], subgraph_type="induced", seed=seed)
         # No node is a seed: all of them may be trimmed, and all are equally far.
-        return Subgraph(
-            rows={_NODES: sample.node, _EDGES: sample.edge},
-            edge_index={_EDGES: sample.edge_index},
-            hops={_NODES: (0, len(nodes))},
-        )
+        rows = {_NODES: sample.node, _EDGES: sample.edge}
+        return Subgraph(rows=rows, edge_index={_EDGES: sample.edge_index}, hops={_NODES: (0, len(nodes))})
 
 
 class FixedSizeClusterLoader(SubgraphLoader):

@@ -125,8 +125,7 @@ class FeatureRows:
         asked = [attribute for attribute in attributes if len(rows[attribute.axis]) or self.is_collective]
         numbers = {axis: rows[axis].unique(return_inverse=True) for axis in {attribute.axis for attribute in asked}}
         wanted = {(a.store, a.name): numbers[a.axis][0] for a in asked}
-        like = {(a.store, a.name): a.tensor[:1] for a in asked}
-        answers = self.ask(wanted, like)
+        answers = self.ask(wanted, {(a.store, a.name): a.tensor[:1] for a in asked})
         none = torch.empty(0, dtype=torch.int64)
         return [(answers[a.store, a.name], numbers[a.axis][1]) if a in asked else (a.tensor, none) for a in attributes]
 
@@ -148,10 +147,8 @@ class FeatureRows:
         answers = patiently(self.feature_store, names, lambda: self.feature_store.multi_get_tensor(requests))
         if len(answers) != len(requests):
             raise ValueError(f"{self.feature_store} answers {len(requests)} requests with {len(answers)} tensors.")
-        return {
-            name: self._checked(name, numbers, like.get(name), answer)
-            for (name, numbers), answer in zip(wanted.items(), answers, strict=True)
-        }
+        found = zip(wanted.items(), answers, strict=True)
+        return {name: self._checked(name, numbers, like.get(name), rows) for (name, numbers), rows in found}
 
     def _request(self, name: Name, numbers: Tensor | None) -> TensorAttr:
         request = copy.copy(self.attributes[name])

@@ -10,7 +10,7 @@ from torch_geometric.sampler import NegativeSampling
 
 from popgeo.data.attribute_names import MADE_FOR_LINKS
 from popgeo.data.axes import Axis, Level, StoreKey, ends_of
-from popgeo.loader.large.neighbor_loader import Neighborhood, layout_of, times_of_ends
+from popgeo.loader.large.neighbor_loader import Neighborhood, layout_of
 from popgeo.loader.large.subgraph import PartSampler, Subgraph
 from popgeo.loader.large.subgraph_loader import SubgraphLoader
 from popgeo.loader.large.whole_graph import edge_indices, links_of, num_ends, open_graph
@@ -31,6 +31,9 @@ class LinkSampler(PartSampler):
         negatives: How many to draw for each, and how; None for none.
         non_edges: What negatives are drawn from.
         batch_size: Edges of a batch.
+
+    Raises:
+        ValueError: not every edge has a label and a time, or with negatives a label is 0.
     """
 
     neighborhood: Neighborhood
@@ -44,6 +47,11 @@ class LinkSampler(PartSampler):
 
     def __post_init__(self) -> None:
         self.num_items, self.repeats = self.links.shape[1], self.neighborhood.repeats
+        for name, values in (("edge_label", self.label), ("edge_label_time", self.times)):
+            if values is not None and values.shape[:1] != (self.num_items,):
+                raise ValueError(f"{name} has shape {tuple(values.shape)} for {self.num_items} edges; give one each.")
+        if self.negatives is not None and self.label is not None and bool((self.label == 0).any()):
+            raise ValueError("edge_label holds 0, which negatives get: with neg_sampling pass positives alone.")
         self.label_store = Axis(Level.EDGE, self.edge_type)
         source, destination = ends_of(self.label_store)
         self.ends = (source.store, destination.store)
@@ -162,21 +170,20 @@ class FixedSizeLinkLoader(SubgraphLoader):
         kwargs["exclude_keys"] = [*(kwargs.get("exclude_keys") or ()), *MADE_FOR_LINKS]
         layout = layout_of(kwargs)
         store = open_graph(data, layout.exclude_keys, layout.levels, (time_attr, weight_attr))
-        how: dict[str, Any] = {"subgraph_type": subgraph_type, "directed": directed, "disjoint": disjoint}
+        how: dict[str, Any] = {"subgraph_type": subgraph_type if directed else "induced", "disjoint": disjoint}
         how |= {"replace": replace, "temporal_strategy": temporal_strategy}
         neighborhood = Neighborhood(store, num_neighbors, edge_label_time, time_attr, weight_attr, **how)
         edge_type, links = links_of(store, edge_label_index)
         negatives = _negatives(neg_sampling, neg_sampling_ratio)
-        _check_labels(links, edge_label, edge_label_time, negatives)
         sizes = num_ends(store, edge_type)
         non_edges: NonEdges | TimedNonEdges | None = None
         if negatives:
             edges = edge_indices(store)[edge_type]
-            times = None if edge_label_time is None else times_of_ends(store, edge_type, time_attr)
-            if times is None:
+            source, destination = map(neighborhood.time_of.get, ends_of(Axis(Level.EDGE, edge_type)))
+            if edge_label_time is None or (source is None and destination is None):
                 non_edges = NonEdges.from_edge_index(edges, sizes)
             else:
-                non_edges = TimedNonEdges.from_edge_index(edges, sizes, times)
+                non_edges = TimedNonEdges.from_edge_index(edges, sizes, (source, destination))
         sampler = LinkSampler(
             neighborhood, edge_type, links, edge_label, edge_label_time, negatives, non_edges, batch_size
         )
@@ -196,13 +203,3 @@ def _negatives(neg_sampling: NegativeSampling | str | None, ratio: float | None)
     if chosen is not None and (chosen.src_weight is not None or chosen.dst_weight is not None):
         raise ValueError("Negatives are drawn uniformly; leave the weights of NegativeSampling out.")
     return chosen
-
-
-def _check_labels(
-    links: Tensor, label: Tensor | None, times: Tensor | None, negatives: NegativeSampling | None
-) -> None:
-    for name, values in (("edge_label", label), ("edge_label_time", times)):
-        if values is not None and values.shape[:1] != links.shape[1:]:
-            raise ValueError(f"{name} has shape {tuple(values.shape)} for {links.shape[1]} edges; give one for each.")
-    if negatives is not None and label is not None and bool((label == 0).any()):
-        raise ValueError("edge_label holds 0, which negatives get: with neg_sampling pass positives alone.")

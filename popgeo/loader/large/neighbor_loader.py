@@ -34,8 +34,8 @@ class Neighborhood:
         times: The times of the seeds, which then have trees of their own.
         time_attr: The attribute of nodes or of edges that has their time.
         weight_attr: The attribute of edges that says how likely each is drawn.
-        how: What `FixedSizeNeighborLoader` takes by these names: `subgraph_type`, `directed`, `disjoint`, `replace`
-            and `temporal_strategy`.
+        how: What `FixedSizeNeighborLoader` takes by these names: `subgraph_type`, `disjoint`, `replace` and
+            `temporal_strategy`.
 
     Raises:
         ValueError: an index lies outside, or there is no such attribute.
@@ -53,19 +53,17 @@ class Neighborhood:
         if not isinstance(num_neighbors, list | tuple | Mapping):
             raise ValueError(f"num_neighbors is {num_neighbors!r}; pass a list, a number for each hop, as [15, 10].")
         graphs: dict[Any, CompressedGraph] = {}
-        time_of, weights = _attributes(store, time_attr), _attributes(store, weight_attr)
+        self.time_of, weights = _attributes(store, time_attr), _attributes(store, weight_attr)
         for key, edge_index in edge_indices(store).items():
             edges = Axis(Level.EDGE, key)
-            node_time = time_of.get(ends_of(edges)[0])
+            node_time = self.time_of.get(ends_of(edges)[0])
             graphs[key or ONLY_EDGES] = CompressedGraph.from_edge_index(
                 edge_index,
                 num_ends(store, key),
                 edge_weight=weights.get(edges),
                 node_time=node_time,
-                edge_time=None if node_time is not None else time_of.get(edges),
+                edge_time=None if node_time is not None else self.time_of.get(edges),
             )
-        if not how.pop("directed"):
-            how["subgraph_type"] = "induced"
         how["disjoint"] = how["disjoint"] or times is not None
         self.graphs, self.axes, self.num_neighbors, self.how = graphs, store.size_axes, num_neighbors, how
         self.repeats = how["disjoint"] or how["replace"] or str(how["subgraph_type"]).endswith("bidirectional")
@@ -86,7 +84,7 @@ class NeighborSampler(PartSampler):
     Args:
         store: From `open_graph`.
         num_neighbors: How many neighbours each hop takes.
-        input_nodes: The seeds, as `FixedSizeNeighborLoader` takes them.
+        seeds: The seeds, as `FixedSizeNeighborLoader` takes them.
         times: The time of each seed. [num_seeds]
         how: As `Neighborhood` takes it.
 
@@ -94,11 +92,9 @@ class NeighborSampler(PartSampler):
         ValueError: arguments contradict each other or the graph.
     """
 
-    def __init__(
-        self, store: FlatStore, num_neighbors: Any, input_nodes: Any, times: Tensor | None, **how: Any
-    ) -> None:
+    def __init__(self, store: FlatStore, num_neighbors: Any, seeds: Any, times: Tensor | None, **how: Any) -> None:
         self.neighborhood, self.times = Neighborhood(store, num_neighbors, times, **how), times
-        self.node_type, self.seeds = seeds_of(store, input_nodes)
+        self.node_type, self.seeds = seeds_of(store, seeds)
         self.num_items, self.repeats = len(self.seeds), self.neighborhood.repeats
         if times is not None and times.shape != self.seeds.shape:
             raise ValueError(f"input_time has shape {tuple(times.shape)} for {self.num_items} seeds; give one each.")
@@ -176,7 +172,7 @@ class FixedSizeNeighborLoader(SubgraphLoader):
     ) -> None:
         layout = layout_of(kwargs)
         store = open_graph(data, layout.exclude_keys, layout.levels, (time_attr, weight_attr))
-        how: dict[str, Any] = {"subgraph_type": subgraph_type, "directed": directed, "disjoint": disjoint}
+        how: dict[str, Any] = {"subgraph_type": subgraph_type if directed else "induced", "disjoint": disjoint}
         how |= {"replace": replace, "temporal_strategy": temporal_strategy}
         how |= {"time_attr": time_attr, "weight_attr": weight_attr}
         sampler = NeighborSampler(store, num_neighbors, input_nodes, input_time, **how)
@@ -202,15 +198,6 @@ def layout_of(kwargs: dict[str, Any]) -> LayoutChoices:
             "Pass OverSizeStrategy.TrimNodesAndEdges, which keeps all seeds, or Error."
         )
     return chosen(LayoutChoices, kwargs)
-
-
-def times_of_ends(
-    store: FlatStore, edge_type: StoreKey, time_attr: str | None
-) -> tuple[Tensor | None, Tensor | None] | None:
-    """The times of the nodes at both ends of edges of a type; None if no node of either has one."""
-    time_of = _attributes(store, time_attr)
-    source, destination = (time_of.get(end) for end in ends_of(Axis(Level.EDGE, edge_type)))
-    return None if source is None and destination is None else (source, destination)
 
 
 def _attributes(store: FlatStore, name: str | None) -> dict[Axis, Tensor]:

@@ -139,16 +139,14 @@ class SubgraphLoader(EpochLoader):
             One row for each node and edge type: `slots` of a batch, `real` ones of a mean batch, their share `full`,
             and `lost`, the share that trimming removed, 0 to 1.
         """
-        packs, key = self.plan(), (self.seed, self.epoch)
+        packs, key, axes = self.plan(), (self.seed, self.epoch), self._axes
         step = max(1, len(packs) // _PROBED)
         parts = [self.source.part(packs[i], key) for i in range(0, len(packs), step)[:_PROBED]]
-        found = np.array(
-            [[*part.sizes(self._axes), *part.num_lost] for part in parts] or [[0] * len(self._axes) + [0, 0]]
-        )
-        real, lost = np.split(found.mean(axis=0), [len(self._axes)])
-        slots = [self.fixed_size_options.slots(axis) for axis in self._axes]
-        table = pd.DataFrame({"slots": slots, "real": real}, index=[axis.label for axis in self._axes])
-        is_node = np.array([axis.level is Level.NODE for axis in self._axes])
+        found = np.array([[*part.sizes(axes), *part.num_lost] for part in parts] or [[0] * len(axes) + [0, 0]])
+        real, lost = np.split(found.mean(axis=0), [len(axes)])
+        slots = [self.fixed_size_options.slots(axis) for axis in axes]
+        table = pd.DataFrame({"slots": slots, "real": real}, index=[axis.label for axis in axes])
+        is_node = np.array([axis.level is Level.NODE for axis in axes])
         totals = np.where(is_node, real[is_node].sum() + lost[0], real[~is_node].sum() + lost[1])
         table["full"] = table["real"] / table["slots"].clip(lower=1)
         return table.assign(lost=np.where(is_node, *lost) / np.maximum(totals, 1))
