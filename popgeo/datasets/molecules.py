@@ -10,9 +10,8 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data, InMemoryDataset
 from torch_geometric.transforms import BaseTransform
-from tqdm import tqdm
 
-from popgeo.progress import is_seen
+from popgeo.progress import progress
 
 ELEMENTS = (1, 6, 7, 8, 9)  # H, C, N, O, F
 NUM_BOND_KINDS = 4  # single, double, triple, aromatic
@@ -141,9 +140,8 @@ class Molecules(InMemoryDataset):
         if not molecules:
             raise ValueError(f"pre_filter left none of {self.len()} molecules; loosen it.")
         if self.pre_transform is not None:
-            seen = self.log and is_seen()
-            bar = tqdm(molecules, "pre_transform", unit=" molecule", delay=1, leave=False, disable=not seen)
-            molecules = [self.pre_transform(molecule) for molecule in bar]
+            shown = progress(molecules, "pre_transform", "molecule", show=None if self.log else False)
+            molecules = [self.pre_transform(molecule) for molecule in shown]
         return self.collate(molecules)
 
 
