@@ -18,6 +18,7 @@ ELEMENTS = {
     17: ("Cl", "#66aa88", 0.46),
 }
 OTHER = ("", "#bb99cc", 0.42)
+Floats = NDArray[np.float64]
 STICK = "0.35"  # grey of a bond nearest to the eye
 FOG = 0.45  # how far the farthest atom fades towards white
 TILT, TURN = np.deg2rad(24), np.deg2rad(16)  # off the broad side, so that flat molecules show their depth
@@ -76,7 +77,7 @@ def molecule(
     return ax
 
 
-def _towards_the_eye(position: NDArray[np.float64], real: NDArray[np.bool_]) -> NDArray[np.float64]:
+def _towards_the_eye(position: Floats, real: NDArray[np.bool_]) -> Floats:
     """Positions turned so that x is the longest extent of the real atoms, and z points at the eye."""
     centred = position - position[real].mean(0)
     axes = np.linalg.svd(centred[real], full_matrices=True)[2]
@@ -87,9 +88,7 @@ def _towards_the_eye(position: NDArray[np.float64], real: NDArray[np.bool_]) -> 
     return centred @ axes.T @ turn.T @ tilt.T
 
 
-def _draw_ball(
-    ax: Axes, at: tuple[float, float], radius: float, color: NDArray[np.float64], zorder: float, symbol: str
-) -> None:
+def _draw_ball(ax: Axes, at: tuple[float, float], radius: float, color: Floats, zorder: float, symbol: str) -> None:
     """A shaded ball with the letter of its element."""
     ax.add_patch(Circle(at, radius, facecolor=0.72 * color, edgecolor="0.25", linewidth=0.7, zorder=zorder))
     for step in (0.86, 0.68, 0.48, 0.28):
@@ -100,27 +99,18 @@ def _draw_ball(
 
 
 def _draw_bonds(
-    ax: Axes,
-    position: NDArray[np.float64],
-    depth: NDArray[np.float64],
-    edges: NDArray[np.int64],
-    edge_attr: ArrayLike | None,
+    ax: Axes, position: Floats, depth: Floats, edges: NDArray[np.int64], edge_attr: ArrayLike | None
 ) -> None:
     """Sticks: one line for a single bond, two and three for others, an aromatic one's second line broken."""
-    kinds = None if edge_attr is None else np.asarray(edge_attr, dtype=float)
+    kinds, width = (None, 0.8) if edge_attr is None else (np.asarray(edge_attr, dtype=float), 2.2)
     pairs = {(min(i, j), max(i, j)): at for at, (i, j) in enumerate(edges.T.tolist()) if i != j}  # loops join padding
     for (i, j), at in pairs.items():
         kind = 0 if kinds is None else int(kinds[at].argmax())
         near = depth[[i, j]].mean()
+        color = lighter(STICK, FOG * (1 - near))
         along = position[j, :2] - position[i, :2]
         across = np.array([-along[1], along[0]]) / max(float(np.hypot(*along)), 1e-9)
         for line, off in enumerate(LINES_OF_BOND[kind]):
             ends = position[[i, j], :2] + off * across
-            ax.plot(
-                *ends.T,
-                color=lighter(STICK, FOG * (1 - near)),
-                linewidth=0.8 if kinds is None else 2.2,
-                linestyle=(0, (1.5, 1.0)) if kind == AROMATIC and line else "-",
-                solid_capstyle="round",
-                zorder=1 + near,
-            )
+            dashes = (0, (1.5, 1.0)) if kind == AROMATIC and line else "-"
+            ax.plot(*ends.T, color=color, linewidth=width, linestyle=dashes, solid_capstyle="round", zorder=1 + near)

@@ -67,9 +67,7 @@ def lighter(color: Any, share: float) -> NDArray[np.float64]:
     return 1 - (1 - np.array(to_rgb(color))) * (1 - share)
 
 
-def stacked(
-    ax: Axes, table: pd.DataFrame, colors: Mapping[str, Any], names: Sequence[str], height: float = 0.8
-) -> None:
+def stacked(ax: Axes, table: pd.DataFrame, colors: Mapping[str, Any], names: Sequence[str], height: float) -> None:
     """A bar for each row of a table, the first on top, made of the columns that have colours."""
     table[[*colors]].plot.barh(stacked=True, color=dict(colors), width=height, ax=ax, legend=False)
     ax.set_yticks(range(len(table)), names)
