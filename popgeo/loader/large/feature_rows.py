@@ -167,9 +167,7 @@ class FeatureRows:
         if numbers is not None and len(answer) != len(numbers):
             raise ValueError(f"{what} with {len(answer)} rows, and was asked for {len(numbers)}.")
         if like is not None and (answer.dtype, answer.shape[1:]) != (like.dtype, like.shape[1:]):
-            raise ValueError(
-                f"{what} with {list(answer.shape[1:])} {answer.dtype}, not {list(like.shape[1:])} {like.dtype}."
-            )
+            raise ValueError(f"{what} with {[*answer.shape[1:]]} {answer.dtype}, not {[*like.shape[1:]]} {like.dtype}.")
         return answer.cpu()
 
     def said_size(self, name: Name) -> int | None:

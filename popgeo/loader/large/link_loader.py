@@ -53,8 +53,7 @@ class LinkSampler(PartSampler):
         if self.negatives is not None and self.label is not None and bool((self.label == 0).any()):
             raise ValueError("edge_label holds 0, which negatives get: with neg_sampling pass positives alone.")
         self.label_store = Axis(Level.EDGE, self.edge_type)
-        source, destination = ends_of(self.label_store)
-        self.ends = (source.store, destination.store)
+        self.ends = tuple(end.store for end in ends_of(self.label_store))
         amount = 0.0 if self.negatives is None else float(self.negatives.amount)
         rows = self.batch_size + int(np.ceil(self.batch_size * amount))
         like = torch.empty(0) if self.label is None else self.label
@@ -170,9 +169,9 @@ class FixedSizeLinkLoader(SubgraphLoader):
         kwargs["exclude_keys"] = [*(kwargs.get("exclude_keys") or ()), *MADE_FOR_LINKS]
         layout = layout_of(kwargs)
         store = open_graph(data, layout.exclude_keys, layout.levels, (time_attr, weight_attr))
-        how: dict[str, Any] = {"subgraph_type": subgraph_type if directed else "induced", "disjoint": disjoint}
-        how |= {"replace": replace, "temporal_strategy": temporal_strategy}
-        neighborhood = Neighborhood(store, num_neighbors, edge_label_time, time_attr, weight_attr, **how)
+        how: dict[str, Any] = {"subgraph_type": subgraph_type if directed else "induced", "replace": replace}
+        how |= {"disjoint": disjoint or edge_label_time is not None, "temporal_strategy": temporal_strategy}
+        neighborhood = Neighborhood(store, num_neighbors, time_attr, weight_attr, **how)
         edge_type, links = links_of(store, edge_label_index)
         negatives = _negatives(neg_sampling, neg_sampling_ratio)
         sizes = num_ends(store, edge_type)

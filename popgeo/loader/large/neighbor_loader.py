@@ -31,24 +31,17 @@ class Neighborhood:
     Args:
         store: From `open_graph`.
         num_neighbors: How many neighbours each hop takes.
-        times: The times of the seeds, which then have trees of their own.
         time_attr: The attribute of nodes or of edges that has their time.
         weight_attr: The attribute of edges that says how likely each is drawn.
-        how: What `FixedSizeNeighborLoader` takes by these names: `subgraph_type`, `disjoint`, `replace` and
-            `temporal_strategy`.
+        how: What `sample_neighbors` takes by these names: `subgraph_type`, `disjoint`, `replace` and
+            `temporal_strategy`. Seeds with times have trees of their own.
 
     Raises:
         ValueError: an index lies outside, or there is no such attribute.
     """
 
     def __init__(
-        self,
-        store: FlatStore,
-        num_neighbors: Any,
-        times: Tensor | None,
-        time_attr: str | None = None,
-        weight_attr: str | None = None,
-        **how: Any,
+        self, store: FlatStore, num_neighbors: Any, time_attr: str | None, weight_attr: str | None, **how: Any
     ) -> None:
         if not isinstance(num_neighbors, list | tuple | Mapping):
             raise ValueError(f"num_neighbors is {num_neighbors!r}; pass a list, a number for each hop, as [15, 10].")
@@ -57,14 +50,9 @@ class Neighborhood:
         for key, edge_index in edge_indices(store).items():
             edges = Axis(Level.EDGE, key)
             node_time = self.time_of.get(ends_of(edges)[0])
-            graphs[key or ONLY_EDGES] = CompressedGraph.from_edge_index(
-                edge_index,
-                num_ends(store, key),
-                edge_weight=weights.get(edges),
-                node_time=node_time,
-                edge_time=None if node_time is not None else self.time_of.get(edges),
-            )
-        how["disjoint"] = how["disjoint"] or times is not None
+            edge_time = None if node_time is not None else self.time_of.get(edges)
+            known: Any = {"edge_weight": weights.get(edges), "node_time": node_time, "edge_time": edge_time}
+            graphs[key or ONLY_EDGES] = CompressedGraph.from_edge_index(edge_index, num_ends(store, key), **known)
         self.graphs, self.axes, self.num_neighbors, self.how = graphs, store.size_axes, num_neighbors, how
         self.repeats = how["disjoint"] or how["replace"] or str(how["subgraph_type"]).endswith("bidirectional")
 
@@ -93,7 +81,7 @@ class NeighborSampler(PartSampler):
     """
 
     def __init__(self, store: FlatStore, num_neighbors: Any, seeds: Any, times: Tensor | None, **how: Any) -> None:
-        self.neighborhood, self.times = Neighborhood(store, num_neighbors, times, **how), times
+        self.neighborhood, self.times = Neighborhood(store, num_neighbors, **how), times
         self.node_type, self.seeds = seeds_of(store, seeds)
         self.num_items, self.repeats = len(self.seeds), self.neighborhood.repeats
         if times is not None and times.shape != self.seeds.shape:
@@ -172,8 +160,8 @@ class FixedSizeNeighborLoader(SubgraphLoader):
     ) -> None:
         layout = layout_of(kwargs)
         store = open_graph(data, layout.exclude_keys, layout.levels, (time_attr, weight_attr))
-        how: dict[str, Any] = {"subgraph_type": subgraph_type if directed else "induced", "disjoint": disjoint}
-        how |= {"replace": replace, "temporal_strategy": temporal_strategy}
+        how: dict[str, Any] = {"subgraph_type": subgraph_type if directed else "induced", "replace": replace}
+        how |= {"disjoint": disjoint or input_time is not None, "temporal_strategy": temporal_strategy}
         how |= {"time_attr": time_attr, "weight_attr": weight_attr}
         sampler = NeighborSampler(store, num_neighbors, input_nodes, input_time, **how)
         self.node_type = sampler.node_type

@@ -147,10 +147,9 @@ class PartitionedFeatures(ReadOnlyFeatures):
             at, owner = gone.nonzero().flatten(), part.owner[numbers[gone]]
             left[name] = [(at[owner == process], numbers[at[owner == process]]) for process in range(self.world_size)]
             self.num_asked += len(at)
-        number, total = 0, 1
-        while number < total:
-            total = self._exchange(left, found, number)
-            number += 1
+        total = self._exchange(left, found, 0)
+        for number in range(1, total):
+            self._exchange(left, found, number)
         return {name: found[name] for name in wanted}
 
     def _exchange(self, left: Mapping[Name, Any], found: Mapping[Name, Tensor], number: int) -> int:

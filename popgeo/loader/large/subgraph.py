@@ -91,12 +91,9 @@ class Subgraph:
             ValueError: too much is left although all that may go has gone.
         """
         distance = {axis: torch.repeat_interleave(torch.tensor(hops)) for axis, hops in self.hops.items()}
-        joined = Joined(
-            counts={axis: len(rows) for axis, rows in self.rows.items()},
-            ends=self.edge_index,
-            stays={axis: far == 0 for axis, far in distance.items()},
-            distance=distance,
-        )
+        counts = {axis: len(rows) for axis, rows in self.rows.items()}
+        stays = {axis: far == 0 for axis, far in distance.items()}
+        joined = Joined(counts=counts, ends=self.edge_index, stays=stays, distance=distance)
         keep = joined.cut_down(limits, nodes=nodes, edges=edges, generator=generator)
         left = {axis: rows[keep[axis]] if axis in keep else rows for axis, rows in self.rows.items()}
         number = {axis: stays.cumsum(0) - 1 for axis, stays in keep.items()}

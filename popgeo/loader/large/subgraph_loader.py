@@ -148,8 +148,7 @@ class SubgraphLoader(EpochLoader):
         table = pd.DataFrame({"slots": slots, "real": real}, index=[axis.label for axis in axes])
         is_node = np.array([axis.level is Level.NODE for axis in axes])
         totals = np.where(is_node, real[is_node].sum() + lost[0], real[~is_node].sum() + lost[1])
-        table["full"] = table["real"] / table["slots"].clip(lower=1)
-        return table.assign(lost=np.where(is_node, *lost) / np.maximum(totals, 1))
+        return table.assign(full=real / np.maximum(slots, 1), lost=np.where(is_node, *lost) / np.maximum(totals, 1))
 
     def _table(self) -> pd.DataFrame:
         return self.filling()

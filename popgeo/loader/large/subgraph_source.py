@@ -144,11 +144,8 @@ class SubgraphSource(BatchSource):
         )
 
     def _of_nodes_and_edges(self, subgraph: Subgraph) -> list[Attribute]:
-        made: list[tuple[Axis, str, Tensor]] = [
-            (axis, _NUMBERS[axis.level], rows)
-            for axis, rows in subgraph.rows.items()
-            if (axis.store, _NUMBERS[axis.level]) not in self.names
-        ]
+        numbers = ((axis, _NUMBERS[axis.level], rows) for axis, rows in subgraph.rows.items())
+        made = [(axis, name, rows) for axis, name, rows in numbers if (axis.store, name) not in self.names]
         for axis, hops in subgraph.hops.items():
             made.append((axis, "seeds_mask", torch.arange(len(subgraph.rows[axis])) < hops[0]))
         made += [(axis, "tree", tree) for axis, tree in subgraph.trees.items()]
