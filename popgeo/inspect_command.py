@@ -113,8 +113,7 @@ def _of_store(store: FlatStore, asked: argparse.Namespace) -> None:
         kind = str(attribute.tensor.dtype).removeprefix("torch.") if attribute.is_tensor else "objects"
         shape = [str(size) for size in attribute.tensor.shape] if attribute.is_tensor else [f"{len(attribute.values)}"]
         shape[attribute.dim] = f"all {attribute.axis.level.value}s" if attribute.is_tensor else shape[attribute.dim]
-        owner = "" if attribute.store is None else str(attribute.store)
-        rows.append({"of": owner, "name": attribute.name, "type": kind, "shape": ", ".join(shape)})
+        rows.append({"of": str(attribute.store or ""), "name": attribute.name, "type": kind, "shape": ", ".join(shape)})
     print("\n" + pd.DataFrame(rows).to_string(index=False))
     sizes = pd.DataFrame(store.sizes, columns=[axis.label for axis in store.size_axes])
     table = sizes.agg(["min", "median", "mean", "max", "sum"]).T.map("{:,.6g}".format)
