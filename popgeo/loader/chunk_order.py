@@ -68,8 +68,7 @@ class ChunkOrder:
             [0, 1, 2, 3, 4, 5, 6, 7, 8]
         """
         on_disk = np.argsort(places, kind="stable")
-        num_chunks = -(-len(places) // self.chunk)
-        chunks = torch.randperm(num_chunks, generator=generator).numpy()
+        chunks = torch.randperm(-(-len(places) // self.chunk), generator=generator).numpy()
         inside = chunks[:, None] * self.chunk + np.arange(self.chunk)
         order = on_disk[inside[inside < len(places)]]
         for start in range(0, len(order), self.window):

@@ -111,9 +111,8 @@ class FixedSizeDataLoader(EpochLoader):
         self._opened = opened
         sizes = _sizes(opened, batch_size, fixed_size_options, num_nodes, num_edges).with_rows_for(opened.store)
         self.fixed_size_options = sizes
-        self.collater = FixedSizeCollater(
-            sizes, trim_nodes=over_size.trims_nodes, trim_edges=over_size.trims_edges, protect=protect, layout=layout
-        )
+        trims = (over_size.trims_nodes, over_size.trims_edges)
+        self.collater = FixedSizeCollater(sizes, add_pad_masks, *trims, protect=protect, layout=layout)
         source: BatchSource = FetchingSource(dataset, self.collater, opened.store)
         chunk_order = seen = None
         if opened.holds_all:
@@ -157,14 +156,10 @@ class FixedSizeDataLoader(EpochLoader):
             batch, and their share, `full`, 0 to 1.
         """
         packs, options, axes = self.plan(), self.fixed_size_options, self._opened.store.size_axes
-        real = totals_of_packs(self._opened.sizes.values, packs.indices, packs.ptr).sum(axis=0)
-        table = pd.DataFrame(
-            {
-                "slots": [*map(options.slots, axes), options.num_graphs],
-                "real": np.append(real, packs.num_graphs) / max(1, len(packs)),
-            },
-            index=[*(axis.label for axis in axes), "graphs"],
-        )
+        slots, labels = [*map(options.slots, axes), options.num_graphs], [*(axis.label for axis in axes), "graphs"]
+        used = totals_of_packs(self._opened.sizes.values, packs.indices, packs.ptr).sum(axis=0)
+        real = np.append(used, packs.num_graphs) / max(1, len(packs))
+        table = pd.DataFrame({"slots": slots, "real": real}, index=labels)
         return table.assign(full=table["real"] / table["slots"].clip(lower=1))
 
     def _table(self) -> pd.DataFrame | None:

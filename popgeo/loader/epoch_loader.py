@@ -56,26 +56,16 @@ class EpochLoader(DataLoader, metaclass=AskedForAgain):
     _unit = "graphs"  # what packs hold
 
     def __init__(
-        self,
-        dataset: Any,
-        source: BatchSource,
-        packer: Packer,
-        choices: EpochChoices,
-        *,
-        batch_size: int,
-        **kwargs: Any,
+        self, dataset: Any, source: BatchSource, packer: Packer, choices: EpochChoices, batch_size: int, **kwargs: Any
     ) -> None:
-        for name, why in _DECIDED.items():
-            if name in kwargs:
-                raise ValueError(why)
+        for name in kwargs.keys() & _DECIDED.keys():
+            raise ValueError(_DECIDED[name])
         for name in kwargs.keys() - _OF_TORCH:
             known = signature(type(self).__init__).parameters.keys() | _OF_NOUNS | _OF_TORCH  # what the caller sees
             raise TypeError(f"{type(self).__name__} has no argument {name!r}.{meant(name, known)}")
         self.source, self.shuffle, self.waiting = source, choices.shuffle, Waiting()
-        self._feed = None
-        if choices.device is not None:
-            ahead, dtype = choices.batches_ahead, choices.feature_dtype
-            self._feed = DeviceFeed(choices.device, batches_ahead=ahead, feature_dtype=dtype)
+        of_feed: Any = {"batches_ahead": choices.batches_ahead, "feature_dtype": choices.feature_dtype}
+        self._feed = None if choices.device is None else DeviceFeed(choices.device, **of_feed)
         self._as_arrays = choices.output == "numpy"
         self._epochs = EpochSampler(packer, choices, self._unit)
         ids = BatchIds(GraphIds(self._epochs), self)

@@ -27,7 +27,7 @@ class BatchMaker:
     """
 
     def __init__(self, source: BatchSource, choices: EpochChoices, of_torch: dict[str, Any]) -> None:
-        self.source, self.of_torch = source, of_torch
+        self.source, self.of_torch = source, {**of_torch, "in_order": True}  # the run counts the items
         self.num_buffers, self.background = choices.num_buffers, choices.background
         self.pin_memory = of_torch.get("pin_memory", False) and torch.cuda.is_available()
         self._pools: list[DataLoader[Any]] = []
@@ -59,8 +59,7 @@ class BatchMaker:
     def _from_workers(self, packs: Packs, group: int, key: tuple[int, int]) -> Iterator[list[Batch]]:
         if not self._pools or not self.of_torch.get("persistent_workers"):
             cuts, asked = _Cuts(self.source, group), self._asked
-            of_torch = {**self.of_torch, "in_order": True}  # the run counts the items
-            self._pools[:] = [DataLoader(cuts, batch_size=None, sampler=asked, **of_torch)]
+            self._pools[:] = [DataLoader(cuts, batch_size=None, sampler=asked, **self.of_torch)]
         starts = range(0, len(packs), group)
         self._asked[:] = [(packs[i : i + group], key) for i in starts]
         for start, batch in zip(starts, self._pools[0], strict=True):
