@@ -167,7 +167,7 @@ class FixedSizeDataLoader(EpochLoader):
         return self.filling() if self._opened.sizes.are_known else None
 
     def _in_one_line(self) -> str:
-        packs, options, table, full = self.plan(), self.fixed_size_options, self._table(), ""
+        table, packs, options, full = self._table(), self.plan(), self.fixed_size_options, ""
         if table is not None:
             nodes = table.iloc[: len(self._opened.store.node_types)]
             full = f"; {100 * nodes['real'].sum() / max(1, nodes['slots'].sum()):.1f} % full"

@@ -138,6 +138,9 @@ class SubgraphSource(BatchSource):
                 steps, ends = _steps(subgraph, one.axis), subgraph.edge_index[one.axis]
                 attributes[i] = dataclasses.replace(one, values=ends, increments=steps)
         made = [*self._of_nodes_and_edges(subgraph), *self._of_labels(subgraph, pointers)]
+        if self.counts_lost:
+            lost = zip(TRIMMED, subgraph.num_lost, strict=True)
+            made += [Attribute(store=None, name=n, axis=GRAPHS, values=torch.tensor([count])) for n, count in lost]
         row_ends = {axis.store: ends for axis, ends in subgraph.row_ends().items()} if self.sorts else None
         return dataclasses.replace(
             self.whole, attributes=(*attributes, *made), row_pointers=pointers, row_ends=row_ends, _cache={}
@@ -149,8 +152,6 @@ class SubgraphSource(BatchSource):
         for axis, hops in subgraph.hops.items():
             made.append((axis, "seeds_mask", torch.arange(len(subgraph.rows[axis])) < hops[0]))
         made += [(axis, "tree", tree) for axis, tree in subgraph.trees.items()]
-        if self.counts_lost:
-            made += [(GRAPHS, name, torch.tensor([n])) for name, n in zip(TRIMMED, subgraph.num_lost, strict=True)]
         return [Attribute(store=axis.store, name=name, axis=axis, values=values) for axis, name, values in made]
 
     def _of_labels(self, subgraph: Subgraph, pointers: dict[Axis, Tensor]) -> list[Attribute]:
