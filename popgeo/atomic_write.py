@@ -38,8 +38,7 @@ def written_whole(path: Path, *, is_private: bool = False) -> Iterator[Path]:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         _remove_left(path)
-        mode = 0o600 if is_private else 0o666
-        os.close(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | NO_LINKS, mode))
+        os.close(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | NO_LINKS, 0o600 if is_private else 0o666))
         if path.exists() and not is_private:
             partial.chmod(stat.S_IMODE(path.stat().st_mode))
         yield partial

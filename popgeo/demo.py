@@ -89,18 +89,15 @@ def train(settings: Namespace, dataset: InMemoryDataset) -> None:
 
     history = []
     for epoch in range(1, settings.epochs + 1):
-        start = time.perf_counter()
-        train_mae = train_epoch(training, loaders["training"], f"epoch {epoch}/{settings.epochs}", len(ids["training"]))
-        graphs_per_second = len(ids["training"]) / (time.perf_counter() - start)
+        title, start = f"epoch {epoch}/{settings.epochs}", time.perf_counter()
+        train_mae = MEV * train_epoch(training, loaders["training"], title, len(ids["training"]))
+        speed = len(ids["training"]) / (time.perf_counter() - start)
         schedule.step()
         training.set_optimizer(optimizer)
         validation = predict(inference, loaders["validation"])
-        history.append((epoch, MEV * train_mae, MEV * mae(validation), graphs_per_second))
-        print(
-            f"epoch {epoch}/{settings.epochs}: training {history[-1][1]:,.0f} meV, "
-            f"validation {history[-1][2]:,.0f} meV, {graphs_per_second:,.0f} graphs/s",
-            flush=True,
-        )
+        history.append((epoch, train_mae, MEV * mae(validation), speed))
+        of_both = f"training {train_mae:,.0f} meV, validation {history[-1][2]:,.0f} meV"
+        print(f"{title}: {of_both}, {speed:,.0f} graphs/s", flush=True)
     metrics = pd.DataFrame(history, columns=["epoch", "train_mae", "validation_mae", "graphs_per_second"])
     metrics["mean_predictor_mae"] = MEV * float((validation["gap"] - mean).abs().mean())
     test = predict(inference, loaders["test"])
@@ -202,6 +199,8 @@ def save(folder: Path, metrics: pd.DataFrame, test: pd.DataFrame, report: ipu.Re
     """Writes the pictures, the figures, the report and the weights; each file appears whole or not at all."""
     curve = plots.loss_curve(metrics, mean_predictor=metrics["mean_predictor_mae"].iloc[-1])
     scatter = plots.prediction_scatter(test["gap"], test["prediction"])
+    weights = BytesIO()  # on a full disk torch itself names neither the file nor the reason
+    torch.save(schnet.state_dict(), weights)
     written: dict[str, Callable[[Path], object]] = {
         "loss.png": lambda path: write_png(curve, path),
         "predictions.png": lambda path: write_png(scatter, path),
@@ -209,18 +208,12 @@ def save(folder: Path, metrics: pd.DataFrame, test: pd.DataFrame, report: ipu.Re
         "report.txt": lambda path: path.write_text(f"{report}\n"),
         "report.json": lambda path: report.to_json(path),
         "report.html": lambda path: report.to_html(path, title="SchNet on small molecules, one training step"),
-        "weights.pt": lambda path: path.write_bytes(saved(schnet.state_dict())),
+        "weights.pt": lambda path: path.write_bytes(weights.getvalue()),
     }
     for name, write in written.items():
         with written_whole(folder / name) as partial:
             write(partial)
     print(f"wrote {', '.join(written)} to {folder}/\nopen {folder}/report.html to see what the machine did")
-
-
-def saved(content: object) -> bytes:
-    """What torch.save writes, as bytes: on a full disk torch itself names neither the file nor the reason."""
-    torch.save(content, buffer := BytesIO())
-    return buffer.getvalue()
 
 
 def load(settings: Namespace) -> InMemoryDataset:

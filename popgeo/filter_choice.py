@@ -1,7 +1,7 @@
 """How a model makes its filters where it is called: on a grid that is checked now and then, or at each edge."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 
 from torch import nn
@@ -12,8 +12,7 @@ _at_each_edge: ContextVar[bool] = ContextVar("filters at each edge", default=Fal
 _tables_stay: ContextVar[bool] = ContextVar("tables stay", default=False)
 
 
-@contextmanager
-def filters_at_each_edge() -> Iterator[None]:
+def filters_at_each_edge() -> AbstractContextManager[None]:
     """Models that are called in this context evaluate their filter networks at each edge.
 
     Example:
@@ -21,15 +20,12 @@ def filters_at_each_edge() -> Iterator[None]:
         ...     are_at_each_edge()
         True
     """
-    with _switched_on(_at_each_edge):
-        yield
+    return _switched_on(_at_each_edge)
 
 
-@contextmanager
-def tables_stay() -> Iterator[None]:
+def tables_stay() -> AbstractContextManager[None]:
     """What models compute from weights alone in this context is kept while the weights stay, and so costs nothing."""
-    with _switched_on(_tables_stay):
-        yield
+    return _switched_on(_tables_stay)
 
 
 @contextmanager

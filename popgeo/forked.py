@@ -31,17 +31,13 @@ class Lock:
     def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self._entered.pop().release()  # that of the parent, if the block has forked
 
-    def renew(self) -> None:
-        """Makes it free."""
-        self._lock = threading.RLock()
-
 
 _LOCKS: "weakref.WeakSet[Lock]" = weakref.WeakSet()
 
 
 def _in_child() -> None:
     for lock in list(_LOCKS):
-        lock.renew()
+        lock._lock = threading.RLock()
     torch.set_num_threads(1)  # a parallel region would wait for threads of the parent
 
 

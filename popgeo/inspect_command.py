@@ -47,7 +47,15 @@ def report(arguments: Sequence[str]) -> int:
     """Prints a report that was kept as JSON; may write its page or its trace."""
     parser = OneLineParser(prog="popgeo report", description="Prints a report of the simulated IPU.")
     add_options(parser, Path(__file__).with_name("report_options.csv"))
-    _of_report(parser.parse_args(arguments))
+    asked = parser.parse_args(arguments)
+    text = asked.file.read_text()
+    kind = Pipeline if f'"{Pipeline.VERSION[0]}"' in text[:200] else Report
+    found = kind.from_json(text)
+    print(found)
+    for path, write in ((asked.html, found.to_html), (asked.trace, found.to_chrome_trace)):
+        if path is not None:
+            write(path)
+            print(f"wrote {path}")
     return 0
 
 
@@ -105,21 +113,9 @@ def _of_store(store: FlatStore, asked: argparse.Namespace) -> None:
         kind = str(attribute.tensor.dtype).removeprefix("torch.") if attribute.is_tensor else "objects"
         shape = [str(size) for size in attribute.tensor.shape] if attribute.is_tensor else [f"{len(attribute.values)}"]
         shape[attribute.dim] = f"all {attribute.axis.level.value}s" if attribute.is_tensor else shape[attribute.dim]
-        owner = "" if attribute.store is None else str(attribute.store)
-        rows.append({"of": owner, "name": attribute.name, "type": kind, "shape": ", ".join(shape)})
+        rows.append({"of": str(attribute.store or ""), "name": attribute.name, "type": kind, "shape": ", ".join(shape)})
     print("\n" + pd.DataFrame(rows).to_string(index=False))
     sizes = pd.DataFrame(store.sizes, columns=[axis.label for axis in store.size_axes])
     table = sizes.agg(["min", "median", "mean", "max", "sum"]).T.map("{:,.6g}".format)
     print("\n" + table.to_string())
     print(f"\nfor {asked.batch_size} graphs a batch: {FixedSizeOptions.tune(store, target_graphs=asked.batch_size)}")
-
-
-def _of_report(asked: argparse.Namespace) -> None:
-    text = asked.file.read_text()
-    kind = Pipeline if f'"{Pipeline.VERSION[0]}"' in text[:200] else Report
-    found = kind.from_json(text)
-    print(found)
-    for path, write in ((asked.html, found.to_html), (asked.trace, found.to_chrome_trace)):
-        if path is not None:
-            write(path)
-            print(f"wrote {path}")

@@ -124,8 +124,7 @@ class CompiledModule(LightningModule):
         if self.training not in self._forwards:
             replicas = dist.get_world_size() if dist.is_initialized() else 1
             options = StepOptions(replication_factor=replicas)
-            forward = compile_forward(self.model, backend=self._backend_here(), options=options)
-            self._forwards[self.training] = forward
+            self._forwards[self.training] = compile_forward(self.model, backend=self._backend_here(), options=options)
         return self._forwards[self.training](*args, **kwargs)
 
     def optimizer_step(self, epoch: int, batch_idx: int, optimizer: Any, optimizer_closure: Any = None) -> None:
@@ -155,13 +154,12 @@ class CompiledModule(LightningModule):
         """Adds the random numbers of each process, and the loader's place in the epoch."""
         if self._step is None or not self._step[1].is_compiled:
             return
-        run = self._step[1].run_state()
-        runs: list[Any] = [None] * self.trainer.world_size
+        runs: list[Any] = [self._step[1].run_state()] * self.trainer.world_size
         if len(runs) > 1:
-            dist.all_gather_object(runs, run)
+            dist.all_gather_object(runs, runs[0])
         loader: Any = self.trainer.train_dataloader
         place = loader.state_dict() if hasattr(loader, "state_dict") else None
-        checkpoint[_KEY] = {"runs": runs if len(runs) > 1 else [run], "loader": place}
+        checkpoint[_KEY] = {"runs": runs, "loader": place}
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Keeps what `on_save_checkpoint` added until the step is compiled."""
@@ -200,11 +198,9 @@ class CompiledModule(LightningModule):
                 )
         if trainer.gradient_clip_val:
             options = replace(options, max_grad_norm=float(trainer.gradient_clip_val))
-        options = replace(
-            options,
-            replication_factor=max(options.replication_factor, trainer.world_size),
-            floating_point_exceptions=options.floating_point_exceptions or torch.is_anomaly_enabled(),
-        )
+        replicas = max(options.replication_factor, trainer.world_size)
+        raises = options.floating_point_exceptions or torch.is_anomaly_enabled()
+        options = replace(options, replication_factor=replicas, floating_point_exceptions=raises)
         step = compile_step(self.model, optimizer, backend=self._backend_here(), options=options)
         runs = self._resumed.get("runs", ())
         if trainer.ckpt_path is not None and len(runs) == trainer.world_size:

@@ -50,8 +50,7 @@ def bar(description: str, unit: str, total: int | None = None, show: bool | None
 
 def _look(show: bool | None) -> dict[str, Any]:
     """When and where a bar is drawn: past the stream of a command that escapes what moves the cursor."""
-    terminal = getattr(sys.stderr, "raw", sys.stderr)
-    return {"delay": 1, "leave": False, "disable": not is_seen(show), "file": terminal}
+    return {"delay": 1, "leave": False, "disable": not is_seen(show), "file": getattr(sys.stderr, "raw", sys.stderr)}
 
 
 def is_seen(show: bool | None = None) -> bool:

@@ -21,16 +21,3 @@ def test_an_old_name_is_the_new_one_and_warns_until_its_end(old: str):
     assert found is getattr(getattr(popgeo, module.rpartition(".")[2]), name)
     now = tuple(map(int, popgeo.__version__.split(".")[:2]))
     assert now < tuple(map(int, end.split("."))), f"take {old} out of popgeo.renamed.NAMES"
-
-
-def test_an_old_argument_is_the_new_one_and_warns():
-    @renamed.renamed_arguments("0.4", size="num_nodes")
-    def slots(num_nodes: int) -> int:
-        return num_nodes + 1
-
-    with pytest.warns(FutureWarning, match=r"slots\(size=\.\.\.\) is now num_nodes=") as said:
-        assert slots(size=2) == 3
-    assert said[0].filename == __file__
-    with pytest.raises(TypeError, match="Pass 'num_nodes' alone"):
-        slots(size=2, num_nodes=2)
-    assert slots(2) == slots(num_nodes=2) == 3

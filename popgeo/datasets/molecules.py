@@ -10,9 +10,8 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data, InMemoryDataset
 from torch_geometric.transforms import BaseTransform
-from tqdm import tqdm
 
-from popgeo.progress import is_seen
+from popgeo.progress import progress
 
 ELEMENTS = (1, 6, 7, 8, 9)  # H, C, N, O, F
 NUM_BOND_KINDS = 4  # single, double, triple, aromatic
@@ -141,9 +140,8 @@ class Molecules(InMemoryDataset):
         if not molecules:
             raise ValueError(f"pre_filter left none of {self.len()} molecules; loosen it.")
         if self.pre_transform is not None:
-            seen = self.log and is_seen()
-            bar = tqdm(molecules, "pre_transform", unit=" molecule", delay=1, leave=False, disable=not seen)
-            molecules = [self.pre_transform(molecule) for molecule in bar]
+            shown = progress(molecules, "pre_transform", "molecule", show=None if self.log else False)
+            molecules = [self.pre_transform(molecule) for molecule in shown]
         return self.collate(molecules)
 
 
@@ -193,18 +191,10 @@ def _read() -> tuple[Data, dict[str, Tensor]]:
 
     homo, lumo, dipole, energy = held["targets"].astype(np.int64).T  # exact in steps, so gap is lumo - homo exactly
     y = np.stack([homo, lumo, lumo - homo, dipole, energy], axis=1) * held["target_step"]
-    arrays = {
-        "x": x,
-        "edge_index": edge_index,
-        "edge_attr": kind[:, None] == np.arange(NUM_BOND_KINDS),
-        "y": y,
-        "pos": held["pos"] * held["pos_step"],
-        "z": z,
-    }
-    tensors = {
-        name: torch.from_numpy(array if array.dtype == np.int64 else array.astype(np.float32))
-        for name, array in arrays.items()
-    }
+    pos, edge_attr = held["pos"] * held["pos_step"], kind[:, None] == np.arange(NUM_BOND_KINDS)
+    floats = {"x": x, "edge_attr": edge_attr, "y": y, "pos": pos}
+    tensors = {name: torch.from_numpy(array.astype(np.float32)) for name, array in floats.items()}
+    tensors |= {"edge_index": torch.from_numpy(edge_index), "z": torch.from_numpy(z)}
     of_atoms, of_edges = torch.from_numpy(atom_ptr), torch.from_numpy(2 * bond_ptr)
     of_molecules = torch.arange(len(num_atoms) + 1)
     slices = dict.fromkeys(("x", "pos", "z"), of_atoms) | dict.fromkeys(("edge_index", "edge_attr"), of_edges)

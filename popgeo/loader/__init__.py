@@ -10,11 +10,11 @@ if TYPE_CHECKING:
     from popgeo.loader.device_feed import DeviceFeed as DeviceFeed
     from popgeo.loader.epoch_choices import EpochChoices as EpochChoices
     from popgeo.loader.event_loader import FixedSizeEventLoader as FixedSizeEventLoader
-    from popgeo.loader.large import DiskFeatures as DiskFeatures
-    from popgeo.loader.large import FixedSizeClusterLoader as FixedSizeClusterLoader
-    from popgeo.loader.large import FixedSizeLinkLoader as FixedSizeLinkLoader
-    from popgeo.loader.large import FixedSizeNeighborLoader as FixedSizeNeighborLoader
-    from popgeo.loader.large import PartitionedFeatures as PartitionedFeatures
+    from popgeo.loader.large.cluster_loader import FixedSizeClusterLoader as FixedSizeClusterLoader
+    from popgeo.loader.large.disk_features import DiskFeatures as DiskFeatures
+    from popgeo.loader.large.link_loader import FixedSizeLinkLoader as FixedSizeLinkLoader
+    from popgeo.loader.large.neighbor_loader import FixedSizeNeighborLoader as FixedSizeNeighborLoader
+    from popgeo.loader.large.partitioned_features import PartitionedFeatures as PartitionedFeatures
     from popgeo.loader.strategy import FixedSizeStrategy as FixedSizeStrategy
     from popgeo.loader.streaming import stream_batches as stream_batches
     from popgeo.loader.triple_loader import TripleBatch as TripleBatch

@@ -6,6 +6,7 @@ While batches are made from what is there, the system is asked for the graphs of
 import os
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 
 import numpy as np
@@ -67,8 +68,7 @@ class ChunkOrder:
             [0, 1, 2, 3, 4, 5, 6, 7, 8]
         """
         on_disk = np.argsort(places, kind="stable")
-        num_chunks = -(-len(places) // self.chunk)
-        chunks = torch.randperm(num_chunks, generator=generator).numpy()
+        chunks = torch.randperm(-(-len(places) // self.chunk), generator=generator).numpy()
         inside = chunks[:, None] * self.chunk + np.arange(self.chunk)
         order = on_disk[inside[inside < len(places)]]
         for start in range(0, len(order), self.window):
@@ -92,24 +92,15 @@ class ByteRanges:
             if file is None:
                 continue
             shape, dim = attribute.tensor.shape, attribute.dim
-            row_bytes = torch.Size(shape[dim + 1 :]).numel() * attribute.tensor.element_size()
+            row_bytes = prod(shape[dim + 1 :]) * attribute.tensor.element_size()
             pointer = columns.row_pointers[attribute.axis].numpy()
-            for outer in range(torch.Size(shape[:dim]).numel()):
-                start = outer * shape[dim] * row_bytes
-                self.runs.append((file.path, start, row_bytes, pointer))
+            for outer in range(prod(shape[:dim])):
+                self.runs.append((file.path, outer * shape[dim] * row_bytes, row_bytes, pointer))
 
     def of(self, first: int, stop: int) -> list[tuple[Path, int, int]]:
         """File, first byte and end of each stretch that holds stored graphs `first` to `stop - 1`."""
-        found = []
-        for path, start, row_bytes, pointer in self.runs:
-            begin, end = (start + row_bytes * int(pointer[graph]) for graph in (first, stop))
-            if end > begin:
-                found.append((path, begin, end))
-        return found
-
-
-def _reader() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(max_workers=1, thread_name_prefix="popgeo-read-ahead")
+        spans = ((path, start + row_bytes * pointer[[first, stop]]) for path, start, row_bytes, pointer in self.runs)
+        return [(path, int(begin), int(end)) for path, (begin, end) in spans if end > begin]
 
 
 class ReadAhead:
@@ -122,7 +113,7 @@ class ReadAhead:
 
     def __init__(self, store: FlatStore, order: ChunkOrder) -> None:
         self.store, self.order, self.ranges = store, order, ByteRanges(store)
-        self._thread, self._process = _reader(), os.getpid()
+        self._process: int | None = None
         self._packs: Packs | None = None
         self._asked = 0
         self._known: dict[int, int] = {}
@@ -132,7 +123,7 @@ class ReadAhead:
         if packs is not self._packs:
             self._packs, self._asked, self._known = packs, 0, {}
         if self._process != os.getpid():  # a forked child has no thread of its parent
-            self._thread, self._process = _reader(), os.getpid()
+            self._thread, self._process = ThreadPoolExecutor(1, "popgeo-read-ahead"), os.getpid()
         position, at_once = int(packs.ptr[start]), max(1, min(_GRAPHS_AT_ONCE, self.order.window // 8))
         # More chunks than packing can have pending: the order knows no chunks, and would ask for everything.
         most_chunks = 2 * max(self.order.window, _MOST_PENDING) // self.order.chunk

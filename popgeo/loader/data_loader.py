@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import pandas as pd
 from torch_geometric.data.data import BaseData
 
@@ -16,11 +17,11 @@ from popgeo.did_you_mean import require_kinds
 from popgeo.loader.chunk_order import SHUFFLE_BYTES, ChunkOrder
 from popgeo.loader.epoch_choices import EpochChoices, chosen
 from popgeo.loader.epoch_loader import EpochLoader
-from popgeo.loader.fill_table import filling, in_one_line
 from popgeo.loader.pack_graphs import GraphPacker
 from popgeo.loader.seen_tensors import SeenTensors
 from popgeo.loader.source import BatchSource, FetchingSource, FlatSource, opened_for
 from popgeo.loader.strategy import FixedSizeStrategy, Packing, member, strategy_of
+from popgeo.packing import totals_of_packs
 
 
 class FixedSizeDataLoader(EpochLoader):
@@ -110,9 +111,8 @@ class FixedSizeDataLoader(EpochLoader):
         self._opened = opened
         sizes = _sizes(opened, batch_size, fixed_size_options, num_nodes, num_edges).with_rows_for(opened.store)
         self.fixed_size_options = sizes
-        self.collater = FixedSizeCollater(
-            sizes, trim_nodes=over_size.trims_nodes, trim_edges=over_size.trims_edges, protect=protect, layout=layout
-        )
+        trims = (over_size.trims_nodes, over_size.trims_edges)
+        self.collater = FixedSizeCollater(sizes, add_pad_masks, *trims, protect=protect, layout=layout)
         source: BatchSource = FetchingSource(dataset, self.collater, opened.store)
         chunk_order = seen = None
         if opened.holds_all:
@@ -147,20 +147,35 @@ class FixedSizeDataLoader(EpochLoader):
         return len(self.plan().skipped)
 
     def filling(self) -> pd.DataFrame:
-        """How full the batches of the coming epoch are; see `popgeo.loader.fill_table`.
+        """How full the batches of the coming epoch are.
 
         A dataset that is not in memory, and has not been measured yet, is read for it.
+
+        Returns:
+            One row for each node and edge type, and one for the graphs: `slots` of a batch, `real` ones of a mean
+            batch, and their share, `full`, 0 to 1.
         """
-        opened = self._opened
-        return filling(opened.sizes.values, self.plan(), self.fixed_size_options, opened.store.size_axes)
+        packs, options, axes = self.plan(), self.fixed_size_options, self._opened.store.size_axes
+        slots, labels = [*map(options.slots, axes), options.num_graphs], [*(axis.label for axis in axes), "graphs"]
+        used = totals_of_packs(self._opened.sizes.values, packs.indices, packs.ptr).sum(axis=0)
+        real = np.append(used, packs.num_graphs) / max(1, len(packs))
+        table = pd.DataFrame({"slots": slots, "real": real}, index=labels)
+        return table.assign(full=table["real"] / table["slots"].clip(lower=1))
 
     def _table(self) -> pd.DataFrame | None:
         # A line is not worth a pass over a dataset that has not been measured.
         return self.filling() if self._opened.sizes.are_known else None
 
     def _in_one_line(self) -> str:
-        num_node_types = len(self._opened.store.node_types)
-        return in_one_line(self._table(), self.plan(), self.fixed_size_options, num_node_types)
+        table, packs, options, full = self._table(), self.plan(), self.fixed_size_options, ""
+        if table is not None:
+            nodes = table.iloc[: len(self._opened.store.node_types)]
+            full = f"; {100 * nodes['real'].sum() / max(1, nodes['slots'].sum()):.1f} % full"
+        skipped = f"; {len(packs.skipped):,} skipped" if len(packs.skipped) else ""
+        return (
+            f"{packs.num_graphs:,} graphs -> {len(packs):,} batches of {options.total_num_nodes:,} nodes, "
+            f"{options.total_num_edges:,} edges, {options.num_graphs:,} graphs{full}{skipped}"
+        )
 
 
 def _sizes(

@@ -18,8 +18,7 @@ from popgeo.data.bridges import as_arrays
 from popgeo.did_you_mean import meant
 from popgeo.loader.device_feed import DeviceFeed
 from popgeo.loader.epoch_choices import EpochChoices
-from popgeo.loader.fill_table import as_html
-from popgeo.loader.make_batches import OF_WORKERS, BatchMaker
+from popgeo.loader.make_batches import BatchMaker
 from popgeo.loader.run import EpochPlan, Run
 from popgeo.loader.sampler import EpochSampler, Packer
 from popgeo.loader.source import BatchSource
@@ -57,26 +56,16 @@ class EpochLoader(DataLoader, metaclass=AskedForAgain):
     _unit = "graphs"  # what packs hold
 
     def __init__(
-        self,
-        dataset: Any,
-        source: BatchSource,
-        packer: Packer,
-        choices: EpochChoices,
-        *,
-        batch_size: int,
-        **kwargs: Any,
+        self, dataset: Any, source: BatchSource, packer: Packer, choices: EpochChoices, batch_size: int, **kwargs: Any
     ) -> None:
-        for name, why in _DECIDED.items():
-            if name in kwargs:
-                raise ValueError(why)
+        for name in kwargs.keys() & _DECIDED.keys():
+            raise ValueError(_DECIDED[name])
         for name in kwargs.keys() - _OF_TORCH:
             known = signature(type(self).__init__).parameters.keys() | _OF_NOUNS | _OF_TORCH  # what the caller sees
             raise TypeError(f"{type(self).__name__} has no argument {name!r}.{meant(name, known)}")
         self.source, self.shuffle, self.waiting = source, choices.shuffle, Waiting()
-        self._feed = None
-        if choices.device is not None:
-            ahead, dtype = choices.batches_ahead, choices.feature_dtype
-            self._feed = DeviceFeed(choices.device, batches_ahead=ahead, feature_dtype=dtype)
+        of_feed: Any = {"batches_ahead": choices.batches_ahead, "feature_dtype": choices.feature_dtype}
+        self._feed = None if choices.device is None else DeviceFeed(choices.device, **of_feed)
         self._as_arrays = choices.output == "numpy"
         self._epochs = EpochSampler(packer, choices, self._unit)
         ids = BatchIds(GraphIds(self._epochs), self)
@@ -84,13 +73,7 @@ class EpochLoader(DataLoader, metaclass=AskedForAgain):
         # What torch sets next to a batch sampler says little: scripts print the size, and trainers look at the sampler.
         object.__setattr__(self, "batch_size", batch_size)
         object.__setattr__(self, "sampler", ids.sampler)
-        self._maker = BatchMaker(
-            source,
-            num_buffers=choices.num_buffers,
-            background=choices.background,
-            pin_memory=self.pin_memory,
-            workers={name: getattr(self, name) for name in OF_WORKERS} if self.num_workers > 0 else None,
-        )
+        self._maker = BatchMaker(source, choices, kwargs)
 
     @abstractmethod
     def _in_one_line(self) -> str:
@@ -112,7 +95,11 @@ class EpochLoader(DataLoader, metaclass=AskedForAgain):
             table = self._table()
         except ValueError:
             table = None
-        return f"{escape(repr(self))}{'' if table is None else as_html(table)}"
+        if table is None:
+            return escape(repr(self))
+        shown = {"slots of a batch": "{:,}".format, "real, on average": "{:,.1f}".format, "full": "{:.1%}".format}
+        table = table[["slots", "real", "full"]].set_axis([*shown], axis=1)
+        return f"{escape(repr(self))}{table.to_html(formatters=[*shown.values()])}"
 
     def plan(self) -> Packs:
         """What each batch of the epoch that is running or comes next holds; made when first asked for."""

@@ -49,15 +49,13 @@ class EventSource(BatchSource):
         rows, mask = torch.from_numpy(ids.clip(min=0)), torch.from_numpy(ids >= 0)
         columns = {name: values[rows] for name, values in self.columns.items()}
         if self.negatives is not None:
-            columns["neg_dst"] = self._drawn(ids, key).to(columns["dst"].dtype)
+            columns["neg_dst"] = self._drawn(*self.negatives, ids, key).to(columns["dst"].dtype)
         for values in columns.values():
             values[~mask] = 0
         return TemporalData(**columns, events_mask=mask)
 
-    def _drawn(self, ids: np.ndarray, key: tuple[int, int]) -> Tensor:
-        """A negative destination for each slot. int64 [num_slots]"""
-        assert self.negatives is not None  # the caller asked
-        first, end = self.negatives
+    def _drawn(self, first: int, end: int, ids: np.ndarray, key: tuple[int, int]) -> Tensor:
+        """A negative destination for each slot, from `first` to `end - 1`. int64 [num_slots]"""
         seed, epoch = key
         of_epoch = np.full(len(ids), seed_of(seed, 0 if self.same_negatives else epoch), np.uint64)
         drawn = below(of_epoch, ids.astype(np.uint64), np.full(len(ids), end - first, np.uint64))
@@ -129,8 +127,9 @@ class FixedSizeEventLoader(EpochLoader):
         num_events = len(data.src)
         if batch_size < 1 or num_events == 0:
             raise ValueError(f"{num_events} events in batches of {batch_size}; there must be at least one of each.")
-        columns = data.to_dict().items()
-        wrong = [name for name, v in columns if not isinstance(v, Tensor) or v.shape[:1] != (num_events,)]
+        wrong = [
+            name for name, v in data.to_dict().items() if not isinstance(v, Tensor) or v.shape[:1] != (num_events,)
+        ]
         if wrong:
             raise ValueError(f"{', '.join(wrong)} is not a tensor with one row for each of {num_events} events.")
         if (lowest := min(int(data.src.min()), int(data.dst.min()))) < 0:

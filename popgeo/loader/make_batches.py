@@ -10,20 +10,10 @@ from torch.utils.data import DataLoader, Dataset
 from torch_geometric.data import Batch
 
 from popgeo.data.cut import BatchMemory, note_largest
+from popgeo.loader.epoch_choices import EpochChoices
 from popgeo.loader.prefetch import in_background
 from popgeo.loader.source import BatchSource
 from popgeo.packing import Packs
-
-OF_WORKERS = (
-    "num_workers",
-    "pin_memory",
-    "timeout",
-    "worker_init_fn",
-    "multiprocessing_context",
-    "prefetch_factor",
-    "persistent_workers",
-)
-"""The options of torch's `DataLoader` for worker processes."""
 
 
 class BatchMaker:
@@ -31,24 +21,15 @@ class BatchMaker:
 
     Args:
         source: Makes batches from packs of graphs.
-        num_buffers: Items that share reused memory; 0 gives each item memory of its own.
-        background: Makes the coming batches on a thread while one is in use.
-        pin_memory: Uses page-locked memory if there is a CUDA device.
-        workers: How to run worker processes, as torch's `DataLoader` takes it; None makes the batches in this one.
+        choices: Whether memory is reused, and whether a thread makes the coming batches.
+        of_torch: What torch's `DataLoader` takes, such as `pin_memory`; `num_workers` processes make the batches if
+            there are any, else this one.
     """
 
-    def __init__(
-        self,
-        source: BatchSource,
-        *,
-        num_buffers: int,
-        background: bool,
-        pin_memory: bool,
-        workers: dict[str, Any] | None,
-    ) -> None:
-        self.source, self.workers = source, workers
-        self.num_buffers, self.background = num_buffers, background
-        self.pin_memory = pin_memory and torch.cuda.is_available()
+    def __init__(self, source: BatchSource, choices: EpochChoices, of_torch: dict[str, Any]) -> None:
+        self.source, self.of_torch = source, {**of_torch, "in_order": True}  # the run counts the items
+        self.num_buffers, self.background = choices.num_buffers, choices.background
+        self.pin_memory = of_torch.get("pin_memory", False) and torch.cuda.is_available()
         self._pools: list[DataLoader[Any]] = []
         # In the cycle that a loader is part of, the queues of workers would be closed before they receive the message
         # to end.
@@ -70,16 +51,15 @@ class BatchMaker:
         if group != self._made_for:
             self._pools.clear()
             self._ring, self._made_for = [], group
-        if self.workers is not None:
+        if self.of_torch.get("num_workers", 0) > 0:
             return self._from_workers(packs, group, key)
         chunks = self._chunks(packs, group, key)
         return in_background(chunks) if self.background else chunks
 
     def _from_workers(self, packs: Packs, group: int, key: tuple[int, int]) -> Iterator[list[Batch]]:
-        assert self.workers is not None  # `make` asked
-        if not self._pools or not self.workers["persistent_workers"]:
+        if not self._pools or not self.of_torch.get("persistent_workers"):
             cuts, asked = _Cuts(self.source, group), self._asked
-            self._pools[:] = [DataLoader(cuts, batch_size=None, sampler=asked, **self.workers)]
+            self._pools[:] = [DataLoader(cuts, batch_size=None, sampler=asked, **self.of_torch)]
         starts = range(0, len(packs), group)
         self._asked[:] = [(packs[i : i + group], key) for i in starts]
         for start, batch in zip(starts, self._pools[0], strict=True):

@@ -16,16 +16,8 @@ from popgeo.data.trim import OverSizeStrategy
 from popgeo.loader.chunk_order import ChunkOrder
 from popgeo.loader.sampler import Packer
 from popgeo.loader.seen_tensors import SeenTensors
-from popgeo.loader.strategy import (
-    DRAWN,
-    PACKINGS,
-    FixedSizeStrategy,
-    Packing,
-    check_packing,
-    equal_numbers_that_fit,
-    in_equal_numbers,
-)
-from popgeo.packing import Budget, Packs, window
+from popgeo.loader.strategy import DRAWN, PACKINGS, FixedSizeStrategy, Packing, in_equal_numbers
+from popgeo.packing import Budget, Packs, totals_of_packs, window
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -77,8 +69,7 @@ class GraphPacker(PackChoices, Packer):
         limits = tuple(self.options.limits(self.opened.store.size_axes).tolist())
         budget = Budget(sizes=limits, num_graphs=self.options.num_graphs - 1)
         skips = self.over_size_strategy is OverSizeStrategy.Skip
-        needs_sizes = self.strategy is not FixedSizeStrategy.PadToMax or skips
-        if not (self.opened.sizes.are_known or needs_sizes):
+        if self.strategy is FixedSizeStrategy.PadToMax and not skips and not self.opened.sizes.are_known:
             order = np.arange(self.num_items) if order is None else order
             return in_equal_numbers(order, budget.num_graphs, self.drop_last)
         in_order = self.chunk_order is not None and self.strategy is FixedSizeStrategy.Window
@@ -161,8 +152,7 @@ def pack_epoch(
             order, sizes = order[fits], sizes[fits]
         else:
             _refuse(sizes, limits, order, fits, choices.names)
-    skip = over_size_strategy is OverSizeStrategy.Skip
-    if strategy is FixedSizeStrategy.PadToMax and skip:
+    if strategy is FixedSizeStrategy.PadToMax and over_size_strategy is OverSizeStrategy.Skip:
         packs = equal_numbers_that_fit(sizes, budget)
     elif strategy is FixedSizeStrategy.PadToMax:
         packs = in_equal_numbers(np.arange(len(sizes)), budget.num_graphs, choices.drop_last)
@@ -192,3 +182,47 @@ def _refuse(sizes: np.ndarray, limits: np.ndarray, order: np.ndarray, fits: np.n
         f"{sizes[worst, dimension] - limits[dimension]} too many. {int((~fits).sum())} graphs do not fit. Raise "
         f"{limit}, or pass OverSizeStrategy.Skip or one that trims."
     )
+
+
+def equal_numbers_that_fit(sizes: np.ndarray, budget: Budget) -> Packs:
+    """Deals graphs into batches of equally many; one that overflows its batch is left out of it.
+
+    Args:
+        sizes: Sizes of each graph. int64 [num_graphs, num_dimensions]
+        budget: What a batch may hold.
+
+    Example:
+        >>> equal_numbers_that_fit(np.array([[3], [3], [1]]), Budget(sizes=(5,), num_graphs=2)).skipped.tolist()
+        [1]
+    """
+    limits = np.array(budget.sizes)
+    packs: list[list[int]] = []
+    skipped: list[int] = []
+    for start in range(0, len(sizes), budget.num_graphs):
+        packs.append([])
+        used = np.zeros_like(limits)
+        for i in range(start, min(start + budget.num_graphs, len(sizes))):
+            fits = bool((used + sizes[i] <= limits).all())
+            (packs[-1] if fits else skipped).append(i)
+            used = used + sizes[i] if fits else used
+    return Packs.from_lists(packs, skipped)
+
+
+def check_packing(packs: Packs, sizes: np.ndarray, budget: Budget) -> None:
+    """Checks the packing of a user's function like our own: each graph exactly once, no batch over budget.
+
+    Raises:
+        ValueError: a graph is missing or comes twice, or a batch is over the budget.
+    """
+    seen = np.bincount(packs.indices, minlength=len(sizes))
+    if len(seen) != len(sizes) or (seen != 1).any():
+        odd = int(np.argmax(seen != 1))
+        raise ValueError(f"The packing uses graph {odd} {seen[odd]} times; each graph must be used exactly once.")
+    totals, counts = totals_of_packs(sizes, packs.indices, packs.ptr), np.diff(packs.ptr)
+    over = (totals > budget.sizes).any(axis=1) | (counts > budget.num_graphs)
+    if over.any():
+        pack = int(np.argmax(over))
+        raise ValueError(
+            f"The packing's batch {pack} has {counts[pack]} graphs of {budget.num_graphs} and sizes "
+            f"{totals[pack].tolist()} of {list(budget.sizes)}; it must stay within its budget."
+        )

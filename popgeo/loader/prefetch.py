@@ -5,6 +5,7 @@ import os
 import queue
 import weakref
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import NamedTuple, TypeVar
 
 T = TypeVar("T")
@@ -69,11 +70,9 @@ def _produce(
     try:
         for item in items:
             while consumer() is not None:
-                try:
+                with suppress(queue.Empty):
                     room.get(timeout=_LOOKS_EACH)
                     break
-                except queue.Empty:
-                    continue
             if consumer() is None:
                 return
             ready.put(item)

@@ -6,7 +6,7 @@ from typing import TypeAlias, TypeVar
 
 import numpy as np
 
-from popgeo.packing import Budget, Packs, optimal, stream, totals_of_packs, window
+from popgeo.packing import Packs, optimal, stream, window
 
 
 class FixedSizeStrategy(Enum):
@@ -73,47 +73,3 @@ def in_equal_numbers(order: np.ndarray, number: int, drop_last: bool) -> Packs:
     """
     stop = len(order) // number * number if drop_last else len(order)
     return Packs(order[:stop], np.append(np.arange(0, stop, number), stop) if stop else np.zeros(1, np.int64))
-
-
-def equal_numbers_that_fit(sizes: np.ndarray, budget: Budget) -> Packs:
-    """Deals graphs into batches of equally many; one that overflows its batch is left out of it.
-
-    Args:
-        sizes: Sizes of each graph. int64 [num_graphs, num_dimensions]
-        budget: What a batch may hold.
-
-    Example:
-        >>> equal_numbers_that_fit(np.array([[3], [3], [1]]), Budget(sizes=(5,), num_graphs=2)).skipped.tolist()
-        [1]
-    """
-    limits = np.array(budget.sizes)
-    packs: list[list[int]] = []
-    skipped: list[int] = []
-    for start in range(0, len(sizes), budget.num_graphs):
-        packs.append([])
-        used = np.zeros_like(limits)
-        for i in range(start, min(start + budget.num_graphs, len(sizes))):
-            fits = bool((used + sizes[i] <= limits).all())
-            (packs[-1] if fits else skipped).append(i)
-            used = used + sizes[i] if fits else used
-    return Packs.from_lists(packs, skipped)
-
-
-def check_packing(packs: Packs, sizes: np.ndarray, budget: Budget) -> None:
-    """Checks the packing of a user's function like our own: each graph exactly once, no batch over budget.
-
-    Raises:
-        ValueError: a graph is missing or comes twice, or a batch is over the budget.
-    """
-    seen = np.bincount(packs.indices, minlength=len(sizes))
-    if len(seen) != len(sizes) or (seen != 1).any():
-        odd = int(np.argmax(seen != 1))
-        raise ValueError(f"The packing uses graph {odd} {seen[odd]} times; each graph must be used exactly once.")
-    totals, counts = totals_of_packs(sizes, packs.indices, packs.ptr), np.diff(packs.ptr)
-    over = (totals > budget.sizes).any(axis=1) | (counts > budget.num_graphs)
-    if over.any():
-        pack = int(np.argmax(over))
-        raise ValueError(
-            f"The packing's batch {pack} has {counts[pack]} graphs of {budget.num_graphs} and sizes "
-            f"{totals[pack].tolist()} of {list(budget.sizes)}; it must stay within its budget."
-        )

@@ -3,16 +3,13 @@
 import sys
 from collections.abc import Iterator
 from inspect import Signature, signature
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 from torch.utils.data import Sampler
 from torch.utils.data.distributed import DistributedSampler
 
 from popgeo.loader.run import EpochPlan, Run
 from popgeo.loader.sampler import EpochSampler
-
-if TYPE_CHECKING:
-    from torch_geometric.data import Batch
 
 
 class GraphIds(DistributedSampler[int]):
@@ -124,7 +121,7 @@ class AskedForAgain(type(Sampler)):  # type: ignore[misc]  # the type of a class
         return of_instances.replace(parameters=list(of_instances.parameters.values())[1:])
 
 
-def under_accelerate(loader: Any, batches: "Iterator[Batch]", run: Run, plan: EpochPlan) -> "Iterator[Batch]":
+def under_accelerate(loader: Any, batches: Iterator[Any], run: Run, plan: EpochPlan) -> Iterator[Any]:
     """The batches on accelerate's device, while it knows which loader runs and when it gives its last batch.
 
     Gradient accumulation then ends with the epoch, and nothing that is gathered is dropped, since no graph is repeated.

@@ -90,8 +90,7 @@ class TripleSource(BatchSource):
         chosen = deal_triples(self.pair, num_shards**2, self.slots, torch.from_numpy(ids))[0]
         chosen = chosen.view(num_shards, num_shards, self.slots)
         mask = chosen >= 0
-        triples = self.triples[chosen.clamp(min=0)]
-        head, relation, tail = torch.where(mask.unsqueeze(-1), triples, 0).unbind(-1)
+        head, relation, tail = torch.where(mask.unsqueeze(-1), self.triples[chosen.clamp(min=0)], 0).unbind(-1)
         # Entity 0 may lie elsewhere, but its row is one that every shard has.
         rows = self.shards.row
         negative, entity = self._negatives(generator)

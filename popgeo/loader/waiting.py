@@ -41,17 +41,14 @@ class Waiting:
             >>> list(waiting.of(iter("ab"))), waiting.items
             (['a', 'b'], 2)
         """
-        while True:
-            start = time.perf_counter()
-            try:
-                item = next(items)
-            except StopIteration:
-                return
+        asked = time.perf_counter()
+        for item in items:
             given = time.perf_counter()
-            self.seconds += given - start
+            self.seconds += given - asked
             self.items += 1
             yield item
-            self.between += time.perf_counter() - given
+            asked = time.perf_counter()
+            self.between += asked - given
 
     def __str__(self) -> str:
         return f"waited {self.seconds:.3f} s for {self.items:,} items, {self.share:.1%} of the time"

@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.collections import PatchCollection
-from matplotlib.colors import ListedColormap, to_rgb
+from matplotlib.colors import ListedColormap
 from matplotlib.patches import Patch, Rectangle
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 from numpy.typing import ArrayLike
 
-from popgeo.plots.style import COLORS, PALETTE, drawing
+from popgeo.plots.style import COLORS, PALETTE, drawing, lighter
 
 PADDING = "0.88"
 PADDING_EDGE = PALETTE[3]
@@ -49,12 +49,10 @@ def adjacency(
     cells = np.where(both_real & (graph[:, None] == graph) & (batch is not None), 1, 0)  # 0 nothing, 1 block of a graph
     cells[~both_real] = 2
     cells[destination, source] = np.where(both_real[destination, source], 3, 4)
-    colors = ["white", _lighter(COLORS["nodes"], GRAPH_TINT), PADDING, COLORS["nodes"], PADDING_EDGE]
+    colors = ["white", lighter(COLORS["nodes"], GRAPH_TINT), PADDING, COLORS["nodes"], PADDING_EDGE]
     names = ["", "graph", "padding", "edge", "padding edge"]
     with drawing(ax, size=(4.8, 5.8)) as ax:
-        ax.imshow(
-            cells, cmap=ListedColormap(colors), vmin=0, vmax=len(colors) - 1, interpolation="nearest", aspect="auto"
-        )
+        ax.imshow(cells, cmap=ListedColormap(colors), vmin=0, vmax=4, interpolation="nearest", aspect="auto")
         ax.set_box_aspect(1)
         ax.grid(False)
         ax.set(xlabel="source node", ylabel="destination node", title=title)
@@ -91,14 +89,12 @@ def batch_layout(
     share = f"{100 * used.mean() / num_slots:.1f} % of the {quantity} are real"
     color = COLORS.get(quantity, PALETTE[0])
     with drawing(ax, size=(7.0, 0.9 + 0.22 * len(sizes))) as ax:
-        ax.barh(
-            np.arange(len(sizes)), num_slots, height=0.8, color=PADDING, hatch="////", edgecolor="0.75", linewidth=0
-        )
+        ax.barh(np.arange(len(sizes)), num_slots, color=PADDING, hatch="////", edgecolor="0.75", linewidth=0)
         boxes, shades = [], []
         for row, batch in enumerate(sizes):
             starts = np.concatenate([[0], np.cumsum(batch)[:-1]])
             boxes += [Rectangle((x, row - 0.4), width, 0.8) for x, width in zip(starts, batch, strict=True)]
-            shades += [shade for _, shade in zip(batch, cycle((color, _lighter(color, 0.35))), strict=False)]
+            shades += [shade for _, shade in zip(batch, cycle((color, lighter(color, 0.35))), strict=False)]
         ax.add_collection(PatchCollection(boxes, facecolor=shades, edgecolor="white", linewidth=0.6))
         ax.set(xlim=(0, num_slots), ylim=(len(sizes) - 0.5, -0.5), xlabel=f"slot ({quantity})", ylabel="batch")
         ax.set_title(f"{title}: {share}" if title else share)
@@ -148,8 +144,3 @@ def size_histogram(
         ax.set_ylim(0, 1.3 * shares.max())  # room for the legend above the bars
         ax.legend(loc="upper left")
     return ax
-
-
-def _lighter(color: tuple[float, float, float], share: float) -> tuple[float, ...]:
-    """A colour mixed with white."""
-    return tuple(1 - (1 - part) * (1 - share) for part in to_rgb(color))

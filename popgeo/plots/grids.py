@@ -48,9 +48,7 @@ def surfaces(
             cells = np.log2(rows[[x, y, ratio]]).pivot_table(index=y, columns=x, values=ratio, aggfunc="mean")
             powers = [[f"$2^{{{power:.3g}}}$" for power in axis] for axis in (cells.columns, cells.index)]
             text = {"annot": cells.size <= MAX_ANNOTATED_CELLS and np.exp2(cells), "annot_kws": {"fontsize": "x-small"}}
-            sns.heatmap(
-                cells, ax=ax, cmap="RdBu", norm=norm, cbar=False, fmt=".2g", xticklabels=1, yticklabels=1, **text
-            )
+            sns.heatmap(cells, ax=ax, cmap="RdBu", norm=norm, cbar=False, xticklabels=1, yticklabels=1, **text)
             ax.invert_yaxis()
             ax.set(xlabel=x, ylabel=y, title=name, xticklabels=powers[0])
             ax.set_yticklabels(powers[1], rotation=0)

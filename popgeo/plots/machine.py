@@ -77,7 +77,7 @@ def cycles_by(table: pd.DataFrame, *, rows: int = 12, ax: Axes | None = None) ->
     table = table.assign(total=table[parts].sum(axis=1))
     table = table[table["total"] > 0].sort_values("total", ascending=False, kind="stable").head(rows)
     with drawing(ax, size=(7.0, 1.2 + 0.32 * len(table))) as ax:
-        stacked(ax, table, {part: ACTIVITIES[part] for part in parts}, table[key].astype(str))
+        stacked(ax, table, {part: ACTIVITIES[part] for part in parts}, table[key].astype(str), height=0.8)
         kind = "block" if key == "module" else key
         ax.set(xlabel="cycles", ylabel=kind, title=f"Cycles by {kind}")
         ax.xaxis.set_major_formatter(EngFormatter(places=None))
@@ -105,8 +105,7 @@ def memory_by_tile(categories: pd.DataFrame, *, limit: float | None = None, ax: 
     with drawing(ax) as ax:
         tiles = np.arange(len(categories) + 1)
         base = np.zeros(len(categories))
-        order = categories.sum().sort_values(ascending=False, kind="stable").index
-        for number, name in enumerate(order):
+        for number, name in enumerate(categories.sum().sort_values(ascending=False, kind="stable").index):
             top = base + categories[name].to_numpy()
             ax.stairs(top, tiles, baseline=base, fill=True, color=PALETTE[number % len(PALETTE)], label=str(name))
             base = top

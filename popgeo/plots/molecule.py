@@ -2,11 +2,10 @@
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.colors import to_rgb
 from matplotlib.patches import Circle
 from numpy.typing import ArrayLike, NDArray
 
-from popgeo.plots.style import drawing
+from popgeo.plots.style import drawing, lighter
 
 # Symbol, colour, radius of the ball in angstrom. The letters tell elements apart if colours are alike.
 ELEMENTS = {
@@ -19,7 +18,8 @@ ELEMENTS = {
     17: ("Cl", "#66aa88", 0.46),
 }
 OTHER = ("", "#bb99cc", 0.42)
-STICK = 0.35  # grey of a bond nearest to the eye
+Floats = NDArray[np.float64]
+STICK = "0.35"  # grey of a bond nearest to the eye
 FOG = 0.45  # how far the farthest atom fades towards white
 TILT, TURN = np.deg2rad(24), np.deg2rad(16)  # off the broad side, so that flat molecules show their depth
 # How the lines of a bond lie, in angstrom off its axis: single, double, triple, aromatic.
@@ -66,7 +66,7 @@ def molecule(
         for kind, (x, y, _), near in zip(number, position, depth, strict=True):
             if kind > 0:
                 symbol, color, radius = ELEMENTS.get(int(kind), OTHER)
-                _draw_ball(ax, (x, y), radius, _faded(to_rgb(color), near), 2 + near, symbol)
+                _draw_ball(ax, (x, y), radius, lighter(color, FOG * (1 - near)), 2 + near, symbol)
         left, bottom = real[:, 0].min() - 0.6, real[:, 1].min() - 0.9
         ax.plot([left, left + 1], [bottom, bottom], color="black", linewidth=2, solid_capstyle="butt")
         ax.text(left + 0.5, bottom + 0.08, "1 Å", ha="center", va="bottom", fontsize="small")
@@ -77,7 +77,7 @@ def molecule(
     return ax
 
 
-def _towards_the_eye(position: NDArray[np.float64], real: NDArray[np.bool_]) -> NDArray[np.float64]:
+def _towards_the_eye(position: Floats, real: NDArray[np.bool_]) -> Floats:
     """Positions turned so that x is the longest extent of the real atoms, and z points at the eye."""
     centred = position - position[real].mean(0)
     axes = np.linalg.svd(centred[real], full_matrices=True)[2]
@@ -88,45 +88,29 @@ def _towards_the_eye(position: NDArray[np.float64], real: NDArray[np.bool_]) -> 
     return centred @ axes.T @ turn.T @ tilt.T
 
 
-def _draw_ball(
-    ax: Axes, at: tuple[float, float], radius: float, color: NDArray[np.float64], zorder: float, symbol: str
-) -> None:
+def _draw_ball(ax: Axes, at: tuple[float, float], radius: float, color: Floats, zorder: float, symbol: str) -> None:
     """A shaded ball with the letter of its element."""
     ax.add_patch(Circle(at, radius, facecolor=0.72 * color, edgecolor="0.25", linewidth=0.7, zorder=zorder))
     for step in (0.86, 0.68, 0.48, 0.28):
-        light = color + (1 - color) * 0.45 * (1 - step)
+        light = lighter(color, 0.45 * (1 - step))
         off = 0.32 * radius * (1 - step)
         ax.add_patch(Circle((at[0] - off, at[1] + off), step * radius, facecolor=light, linewidth=0, zorder=zorder))
     ax.text(*at, symbol, ha="center", va="center", fontsize="x-small", zorder=zorder, color="0.1")
 
 
 def _draw_bonds(
-    ax: Axes,
-    position: NDArray[np.float64],
-    depth: NDArray[np.float64],
-    edges: NDArray[np.int64],
-    edge_attr: ArrayLike | None,
+    ax: Axes, position: Floats, depth: Floats, edges: NDArray[np.int64], edge_attr: ArrayLike | None
 ) -> None:
     """Sticks: one line for a single bond, two and three for others, an aromatic one's second line broken."""
-    kinds = None if edge_attr is None else np.asarray(edge_attr, dtype=float)
+    kinds, width = (None, 0.8) if edge_attr is None else (np.asarray(edge_attr, dtype=float), 2.2)
     pairs = {(min(i, j), max(i, j)): at for at, (i, j) in enumerate(edges.T.tolist()) if i != j}  # loops join padding
     for (i, j), at in pairs.items():
         kind = 0 if kinds is None else int(kinds[at].argmax())
         near = depth[[i, j]].mean()
+        color = lighter(STICK, FOG * (1 - near))
         along = position[j, :2] - position[i, :2]
         across = np.array([-along[1], along[0]]) / max(float(np.hypot(*along)), 1e-9)
         for line, off in enumerate(LINES_OF_BOND[kind]):
             ends = position[[i, j], :2] + off * across
-            ax.plot(
-                *ends.T,
-                color=_faded(np.full(3, STICK), near),
-                linewidth=0.8 if kinds is None else 2.2,
-                linestyle=(0, (1.5, 1.0)) if kind == AROMATIC and line else "-",
-                solid_capstyle="round",
-                zorder=1 + near,
-            )
-
-
-def _faded(color: ArrayLike, near: float) -> NDArray[np.float64]:
-    color = np.asarray(color, dtype=float)
-    return color + (1 - color) * FOG * (1 - near)
+            dashes = (0, (1.5, 1.0)) if kind == AROMATIC and line else "-"
+            ax.plot(*ends.T, color=color, linewidth=width, linestyle=dashes, solid_capstyle="round", zorder=1 + near)

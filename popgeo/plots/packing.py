@@ -78,9 +78,7 @@ def strategies(summary: pd.DataFrame, *, ax: Axes | None = None) -> Axes:
     with drawing(ax) as ax:
         summary.plot.bar(x="strategy", y=columns, color=COLORS, width=0.8, rot=0, ax=ax)
         for bars in ax.containers[-len(columns) :]:
-            ax.bar_label(
-                cast(BarContainer, bars), fmt=lambda share: f"{100 * share:.4g}", fontsize="x-small", padding=2
-            )
+            ax.bar_label(cast(BarContainer, bars), fmt=lambda share: f"{100 * share:.4g}", size="x-small", padding=2)
         ax.set(xlabel="strategy", ylabel="real share of slots (%)", title="Packing strategies", ylim=(0, 1.1))
         ax.grid(False, axis="x")
         ax.yaxis.set_major_formatter(PercentFormatter(1.0, symbol=""))

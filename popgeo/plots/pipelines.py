@@ -58,8 +58,7 @@ def pipeline_timeline(
             for kind, rows in inside.groupby("kind", sort=False):
                 rows = rows.assign(start=rows["start"].clip(lower=start), end=rows["end"].clip(upper=end))
                 _bars(ax, rows, left - start, str(kind), whole)
-            marks = _marks(start, end, whole, scale)
-            ticks |= {left - start + mark / scale: f"{mark:,.10g}" for mark in marks}
+            ticks |= {left - start + mark / scale: f"{mark:,.10g}" for mark in _marks(start, end, whole, scale)}
             left += end - start + GAP * whole
             if end != parts[-1][1]:
                 ax.text(left - GAP * whole / 2, (num_ipus - 1) / 2, "…", ha="center", va="center", fontsize="large")
@@ -110,9 +109,8 @@ def cycles_by_ipu(table: pd.DataFrame, *, ax: Axes | None = None) -> Axes:
     """
     require(table, *(kind for kind in KINDS if kind not in RARE))
     kinds = {kind: color for kind, color in KINDS.items() if kind not in RARE or table.get(kind, pd.Series([0])).any()}
-    shares = table[[*kinds]].div(table[[*kinds]].sum(axis=1), axis=0)
     with drawing(ax, size=(7.0, max(2.2, 1.1 + 0.3 * len(table)))) as ax:
-        _by_ipu(ax, shares, kinds)
+        _by_ipu(ax, table[[*kinds]].div(table[[*kinds]].sum(axis=1), axis=0), kinds)
         ax.set(xlabel="share of a step", title="Cycles by IPU", xlim=(0, 1))
     return ax
 

@@ -6,11 +6,14 @@ from pathlib import Path
 from typing import Any
 
 import matplotlib as mpl
+import numpy as np
 import pandas as pd
 import seaborn as sns
 from cycler import cycler
 from matplotlib.axes import Axes
+from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
+from numpy.typing import NDArray
 
 PALETTE = sns.color_palette("colorblind")
 COLORS = {"nodes": PALETTE[0], "edges": PALETTE[1], "graphs": PALETTE[2]}
@@ -59,9 +62,12 @@ def drawing(ax: Axes | None, size: tuple[float, float] = SIZE) -> Iterator[Axes]
         yield Figure(figsize=size, layout="constrained").add_subplot() if ax is None else ax
 
 
-def stacked(
-    ax: Axes, table: pd.DataFrame, colors: Mapping[str, Any], names: Sequence[str], height: float = 0.8
-) -> None:
+def lighter(color: Any, share: float) -> NDArray[np.float64]:
+    """A colour mixed with white: a share of 0 leaves it as it is, 1 is white. [3]"""
+    return 1 - (1 - np.array(to_rgb(color))) * (1 - share)
+
+
+def stacked(ax: Axes, table: pd.DataFrame, colors: Mapping[str, Any], names: Sequence[str], height: float) -> None:
     """A bar for each row of a table, the first on top, made of the columns that have colours."""
     table[[*colors]].plot.barh(stacked=True, color=dict(colors), width=height, ax=ax, legend=False)
     ax.set_yticks(range(len(table)), names)

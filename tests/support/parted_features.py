@@ -49,7 +49,7 @@ def main(folder: Path, rank: int) -> None:
         parted = PartitionedFeatures(features, parts, num_cached, timeout=timedelta(minutes=2))
         loader = FixedSizeNeighborLoader((parted, graph), [3, 2], SEEDS, **HOW)
         parted.num_bytes = 0
-        for part in parted.parts.values():
+        for part in parted.columns.values():
             part.room = 8  # some batches need more exchanges than one
         for batch, same in zip(loader, memory_loader(rank, 2), strict=True):
             assert all(

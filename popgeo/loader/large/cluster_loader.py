@@ -44,11 +44,8 @@ class ClusterSampler(PartSampler):
         nodes = torch.cat([*own, self.nodes[:0]])
         sample = sample_neighbors(self.graph, nodes, [], subgraph_type="induced", seed=seed)
         # No node is a seed: all of them may be trimmed, and all are equally far.
-        return Subgraph(
-            rows={_NODES: sample.node, _EDGES: sample.edge},
-            edge_index={_EDGES: sample.edge_index},
-            hops={_NODES: (0, len(nodes))},
-        )
+        rows = {_NODES: sample.node, _EDGES: sample.edge}
+        return Subgraph(rows=rows, edge_index={_EDGES: sample.edge_index}, hops={_NODES: (0, len(nodes))})
 
 
 class FixedSizeClusterLoader(SubgraphLoader):
@@ -119,7 +116,7 @@ class FixedSizeClusterLoader(SubgraphLoader):
         limits = self.fixed_size_options.limits((_NODES, _EDGES)).tolist()
         return pack_clusters(order, self.cluster_sizes, (limits[0], limits[1]), self.over_size_strategy)
 
-    def _measured(self, store: FlatStore, seed: int, most: Any) -> FixedSizeOptions:
+    def _measured(self, store: FlatStore, seed: int) -> FixedSizeOptions:
         """Sizes that hold `batch_size` clusters mostly, and the largest cluster always; packing does the rest."""
         sizes, rng = self.cluster_sizes, np.random.default_rng(seed)
         count = min(self._batch_size, self.part_sampler.num_items)

@@ -12,16 +12,17 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch_geometric.data import FeatureStore, TensorAttr
+from torch_geometric.data import TensorAttr
 
 from popgeo.data.axes import StoreKey
+from popgeo.loader.large.feature_rows import ReadOnlyFeatures
 from popgeo.sampling.compressed_graph import check_range
 
 _ROWS_AT_ONCE = 256
 Files = str | os.PathLike[str] | Mapping[str, Any]
 
 
-class DiskFeatures(FeatureStore):
+class DiskFeatures(ReadOnlyFeatures):
     """Features that lie in files and stay there: only the pages of rows that are asked for are read, by many threads.
 
     The pages belong to the system, which gives them up when it needs memory. A disk answers many requests at a time
@@ -71,16 +72,6 @@ class DiskFeatures(FeatureStore):
     def _get_tensor_size(self, attr: TensorAttr) -> tuple[int, ...]:
         parts = self.columns[attr.group_name, attr.attr_name]
         return (sum(map(len, parts)), *parts[0].shape[1:])
-
-    def get_all_tensor_attrs(self) -> list[TensorAttr]:
-        """The attributes of all files."""
-        return [TensorAttr(group_name=key, attr_name=name) for key, name in self.columns]
-
-    def _put_tensor(self, tensor: Any, attr: TensorAttr) -> bool:
-        raise ValueError(f"DiskFeatures reads files; write {attr.attr_name!r} with numpy.save and open that.")
-
-    def _remove_tensor(self, attr: TensorAttr) -> bool:
-        return self.columns.pop((attr.group_name, attr.attr_name), None) is not None
 
     def __reduce__(self) -> Any:
         return DiskFeatures, (self.files, self.num_threads)  # another process maps the files itself

@@ -59,6 +59,26 @@ def patiently(store: Any, names: str, request: Callable[[], Any]) -> Any:
     raise AssertionError  # the last turn returns or raises
 
 
+class ReadOnlyFeatures(FeatureStore):
+    """A feature store whose attributes are those that it was made with.
+
+    Attributes:
+        columns: What it has of each attribute.
+    """
+
+    columns: dict[Name, Any]
+
+    def get_all_tensor_attrs(self) -> list[TensorAttr]:
+        """All attributes."""
+        return [TensorAttr(group_name=key, attr_name=name) for key, name in self.columns]
+
+    def _put_tensor(self, tensor: Any, attr: TensorAttr) -> bool:
+        raise ValueError(f"{type(self).__name__} is only read; add {attr.attr_name!r} to what it is made from.")
+
+    def _remove_tensor(self, attr: TensorAttr) -> bool:
+        return self.columns.pop((attr.group_name, attr.attr_name), None) is not None
+
+
 class FeatureRows:
     """Asks a feature store for rows.
 
@@ -105,8 +125,7 @@ class FeatureRows:
         asked = [attribute for attribute in attributes if len(rows[attribute.axis]) or self.is_collective]
         numbers = {axis: rows[axis].unique(return_inverse=True) for axis in {attribute.axis for attribute in asked}}
         wanted = {(a.store, a.name): numbers[a.axis][0] for a in asked}
-        like = {(a.store, a.name): a.tensor[:1] for a in asked}
-        answers = self.ask(wanted, like)
+        answers = self.ask(wanted, {(a.store, a.name): a.tensor[:1] for a in asked})
         none = torch.empty(0, dtype=torch.int64)
         return [(answers[a.store, a.name], numbers[a.axis][1]) if a in asked else (a.tensor, none) for a in attributes]
 
@@ -128,10 +147,8 @@ class FeatureRows:
         answers = patiently(self.feature_store, names, lambda: self.feature_store.multi_get_tensor(requests))
         if len(answers) != len(requests):
             raise ValueError(f"{self.feature_store} answers {len(requests)} requests with {len(answers)} tensors.")
-        return {
-            name: self._checked(name, numbers, like.get(name), answer)
-            for (name, numbers), answer in zip(wanted.items(), answers, strict=True)
-        }
+        found = zip(wanted.items(), answers, strict=True)
+        return {name: self._checked(name, numbers, like.get(name), rows) for (name, numbers), rows in found}
 
     def _request(self, name: Name, numbers: Tensor | None) -> TensorAttr:
         request = copy.copy(self.attributes[name])
@@ -150,9 +167,7 @@ class FeatureRows:
         if numbers is not None and len(answer) != len(numbers):
             raise ValueError(f"{what} with {len(answer)} rows, and was asked for {len(numbers)}.")
         if like is not None and (answer.dtype, answer.shape[1:]) != (like.dtype, like.shape[1:]):
-            raise ValueError(
-                f"{what} with {list(answer.shape[1:])} {answer.dtype}, not {list(like.shape[1:])} {like.dtype}."
-            )
+            raise ValueError(f"{what} with {[*answer.shape[1:]]} {answer.dtype}, not {[*like.shape[1:]]} {like.dtype}.")
         return answer.cpu()
 
     def said_size(self, name: Name) -> int | None:

@@ -23,9 +23,7 @@ Sizes = dict[Axis, dict[str, int]]
 def rows_of(data: Any) -> FeatureRows | None:
     """What asks a feature store for rows; None where a graph is not given as a pair of stores."""
     is_pair = isinstance(data, tuple) and len(data) == 2 and isinstance(data[0], FeatureStore)
-    if not is_pair or not isinstance(data[1], GraphStore):
-        return None
-    return FeatureRows.listed(data[0])
+    return FeatureRows.listed(data[0]) if is_pair and isinstance(data[1], GraphStore) else None
 
 
 def open_stores(

@@ -1,6 +1,6 @@
 """Batches of edges that are seeds, of negatives drawn for them, and of the neighbours of their ends."""
 
-from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -10,7 +10,7 @@ from torch_geometric.sampler import NegativeSampling
 
 from popgeo.data.attribute_names import MADE_FOR_LINKS
 from popgeo.data.axes import Axis, Level, StoreKey, ends_of
-from popgeo.loader.large.neighbor_loader import Neighborhood, layout_of, most_of, times_of_ends
+from popgeo.loader.large.neighbor_loader import Neighborhood, layout_of
 from popgeo.loader.large.subgraph import PartSampler, Subgraph
 from popgeo.loader.large.subgraph_loader import SubgraphLoader
 from popgeo.loader.large.whole_graph import edge_indices, links_of, num_ends, open_graph
@@ -18,6 +18,7 @@ from popgeo.sampling import NonEdges, sample_negatives
 from popgeo.sampling.timed_negatives import TimedNonEdges
 
 
+@dataclass(eq=False)
 class LinkSampler(PartSampler):
     """Edges that are seeds, and how negatives and neighbours of their ends are sampled.
 
@@ -30,31 +31,35 @@ class LinkSampler(PartSampler):
         negatives: How many to draw for each, and how; None for none.
         non_edges: What negatives are drawn from.
         batch_size: Edges of a batch.
+
+    Raises:
+        ValueError: not every edge has a label and a time, or with negatives a label is 0.
     """
 
-    def __init__(
-        self,
-        neighborhood: Neighborhood,
-        edge_type: StoreKey,
-        links: Tensor,
-        label: Tensor | None,
-        times: Tensor | None,
-        negatives: NegativeSampling | None,
-        non_edges: NonEdges | TimedNonEdges | None,
-        batch_size: int,
-    ) -> None:
-        self.neighborhood, self.links, self.label, self.times = neighborhood, links, label, times
-        self.negatives, self.non_edges, self.batch_size = negatives, non_edges, batch_size
-        self.num_items = links.shape[1]
-        self.label_store = Axis(Level.EDGE, edge_type)
-        source, destination = ends_of(self.label_store)
-        self.ends = (source.store, destination.store)
-        amount = 0.0 if negatives is None else float(negatives.amount)
-        rows = batch_size + int(np.ceil(batch_size * amount))
-        dtype = torch.float32 if label is None else label.dtype
-        self.labels: Mapping[str, Tensor] = {
+    neighborhood: Neighborhood
+    edge_type: StoreKey
+    links: Tensor
+    label: Tensor | None
+    times: Tensor | None
+    negatives: NegativeSampling | None
+    non_edges: NonEdges | TimedNonEdges | None
+    batch_size: int
+
+    def __post_init__(self) -> None:
+        self.num_items, self.repeats = self.links.shape[1], self.neighborhood.repeats
+        for name, values in (("edge_label", self.label), ("edge_label_time", self.times)):
+            if values is not None and values.shape[:1] != (self.num_items,):
+                raise ValueError(f"{name} has shape {tuple(values.shape)} for {self.num_items} edges; give one each.")
+        if self.negatives is not None and self.label is not None and bool((self.label == 0).any()):
+            raise ValueError("edge_label holds 0, which negatives get: with neg_sampling pass positives alone.")
+        self.label_store = Axis(Level.EDGE, self.edge_type)
+        self.ends = tuple(end.store for end in ends_of(self.label_store))
+        amount = 0.0 if self.negatives is None else float(self.negatives.amount)
+        rows = self.batch_size + int(np.ceil(self.batch_size * amount))
+        like = torch.empty(0) if self.label is None else self.label
+        self.labels = {
             "edge_label_index": torch.zeros(2, rows, dtype=torch.int64),
-            "edge_label": torch.zeros(rows, *([] if label is None else label.shape[1:]), dtype=dtype),
+            "edge_label": like.new_zeros(rows, *like.shape[1:]),
             "edge_label_mask": torch.zeros(rows, dtype=torch.bool),
         }
 
@@ -164,33 +169,28 @@ class FixedSizeLinkLoader(SubgraphLoader):
         kwargs["exclude_keys"] = [*(kwargs.get("exclude_keys") or ()), *MADE_FOR_LINKS]
         layout = layout_of(kwargs)
         store = open_graph(data, layout.exclude_keys, layout.levels, (time_attr, weight_attr))
-        how: dict[str, Any] = {"subgraph_type": subgraph_type, "directed": directed, "disjoint": disjoint}
-        how |= {"replace": replace, "temporal_strategy": temporal_strategy}
-        neighborhood = Neighborhood(store, num_neighbors, edge_label_time, time_attr, weight_attr, **how)
+        how: dict[str, Any] = {"subgraph_type": subgraph_type if directed else "induced", "replace": replace}
+        how |= {"disjoint": disjoint or edge_label_time is not None, "temporal_strategy": temporal_strategy}
+        neighborhood = Neighborhood(store, num_neighbors, time_attr, weight_attr, **how)
         edge_type, links = links_of(store, edge_label_index)
         negatives = _negatives(neg_sampling, neg_sampling_ratio)
-        _check_labels(links, edge_label, edge_label_time, negatives)
         sizes = num_ends(store, edge_type)
         non_edges: NonEdges | TimedNonEdges | None = None
         if negatives:
             edges = edge_indices(store)[edge_type]
-            times = None if edge_label_time is None else times_of_ends(store, edge_type, time_attr)
-            if times is None:
+            source, destination = map(neighborhood.time_of.get, ends_of(Axis(Level.EDGE, edge_type)))
+            if edge_label_time is None or (source is None and destination is None):
                 non_edges = NonEdges.from_edge_index(edges, sizes)
             else:
-                non_edges = TimedNonEdges.from_edge_index(edges, sizes, times)
+                non_edges = TimedNonEdges.from_edge_index(edges, sizes, (source, destination))
         sampler = LinkSampler(
             neighborhood, edge_type, links, edge_label, edge_label_time, negatives, non_edges, batch_size
         )
-        self._most_ends = dict.fromkeys(sampler.ends, 0)
+        self._most_seeds = most = dict.fromkeys(sampler.ends, 0)
         for end, size in zip(sampler.ends, sizes, strict=True):
-            rows = self._most_ends[end] + len(sampler.labels["edge_label"])
-            self._most_ends[end] = rows if neighborhood.how["disjoint"] else min(size, rows)
-        super().__init__(data, store, sampler, layout, batch_size, most_of(store, neighborhood), **kwargs)
-
-    def _seeds_of_a_batch(self) -> dict[Any, int]:
-        # Sizes that were measured may rely on ends that coincide; sizes that were given must hold all ends.
-        return self._most_ends if self.size_estimate is None else {}
+            rows = most[end] + len(sampler.labels["edge_label"])
+            most[end] = rows if neighborhood.how["disjoint"] else min(size, rows)
+        super().__init__(data, store, sampler, layout, batch_size, **kwargs)
 
 
 def _negatives(neg_sampling: NegativeSampling | str | None, ratio: float | None) -> NegativeSampling | None:
@@ -202,13 +202,3 @@ def _negatives(neg_sampling: NegativeSampling | str | None, ratio: float | None)
     if chosen is not None and (chosen.src_weight is not None or chosen.dst_weight is not None):
         raise ValueError("Negatives are drawn uniformly; leave the weights of NegativeSampling out.")
     return chosen
-
-
-def _check_labels(
-    links: Tensor, label: Tensor | None, times: Tensor | None, negatives: NegativeSampling | None
-) -> None:
-    for name, values in (("edge_label", label), ("edge_label_time", times)):
-        if values is not None and values.shape[:1] != links.shape[1:]:
-            raise ValueError(f"{name} has shape {tuple(values.shape)} for {links.shape[1]} edges; give one for each.")
-    if negatives is not None and label is not None and bool((label == 0).any()):
-        raise ValueError("edge_label holds 0, which negatives get: with neg_sampling pass positives alone.")

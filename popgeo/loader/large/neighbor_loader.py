@@ -12,9 +12,9 @@ from popgeo.data.batch_layout import LayoutChoices
 from popgeo.data.flat_store import FlatStore
 from popgeo.data.trim import OverSizeStrategy
 from popgeo.loader.epoch_choices import chosen
-from popgeo.loader.large.subgraph import PartSampler, Subgraph, type_of
+from popgeo.loader.large.subgraph import ONLY_EDGES, PartSampler, Subgraph
 from popgeo.loader.large.subgraph_loader import SubgraphLoader
-from popgeo.loader.large.whole_graph import edge_indices, num_ends, num_rows, open_graph, seeds_of
+from popgeo.loader.large.whole_graph import edge_indices, num_ends, open_graph, seeds_of
 from popgeo.sampling import CompressedGraph, sample_neighbors
 
 _WITHOUT_MEANING = ("is_sorted", "filter_per_worker")
@@ -31,50 +31,37 @@ class Neighborhood:
     Args:
         store: From `open_graph`.
         num_neighbors: How many neighbours each hop takes.
-        times: The times of the seeds, which then have trees of their own.
         time_attr: The attribute of nodes or of edges that has their time.
         weight_attr: The attribute of edges that says how likely each is drawn.
-        how: What `FixedSizeNeighborLoader` takes by these names: `subgraph_type`, `directed`, `disjoint`, `replace`
-            and `temporal_strategy`.
+        how: What `sample_neighbors` takes by these names: `subgraph_type`, `disjoint`, `replace` and
+            `temporal_strategy`. Seeds with times have trees of their own.
 
     Raises:
         ValueError: an index lies outside, or there is no such attribute.
     """
 
     def __init__(
-        self,
-        store: FlatStore,
-        num_neighbors: Any,
-        times: Tensor | None,
-        time_attr: str | None = None,
-        weight_attr: str | None = None,
-        **how: Any,
+        self, store: FlatStore, num_neighbors: Any, time_attr: str | None, weight_attr: str | None, **how: Any
     ) -> None:
         if not isinstance(num_neighbors, list | tuple | Mapping):
             raise ValueError(f"num_neighbors is {num_neighbors!r}; pass a list, a number for each hop, as [15, 10].")
         graphs: dict[Any, CompressedGraph] = {}
-        time_of, weights = _attributes(store, time_attr), _attributes(store, weight_attr)
+        self.time_of, weights = _attributes(store, time_attr), _attributes(store, weight_attr)
         for key, edge_index in edge_indices(store).items():
             edges = Axis(Level.EDGE, key)
-            node_time = time_of.get(ends_of(edges)[0])
-            graphs[type_of(edges)] = CompressedGraph.from_edge_index(
-                edge_index,
-                num_ends(store, key),
-                edge_weight=weights.get(edges),
-                node_time=node_time,
-                edge_time=None if node_time is not None else time_of.get(edges),
-            )
-        if not how.pop("directed"):
-            how["subgraph_type"] = "induced"
-        how["disjoint"] = how["disjoint"] or times is not None
+            node_time = self.time_of.get(ends_of(edges)[0])
+            edge_time = None if node_time is not None else self.time_of.get(edges)
+            known: Any = {"edge_weight": weights.get(edges), "node_time": node_time, "edge_time": edge_time}
+            graphs[key or ONLY_EDGES] = CompressedGraph.from_edge_index(edge_index, num_ends(store, key), **known)
         self.graphs, self.axes, self.num_neighbors, self.how = graphs, store.size_axes, num_neighbors, how
+        self.repeats = how["disjoint"] or how["replace"] or str(how["subgraph_type"]).endswith("bidirectional")
 
     def around(
         self, seeds: Mapping[StoreKey, Tensor], times: Mapping[StoreKey, Tensor] | None, labels: Any, seed: int
     ) -> Subgraph:
         """The seeds and their sampled neighbours."""
-        of_types = {type_of(Axis(Level.NODE, key)): nodes for key, nodes in seeds.items()}
-        seed_time = None if times is None else {type_of(Axis(Level.NODE, key)): time for key, time in times.items()}
+        of_types: Any = {key or "": nodes for key, nodes in seeds.items()}
+        seed_time: Any = None if times is None else {key or "": time for key, time in times.items()}
         sample = sample_neighbors(self.graphs, of_types, self.num_neighbors, seed_time=seed_time, seed=seed, **self.how)
         return Subgraph.from_sample(sample, self.axes, labels)
 
@@ -85,7 +72,7 @@ class NeighborSampler(PartSampler):
     Args:
         store: From `open_graph`.
         num_neighbors: How many neighbours each hop takes.
-        input_nodes: The seeds, as `FixedSizeNeighborLoader` takes them.
+        seeds: The seeds, as `FixedSizeNeighborLoader` takes them.
         times: The time of each seed. [num_seeds]
         how: As `Neighborhood` takes it.
 
@@ -93,12 +80,10 @@ class NeighborSampler(PartSampler):
         ValueError: arguments contradict each other or the graph.
     """
 
-    def __init__(
-        self, store: FlatStore, num_neighbors: Any, input_nodes: Any, times: Tensor | None, **how: Any
-    ) -> None:
-        self.neighborhood, self.times = Neighborhood(store, num_neighbors, times, **how), times
-        self.node_type, self.seeds = seeds_of(store, input_nodes)
-        self.num_items = len(self.seeds)
+    def __init__(self, store: FlatStore, num_neighbors: Any, seeds: Any, times: Tensor | None, **how: Any) -> None:
+        self.neighborhood, self.times = Neighborhood(store, num_neighbors, **how), times
+        self.node_type, self.seeds = seeds_of(store, seeds)
+        self.num_items, self.repeats = len(self.seeds), self.neighborhood.repeats
         if times is not None and times.shape != self.seeds.shape:
             raise ValueError(f"input_time has shape {tuple(times.shape)} for {self.num_items} seeds; give one each.")
 
@@ -175,15 +160,13 @@ class FixedSizeNeighborLoader(SubgraphLoader):
     ) -> None:
         layout = layout_of(kwargs)
         store = open_graph(data, layout.exclude_keys, layout.levels, (time_attr, weight_attr))
-        how: dict[str, Any] = {"subgraph_type": subgraph_type, "directed": directed, "disjoint": disjoint}
-        how |= {"replace": replace, "temporal_strategy": temporal_strategy}
+        how: dict[str, Any] = {"subgraph_type": subgraph_type if directed else "induced", "replace": replace}
+        how |= {"disjoint": disjoint or input_time is not None, "temporal_strategy": temporal_strategy}
         how |= {"time_attr": time_attr, "weight_attr": weight_attr}
         sampler = NeighborSampler(store, num_neighbors, input_nodes, input_time, **how)
         self.node_type = sampler.node_type
-        super().__init__(data, store, sampler, layout, batch_size, most_of(store, sampler.neighborhood), **kwargs)
-
-    def _seeds_of_a_batch(self) -> dict[Any, int]:
-        return {self.node_type: min(self._batch_size, self.part_sampler.num_items)}
+        self._most_seeds = {sampler.node_type: min(batch_size, sampler.num_items)}
+        super().__init__(data, store, sampler, layout, batch_size, **kwargs)
 
 
 def layout_of(kwargs: dict[str, Any]) -> LayoutChoices:
@@ -203,23 +186,6 @@ def layout_of(kwargs: dict[str, Any]) -> LayoutChoices:
             "Pass OverSizeStrategy.TrimNodesAndEdges, which keeps all seeds, or Error."
         )
     return chosen(LayoutChoices, kwargs)
-
-
-def most_of(store: FlatStore, neighborhood: Neighborhood) -> np.ndarray:
-    """The most nodes and edges that a sample can have: all, unless nodes or edges may come more than once."""
-    how = neighborhood.how
-    repeats = how["disjoint"] or how["replace"] or str(how["subgraph_type"]).endswith("bidirectional")
-    limit = np.iinfo(np.int64).max // 4
-    return np.array([limit if repeats else num_rows(store, axis) for axis in store.size_axes])
-
-
-def times_of_ends(
-    store: FlatStore, edge_type: StoreKey, time_attr: str | None
-) -> tuple[Tensor | None, Tensor | None] | None:
-    """The times of the nodes at both ends of edges of a type; None if no node of either has one."""
-    time_of = _attributes(store, time_attr)
-    source, destination = (time_of.get(end) for end in ends_of(Axis(Level.EDGE, edge_type)))
-    return None if source is None and destination is None else (source, destination)
 
 
 def _attributes(store: FlatStore, name: str | None) -> dict[Axis, Tensor]:

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch_geometric.data import FeatureStore, TensorAttr
 
 from popgeo.data.axes import StoreKey
-from popgeo.loader.large.feature_rows import FeatureRows, Name
+from popgeo.loader.large.feature_rows import FeatureRows, Name, ReadOnlyFeatures
 
 _FIRST_ROOM, _ALIGN = 1024, 8
 
@@ -38,12 +38,8 @@ class _Part:
     room: int = _FIRST_ROOM
     numbers: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.int64))
 
-    def elsewhere(self, numbers: Tensor, rank: int) -> Tensor:
-        """Which rows are neither this process's nor kept. bool [number of them]"""
-        return (self.owner[numbers] != rank) & ~torch.isin(numbers, self.numbers)
 
-
-class PartitionedFeatures(FeatureStore):
+class PartitionedFeatures(ReadOnlyFeatures):
     """Features of which each process of `torch.distributed` holds its own nodes' rows.
 
     The rows of others come in one exchange of the numbers that a batch wants and one of the rows, of sizes that never
@@ -82,7 +78,7 @@ class PartitionedFeatures(FeatureStore):
         self.group, self.num_cached = dist.new_group(timeout=timeout), num_cached
         self.device = torch.device("cuda" if dist.get_backend(self.group) == "nccl" else "cpu")
         self.rank, self.world_size, self.num_bytes, self.num_asked = dist.get_rank(), dist.get_world_size(), 0, 0
-        self.parts: dict[Name, _Part] = {}
+        self.columns: dict[Name, _Part] = {}
         dealt: dict[tuple[StoreKey, int], tuple[Tensor, Tensor]] = {}
         rows = FeatureRows.listed(features)
         for name in rows.attributes:
@@ -92,7 +88,7 @@ class PartitionedFeatures(FeatureStore):
             owner, place = dealt[name[0], count]
             own = rows.ask({name: (owner == self.rank).nonzero().flatten()}, {})[name].contiguous()
             own_bytes = (own.flatten(1) if own.dim() > 1 else own[:, None]).view(torch.uint8)
-            self.parts[name] = _Part(owner=owner, place=place, own=own_bytes, like=own[:0], kept=own_bytes[:0])
+            self.columns[name] = _Part(owner=owner, place=place, own=own_bytes, like=own[:0], kept=own_bytes[:0])
 
     def _dealt(self, key: StoreKey, count: int, owner: Tensor | None) -> tuple[Tensor, Tensor]:
         """The process that has each row, and where among its own. int16 and int64 [count]"""
@@ -116,7 +112,7 @@ class PartitionedFeatures(FeatureStore):
             samples: The rows of each attribute that a batch wants. int64 [number of them]
         """
         rooms, kept = [], {}
-        for name, part in self.parts.items():
+        for name, part in self.columns.items():
             wanted = [sample[name].unique() for sample in samples]
             others = torch.cat([numbers[part.owner[numbers] != self.rank] for numbers in wanted])
             numbers, counts = others.unique(return_counts=True)
@@ -126,57 +122,56 @@ class PartitionedFeatures(FeatureStore):
             rooms.append(max(int(torch.bincount(owner, minlength=self.world_size).max()) for owner in left))
         agreed = torch.tensor(rooms, device=self.device)
         dist.all_reduce(agreed, dist.ReduceOp.MAX, group=self.group)
-        for part, room in zip(self.parts.values(), agreed.tolist(), strict=True):
+        for part, room in zip(self.columns.values(), agreed.tolist(), strict=True):
             part.room = max(_ALIGN, -(-room // _ALIGN) * _ALIGN)
         for name, rows in self._rows(kept).items():
-            self.parts[name].numbers, self.parts[name].kept = kept[name], rows
+            self.columns[name].numbers, self.columns[name].kept = kept[name], rows
 
     def _multi_get_tensor(self, attrs: list[TensorAttr]) -> list[Tensor | None]:
         asked = {(attr.group_name, attr.attr_name): attr.index for attr in attrs}
         rows = self._rows({name: torch.as_tensor(index) for name, index in asked.items()})
-        like = {name: self.parts[name].like for name in asked}
+        like = {name: self.columns[name].like for name in asked}
         return [rows[name].view(like[name].dtype).view(-1, *like[name].shape[1:]) for name in asked]
 
     def _rows(self, wanted: Mapping[Name, Tensor]) -> dict[Name, Tensor]:
         """Rows as bytes: the own and the kept ones, and those that others send."""
         found, left = {}, {}
-        for name, part in self.parts.items():
+        for name, part in self.columns.items():
             numbers = wanted.get(name, part.numbers[:0])
             found[name] = torch.empty(len(numbers), part.own.shape[1], dtype=torch.uint8)
             mine = part.owner[numbers] == self.rank
             found[name][mine] = part.own[part.place[numbers[mine]]]
-            gone = part.elsewhere(numbers, self.rank)
+            gone = ~mine & ~torch.isin(numbers, part.numbers)
             kept = ~mine & ~gone
             found[name][kept] = part.kept[torch.searchsorted(part.numbers, numbers[kept])]
             at, owner = gone.nonzero().flatten(), part.owner[numbers[gone]]
             left[name] = [(at[owner == process], numbers[at[owner == process]]) for process in range(self.world_size)]
             self.num_asked += len(at)
-        number, total = 0, 1
-        while number < total:
-            total = self._exchange(left, found, number)
-            number += 1
+        total = self._exchange(left, found, 0)
+        for number in range(1, total):
+            self._exchange(left, found, number)
         return {name: found[name] for name in wanted}
 
     def _exchange(self, left: Mapping[Name, Any], found: Mapping[Name, Tensor], number: int) -> int:
         """Exchange `number` of a batch; how many there are, the same for all processes."""
-        rooms = [part.room for part in self.parts.values()]
+        rooms = [part.room for part in self.columns.values()]
         asks = torch.full((self.world_size, 1 + sum(rooms)), -1)
-        turns = [-(-len(numbers) // part.room) for name, part in self.parts.items() for _, numbers in left[name]]
+        turns = [-(-len(numbers) // part.room) for name, part in self.columns.items() for _, numbers in left[name]]
         asks[:, 0] = max(turns)
         pieces = {}
-        for (name, part), ids in zip(self.parts.items(), asks[:, 1:].split(rooms, dim=1), strict=True):
+        for (name, part), ids in zip(self.columns.items(), asks[:, 1:].split(rooms, dim=1), strict=True):
             here = slice(number * part.room, (number + 1) * part.room)
             pieces[name] = [(at[here], numbers[here]) for at, numbers in left[name]]
             for process, (_, numbers) in enumerate(pieces[name]):
                 ids[process, : len(numbers)] = numbers
         asked = self._sent(asks)
         answers = []
-        for part, ids in zip(self.parts.values(), asked[:, 1:].split(rooms, dim=1), strict=True):
+        for part, ids in zip(self.columns.values(), asked[:, 1:].split(rooms, dim=1), strict=True):
             rows = torch.zeros(*ids.shape, part.own.shape[1], dtype=torch.uint8)
             rows[ids >= 0] = part.own[part.place[ids[ids >= 0]]]
             answers.append(rows.flatten(1))
         got = self._sent(torch.cat(answers, dim=1)).split([rows.shape[1] for rows in answers], dim=1)
-        for (name, part), rows in zip(self.parts.items(), got, strict=True):
+        for (name, part), rows in zip(self.columns.items(), got, strict=True):
             for process, (at, _) in enumerate(pieces[name]):
                 found[name][at] = rows[process].view(part.room, -1)[: len(at)]
         return max(1, int(asked[:, 0].max()))
@@ -199,15 +194,5 @@ class PartitionedFeatures(FeatureStore):
         return self._multi_get_tensor([attr])[0]
 
     def _get_tensor_size(self, attr: TensorAttr) -> tuple[int, ...]:
-        part = self.parts[attr.group_name, attr.attr_name]
+        part = self.columns[attr.group_name, attr.attr_name]
         return (len(part.owner), *part.like.shape[1:])
-
-    def get_all_tensor_attrs(self) -> list[TensorAttr]:
-        """The attributes of all processes."""
-        return [TensorAttr(group_name=key, attr_name=name) for key, name in self.parts]
-
-    def _put_tensor(self, tensor: Any, attr: TensorAttr) -> bool:
-        raise ValueError("The parts are made when the processes begin; put tensors into what they are read from.")
-
-    def _remove_tensor(self, attr: TensorAttr) -> bool:
-        return self.parts.pop((attr.group_name, attr.attr_name), None) is not None

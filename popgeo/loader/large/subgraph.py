@@ -13,6 +13,9 @@ from popgeo.data.axes import Axis, Level, ends_of
 from popgeo.data.trim import Joined
 from popgeo.sampling import HeteroSampledSubgraph
 
+ONLY_EDGES = ("", "", "")
+"""What the sampler calls the edge type of a graph without types; its node type is an empty text."""
+
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Subgraph:
@@ -48,8 +51,8 @@ class Subgraph:
             labels: Attributes of the edges that are seeds.
         """
         none = torch.empty(0, dtype=torch.int64)
-        nodes = {axis: type_of(axis) for axis in axes if axis.level is Level.NODE}
-        edges = {axis: type_of(axis) for axis in axes if axis.level is Level.EDGE}
+        nodes: Any = {axis: axis.store or "" for axis in axes if axis.level is Level.NODE}
+        edges: Any = {axis: axis.store or ONLY_EDGES for axis in axes if axis.level is Level.EDGE}
         ends = {axis: [side.get(key, none) for side in (sample.row, sample.col)] for axis, key in edges.items()}
         rows = {axis: sample.node.get(key, none) for axis, key in nodes.items()}
         return cls(
@@ -88,12 +91,9 @@ class Subgraph:
             ValueError: too much is left although all that may go has gone.
         """
         distance = {axis: torch.repeat_interleave(torch.tensor(hops)) for axis, hops in self.hops.items()}
-        joined = Joined(
-            counts={axis: len(rows) for axis, rows in self.rows.items()},
-            ends=self.edge_index,
-            stays={axis: far == 0 for axis, far in distance.items()},
-            distance=distance,
-        )
+        counts = {axis: len(rows) for axis, rows in self.rows.items()}
+        stays = {axis: far == 0 for axis, far in distance.items()}
+        joined = Joined(counts=counts, ends=self.edge_index, stays=stays, distance=distance)
         keep = joined.cut_down(limits, nodes=nodes, edges=edges, generator=generator)
         left = {axis: rows[keep[axis]] if axis in keep else rows for axis, rows in self.rows.items()}
         number = {axis: stays.cumsum(0) - 1 for axis, stays in keep.items()}
@@ -122,21 +122,16 @@ class PartSampler(ABC):
 
     Attributes:
         num_items: How many seeds, or clusters, there are.
+        repeats: Whether a part may have a node or an edge of the graph more than once.
         labels: An example of each attribute of the edges that are seeds.
         label_store: The edge type that these belong to.
     """
 
     num_items: int
+    repeats: bool = False
     labels: Mapping[str, Tensor] = {}
     label_store: Axis | None = None
 
     @abstractmethod
     def sample(self, ids: np.ndarray, seed: int) -> Subgraph:
         """The part that some seeds represent; the same for the same `seed`, in whatever process."""
-
-
-def type_of(axis: Axis) -> Any:
-    """The name of a node or edge type for the sampler; those of a homogeneous graph are empty."""
-    if axis.store is not None:
-        return axis.store
-    return "" if axis.level is Level.NODE else ("", "", "")

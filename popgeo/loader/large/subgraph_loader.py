@@ -1,6 +1,6 @@
 """What the three loaders of large graphs share: sizes, order, and what they say of themselves."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from itertools import count, islice
 from typing import Any
@@ -42,11 +42,13 @@ class SubgraphLoader(EpochLoader):
         part_sampler: Says which part of the graph some seeds, or clusters, represent.
         layout: How a batch is laid out.
         batch_size: Seeds, or clusters, of a batch.
-        most: What no batch can exceed, in nodes and edges of each type. int64 [num_dimensions]
         fixed_size_options: Sizes of a batch; None has them measured on sampled batches.
         over_size_strategy: What happens to a batch that is too large.
         kwargs: What `EpochChoices` has, by its names, and what torch's `DataLoader` takes.
     """
+
+    _most_seeds: Mapping[Any, int] = {}
+    """The most seeds of each node type that a batch may have."""
 
     def __init__(
         self,
@@ -55,7 +57,6 @@ class SubgraphLoader(EpochLoader):
         part_sampler: PartSampler,
         layout: LayoutChoices,
         batch_size: int,
-        most: np.ndarray | None = None,
         *,
         fixed_size_options: FixedSizeOptions | None = None,
         over_size_strategy: OverSizeStrategy | str = OverSizeStrategy.TrimNodesAndEdges,
@@ -76,13 +77,14 @@ class SubgraphLoader(EpochLoader):
         part_sampler.sample(np.empty(0, np.int64), seed=0)  # refuses what cannot be sampled before an epoch begins
         self.size_estimate: SizeEstimate | None = None
         """What the sizes were measured on; None if they were given."""
-        sizes = fixed_size_options or self._measured(store, choices.seed, most)
+        sizes = fixed_size_options or self._measured(store, choices.seed)
         sizes = sizes.to_hetero(store.node_types, store.edge_types) if store.is_hetero else sizes
         rows = {name: v.shape[-1 if "index" in name else 0] for name, v in part_sampler.labels.items()}
         self.fixed_size_options = replace(sizes, num_rows={**(sizes.num_rows or {}), **rows} or None)
         trims = (strategy.trims_nodes, strategy.trims_edges)
         self.collater = FixedSizeCollater(self.fixed_size_options, layout.add_pad_masks, *trims, layout=layout)
-        self._check_seeds_fit()
+        if self.size_estimate is None:  # sizes that were measured may rely on seeds that coincide
+            self._check_seeds_fit()
         self.source: SubgraphSource
         source = SubgraphSource(part_sampler, store, self.collater, features)
         measure = getattr(features and features.feature_store, "measure", None)
@@ -94,26 +96,21 @@ class SubgraphLoader(EpochLoader):
         """Puts seeds, or clusters, together into batches, in the order given."""
         return in_equal_numbers(order, self._batch_size, self.choices.drop_last)
 
-    def _seeds_of_a_batch(self) -> dict[Any, int]:
-        """The most seeds of each node type that a batch may have."""
-        return {}
-
     def _check_seeds_fit(self) -> None:
         for axis in self._axes[: self._num_node_types]:
-            seeds = self._seeds_of_a_batch().get(axis.store, 0)
-            room = self.fixed_size_options.slots(axis) - 1
+            seeds, room = self._most_seeds.get(axis.store, 0), self.fixed_size_options.slots(axis) - 1
             if seeds > room:
                 raise ValueError(
                     f"A batch has up to {seeds} seeds, and FixedSizeOptions.num_nodes has room for {room} real "
                     f"{axis.label} and one of padding. Raise it to {seeds + 1} or more, or lower batch_size."
                 )
 
-    def _measured(self, store: FlatStore, seed: int, most: np.ndarray | None) -> FixedSizeOptions:
+    def _measured(self, store: FlatStore, seed: int) -> FixedSizeOptions:
         """Sizes that at most one batch in a thousand exceeds; see `measure_sizes`."""
-        most = np.array([num_rows(store, axis) for axis in self._axes]) if most is None else most
         if not self.part_sampler.num_items:
             raise ValueError(f"There are no {self._unit}, so there is nothing to measure. Pass fixed_size_options.")
-
+        unlimited = np.iinfo(np.int64).max // 4
+        most = np.array([unlimited if self.part_sampler.repeats else num_rows(store, axis) for axis in self._axes])
         packs = self._packs_like_an_epoch(seed)
         self.size_estimate = measure_sizes(self.part_sampler, packs, self._axes, most, (seed, _MEASURED))
         sizes = self.size_estimate.sizes.copy()
@@ -142,19 +139,16 @@ class SubgraphLoader(EpochLoader):
             One row for each node and edge type: `slots` of a batch, `real` ones of a mean batch, their share `full`,
             and `lost`, the share that trimming removed, 0 to 1.
         """
-        packs, key = self.plan(), (self.seed, self.epoch)
+        packs, key, axes = self.plan(), (self.seed, self.epoch), self._axes
         step = max(1, len(packs) // _PROBED)
         parts = [self.source.part(packs[i], key) for i in range(0, len(packs), step)[:_PROBED]]
-        found = np.array(
-            [[*part.sizes(self._axes), *part.num_lost] for part in parts] or [[0] * len(self._axes) + [0, 0]]
-        )
-        real, lost = np.split(found.mean(axis=0), [len(self._axes)])
-        slots = [self.fixed_size_options.slots(axis) for axis in self._axes]
-        table = pd.DataFrame({"slots": slots, "real": real}, index=[axis.label for axis in self._axes])
-        is_node = np.array([axis.level is Level.NODE for axis in self._axes])
+        found = np.array([[*part.sizes(axes), *part.num_lost] for part in parts] or [[0] * len(axes) + [0, 0]])
+        real, lost = np.split(found.mean(axis=0), [len(axes)])
+        slots = [self.fixed_size_options.slots(axis) for axis in axes]
+        table = pd.DataFrame({"slots": slots, "real": real}, index=[axis.label for axis in axes])
+        is_node = np.array([axis.level is Level.NODE for axis in axes])
         totals = np.where(is_node, real[is_node].sum() + lost[0], real[~is_node].sum() + lost[1])
-        table["full"] = table["real"] / table["slots"].clip(lower=1)
-        return table.assign(lost=np.where(is_node, *lost) / np.maximum(totals, 1))
+        return table.assign(full=real / np.maximum(slots, 1), lost=np.where(is_node, *lost) / np.maximum(totals, 1))
 
     def _table(self) -> pd.DataFrame:
         return self.filling()

@@ -52,14 +52,13 @@ class SubgraphSource(BatchSource):
         self.names = {(attribute.store, attribute.name) for attribute in store.attributes}
         # Processes that answer one another have sizes measured for the rows of one batch.
         self.asks_batch_by_batch = rows is None or rows.is_collective
-        of_rows = [a for a in store.attributes if a.is_tensor and a.axis.level is not Level.GRAPH]
-        self.gathered = {a for a in of_rows if a.name != "edge_index"}
+        of_rows = {a for a in store.attributes if a.is_tensor and a.axis.level is not Level.GRAPH}
         self.whole = dataclasses.replace(store, row_ends=None, indices=None)
         # Batches say what they lost only where anything may be lost.
         self.counts_lost = collater.trim_nodes or collater.trim_edges
         template = self._store_of(sampler.sample(np.empty(0, np.int64), seed=0))
         self.layout = lay_out(template, collater.options, collater.layout)
-        is_gathered = [slot.kind is SlotKind.COPY and slot.attribute in self.gathered for slot in self.layout.slots]
+        is_gathered = [slot.kind is SlotKind.COPY and slot.attribute in of_rows for slot in self.layout.slots]
         self.from_graph = [i for i, gathered in enumerate(is_gathered) if gathered]
         self.from_sample = [i for i, gathered in enumerate(is_gathered) if not gathered]
         slots = tuple(self.layout.slots[i] for i in self.from_sample)
@@ -112,8 +111,7 @@ class SubgraphSource(BatchSource):
             pack, np.array([0, len(pack)]), [tensors[j][i : i + 1] for j in self.from_sample]
         )
         for j in self.from_graph:
-            slot = self.layout.slots[j]
-            _gather(slot, *values[j], tensors[j][i])
+            _gather(self.layout.slots[j], *values[j], tensors[j][i])
         return Slicer(store, self.layout)
 
     def _values(self, parts: Sequence[Subgraph]) -> list[Values]:
@@ -149,11 +147,8 @@ class SubgraphSource(BatchSource):
         )
 
     def _of_nodes_and_edges(self, subgraph: Subgraph) -> list[Attribute]:
-        made: list[tuple[Axis, str, Tensor]] = [
-            (axis, _NUMBERS[axis.level], rows)
-            for axis, rows in subgraph.rows.items()
-            if (axis.store, _NUMBERS[axis.level]) not in self.names
-        ]
+        numbers = ((axis, _NUMBERS[axis.level], rows) for axis, rows in subgraph.rows.items())
+        made = [(axis, name, rows) for axis, name, rows in numbers if (axis.store, name) not in self.names]
         for axis, hops in subgraph.hops.items():
             made.append((axis, "seeds_mask", torch.arange(len(subgraph.rows[axis])) < hops[0]))
         made += [(axis, "tree", tree) for axis, tree in subgraph.trees.items()]
