@@ -1,15 +1,23 @@
-"""Names of a package that are imported when they are first used: what a program does not use costs no time."""
+"""Names of a package that are imported when they are first used: what a program does not use costs no time.
+
+Names that have changed are found by their old names for two minor versions, with a warning.
+"""
 
 import linecache
 import re
 import sys
+import warnings
 from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from popgeo import renamed
-
+# The old name, the new one, and the version in which the old one ends. A test fails when that version has come.
+RENAMED = {
+    "popgeo.loader.LoaderChoices": ("popgeo.loader.EpochChoices", "0.3"),
+    "popgeo.nn.Calculator": ("popgeo.deploy.Calculator", "0.3"),
+    "popgeo.nn.EmbeddingCut": ("popgeo.nn.Cut", "0.3"),
+}
 _IMPORT = re.compile(r"^ *from (\S+) import (\w+) as \2$", flags=re.MULTILINE)
 
 
@@ -31,8 +39,8 @@ def lazy_names(package: str) -> tuple[Callable[[str], Any], Callable[[], list[st
 
     def find(name: str) -> Any:
         """A public name or a module of the package."""
-        if f"{package}.{name}" in renamed.NAMES:
-            return renamed.by_old_name(f"{package}.{name}")
+        if f"{package}.{name}" in RENAMED:
+            return _by_old_name(f"{package}.{name}")
         home = homes.get(name, package)
         try:
             found = import_module(f"{home}.{name}") if home == package else getattr(import_module(home), name)
@@ -44,3 +52,11 @@ def lazy_names(package: str) -> tuple[Callable[[str], Any], Callable[[], list[st
         return found
 
     return find, lambda: sorted({*vars(module), *homes}), [name for name in homes if homes[name] != package]
+
+
+def _by_old_name(old: str) -> Any:
+    """What `old`, a name in `RENAMED`, stands for, after a FutureWarning."""
+    new, end = RENAMED[old]
+    warnings.warn(f"{old} is now {new}; the old name ends with popgeo {end}.", FutureWarning, stacklevel=3)
+    module, _, name = new.rpartition(".")
+    return getattr(import_module(module), name)

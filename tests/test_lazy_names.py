@@ -5,12 +5,12 @@ import re
 import pytest
 
 import popgeo
-from popgeo import renamed
+from popgeo.lazy_names import RENAMED
 
 
-@pytest.mark.parametrize("old", renamed.NAMES)
+@pytest.mark.parametrize("old", RENAMED)
 def test_an_old_name_is_the_new_one_and_warns_until_its_end(old: str):
-    new, end = renamed.NAMES[old]
+    new, end = RENAMED[old]
     module, _, name = old.rpartition(".")
     with pytest.warns(
         FutureWarning, match=re.escape(f"{old} is now {new}; the old name ends with popgeo {end}")
@@ -20,4 +20,4 @@ def test_an_old_name_is_the_new_one_and_warns_until_its_end(old: str):
     module, _, name = new.rpartition(".")
     assert found is getattr(getattr(popgeo, module.rpartition(".")[2]), name)
     now = tuple(map(int, popgeo.__version__.split(".")[:2]))
-    assert now < tuple(map(int, end.split("."))), f"take {old} out of popgeo.renamed.NAMES"
+    assert now < tuple(map(int, end.split("."))), f"take {old} out of popgeo.lazy_names.RENAMED"
