@@ -1,6 +1,7 @@
-"""Joins one attribute of all graphs into one tensor, as PyG's collate does, without PyG."""
+"""Joins each attribute of all graphs into one tensor, as PyG's collate does, without PyG."""
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from operator import attrgetter, methodcaller
 from typing import Any
 
@@ -8,31 +9,49 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from popgeo.data.attribute_names import NUMBERS
+from popgeo.data.attribute_names import MADE_BY_BATCH, NUMBERS
 from popgeo.data.axes import row_pointer
+from popgeo.data.pyg_counts import JoinedColumn
 from popgeo.native.plain_tensor import plain_tensor
 
 _SPARSE = torch.sparse_coo, torch.sparse_csr, torch.sparse_csc
 
 
-def join_values(name: str, values: list[Any], dim_of: Callable[[Tensor], int | None]) -> tuple[Any, Tensor | None]:
-    """One attribute of all graphs, as PyG's collate joins it, and where each graph starts.
+def join_store(
+    graphs: Sequence[Mapping[str, Any]], excluded: set[str], dim_of: Callable[[str, Tensor], int | None]
+) -> tuple[list[JoinedColumn], Tensor | None]:
+    """The attributes of one store of all graphs, each joined, and the nodes of each graph if `num_nodes` states them.
 
     Args:
-        name: Its name.
-        values: What each graph has.
-        dim_of: The dimension along which a class of graphs joins it; None if graphs are stacked.
+        graphs: The attributes of each graph's store by name.
+        excluded: Names to leave out.
+        dim_of: The dimension along which a class of graphs joins an attribute; None if graphs are stacked.
 
-    Returns:
-        One tensor and the starts of its graphs' rows, [num_graphs + 1]; or the values themselves and None where they
-        are not tensors that can be joined.
+    Raises:
+        ValueError: graphs have different names, or an attribute cannot be joined.
+    """
+    names = graphs[0].keys()
+    for i, graph in enumerate(graphs):
+        if graph.keys() != names and (odd := sorted((graph.keys() ^ names) - excluded)):
+            raise ValueError(
+                f"Graphs 0 and {i} differ in the attributes {odd}; all graphs of a batch need the same. Set them "
+                f"everywhere or pass exclude_keys={odd}."
+            )
+    kept = [name for name in names if name not in excluded | MADE_BY_BATCH]
+    columns = [_join(name, [graph[name] for graph in graphs], partial(dim_of, name)) for name in kept]
+    return columns, stated_counts([graph["num_nodes"] for graph in graphs]) if "num_nodes" in names else None
+
+
+def _join(name: str, values: list[Any], dim_of: Callable[[Tensor], int | None]) -> JoinedColumn:
+    """One attribute of all graphs: one tensor, or the values themselves if they are not tensors that can be joined.
 
     Raises:
         ValueError: graphs differ in kind, type or shape, or edges are not numbers of nodes.
     """
     first = values[0]
     if isinstance(first, (int, float)) and all(isinstance(value, (int, float)) for value in values):
-        return torch.tensor(values), torch.arange(len(values) + 1)
+        ends = torch.arange(len(values) + 1)
+        return JoinedColumn(name=name, values=torch.tensor(values), slices=ends, is_number=True)
     are_tensors = [isinstance(value, Tensor) for value in values]
     if any(are_tensors) and not all(are_tensors):
         odd = are_tensors.index(not are_tensors[0])
@@ -41,7 +60,8 @@ def join_values(name: str, values: list[Any], dim_of: Callable[[Tensor], int | N
             f"{odd}; it must be a tensor in all graphs or in none. Convert it or pass exclude_keys=[{name!r}]."
         )
     if not isinstance(first, Tensor) or first.layout in _SPARSE or first.is_nested:
-        return values, None
+        refuse_containers(name, values)
+        return JoinedColumn(name=name, values=values)
     # Of torch's own class, in memory: then what they are joined to tells all else about them.
     if set(map(type, values)) != {Tensor} or any(value.numel() for value in values if not value.data_ptr()):
         values = [plain_tensor(f"Attribute {name!r} of graph {i}", value) for i, value in enumerate(values)]
@@ -71,7 +91,8 @@ def join_values(name: str, values: list[Any], dim_of: Callable[[Tensor], int | N
             f"exclude_keys=[{name!r}]."
         ) from error
     counts = torch.tensor(list(map(methodcaller("size", dim), values)))
-    return plain_tensor(f"Attribute {name!r}", joined), row_pointer(counts)
+    joined = plain_tensor(f"Attribute {name!r}", joined).contiguous()
+    return JoinedColumn(name=name, values=joined, slices=row_pointer(counts), dim=int(dim) % joined.dim())
 
 
 def stated_counts(stated: Sequence[Any]) -> Tensor:
