@@ -33,9 +33,9 @@ class Filler:
         self.store, self.layout = store, layout
         self.axes = list(store.row_pointers)
         self.kept: list[Tensor] = []  # tensors whose addresses the table holds
-        pointers = [None if axis == GRAPHS else store.row_pointers[axis].contiguous() for axis in self.axes]
         # Zero represents one row a graph.
-        self.row_pointers = np.array([0 if p is None else self._address(p) for p in pointers], dtype=np.int64)
+        of_axes = [0 if axis == GRAPHS else self._address(p.contiguous()) for axis, p in store.row_pointers.items()]
+        self.row_pointers = np.array(of_axes, dtype=np.int64)
         self.of_rows = self.row_pointers.ctypes.data, len(self.axes)
         self.table = np.array([list(self._describe(slot).values()) for slot in layout.slots], dtype=np.int64)
         sources = [(slot.kind, slot.attribute.tensor) for slot in layout.slots if slot.attribute is not None]

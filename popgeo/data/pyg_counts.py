@@ -174,12 +174,13 @@ def axis_of(
     doubt = _doubt(name, level, like) if given is None else None
     if level is not Level.GRAPH:
         if level not in like:
-            _refuse_level(name, level, rows, counts.get(level))
+            _refuse_rows(name, level, rows, counts.get(level))
         return Axis(level, key), doubt
     if bool((rows == 1).all()):
         return GRAPHS, doubt
-    if given is None:
-        _check_is_no_feature(name, rows, counts)
+    for feature_level, features in ((Level.NODE, NODE_FEATURES), (Level.EDGE, EDGE_FEATURES)):
+        if given is None and name in features and feature_level in counts:  # or it would pass for the graph's
+            _refuse_rows(name, feature_level, rows, counts[feature_level])
     axis = Axis(Level.GRAPH, key, name)
     row_pointers[axis] = slices.to(torch.int64)
     return axis, None
@@ -220,24 +221,13 @@ def _first(graphs: Tensor) -> int:
     return int(graphs.to(torch.int8).argmax())
 
 
-def _check_is_no_feature(name: str, rows: Tensor, counts: Mapping[Level, Tensor]) -> None:
-    """Positions of fewer atoms than there are would otherwise pass for numbers of the whole graph."""
-    for level, features in ((Level.NODE, NODE_FEATURES), (Level.EDGE, EDGE_FEATURES)):
-        if name in features and level in counts:
-            odd = _first(rows != counts[level])
-            raise ValueError(
-                f"Graph {odd} has {int(rows[odd])} rows in {name!r} and {int(counts[level][odd])} {level.value}s. "
-                f"Correct it, or pass levels={{{name!r}: 'graph'}} if it belongs to the graph."
-            )
-
-
-def _refuse_level(name: str, level: Level, rows: Tensor, expected: Tensor | None) -> None:
+def _refuse_rows(name: str, level: Level, rows: Tensor, expected: Tensor | None) -> None:
     if expected is None:
         raise ValueError(f"levels says {name!r}: {level.value!r}, but its store has no {level.value}s. Say 'graph'.")
     odd = _first(rows != expected)
     raise ValueError(
-        f"levels says {name!r}: {level.value!r}, but in graph {odd} it has {int(rows[odd])} rows and there are "
-        f"{int(expected[odd])} {level.value}s. Correct the attribute or its level."
+        f"Graph {odd} has {int(rows[odd])} rows in {name!r} and {int(expected[odd])} {level.value}s. Correct it, or "
+        f"pass levels={{{name!r}: 'graph'}} if it belongs to the graph."
     )
 
 

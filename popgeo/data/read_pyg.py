@@ -16,8 +16,8 @@ from torch_geometric.data.storage import BaseStorage
 from popgeo.data.attribute_names import MADE_BY_BATCH
 from popgeo.data.axes import Levels, StoreKey
 from popgeo.data.columns import Columns
-from popgeo.data.join_values import join_store, refuse_containers, stated_counts
 from popgeo.data.pyg_counts import JoinedColumn, columns_of
+from popgeo.data.read_dictionaries import join_store, refuse_containers, stated_counts
 from popgeo.native.plain_tensor import plain_tensor
 from popgeo.progress import progress
 

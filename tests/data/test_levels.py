@@ -46,7 +46,7 @@ def test_a_graph_that_contradicts_what_was_inferred_is_refused_by_its_number():
             return Data(**{**data.to_dict(), "forces": data.forces[: 2 if i == 21 else None]})
 
     loader = FixedSizeDataLoader(Odd(0), num_nodes=20, num_edges=20, batch_size=5)
-    with pytest.raises(ValueError, match="in graph 21 it has 2 rows and there are 3 nodes"):
+    with pytest.raises(ValueError, match="Graph 21 has 2 rows in 'forces' and 3 nodes"):
         list(loader)
 
 
