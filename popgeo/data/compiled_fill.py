@@ -84,9 +84,11 @@ class Filler:
         attribute = slot.attribute
         source = attribute.tensor if attribute is not None else torch.empty(0, dtype=slot.dtype)
         empty = torch.empty(slot.shape, dtype=slot.dtype)
-        assert empty.numel() == _num_written(slot, self.layout.options.num_graphs)  # or it would write behind the batch
         increments = None if attribute is None else attribute.increments
         ends = [(self.axes.index(axis), number) for axis, number in slot.ends] or [(0, 0)] * 2
+        pointers = {SlotKind.POINTER: self.layout.options.num_graphs + 1, SlotKind.ROW_POINTER: ends[1][1] + 1}
+        num_written = pointers.get(slot.kind, slot.outer * slot.num_slots * slot.inner)
+        assert empty.numel() == num_written  # or the library would write behind the batch
         row_ends = (self.store.row_ends or {}).get(slot.store) if slot.kind is SlotKind.ROW_POINTER else None
         return {
             "kind": int(slot.kind),
@@ -136,12 +138,3 @@ def _check_rows(store: FlatStore, layout: Layout) -> None:
         nodes = ends[ends_of(Axis(Level.EDGE, key))[1]]
         if row_ends.dtype is not torch.int64 or row_ends.shape != (nodes,):
             raise ValueError(f"row_ends of {key} has shape {list(row_ends.shape)}; it must be int64 [{nodes}].")
-
-
-def _num_written(slot: Slot, num_graphs: int) -> int:
-    """How many elements the compiled library writes for one batch."""
-    if slot.kind is SlotKind.POINTER:
-        return num_graphs + 1
-    if slot.kind is SlotKind.ROW_POINTER:
-        return slot.ends[1][1] + 1
-    return slot.outer * slot.num_slots * slot.inner

@@ -152,18 +152,14 @@ class Window:
         """Of a few graphs of these first sizes the one, or the pair, that fits in best proportion."""
         steer = len(self.left) > 1
         candidates = CANDIDATES if steer else 1
-        others: list[int] = []
-        if large < 0:
-            members = self._some(small, candidates)
-        elif small == large:
+        if small == large:
             members = self._some(small, 2 * candidates)
             half = len(members) // 2
-            members, others = members[:half], members[half:]
+            parts = [members[:half], members[half:]]
         else:
-            others = self._some(large, candidates)
-            members = self._some(small, candidates)
-        pairs = [(p, q) for p in members for q in others] if large >= 0 else [(p,) for p in members]
-        scores = [(score, pair) for pair in pairs if (score := self._score(pair, steer)) is not None]
+            others = [self._some(large, candidates)] if large >= 0 else []
+            parts = [self._some(small, candidates), *others]
+        scores = [(score, chosen) for chosen in product(*parts) if (score := self._score(chosen, steer)) is not None]
         return min(scores, key=lambda scored: scored[0])[1] if scores else ()
 
     def _some(self, first: int, count: int) -> list[int]:
