@@ -24,11 +24,10 @@ from popgeo.progress import progress
 _Joined = dict[StoreKey, list[JoinedColumn]]
 
 
-def read(dataset: Any, exclude_keys: Sequence[str] | None, levels: Levels | None, progress_bar: bool | None) -> Columns:
+def read(dataset: Any, excluded: set[str], levels: Levels | None, progress_bar: bool | None) -> Columns:
     """Reads a list of graphs or a dataset of PyG, as `FlatStore.from_dataset` says."""
     if len(dataset) == 0:
         raise ValueError(f"The dataset ({type(dataset).__name__}) is empty; a batch needs at least one graph.")
-    excluded = set(exclude_keys or ())
     if isinstance(dataset, (list, tuple)):
         return _read_list(dataset, excluded, levels)
     if isinstance(dataset, InMemoryDataset) and dataset.slices is not None and why_not_collated(dataset) is None:

@@ -128,8 +128,10 @@ class CompressedGraph:
             if column is not None and name != "edge_weight" and column.dtype not in (torch.int32, torch.int64):
                 raise ValueError(f"{name} is {column.dtype}; times are whole numbers, such as seconds, in torch.int64.")
         rowptr, col, perm = compress(rows, cols, num_rows, _index_dtype(dtype, max(num_rows, num_cols, num_edges)))
-        time = _time_of_edges(col, perm, node_time, edge_time)
+        time = node_time if edge_time is None else edge_time
         if time is not None:
+            places = col if edge_time is None else perm
+            time = library.as_read(time.long() if places is None else time.long()[places])
             time, col, perm = sort_rows(rowptr, time, col, perm)
         weight = edge_weight
         if weight is not None:
@@ -163,17 +165,6 @@ def _index_dtype(dtype: torch.dtype | None, largest: int) -> torch.dtype:
     if dtype is torch.int32 and largest > _LARGEST_INT32:
         raise ValueError(f"dtype is torch.int32, but {largest:,} nodes or edges need torch.int64.")
     return dtype
-
-
-def _time_of_edges(
-    col: Tensor, perm: Tensor | None, node_time: Tensor | None, edge_time: Tensor | None
-) -> Tensor | None:
-    """When each edge may be used from, in the order of the rows."""
-    if node_time is not None:
-        return node_time.long()[col]
-    if edge_time is None:
-        return None
-    return edge_time.long().clone() if perm is None else edge_time.long()[perm]
 
 
 def check_edge_index(name: str, edge_index: Tensor, num_sources: int, num_destinations: int) -> None:
