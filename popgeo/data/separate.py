@@ -1,7 +1,6 @@
 """What PyG needs to take a batch apart again (`to_data_list`), computed on first use."""
 
-from collections import UserDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -18,18 +17,27 @@ if TYPE_CHECKING:
     from torch_geometric.data import Batch
 
 
-class LazyDict(UserDict[Any, Any]):
+class LazyDict(Mapping[Any, Any]):
     """A dictionary about the graphs of a batch that is made when first looked at; pickled, it is a plain one."""
 
     def __init__(self, make: Callable[[np.ndarray], dict[Any, Any]], rows: np.ndarray) -> None:
         self._make, self._rows = make, rows
 
     @cached_property
-    def data(self) -> dict[Any, Any]:  # type: ignore[override]  # made when first asked for
+    def _made(self) -> dict[Any, Any]:
         return self._make(self._rows)
 
+    def __getitem__(self, key: Any) -> Any:
+        return self._made[key]
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._made)
+
+    def __len__(self) -> int:
+        return len(self._made)
+
     def __reduce__(self) -> Any:
-        return dict, (self.data,)  # the dataset does not travel with a batch
+        return dict, (self._made,)  # the dataset does not travel with a batch
 
 
 @dataclass(frozen=True, eq=False)
