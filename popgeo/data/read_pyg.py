@@ -59,7 +59,7 @@ def _read_list(graphs: Sequence[Data | HeteroData], excluded: set[str], levels: 
         columns[store._key], counts = join_store(mappings, excluded, partial(_cat_dim, first, store))
         if counts is not None:
             stated[store._key] = counts
-    return columns_of(type(first), *_types_of(first), _asked(columns, graphs), stated, levels, len(graphs))
+    return columns_of(type(first), *_types_of(first), _asked(type(first), columns, graphs), stated, levels, len(graphs))
 
 
 def _read_collated(dataset: InMemoryDataset, excluded: set[str], levels: Levels | None) -> Columns:
@@ -77,7 +77,7 @@ def _read_collated(dataset: InMemoryDataset, excluded: set[str], levels: Levels 
             stated[store._key] = stated_counts(store._num_nodes)
     indices = None if dataset._indices is None else np.asarray(dataset._indices, dtype=np.int64)
     graphs = (separate(type(data), data, i, all_slices, decrement=False) for i in range(num_graphs))
-    columns = _asked(columns, graphs)
+    columns = _asked(type(data), columns, graphs)
     return columns_of(type(data), *_types_of(data), columns, stated, levels, num_graphs, indices)
 
 
@@ -86,12 +86,12 @@ def _types_of(data: Data | HeteroData) -> tuple[tuple[StoreKey, ...], tuple[Stor
     return tuple(store._key for store in data.node_stores), tuple(store._key for store in data.edge_stores)
 
 
-def _asked(columns: _Joined, graphs: Iterable[Any]) -> _Joined:
+def _asked(data_cls: type[Data | HeteroData], columns: _Joined, graphs: Iterable[Any]) -> _Joined:
     """The columns with what `__inc__` says of each graph; graphs are made and asked only if their class has its own."""
+    if data_cls.__inc__ in (Data.__inc__, HeteroData.__inc__):
+        return columns
     asked: dict[tuple[StoreKey, str], list[Tensor]] = defaultdict(list)
     for graph in graphs:
-        if type(graph).__inc__ in (Data.__inc__, HeteroData.__inc__):
-            break
         for store in graph.stores:
             for name in [column.name for column in columns[store._key] if column.slices is not None]:
                 asked[store._key, name].append(torch.as_tensor(graph.__inc__(name, store[name], store)))
