@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from popgeo.data.axes import Attribute, Level
+from popgeo.data.axes import Attribute, Axis, Level
 from popgeo.data.flat_store import FlatStore
 from popgeo.data.separate import LazyDict, Slicer, mark, state_num_nodes
 from popgeo.data.slots import Layout
@@ -25,15 +25,15 @@ class BatchBuilder:
 
     def __init__(self, store: FlatStore, layout: Layout) -> None:
         self.store, self.layout, self.slicer = store, layout, Slicer(store, layout)
-        self.template = _empty_batch(store)
-        self.template._num_graphs = layout.options.num_graphs
-        self.keys = [s._key for s in self.template.stores]
+        template = _empty_batch(store)
+        template._num_graphs = layout.options.num_graphs
+        self.cls, self.rest = type(template), dict(template.__dict__)
+        self.stores = [(type(store), dict(store.__dict__)) for store in template.stores]
+        self.keys = [store._key for store in template.stores]
         self.names = [slot.name for slot in layout.slots]
         self.positions = [self.keys.index(slot.store) for slot in layout.slots]
-        sizes = {level: [axis for axis in store.size_axes if axis.level is level] for level in Level}
-        self.num_nodes = {axis.store: layout.options.slots(axis) for axis in sizes[Level.NODE]}
-        self.num_edges = {axis.store: layout.options.slots(axis) for axis in sizes[Level.EDGE]}
-        self.copy = _Copies(self.template)
+        self.num_nodes = {key: layout.options.slots(Axis(Level.NODE, key)) for key in store.node_types}
+        self.num_edges = {key: layout.options.slots(Axis(Level.EDGE, key)) for key in store.edge_types}
 
     def __reduce__(self) -> Any:
         return BatchBuilder, (self.store, self.layout)  # PyG makes the class of batches again in each process
@@ -61,12 +61,39 @@ class BatchBuilder:
         if len(packs) > 1:
             of_packs = zip(slicers or [slicer] * len(packs), packs, strict=True)
             parts = [tuple(LazyDict(make, p) for make in (s.slices, s.increments, s.num_nodes)) for s, p in of_packs]
-            return mark(self.copy(mappings, {}), parts, self.num_nodes, self.num_edges)
+            return mark(self._copy(mappings, {}), parts, self.num_nodes, self.num_edges)
         rows = packs[0]
         private = {"_slice_dict": LazyDict(slicer.slices, rows), "_inc_dict": LazyDict(slicer.increments, rows)}
-        batch = self.copy(mappings, private)
+        batch = self._copy(mappings, private)
         if self.store.states_num_nodes:
             state_num_nodes(batch, slicer.num_nodes(rows), self.num_nodes)
+        return batch
+
+    def _copy(self, mappings: Sequence[dict[str, Any]], private: dict[str, Any]) -> Any:
+        """A batch of the given attributes, with private ones in its first store.
+
+        It copies the dictionaries of an empty batch: PyG's own copies take half as long again as filling them.
+        """
+        batch = object.__new__(self.cls)
+        parent = weakref.ref(batch)
+        stores = []
+        for (cls, parts), mapping in zip(self.stores, mappings):  # noqa: B905  hot; equal by construction
+            store = object.__new__(cls)
+            own = store.__dict__
+            own.update(parts)
+            own["_mapping"], own["_parent"] = mapping, parent
+            stores.append(store)
+        first = stores[0]
+        first.__dict__.update(private)
+        own = batch.__dict__
+        own.update(self.rest)
+        if len(stores) > 1:
+            types = list(zip(self.keys[1:], stores[1:], strict=True))
+            own["_global_store"] = first
+            own["_node_store_dict"] = {key: store for key, store in types if isinstance(key, str)}
+            own["_edge_store_dict"] = {key: store for key, store in types if not isinstance(key, str)}
+        else:
+            own["_store"] = first
         return batch
 
     def _list(self, attribute: Attribute, rows: np.ndarray) -> list[Any]:
@@ -91,36 +118,3 @@ def _empty_batch(store: FlatStore) -> Any:
         if key is not None:
             batch[key]  # PyG makes the store of a type when it is first asked for
     return batch
-
-
-class _Copies:
-    """Copies of an empty batch, made of its dictionaries: PyG's own copies take half as long again as filling them."""
-
-    def __init__(self, template: Any) -> None:
-        self.cls, self.rest = type(template), dict(template.__dict__)
-        self.stores = [(type(store), dict(store.__dict__)) for store in template.stores]
-        self.keys = [store._key for store in template.stores[1:]]
-
-    def __call__(self, mappings: Sequence[dict[str, Any]], private: dict[str, Any]) -> Any:
-        """A batch of the given attributes, with private ones in its first store."""
-        batch = object.__new__(self.cls)
-        parent = weakref.ref(batch)
-        stores = []
-        for (cls, parts), mapping in zip(self.stores, mappings):  # noqa: B905  hot; equal by construction
-            store = object.__new__(cls)
-            own = store.__dict__
-            own.update(parts)
-            own["_mapping"], own["_parent"] = mapping, parent
-            stores.append(store)
-        first = stores[0]
-        first.__dict__.update(private)
-        own = batch.__dict__
-        own.update(self.rest)
-        if self.keys:
-            types = list(zip(self.keys, stores[1:], strict=True))
-            own["_global_store"] = first
-            own["_node_store_dict"] = {key: store for key, store in types if isinstance(key, str)}
-            own["_edge_store_dict"] = {key: store for key, store in types if not isinstance(key, str)}
-        else:
-            own["_store"] = first
-        return batch

@@ -6,7 +6,6 @@ from math import prod
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from popgeo.data.axes import GRAPHS, Attribute, Level, Levels, ends_of, require_certain
 from popgeo.data.fixed_size_options import FixedSizeOptions
@@ -69,12 +68,8 @@ def lay_out(store: FlatStore, options: FixedSizeOptions, choices: LayoutChoices 
     unsure = (a for a in store.attributes if a.doubt is Level.NODE and a.axis == GRAPHS and a.tensor.dim() > 1)
     require_certain(unsure, "padding is of nodes or of graphs")
     slots: list[Slot] = []
-    lists: list[Attribute] = []
-    for attribute in store.attributes:
-        if not isinstance(attribute.values, Tensor):
-            lists.append(attribute)
-            continue
-        slot = _attribute_slot(store, options, attribute, attribute.values, choices)
+    for attribute in (one for one in store.attributes if one.is_tensor):
+        slot = _attribute_slot(store, options, attribute, choices)
         slots.append(slot)
         if attribute.name in (choices.follow_batch or ()):
             slots += _owner_slots(f"{attribute.name}_", slot, options.num_graphs, choices.index_dtype)
@@ -93,7 +88,8 @@ def lay_out(store: FlatStore, options: FixedSizeOptions, choices: LayoutChoices 
     own = {(slot.store, slot.name) for slot in slots if slot.attribute is None}
     if both := [attribute.name for attribute in store.attributes if (attribute.store, attribute.name) in own]:
         raise ValueError(f"The graphs have {both}, which batches make themselves. Rename or pass exclude_keys={both}.")
-    return Layout(slots=tuple(slots), lists=tuple(lists), options=options)
+    lists = tuple(attribute for attribute in store.attributes if not attribute.is_tensor)
+    return Layout(slots=tuple(slots), lists=lists, options=options)
 
 
 def for_all_graphs(layout: Layout, store: FlatStore) -> Layout:
@@ -104,10 +100,8 @@ def for_all_graphs(layout: Layout, store: FlatStore) -> Layout:
     return replace(layout, slots=tuple(slots))
 
 
-def _attribute_slot(
-    store: FlatStore, options: FixedSizeOptions, attribute: Attribute, values: Tensor, choices: LayoutChoices
-) -> Slot:
-    axis = attribute.axis
+def _attribute_slot(store: FlatStore, options: FixedSizeOptions, attribute: Attribute, choices: LayoutChoices) -> Slot:
+    axis, values = attribute.axis, attribute.tensor
     number = options.rows(axis, store)
     outer, inner = values.shape[: attribute.dim], values.shape[attribute.dim + 1 :]
     shifted, joins = attribute.increments is not None, attribute.name == "edge_index"

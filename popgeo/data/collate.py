@@ -112,9 +112,8 @@ class FixedSizeCollater:
             fits = self.exact_fit and fills_exactly(store, self.options)
             if not fits and (store.sizes.sum(axis=0) > limits).any():
                 flags = {"nodes": self.trim_nodes, "edges": self.trim_edges}
-                trimmed = trim(store, limits, **flags, generator=generator, protect=self.protect)
-                store = trimmed.store
-                lost[0, : len(store)], lost[1, : len(store)] = trimmed.num_nodes, trimmed.num_edges
+                store, of_graphs = trim(store, limits, **flags, generator=generator, protect=self.protect)
+                lost[:, : len(store)] = of_graphs
         everything = Packs.single(len(store))
         if not (self.exact_fit and fills_exactly(store, self.options, but_edges=True)):
             check_fits(store, self.options, everything)

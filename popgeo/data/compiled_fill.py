@@ -33,9 +33,9 @@ class Filler:
         self.store, self.layout = store, layout
         self.axes = list(store.row_pointers)
         self.kept: list[Tensor] = []  # tensors whose addresses the table holds
-        pointers = [None if axis == GRAPHS else store.row_pointers[axis].contiguous() for axis in self.axes]
         # Zero represents one row a graph.
-        self.row_pointers = np.array([0 if p is None else self._address(p) for p in pointers], dtype=np.int64)
+        of_axes = [0 if axis == GRAPHS else self._address(p.contiguous()) for axis, p in store.row_pointers.items()]
+        self.row_pointers = np.array(of_axes, dtype=np.int64)
         self.of_rows = self.row_pointers.ctypes.data, len(self.axes)
         self.table = np.array([list(self._describe(slot).values()) for slot in layout.slots], dtype=np.int64)
         sources = [(slot.kind, slot.attribute.tensor) for slot in layout.slots if slot.attribute is not None]
@@ -84,9 +84,11 @@ class Filler:
         attribute = slot.attribute
         source = attribute.tensor if attribute is not None else torch.empty(0, dtype=slot.dtype)
         empty = torch.empty(slot.shape, dtype=slot.dtype)
-        assert empty.numel() == _num_written(slot, self.layout.options.num_graphs)  # or it would write behind the batch
         increments = None if attribute is None else attribute.increments
         ends = [(self.axes.index(axis), number) for axis, number in slot.ends] or [(0, 0)] * 2
+        pointers = {SlotKind.POINTER: self.layout.options.num_graphs + 1, SlotKind.ROW_POINTER: ends[1][1] + 1}
+        num_written = pointers.get(slot.kind, slot.outer * slot.num_slots * slot.inner)
+        assert empty.numel() == num_written  # or the library would write behind the batch
         row_ends = (self.store.row_ends or {}).get(slot.store) if slot.kind is SlotKind.ROW_POINTER else None
         return {
             "kind": int(slot.kind),
@@ -136,12 +138,3 @@ def _check_rows(store: FlatStore, layout: Layout) -> None:
         nodes = ends[ends_of(Axis(Level.EDGE, key))[1]]
         if row_ends.dtype is not torch.int64 or row_ends.shape != (nodes,):
             raise ValueError(f"row_ends of {key} has shape {list(row_ends.shape)}; it must be int64 [{nodes}].")
-
-
-def _num_written(slot: Slot, num_graphs: int) -> int:
-    """How many elements the compiled library writes for one batch."""
-    if slot.kind is SlotKind.POINTER:
-        return num_graphs + 1
-    if slot.kind is SlotKind.ROW_POINTER:
-        return slot.ends[1][1] + 1
-    return slot.outer * slot.num_slots * slot.inner

@@ -83,9 +83,8 @@ def check_fits(store: FlatStore, options: FixedSizeOptions, packs: Packs) -> Non
     Raises:
         ValueError: a pack has too many nodes, edges or graphs.
     """
-    num_graphs = np.diff(packs.ptr)
-    if num_graphs.size and num_graphs.max() >= options.num_graphs:
-        found = int(num_graphs.max())
+    found = int(np.diff(packs.ptr).max(initial=0))
+    if found >= options.num_graphs:
         raise ValueError(
             f"Batch has {found} graphs, FixedSizeOptions.num_graphs is {options.num_graphs} with one kept for padding. "
             f"Raise it to {found + 1} or pass fewer graphs."

@@ -1,7 +1,7 @@
 """Fills the tensors of several batches at once with plain torch: the definition of what a batch holds."""
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -9,8 +9,7 @@ from torch import Tensor
 
 from popgeo.data.axes import GRAPHS, Attribute, Axis
 from popgeo.data.flat_store import FlatStore
-from popgeo.data.masks import fill_mask
-from popgeo.data.slots import Layout, Slot, SlotKind
+from popgeo.data.slots import Layout, Slot
 from popgeo.data.subset import take
 from popgeo.data.validate import is_unchecked
 
@@ -143,7 +142,8 @@ def _pointer(chunk: _Chunk, slot: Slot, out: Tensor) -> None:
 
 
 def _mask(chunk: _Chunk, slot: Slot, out: Tensor) -> None:
-    fill_mask(out, chunk.num_real if slot.axis == GRAPHS else chunk.rows(slot.axis).used)
+    num_real = chunk.num_real if slot.axis == GRAPHS else chunk.rows(slot.axis).used
+    torch.lt(torch.arange(out.shape[1]), num_real[:, None], out=out)
 
 
 def _row_pointer(chunk: _Chunk, slot: Slot, out: Tensor) -> None:
@@ -161,11 +161,5 @@ def _row_pointer(chunk: _Chunk, slot: Slot, out: Tensor) -> None:
     nodes.place(out[:, 1:], ends.to(out.dtype))
 
 
-_FILL: Mapping[SlotKind, Callable[[_Chunk, Slot, Tensor], None]] = {
-    SlotKind.COPY: _copy,
-    SlotKind.SHIFT: _shift,
-    SlotKind.SEGMENT: _segment,
-    SlotKind.POINTER: _pointer,
-    SlotKind.MASK: _mask,
-    SlotKind.ROW_POINTER: _row_pointer,
-}
+_FILL = (_copy, _shift, _segment, _pointer, _mask, _row_pointer)
+"""In the order of `SlotKind`."""

@@ -136,7 +136,7 @@ class FlatStore(Columns):
             return cls(**vars(read_dictionaries(dataset, set(exclude_keys or ()), levels or {})))
         from popgeo.data.read_pyg import read
 
-        return cls(**vars(read(dataset, exclude_keys, levels, progress_bar)))
+        return cls(**vars(read(dataset, set(exclude_keys or ()), levels, progress_bar)))
 
     def _without(self, names: set[str]) -> "FlatStore":
         """The same graphs without some attributes; without any that counts edges they have none."""

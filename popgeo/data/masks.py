@@ -1,7 +1,6 @@
-"""Masks, True for what is real: what they are called, where they are in a batch, and how they are filled."""
+"""Masks, True for what is real: what they are called, and where they are in a batch."""
 
 import torch
-from torch import Tensor
 
 from popgeo.data.axes import Axis, Level
 from popgeo.data.slots import Slot, SlotKind
@@ -30,19 +29,3 @@ def mask_slot(axis: Axis, num_slots: int) -> Slot:
         dtype=torch.bool,
         num_slots=num_slots,
     )
-
-
-def fill_mask(out: Tensor, num_real: Tensor) -> None:
-    """Writes the masks of several batches.
-
-    Args:
-        out: Where to. bool [num_batches, num_slots]
-        num_real: How many rows of each batch are real. int64 [num_batches]
-
-    Example:
-        >>> out = torch.empty(2, 3, dtype=torch.bool)
-        >>> fill_mask(out, torch.tensor([2, 0]))
-        >>> out.tolist()
-        [[True, True, False], [False, False, False]]
-    """
-    torch.lt(torch.arange(out.shape[1]), num_real[:, None], out=out)

@@ -9,15 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from popgeo.data.attribute_names import (
-    COUNT_EDGES,
-    COUNT_NODES,
-    EDGE_FEATURES,
-    LABELS,
-    NODE_FEATURES,
-    OF_NODES,
-    OF_STRUCTURES,
-)
+from popgeo.data import attribute_names as names
 from popgeo.data.axes import GRAPHS, Attribute, Axis, Level, Levels, StoreKey, ends_of, row_pointer
 from popgeo.data.columns import Columns
 
@@ -96,7 +88,7 @@ def _count_nodes(key: StoreKey, columns: Sequence[JoinedColumn], levels: Mapping
     column = {column.name: column for column in columns}
     stated = {n: levels.get((key, n)) or levels.get(n) for n in column}
     free = [n for n in column if not stated[n]]
-    known = [n for n in column if stated[n] is Level.NODE] + [n for n in free if n in COUNT_NODES]
+    known = [n for n in column if stated[n] is Level.NODE] + [n for n in free if n in names.COUNT_NODES]
     known += [n for n in free if "node" in n] + [n for n in free if n == "z"]
     for name in known:
         if (slices := column[name].slices) is not None:
@@ -105,7 +97,7 @@ def _count_nodes(key: StoreKey, columns: Sequence[JoinedColumn], levels: Mapping
         values, slices = column[name].values, column[name].slices
         if isinstance(values, Tensor) and slices is not None:
             counts = _segment_max(values.amax(dim=0), slices) + 1
-            _refuse_more_rows(counts, [c for c in columns if c.name not in (*COUNT_EDGES, "face")])
+            _refuse_more_rows(counts, [c for c in columns if c.name not in (*names.COUNT_EDGES, "face")])
             return counts
     where = "each graph" if key is None else f"each graph's {key!r}"
     raise ValueError(
@@ -133,7 +125,7 @@ def _refuse_more_rows(guess: Tensor, columns: Sequence[JoinedColumn]) -> None:
 def _count_edges(columns: Sequence[JoinedColumn], num_graphs: int) -> Tensor:
     """Edges of each graph; none if no attribute says so. [num_graphs]"""
     column = {column.name: column for column in columns}
-    for name in [n for n in COUNT_EDGES if n in column] + [n for n in column if "edge" in n]:
+    for name in [n for n in names.COUNT_EDGES if n in column] + [n for n in column if "edge" in n]:
         if (slices := column[name].slices) is not None:
             return slices.diff()
     return torch.zeros(num_graphs, dtype=torch.int64)
@@ -174,12 +166,13 @@ def axis_of(
     doubt = _doubt(name, level, like) if given is None else None
     if level is not Level.GRAPH:
         if level not in like:
-            _refuse_level(name, level, rows, counts.get(level))
+            _refuse_rows(name, level, rows, counts.get(level))
         return Axis(level, key), doubt
     if bool((rows == 1).all()):
         return GRAPHS, doubt
-    if given is None:
-        _check_is_no_feature(name, rows, counts)
+    for feature_level, features in ((Level.NODE, names.NODE_FEATURES), (Level.EDGE, names.EDGE_FEATURES)):
+        if given is None and name in features and feature_level in counts:  # or it would pass for the graph's
+            _refuse_rows(name, feature_level, rows, counts[feature_level])
     axis = Axis(Level.GRAPH, key, name)
     row_pointers[axis] = slices.to(torch.int64)
     return axis, None
@@ -187,9 +180,9 @@ def axis_of(
 
 def _doubt(name: str, level: Level, like: Sequence[Level]) -> Level | None:
     """Another level that fits the numbers of rows, where the name does not tell either."""
-    if level is Level.NODE and Level.EDGE in like and "node" not in name and name not in OF_NODES:
+    if level is Level.NODE and Level.EDGE in like and "node" not in name and name not in names.OF_NODES:
         return Level.EDGE
-    return next(iter(like), None) if level is Level.GRAPH and name not in LABELS and "index" not in name else None
+    return next(iter(like), None) if level is Level.GRAPH and name not in names.LABELS and "index" not in name else None
 
 
 def infer_level(name: str, rows: Tensor, like: Sequence[Level]) -> Level:
@@ -205,11 +198,11 @@ def infer_level(name: str, rows: Tensor, like: Sequence[Level]) -> Level:
         >>> infer_level("x", rows, [Level.NODE]), infer_level("y", torch.tensor([1, 1]), [])
         (<Level.NODE: 'node'>, <Level.GRAPH: 'graph'>)
     """
-    if name in OF_STRUCTURES:
+    if name in names.OF_STRUCTURES:
         return Level.GRAPH
     if Level.EDGE in like and ("edge" in name or name == "e_id"):
         return Level.EDGE
-    if Level.NODE in like and ("node" in name or name in OF_NODES):
+    if Level.NODE in like and ("node" in name or name in names.OF_NODES):
         return Level.NODE
     # By all graphs: a label of five tasks must not become a node's because one graph has five nodes.
     return Level.GRAPH if bool((rows == 1).all()) else next(iter(like), Level.GRAPH)
@@ -220,24 +213,13 @@ def _first(graphs: Tensor) -> int:
     return int(graphs.to(torch.int8).argmax())
 
 
-def _check_is_no_feature(name: str, rows: Tensor, counts: Mapping[Level, Tensor]) -> None:
-    """Positions of fewer atoms than there are would otherwise pass for numbers of the whole graph."""
-    for level, features in ((Level.NODE, NODE_FEATURES), (Level.EDGE, EDGE_FEATURES)):
-        if name in features and level in counts:
-            odd = _first(rows != counts[level])
-            raise ValueError(
-                f"Graph {odd} has {int(rows[odd])} rows in {name!r} and {int(counts[level][odd])} {level.value}s. "
-                f"Correct it, or pass levels={{{name!r}: 'graph'}} if it belongs to the graph."
-            )
-
-
-def _refuse_level(name: str, level: Level, rows: Tensor, expected: Tensor | None) -> None:
+def _refuse_rows(name: str, level: Level, rows: Tensor, expected: Tensor | None) -> None:
     if expected is None:
         raise ValueError(f"levels says {name!r}: {level.value!r}, but its store has no {level.value}s. Say 'graph'.")
     odd = _first(rows != expected)
     raise ValueError(
-        f"levels says {name!r}: {level.value!r}, but in graph {odd} it has {int(rows[odd])} rows and there are "
-        f"{int(expected[odd])} {level.value}s. Correct the attribute or its level."
+        f"Graph {odd} has {int(rows[odd])} rows in {name!r} and {int(expected[odd])} {level.value}s. Correct it, or "
+        f"pass levels={{{name!r}: 'graph'}} if it belongs to the graph."
     )
 
 

@@ -1,6 +1,7 @@
 """Reads datasets of PyG into plain columns: the only file that knows `Data` from `HeteroData`."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -15,17 +16,18 @@ from torch_geometric.data.storage import BaseStorage
 from popgeo.data.attribute_names import MADE_BY_BATCH
 from popgeo.data.axes import Levels, StoreKey
 from popgeo.data.columns import Columns
-from popgeo.data.join_values import join_values, refuse_containers, stated_counts
 from popgeo.data.pyg_counts import JoinedColumn, columns_of
+from popgeo.data.read_dictionaries import join_store, refuse_containers, stated_counts
 from popgeo.native.plain_tensor import plain_tensor
 from popgeo.progress import progress
 
+_Joined = dict[StoreKey, list[JoinedColumn]]
 
-def read(dataset: Any, exclude_keys: Sequence[str] | None, levels: Levels | None, progress_bar: bool | None) -> Columns:
+
+def read(dataset: Any, excluded: set[str], levels: Levels | None, progress_bar: bool | None) -> Columns:
     """Reads a list of graphs or a dataset of PyG, as `FlatStore.from_dataset` says."""
     if len(dataset) == 0:
         raise ValueError(f"The dataset ({type(dataset).__name__}) is empty; a batch needs at least one graph.")
-    excluded = set(exclude_keys or ())
     if isinstance(dataset, (list, tuple)):
         return _read_list(dataset, excluded, levels)
     if isinstance(dataset, InMemoryDataset) and dataset.slices is not None and why_not_collated(dataset) is None:
@@ -50,39 +52,32 @@ def _read_list(graphs: Sequence[Data | HeteroData], excluded: set[str], levels: 
     """Reads a list of graphs, concatenating each attribute once."""
     _check_kinds(graphs)
     first = graphs[0]
-    columns: dict[StoreKey, list[JoinedColumn]] = {}
+    columns: _Joined = {}
     stated: dict[StoreKey, Tensor] = {}
     for position, store in enumerate(first.stores):
-        stores = [graph.stores[position] for graph in graphs]
-        _check_names(stores, excluded)
-        columns[store._key] = []
-        for name in [name for name in store.keys() if name not in excluded | MADE_BY_BATCH]:  # noqa: SIM118
-            values, slices = join_values(name, [s[name] for s in stores], partial(_cat_dim, first, store, name))
-            column = _column(first, store, name, values, slices, lambda: graphs)
-            columns[store._key].append(replace(column, is_number=not isinstance(store[name], Tensor)))
-        if "num_nodes" in store:
-            stated[store._key] = stated_counts([s["num_nodes"] for s in stores])
-    return columns_of(type(first), *_types_of(first), columns, stated, levels, len(graphs))
+        mappings = [graph.stores[position]._mapping for graph in graphs]
+        columns[store._key], counts = join_store(mappings, excluded, partial(_cat_dim, first, store))
+        if counts is not None:
+            stated[store._key] = counts
+    return columns_of(type(first), *_types_of(first), _asked(type(first), columns, graphs), stated, levels, len(graphs))
 
 
 def _read_collated(dataset: InMemoryDataset, excluded: set[str], levels: Levels | None) -> Columns:
     """Reads the storage of an `InMemoryDataset`, which is concatenated already, without a copy."""
     data, all_slices = dataset._data, dataset.slices
     num_graphs = InMemoryDataset.len(dataset)
-
-    def graphs() -> Iterable[Any]:
-        return (separate(type(data), data, i, all_slices, decrement=False) for i in range(num_graphs))
-
-    columns: dict[StoreKey, list[JoinedColumn]] = {}
+    columns: _Joined = {}
     stated: dict[StoreKey, Tensor] = {}
     for store in data.stores:
         # Attributes of a whole graph have their slices at the top, next to those of the node and edge types.
         slices = all_slices if store._key is None else all_slices.get(store._key, {})
         names = [name for name in store.keys() if name in slices and name not in excluded | MADE_BY_BATCH]  # noqa: SIM118
-        columns[store._key] = [_column(data, store, name, store[name], slices[name], graphs) for name in names]
+        columns[store._key] = [_column(data, store, name, store[name], slices[name]) for name in names]
         if "_num_nodes" in store.__dict__:
             stated[store._key] = stated_counts(store._num_nodes)
     indices = None if dataset._indices is None else np.asarray(dataset._indices, dtype=np.int64)
+    graphs = (separate(type(data), data, i, all_slices, decrement=False) for i in range(num_graphs))
+    columns = _asked(type(data), columns, graphs)
     return columns_of(type(data), *_types_of(data), columns, stated, levels, num_graphs, indices)
 
 
@@ -91,46 +86,34 @@ def _types_of(data: Data | HeteroData) -> tuple[tuple[StoreKey, ...], tuple[Stor
     return tuple(store._key for store in data.node_stores), tuple(store._key for store in data.edge_stores)
 
 
-def _column(
-    data: Data | HeteroData,
-    store: BaseStorage,
-    name: str,
-    values: Any,
-    slices: Tensor | None,
-    graphs: Callable[[], Iterable[Any]],
-) -> JoinedColumn:
+def _asked(data_cls: type[Data | HeteroData], columns: _Joined, graphs: Iterable[Any]) -> _Joined:
+    """The columns with what `__inc__` says of each graph; graphs are made and asked only if their class has its own."""
+    if data_cls.__inc__ in (Data.__inc__, HeteroData.__inc__):
+        return columns
+    asked: dict[tuple[StoreKey, str], list[Tensor]] = defaultdict(list)
+    for graph in graphs:
+        for store in graph.stores:
+            for name in [column.name for column in columns[store._key] if column.slices is not None]:
+                asked[store._key, name].append(torch.as_tensor(graph.__inc__(name, store[name], store)))
+    own = {place: torch.stack(numbers) for place, numbers in asked.items()}
+    return {key: [replace(c, increments=own.get((key, c.name))) for c in of] for key, of in columns.items()}
+
+
+def _column(data: Data | HeteroData, store: BaseStorage, name: str, values: Any, slices: Tensor | None) -> JoinedColumn:
     if slices is None or not isinstance(values, Tensor):
         refuse_containers(name, values)
         return JoinedColumn(name=name, values=list(values))
     values = plain_tensor(name, values)
-    dim = data.__cat_dim__(name, values, store)
+    dim = _cat_dim(data, store, name, values)
     num_rows = len(values) if dim is None else values.size(dim)
     if slices[0] != 0 or slices[-1] != num_rows or bool((slices.diff() < 0).any()):
         raise ValueError(f"The slices of {name!r} do not lead through its {num_rows} rows. Process the dataset again.")
-    return JoinedColumn(
-        name=name,
-        values=values.contiguous(),
-        slices=slices,
-        dim=0 if dim is None or values.dim() == 0 else int(dim) % values.dim(),
-        increments=_asked_increments(data, store._key, name, graphs),
-    )
+    dim = 0 if dim is None or values.dim() == 0 else int(dim) % values.dim()
+    return JoinedColumn(name=name, values=values.contiguous(), slices=slices, dim=dim)
 
 
 def _cat_dim(data: Data | HeteroData, store: BaseStorage, name: str, value: Tensor) -> int | None:
     return data.__cat_dim__(name, value, store)
-
-
-def _asked_increments(
-    data: Data | HeteroData, key: StoreKey, name: str, graphs: Callable[[], Iterable[Any]]
-) -> Tensor | None:
-    """What `__inc__` says of each graph; graphs are made and asked only where their class has its own `__inc__`."""
-    if type(data).__inc__ in (Data.__inc__, HeteroData.__inc__):
-        return None
-    asked = []
-    for graph in graphs():
-        store = next(store for store in graph.stores if store._key == key)
-        asked.append(torch.as_tensor(graph.__inc__(name, store[name], store)))
-    return torch.stack(asked)
 
 
 def _check_kinds(graphs: Sequence[Any]) -> None:
@@ -153,17 +136,3 @@ def _check_kinds(graphs: Sequence[Any]) -> None:
                     f"Graph {index} has the node and edge types {[s._key for s in graph.stores][1:]}, graph 0 has "
                     f"{types[1:]}. Give every graph all types in one order, empty ones included."
                 )
-
-
-def _check_names(stores: Sequence[BaseStorage], excluded: set[str]) -> None:
-    expected = set(stores[0].keys()) - excluded
-    same = stores[0]._mapping.keys()
-    for index, store in enumerate(stores):
-        if store._mapping.keys() == same:  # seldom otherwise, and ten times as fast as what follows
-            continue
-        odd = (set(store.keys()) - excluded) ^ expected
-        if odd:
-            raise ValueError(
-                f"Graphs 0 and {index} differ in the attributes {sorted(odd)}; all graphs of a batch need the same. "
-                f"Set them everywhere or pass exclude_keys={sorted(odd)}."
-            )

@@ -87,12 +87,11 @@ class Slicer:
         return running.view(-1, *outer, *[1] * trailing)
 
     def _by_store(self, entry: Callable[[Attribute], Any]) -> dict[Any, Any]:
-        if not self.store.is_hetero:
-            return {attribute.name: entry(attribute) for attribute in self.store.attributes}
-        nested: dict[Any, Any] = {key: {} for key in (*self.store.node_types, *self.store.edge_types)}
+        types = (*self.store.node_types, *self.store.edge_types)
+        found: dict[Any, Any] = {key: {} for key in types if key is not None}
         for attribute in self.store.attributes:
-            (nested if attribute.store is None else nested[attribute.store])[attribute.name] = entry(attribute)
-        return nested
+            (found if attribute.store is None else found[attribute.store])[attribute.name] = entry(attribute)
+        return found
 
 
 def state_num_nodes(batch: Any, of_graphs: Mapping[Any, list[int]], of_batch: Mapping[Any, Any]) -> None:

@@ -42,9 +42,7 @@ def sort_edges(store: Self) -> Self:
         if index is None:
             row_ends[axis.store] = torch.zeros(int(nodes[-1]), dtype=torch.int64)
             continue
-        graph = torch.repeat_interleave(edges.diff())
-        destination = index.tensor[1].to(torch.int64)
-        destination = destination + nodes[:-1][graph]
+        destination = index.tensor[1].to(torch.int64) + nodes[:-1][torch.repeat_interleave(edges.diff())]
         if bool((destination.diff() < 0).any()):
             order = torch.from_numpy(np.argsort(destination.numpy(), kind="stable"))
             for i, one in enumerate(attributes):

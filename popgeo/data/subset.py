@@ -84,7 +84,5 @@ def _kept(
 def _renumbered(pointer: Tensor, keep: Tensor | None) -> Tensor:
     """The number, within its graph, that each node has afterwards. [number of nodes before]"""
     owner = torch.repeat_interleave(pointer.diff())
-    if keep is None:
-        return torch.arange(int(pointer[-1])) - pointer[:-1][owner]
-    before = row_pointer(keep.to(torch.int64))
+    before = torch.arange(int(pointer[-1]) + 1) if keep is None else row_pointer(keep.to(torch.int64))
     return before[:-1] - before[pointer[:-1]][owner]

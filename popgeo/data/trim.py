@@ -96,7 +96,13 @@ class Joined:
         for axis, limit in limits.items():
             left = int(keep[axis].sum()) if axis in keep else self.counts[axis]
             if left > limit:
-                _refuse(axis, left, limit, nodes, edges)
+                is_node = axis.level is Level.NODE
+                remedy = "one that trims nodes" if is_node and not nodes else "OverSizeStrategy.TrimNodesAndEdges"
+                raise ValueError(
+                    f"{'After' if nodes or edges else 'Without'} trimming, {left} {axis.label} are left and {limit} "
+                    f"fit. Raise FixedSizeOptions.num_{axis.level.value}s to {left + is_node}, put less into a batch, "
+                    f"or pass {remedy}."
+                )
         return keep
 
     def _nodes_left(self, axis: Axis, excess: int, generator: torch.Generator) -> Tensor:
@@ -138,30 +144,6 @@ class Joined:
         return ~goes[pair]
 
 
-def _refuse(axis: Axis, left: int, limit: int, nodes: bool, edges: bool) -> None:
-    is_node = axis.level is Level.NODE
-    remedy = "one that trims nodes" if is_node and not nodes else "OverSizeStrategy.TrimNodesAndEdges"
-    raise ValueError(
-        f"{'After' if nodes or edges else 'Without'} trimming, {left} {axis.label} are left and {limit} fit. Raise "
-        f"FixedSizeOptions.num_{axis.level.value}s to {left + is_node}, put less into a batch, or pass {remedy}."
-    )
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Trimmed:
-    """A flat dataset cut down to size, and what it lost.
-
-    Args:
-        store: The remaining graphs.
-        num_nodes: Nodes that each graph lost, over all types. int64 [num_graphs]
-        num_edges: Edges that each graph lost, over all types. int64 [num_graphs]
-    """
-
-    store: FlatStore
-    num_nodes: Tensor
-    num_edges: Tensor
-
-
 def trim(
     store: FlatStore,
     limits: np.ndarray,
@@ -170,7 +152,7 @@ def trim(
     edges: bool,
     generator: torch.Generator,
     protect: str | None = None,
-) -> Trimmed:
+) -> tuple[FlatStore, Tensor]:
     """Removes random nodes and edges until all graphs together fit into one batch.
 
     Every graph keeps a node of each type that it has. An edge goes when one of its ends goes; both directions of an
@@ -184,16 +166,21 @@ def trim(
         generator: Source of randomness.
         protect: A boolean node attribute, True for nodes that must stay, such as the seeds of a neighbour sampler.
 
+    Returns:
+        The remaining graphs; and how many nodes, and how many edges, over all types, each graph lost.
+        int64 [2, num_graphs]
+
     Raises:
         ValueError: too much is left although all that may go has gone.
 
     Example:
         >>> from torch_geometric.data import Data
         >>> graph = Data(x=torch.arange(5.0), edge_index=torch.tensor([[0, 1], [1, 0]]), seed=torch.arange(5) < 2)
-        >>> trimmed = trim(FlatStore.from_dataset([graph]), np.array([2, 9]), nodes=True, edges=False,
-        ...                generator=torch.Generator(), protect="seed")
-        >>> trimmed.store.attributes[0].values, trimmed.num_nodes
-        (tensor([0., 1.]), tensor([3]))
+        >>> left, lost = trim(FlatStore.from_dataset([graph]), np.array([2, 9]), nodes=True, edges=False,
+        ...                   generator=torch.Generator(), protect="seed")
+        >>> left.attributes[0].values, lost
+        (tensor([0., 1.]), tensor([[3],
+                [0]]))
     """
     require_certain(
         (a for a in store.attributes if a.axis != GRAPHS and a.name != protect),
@@ -214,7 +201,7 @@ def trim(
         check_numbering(store, " or OverSizeStrategy.TrimEdges")
     left = keep_rows(store, keep)
     lost = torch.from_numpy(store.sizes - left.sizes)
-    return Trimmed(store=left, num_nodes=lost[:, : len(types)].sum(1), num_edges=lost[:, len(types) :].sum(1))
+    return left, torch.stack([lost[:, : len(types)].sum(1), lost[:, len(types) :].sum(1)])
 
 
 def check_numbering(store: FlatStore, remedy: str = "") -> None:

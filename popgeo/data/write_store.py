@@ -71,7 +71,8 @@ def write(
             numbers, known = range(start, start + len(some)), completed(levels, writer.levels)
             return flat_graphs(some, numbers, writer.check, levels=known, **choices)
 
-        if transform is None and not isinstance(graphs, (list, tuple)) and _lies_flat(graphs):
+        is_dataset = not isinstance(graphs, (list, tuple)) and _is_indexed(graphs)
+        if transform is None and is_dataset and why_not_flat(graphs) is None:
             store = FlatStore.from_dataset(graphs, levels=levels, **choices)
             parts: Blocks = partial(blocks, store, max_bytes=buffer_bytes)
         else:
@@ -96,8 +97,8 @@ def transform_name(*transforms: Any) -> str | None:
     return ", ".join(names) or None
 
 
-def _lies_flat(graphs: Any) -> bool:
-    return hasattr(graphs, "__getitem__") and hasattr(graphs, "__len__") and why_not_flat(graphs) is None
+def _is_indexed(graphs: Any) -> bool:
+    return hasattr(graphs, "__getitem__") and hasattr(graphs, "__len__")
 
 
 def _joined(
@@ -109,7 +110,11 @@ def _joined(
 ) -> Iterator[Columns]:
     """Blocks of graphs that come one by one, from number `position` on."""
     size, bundle = 0, list[Graph]()
-    for graph in _from(graphs, position):
+    # Datasets are asked only for the graphs from that number on.
+    rest = (
+        map(graphs.__getitem__, range(position, len(graphs))) if _is_indexed(graphs) else islice(graphs, position, None)
+    )
+    for graph in rest:
         graph = graph if transform is None else transform(graph)
         if not isinstance(graph, (Data, HeteroData)):
             raise ValueError(f"Graph {position + len(bundle)} is a {type(graph).__name__}, not Data or HeteroData.")
@@ -121,13 +126,6 @@ def _joined(
             position, bundle, size = position + len(bundle), [], 0
     if bundle:
         yield join(bundle, position)
-
-
-def _from(graphs: Any, start: int) -> Iterator[Graph]:
-    """The graphs from a number on; datasets are asked for them only."""
-    if hasattr(graphs, "__getitem__") and hasattr(graphs, "__len__"):
-        return (graphs[i] for i in range(start, len(graphs)))
-    return islice(iter(graphs), start, None)
 
 
 def _bytes(graph: Graph) -> int:

@@ -152,18 +152,14 @@ class Window:
         """Of a few graphs of these first sizes the one, or the pair, that fits in best proportion."""
         steer = len(self.left) > 1
         candidates = CANDIDATES if steer else 1
-        others: list[int] = []
-        if large < 0:
-            members = self._some(small, candidates)
-        elif small == large:
+        if small == large:
             members = self._some(small, 2 * candidates)
             half = len(members) // 2
-            members, others = members[:half], members[half:]
+            parts = [members[:half], members[half:]]
         else:
-            others = self._some(large, candidates)
-            members = self._some(small, candidates)
-        pairs = [(p, q) for p in members for q in others] if large >= 0 else [(p,) for p in members]
-        scores = [(score, pair) for pair in pairs if (score := self._score(pair, steer)) is not None]
+            others = [self._some(large, candidates)] if large >= 0 else []
+            parts = [self._some(small, candidates), *others]
+        scores = [(score, chosen) for chosen in product(*parts) if (score := self._score(chosen, steer)) is not None]
         return min(scores, key=lambda scored: scored[0])[1] if scores else ()
 
     def _some(self, first: int, count: int) -> list[int]:
@@ -196,36 +192,22 @@ def completions(room: int, present: Sequence[int], counts: Mapping[int, int], *,
         >>> completions(10, [3, 5, 7, 10], {3: 4, 5: 2, 7: 1, 10: 1}, pair=True)
         ([(10, -1), (3, 7), (5, 5)], [8, 8, 2])
     """
-    best = present[bisect_right(present, room) - 1]
-    alone = [(best, -1)], [counts[best] * sum(counts.values())]
-    if not pair:
-        return alone
-    options, weights = alone if best == room else ([], [])
-    # Some pair mostly fills the room to the last, and a look-up finds the partner of each size.
-    for small in present:
-        if 2 * small > room:
+    last = bisect_right(present, room) - 1
+    best = present[last]
+    options, weights = [(best, -1)], [counts[best] * sum(counts.values())]
+    for small in present if pair else ():
+        rest = room - small
+        if small > rest:
             break
-        if num_large := counts.get(room - small):
-            num_small = counts[small]
-            if weight := 2 * num_small * num_large if 2 * small < room else num_small * (num_small - 1):
-                options.append((small, room - small))
-                weights.append(weight)
-    return (options, weights) if options else _closest(room, present, counts, alone)
-
-
-def _closest(room: int, present: Sequence[int], counts: Mapping[int, int], alone: _Options) -> _Options:
-    """The same if nothing fills the room to the last: for each size the largest that still fits next to it."""
-    options, weights = alone
-    best = options[0][0]
-    for small in present:
-        if 2 * small > room:
-            break
-        large = present[bisect_right(present, room - small) - 1]
-        num_small, num_large = counts[small], counts[large]
-        weight = 2 * num_small * num_large if small < large else num_small * (num_small - 1)
-        if weight and small + large > best:
-            best, options, weights = small + large, [], []
-        if weight and small + large == best:
+        while present[last] > rest:  # the larger one, the smaller its partner
+            last -= 1
+        large = present[last]
+        if small + large < best:
+            continue
+        num_small = counts[small]
+        if weight := 2 * num_small * counts[large] if small < large else num_small * (num_small - 1):
+            if small + large > best:
+                best, options, weights = small + large, [], []
             options.append((small, large))
             weights.append(weight)
     return options, weights

@@ -139,9 +139,8 @@ class Packs(Sequence[Ids]):
             array([0, 2, 3, 4])
         """
         chunks = [Packs.from_lists([]), *chunks]
-        ends = np.cumsum([chunk.ptr[-1] for chunk in chunks])
-        moved = (chunk.ptr[1:] + end for chunk, end in zip(chunks[1:], ends, strict=False))
-        ptr = np.concatenate([chunks[0].ptr, *moved])
+        lengths = np.concatenate([np.diff(chunk.ptr) for chunk in chunks])
+        ptr = np.concatenate([[0], np.cumsum(lengths)])
         indices = np.concatenate([chunk.indices for chunk in chunks])
         return Packs(indices, ptr, np.concatenate([chunk.skipped for chunk in chunks]))
 

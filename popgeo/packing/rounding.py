@@ -51,17 +51,12 @@ def round_to_packs(solution: Fractional, sizes: Histogram) -> SizePlan:
                 break
             held = kind > 0
             whole = min(count, int((left[held] // kind[held]).min()))
-            packs[_contents(sizes.sizes, kind)] += whole
+            packs[tuple(np.repeat(sizes.sizes, kind)[::-1].tolist())] += whole
             left -= whole * kind
             count -= whole
     packs += fill_exactly(sizes.sizes, left.tolist(), sizes.capacity, sizes.num_graphs)
     # Sizes that were rounded up to units need more packs than the real ones may; only volume bounds those.
     return SizePlan.of(sizes, packs.items(), solution.bound if sizes.unit == 1 else sizes.bound)
-
-
-def _contents(sizes: Sequence[int], kind: np.ndarray) -> tuple[int, ...]:
-    contents = (size for size, count in zip(sizes, kind.tolist(), strict=True) for _ in range(count))
-    return tuple(sorted(contents, reverse=True))
 
 
 def _fullest(values: list[int], left: list[int], capacity: int, num_graphs: int) -> tuple[int, ...]:
@@ -77,12 +72,10 @@ def _fullest(values: list[int], left: list[int], capacity: int, num_graphs: int)
     contents: list[int] = []
     for i, size in enumerate(values):
         most = min(left[i], num_graphs - len(contents), room // size if size else left[i])
-        # With graphs of this size taken, the rest must still be reachable by smaller ones.
-        for take in range(most, -1, -1):
-            if (reach[i + 1] >> (room - take * size)) & 1:
-                break
-        else:
-            take = most  # the number of graphs, which `reach` does not know, is in the way
+        # With graphs of this size taken, the rest must still be reachable by smaller ones; if none is, the number of
+        # graphs, which `reach` does not know, is in the way.
+        reachable = (n for n in range(most, -1, -1) if (reach[i + 1] >> (room - n * size)) & 1)
+        take = next(reachable, most)
         contents += [size] * take
         room -= take * size
     return tuple(contents)

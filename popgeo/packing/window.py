@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from fractions import Fraction
 from itertools import islice
+from typing import Any
 
 import numpy as np
 import torch
@@ -157,26 +158,23 @@ def _open(budget: Budget, window: int, key: int) -> "_Compiled | exact_fill.Wind
     return _Compiled(new, budget, window, key) if new else exact_fill.Window(budget, window, key)
 
 
-def _bound(name: str, argtypes: tuple[type, ...], restype: type | None = None) -> Callable[..., int]:
-    bound = library.function(name, argtypes, restype)
-    assert bound is not None, f"the library holds popgeo_window_new, so it holds {name}"
-    return bound
-
-
 class _Compiled:
     """`exact_fill.Window`, compiled."""
 
     NEW = (ctypes.c_int, _POINTER, ctypes.c_int64, ctypes.c_int, ctypes.c_uint64)
 
     def __init__(self, new: Callable[..., int | None], budget: Budget, window: int, key: int) -> None:
-        self._push = _bound("popgeo_window_push", (_POINTER,) * 3 + (ctypes.c_int64, ctypes.c_int), ctypes.c_int64)
-        self._num_ids = _bound("popgeo_window_num_ids", (_POINTER,), ctypes.c_int64)
-        self._read = _bound("popgeo_window_read", (_POINTER,) * 3)
+        # The library holds popgeo_window_new, so it holds these.
+        push = (_POINTER,) * 3 + (ctypes.c_int64, ctypes.c_int)
+        self._push: Any = library.function("popgeo_window_push", push, ctypes.c_int64)
+        self._num_ids: Any = library.function("popgeo_window_num_ids", (_POINTER,), ctypes.c_int64)
+        self._read: Any = library.function("popgeo_window_read", (_POINTER,) * 3)
+        free: Any = library.function("popgeo_window_free", (_POINTER,))
         limits = np.array(budget.sizes, np.int64)
         self._handle = new(len(limits), limits.ctypes.data, min(budget.num_graphs, 2**62), window, key)
         if not self._handle:
             raise MemoryError(f"No memory for a window of {window} graphs; pass a smaller window.")
-        weakref.finalize(self, _bound("popgeo_window_free", (_POINTER,)), self._handle)
+        weakref.finalize(self, free, self._handle)
 
     def push(self, ids: Ids, table: NDArray[np.int64], *, last: bool) -> Packs:
         ids, table = np.ascontiguousarray(ids), np.ascontiguousarray(table)

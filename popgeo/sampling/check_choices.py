@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -47,7 +47,11 @@ class Choices:
     temporal: bool
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "subgraph_type", _subgraph_type(self.subgraph_type))
+        subgraph_type = getattr(self.subgraph_type, "value", self.subgraph_type)  # PyG's `SubgraphType` has names
+        if subgraph_type not in _SUBGRAPHS:
+            kinds = ", ".join(map(repr, _SUBGRAPHS))
+            raise ValueError(f"subgraph_type is {self.subgraph_type!r}; it is one of {kinds}.")
+        object.__setattr__(self, "subgraph_type", subgraph_type)
         object.__setattr__(self, "temporal_strategy", TemporalStrategy(self.temporal_strategy))
         object.__setattr__(self, "disjoint", self.disjoint or self.temporal)
         if self.last and self.replace:
@@ -59,14 +63,6 @@ class Choices:
     def last(self) -> bool:
         """Whether the latest neighbours are taken."""
         return self.temporal_strategy is TemporalStrategy.LAST
-
-
-def _subgraph_type(kind: Any) -> str:
-    """The name of a kind of subgraphs; of PyG's `SubgraphType`, the name that it has there."""
-    name = getattr(kind, "value", kind)
-    if name not in _SUBGRAPHS:
-        raise ValueError(f"subgraph_type is {kind!r}; it is one of {', '.join(map(repr, _SUBGRAPHS))}.")
-    return name
 
 
 def ends(edge_type: EdgeType, graph: CompressedGraph) -> tuple[str, str]:

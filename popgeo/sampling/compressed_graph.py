@@ -66,18 +66,14 @@ class CompressedGraph:
     def __post_init__(self) -> None:
         object.__setattr__(self, "direction", Direction(self.direction))
         _check_rows(self.rowptr, self.col, self.num_cols)
-        for name, tensor, dtypes in (
-            ("perm", self.perm, (self.col.dtype,)),
-            ("weight", self.weight, _WEIGHTS),
-            ("time", self.time, (torch.int64,)),
-        ):
-            if tensor is not None:
-                _check_column(name, tensor, self.num_edges, dtypes)
         if self.perm is not None:
+            _check_column("perm", self.perm, self.num_edges, (self.col.dtype,))
             check_range("perm", self.perm, self.num_edges)
         if self.weight is not None:
+            _check_column("weight", self.weight, self.num_edges, _WEIGHTS)
             _check_weights(self.weight)
         if self.time is not None:
+            _check_column("time", self.time, self.num_edges, (torch.int64,))
             falls = (self.time[1:] < self.time[:-1]).nonzero().flatten() + 1
             if not bool(torch.isin(falls, self.rowptr).all()):
                 raise ValueError("CompressedGraph.time falls inside a row; from_edge_index sorts each row by time.")
@@ -114,16 +110,14 @@ class CompressedGraph:
         """
         num_sources, num_destinations = num_nodes if isinstance(num_nodes, tuple) else (num_nodes, num_nodes)
         edge_index = plain_tensor("edge_index", edge_index)
-        _check_edge_index(edge_index, num_sources, num_destinations)
+        check_edge_index("edge_index", edge_index, num_sources, num_destinations)
         if node_time is not None and edge_time is not None:
             raise ValueError("Both node_time and edge_time are given; the time of an edge is one of them.")
         source, destination = library.as_read(edge_index[0]), library.as_read(edge_index[1])
         num_edges = len(source)
         direction = Direction(direction)
-        if direction is Direction.INCOMING:
-            rows, cols, num_rows, num_cols = destination, source, num_destinations, num_sources
-        else:
-            rows, cols, num_rows, num_cols = source, destination, num_sources, num_destinations
+        ends = (source, num_sources), (destination, num_destinations)
+        (rows, num_rows), (cols, num_cols) = ends[::-1] if direction is Direction.INCOMING else ends
         for name, column, length in (
             ("edge_weight", edge_weight, num_edges),
             ("node_time", node_time, num_cols),
@@ -131,9 +125,13 @@ class CompressedGraph:
         ):
             if column is not None and column.shape != (length,):
                 raise ValueError(f"{name} has shape {tuple(column.shape)}; it needs ({length},).")
+            if column is not None and name != "edge_weight" and column.dtype not in (torch.int32, torch.int64):
+                raise ValueError(f"{name} is {column.dtype}; times are whole numbers, such as seconds, in torch.int64.")
         rowptr, col, perm = compress(rows, cols, num_rows, _index_dtype(dtype, max(num_rows, num_cols, num_edges)))
-        time = _time_of_edges(col, perm, node_time, edge_time)
+        time = node_time if edge_time is None else edge_time
         if time is not None:
+            places = col if edge_time is None else perm
+            time = library.as_read(time.long() if places is None else time.long()[places])
             time, col, perm = sort_rows(rowptr, time, col, perm)
         weight = edge_weight
         if weight is not None:
@@ -169,29 +167,20 @@ def _index_dtype(dtype: torch.dtype | None, largest: int) -> torch.dtype:
     return dtype
 
 
-def _time_of_edges(
-    col: Tensor, perm: Tensor | None, node_time: Tensor | None, edge_time: Tensor | None
-) -> Tensor | None:
-    """When each edge may be used from, in the order of the rows."""
-    for name, time in (("node_time", node_time), ("edge_time", edge_time)):
-        if time is not None and time.dtype not in (torch.int32, torch.int64):
-            raise ValueError(f"{name} is {time.dtype}; times are whole numbers, such as seconds, in torch.int64.")
-    if node_time is not None:
-        return node_time.long()[col]
-    if edge_time is None:
-        return None
-    return edge_time.long().clone() if perm is None else edge_time.long()[perm]
+def check_edge_index(name: str, edge_index: Tensor, num_sources: int, num_destinations: int) -> None:
+    """Refuses what is not edges between nodes that there are.
 
-
-def _check_edge_index(edge_index: Tensor, num_sources: int, num_destinations: int) -> None:
+    Raises:
+        ValueError: its dtype, shape or device is wrong, or a node is out of range.
+    """
     if edge_index.dim() != 2 or edge_index.shape[0] != 2 or edge_index.dtype not in (torch.int32, torch.int64):
-        raise ValueError(f"edge_index is {edge_index.dtype} {[*edge_index.shape]}; pass int32 or int64 [2, num_edges].")
+        raise ValueError(f"{name} is {edge_index.dtype} {[*edge_index.shape]}; pass int32 or int64 [2, num_edges].")
     if edge_index.device.type != "cpu":
-        raise ValueError(f"edge_index is on {edge_index.device}; graphs are compressed and sampled on the processor.")
+        raise ValueError(f"{name} is on {edge_index.device}; graphs are compressed and sampled on the processor.")
     if min(num_sources, num_destinations) < 0:
         raise ValueError(f"num_nodes is {(num_sources, num_destinations)}; a number of nodes is 0 or more.")
-    check_range("edge_index[0]", edge_index[0], num_sources)
-    check_range("edge_index[1]", edge_index[1], num_destinations)
+    check_range(f"{name}[0]", edge_index[0], num_sources)
+    check_range(f"{name}[1]", edge_index[1], num_destinations)
 
 
 def check_range(name: str, index: Tensor, limit: int) -> None:

@@ -14,14 +14,11 @@ from enum import Enum
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from popgeo.random_numbers import Words, hash64, keys_of, new_key
-from popgeo.sampling.compressed_graph import CompressedGraph, check_range
-from popgeo.sampling.draw import first_place
-
-_Places = NDArray[np.int64]
+from popgeo.sampling.compressed_graph import CompressedGraph, check_edge_index
+from popgeo.sampling.draw import Places, first_place
 
 
 class NegativeMode(str, Enum):
@@ -65,25 +62,16 @@ class NonEdges:
         Raises:
             ValueError: an index is negative or too large, or a shape is wrong.
         """
-        # Sorting by destination and then, stably, by source leaves the destinations of each source in order.
-        by_destination = CompressedGraph.from_edge_index(edge_index, num_nodes)
-        destinations = torch.repeat_interleave(torch.arange(by_destination.num_rows), by_destination.rowptr.diff())
-        turned = torch.stack([by_destination.col.long(), destinations])
-        graph = CompressedGraph.from_edge_index(turned, num_nodes, direction="outgoing")
-        return NonEdges._without_repeats(graph)
+        graph = CompressedGraph.from_edge_index(edge_index, num_nodes, direction="outgoing")
+        row = torch.repeat_interleave(torch.arange(graph.num_rows), graph.rowptr.diff())
+        pairs = torch.from_numpy(np.unique((row * graph.num_cols + graph.col).numpy()))
+        rowptr = torch.searchsorted(pairs, torch.arange(graph.num_rows + 1) * graph.num_cols)
+        return NonEdges(rowptr=rowptr, col=pairs % max(1, graph.num_cols), num_destinations=graph.num_cols)
 
     @staticmethod
     def none(num_nodes: int | tuple[int, int]) -> "NonEdges":
         """All pairs, edges among them: negatives that are merely random, as PyTorch Geometric's loaders draw them."""
         return NonEdges.from_edge_index(torch.empty(2, 0, dtype=torch.int64), num_nodes)
-
-    @staticmethod
-    def _without_repeats(graph: CompressedGraph) -> "NonEdges":
-        row = torch.repeat_interleave(torch.arange(graph.num_rows), graph.rowptr.diff())
-        first = torch.ones(graph.num_edges, dtype=torch.bool)
-        first[1:] = (graph.col[1:] != graph.col[:-1]) | (row[1:] != row[:-1])
-        rowptr = torch.cat([torch.zeros(1, dtype=torch.int64), torch.bincount(row[first], minlength=graph.num_rows)])
-        return NonEdges(rowptr=rowptr.cumsum(0), col=graph.col[first].long(), num_destinations=graph.num_cols)
 
     def __post_init__(self) -> None:
         if self.num_sources * self.num_destinations >= 2**62:
@@ -104,7 +92,7 @@ class NonEdges:
             f"{len(self):,} pairs without an edge)"
         )
 
-    def pairs_before(self, sources: _Places) -> _Places:
+    def pairs_before(self, sources: Places) -> Places:
         """How many pairs without an edge have a smaller source."""
         return sources * self.num_destinations - self.rowptr.numpy()[sources]
 
@@ -143,10 +131,7 @@ def sample_negatives(
     if not 0 < amount < 2**31 or (mode is NegativeMode.TRIPLET and amount != int(amount)):
         kind = "a whole number of 1 or more" if mode is NegativeMode.TRIPLET else "more than 0"
         raise ValueError(f"amount is {amount}; in mode {mode.value!r} it must be {kind}.")
-    if positives.dim() != 2 or positives.shape[0] != 2 or positives.dtype not in (torch.int32, torch.int64):
-        raise ValueError(f"positives are {positives.dtype} {list(positives.shape)}; pass int64 [2, num_positives].")
-    check_range("positives[0]", positives[0], non_edges.num_sources)
-    check_range("positives[1]", positives[1], non_edges.num_destinations)
+    check_edge_index("positives", positives, non_edges.num_sources, non_edges.num_destinations)
     number = math.ceil(positives.shape[1] * amount)
     keys = keys_of(new_key(seed), np.arange(number))
     if mode is NegativeMode.TRIPLET:
@@ -161,12 +146,14 @@ def sample_negatives(
         if number and not len(non_edges):
             raise ValueError(f"{non_edges}: every pair has an edge, so there is no negative to draw.")
         ranks = below(keys, np.full(number, len(non_edges)))
-        sources = _sources_of(non_edges, ranks)
+        # The source of the pair of each rank is the last one that has at most `rank` pairs before it.
+        every = np.zeros_like(ranks), np.full_like(ranks, non_edges.num_sources)
+        sources = first_place(*every, lambda sources, rows: non_edges.pairs_before(sources + 1) > ranks[rows])
         ranks = ranks - non_edges.pairs_before(sources)
     return torch.from_numpy(np.stack([sources, destinations_of(non_edges, sources, ranks)]))
 
 
-def below(keys: Words, limits: _Places) -> _Places:
+def below(keys: Words, limits: Places) -> Places:
     """Whole numbers below limits of up to 62 bits: as many random bits as the limit has, again if they reach it."""
     bits = np.frexp(np.maximum(limits - 1, 1).astype(np.float64))[1]  # one too many near powers of 2 beyond 2^53
     shift = (64 - bits).astype(np.uint64)
@@ -179,13 +166,7 @@ def below(keys: Words, limits: _Places) -> _Places:
     return drawn
 
 
-def _sources_of(non_edges: NonEdges, ranks: _Places) -> _Places:
-    """The source of the pair of each rank: the last one that has at most `rank` pairs before it."""
-    every = np.zeros_like(ranks), np.full_like(ranks, non_edges.num_sources)
-    return first_place(*every, lambda sources, rows: non_edges.pairs_before(sources + 1) > ranks[rows])
-
-
-def destinations_of(non_edges: NonEdges, sources: _Places, ranks: _Places) -> _Places:
+def destinations_of(non_edges: NonEdges, sources: Places, ranks: Places) -> Places:
     """The destination of rank r among those that a source has no edge to.
 
     Joined destination d, the i-th of them, has d - i unjoined ones before it: the answer is r + the number of those

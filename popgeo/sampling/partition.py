@@ -58,7 +58,11 @@ def partition(
         >>> parts.bincount().tolist(), edge_cut(two_triangles, parts)
         ([3, 3], 1)
     """
-    num_nodes = _checked_num_nodes(edge_index, num_nodes)
+    if edge_index.dim() != 2 or edge_index.shape[0] != 2 or edge_index.is_floating_point():
+        raise ValueError(f"edge_index is {edge_index.dtype} {list(edge_index.shape)}; pass integers [2, num_edges].")
+    if num_nodes is None:
+        num_nodes = int(edge_index.max()) + 1 if edge_index.numel() else 0
+    check_range("edge_index", edge_index, num_nodes)
     if not 1 <= num_parts <= max(1, num_nodes):
         raise ValueError(f"num_parts is {num_parts} for {num_nodes} nodes; pass 1 to {max(1, num_nodes)}.")
     chosen = _chosen(method)
@@ -66,7 +70,11 @@ def partition(
         return torch.zeros(num_nodes, dtype=torch.int64)
     graph = Graph.from_edges(edge_index.numpy(), num_nodes)
     if chosen is PartitionMethod.Metis:
-        return _by_metis(graph, num_parts, seed)
+        import pymetis
+
+        neighbors = pymetis.CSRAdjacency(graph.rowptr, graph.col)
+        _, parts = pymetis.part_graph(num_parts, neighbors, options=pymetis.Options(seed=seed))
+        return torch.from_numpy(np.asarray(parts, dtype=np.int64))
     return torch.from_numpy(multilevel(graph, num_parts, seed))
 
 
@@ -84,15 +92,6 @@ def edge_cut(edge_index: Tensor, parts: Tensor) -> int:
     return int((parts[edge_index[0].long()] != parts[edge_index[1].long()]).sum())
 
 
-def _checked_num_nodes(edge_index: Tensor, num_nodes: int | None) -> int:
-    if edge_index.dim() != 2 or edge_index.shape[0] != 2 or edge_index.is_floating_point():
-        raise ValueError(f"edge_index is {edge_index.dtype} {list(edge_index.shape)}; pass integers [2, num_edges].")
-    if num_nodes is None:
-        num_nodes = int(edge_index.max()) + 1 if edge_index.numel() else 0
-    check_range("edge_index", edge_index, num_nodes)
-    return num_nodes
-
-
 def _chosen(method: PartitionMethod | str | None) -> PartitionMethod:
     if isinstance(method, str):
         if method not in PartitionMethod.__members__:
@@ -102,11 +101,3 @@ def _chosen(method: PartitionMethod | str | None) -> PartitionMethod:
     if method is PartitionMethod.Metis and not has_metis:
         raise ValueError("METIS needs the package pymetis: pip install pymetis. Or pass method='Multilevel'.")
     return method or (PartitionMethod.Metis if has_metis else PartitionMethod.Multilevel)
-
-
-def _by_metis(graph: Graph, num_parts: int, seed: int) -> Tensor:
-    import pymetis
-
-    neighbors = pymetis.CSRAdjacency(graph.rowptr, graph.col)
-    _, parts = pymetis.part_graph(num_parts, neighbors, options=pymetis.Options(seed=seed))
-    return torch.from_numpy(np.asarray(parts, dtype=np.int64))

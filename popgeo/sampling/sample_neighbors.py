@@ -24,17 +24,8 @@ import torch
 from torch import Tensor
 
 from popgeo.random_numbers import keys_of, new_key
-from popgeo.sampling.check_choices import (
-    Choices,
-    NumNeighbors,
-    TemporalStrategy,
-    check_graphs,
-    check_seeds,
-    counts_of_hops,
-    ends,
-    reverse_types,
-    times_of_trees,
-)
+from popgeo.sampling import check_choices
+from popgeo.sampling.check_choices import Choices, NumNeighbors, TemporalStrategy, ends
 from popgeo.sampling.compressed_graph import CompressedGraph, Direction
 from popgeo.sampling.draw import Draw, draw_edges
 from popgeo.sampling.node_table import NodeTable
@@ -122,7 +113,9 @@ def sample_neighbors(
             raise ValueError("Of one CompressedGraph seeds and seed_time are tensors, num_neighbors is a list.")
         times = None if seed_time is None else {"": seed_time}
         sample = _sample({_ONLY: graph}, {"": seeds}, num_neighbors, choices, times, seed)
-        return _without_types(sample)
+        # Every field has one entry: of the one node type, or of the one edge type.
+        fields = {name: None if part is None else next(iter(part.values())) for name, part in vars(sample).items()}
+        return SampledSubgraph(**fields)  # type: ignore[arg-type]
     if isinstance(seeds, Tensor) or isinstance(seed_time, Tensor):
         raise ValueError("Of a mapping of graphs seeds and seed_time are mappings from node type to tensor.")
     return _sample(graph, seeds, num_neighbors, choices, seed_time, seed)
@@ -136,11 +129,11 @@ def _sample(
     seed_time: Mapping[str, Tensor] | None,
     seed: int | None,
 ) -> HeteroSampledSubgraph:
-    num_nodes = check_graphs(graphs, choices)
-    counts = counts_of_hops(num_neighbors, list(graphs))
-    seeds = check_seeds(seeds, num_nodes)
-    tree_time = times_of_trees(seeds, seed_time)
-    reverse_of = reverse_types(graphs) if choices.subgraph_type == "bidirectional" else None
+    num_nodes = check_choices.check_graphs(graphs, choices)
+    counts = check_choices.counts_of_hops(num_neighbors, list(graphs))
+    seeds = check_choices.check_seeds(seeds, num_nodes)
+    tree_time = check_choices.times_of_trees(seeds, seed_time)
+    reverse_of = check_choices.reverse_types(graphs) if choices.subgraph_type == "bidirectional" else None
     tables = _tables(seeds, num_nodes, choices.disjoint)
     keys = keys_of(new_key(seed), np.arange(len(graphs))).tolist()
     sizes = [{node_type: table.size for node_type, table in tables.items()}]
@@ -168,17 +161,13 @@ def _sample(
 
 def _tables(seeds: Mapping[str, Tensor], num_nodes: Mapping[str, int], disjoint: bool) -> dict[str, NodeTable]:
     """A table for each node type, filled with its seeds."""
-    tables, num_trees = {}, 0
-    total = sum(map(len, seeds.values()))
-    trees = {}
-    for node_type, nodes in seeds.items():
-        trees[node_type] = torch.arange(num_trees, num_trees + len(nodes))
-        num_trees += len(nodes)
+    counts = [len(nodes) for nodes in seeds.values()]
+    trees = dict(zip(seeds, torch.arange(sum(counts)).split(counts), strict=True))
     none = torch.empty(0, dtype=torch.int64)
-    for node_type, size in num_nodes.items():
-        of_seeds = trees.get(node_type, none) if disjoint else None
-        tables[node_type] = NodeTable(seeds.get(node_type, none), of_seeds, size, total)
-    return tables
+    return {
+        key: NodeTable(seeds.get(key, none), trees.get(key, none) if disjoint else None, size, sum(counts))
+        for key, size in num_nodes.items()
+    }
 
 
 def _limits(trees: Tensor | None, tree_time: Tensor | None) -> Tensor | None:
@@ -214,9 +203,3 @@ def _collect(
 
 def _growth(numbers: Sequence[int]) -> tuple[int, ...]:
     return tuple(after - before for before, after in pairwise(numbers))
-
-
-def _without_types(sample: HeteroSampledSubgraph) -> SampledSubgraph:
-    """The sample of a graph of one node type and one edge type, whose every field has one entry."""
-    fields = {name: None if part is None else next(iter(part.values())) for name, part in vars(sample).items()}
-    return SampledSubgraph(**fields)  # type: ignore[arg-type]

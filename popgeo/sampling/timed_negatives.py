@@ -9,10 +9,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from popgeo.random_numbers import keys_of, new_key
-from popgeo.sampling.draw import first_place
+from popgeo.sampling.draw import Places, first_place
 from popgeo.sampling.negatives import NegativeMode, NonEdges, below, destinations_of
 
-_Places = NDArray[np.int64]
 _ATTEMPTS = 32  # pairs to try before those that no edge joins are counted
 
 
@@ -27,7 +26,7 @@ class TimedNonEdges:
     """
 
     non_edges: NonEdges
-    nodes: tuple[_Places, _Places]
+    nodes: tuple[Places, Places]
     times: tuple[NDArray, NDArray]
 
     @staticmethod
@@ -91,13 +90,13 @@ class TimedNonEdges:
         own = positives.numpy()[:, of_positive]
         return torch.from_numpy(np.where(exists, np.stack(ends), own)), torch.from_numpy(exists)
 
-    def _joined(self, source: _Places, limit: _Places) -> _Places:
+    def _joined(self, source: Places, limit: Places) -> Places:
         """How many of the first destinations each source has an edge to."""
         rowptr, col = self.non_edges.rowptr.numpy(), self.non_edges.col.numpy()
         first = rowptr[source]
         return first_place(first, rowptr[source + 1], lambda places, rows: col[places] >= limit[rows]) - first
 
-    def _pairs(self, sources: _Places, destinations: _Places, key: int) -> tuple[_Places, _Places, NDArray[np.bool_]]:
+    def _pairs(self, sources: Places, destinations: Places, key: int) -> tuple[Places, Places, NDArray[np.bool_]]:
         """A pair of the first sources and the first destinations for each, and whether there is one without an edge."""
         number = len(sources)
         made, exists = np.zeros((2, number), np.int64), np.zeros(number, bool)

@@ -46,7 +46,7 @@ def test_a_graph_that_contradicts_what_was_inferred_is_refused_by_its_number():
             return Data(**{**data.to_dict(), "forces": data.forces[: 2 if i == 21 else None]})
 
     loader = FixedSizeDataLoader(Odd(0), num_nodes=20, num_edges=20, batch_size=5)
-    with pytest.raises(ValueError, match="in graph 21 it has 2 rows and there are 3 nodes"):
+    with pytest.raises(ValueError, match="Graph 21 has 2 rows in 'forces' and 3 nodes"):
         list(loader)
 
 
@@ -93,7 +93,7 @@ def test_a_store_obeys_the_levels_that_a_loader_is_told():
     batch = next(iter(FixedSizeDataLoader(store, 3, sort_edges=True, levels={"length": "edge"})))
     assert (batch.edge_index[0] * 10 + batch.edge_index[1])[:4].tolist() == batch.length[:4].tolist()
     other = Data(**{**ring(4).to_dict(), "x": torch.zeros(5, 1)})
-    with pytest.raises(ValueError, match="in graph 0 it has 4 rows and there are 5 nodes"):
+    with pytest.raises(ValueError, match="Graph 0 has 4 rows in 'length' and 5 nodes"):
         FlatStore.from_dataset(FlatStore.from_dataset([other]), levels={"length": "node"})
 
 

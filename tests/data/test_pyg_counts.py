@@ -60,7 +60,7 @@ def test_levels_may_be_stated():
     graphs = [Data(x=torch.ones(3, 1), tasks=torch.arange(3.0))] * 2
     assert FlatStore.from_dataset(graphs).level("tasks") is Level.NODE
     assert FlatStore.from_dataset(graphs, levels={"tasks": "graph"}).level("tasks") is Level.GRAPH
-    with pytest.raises(ValueError, match=r"says 'tasks': 'edge', but in graph 0 it has 3 rows and there are 0 edges"):
+    with pytest.raises(ValueError, match=r"Graph 0 has 3 rows in 'tasks' and 0 edges"):
         FlatStore.from_dataset(graphs, levels={"tasks": "edge"})
     with pytest.raises(ValueError, match="'many' is not a valid Level"):
         FlatStore.from_dataset(graphs, levels={"tasks": "many"})

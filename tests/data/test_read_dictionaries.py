@@ -10,7 +10,7 @@ import torch
 from torch_geometric.data import Data
 
 import popgeo
-from popgeo.data import FlatStore
+from popgeo.data import FixedSizeCollater, FixedSizeOptions, FlatStore
 from popgeo.nn import GIN
 
 
@@ -32,6 +32,13 @@ def graphs_of(number: int = 12, seed: int = 0) -> list[dict[str, Any]]:
             }
         )
     return made
+
+
+def test_one_graph_may_hold_a_transposed_view():
+    pairs = torch.tensor([[0, 1], [1, 2], [2, 0], [0, 2]])
+    graph = {"x": torch.ones(3, 1), "edge_index": pairs.t()}
+    batch = FixedSizeCollater(FixedSizeOptions(num_nodes=5, num_edges=6, num_graphs=2))([graph])
+    assert batch.edge_index[:, :4].tolist() == pairs.t().tolist()
 
 
 def test_a_store_of_dictionaries_is_that_of_data():

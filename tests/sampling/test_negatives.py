@@ -95,7 +95,7 @@ def test_every_pair_without_an_edge_is_drawn_and_no_other(sizes, num_edges, seed
         ({"amount": 0}, "more than 0"),
         ({"amount": 1.5, "mode": "triplet"}, "whole number"),
         ({"mode": "ternary"}, "ternary"),
-        ({"positives": torch.tensor([0, 1])}, r"\[2\]; pass int64"),
+        ({"positives": torch.tensor([0, 1])}, r"\[2\]; pass int32 or int64"),
         ({"positives": torch.tensor([[0.5], [1]])}, "float32"),
         ({"positives": torch.tensor([[0], [3]])}, r"positives\[1\] holds 3"),
         ({"positives": torch.tensor([[-1], [0]])}, "holds -1"),

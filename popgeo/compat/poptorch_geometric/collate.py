@@ -130,7 +130,7 @@ class FixedSizeCollater(data.FixedSizeCollater):
         limits = np.where(here, np.minimum(rows, [options.slots(axis) for axis in store.size_axes]), rows)
         nodes, edges = level is Level.NODE, level is Level.EDGE
         try:
-            left = trim(store, limits, nodes=nodes, edges=edges, generator=torch.default_generator).store
+            left, _ = trim(store, limits, nodes=nodes, edges=edges, generator=torch.default_generator)
         except ValueError as error:
             found = {"what": f"{level.name.lower()}s", "count": len(data_list), "total": rows[here].sum()}
             raise FixedSizeError(said("pruned", **found, over=(rows - limits).sum(), error=error)) from error

@@ -11,17 +11,9 @@ from torch_geometric.data import Data, HeteroData
 
 from popgeo.data.axes import GRAPHS, Attribute, Axis, Level, ends_of
 from popgeo.data.columns import Columns
+from popgeo.data.store import manifest as notes
 from popgeo.data.store.first_use import compare_file, compare_stored
-from popgeo.data.store.manifest import (
-    BLOCK_BYTES,
-    MALFORMED,
-    NAME,
-    ArrayFile,
-    AttributeEntry,
-    Manifest,
-    damaged,
-    read_manifest,
-)
+from popgeo.data.store.manifest import NAME, damaged
 from popgeo.data.store.mapped import map_file
 from popgeo.data.store.stored_list import StoredList
 
@@ -34,7 +26,7 @@ def open_folder(folder: Path, verify: bool | None) -> Columns:
     Raises:
         ValueError: the folder is not a store, a file is damaged, or the class of its graphs is not known.
     """
-    manifest = read_manifest(folder)
+    manifest = notes.read_manifest(folder)
     try:
         columns = _opened(folder, manifest, verify is not False)
         if verify:
@@ -42,14 +34,14 @@ def open_folder(folder: Path, verify: bool | None) -> Columns:
         return columns
     except ValueError:
         raise
-    except MALFORMED as error:
+    except notes.MALFORMED as error:
         raise damaged(folder / NAME, f"what it names does not fit together ({error!r})") from error
 
 
-def _opened(folder: Path, manifest: Manifest, compares: bool) -> Columns:
+def _opened(folder: Path, manifest: notes.Manifest, compares: bool) -> Columns:
     sums = _block_sums(folder, manifest) if compares else {}
 
-    def opened(file: ArrayFile) -> Tensor:
+    def opened(file: notes.ArrayFile) -> Tensor:
         return map_file(folder / file.file, file.torch_dtype, file.shape, len(file.crc32), sums.get(file.file, b""))
 
     data_cls = _class_of(manifest.data_class)
@@ -80,12 +72,12 @@ def _opened(folder: Path, manifest: Manifest, compares: bool) -> Columns:
     )
 
 
-def _block_sums(folder: Path, manifest: Manifest) -> dict[str, bytes]:
+def _block_sums(folder: Path, manifest: notes.Manifest) -> dict[str, bytes]:
     """The checksums of the blocks of each file of a store."""
     *files, of_sums = manifest.files
     data, start, found = (folder / of_sums.file).read_bytes(), 0, {}
     for file in files:
-        num_blocks = len(file.crc32) * -(-file.num_bytes // len(file.crc32) // BLOCK_BYTES)
+        num_blocks = len(file.crc32) * -(-file.num_bytes // len(file.crc32) // notes.BLOCK_BYTES)
         found[file.file] = data[start : start + 4 * num_blocks]
         start += 4 * num_blocks
     if manifest.block_sums is None or (zlib.crc32(data),) != of_sums.crc32 or len(data) != start:
@@ -93,7 +85,7 @@ def _block_sums(folder: Path, manifest: Manifest) -> dict[str, bytes]:
     return found
 
 
-def _check_fits(folder: Path, manifest: Manifest, pointers: dict[Axis, Tensor], is_hetero: bool) -> None:
+def _check_fits(folder: Path, manifest: notes.Manifest, pointers: dict[Axis, Tensor], is_hetero: bool) -> None:
     """Checks that row pointers ascend through all rows of all arrays, so that no missing row is read.
 
     Raises:
@@ -128,7 +120,7 @@ def _check_pointer(path: Path, pointer: Tensor, num_graphs: int) -> None:
         raise damaged(path, "its row numbers do not ascend")
 
 
-def _fits(entry: AttributeEntry, num_graphs: int, num_rows: int) -> bool:
+def _fits(entry: notes.AttributeEntry, num_graphs: int, num_rows: int) -> bool:
     shape, steps = entry.values.shape, entry.increments
     if entry.is_json:
         return entry.axis.name == entry.name and (entry.values.dtype, shape, steps) == ("uint8", (num_rows,), None)

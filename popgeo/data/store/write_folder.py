@@ -47,7 +47,6 @@ class FolderWriter:
         self._held.enter_context(folder_lock(self.part))
         self.manifest: notes.Manifest | None = None
         self.files: dict[str, AppendFile] = {}
-        self.totals: dict[Axis, int] = {}
         try:
             self.is_complete = (self.part / notes.NAME).exists()
             if self.is_complete or (self.part / _JOURNAL).exists():
@@ -110,28 +109,27 @@ class FolderWriter:
         block, json = plain(block)
         new = describe(block, json, self.transform, self.indices_checked)
         if self.manifest is None:
-            self.manifest = new
-            self._open()
-        self._count_rows_of(check_alike(self.manifest, new))
+            self._open(new)
+        manifest = self.manifest or new
+        manifest = self._with_rows_of(check_alike(manifest, new), manifest)
         attributes = {(attribute.store, attribute.name): attribute for attribute in block.attributes}
-        for entry in self.manifest.attributes:
+        for entry in manifest.attributes:
             attribute = attributes[entry.store, entry.name]
             self.files[entry.values.file].append(attribute.tensor)
             if entry.increments is not None:
                 assert attribute.increments is not None  # `check_alike` has seen to it
                 self.files[entry.increments.file].append(attribute.increments)
-        for axis, file in self.manifest.row_pointers:
+        for axis, file in manifest.row_pointers:
             # An attribute may have one row in each graph of this block, and more in graphs before.
-            pointer = block.row_pointers.get(axis, block.row_pointers[GRAPHS])[1:] + self.totals[axis]
-            self.files[file.file].append(pointer)
-            self.totals[axis] = int(pointer[-1])
-        for key, file in self.manifest.row_ends or ():
+            pointer = block.row_pointers.get(axis, block.row_pointers[GRAPHS])[1:]
+            self.files[file.file].append(pointer + self.files[file.file].last())
+        for key, file in manifest.row_ends or ():
             assert block.row_ends is not None  # `check_alike` has seen to it
             self.files[file.file].append(block.row_ends[key])
         for written in self.files.values():
             written.flush()
-        num_graphs, last = self.num_graphs + block.num_stored, digest(block, block.num_stored - 1)
-        counted = replace(self.manifest, num_graphs=num_graphs, last_graph=last)
+        num_graphs, last = manifest.num_graphs + block.num_stored, digest(block, block.num_stored - 1)
+        counted = replace(manifest, num_graphs=num_graphs, last_graph=last)
         self.manifest = counted.with_files(lambda entry: self.files[entry.file].entry)
         write_atomically(self.part / _JOURNAL, notes.to_json(self.manifest))
 
@@ -181,36 +179,25 @@ class FolderWriter:
                 f"that folder to start again."
             )
         if not self.is_complete:
-            self._open()
+            self._open(self.manifest)
 
-    def _open(self) -> None:
+    def _open(self, manifest: notes.Manifest) -> None:
         """Opens the files; files of row pointers start with 0."""
-        assert self.manifest is not None  # callers made it
-        dims = {entry.values.file: entry.dim for entry in self.manifest.attributes}
-        for entry in self.manifest.files:
-            self._file(entry, dims.get(entry.file, 0))
-        for axis, entry in self.manifest.row_pointers:
-            pointer = self.files[entry.file]
-            if not pointer.num_rows:
-                pointer.append(torch.tensor([0]))
-            self.totals[axis] = pointer.last()
+        dims = {entry.values.file: entry.dim for entry in manifest.attributes}
+        for entry in manifest.files:
+            self.files[entry.file] = AppendFile(self.part, entry, dims.get(entry.file, 0))
+        for _, entry in manifest.row_pointers:
+            if not self.files[entry.file].num_rows:
+                self.files[entry.file].append(torch.tensor([0]))
 
-    def _file(self, entry: notes.ArrayFile, dim: int = 0) -> AppendFile:
-        self.files[entry.file] = AppendFile(self.part, entry, dim)
-        return self.files[entry.file]
-
-    def _count_rows_of(self, axes: list[Axis]) -> None:
-        """Gives row pointers to attributes that had one row a graph so far, and have not any more."""
-        assert self.manifest is not None  # callers made it
+    def _with_rows_of(self, axes: list[Axis], manifest: notes.Manifest) -> notes.Manifest:
+        """The manifest with row pointers for attributes that had one row a graph so far, and have not any more."""
         for axis in axes:
-            file = pointer_file(len(self.manifest.row_pointers))
-            self._file(file).append(torch.arange(self.num_graphs + 1))
-            self.totals[axis] = self.num_graphs
-            self.manifest = replace(
-                self.manifest,
-                row_pointers=(*self.manifest.row_pointers, (axis, file)),
-                attributes=tuple(
-                    replace(a, axis=axis) if (a.store, a.name) == (axis.store, axis.name) else a
-                    for a in self.manifest.attributes
-                ),
-            )
+            file = pointer_file(len(manifest.row_pointers))
+            self.files[file.file] = AppendFile(self.part, file, 0)
+            self.files[file.file].append(torch.arange(manifest.num_graphs + 1))
+            own = (axis.store, axis.name)
+            attributes = (replace(a, axis=axis) if (a.store, a.name) == own else a for a in manifest.attributes)
+            pointers = (*manifest.row_pointers, (axis, file))
+            manifest = replace(manifest, row_pointers=pointers, attributes=tuple(attributes))
+        return manifest

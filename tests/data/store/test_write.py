@@ -167,7 +167,7 @@ def test_blocks_stay_within_the_buffer():
         ({"x": torch.ones(2, 3).double()}, "Graph 2: Attribute 'x' is float64"),
         ({"edge_index": torch.tensor([[0], [2]])}, r"Graph 2 has 2 in edge_index\[1\]"),
         ({"other": 1}, "Graph 2: They differ in the attributes .'other'."),
-        ({"pos": torch.ones(3, 3)}, "levels says .pos.*in graph 2"),
+        ({"pos": torch.ones(3, 3)}, "raph 2 has 3 rows in .pos"),
         ({"note": {1, 2}}, "Graph 2: Attribute 'note' holds {1, 2} of type set"),
     ],
 )
