@@ -91,8 +91,7 @@ def no_memory(subject: ModelSubject, case: Case) -> None:
     Cause: something of the first batch that is kept, such as normalized weights (cached=True), sizes or a mask: keep
     nothing that depends on data.
     """
-    others = subject.graphs[::-1]
-    alone, after = subject.see(case.graphs), subject.see(case.graphs, before=others)
+    alone, after = subject.see(case.graphs), subject.see(case.graphs, before=subject.graphs[::-1])
     subject.compare(after, alone, "the batch before", rows_only=True)
 
 
@@ -131,7 +130,6 @@ def float32(subject: ModelSubject, case: Case) -> dict[str, float]:
             continue
         if found.dtype != torch.float32:
             raise NotTriedError(f"{name} is {found.dtype}".replace("torch.", ""))
-
         words = "is {found:.6g} in float32 and {expected:.6g} in float64; {allowed:.1e} apart is allowed"
         require_alike(name, found.double(), expected.double(), _FLOAT32, words)
         gap = (found.double() - expected).detach().abs().amax() if found.numel() else torch.zeros(())

@@ -129,7 +129,7 @@ def _most(pairs: dict[Row, float]) -> int:
 Compare = Callable[[list[Row], dict[Row, float], float], Iterator[str]]
 
 
-def _against_all_pairs(name: str, **words: str) -> Callable[[Compare], Compare]:
+def _against_all_pairs(name: str) -> Callable[[Compare], Compare]:
     """Makes a claim of a function that yields each difference between a list's rows and all pairs."""
 
     def register(compare: Compare) -> Compare:
@@ -139,7 +139,7 @@ def _against_all_pairs(name: str, **words: str) -> Callable[[Compare], Compare]:
                     raise BrokenError(f"{where}: {wrong}")
 
         check.__doc__ = compare.__doc__
-        claim(name, SubjectKind.NEIGHBOUR_LIST, **words)(check)
+        claim(name, SubjectKind.NEIGHBOUR_LIST)(check)
         return compare
 
     return register

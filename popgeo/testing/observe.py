@@ -2,8 +2,9 @@
 
 import copy
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -109,21 +110,16 @@ class _WithoutDropout(TorchFunctionMode):
 def _record(module: Any) -> Iterator[list[SubmoduleCall]]:
     """The calls of all submodules while the block runs."""
     parts: list[SubmoduleCall] = []
-    hooks = []
-    for name, part in module.named_modules() if isinstance(module, nn.Module) else ():
-        if name and not isinstance(part, torch.jit.ScriptModule):  # which takes no hook
 
-            def note(
-                part: nn.Module, args: Any, kwargs: Any, result: Any, name: str = f"{name} ({type(part).__name__})"
-            ) -> None:
-                parts.append(SubmoduleCall(name=name, given=_first((args, kwargs)), made=_first(result)))
+    def note(name: str, part: nn.Module, args: Any, kwargs: Any, result: Any) -> None:
+        called = f"{name} ({type(part).__name__})"
+        parts.append(SubmoduleCall(name=called, given=_first((args, kwargs)), made=_first(result)))
 
-            hooks.append(part.register_forward_hook(note, with_kwargs=True))
-    try:
+    with ExitStack() as hooks:
+        for name, part in module.named_modules() if isinstance(module, nn.Module) else ():
+            if name and not isinstance(part, torch.jit.ScriptModule):  # which takes no hook
+                hooks.enter_context(part.register_forward_hook(partial(note, name), with_kwargs=True))
         yield parts
-    finally:
-        for hook in hooks:
-            hook.remove()
 
 
 def _first(values: Any) -> Tensor | None:
