@@ -59,16 +59,14 @@ def inputs_stay(subject: ModelSubject, case: Case) -> None:
 
     Cause: an operation in place, or an attribute that is set on the batch: work on a copy, or on copy.copy(batch).
     """
-    held: dict[str, tuple[Batch, dict[str, Any]]] = {}
+    before: dict[str, Any] = {}
 
     def remember(batch: Batch) -> Batch:
-        held["batch"] = batch, batch.clone().to_dict()
+        before.update(batch.clone().to_dict())
         return batch
 
     for model in subject.modes:
-        subject.see(case.graphs, model=model, change=remember)
-        batch, before = held["batch"]
-        after = batch.to_dict()
+        after = subject.see(case.graphs, model=model, change=remember).batch.batch.to_dict()
         for name in before.keys() | after.keys():
             if not _same(before.get(name), after.get(name)):
                 raise BrokenError(f"the call modified batch.{name}")

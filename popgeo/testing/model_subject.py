@@ -223,11 +223,9 @@ class ModelSubject(Subject):
         return self._is_random_in(None)
 
     def _is_random_in(self, mode: Any) -> bool:
-        usual, with_a_seed = self.see(self.graphs, model=mode), self.see(self.graphs, model=mode, seed=1)
-        one, other = usual.run.tensors, with_a_seed.run.tensors
-        return any(
-            one[name].shape != other[name].shape or difference(other[name], one[name]) is not None for name in one
-        )
+        one, other = (self.see(self.graphs, model=mode, **how).run.tensors for how in ({}, {"seed": 1}))
+        pairs = [(one[name], other[name]) for name in one]
+        return any(usual.shape != new.shape or difference(new, usual) is not None for usual, new in pairs)
 
 
 def _dtype(model: Any) -> torch.dtype | None:

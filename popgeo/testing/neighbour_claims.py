@@ -13,6 +13,7 @@ from torch_geometric.data import Data
 from popgeo.testing.claims import BrokenError, Case, NotTriedError, Subject, SubjectKind, claim
 
 _NEAR = 1e-5  # of the cutoff: pairs so near to it may be listed or not, as numbers are rounded
+_LAYOUTS = ("columns", "strided", "read-only")
 _CROWD = 31  # neighbours of an atom; lists that keep a fixed number of them often keep 32
 
 Row = tuple[int, ...]  # centre i, neighbour j, and the image of j in cells
@@ -243,11 +244,7 @@ def capacity_is_loud(subject: NeighbourSubject, case: Case) -> None:
         raise NotTriedError("no structure is crowded")
 
 
-@claim(
-    "any memory layout",
-    SubjectKind.NEIGHBOUR_LIST,
-    settings=({"layout": "columns"}, {"layout": "strided"}, {"layout": "read-only"}),
-)
+@claim("any memory layout", SubjectKind.NEIGHBOUR_LIST, settings=[{"layout": name} for name in _LAYOUTS])
 def layout_does_not_matter(subject: NeighbourSubject, case: Case) -> None:
     """Neighbours depend on the numbers, and not on how they lie in memory.
 

@@ -57,9 +57,7 @@ class Observation:
         """The slope of a loss by each parameter; zero where the loss does not depend on it."""
         if not self.parameters or not loss.requires_grad:
             return {}
-        slopes = torch.autograd.grad(
-            loss, list(self.parameters.values()), allow_unused=True, materialize_grads=True, retain_graph=True
-        )
+        slopes = torch.autograd.grad(loss, list(self.parameters.values()), retain_graph=True, materialize_grads=True)
         return dict(zip(self.parameters, slopes, strict=True))
 
 
@@ -90,13 +88,9 @@ def observe(model: Callable[..., Any], run: Callable[[Any], Any], seed: int = 0,
         result = run(module)
     tensors = returned_tensors(result, ", or pass call=lambda model, batch: ... that takes them from it")
     owner = module if isinstance(module, nn.Module) else nn.Module().eval()
-    return Observation(
-        result=result,
-        tensors=tensors,
-        parameters={name: p for name, p in owner.named_parameters() if p.requires_grad and owner.training},
-        buffers=dict(owner.named_buffers()),
-        parts=parts,
-    )
+    parameters = {name: p for name, p in owner.named_parameters() if p.requires_grad and owner.training}
+    buffers = dict(owner.named_buffers())
+    return Observation(result=result, tensors=tensors, parameters=parameters, buffers=buffers, parts=parts)
 
 
 class _WithoutDropout(TorchFunctionMode):

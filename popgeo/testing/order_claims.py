@@ -90,11 +90,8 @@ def _moved(store: FlatStore, attribute: Attribute, orders: dict[Axis, Tensor]) -
     values = attribute.tensor
     owner = torch.repeat_interleave(store.row_pointers[attribute.axis].diff())
     if attribute.name == "edge_index":
-        ends = [
-            _renumbered(row, store, axis, owner, orders)
-            for row, axis in zip(values, ends_of(attribute.axis), strict=True)
-        ]
-        values = torch.stack(ends)
+        ends = zip(values, ends_of(attribute.axis), strict=True)
+        values = torch.stack([_renumbered(row, store, axis, owner, orders) for row, axis in ends])
     elif attribute.increments is not None and bool(attribute.increments.any()) and not values.is_floating_point():
         if store.is_hetero:
             raise NotTriedError(f"{attribute.name} holds numbers of nodes, of a type that is not known")
