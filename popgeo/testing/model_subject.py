@@ -223,9 +223,10 @@ class ModelSubject(Subject):
         return self._is_random_in(None)
 
     def _is_random_in(self, mode: Any) -> bool:
-        one, other = (self.see(self.graphs, model=mode, **how).run.tensors for how in ({}, {"seed": 1}))
+        usual, with_a_seed = self.see(self.graphs, model=mode), self.see(self.graphs, model=mode, seed=1)
+        one, other = usual.run.tensors, with_a_seed.run.tensors
         pairs = [(one[name], other[name]) for name in one]
-        return any(usual.shape != new.shape or difference(new, usual) is not None for usual, new in pairs)
+        return any(old.shape != new.shape or difference(new, old) is not None for old, new in pairs)
 
 
 def _dtype(model: Any) -> torch.dtype | None:

@@ -1,7 +1,7 @@
 """Runs a model once and keeps what can be seen of it: results, gradients, buffers, and what each part made."""
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -49,7 +49,7 @@ class Observation:
 
     result: Any
     tensors: dict[str, Tensor]
-    parameters: dict[str, Tensor]
+    parameters: Mapping[str, Tensor]
     buffers: dict[str, Tensor]
     parts: list[SubmoduleCall]
 
