@@ -64,7 +64,7 @@ def rearranged(
     Args:
         graphs: Graphs without padding.
         level: Nodes or edges.
-        choose: The old numbers of the nodes, or edges, of a graph that has so many, in the new order.
+        choose: Takes the number of nodes, or edges, of a graph; returns their old numbers in the new order.
 
     Returns:
         The graphs, and where each row of a kind now is in a batch of them.
