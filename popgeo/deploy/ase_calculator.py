@@ -71,15 +71,10 @@ class SystemsCalculator:
 
         ASE's own check of charges and magnetic moments takes longer than a small molecule's forces.
         """
-        last = self.atoms  # type: ignore[attr-defined]  # of ASE's class
+        last, names = self.atoms, ("positions", "numbers", "cell", "pbc")  # type: ignore[attr-defined]  # of ASE's class
         if last is None or len(last) != len(atoms):
-            return ["positions", "numbers", "cell", "pbc"]
-        pairs = {
-            "positions": (last.positions, atoms.positions),
-            "numbers": (last.numbers, atoms.numbers),
-            "cell": (last.cell.array, atoms.cell.array),
-            "pbc": (last.pbc, atoms.pbc),
-        }
+            return list(names)
+        pairs = {name: (np.asarray(getattr(last, name)), np.asarray(getattr(atoms, name))) for name in names}
         if tol:
             return [name for name, (one, other) in pairs.items() if not (abs(one * 1.0 - other) <= tol).all()]
         return [name for name, (one, other) in pairs.items() if (one != other).any()]
@@ -217,8 +212,7 @@ class Calculator(SystemsCalculator):
         z, batch, edges = (torch.zeros(shape, dtype=torch.int64) for shape in ((atoms + 1,), (atoms + 1,), (2, slots)))
         pos, shift, cell = (torch.zeros(shape, dtype=numbers) for shape in ((atoms + 1, 3), (slots, 3), (2, 3, 3)))
         places = z, pos, batch, edges, shift, cell
-        types = [self._dtype if tensor.is_floating_point() else torch.int64 for tensor in places]
-        self._given = tuple(map(lambda tensor, kind: tensor.to(self._device, kind), places, types))
+        self._given = tuple(one.to(self._device, self._dtype if one.is_floating_point() else None) for one in places)
         self._places = tuple(tensor.numpy() for tensor in places)
         self._is_shared = all(map(operator.is_, self._given, places))
 

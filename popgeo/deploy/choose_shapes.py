@@ -1,8 +1,8 @@
 """Which few shapes suit a list of graphs, and which graphs share a batch of which of them: by least waste."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from itertools import combinations
+from itertools import combinations, pairwise
 from typing import Any
 
 import numpy as np
@@ -13,9 +13,6 @@ from popgeo.data.flat_store import FlatStore
 from popgeo.data.found_sizes import grown
 from popgeo.packing import Budget, Packs, totals_of_packs, tune, window
 from popgeo.packing.tune import slot_costs
-
-Groups = dict[int, tuple[float, list[tuple[int, int]]]]
-"""For each cut, what the groups before it cost, and where each starts and ends."""
 
 _ALIGN = 8  # slots are multiples of this
 _CLASSES = 8  # groups of graphs of about one size that shapes are chosen for
@@ -55,20 +52,18 @@ def _best(
 ) -> list[tuple[int, int]]:
     """Where to cut the graphs, smallest first, into groups with a shape each: by what their batches cost, as volume."""
     cost = {(a, b): _estimate(sizes[a:b], weights, batch_size) for a, b in combinations(cuts, 2)}
-    best: Groups = {end: (cost[0, end], [(0, end)]) for end in cuts[1:]}
-    chosen = best[cuts[-1]]
-    for _ in range(most - 1):
-        best = {end: _one_more_group(best, cost, end) for end in cuts[1:]}
-        if best[cuts[-1]][0] > _WORTH * chosen[0]:
+
+    def total(groups: Sequence[tuple[int, int]]) -> float:
+        return sum(cost[group] for group in groups)
+
+    first, *inner, last = cuts
+    chosen = [(first, last)]
+    for count in range(1, min(most, len(inner) + 1)):
+        best = min((list(pairwise((first, *some, last))) for some in combinations(inner, count)), key=total)
+        if total(best) > _WORTH * total(chosen):
             break
-        chosen = best[cuts[-1]]
-    return chosen[1]
-
-
-def _one_more_group(best: Groups, cost: Mapping[tuple[int, int], float], end: int) -> tuple[float, Any]:
-    """The cheapest groups up to a cut, if each of `best` gets a group after it."""
-    longer = [(best[at][0] + cost[at, end], [*best[at][1], (at, end)]) for at in best if at < end]
-    return min(longer, default=best[end], key=lambda each: each[0])
+        chosen = best
+    return chosen
 
 
 def _estimate(sizes: np.ndarray, weights: np.ndarray, batch_size: float) -> float:
@@ -113,16 +108,14 @@ def into_shapes(store: FlatStore, shapes: Sequence[FixedSizeOptions]) -> list[Pa
     limits = [options.limits(axes) for options in shapes]
     fits = np.stack([(sizes <= limit).all(1) for limit in limits])  # [num_shapes, num_graphs]
     by_cost = np.argsort(cost, kind="stable")
-    plans: list[tuple[float, int, dict[int, Packs]]] = []
+    plans: list[dict[int, Packs]] = []
     for count in range(1, len(shapes) + 1):
         for used in combinations(by_cost.tolist(), count):
-            if not fits[list(used)].any(0).all():
-                continue
-            home = np.array(used)[fits[list(used)].argmax(0)]
-            plan = _plan(sizes, home, limits, shapes, by_cost)
-            plans.append((sum(len(packs) * cost[i] for i, packs in plan.items()), len(plans), plan))
+            if fits[list(used)].any(0).all():
+                home = np.array(used)[fits[list(used)].argmax(0)]
+                plans.append(_plan(sizes, home, limits, shapes, by_cost))
     assert plans, "the shapes hold every graph"
-    _, _, plan = min(plans)
+    plan = min(plans, key=lambda plan: sum(len(packs) * cost[i] for i, packs in plan.items()))
     return [plan.get(i, Packs.from_lists([])) for i in range(len(shapes))]
 
 

@@ -1,7 +1,7 @@
 """Compiles a model for batches of one size."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -13,9 +13,10 @@ from popgeo.data.compiled_fill import Filler
 from popgeo.data.cut import BatchMemory
 from popgeo.data.fixed_size_options import FixedSizeOptions
 from popgeo.data.flat_store import FlatStore
-from popgeo.deploy.fixed_program import FixedModel, FixedProgram, Tensors, axes_of_results, call_of, input_name
+from popgeo.deploy.fixed_program import FixedModel, FixedProgram, axes_of_results, call_of, input_name
 from popgeo.engine.backend import Backend, backend_of
 from popgeo.engine.compile_step import compile_forward
+from popgeo.loader.source import levels_of
 
 
 def backend_on(name: Backend | str | None, device: torch.device) -> Backend | None:
@@ -73,12 +74,9 @@ class ProgramMaker:
         run = compiled_by(self.backend, fixed)
         given = self.results if isinstance(self.results, Mapping) else {}
         axes = axes_of_results(run(*example.values()), laid, given)
-
-        def run_named(tensors: Tensors) -> Tensors:
-            return run(*(tensors[name] for name in call.inputs))
-
         inputs = {name: tensor.to("meta") for name, tensor in example.items()}
-        return FixedProgram(run=run_named, inputs=inputs, sizes=sizes, axes=axes, layout=self.layout, model=fixed)
+        layout = replace(self.layout, levels=levels_of(store, self.layout.levels))
+        return FixedProgram(run=run, inputs=inputs, sizes=sizes, axes=axes, layout=layout, model=fixed)
 
 
 def compiled_by(backend: Backend | str | None, model: Any) -> Callable[..., Any]:

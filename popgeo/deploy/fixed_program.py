@@ -30,7 +30,7 @@ class FixedProgram:
     """What computes the results of one batch of fixed size, whoever made it: a compiled model, or a file.
 
     Args:
-        run: From the tensors of a batch, by name, to tensors of results, by name. It keeps none of them.
+        run: From the tensors of a batch, in the order of `inputs`, to tensors of results, by name; it keeps none.
         inputs: What `run` takes, in order; tensors without values, of the shape and type of what is to be given.
         sizes: The sizes of the batch, and what its padding is filled with.
         axes: What the rows of each result belong to: graphs, nodes or edges, of a type if there are several.
@@ -41,7 +41,7 @@ class FixedProgram:
         ValueError: the layout sorts edges, and a result has a row for each edge: it would be in the order of batches.
     """
 
-    run: Callable[[Tensors], Tensors]
+    run: Callable[..., Tensors]
     inputs: Tensors
     sizes: FixedSizeOptions
     axes: Mapping[str, Axis]
@@ -199,7 +199,7 @@ def axes_of_results(results: Tensors, layout: Layout, given: Mapping[str, str | 
             fitting = [axis for axis in axes if wanted in (axis, axis.level)]
             fitting = [axis for axis in fitting if len(fitting) == 1 or axis.store == name] or fitting
         if len(fitting) > 1:
-            labels = " or ".join(axis.label or "graphs" for axis in fitting)
+            labels = " or ".join(axis.label for axis in fitting)
             raise ValueError(
                 f"Result {name!r} has {tensor.shape[0]} rows, which may be rows of {labels}. Say which by "
                 f"results={{{name!r}: 'node'}} or the like, or pass sizes that differ."

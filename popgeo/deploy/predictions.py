@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from popgeo.data.axes import GRAPHS, Axis
+from popgeo.data.axes import GRAPHS, Axis, row_pointer
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -81,7 +81,7 @@ class Predictions(Mapping[str, Tensor]):
             start += part.num_graphs
         parts = [part if part.tensors else _all_failed(part, like) for part in parts]
         values = {name: torch.cat([part[name] for part in parts]) for name in like}
-        ptr = {name: _starts(torch.cat([part.ptr[name].diff() for part in parts])) for name in like}
+        ptr = {name: row_pointer(torch.cat([part.ptr[name].diff() for part in parts])) for name in like}
         return Predictions(num_graphs=start, tensors=values, axes=like.axes, ptr=ptr, errors=errors)
 
     def to_frames(self) -> "dict[str, pd.DataFrame]":
@@ -96,7 +96,7 @@ class Predictions(Mapping[str, Tensor]):
 
         frames: dict[str, pd.DataFrame] = {}
         for name, tensor in self.items():
-            level = self.axes[name].label or "graphs"
+            level = self.axes[name].label
             if level not in frames:
                 graph = np.repeat(np.arange(self.num_graphs), self.ptr[name].diff().numpy())
                 frames[level] = pd.DataFrame({"graph": graph})
@@ -160,10 +160,6 @@ def _as_array(tensor: Tensor) -> np.ndarray:
     return (tensor.float() if tensor.dtype is torch.bfloat16 else tensor).numpy()
 
 
-def _starts(counts: Tensor) -> Tensor:
-    return torch.cat([counts.new_zeros(1), counts.cumsum(0)])
-
-
 def in_order(
     rows: Mapping[str, Tensor], axes: Mapping[str, Axis], graphs: np.ndarray, counts: Mapping[Axis, np.ndarray]
 ) -> Predictions:
@@ -177,12 +173,9 @@ def in_order(
     """
     values: dict[str, Tensor] = {}
     ptr: dict[str, Tensor] = {}
-    made: dict[Axis, tuple[Tensor, Tensor]] = {}
+    of_axes = {axis: _places(graphs, numbers, axis == GRAPHS) for axis, numbers in counts.items()}
     for name, tensor in rows.items():
-        axis = axes[name]
-        if axis not in made:
-            made[axis] = _places(graphs, counts[axis], axis == GRAPHS)
-        places, ptr[name] = made[axis]
+        places, ptr[name] = of_axes[axes[name]]
         empty = float("nan") if tensor.is_floating_point() else 0
         values[name] = tensor.new_full((int(ptr[name][-1]), *tensor.shape[1:]), empty)
         values[name][places.to(tensor.device)] = tensor
@@ -192,11 +185,9 @@ def in_order(
 
 def _places(graphs: np.ndarray, counts: np.ndarray, is_graphs: bool) -> tuple[Tensor, Tensor]:
     """Where each row that came is to stand, and where each graph starts."""
-    came = np.zeros(len(counts), bool)
-    came[graphs] = True
-    kept = counts if is_graphs else np.where(came, counts, 0)
+    of_came, kept = counts[graphs], counts.copy() if is_graphs else np.zeros_like(counts)
+    kept[graphs] = of_came
     ptr = np.concatenate([[0], np.cumsum(kept)])
-    of_came = kept[graphs]
     first = np.repeat(ptr[graphs] - np.concatenate([[0], np.cumsum(of_came)[:-1]]), of_came)
     return torch.from_numpy(first + np.arange(len(first))), torch.from_numpy(ptr)
 

@@ -15,19 +15,18 @@ from torch import nn
 from popgeo.data.axes import Axis, Level
 from popgeo.data.batch_layout import LayoutChoices
 from popgeo.data.fixed_size_options import FixedSizeOptions
-from popgeo.data.flat_store import FlatStore, why_not_flat
+from popgeo.data.flat_store import FlatStore
 from popgeo.deploy.choose_shapes import choose_shapes, grown_shape, into_shapes
 from popgeo.deploy.compile_program import ProgramMaker, backend_on
 from popgeo.deploy.fixed_program import FixedProgram, WithForces, names_taken
 from popgeo.deploy.load_weights import load_weights
 from popgeo.deploy.predictions import Predictions, to_records
 from popgeo.deploy.processes import together
-from popgeo.deploy.read_graphs import GraphReader, named, of_loader, pieces, reader_of
+from popgeo.deploy.read_graphs import GraphReader, named, opened, pieces, reader_of
 from popgeo.deploy.run_batches import run_batches, slots_used, warn_of_others
 from popgeo.did_you_mean import names_arguments
 from popgeo.engine.backend import Backend
 from popgeo.forked import Lock
-from popgeo.loader.source import levels_of
 from popgeo.progress import bar
 
 _AT_ONCE = 1 << 15  # graphs of a dataset whose batches are chosen together
@@ -159,7 +158,7 @@ class Predictor:
         Raises:
             ValueError: a graph failed, which is named; or the model cannot be compiled for these graphs.
         """
-        keep, graphs = _keeps(errors), self._opened(of_loader(graphs))
+        keep, graphs = _keeps(errors), opened(graphs)
         world = dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
         if world == 1:
             return self._all(graphs, 0, keep, progress_bar)
@@ -196,12 +195,6 @@ class Predictor:
             yield from to_records(predicted)
             start += predicted.num_graphs
 
-    def _opened(self, graphs: Any) -> Any:
-        """The graphs, flat if they lie in memory or flat on disk."""
-        if isinstance(graphs, (FlatStore, list)) or not hasattr(graphs, "__len__") or why_not_flat(graphs):
-            return graphs
-        return FlatStore.from_dataset(graphs) if len(graphs) else []
-
     def _all(self, graphs: Any, start: int, keep: bool, progress_bar: bool | None) -> Predictions:
         total = len(graphs) if hasattr(graphs, "__len__") else None
         parts = []
@@ -221,12 +214,12 @@ class Predictor:
         with self._lock:
             store, right = self._made_to_fit(store, right, start, keep, errors)
             packs = into_shapes(store, self.shapes)
-            programs = [self._program(i, store) if len(of) else None for i, of in enumerate(packs)]
-            if not self._used:
-                warn_of_others(store, programs, packs, self.device)
+            batches = [(self._program(i, store), of) for i, of in enumerate(packs) if len(of)]
+            if batches and not self._used:
+                warn_of_others(store, *batches[0], self.device)
             for label, used in slots_used(store, self.shapes, packs).items():
                 self._used[label] = self._used.get(label, 0) + used
-        found = run_batches(store, programs, packs, self.device, right, len(graphs))
+        found = run_batches(store, batches, self.device, right, len(graphs))
         failed = {i: named(start + i, error) for i, error in found.errors.items()}
         if failed and not keep:
             raise failed[min(failed)] from found.errors[min(failed)]
@@ -265,23 +258,20 @@ class Predictor:
             self.shapes[most] = larger
             self.programs.pop(most, None)
             return store, right
-        for i in large.tolist():
-            number = int(right[i])
+        for number in right[large].tolist():
             errors[number] = ValueError(
                 f"Graph {start + number} is larger than the file's largest shape, {self.shapes[most]}. Export the "
                 "model again with larger sizes."
             )
-        if not keep:
-            raise errors[int(right[large[0]])]
+            if not keep:
+                raise errors[number]
         return store.view(np.flatnonzero(fits)), right[fits]
 
     def _program(self, i: int, store: FlatStore) -> FixedProgram:
         """The program of a shape, which is compiled if it has not been."""
         if i not in self.programs:
             assert self._maker is not None  # a predictor of programs has them all
-            program = self._maker(self.shapes[i].with_rows_for(store), store)
-            layout = replace(program.layout, levels=levels_of(store, program.layout.levels))
-            self.programs[i] = program = replace(program, layout=layout)
+            self.programs[i] = program = self._maker(self.shapes[i].with_rows_for(store), store)
             self.num_compilations += 1
             if self._reader is None:
                 names = names_taken(self._maker.model, {one.name for one in store.attributes})

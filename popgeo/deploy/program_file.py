@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from popgeo.atomic_write import write_atomically
 from popgeo.data.fixed_size_options import FixedSizeOptions
 from popgeo.deploy.compile_program import compiled_by
-from popgeo.deploy.fixed_program import FixedProgram, Tensors
+from popgeo.deploy.fixed_program import Tensors
 from popgeo.deploy.onnx_program import open_onnx, read_notes_of_onnx, write_onnx
 from popgeo.deploy.plain_operations import plain_module
 from popgeo.deploy.predictions import Predictions
@@ -83,15 +83,16 @@ def export(
     wanted = _at_these_sizes(predictor, graphs)
     # What attributes belong to is known from all graphs; the smallest alone may leave it open.
     choices |= {"layout": next(iter(predictor.programs.values())).layout}
-    programs = [_program(model, shape, graphs, choices) for shape in predictor.shapes]
-    examples = [
-        {name: torch.zeros_like(tensor, device="cpu") for name, tensor in program.inputs.items()}
-        for program in programs
-    ]
-    results = [program.run(example) for program, example in zip(programs, examples, strict=True)]
-    models = [program.model for program in programs if program.model is not None]
-    plain = [plain_module(each, example) for each, example in zip(models, examples, strict=True)]
-    notes = write_notes(list(zip(programs, results, strict=True)), format, units or {})
+    programs, examples, plain = [], [], []
+    for shape in predictor.shapes:
+        of_shape = Predictor(model, shape, "none", **choices)
+        _at_these_sizes(of_shape, [min(graphs, key=lambda graph: graph.num_nodes)])
+        (program,) = of_shape.programs.values()
+        assert program.model is not None  # it is not from a file
+        examples.append({name: torch.zeros_like(one, device="cpu") for name, one in program.inputs.items()})
+        programs.append((program, program.run(*examples[-1].values())))
+        plain.append(plain_module(program.model, examples[-1]))
+    notes = write_notes(programs, format, units or {})
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # of torch's exporters about torch
         data = _WRITERS[format](plain, examples, notes)
@@ -146,10 +147,8 @@ def _loaded(data: bytes, path: str, backend: Backend | str | None, run_machine_c
                 "run_machine_code=True to popgeo.load, or --run-machine-code to popgeo predict"
             )
         opened = _OPENED[format](data, [program.inputs for program in programs])
-        made = [
-            replace(program, run=_by_name(compiled_by(backend if format == "torch" else None, run), program, names))
-            for program, run, names in zip(programs, opened, results, strict=True)
-        ]
+        compiler, parts = backend if format == "torch" else None, zip(programs, opened, results, strict=True)
+        made = [replace(program, run=_by_name(compiled_by(compiler, run), names)) for program, run, names in parts]
         return Predictor.of_programs(made)
     except ImportError:
         raise
@@ -157,16 +156,6 @@ def _loaded(data: bytes, path: str, backend: Backend | str | None, run_machine_c
         is_gap = isinstance(error, (LookupError, TypeError, AttributeError))
         reason = f"a part is missing or of a wrong type: {error!r}" if is_gap else str(error).partition("\n")[0]
         raise ValueError(f"{path} cannot be loaded: {reason[:300].rstrip('.') or repr(error)}.") from error
-
-
-def _program(
-    model: nn.Module, shape: FixedSizeOptions, graphs: Sequence[Any], choices: Mapping[str, Any]
-) -> FixedProgram:
-    """The model as a program of one shape, of the smallest of some graphs."""
-    predictor = Predictor(model, shape, "none", **choices)
-    _at_these_sizes(predictor, [min(graphs, key=lambda graph: graph.num_nodes)])
-    (program,) = predictor.programs.values()
-    return program
 
 
 def _at_these_sizes(predictor: Predictor, graphs: Sequence[Any]) -> Predictions:
@@ -188,14 +177,12 @@ def _largest(tensor: Tensor) -> float:
     return float(tensor.detach().abs().double().nan_to_num(0.0, 0.0, 0.0).max()) if tensor.numel() else 0.0
 
 
-def _by_name(
-    function: Callable[..., Sequence[Tensor]], program: FixedProgram, results: Sequence[str]
-) -> Callable[[Tensors], Tensors]:
-    """A function of tensors in order as one of tensors by name."""
+def _by_name(function: Callable[..., Sequence[Tensor]], results: Sequence[str]) -> Callable[..., Tensors]:
+    """A function that returns tensors in order as one that returns them by name."""
 
-    def run(tensors: Tensors) -> Tensors:
-        with torch.no_grad():
-            return dict(zip(results, function(*(tensors[name] for name in program.inputs)), strict=True))
+    @torch.no_grad()
+    def run(*tensors: Tensor) -> Tensors:
+        return dict(zip(results, function(*tensors), strict=True))
 
     return run
 

@@ -86,22 +86,16 @@ def _program(told: Mapping[str, Any]) -> FixedProgram:
     for level in (layout["levels"] or {}).values():
         Level(level)
     axes = {name: Axis(Level(of[0]), _unpacked(of[1])) for name, of in told["results"].items() if of}
-    stores = {None, *(sizes["num_nodes"] if isinstance(sizes["num_nodes"], dict) else ())}
-    stores |= {*(sizes["num_edges"] if isinstance(sizes["num_edges"], dict) else ())}
-    if strange := [axis.store for axis in axes.values() if axis.store not in stores]:
+    types = {key for name in ("num_nodes", "num_edges") if isinstance(sizes[name], dict) for key in sizes[name]}
+    if strange := [axis.store for axis in axes.values() if axis.store not in {None, *types}]:
         raise ValueError(f"results belong to {strange!r:.50}")
     if not axes:
         raise ValueError("no result belongs to graphs, nodes or edges")
-    return FixedProgram(
-        run=dict,  # until the file's program is known
-        inputs={
-            name: torch.empty(shape, dtype=torch_thing("dtype", dtype), device="meta")
-            for name, (shape, dtype) in told["inputs"].items()
-        },
-        sizes=FixedSizeOptions(**sizes),
-        axes=axes,
-        layout=LayoutChoices(**layout),
-    )
+    kinds = {name: (shape, torch_thing("dtype", dtype)) for name, (shape, dtype) in told["inputs"].items()}
+    inputs = {name: torch.empty(shape, dtype=dtype, device="meta") for name, (shape, dtype) in kinds.items()}
+    options, choices = FixedSizeOptions(**sizes), LayoutChoices(**layout)
+    # What runs it is known later.
+    return FixedProgram(run=dict, inputs=inputs, sizes=options, axes=axes, layout=choices)
 
 
 def _numbers(value: Any) -> Iterator[Any]:

@@ -1,7 +1,7 @@
 """Converts users' graphs to a program's flat inputs; rejects, by number, graphs that differ from these inputs."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain, islice
 from typing import Any
 
@@ -13,7 +13,7 @@ from popgeo.capture.pytree import is_graph_data
 from popgeo.data.attribute_names import COUNT_NODES
 from popgeo.data.batch_layout import LayoutChoices, lay_out
 from popgeo.data.fixed_size_options import FixedSizeOptions
-from popgeo.data.flat_store import FlatStore
+from popgeo.data.flat_store import FlatStore, why_not_flat
 from popgeo.data.sort_edges import sort_edges
 from popgeo.deploy.fixed_program import FixedProgram, input_name
 from popgeo.loader.source import FlatSource
@@ -53,7 +53,8 @@ class GraphReader:
         is_list = isinstance(graphs, (list, tuple))
         try:
             store = self._flat(graphs, self._attributes(graphs[0] if is_list and graphs else graphs))
-            self._compare(store)
+            if self.kinds is not None and (wrong := self._why_not(self._kinds(store))):
+                raise ValueError(wrong)
             return store, np.arange(len(store)), {}
         except (ValueError, TypeError, RuntimeError):
             if not is_list:
@@ -65,14 +66,12 @@ class GraphReader:
             try:
                 if isinstance(graph, Exception):
                     raise graph
-                store = self._flat([graph], self._attributes(graph))
-                self._compare(store)
-                kinds[i] = self._kinds(store)
+                kinds[i] = self._kinds(self._flat([graph], self._attributes(graph)))
             except Exception as raised:  # whatever a dataset, or its transform, raises
                 errors[i] = raised
         if self.kinds is None and kinds:  # the kind of most graphs is the right one
             found = list(kinds.values())
-            like = GraphReader(layout=self.layout, names=self.names, kinds=max(found, key=found.count))
+            like = replace(self, kinds=max(found, key=found.count))
         for i, kind in kinds.items():
             if wrong := like._why_not(kind):
                 errors[i] = ValueError(wrong)
@@ -103,10 +102,6 @@ class GraphReader:
         slots = lay_out(store, self.sizes.with_rows_for(store), self.layout).slots
         return {input_name(slot): (slot.shape, slot.dtype) for slot in slots}
 
-    def _compare(self, store: FlatStore) -> None:
-        if self.kinds is not None and (wrong := self._why_not(self._kinds(store))):
-            raise ValueError(wrong)
-
     def _why_not(self, found: Kinds) -> str | None:
         """What differs from the inputs that are known; None if nothing does."""
         for name, (shape, dtype) in (self.kinds or {}).items():
@@ -128,8 +123,10 @@ def named(number: int, error: Exception) -> ValueError:
     return made
 
 
-def of_loader(loader: Any) -> Any:
-    """The graphs of a loader that need not be taken out of its batches, in its order; anything else as it is.
+def opened(loader: Any) -> Any:
+    """Graphs, flat if they lie in memory or flat on disk; of a loader those behind its batches, in its order.
+
+    What is neither, and a loader whose graphs are only in its batches, stays as it is.
 
     Raises:
         ValueError: the loader gives each process a part of the graphs.
@@ -140,7 +137,10 @@ def of_loader(loader: Any) -> Any:
     if isinstance(source, FlatSource) and not (source.collater.trim_nodes or source.collater.trim_edges):
         return source.store.view(loader.plan().indices)
     is_in_order = isinstance(loader, DataLoader) and type(loader.sampler) is SequentialSampler and not loader.drop_last
-    return loader.dataset if is_in_order and type(loader.batch_sampler) is BatchSampler else loader
+    graphs = loader.dataset if is_in_order and type(loader.batch_sampler) is BatchSampler else loader
+    if isinstance(graphs, (FlatStore, list)) or not hasattr(graphs, "__len__") or why_not_flat(graphs):
+        return graphs
+    return FlatStore.from_dataset(graphs) if len(graphs) else []
 
 
 def pieces(graphs: Any, size: int) -> Iterable[Any]:

@@ -25,8 +25,7 @@ _CLOSE = 1e-2  # of a result, which rounding does not reach in bfloat16 either
 
 def run_batches(
     store: FlatStore,
-    programs: Sequence[FixedProgram | None],
-    packs: Sequence[Packs],
+    batches: Sequence[tuple[FixedProgram, Packs]],
     device: torch.device,
     numbers: np.ndarray,
     num_graphs: int,
@@ -37,8 +36,7 @@ def run_batches(
 
     Args:
         store: The graphs.
-        programs: What computes results, one for each shape; None if no batch has it.
-        packs: Which graphs share a batch of each.
+        batches: For each shape, the program of it, and which graphs share a batch.
         device: Where the programs take their inputs.
         numbers: What each graph is called. [len(store)]
         num_graphs: How many there are, those included that are not in the store.
@@ -47,13 +45,12 @@ def run_batches(
     came: list[np.ndarray] = []
     rows: dict[str, list[Tensor]] = {}
     axes: Mapping[str, Axis] = {}
-    for program, of_shape in zip(programs, packs, strict=True):
-        if program is not None:
-            axes = program.axes
-            for ids, results in _Feed(store, program, device).run(of_shape, errors):
-                came.append(ids)
-                for name in axes:
-                    rows.setdefault(name, []).append(results[name])
+    for program, packs in batches:
+        axes = program.axes
+        for ids, results in _Feed(store, program, device).run(packs, errors):
+            came.append(ids)
+            for name in axes:
+                rows.setdefault(name, []).append(results[name])
     errors = {int(numbers[i]): error for i, error in errors.items()}
     if not came:
         return Predictions(num_graphs=num_graphs, errors=errors)
@@ -77,8 +74,8 @@ class _Feed:
         self.layout = for_all_graphs(lay_out(store, program.sizes, program.layout), store)
         self.filler = Filler(store, self.layout)
         names = [input_name(slot) for slot in self.layout.slots]
-        self.places = {name: names.index(name) for name in program.inputs}
-        self.counts = {axis: _rows_of_graphs(store, axis) for axis in program.axes.values()}
+        self.places = list(map(names.index, program.inputs))
+        self.counts = {axis: _rows_of_graphs(store, axis)[:, None] for axis in program.axes.values()}
         each = sum(slot.dtype.itemsize * int(np.prod(slot.shape)) for slot in self.layout.slots)
         self.at_once = max(1, min(_BATCHES, _BYTES // max(each, 1)))
 
@@ -89,13 +86,12 @@ class _Feed:
             some = packs[start : start + self.at_once]
             self.filler(self.store.rows(some.indices), some.ptr, memory.tensors)
             real = {
-                axis: totals_of_packs(counts[:, None], some.indices, some.ptr)[:, 0].tolist()
-                for axis, counts in self.counts.items()
+                axis: totals_of_packs(each, some.indices, some.ptr)[:, 0].tolist() for axis, each in self.counts.items()
             }
             for i, (ids, tensors) in enumerate(zip(some, memory.items, strict=False)):
                 try:
-                    given = {name: tensors[place].to(self.device) for name, place in self.places.items()}
-                    results = self.program.run(given)
+                    given = [tensors[place].to(self.device) for place in self.places]
+                    results = self.program.run(*given)
                     # Copied, as the next batches may be written where the results, or their inputs, lie.
                     rows = {name: results[name][: real[axis][i]].clone() for name, axis in self.program.axes.items()}
                     for name, axis in self.program.axes.items():
@@ -104,7 +100,7 @@ class _Feed:
                     odd = any(one.isnan().any() for name, one in rows.items() if name != "stress")  # NaN: no volume
                     if self.program.model is not None and odd:
                         with torch.no_grad():
-                            self.program.model(*given.values())  # which raises where what is compiled gives NaN
+                            self.program.model(*given)  # which raises where what is compiled gives NaN
                 except Exception as error:  # of whatever kind: some graph is to be named
                     if len(ids) == 1:
                         errors[int(ids[0])] = error
@@ -114,37 +110,30 @@ class _Feed:
                     yield ids, rows
 
 
-def warn_of_others(
-    store: FlatStore, programs: Sequence[FixedProgram | None], packs: Sequence[Packs], device: torch.device
-) -> None:
+def warn_of_others(store: FlatStore, program: FixedProgram, packs: Packs, device: torch.device) -> None:
     """Warns if a graph's result differs where it is alone in a batch of other sizes; two graphs are tried."""
-    for program, of_shape in zip(programs, packs, strict=True):
-        if program is None:
-            continue
-        together = next((ids for ids in of_shape if len(ids) > 1), of_shape[0])
-        # The largest ones, which have rows of all kinds, are the first and the last of the batch.
-        together = np.roll(together[np.argsort(-store.sizes[together].sum(1), kind="stable")], -1)
-        of_batch = _rows_of_one(store, program, together, device)
-        for is_last, graph in enumerate((together[0], together[-1])):
-            one = store.view([graph])
-            for name, alone in _rows_of_one(one, _for_one(program, one), [0], device).items() if of_batch else ():
-                start = len(of_batch[name]) - len(alone) if is_last else 0
-                apart = (of_batch[name][start : start + len(alone)].double() - alone.double()).abs()
-                if alone.is_floating_point() and alone.numel() and (apart > _CLOSE * (1 + alone.abs().max())).any():
-                    warnings.warn(
-                        f"A graph's result depends on those that share its batch, or on padding: {name} differs by up "
-                        f"to {apart.max():.2g} where the graph is alone. The model looks at all nodes of a batch at "
-                        "once, or is random: pass batch= and the number of graphs to its norms and poolings. "
-                        "popgeo.testing tells which claim fails.",
-                        stacklevel=5,
-                    )
-                    return
-        return
+    together = next((ids for ids in packs if len(ids) > 1), packs[0])
+    # The largest ones, which have rows of all kinds, are the first and the last of the batch.
+    together = np.roll(together[np.argsort(-store.sizes[together].sum(1), kind="stable")], -1)
+    of_batch = _rows_of_one(store, program, together, device)
+    for is_last, graph in enumerate((together[0], together[-1])):
+        one = store.view([graph])
+        of_one = _rows_of_one(one, _for_one(program, one), np.zeros(1, int), device) if of_batch else {}
+        for name, alone in of_one.items():
+            start = len(of_batch[name]) - len(alone) if is_last else 0
+            apart = (of_batch[name][start : start + len(alone)].double() - alone.double()).abs()
+            if alone.is_floating_point() and alone.numel() and (apart > _CLOSE * (1 + alone.abs().max())).any():
+                warnings.warn(
+                    f"A graph's result depends on those that share its batch, or on padding: {name} differs by up to "
+                    f"{apart.max():.2g} where the graph is alone. The model looks at all nodes of a batch at once, or "
+                    "is random: pass batch= and the number of graphs to its norms and poolings. popgeo.testing tells "
+                    "which claim fails.",
+                    stacklevel=5,
+                )
+                return
 
 
-def _rows_of_one(
-    store: FlatStore, program: FixedProgram, ids: Sequence[int] | np.ndarray, device: torch.device
-) -> Tensors:
+def _rows_of_one(store: FlatStore, program: FixedProgram, ids: np.ndarray, device: torch.device) -> Tensors:
     """The results of one batch; none if it fails."""
     found = [rows for _, rows in _Feed(store, program, device).run(Packs.from_lists([ids]), {})]
     return found[0] if len(found) == 1 else {}
@@ -162,21 +151,11 @@ def _for_one(program: FixedProgram, store: FlatStore) -> FixedProgram:
     call, before, now = program.model.call, counts_of(program.sizes), counts_of(sizes)
     constants = {name: now[name] if before.get(name) == one else one for name, one in call.constants.items()}
     model = FixedModel(program.model.model, replace(call, constants=constants)).eval()
-
-    @torch.no_grad()
-    def run(tensors: Tensors) -> Tensors:
-        return model(*(tensors[name] for name in call.inputs))
-
-    return replace(program, run=run, sizes=sizes.with_rows_for(store), model=model)
+    return replace(program, run=torch.no_grad()(model), sizes=sizes.with_rows_for(store), model=model)
 
 
-def slots_used(
-    store: FlatStore, shapes: Sequence[FixedSizeOptions], packs: Sequence[Packs]
-) -> Mapping[str, np.ndarray]:
+def slots_used(store: FlatStore, shapes: Sequence[FixedSizeOptions], packs: Sequence[Packs]) -> dict[str, np.ndarray]:
     """For nodes, edges (of each type) and graphs: how many are real, and how many slots their batches have. [2]"""
-    axes = store.size_axes
-    real = [*store.sizes.sum(0).tolist(), len(store)]
-    slots = [sum(len(of) * shape.slots(axis) for shape, of in zip(shapes, packs, strict=True)) for axis in axes]
-    slots.append(sum(len(of) * shape.num_graphs for shape, of in zip(shapes, packs, strict=True)))
-    labels = [*(axis.label for axis in axes), "graphs"]
-    return {label: np.array(pair) for label, *pair in zip(labels, real, slots, strict=True)}
+    axes, real = (*store.size_axes, GRAPHS), (*store.sizes.sum(0).tolist(), len(store))
+    slots = [sum(len(of) * shape.rows(axis, store) for shape, of in zip(shapes, packs, strict=True)) for axis in axes]
+    return {axis.label: np.array(pair) for axis, *pair in zip(axes, real, slots, strict=True)}

@@ -32,12 +32,8 @@ def write_torch(modules: Modules, examples: Examples, notes: str) -> bytes:
     Returns:
         The file without its seal.
     """
-    from torch.export.pt2_archive._package import package_pt2  # a second to import, and needed by few
-
     programs = {_name(i): _exported(*both) for i, both in enumerate(zip(modules, examples, strict=True))}
-    file = io.BytesIO()
-    package_pt2(file, exported_programs=programs)
-    return _with_notes(file, notes)
+    return _packaged(notes, exported_programs=programs)
 
 
 def write_compiled(modules: Modules, examples: Examples, notes: str) -> bytes:
@@ -47,7 +43,6 @@ def write_compiled(modules: Modules, examples: Examples, notes: str) -> bytes:
         ValueError: there is no C++ compiler.
     """
     from torch._inductor import aot_compile
-    from torch.export.pt2_archive._package import package_pt2
 
     files: dict[str, Any] = {}
     for i, (module, given) in enumerate(zip(modules, examples, strict=True)):
@@ -58,12 +53,8 @@ def write_compiled(modules: Modules, examples: Examples, notes: str) -> bytes:
         except Exception as error:
             if "InvalidCxxCompiler" not in f"{type(error).__name__} {error}":
                 raise
-            raise ValueError(
-                "AOTInductor finds no C++ compiler. Install g++ or clang, or use format='torch'."
-            ) from error
-    file = io.BytesIO()
-    package_pt2(file, aoti_files=files)
-    return _with_notes(file, notes)
+            raise ValueError("There is no C++ compiler. Install g++ or clang, or use format='torch'.") from error
+    return _packaged(notes, aoti_files=files)
 
 
 def parts_of_archive(data: bytes) -> dict[str, bytes]:
@@ -115,8 +106,12 @@ def _exported(module: fx.GraphModule, given: Tensors) -> torch.export.ExportedPr
     return program
 
 
-def _with_notes(file: io.BytesIO, notes: str) -> bytes:
-    """An archive with notes, which `torch.export.load` finds as an extra file."""
+def _packaged(notes: str, **parts: Any) -> bytes:
+    """An archive of torch with these parts, and with notes, which `torch.export.load` finds as an extra file."""
+    from torch.export.pt2_archive._package import package_pt2  # a second to import, and needed by few
+
+    file = io.BytesIO()
+    package_pt2(file, **parts)
     with zipfile.ZipFile(file, "a") as archive:
         archive.writestr(f"{archive.namelist()[0].partition('/')[0]}/{_NOTES}", notes)
     return file.getvalue()

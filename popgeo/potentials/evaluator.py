@@ -142,15 +142,10 @@ class Evaluator:
         if not len(atoms):
             raise ValueError("it has no atoms. Leave it out.")
         require_elements(atoms.numbers)
-        pos, edges, shifts = neighbours.near_origin(atoms)
-        graph = Data(
-            z=torch.from_numpy(atoms.numbers).long(),
-            pos=torch.from_numpy(pos).to(self.dtype),
-            cell=torch.from_numpy(atoms.cell.array[None]).to(self.dtype),
-            pbc=torch.from_numpy(atoms.pbc[None]),
-            edge_index=torch.from_numpy(edges),
-            edge_shift=torch.from_numpy(shifts).to(self.dtype),
-        )
+        places, edges, shifts = neighbours.near_origin(atoms)
+        z, pbc, edge_index = map(torch.from_numpy, (atoms.numbers, atoms.pbc[None], edges))
+        pos, cell, shift = (torch.from_numpy(one).to(self.dtype) for one in (places, atoms.cell.array[None], shifts))
+        graph = Data(z=z.long(), pos=pos, cell=cell, pbc=pbc, edge_index=edge_index, edge_shift=shift)
         return self.as_graph(graph.to(self.device))
 
     def _room_for(self, graphs: list[Data], sizes: np.ndarray) -> PotentialLoader:

@@ -20,7 +20,7 @@ from torch_geometric.data import Batch, Data
 
 from popgeo.convert.neighbours import list_pairs
 from popgeo.potentials.evaluator import Evaluator
-from popgeo.potentials.padding import PotentialLoader, Structures
+from popgeo.potentials.padding import PotentialLoader, Structures, where_real
 
 _RENAMED = {"atomic_numbers": "z", "cell_offsets": "unit_shift"}
 _COUNTED_ANEW = ("natoms", "nedges", "batch")
@@ -147,8 +147,7 @@ def as_atomic_data(batch: Batch) -> Any:
         if name == "sid":
             value = [one if real else "" for one, real in zip(value, graphs.tolist(), strict=True)]
         elif isinstance(value, Tensor) and value.is_floating_point() and name not in _INPUTS:
-            mask = nodes if len(value) == len(nodes) else graphs
-            value = torch.where(mask.view(-1, *[1] * (value.dim() - 1)), value, torch.inf)
+            value = where_real(nodes if len(value) == len(nodes) else graphs, value, torch.inf)
         values[name] = value
     values.pop("ptr")
     return AtomicData.from_dict(values | {theirs: values.pop(ours) for theirs, ours in _RENAMED.items()})

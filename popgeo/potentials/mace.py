@@ -22,7 +22,7 @@ from torch_geometric.data import Batch, Data
 from popgeo.data.masks import MASKS
 from popgeo.potentials.edge_pairs import OPPOSITE, OnceForEachPair, note_opposite_edges, opposite_in_batch
 from popgeo.potentials.evaluator import Evaluator, places_in, with_unit_shift
-from popgeo.potentials.padding import PotentialLoader, Structures, slots_per_real
+from popgeo.potentials.padding import PotentialLoader, Structures, slots_per_real, where_real
 from popgeo.potentials.tensor_product import SumOfProducts
 from popgeo.potentials.wrong_items import check_edges, require_names
 
@@ -214,8 +214,7 @@ def _with_errors_of(mask: str, ref: Any, name: str, value: Any) -> Any:
         return value
     if mask != ("nodes_mask" if name in _OF_ATOMS else "graphs_mask"):
         return ref[name]
-    rows = ref[mask].view(-1, *(1 for _ in value.shape[1:]))
-    return torch.where(rows, value, ref[name])
+    return where_real(ref[mask], value, ref[name])
 
 
 class TrainingStep(nn.Module):
@@ -235,8 +234,7 @@ class TrainingStep(nn.Module):
     ) -> None:
         super().__init__()
         self.model, self.loss_fn = model, loss_fn if isinstance(loss_fn, OverReal) else OverReal(loss_fn)
-        asked = {name: bool(outputs.get(name)) for name in ("forces", "virials", "stress")}
-        self.asked = {_ARGUMENTS[name]: is_asked for name, is_asked in asked.items()}
+        self.asked = {argument: bool(outputs.get(name)) for name, argument in _ARGUMENTS.items()}
 
     def forward(self, **tensors: Tensor) -> Tensor:
         """The loss of a batch, given by the names of `batch.to_dict()`.

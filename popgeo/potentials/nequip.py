@@ -31,7 +31,7 @@ from torch_geometric.data import Batch, Data
 from popgeo.data.masks import MASKS
 from popgeo.potentials.edge_pairs import OPPOSITE, OnceForEachPair, note_opposite_edges, opposite_in_batch
 from popgeo.potentials.evaluator import Evaluator, places_in, with_unit_shift
-from popgeo.potentials.padding import PotentialLoader, Structures, unpad_outputs
+from popgeo.potentials.padding import PotentialLoader, Structures, unpad_outputs, where_real
 from popgeo.potentials.tensor_product import SumOfProducts
 from popgeo.potentials.wrong_items import call_model, check_edges, require_same_fields, three_vectors
 
@@ -158,8 +158,7 @@ def as_batch(batch: Batch) -> dict[str, Tensor]:
     masks = {level.name.lower(): fields[name] for level, name in MASKS.items()}
     for name, value in fields.items():
         if value.is_floating_point() and name not in _INPUTS:
-            is_real = masks[get_field_type(name)].view(-1, *(1 for _ in value.shape[1:]))
-            fields[name] = torch.where(is_real, value, float("nan"))
+            fields[name] = where_real(masks[get_field_type(name)], value, torch.nan)
     return fields
 
 

@@ -17,6 +17,7 @@ from popgeo.data.bridges import GraphsTuple, to_graphs_tuple
 from popgeo.loader.data_loader import FixedSizeDataLoader
 from popgeo.loader.run import EpochPlan, Run
 from popgeo.nn.atom_targets import voigt_to_matrix
+from popgeo.potentials.evaluator import places_in
 from popgeo.potentials.padding import Structures
 
 _LEVELS = {"species": "node", "positions": "node", "forces": "node", "shifts": "edge"}
@@ -67,18 +68,11 @@ def as_graph(item: Any, table: torch.Tensor) -> Data:
     """
     if item.edge_index is None or "edge_shift" not in item:
         raise ValueError("it has no edges; list them with read_atoms(..., cutoff=...) or popgeo convert --cutoff.")
-    if unknown := sorted(set(item.z.tolist()) - set(table.tolist())):
-        raise ValueError(f"it has the atomic numbers {unknown}; the model knows {table.tolist()}.")
     if "stress" in item and not item.pbc.all():
         raise ValueError("it has a stress but does not repeat in all directions. Leave stress out of all structures.")
-    graph = Data(
-        species=torch.searchsorted(table, item.z).int(),
-        positions=item.pos,
-        cell=item.cell,
-        edge_index=item.edge_index,
-        shifts=(item.edge_shift.double() @ torch.linalg.pinv(item.cell[0].double())).round().to(item.pos.dtype),
-        num_nodes=len(item.z),
-    )
+    graph = Data(species=places_in(table, item.z).int(), positions=item.pos, cell=item.cell, num_nodes=len(item.z))
+    shifts = (item.edge_shift.double() @ torch.linalg.pinv(item.cell[0].double())).round()
+    graph.edge_index, graph.shifts = item.edge_index, shifts.to(item.pos.dtype)
     for name in ("energy", "forces"):
         if name in item:
             graph[name] = item[name]

@@ -141,19 +141,12 @@ class PotentialLoader(FixedSizeDataLoader):
             given = FixedSizeOptions(num_nodes, num_edges, batch_size)
         sizes = given or _measured(structures, batch_size, strategy)
         self.as_batch, self.cell_length = as_batch, _CELLS_WIDE * cutoff
-        super().__init__(
-            structures,
-            fixed_size_options=StructureSizes(
-                sizes.num_nodes,
-                sizes.num_edges,
-                sizes.num_graphs,
-                node_pad_value=AttrNamePadding({"z": species}),
-                edge_pad_value=AttrNamePadding({"unit_shift": 1, "edge_shift": self.cell_length}),
-            ),
-            fixed_size_strategy=strategy,
-            levels={**LEVELS, **(levels or {})},
-            **kwargs,
-        )
+        of_nodes = AttrNamePadding({"z": species})
+        of_edges = AttrNamePadding({"unit_shift": 1, "edge_shift": self.cell_length})
+        counts = sizes.num_nodes, sizes.num_edges, sizes.num_graphs
+        options = StructureSizes(*counts, node_pad_value=of_nodes, edge_pad_value=of_edges)
+        kwargs |= {"fixed_size_strategy": strategy, "levels": {**LEVELS, **(levels or {})}}
+        super().__init__(structures, fixed_size_options=options, **kwargs)
 
     def _batches(self, run: Run, plan: EpochPlan) -> Iterator[Any]:
         for batch in super()._batches(run, plan):
@@ -220,6 +213,17 @@ def slots_per_real(mask: Tensor, dtype: torch.dtype | None = None) -> Tensor:
         tensor(1.5000)
     """
     return len(mask) / mask.sum().clamp(min=1).to(dtype or torch.get_default_dtype())
+
+
+def where_real(is_real: Tensor, values: Tensor, absent: Any) -> Tensor:
+    """The values of real rows, and others in padding.
+
+    Args:
+        is_real: True for real rows. bool [number of slots]
+        values: [number of slots, ...]
+        absent: A number, or a tensor like `values`.
+    """
+    return torch.where(is_real.view(-1, *[1] * (values.dim() - 1)), values, absent)
 
 
 def unpad_outputs(

@@ -20,7 +20,7 @@ from torch_geometric.data import Batch, Data
 
 from popgeo.data.masks import MASKS
 from popgeo.potentials.evaluator import Evaluator, with_unit_shift
-from popgeo.potentials.padding import PotentialLoader, Structures, slots_per_real, unpad_outputs
+from popgeo.potentials.padding import PotentialLoader, Structures, slots_per_real, unpad_outputs, where_real
 from popgeo.potentials.wrong_items import call_model, check_edges, require_names, require_same_fields, three_vectors
 
 try:
@@ -138,9 +138,9 @@ def as_batch(batch: Batch, *, levels: Mapping[str, str], inputs: frozenset[str])
     masks = {level.name.lower(): fields[name] for level, name in MASKS.items()}
     for name, level in levels.items():
         if name in fields and name not in inputs:
-            value, is_real = fields[name], masks[level].view(-1, *(1 for _ in fields[name].shape[1:]))
+            value = fields[name]
             absent = torch.nan if value.is_floating_point() else -1 if name == properties.idx else value
-            fields[name] = torch.where(is_real, value, absent)
+            fields[name] = where_real(masks[level], value, absent)
     return fields
 
 
@@ -250,8 +250,7 @@ class TaskStep(nn.Module):
             if len(fitting) != 1:
                 raise ValueError(f"{output.name!r} has {len(given)} rows, which are not rows of atoms or structures.")
             mask = batch[fitting[0]]
-            rows = mask.view(-1, *(1 for _ in given.shape[1:]))
-            real = [torch.where(rows, value, 0) for value in (given, target)]
+            real = [where_real(mask, value, 0) for value in (given, target)]
             loss = output.calculate_loss({output.name: real[0]}, {output.target_property: real[1]})
             total = total + slots_per_real(mask, loss.dtype) * loss
         return total

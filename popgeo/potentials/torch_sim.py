@@ -38,12 +38,10 @@ class FixedSizeModel(ModelInterface):
         state = SimpleNamespace(**{name.lstrip("_"): value for name, value in given.items()})
         order = torch.argsort(state.system_idx, stable=True)
         pbc = torch.as_tensor(state.pbc).cpu().expand(3).numpy()
-        arrays = [value.detach().cpu().numpy() for value in (state.atomic_numbers, state.positions, state.cell.mT)]
+        tensors = state.atomic_numbers, state.positions, state.cell.mT
+        z, pos, cells = (tensor.detach().cpu().numpy() for tensor in tensors)
         atoms = [rows.numpy() for rows in order.cpu().split(torch.bincount(state.system_idx).tolist())]
-        systems = [
-            Atoms(arrays[0][rows], arrays[1][rows], cell=cell, pbc=pbc)
-            for rows, cell in zip(atoms, arrays[2], strict=True)
-        ]
+        systems = [Atoms(z[rows], pos[rows], cell=cell, pbc=pbc) for rows, cell in zip(atoms, cells, strict=True)]
         found = self.evaluator(systems)
         if "forces" in found:
             found["forces"] = torch.empty_like(found["forces"]).index_copy(0, order, found["forces"])

@@ -38,11 +38,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for i, report in enumerate(reports if args.html else ()):
             path = args.html if i == 0 else args.html.with_stem(f"{args.html.stem}-{i + 1}")
             write_atomically(path, report.html().encode())
-    except (ValueError, OSError) as error:
-        print(f"popgeo.testing: {error}", file=sys.stderr)
-        return 2
     except (Exception, SystemExit) as error:  # a trace would end with status 1, which says that a claim does not hold
-        print(f"popgeo.testing: {origin} could not be tried: {described(error)}", file=sys.stderr)
+        is_known = isinstance(error, (ValueError, OSError))
+        words = error if is_known else f"{origin} could not be tried: {described(error)}"
+        print(f"popgeo.testing: {words}", file=sys.stderr)
         return 2
     if any(report.failed for report in reports):
         return 1

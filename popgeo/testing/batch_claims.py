@@ -8,6 +8,7 @@ from itertools import islice
 
 import torch
 from torch import Tensor
+from torch_geometric.data import Batch
 
 from popgeo.testing.claims import BrokenError, Case, NotTriedError, SubjectKind, claim
 from popgeo.testing.loader_subject import LoaderSubject, order_of, require_once
@@ -95,13 +96,10 @@ def masks_tell_the_truth(subject: LoaderSubject, case: Case) -> None:
 
     Cause: the mask is made of sizes before trimming, is the previous batch's, or is False if something is real.
     """
-    known: dict[str, list[Tensor]] = {}
-    for graph in case.graphs:
-        for kind, numbers in numbers_of(graph).items():
-            known.setdefault(kind, []).append(numbers)
+    known = numbers_of(Batch.from_data_list(list(case.graphs)))
     for rows in subject.epoch(subject.made(case.graphs), case):
         for kind, numbers in numbers_of(rows).items():
-            real, planted = rows[MASKS[kind]], torch.isin(numbers, torch.cat(known[kind]))
+            real, planted = rows[MASKS[kind]], torch.isin(numbers, known[kind])
             if len(real) != len(numbers):
                 raise BrokenError(f"{MASKS[kind]} has {len(real)} entries for {len(numbers)} {kind}s")
             at = _first(real & ~planted)

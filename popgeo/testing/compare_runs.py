@@ -103,12 +103,11 @@ def compare_runs(
                 "a number of graphs that is read off the batch, as by a pooling without its size: pass num_graphs",
             )
         apart = None if kind is None and rows_only else difference(found.rows(kind, result), old, tolerance)
-        if apart is not None and apart.row is None:
-            _fail(name, apart, found, expected, why, "scalar")
-        elif apart is not None and apart.row is not None:
-            graph = "" if kind is None else f" of graph {expected.graph_of(kind, apart.row)}"
-            row = "" if kind == "graph" else f" ({'' if kind is None else f'{kind} '}row {apart.row})"
-            _fail(f"{name}{graph}{row}", apart, found, expected, why, "rows")
+        if apart is not None:
+            place = "" if kind is None or apart.row is None else f" of graph {expected.graph_of(kind, apart.row)}"
+            if apart.row is not None and kind != "graph":
+                place += f" ({f'{kind} ' if kind else ''}row {apart.row})"
+            _fail(name + place, apart, found, expected, why, "scalar" if apart.row is None else "rows")
     if rows_only:
         return
     new, old_loss = (_loss(seen, kinds, loss) for seen in (found, expected))

@@ -1,6 +1,5 @@
 """A model that is compiled gives what it gave, and is compiled once."""
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -55,20 +54,16 @@ def torch_compile(subject: ModelSubject, case: Case) -> dict[str, float]:
     Cause: a number that Python worked out of the first batch, by .item(), len, int(batch.max()) or a counter, is in
     the program: keep such numbers in tensors, or pass them as sizes that stay.
     """
+    from torch._dynamo.testing import CompileCounterWithBackend  # which takes long to import
+
     model, batches = _epoch(subject, case)
-    traces = 0
-
-    def backend(graph: Any, inputs: Any) -> Callable:
-        nonlocal traces
-        traces += 1
-        return torch._dynamo.lookup_backend(case.settings["backend"])(graph, inputs)
-
+    counter = CompileCounterWithBackend(case.settings["backend"])
     torch._dynamo.reset()
-    compiled = torch.compile(model, backend=backend, dynamic=False)
+    compiled = torch.compile(model, backend=counter, dynamic=False)
     counts = []
     for batch in batches:
         _require_same(compiled(batch), model(batch), "compiled", subject.tolerance)
-        counts.append(traces)
+        counts.append(int(counter.frame_count))
     if counts[-1] > counts[0]:
         raise BrokenError(f"batches of one shape were traced again: {counts} graphs after each of three batches")
     return {"graphs": counts[0]}

@@ -102,10 +102,9 @@ def subject_of(
     if isinstance(what, tuple) and len(what) == 2:
         graphs, what = what[1] if graphs is None else graphs, what[0]
     subject = type(what) if isinstance(what, Subject) else SUBJECTS[SubjectKind(kind)]
-    few = None if graphs is None else tuple(a_few(graphs, subject.limit if limit is None else limit))
-    if isinstance(what, Subject):
-        return replace(what, **how | ({} if few is None else {"graphs": few}))
-    return subject(what=what, graphs=few or (), **how)
+    if graphs is not None:
+        how["graphs"] = tuple(a_few(graphs, subject.limit if limit is None else limit))
+    return replace(what, **how) if isinstance(what, Subject) else subject(what=what, **how)
 
 
 def made_by(origin: str) -> Any:

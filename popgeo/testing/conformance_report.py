@@ -59,15 +59,9 @@ class Conformance:
             lines.append(f"  {_MARKS[finding.status]:9}  {finding.claim.name}: {finding.claim.says}{words}")
         for finding in self.findings:
             if finding.status is Status.FAILED:
-                lines += [
-                    "",
-                    f"{finding.claim.name}: {finding.words}",
-                    f"Tried: {finding.claim.tried}",
-                    f"The usual cause: {finding.cause}.",
-                    "The smallest case that fails:",
-                    "",
-                    *(f"    {line}".rstrip() for line in finding.script.splitlines()),
-                ]
+                lines += ["", f"{finding.claim.name}: {finding.words}", f"Tried: {finding.claim.tried}"]
+                lines += [f"The usual cause: {finding.cause}.", "The smallest case that fails:", ""]
+                lines += [f"    {line}".rstrip() for line in finding.script.splitlines()]
         return "\n".join(lines)
 
     __str__ = text
@@ -79,14 +73,10 @@ class Conformance:
 
     def html(self) -> str:
         """A page that stands alone; nothing in it runs."""
-        sections = {
-            "claims": section("claims", "Claims", _table(self.findings)),
-            **{
-                f"claim-{i} {finding.claim.name}": _failure(i, finding)
-                for i, finding in enumerate(self.findings)
-                if finding.status is Status.FAILED
-            },
-        }
+        sections = {"claims": section("claims", "Claims", _table(self.findings))}
+        for i, finding in enumerate(self.findings):
+            if finding.status is Status.FAILED:
+                sections[f"claim-{i} {finding.claim.name}"] = _failure(i, finding)
         return shell(f"What holds of {self.subject}", f'<p class="soft">{escape(self._summary)}</p>', sections)
 
 

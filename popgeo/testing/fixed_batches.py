@@ -89,8 +89,7 @@ def fixed_batch(
     options = FixedSizeOptions.from_sizes(store, grown, num_graphs, **fill).with_rows_for(store)
     counts, slots = {"graph": torch.ones(len(graphs), dtype=torch.int64)}, {"graph": options.num_graphs}
     for axis, numbers in zip(store.size_axes, store.sizes.T, strict=True):
-        if axis.name is None:
-            counts[kind_of(axis)], slots[kind_of(axis)] = torch.tensor(numbers), options.slots(axis)
+        counts[kind_of(axis)], slots[kind_of(axis)] = torch.tensor(numbers), options.slots(axis)
     if padding is None:
         slots = {kind: int(count.sum()) for kind, count in counts.items()}
         batch = _with_masks(plain)
@@ -117,9 +116,6 @@ def _padding(plain: Batch, garbage: Garbage) -> AttrNamePadding:
     """The garbage for attributes of a floating point type; 0, as ever, for what holds whole numbers."""
     if isinstance(garbage, Mapping):
         return AttrNamePadding(dict(garbage), default=0.0)
-    is_float: dict[str, bool] = {}
-    for store in plain.stores:
-        for name, value in store.items():
-            if isinstance(value, Tensor):
-                is_float[name] = is_float.get(name, True) and value.is_floating_point()
-    return AttrNamePadding({name: garbage for name, yes in is_float.items() if yes}, default=0.0)
+    held = [(name, value) for store in plain.stores for name, value in store.items() if isinstance(value, Tensor)]
+    whole = {name for name, value in held if not value.is_floating_point()}
+    return AttrNamePadding({name: garbage for name, _ in held if name not in whole}, default=0.0)

@@ -92,17 +92,15 @@ def second_derivatives(subject: ModelSubject, case: Case) -> None:
     Cause: the length of padding edges, which is 0: a root or norm of it has no derivative, or none of second order, as
     training on forces needs. Give them one first, torch.where(batch.edges_mask.unsqueeze(1), vec, 1.0).
     """
-    for model in subject.modes[:1]:
-        least, more = (_slopes(subject, case, model, padding) for padding in (0, MORE))
-        for name, expected in least.items():
-            scale = noise_of(least)
-            apart = difference(more[name], expected, subject.tolerance, scale=scale)
-            if apart is not None or not expected.isfinite().all():
-                found = "not finite" if apart is None else f"{apart.found:.6g} with more padding, {apart.expected:.6g}"
-                raise BrokenError(f"{name} is {found} with the least padding")
+    least, more = (_slopes(subject, case, padding) for padding in (0, MORE))
+    for name, expected in least.items():
+        apart = difference(more[name], expected, subject.tolerance, scale=noise_of(least))
+        if apart is not None or not expected.isfinite().all():
+            found = "not finite" if apart is None else f"{apart.found:.6g} with more padding, {apart.expected:.6g}"
+            raise BrokenError(f"{name} is {found} with the least padding")
 
 
-def _slopes(subject: ModelSubject, case: Case, model: object, padding: int) -> dict[str, Tensor]:
+def _slopes(subject: ModelSubject, case: Case, padding: int) -> dict[str, Tensor]:
     """The derivatives of the loss by inputs, and of the mean square of those by weights, by name."""
     leaves: dict[str, Tensor] = {}
 
@@ -113,8 +111,8 @@ def _slopes(subject: ModelSubject, case: Case, model: object, padding: int) -> d
                 leaves[f"{level} {name}"] = batch[name] = value.detach().clone().requires_grad_()
         return batch
 
-    seen = subject.see(case.graphs, model=model, padding=padding, change=watch)
-    kinds = subject.kinds(model)
+    model = subject.modes[0]
+    seen, kinds = subject.see(case.graphs, model=model, padding=padding, change=watch), subject.kinds(model)
     trained = [seen.rows(kinds[name], x) for name, x in seen.run.tensors.items() if x.requires_grad]
     if not leaves or not trained:
         raise NotTriedError("no result has a gradient by an input")
@@ -124,10 +122,8 @@ def _slopes(subject: ModelSubject, case: Case, model: object, padding: int) -> d
         for name, slope in zip(leaves, slopes, strict=True)
         if slope is not None
     }
-    curved = [slope for slope in found.values() if slope.requires_grad]
-    weights = dict(seen.run.parameters)
-    if curved and weights:
-        square = torch.stack([slope.square().mean() for slope in curved]).sum()
-        seconds = torch.autograd.grad(square, list(weights.values()), allow_unused=True)
-        found |= {f"the second derivative by {n}": s for n, s in zip(weights, seconds, strict=True) if s is not None}
+    curved = [slope.square().mean() for slope in found.values() if slope.requires_grad]
+    if curved:
+        seconds = seen.run.gradients(torch.stack(curved).sum())
+        found |= {f"the second derivative by {name}": second for name, second in seconds.items()}
     return found

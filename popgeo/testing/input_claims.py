@@ -59,16 +59,14 @@ def inputs_stay(subject: ModelSubject, case: Case) -> None:
 
     Cause: an operation in place, or an attribute that is set on the batch: work on a copy, or on copy.copy(batch).
     """
-    held: dict[str, tuple[Batch, dict[str, Any]]] = {}
+    before: dict[str, Any] = {}
 
     def remember(batch: Batch) -> Batch:
-        held["batch"] = batch, batch.clone().to_dict()
+        before.update(batch.clone().to_dict())
         return batch
 
     for model in subject.modes:
-        subject.see(case.graphs, model=model, change=remember)
-        batch, before = held["batch"]
-        after = batch.to_dict()
+        after = subject.see(case.graphs, model=model, change=remember).batch.batch.to_dict()
         for name in before.keys() | after.keys():
             if not _same(before.get(name), after.get(name)):
                 raise BrokenError(f"the call modified batch.{name}")
@@ -91,8 +89,7 @@ def no_memory(subject: ModelSubject, case: Case) -> None:
     Cause: something of the first batch that is kept, such as normalized weights (cached=True), sizes or a mask: keep
     nothing that depends on data.
     """
-    others = subject.graphs[::-1]
-    alone, after = subject.see(case.graphs), subject.see(case.graphs, before=others)
+    alone, after = subject.see(case.graphs), subject.see(case.graphs, before=subject.graphs[::-1])
     subject.compare(after, alone, "the batch before", rows_only=True)
 
 
@@ -131,7 +128,6 @@ def float32(subject: ModelSubject, case: Case) -> dict[str, float]:
             continue
         if found.dtype != torch.float32:
             raise NotTriedError(f"{name} is {found.dtype}".replace("torch.", ""))
-
         words = "is {found:.6g} in float32 and {expected:.6g} in float64; {allowed:.1e} apart is allowed"
         require_alike(name, found.double(), expected.double(), _FLOAT32, words)
         gap = (found.double() - expected).detach().abs().amax() if found.numel() else torch.zeros(())

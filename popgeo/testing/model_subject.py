@@ -3,8 +3,7 @@
 import copy
 import inspect
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, ClassVar
@@ -14,6 +13,7 @@ from torch import Tensor, nn
 from torch_geometric.data import Batch, Data, HeteroData
 
 from popgeo.capture.arguments import BatchArguments
+from popgeo.command_line import described
 from popgeo.datasets import Molecules
 from popgeo.testing.claims import BrokenError, Claim, NotTriedError, Subject, SubjectKind
 from popgeo.testing.compare_runs import Seen, compare_runs, kinds_of_rows
@@ -23,9 +23,9 @@ from popgeo.testing.observe import observe
 
 _KEPT = 40  # runs
 MORE = 5  # graphs of padding beyond the least; nodes and edges grow by multiples of it
-_REMEDY = (
-    "Which factory makes it and says how it is called? Pass call=lambda model, batch: model(...), or name a factory "
-    "that returns ModelSubject(what=model, graphs=graphs, call=call)."
+_CALL = (
+    "call=lambda model, batch: model(batch.x, ...), or name a factory that returns ModelSubject(what=model, "
+    "graphs=graphs, call=call)."
 )
 
 
@@ -128,13 +128,16 @@ class ModelSubject(Subject):
                 self.run(copied, other.batch)
             return self.run(copied, made.batch)
 
-        with _default_dtype(torch.float64 if wide else torch.get_default_dtype()):
-            try:
-                seen = observe(used, run, **how)
-            except (RuntimeError, TypeError) as error:
-                if wide:
-                    raise NotTriedError(f"the model does not run in float64: {error}") from error
-                raise
+        default = torch.get_default_dtype()
+        torch.set_default_dtype(torch.float64 if wide else default)  # of tensors that the model makes
+        try:
+            seen = observe(used, run, **how)
+        except (RuntimeError, TypeError) as error:
+            if wide:
+                raise NotTriedError(f"the model does not run in float64: {error}") from error
+            raise
+        finally:
+            torch.set_default_dtype(default)
         found = Seen(batch=made, run=seen, places={}).of_graphs(range(len(few)))
         if plain:
             if len(self._runs) > _KEPT:
@@ -202,16 +205,11 @@ class ModelSubject(Subject):
         except Exception as error:
             if isinstance(error, ValueError) and "no tensor" in str(error):
                 raise
-            raise ValueError(self._question(names, error)) from error
-
-    def _question(self, names: Sequence[str], error: Exception) -> str:
-        given = "what call gives it" if self.call is not None else ", ".join(names) or "a batch"
-        return (
-            f"{self.name} does not run on a batch of {len(self.graphs)} graphs ({self.graphs[0]}) with {given}: "
-            f"{type(error).__name__}: {error}\nWhich graphs does it take, and how is it called? Pass graphs=[...] and "
-            "call=lambda model, batch: model(batch.x, ...), or name a factory that returns "
-            "ModelSubject(what=model, graphs=graphs, call=call)."
-        )
+            given = "what call gives it" if self.call is not None else ", ".join(names) or "a batch"
+            raise ValueError(
+                f"{self.name} does not run on a batch of {len(self.graphs)} graphs ({self.graphs[0]}) with {given}: "
+                f"{described(error)}\nWhich graphs does it take, and how is it called? Pass graphs=[...] and {_CALL}"
+            ) from error
 
     def why_not(self, claim: Claim) -> str:
         """Reports that the model is random: its results never repeat, so no claim can be tried."""
@@ -227,26 +225,14 @@ class ModelSubject(Subject):
     def _is_random_in(self, mode: Any) -> bool:
         usual, with_a_seed = self.see(self.graphs, model=mode), self.see(self.graphs, model=mode, seed=1)
         one, other = usual.run.tensors, with_a_seed.run.tensors
-        return any(
-            one[name].shape != other[name].shape or difference(other[name], one[name]) is not None for name in one
-        )
+        pairs = [(one[name], other[name]) for name in one]
+        return any(old.shape != new.shape or difference(new, old) is not None for old, new in pairs)
 
 
 def _dtype(model: Any) -> torch.dtype | None:
     """The floating point type of the model's weights; None if it has no floating point weights."""
     weights = (*model.parameters(), *model.buffers()) if isinstance(model, nn.Module) else ()
     return next((weight.dtype for weight in weights if weight.is_floating_point()), None)
-
-
-@contextmanager
-def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
-    """New tensors of the block have this type if none is named."""
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(dtype)
-    try:
-        yield
-    finally:
-        torch.set_default_dtype(before)
 
 
 def _arguments(model: Any, batch: Batch) -> tuple[Sequence[Any], Mapping[str, Any]]:
@@ -259,4 +245,4 @@ def _arguments(model: Any, batch: Batch) -> tuple[Sequence[Any], Mapping[str, An
         signature = inspect.signature(model.forward if isinstance(model, nn.Module) else model)
     except (TypeError, ValueError):
         return [batch], {}
-    return BatchArguments(signature, _REMEDY)([batch], {})
+    return BatchArguments(signature, f"Which factory makes it and says how it is called? Pass {_CALL}")([batch], {})

@@ -13,6 +13,7 @@ from torch_geometric.data import Data
 from popgeo.testing.claims import BrokenError, Case, NotTriedError, Subject, SubjectKind, claim
 
 _NEAR = 1e-5  # of the cutoff: pairs so near to it may be listed or not, as numbers are rounded
+_LAYOUTS = ("columns", "strided", "read-only")
 _CROWD = 31  # neighbours of an atom; lists that keep a fixed number of them often keep 32
 
 Row = tuple[int, ...]  # centre i, neighbour j, and the image of j in cells
@@ -129,7 +130,7 @@ def _most(pairs: dict[Row, float]) -> int:
 Compare = Callable[[list[Row], dict[Row, float], float], Iterator[str]]
 
 
-def _against_all_pairs(name: str, **words: str) -> Callable[[Compare], Compare]:
+def _against_all_pairs(name: str) -> Callable[[Compare], Compare]:
     """Makes a claim of a function that yields each difference between a list's rows and all pairs."""
 
     def register(compare: Compare) -> Compare:
@@ -139,7 +140,7 @@ def _against_all_pairs(name: str, **words: str) -> Callable[[Compare], Compare]:
                     raise BrokenError(f"{where}: {wrong}")
 
         check.__doc__ = compare.__doc__
-        claim(name, SubjectKind.NEIGHBOUR_LIST, **words)(check)
+        claim(name, SubjectKind.NEIGHBOUR_LIST)(check)
         return compare
 
     return register
@@ -243,11 +244,7 @@ def capacity_is_loud(subject: NeighbourSubject, case: Case) -> None:
         raise NotTriedError("no structure is crowded")
 
 
-@claim(
-    "any memory layout",
-    SubjectKind.NEIGHBOUR_LIST,
-    settings=({"layout": "columns"}, {"layout": "strided"}, {"layout": "read-only"}),
-)
+@claim("any memory layout", SubjectKind.NEIGHBOUR_LIST, settings=[{"layout": name} for name in _LAYOUTS])
 def layout_does_not_matter(subject: NeighbourSubject, case: Case) -> None:
     """Neighbours depend on the numbers, and not on how they lie in memory.
 

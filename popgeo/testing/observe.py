@@ -1,9 +1,10 @@
 """Runs a model once and keeps what can be seen of it: results, gradients, buffers, and what each part made."""
 
 import copy
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -48,7 +49,7 @@ class Observation:
 
     result: Any
     tensors: dict[str, Tensor]
-    parameters: dict[str, Tensor]
+    parameters: Mapping[str, Tensor]
     buffers: dict[str, Tensor]
     parts: list[SubmoduleCall]
 
@@ -56,9 +57,7 @@ class Observation:
         """The slope of a loss by each parameter; zero where the loss does not depend on it."""
         if not self.parameters or not loss.requires_grad:
             return {}
-        slopes = torch.autograd.grad(
-            loss, list(self.parameters.values()), allow_unused=True, materialize_grads=True, retain_graph=True
-        )
+        slopes = torch.autograd.grad(loss, list(self.parameters.values()), retain_graph=True, materialize_grads=True)
         return dict(zip(self.parameters, slopes, strict=True))
 
 
@@ -89,13 +88,9 @@ def observe(model: Callable[..., Any], run: Callable[[Any], Any], seed: int = 0,
         result = run(module)
     tensors = returned_tensors(result, ", or pass call=lambda model, batch: ... that takes them from it")
     owner = module if isinstance(module, nn.Module) else nn.Module().eval()
-    return Observation(
-        result=result,
-        tensors=tensors,
-        parameters={name: p for name, p in owner.named_parameters() if p.requires_grad and owner.training},
-        buffers=dict(owner.named_buffers()),
-        parts=parts,
-    )
+    parameters = {name: p for name, p in owner.named_parameters() if p.requires_grad and owner.training}
+    buffers = dict(owner.named_buffers())
+    return Observation(result=result, tensors=tensors, parameters=parameters, buffers=buffers, parts=parts)
 
 
 class _WithoutDropout(TorchFunctionMode):
@@ -109,21 +104,16 @@ class _WithoutDropout(TorchFunctionMode):
 def _record(module: Any) -> Iterator[list[SubmoduleCall]]:
     """The calls of all submodules while the block runs."""
     parts: list[SubmoduleCall] = []
-    hooks = []
-    for name, part in module.named_modules() if isinstance(module, nn.Module) else ():
-        if name and not isinstance(part, torch.jit.ScriptModule):  # which takes no hook
 
-            def note(
-                part: nn.Module, args: Any, kwargs: Any, result: Any, name: str = f"{name} ({type(part).__name__})"
-            ) -> None:
-                parts.append(SubmoduleCall(name=name, given=_first((args, kwargs)), made=_first(result)))
+    def note(name: str, part: nn.Module, args: Any, kwargs: Any, result: Any) -> None:
+        called = f"{name} ({type(part).__name__})"
+        parts.append(SubmoduleCall(name=called, given=_first((args, kwargs)), made=_first(result)))
 
-            hooks.append(part.register_forward_hook(note, with_kwargs=True))
-    try:
+    with ExitStack() as hooks:
+        for name, part in module.named_modules() if isinstance(module, nn.Module) else ():
+            if name and not isinstance(part, torch.jit.ScriptModule):  # which takes no hook
+                hooks.enter_context(part.register_forward_hook(partial(note, name), with_kwargs=True))
         yield parts
-    finally:
-        for hook in hooks:
-            hook.remove()
 
 
 def _first(values: Any) -> Tensor | None:

@@ -14,11 +14,7 @@ from popgeo.testing.model_subject import MORE, ModelSubject
 _LARGE = 1e3  # what no feature is, and whose square float32 still holds
 
 
-@claim(
-    "padding",
-    SubjectKind.MODEL,
-    settings=[{"garbage": 0.0}, {"garbage": 3.0}, {"garbage": _LARGE}, {"garbage": "other species"}],
-)
+@claim("padding", SubjectKind.MODEL, settings=[{"garbage": one} for one in (0.0, 3.0, _LARGE, "other species")])
 def padding(subject: ModelSubject, case: Case) -> None:
     """What a model makes of real graphs does not depend on how much padding there is, nor on what is in it.
 

@@ -209,6 +209,5 @@ def _energies(subject: ModelSubject, seen: Seen) -> Tensor:
         if not tensors:
             raise NotTriedError("no result has a row for each graph")
         energy = torch.cat(tensors, 1)
-    return (
-        energy.reshape(len(energy), -1)[: len(seen.places["graph"])].double() if energy.dim() else energy.double()[None]
-    )
+    rows = energy.reshape(len(energy) if energy.dim() else 1, -1)
+    return rows[: len(seen.places["graph"])].double()

@@ -45,14 +45,9 @@ def planted_graphs(sizes: Sequence[int] = SIZES) -> list[Data]:
         ends = torch.cat([ends, ends[:, :2]], 1)
         nodes = num_nodes + torch.arange(1, size + 1)
         edges = num_edges + torch.arange(1, ends.shape[1] + 1)
-        graphs.append(
-            Data(
-                x=torch.stack([nodes, torch.full_like(nodes, number)], 1).float(),
-                edge_index=ends,
-                edge_attr=torch.cat([nodes[ends], edges[None]]).T.float(),
-                y=torch.tensor([[float(number)]]),
-            )
-        )
+        x, y = torch.stack([nodes, torch.full_like(nodes, number)], 1).float(), torch.tensor([[float(number)]])
+        edge_attr = torch.cat([nodes[ends], edges[None]]).T.float()
+        graphs.append(Data(x=x, edge_index=ends, edge_attr=edge_attr, y=y))
         num_nodes, num_edges = num_nodes + size, num_edges + ends.shape[1]
     return graphs
 

@@ -59,17 +59,15 @@ def _cut(store: FlatStore, axis: Axis, ids: np.ndarray) -> FlatStore:
     """The dataset with these rows of an axis only, and without the edges that lose an end."""
     keep = torch.zeros(int(store.row_pointers[axis][-1]), dtype=torch.bool)
     keep[torch.from_numpy(ids)] = True
-    masks = {axis: keep}
-    if axis.level is Level.NODE:
-        for attribute in store.attributes:
-            if attribute.name == "edge_index":
-                owner = torch.repeat_interleave(store.row_pointers[attribute.axis].diff())
-                stays = torch.ones(attribute.tensor.shape[1], dtype=torch.bool)
-                for row, end in zip(attribute.tensor, ends_of(attribute.axis), strict=True):
-                    if end == axis:
-                        stays &= keep[row.to(torch.int64) + store.row_pointers[end][:-1][owner]]
-                masks[attribute.axis] = stays
-    return keep_rows(store, masks)
+    masks: dict[Axis, Tensor] = {}
+    for attribute in store.attributes:
+        if attribute.name == "edge_index":
+            owner = torch.repeat_interleave(store.row_pointers[attribute.axis].diff())
+            masks[attribute.axis] = torch.ones(attribute.tensor.shape[1], dtype=torch.bool)
+            for row, end in zip(attribute.tensor, ends_of(attribute.axis), strict=True):
+                if end == axis:
+                    masks[attribute.axis] &= keep[row.to(torch.int64) + store.row_pointers[end][:-1][owner]]
+    return keep_rows(store, {**masks, axis: keep})
 
 
 def _fewest(number: int, still: Callable[[np.ndarray], bool], least: int) -> np.ndarray:

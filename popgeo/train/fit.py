@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 from torch.optim.swa_utils import AveragedModel
 
-from popgeo.atomic_write import write_atomically, written_whole
+from popgeo.atomic_write import write_atomically
 from popgeo.deploy.force_field import ForceField
 from popgeo.engine.compile_step import compile_forward, compile_step
 from popgeo.engine.resume import load_checkpoint, restore_weights, save_checkpoint
@@ -57,13 +57,10 @@ class Fit:
         of_step = StepOptions(max_grad_norm=options.clip_grad, show_progress=False)
         self.step = compile_step(self.model, self.optimizer, backend=backend, options=of_step)
         self.best: ForceField = self.average.module  # type: ignore[assignment]  # a copy of the field
-        self.judge = ForceLoss(self.best, weights, options.loss).eval()
-        self.evaluate = compile_forward(self.judge, backend=backend)
+        self.evaluate = compile_forward(ForceLoss(self.best, weights, options.loss).eval(), backend=backend)
         self.history: list[dict[str, float]] = []
-        self.reached: dict[str, Any] = {"best_epoch": 0, "best_loss": math.inf, "graphs": 0, "costs": self._no_costs()}
-
-    def _no_costs(self) -> Tensor:
-        return torch.zeros(len(self.labels), 2, dtype=torch.float64)
+        costs = torch.zeros(len(weights), 2, dtype=torch.float64)
+        self.reached: dict[str, Any] = {"best_epoch": 0, "best_loss": math.inf, "graphs": 0, "costs": costs}
 
     @property
     def epoch(self) -> int:
@@ -117,9 +114,9 @@ class Fit:
                 if interrupts and self.reached["graphs"] < total:
                     self.save()
                     raise KeyboardInterrupt
-        loss = loss_of(self.reached["costs"], self.weights)
-        self.reached |= {"costs": self._no_costs(), "graphs": 0}
-        return loss
+        costs = self.reached["costs"]
+        self.reached |= {"costs": torch.zeros_like(costs), "graphs": 0}
+        return loss_of(costs, self.weights)
 
     def _judge(self, train_loss: float, seconds: float) -> None:
         """Validates the averages, keeps them if none were better, and lets the learning rate fall."""
@@ -130,13 +127,8 @@ class Fit:
         self.history.append({**shown, **errors_of(pairs), "seconds": seconds})
         if loss < self.reached["best_loss"]:
             self.reached |= {"best_epoch": self.epoch, "best_loss": loss}
-            self.keep_best()
+            self.best.save(self.folder / BEST)
         self.plateau.step(loss)
-
-    def keep_best(self) -> None:
-        """Writes the averages of the weights as the best ones."""
-        with written_whole(self.folder / BEST) as partial:
-            self.best.save(partial)
 
     def save(self) -> None:
         """Keeps where the run stands."""
@@ -155,12 +147,10 @@ class Fit:
         """
         path = self.folder / CHECKPOINT
         content = load_checkpoint(path)
-        try:
-            before = content["checksums"]
-            changed = [name for name in self.checksums if before.get(name) != self.checksums[name]]
-        except (KeyError, AttributeError, TypeError) as error:
-            raise ValueError(f"{path} was not written by `popgeo train`: {error!r}.") from error
-        if changed:
+        before = content.get("checksums")
+        if not isinstance(before, dict):
+            raise ValueError(f"{path} was not written by `popgeo train`: it has no checksums of structures.")
+        if changed := [name for name, own in self.checksums.items() if before.get(name) != own]:
             raise ValueError(
                 f"The structures for {', '.join(changed)} are not those that the run in {self.folder} was started "
                 f"with. Restore the files, or start a new run from its weights: --init {self.folder / BEST} --out NEW."
@@ -168,13 +158,10 @@ class Fit:
         restore_weights(content, self.model, self.optimizer, path)
         try:
             history, reached = content["history"], content["reached"]
-            known = (
-                reached["costs"].shape == (len(self.labels), 2),
-                [row["epoch"] for row in history] == list(range(1, len(history) + 1)),
-                0 <= reached["best_epoch"] <= len(history),
-                0 <= reached["graphs"] <= len(self.loaders["train"].dataset),  # type: ignore[arg-type]  # a store
-            )
-            if not all(known):
+            total, costs = len(self.loaders["train"].dataset), reached["costs"]  # type: ignore[arg-type]  # a store
+            is_whole = [row["epoch"] for row in history] == list(range(1, len(history) + 1))
+            is_within = 0 <= reached["best_epoch"] <= len(history) and 0 <= reached["graphs"] <= total
+            if not (is_whole and is_within and costs.shape == (len(self.labels), 2)):
                 raise ValueError(f"its history and position cannot be: {reached}")
             self.average.load_state_dict(content["average"])
             self.plateau.load_state_dict(_like(self.plateau.state_dict(), content["plateau"]))

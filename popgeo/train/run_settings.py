@@ -70,11 +70,8 @@ def _given(words: Sequence[str]) -> set[str]:
 
 def _as_json(asked: argparse.Namespace) -> dict[str, Any]:
     """The settings as they are written down, with paths that hold from any folder."""
-    return {
-        name: str(value.absolute()) if isinstance(value, Path) else value
-        for name, value in vars(asked).items()
-        if name not in ("out", "resume")
-    }
+    kept = {name: value for name, value in vars(asked).items() if name not in ("out", "resume")}
+    return {name: str(value.absolute()) if isinstance(value, Path) else value for name, value in kept.items()}
 
 
 def parser() -> argparse.ArgumentParser:

@@ -67,7 +67,7 @@ def _train(asked: argparse.Namespace) -> int:
     except KeyboardInterrupt:
         status, why = 130, f"stopped in epoch {fit.epoch + 1}; continue with --resume --out {asked.out}"
         if not (asked.out / BEST).exists():
-            fit.keep_best()
+            fit.best.save(asked.out / BEST)
     _tell_results(asked.out, fit, parts, why or fit.why_over, data.is_weighted)
     return status
 
@@ -118,20 +118,14 @@ def _read(asked: argparse.Namespace, fixed: Tensor | None) -> TrainingSet:
     asked.weights = {name: getattr(asked, f"{name}_weight") for name in UNITS}
     wanted = [name for name, weight in asked.weights.items() if weight]
     options = atoms_options(asked)
-    options["keys"] |= {name: None for name, weight in asked.weights.items() if weight == 0}
     options["keys"] |= {name: getattr(asked, f"{name}_key") for name in UNITS if getattr(asked, f"{name}_key")}
-    found = {
-        name: read_structures(path, asked.cutoff, options, wanted) if path is not None else []
-        for name, path in (("train", asked.source), ("valid", asked.valid), ("test", asked.test))
-    }
+    options["keys"] |= {name: None for name, weight in asked.weights.items() if weight == 0}
+    paths = {"train": asked.source, "valid": asked.valid, "test": asked.test}
+    found = {name: read_structures(path, asked.cutoff, options, wanted) if path else [] for name, path in paths.items()}
     valid, test = (0.0 if found[name] else getattr(asked, f"{name}_fraction") for name in ("valid", "test"))
     drawn = drawn_parts(len(found["train"]), valid, test, asked.seed)
     parts = {name: found[name] or [found["train"][i] for i in drawn[name]] for name in ("valid", "test")}
     parts = {"train": [found["train"][i] for i in drawn["train"]], **parts}
-    for one in (one for part in parts.values() for one in part):
-        for name, weight in asked.weights.items():
-            if weight == 0 and name in one:
-                del one[name]
     energies = asked.E0s if asked.E0s in ("average", "none") else _energies(asked.E0s)
     return as_training_set(parts, energies, getattr(torch, asked.dtype), fixed)
 
@@ -146,9 +140,7 @@ def _energies(text: str) -> dict[int, float]:
 
 def _field(asked: argparse.Namespace, data: TrainingSet, before: ForceField | None) -> ForceField:
     if asked.device.startswith("cuda") and not torch.cuda.is_available():
-        raise ValueError(
-            f"--device is {asked.device}, and torch does not find this GPU. Leave it out for the processor."
-        )
+        raise ValueError(f"--device is {asked.device}, and torch finds no GPU. Leave it out for the processor.")
     if before is not None:
         spread = data.spread if asked.recompute_E0s else float(before.scale)
         field = ForceField(before.name, before.settings, data.references, spread)
@@ -163,7 +155,7 @@ def _loaders(asked: argparse.Namespace, data: TrainingSet, parts: list[str]) -> 
     sizes = FixedSizeOptions.tune(data.store, target_graphs=asked.batch_size, verbose=False)
     return {
         name: FixedSizeDataLoader(
-            data.part(name),
+            data.parts[name],
             shuffle=name == "train",
             fixed_size_options=sizes,
             fixed_size_strategy="Window" if name == "train" else "StreamPack",

@@ -30,21 +30,17 @@ class TrainingSet:
 
     Attributes:
         store: All structures; their energies are without the energies of elements.
-        parts: Which of them are for `train`, `valid` and `test`.
+        parts: Those for `train`, `valid` and `test`, as views of the store.
         references: Energy of each element, NaN for elements that are not trained on. float64 [100]
         labels: Which of `energy`, `forces` and `stress` they have.
         checksums: Of each part as it was read.
     """
 
     store: FlatStore
-    parts: dict[str, np.ndarray]
+    parts: dict[str, FlatStore]
     references: Tensor
     labels: tuple[str, ...]
     checksums: dict[str, str]
-
-    def part(self, name: str) -> FlatStore:
-        """The structures for one purpose."""
-        return self.store.view(self.parts[name])
 
     @property
     def is_weighted(self) -> bool:
@@ -54,14 +50,12 @@ class TrainingSet:
     @property
     def spread(self) -> float:
         """The root mean square of the forces trained on, or else the deviation of energies per atom; never 0."""
-        values = []
-        for one in self.part("train"):
-            label = one.forces if "forces" in self.labels else one.get("energy", torch.zeros(1)) / len(one.z)
-            known = ~label.isnan() & bool(weight_of(one, "forces" if "forces" in self.labels else "energy") > 0)
-            values.append(label[known])
-        all_values = torch.cat(values).double()
-        all_values = all_values if "forces" in self.labels else all_values - all_values.mean()
-        spread = float(all_values.square().mean().sqrt())
+        name, values = "forces" if "forces" in self.labels else "energy", []
+        for one in self.parts["train"]:
+            label = one.forces if name == "forces" else one.get("energy", torch.zeros(1)) / len(one.z)
+            values.append(label[~label.isnan() & bool(weight_of(one, name) > 0)])
+        found = torch.cat(values).double()
+        spread = float((found if name == "forces" else found - found.mean()).square().mean().sqrt())
         return spread if spread > 0 else 1.0  # NaN, if there is no value
 
 
@@ -77,16 +71,17 @@ def read_structures(path: Path, cutoff: float, options: Mapping[str, Any], wante
     Args:
         path: The file or store.
         cutoff: Longest edge (angstrom).
-        options: For `read_atoms`; `labels` says whether structures may lack labels.
+        options: For `read_atoms`; `labels` says whether structures may lack labels, `keys` leaves labels out.
         wanted: Labels that all structures need, or some of them if `labels` is "partial".
 
     Raises:
         ValueError: the file cannot be read, a structure is wrong, or what is wanted is missing.
     """
     is_store = (path / "manifest.json").exists()
-    partial = options.get("labels") == "partial"
+    partial = options["labels"] == "partial"
+    left_out = {name for name in LABELS if options["keys"].get(name, name) is None}
     raw: Any = FlatStore.open(path) if is_store else read_atoms(path, double=True, **options)
-    there = set(raw[0].keys())
+    there = set(raw[0].keys()) - left_out
     for name in wanted:
         if name not in there:
             hint = f"--{name}-key NAME says what the file calls it" if not is_store else "write a store that has it"
@@ -96,7 +91,7 @@ def read_structures(path: Path, cutoff: float, options: Mapping[str, Any], wante
     found = []
     for i in progress(range(len(raw)), f"listing pairs of {path.name}", "structures"):
         try:
-            found.append(_prepared(raw[i], cutoff, partial))
+            found.append(_prepared(raw[i], cutoff, partial, left_out))
         except ValueError as error:
             raise error if str(path) in str(error) else ValueError(f"{path}, structure {i}: {error}") from error
     for name in wanted:
@@ -105,15 +100,13 @@ def read_structures(path: Path, cutoff: float, options: Mapping[str, Any], wante
     return found
 
 
-def _prepared(one: Data, cutoff: float, partial: bool) -> Data:
+def _prepared(one: Data, cutoff: float, partial: bool, left_out: set[str]) -> Data:
     require_elements(one.z.numpy())
     if int(one.z.max()) >= MAX_Z:
         raise ValueError(f"it has the atomic number {int(one.z.max())}; models embed 1 to {MAX_Z - 1}. Leave it out.")
-    if not one.pos.isfinite().all():
-        raise ValueError("it has positions that are not finite. Leave it out.")
     data = with_pairs(one, cutoff)
     for name in list(data.keys()):  # of PyG, which iterates over pairs
-        if name not in _TAKEN:
+        if name not in _TAKEN or name in left_out:
             del data[name]
         elif name in (*LABELS, *WEIGHTS):
             data[name] = _checked(name, data[name], one, partial and name in LABELS)
@@ -139,16 +132,12 @@ def _checked(name: str, value: Any, one: Data, partial: bool) -> Tensor:
 def drawn_parts(count: int, valid: float, test: float, seed: int) -> dict[str, np.ndarray]:
     """Which of these structures are for training, validation and test, drawn at random."""
     order = np.random.default_rng(seed).permutation(count)
-    ends = np.cumsum([round(share * count) for share in (valid, test)])
-    parts = dict(zip(("valid", "test", "train"), np.split(order, ends), strict=True))
-    return {name: np.sort(parts[name]) for name in ("train", "valid", "test")}
+    of_valid, of_test, of_train = np.split(order, np.cumsum([round(share * count) for share in (valid, test)]))
+    return {"train": np.sort(of_train), "valid": np.sort(of_valid), "test": np.sort(of_test)}
 
 
 def as_training_set(
-    parts: dict[str, list[Data]],
-    energies: Mapping[int, float] | str,
-    dtype: torch.dtype,
-    fixed: Tensor | None = None,
+    parts: dict[str, list[Data]], energies: Mapping[int, float] | str, dtype: torch.dtype, fixed: Tensor | None = None
 ) -> TrainingSet:
     """The parts of a run in one store, without the energies of elements.
 
@@ -179,18 +168,15 @@ def as_training_set(
         for i, one in enumerate(part):
             if unknown := sorted(set(one.z[known[one.z].isnan()].tolist())):
                 raise ValueError(
-                    f"Structure {i} of {name} has the atomic numbers {unknown}, which no structure of train has."
+                    f"Structure {i} of {name} has the atomic numbers {unknown}, which train does not have."
                 )
             if "energy" in one:
                 one.energy = one.energy - known[one.z].sum()
-            for key in list(one.keys()):
-                if one[key].is_floating_point():
-                    one[key] = one[key].to(dtype)
-    ends = np.cumsum(list(counts.values()))[:-1]
-    ids = dict(zip(counts, np.split(np.arange(len(everything)), ends), strict=True))
-    levels = {name: level for name, level in LEVELS.items() if name in everything[0]}
-    store = FlatStore.from_dataset(everything, levels=levels)
-    return TrainingSet(store=store, parts=ids, references=known, labels=labels, checksums=checksums)
+            one.apply(lambda value: value.to(dtype) if value.is_floating_point() else value)
+    store = FlatStore.from_dataset(everything, levels=LEVELS)
+    ids = np.split(np.arange(len(everything)), np.cumsum(list(counts.values()))[:-1])
+    views = {name: store.view(of_part) for name, of_part in zip(counts, ids, strict=True)}
+    return TrainingSet(store=store, parts=views, references=known, labels=labels, checksums=checksums)
 
 
 def checksum(structures: Sequence[Data]) -> str:
@@ -231,11 +217,9 @@ def _references(train: list[Data], energies: Mapping[int, float] | str, fixed: T
     found[0], seen = 0.0, z.unique()
     if isinstance(energies, Mapping):
         if missing := sorted(set(seen.tolist()) - energies.keys()):
-            raise ValueError(
-                f"--E0s has no energy for the atomic numbers {missing}, which the structures have. Add them."
-            )
-        found[list(energies)] = torch.tensor(list(energies.values()), dtype=torch.float64)
-        return torch.where(torch.isin(torch.arange(MAX_Z), seen) | (torch.arange(MAX_Z) == 0), found, torch.nan)
+            raise ValueError(f"--E0s has no energy for the atomic numbers {missing} of the structures. Add them.")
+        found[seen] = torch.tensor([energies[number] for number in seen.tolist()], dtype=torch.float64)
+        return found
     found[seen] = 0.0
     if energies == "average" and "energy" in train[0]:
         batch = torch.arange(len(train)).repeat_interleave(torch.tensor([len(one.z) for one in train]))

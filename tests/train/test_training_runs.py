@@ -96,7 +96,7 @@ def test_one_label_alone_is_trained_on_with_the_other_in_the_file_or_not(tmp_pat
             {"z": lambda i, one: torch.cat([one.z[:-1], torch.tensor([110])])},
             "structure 0: it has the atomic number 110",
         ),
-        ({"pos": lambda i, one: one.pos * torch.nan}, "structure 0: it has positions that are not finite"),
+        ({"pos": lambda i, one: one.pos * torch.nan}, "structure 0: Positions or the cell are not finite"),
     ],
 )
 def test_a_structure_that_cannot_be_trained_on_is_named(tmp_path, capsys, value, message):
