@@ -22,7 +22,7 @@ from popgeo.data.flat_store import FlatStore
 from popgeo.data.subset import take
 from popgeo.data.super_batch import join
 from popgeo.data.trim import OverSizeStrategy, trim
-from popgeo.loader.strategy import equal_numbers_that_fit
+from popgeo.loader.pack_graphs import equal_numbers_that_fit
 from popgeo.packing import Budget
 
 
