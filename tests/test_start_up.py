@@ -76,7 +76,7 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
 RUN_A_FILE = """
 import torch, popgeo
 program = popgeo.load({path!r}, {backend!r}).programs[0]
-program.run({{name: torch.zeros(like.shape, dtype=like.dtype) for name, like in program.inputs.items()}})
+program.run(*(torch.zeros(like.shape, dtype=like.dtype) for like in program.inputs.values()))
 """
 
 

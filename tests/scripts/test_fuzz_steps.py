@@ -41,7 +41,7 @@ CHECKPOINT = Program(
 
 def test_without_marks_a_program_fails_and_becomes_as_small_as_it_can(monkeypatch):
     assert fuzz_steps.verdict(CONJUGATE)[0] == fuzz_steps.EQUAL
-    monkeypatch.setattr("popgeo.capture.page.marks_of", lambda tensor: (False, False))
+    monkeypatch.setattr("popgeo.capture.marks.marks_of", lambda tensor: (False, False))
     assert fuzz_steps.verdict(CONJUGATE)[0] == fuzz_steps.FAILED
     assert "v2" not in fuzz_steps.shrink(CONJUGATE).source
 

@@ -20,7 +20,7 @@ from popgeo.loader.large.neighbor_loader import NeighborSampler
 from popgeo.loader.large.subgraph import Subgraph
 from popgeo.loader.large.whole_graph import open_graph
 
-_HOW = {"replace": False, "disjoint": False, "subgraph_type": "directional", "directed": True}
+_HOW: dict[str, Any] = {"replace": False, "disjoint": False, "subgraph_type": "directional", "directed": True}
 _HOW |= {"temporal_strategy": "uniform", "time_attr": None, "weight_attr": None}
 _NOT_TAKEN = ("transform_sampler_output", "neighbor_sampler")
 _WITHOUT_MEANING = ("is_sorted", "filter_per_worker")  # taken for the sake of PyG's signature; they change nothing
@@ -72,6 +72,9 @@ class PyGFixedSizeNeighborLoader(torch.utils.data.DataLoader[Any]):
             if kwargs.pop(name, None) is not None:
                 raise ValueError(f"{name} is not taken, as popgeo samples by itself. Leave it out.")
         how = {name: kwargs.pop(name, default) for name, default in _HOW.items()}
+        how["disjoint"] = how["disjoint"] or input_time is not None
+        if not how.pop("directed"):
+            how["subgraph_type"] = "induced"
         kwargs = {name: given for name, given in kwargs.items() if name not in _WITHOUT_MEANING}
         self._whole = open_graph(data, exclude_keys, None)
         self._neighbors = NeighborSampler(self._whole, num_neighbors, input_nodes, input_time, **how)
