@@ -1,6 +1,5 @@
 """Fills the tensors of several batches with one call into the compiled library; `fill.py` defines what it does."""
 
-import ctypes
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -18,8 +17,6 @@ from popgeo.data.subset import take
 from popgeo.data.validate import is_unchecked
 from popgeo.native import library
 
-_POINTER, _INT = ctypes.c_void_p, ctypes.c_int64
-_ENTRY = ("popgeo_collate", (_POINTER, _POINTER, _INT, *(_POINTER, _INT) * 2, _INT), ctypes.c_int)
 _INTEGERS = (torch.int32, torch.int64)
 
 _OUT = 10  # where `out` stands among the fields that `Filler._describe` lists
@@ -53,7 +50,7 @@ class Filler:
                 disk that is damaged.
         """
         compare_stored(self.store, rows)
-        entry = library.function(*_ENTRY) if self.can_be_compiled else None
+        entry = library.function("popgeo_collate", "PPqPqPqq", "i") if self.can_be_compiled else None
         num_batches = len(ptr) - 1
         if entry is None:
             fill(self.store, self.layout, rows, ptr, [tensor[:num_batches] for tensor in out])

@@ -1,7 +1,5 @@
 """Refuses graphs whose indices leave them, or whose positions are not numbers, where they enter."""
 
-import ctypes
-
 import numpy as np
 import torch
 from torch import Tensor
@@ -12,8 +10,6 @@ from popgeo.data.store.first_use import compare_stored
 from popgeo.data.store.mapped import file_of
 from popgeo.native import library
 
-_POINTER, _INT = ctypes.c_void_p, ctypes.c_int64
-_ENTRY = ("popgeo_first_outside", (_POINTER, *(_INT,) * 4, *(_POINTER,) * 2, *(_INT,) * 2), _INT)
 _POSITIONS, _ROWS_AT_ONCE = {"pos", "cell"}, 1 << 20
 
 
@@ -105,7 +101,7 @@ def _check_index(columns: Columns, attribute: Attribute, numbers: np.ndarray | N
 def _is_inside(attribute: Attribute, pointer: Tensor, limits: Tensor) -> bool:
     """Whether the compiled library finds no index outside; False without it."""
     values = attribute.tensor
-    entry = library.function(*_ENTRY)
+    entry = library.function("popgeo_first_outside", "PqqqqPPqq", "q")
     if entry is None or values.dtype not in (torch.int32, torch.int64):
         return False
     rows = values.shape[attribute.dim]

@@ -1,13 +1,10 @@
 """Denormal numbers taken for zeros while a step runs, on every thread that works for it."""
 
-import ctypes
 import sys
 
 import torch
 
 from popgeo.native import library
-
-_INT = ctypes.c_int64
 
 
 class DenormalsFlushed:
@@ -32,7 +29,7 @@ class DenormalsFlushed:
         self._num_threads = torch.get_num_threads()
         # One thread takes torch's own way, which is half as long.
         alone = self._num_threads == 1
-        self._set = None if alone else library.function("popgeo_set_denormals", (_INT, _INT), _INT)
+        self._set = None if alone else library.function("popgeo_set_denormals", "qq", "q")
         if self._set is None:
             self._before = sys.float_info.min / 2 == 0.0  # whether half the smallest normal number is taken for zero
             torch.set_flush_denormal(True)

@@ -3,7 +3,6 @@
 A row of a result is the same whatever the other rows hold, for any number of threads, and with AVX2 as with AVX-512.
 """
 
-import ctypes
 import struct
 from collections.abc import Mapping, Sequence
 
@@ -25,7 +24,7 @@ _pack = struct.Struct("20q").pack
 
 def prepare_product(graph: OpGraph, op: Op, tensors: Mapping[int, Tensor]) -> PreparedCall | None:
     """The call of a product whose result has a place; None if torch's own is called."""
-    multiplies = library.function("popgeo_multiplies", (), ctypes.c_int64)
+    multiplies = library.function("popgeo_multiplies", "", "q")
     native = library.packed("popgeo_multiply") if multiplies is not None and multiplies() else None
     operands = [arg.value for arg in op.args if isinstance(arg, Ref)]
     (made,) = op.makes()

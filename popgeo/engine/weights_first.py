@@ -11,7 +11,6 @@ from popgeo.capture.op_graph import Number, Op, OpGraph
 from popgeo.capture.passes import drop_unused, is_random, with_ops
 from popgeo.native import library
 
-_POINTER, _INT = ctypes.c_void_p, ctypes.c_int64
 # To compare more bytes takes as long as to compute something from them: of one weight, and of all.
 _LARGEST, _MOST = 2**20, 2**22
 
@@ -79,12 +78,12 @@ def _needed(graph: OpGraph, early: Sequence[Op]) -> tuple[list[int], set[int], s
 
 def watch(tensors: Sequence[Tensor]) -> Callable[[], bool]:
     """A function that says whether a bit of contiguous tensors has changed since it was last called, or made."""
-    native = library.function("popgeo_update_bytes", (_POINTER, _POINTER, _POINTER, _INT), _INT)
+    native = library.function("popgeo_update_bytes", "PPPq", "q")
     assert native is not None  # the caller has looked
     copies = [tensor.detach().clone() for tensor in tensors]
     count = len(tensors)
-    addresses = [(_POINTER * count)(*map(Tensor.data_ptr, some)) for some in (tensors, copies)]
-    sizes = (_INT * count)(*(tensor.nbytes for tensor in tensors))
+    addresses = [(ctypes.c_void_p * count)(*map(Tensor.data_ptr, some)) for some in (tensors, copies)]
+    sizes = (ctypes.c_int64 * count)(*(tensor.nbytes for tensor in tensors))
 
     def has_changed(_held: Sequence[Tensor] = (*tensors, *copies)) -> bool:
         return bool(native(*addresses, sizes, count))

@@ -18,9 +18,10 @@ import popgeo.forked  # noqa: F401  kernels of several threads would wait foreve
 _PATH = Path(__file__).with_name("_popgeo.so")
 _CSRC = Path(__file__).with_name("csrc")
 _SETUP = Path(__file__).parents[2] / "setup.py"  # of a source folder, in which Python may run
-_STRUCTURE = (ctypes.c_char_p,)
-# As in `struct`: an address, a 64-bit number, a 32-bit word.
-_TYPES = {"P": ctypes.c_void_p, "q": ctypes.c_int64, "I": ctypes.c_uint32}
+_TYPES: dict[str, Any] = {
+    "P": ctypes.c_void_p, "s": ctypes.c_char_p,
+    "q": ctypes.c_int64, "Q": ctypes.c_uint64, "i": ctypes.c_int, "I": ctypes.c_uint32,
+}  # fmt: skip
 _switched_off = False
 
 
@@ -74,20 +75,21 @@ def sources_checksum() -> int:
 
 
 @functools.cache
-def _bind(name: str, argtypes: str | tuple[Any, ...], restype: Any) -> Callable[..., Any] | None:
+def _bind(name: str, argtypes: str, restype: str) -> Callable[..., Any] | None:
     library, reason = _open()
     if library is None:
         _warn_once(reason)
         return None
     entry = getattr(library, name)
-    entry.argtypes, entry.restype = [_TYPES.get(one, one) for one in argtypes], _TYPES.get(restype, restype)
+    entry.argtypes, entry.restype = [_TYPES[one] for one in argtypes], _TYPES.get(restype)
     return entry
 
 
-def function(name: str, argtypes: str | tuple[Any, ...], restype: Any = None) -> Callable[..., Any] | None:
+def function(name: str, argtypes: str, restype: str = "") -> Callable[..., Any] | None:
     """A C function of the library, or None if the caller must take its pure-torch path.
 
-    Types are ctypes' own, or letters of `struct`: "P" an address, "q" a 64-bit number, "I" a 32-bit word.
+    Types are letters, as in `struct`: "P" an address, "s" bytes, "q" and "Q" numbers of 64 bits, "i" and "I" of 32, in
+    upper case without a sign. A function that returns nothing has an empty `restype`.
 
     Ask at each call (the answer is cached): `without_native` must be able to change it.
     """
@@ -99,7 +101,7 @@ def packed(name: str) -> Callable[[bytes], int] | None:
 
     `struct.pack` and one argument take a fifth of the time that ctypes needs for fourteen.
     """
-    return None if _switched_off else _bind(name, _STRUCTURE, ctypes.c_int64)
+    return None if _switched_off else _bind(name, "s", "q")
 
 
 def address(tensor: Tensor | None) -> int:

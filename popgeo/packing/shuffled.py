@@ -1,6 +1,5 @@
 """Random orders that compiled and interpreted code draw alike, bit for bit."""
 
-import ctypes
 from collections.abc import Iterator
 from itertools import chain, count, pairwise
 
@@ -31,9 +30,7 @@ def shuffled(num_graphs: int, key: int, first: int, then: int) -> Iterator[Ids]:
         >>> sorted(np.concatenate(list(shuffled(9, key=1, first=2, then=4))).tolist())
         [0, 1, 2, 3, 4, 5, 6, 7, 8]
     """
-    shuffle = library.function(
-        "popgeo_shuffle", (ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint64)
-    )
+    shuffle = library.function("popgeo_shuffle", "PqqqQ")
     # The library takes 0 for what has not been moved: memory that costs nothing until it is used.
     ids = np.zeros(num_graphs, np.int64) if shuffle else np.arange(num_graphs)
     for start, end in pairwise([0, *range(first, num_graphs, then), num_graphs]):

@@ -1,6 +1,5 @@
 """Next fit: graphs in the order given, a new pack when the next graph does not fit."""
 
-import ctypes
 from bisect import bisect_right
 
 import numpy as np
@@ -10,9 +9,6 @@ from numpy.typing import ArrayLike, NDArray
 from popgeo.native import library
 from popgeo.packing.packs import Budget, Ids, Packs
 from popgeo.packing.sizes import fitting
-
-_POINTER, _INT = ctypes.c_void_p, ctypes.c_int64
-_NEXT_FIT = (_POINTER, _INT, ctypes.c_int, _POINTER, _INT, _POINTER, _POINTER)
 
 
 def stream(sizes: ArrayLike, budget: Budget, *, generator: torch.Generator | None = None, skip: bool = False) -> Packs:
@@ -43,7 +39,7 @@ def stream(sizes: ArrayLike, budget: Budget, *, generator: torch.Generator | Non
 
 def _compiled(table: NDArray[np.int64], budget: Budget) -> Ids | None:
     """Where each pack starts, and the end; None if there is no library."""
-    next_fit = library.function("popgeo_next_fit", _NEXT_FIT, ctypes.c_int64)
+    next_fit = library.function("popgeo_next_fit", "PqiPqPP", "q")
     if next_fit is None or max(budget.num_graphs, *budget.sizes) >= 2**62:
         return None
     limits, ptr = np.array(budget.sizes, np.int64), np.empty(len(table) + 1, np.int64)

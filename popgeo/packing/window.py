@@ -1,6 +1,5 @@
 """Windowed exact fill: packs as full as the bound allows, and as random as a plain shuffle."""
 
-import ctypes
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
@@ -24,7 +23,6 @@ _FIRST_CHUNK = 4096  # graphs beyond the window before the first packs come out
 _CHUNK = 1 << 17
 _STREAM_CHUNK = 256  # graphs read ahead of an iterator, beyond the window
 _MAX_BUCKETS = 1 << 22
-_POINTER = ctypes.c_void_p
 
 
 def window(
@@ -154,22 +152,19 @@ def _open(budget: Budget, window: int, key: int) -> "_Compiled | exact_fill.Wind
     """The compiled window; the interpreted one without the library, or if 64 bits could overflow."""
     largest = max(budget.sizes) * max(budget.sizes[0], 1) * window * 4
     fits = largest < 2**62 and window < 2**30 and budget.sizes[0] < _MAX_BUCKETS
-    new = library.function("popgeo_window_new", _Compiled.NEW, _POINTER) if fits else None
+    new = library.function("popgeo_window_new", "iPqiQ", "P") if fits else None
     return _Compiled(new, budget, window, key) if new else exact_fill.Window(budget, window, key)
 
 
 class _Compiled:
     """`exact_fill.Window`, compiled."""
 
-    NEW = (ctypes.c_int, _POINTER, ctypes.c_int64, ctypes.c_int, ctypes.c_uint64)
-
     def __init__(self, new: Callable[..., int | None], budget: Budget, window: int, key: int) -> None:
         # The library holds popgeo_window_new, so it holds these.
-        push = (_POINTER,) * 3 + (ctypes.c_int64, ctypes.c_int)
-        self._push: Any = library.function("popgeo_window_push", push, ctypes.c_int64)
-        self._num_ids: Any = library.function("popgeo_window_num_ids", (_POINTER,), ctypes.c_int64)
-        self._read: Any = library.function("popgeo_window_read", (_POINTER,) * 3)
-        free: Any = library.function("popgeo_window_free", (_POINTER,))
+        self._push: Any = library.function("popgeo_window_push", "PPPqi", "q")
+        self._num_ids: Any = library.function("popgeo_window_num_ids", "P", "q")
+        self._read: Any = library.function("popgeo_window_read", "PPP")
+        free: Any = library.function("popgeo_window_free", "P")
         limits = np.array(budget.sizes, np.int64)
         self._handle = new(len(limits), limits.ctypes.data, min(budget.num_graphs, 2**62), window, key)
         if not self._handle:

@@ -6,7 +6,6 @@ nodes between parts while that cuts fewer edges (size-constrained label propagat
 in integers, so the compiled library and the plain path give the same parts.
 """
 
-import ctypes
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,9 +13,6 @@ import torch
 
 from popgeo.native import library
 
-_POINTER, _INT = ctypes.c_void_p, ctypes.c_int64
-_STREAM = ("popgeo_partition_stream", (_POINTER,) * 7 + (_INT,) * 4, _INT)
-_CONTRACT = ("popgeo_partition_contract", (_POINTER,) * 4 + (_INT, _INT) + (_POINTER,) * 3, _INT)
 
 # A coarse node holds at most this share of a part, so that parts can still be balanced; fewer nodes than that many for
 # each part are not made coarser.
@@ -201,7 +197,7 @@ def stream(
     Returns:
         How many nodes changed their label.
     """
-    entry = library.function(*_STREAM)
+    entry = library.function("popgeo_partition_stream", "PPPPPPPqqqq", "q")
     if entry is None:
         return _stream(graph, order, labels, weights, capacity, least)
     arrays = (graph.rowptr, graph.col, graph.edge_weight, graph.node_weight, order, labels, weights)
@@ -259,7 +255,7 @@ def contract(graph: Graph, labels: np.ndarray) -> Graph:
     """
     num_coarse = int(labels.max(initial=-1)) + 1
     node_weight = np.bincount(labels, graph.node_weight, num_coarse).astype(np.int64)
-    entry = library.function(*_CONTRACT)
+    entry = library.function("popgeo_partition_contract", "PPPPqqPPP", "q")
     if entry is None:
         row = labels[np.repeat(np.arange(graph.num_nodes), np.diff(graph.rowptr))]
         col = labels[graph.col]

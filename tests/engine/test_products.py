@@ -1,6 +1,5 @@
 """Products of matrices in compiled code: those of float64, and the same bits for any rows, threads and processors."""
 
-import ctypes
 import itertools
 from collections.abc import Callable, Iterator
 
@@ -25,7 +24,7 @@ class Product(nn.Module):
 
 @pytest.fixture
 def choose_isa() -> Iterator[Callable[[int], int]]:
-    choose = library.function("popgeo_choose_isa", (ctypes.c_int64,), ctypes.c_int64)
+    choose = library.function("popgeo_choose_isa", "q", "q")
     if choose is None:
         pytest.skip("the compiled kernels are not in use")
     yield choose

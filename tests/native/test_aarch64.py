@@ -10,7 +10,7 @@ def skip_unless_it_can_run() -> None:
     reason = fuzz_aarch64.missing()
     if reason:
         pytest.skip(reason)
-    if not library.function("popgeo_interaction_is_served", (), int)():
+    if not library.function("popgeo_interaction_is_served", "", "q")():
         pytest.skip("this processor has no fused multiply-adds, without which bits differ")
 
 

@@ -1,6 +1,5 @@
 """The interaction with filters on a grid: by hand, against plain torch in float64, at any number of threads."""
 
-import ctypes
 import itertools
 
 import pytest
@@ -117,7 +116,7 @@ def test_gradients_are_right_twice(native):
 @served
 @pytest.mark.parametrize("vectors", [False, True])
 def test_any_number_of_threads_and_every_instruction_set_give_the_same_bits(vectors):
-    choose = library.function("popgeo_choose_isa", (ctypes.c_int64,), ctypes.c_int64)
+    choose = library.function("popgeo_choose_isa", "q", "q")
     data, before, newest = problem(3_000, 90, 40, vectors=vectors), torch.get_num_threads(), choose(-1)
     expected = run(data, torch.float32, half_list=True)
     try:
@@ -134,7 +133,7 @@ def test_any_number_of_threads_and_every_instruction_set_give_the_same_bits(vect
 
 @served
 def test_a_processor_without_fused_multiply_adds_takes_the_plain_path():
-    choose = library.function("popgeo_choose_isa", (ctypes.c_int64,), ctypes.c_int64)
+    choose = library.function("popgeo_choose_isa", "q", "q")
     data = problem()
     expected = run(data, torch.float32)
     try:

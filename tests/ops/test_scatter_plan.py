@@ -1,6 +1,5 @@
 """What a ScatterPlan holds, and that it is never trusted for another index."""
 
-import ctypes
 import itertools
 import pickle
 
@@ -150,7 +149,7 @@ def test_tiles_are_all_rows_once_and_balanced(degrees, num_tiles):
 @settings(deadline=None, max_examples=30)
 @given(index=st.lists(st.integers(0, 19), max_size=60), num_tiles=st.integers(1, 25))
 def test_the_compiled_kernels_divide_rows_alike(index, num_tiles):
-    native = library.function("popgeo_tile_starts", (ctypes.c_void_p, *[ctypes.c_int64] * 3, ctypes.c_void_p), None)
+    native = library.function("popgeo_tile_starts", "PqqqP")
     if native is None:
         pytest.skip(library.reason())
     plan = ScatterPlan.from_index(torch.tensor(index, dtype=torch.long), num_rows=20).set_tiles(num_tiles)

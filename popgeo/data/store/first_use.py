@@ -1,6 +1,5 @@
 """Compares what a store on disk holds with its checksums, block by block, when it is used for the first time."""
 
-import ctypes
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,7 +14,6 @@ from popgeo.data.store.mapped import MappedFile, mapped_file
 from popgeo.data.store.stored_list import StoredList
 from popgeo.native import library
 
-_ENTRY = ("popgeo_compare_blocks", (ctypes.c_void_p, ctypes.c_int64) * 2, ctypes.c_int64)
 _FileRows = tuple[MappedFile, int, int]
 """A file, the bytes of one of its rows, and the address of the row pointer; 0 for one row a graph."""
 
@@ -47,7 +45,7 @@ def compare_file(tensor: Tensor) -> None:
 def _compare(files: list[MappedFile], table: np.ndarray, graphs: np.ndarray) -> None:
     for file in files:
         file.check_length()
-    entry = library.function(*_ENTRY)
+    entry = library.function("popgeo_compare_blocks", "PqPq", "q")
     if entry is None:
         broken = next((i for i, file in enumerate(files) if file.left and not _is_whole(file)), -1)
     else:

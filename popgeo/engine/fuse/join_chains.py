@@ -1,6 +1,5 @@
 """Finds element-wise operations that can run as one chain, and puts one operation in their place."""
 
-import ctypes
 import functools
 from collections.abc import Sequence
 from typing import Any
@@ -38,7 +37,7 @@ def join_chains(graph: OpGraph) -> OpGraph:
 
 @functools.cache
 def _is_fast() -> bool:
-    choose = library.function("popgeo_chain_isa", (ctypes.c_int64,), ctypes.c_int64)
+    choose = library.function("popgeo_chain_isa", "q", "q")
     return choose is not None and bool(choose(2))
 
 

@@ -1,7 +1,6 @@
 """Rows that edges take, what is computed of them and their sums at rows run as one chain, with eager's results."""
 
 import copy
-import ctypes
 from collections.abc import Callable
 
 import pytest
@@ -30,7 +29,7 @@ def seed() -> None:
 @pytest.fixture(params=[2, 1])
 def newest(request: pytest.FixtureRequest) -> None:
     """With each instruction set that has fused multiply-adds."""
-    choose = library.function("popgeo_chain_isa", (ctypes.c_int64,), ctypes.c_int64)
+    choose = library.function("popgeo_chain_isa", "q", "q")
     assert choose is not None
     if not choose(request.param):
         pytest.skip("chains are not served with this instruction set")

@@ -1,6 +1,5 @@
 """Joined element-wise operations compute what the operations one by one compute, on whatever memory they work."""
 
-import ctypes
 from collections.abc import Callable
 from typing import Any
 
@@ -254,7 +253,7 @@ def test_random_programs_give_what_they_give_in_plain_torch(choices):
 
 @pytest.mark.parametrize("size", [(700, 100), (100, 700), (90000,), (3, 40000)])
 def test_results_are_the_same_bits_for_any_number_of_threads_and_any_instruction_set(size):
-    choose = library.function("popgeo_chain_isa", (ctypes.c_int64,), ctypes.c_int64)
+    choose = library.function("popgeo_chain_isa", "q", "q")
     assert choose is not None
 
     def function(x):
