@@ -13,7 +13,6 @@ import torch
 
 from popgeo.native import library
 
-
 # A coarse node holds at most this share of a part, so that parts can still be balanced; fewer nodes than that many for
 # each part are not made coarser.
 _SHARE_OF_A_PART, _COARSE_NODES_OF_A_PART = 8, 24
