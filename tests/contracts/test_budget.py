@@ -21,21 +21,18 @@ PLACES = {
     "kit": ("testing/",),
     "train": ("train/", "lightning.py"),
 }
-# The aim is 28,500 for the core and 42,500 in all. The last two rounds mended what other libraries' users had reported
-# (checks in captured code, units, keys and weights of files, folders that processes share, files of strangers, old
-# programs) and needed more lines than they removed: the next consolidation is to win them back. Until then a number
-# may rise only in a change that lowers another one by as much. The last one that did: checks of what models get
-# and of tables of results, for which signatures of the core that fit one line take one.
+# The aim is 42,500 in all, which holds, 28,500 for the core and 600 for `train`, which do not hold yet. So each number
+# may only fall; one may rise only in a change that lowers another one by as much.
 BUDGETS = {
-    "core": 30_675,
-    "compat": 3_202,
-    "systems": 2_216,
-    "models": 1_486,
-    "reach": 3_292,
-    "kit": 2_108,
-    "train": 838,
+    "core": 29_586,
+    "compat": 3_093,
+    "systems": 2_103,
+    "models": 1_441,
+    "reach": 3_195,
+    "kit": 2_031,
+    "train": 799,
 }
-ALL = 43_817  # may only fall
+ALL = 42_248  # may only fall
 REMEDY = "A new mechanism names the one it replaces: take that out, or raise the budget here and say why."
 LONGEST_FILE, SHORTEST_FILE_OF_ONE_USER = 300, 40
 # An operation's cost and its lowering are found by one name.
