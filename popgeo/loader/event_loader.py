@@ -127,9 +127,8 @@ class FixedSizeEventLoader(EpochLoader):
         num_events = len(data.src)
         if batch_size < 1 or num_events == 0:
             raise ValueError(f"{num_events} events in batches of {batch_size}; there must be at least one of each.")
-        wrong = [
-            name for name, v in data.to_dict().items() if not isinstance(v, Tensor) or v.shape[:1] != (num_events,)
-        ]
+        columns = data.to_dict()
+        wrong = [name for name, v in columns.items() if not isinstance(v, Tensor) or v.shape[:1] != (num_events,)]
         if wrong:
             raise ValueError(f"{', '.join(wrong)} is not a tensor with one row for each of {num_events} events.")
         if (lowest := min(int(data.src.min()), int(data.dst.min()))) < 0:

@@ -128,6 +128,7 @@ class EpochSampler:
             tell(epoch)
         if choices.batch_sampler is not None:
             packs = Packs.from_lists(choices.batch_sampler)
+            check_range("batch_sampler", torch.from_numpy(packs.indices), self.packer.num_items)
         else:
             generator = generator_of(seed, self._drawn_as(epoch))
             packs = self.packer.pack(self._order(generator), generator)

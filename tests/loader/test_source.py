@@ -60,6 +60,14 @@ def test_samplers_decide_the_order_and_batch_samplers_the_batches():
         loader_of(batch_sampler=[[1]])
 
 
+@pytest.mark.parametrize("number", [-1, 40])
+def test_a_sampler_names_graphs_that_there_are(number: int):
+    with pytest.raises(ValueError, match=rf"^sampler holds {number}; indices must be in 0 ... 39"):
+        list(loader_of(sampler=[number]))
+    with pytest.raises(ValueError, match=rf"^batch_sampler holds {number}; indices must be in 0 ... 39"):
+        list(loader_of(strategy=FixedSizeStrategy.PadToMax, batch_sampler=[[3], [number]]))
+
+
 def test_point_clouds_need_no_edges():
     clouds = [Data(pos=torch.rand(n, 3), y=torch.rand(1)) for n in (3, 4, 5)]
     loader = FixedSizeDataLoader(clouds, num_nodes=11, num_edges=0, batch_size=3)
