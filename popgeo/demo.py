@@ -89,15 +89,16 @@ def train(settings: Namespace, dataset: InMemoryDataset) -> None:
 
     history = []
     for epoch in range(1, settings.epochs + 1):
-        title, start = f"epoch {epoch}/{settings.epochs}", time.perf_counter()
+        title = f"epoch {epoch}/{settings.epochs}"
+        start = time.perf_counter()
         train_mae = MEV * train_epoch(training, loaders["training"], title, len(ids["training"]))
         speed = len(ids["training"]) / (time.perf_counter() - start)
         schedule.step()
         training.set_optimizer(optimizer)
         validation = predict(inference, loaders["validation"])
         history.append((epoch, train_mae, MEV * mae(validation), speed))
-        of_both = f"training {train_mae:,.0f} meV, validation {history[-1][2]:,.0f} meV"
-        print(f"{title}: {of_both}, {speed:,.0f} graphs/s", flush=True)
+        errors = f"training {train_mae:,.0f} meV, validation {history[-1][2]:,.0f} meV"
+        print(f"{title}: {errors}, {speed:,.0f} graphs/s", flush=True)
     metrics = pd.DataFrame(history, columns=["epoch", "train_mae", "validation_mae", "graphs_per_second"])
     metrics["mean_predictor_mae"] = MEV * float((validation["gap"] - mean).abs().mean())
     test = predict(inference, loaders["test"])

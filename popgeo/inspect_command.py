@@ -87,7 +87,9 @@ def _print_keys(asked: argparse.Namespace) -> Any:
             rows = []
             for one in files.datasets:
                 factors = {name: f" (times {factor:.6g})" for name, factor in one.reader.factors.items() if factor != 1}
-                rows += [(one.path, called, f"{name}{factors.get(name, '')}") for name, called in one.names.items()]
+                rows += [
+                    (one.path, called, f"{name}{factors.get(name, '')}") for name, called in (one.names or {}).items()
+                ]
                 rows += [(one.path, called, f"not read ({option})") for called, option in one.ignored.items()]
     except ValueError as error:
         print(f"\nkeys: {error}")

@@ -55,7 +55,7 @@ def lazy_names(package: str) -> tuple[Callable[[str], Any], Callable[[], list[st
 
 
 def _by_old_name(old: str) -> Any:
-    """What `old`, a name in `RENAMED`, stands for, after a FutureWarning."""
+    """The object that has a new name now; `old` is in `RENAMED`. Gives a FutureWarning."""
     new, end = RENAMED[old]
     warnings.warn(f"{old} is now {new}; the old name ends with popgeo {end}.", FutureWarning, stacklevel=3)
     module, _, name = new.rpartition(".")

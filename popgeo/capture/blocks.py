@@ -101,7 +101,8 @@ def BeginBlock(layer: Any, name: str | None = None, *, ipu_id: int | None = None
             raise ValueError(f"A block begins at a torch.nn.Module or a function, found {layer!r}.")
         return functools.partial(_run_in_block, name, ipu_id, layer)  # which can be pickled, as a closure cannot
     if any(isinstance(hook, BlockHook) for hook in layer._forward_pre_hooks.values()):
-        raise ValueError(f"This {type(layer).__name__} module has already been assigned to a block; it begins one.")
+        kind = type(layer).__name__
+        raise ValueError(f"This {kind} module has already been assigned to a block; a module begins only one.")
     # Before those that note the module's own name, so that whatever it runs belongs to the block.
     layer.register_forward_pre_hook(BlockHook(name, ipu_id), prepend=True)
     return layer

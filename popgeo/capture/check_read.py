@@ -207,7 +207,7 @@ def _require_fitting_values(x: Tensor, indices: Sequence[Tensor | None], values:
 
 
 def _form_of(tensor: Tensor) -> Form:
-    return tuple(layout_of(tensor).values())
+    return Value(storage=0, producer=None, **layout_of(tensor)).layout
 
 
 def _require_bodies(graph: OpGraph, op: Op) -> None:

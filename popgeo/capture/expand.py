@@ -153,7 +153,7 @@ def trace(function: Callable[..., Any], values: Sequence[Value]) -> OpGraph:
         function: Takes one tensor for each value; returns a tensor, or several.
         values: What the tensors are like; the inputs of the graph, in this order.
     """
-    fake_mode, recorder = FakeTensorMode(), _Recorder(inspect.unwrap(trace).__code__)
+    fake_mode, recorder = FakeTensorMode(), _Recorder(inspect.unwrap(trace).__code__, _refuse)
     with fake_mode:
         fakes = list(map(empty_like, values))
     recorder.page.add_inputs({Input(Role.ARGUMENT, str(number)): fake for number, fake in enumerate(fakes)})
@@ -174,3 +174,7 @@ class _Recorder(Recorder):
         given = [str(v) for v in self.page.inputs.values() if self.page.values[v].storage in memory]
         self.modules = [" ".join(given)] if given else self.modules
         super()._write_down(func, args, kwargs, result)
+
+
+def _refuse(problem: object) -> None:
+    raise AssertionError(f"A decomposition depends on data: {problem}")

@@ -10,7 +10,7 @@ from torch import Tensor
 from popgeo.capture.control_flow import for_loop
 
 
-def fps(src: Tensor, ptr: Sequence[int], ratio: float = 0.5, random_start: bool = False) -> Tensor:
+def fps(src: Tensor, ptr: Sequence[int] | Tensor, ratio: float = 0.5, random_start: bool = False) -> Tensor:
     """In each cloud, points each of which is the farthest from those picked before it.
 
     Args:
@@ -71,7 +71,7 @@ def fps_of_graphs(
     if ptr is None and batch is not None:
         sizes = torch.bincount(batch, minlength=batch_size or 0)
         ptr = torch.cat([sizes.new_zeros(1), sizes.cumsum(0)])
-    return fps(src, [0, src.size(0)] if ptr is None else list(ptr), ratio, random_start)
+    return fps(src, [0, src.size(0)] if ptr is None else ptr, ratio, random_start)
 
 
 def _pick(points: Tensor, count: int, random_start: bool) -> Tensor:

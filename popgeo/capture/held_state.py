@@ -136,7 +136,10 @@ class _Held:
         vars(self.module).update(self.attributes)
         for own, before in self.contents.values():
             own.clear()
-            (own.extend if isinstance(own, list) else own.update)(before)
+            if isinstance(own, list):
+                own.extend(before)
+            else:
+                own.update(before)
         for name, value in self._scripted.items():
             self._script.setattr(name, value)
         if not isinstance(self.module._parameters, dict):  # TorchScript's, whose names are fixed

@@ -1,4 +1,4 @@
-"""Torch's marks of tensors that are read as the conjugates, or the negatives, of what their memory holds."""
+"""How a tensor lies in memory, and torch's marks of what is read as the conjugates, or the negatives, of its memory."""
 
 from typing import Any
 
@@ -19,7 +19,7 @@ def marks_of(tensor: Tensor) -> tuple[bool, bool]:
 
 
 def layout_of(tensor: Tensor) -> dict[str, Any]:
-    """What a `Value` says of a tensor by itself, by the names of its attributes."""
+    """Shape, stride, offset, type and marks of a tensor, as keyword arguments of `Value`."""
     place = {"shape": tuple(tensor.shape), "stride": tensor.stride(), "offset": int(tensor.storage_offset())}
     return {**place, "dtype": tensor.dtype, "marks": marks_of(tensor)}
 

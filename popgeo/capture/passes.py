@@ -167,7 +167,7 @@ def with_ops(
 
 
 def with_producers(values: Sequence[Value], ops: Sequence[Op], given: Set[int]) -> tuple[Value, ...]:
-    """The values, each with the operation that makes it, of several the first; those that are given have none."""
+    """The values with their producers set again: the first operation that makes each; None for what is given."""
     producer = {v: index for index, op in reversed([*enumerate(ops)]) for v in op.makes() if v not in given}
     return tuple(value.made_by(producer.get(v)) for v, value in enumerate(values))  # as every pass numbers all again
 

@@ -117,9 +117,8 @@ class Recorder(TorchDispatchMode):
         if refused_shapes.is_dynamic(func, args, keywords):
             result = self._known(func, args, keywords)
         elif not makes_tensors(func) and not any(isinstance(arg, fake_tensor.FakeTensor) for arg in args):
-            with (
-                fake_tensor.unset_fake_temporarily()
-            ):  # a number of a tensor from outside, which a fake tensor could not tell
+            # A number of a tensor from outside, which a fake tensor could not tell.
+            with fake_tensor.unset_fake_temporarily():
                 result = func(*args, **keywords)
         else:
             viewed = args[0] if func.is_view and args and args[0].layout is torch.strided else None
@@ -152,10 +151,8 @@ class Recorder(TorchDispatchMode):
         """The result on stand-ins; if they refuse what the kernel may take, one like the kernel's own."""
         try:
             return func(*args, **kwargs)
-        except (
-            fake_tensor.DynamicOutputShapeException,
-            fake_tensor.DataDependentOutputException,
-        ):  # torch's table does not say so
+        # Torch's table does not say so of these.
+        except (fake_tensor.DynamicOutputShapeException, fake_tensor.DataDependentOutputException):
             return self._known(func, args, kwargs)
         except (RuntimeError, ZeroDivisionError) as error:  # by zero: the mean of no rows
             if type(error) not in (RuntimeError, ZeroDivisionError):

@@ -74,7 +74,9 @@ def position_of(op: Op, name: str) -> int | None:
 
 def argument_of(op: Op, name: str) -> Any:
     """An argument by the name that the operation's schema gives it, or its default."""
-    return getattr(named_arguments(overload(op.target), op.args, op.kwargs), name)
+    given = vars(named_arguments(overload(op.target), op.args, op.kwargs))
+    assert name in given, f"{op.target} has no argument {name}"
+    return given[name]
 
 
 def named_arguments(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> SimpleNamespace:

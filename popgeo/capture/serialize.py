@@ -120,8 +120,10 @@ def _op(fields: list[Any]) -> Op:
 def _value(fields: list[Any]) -> Value:
     shape, stride, offset, dtype, storage, producer = fields
     (offset, storage), (producer,) = _whole(offset, storage), _whole_or_none([producer])
-    where: dict[str, Any] = {"offset": offset, "storage": storage, "producer": producer}
-    return Value(shape=_whole(*shape), stride=_whole(*stride), dtype=torch_thing("dtype", dtype), **where)
+    return Value(
+        shape=_whole(*shape), stride=_whole(*stride), offset=offset, dtype=torch_thing("dtype", dtype),
+        storage=storage, producer=producer,
+    )  # fmt: skip
 
 
 def _whole(*numbers: Any) -> tuple[int, ...]:

@@ -158,7 +158,9 @@ def _put_in(stack: contextlib.ExitStack, module: str, path: str, form: Any) -> N
     owner, _, name = path.rpartition(".")
     holder = sys.modules.get(module)  # what no one has imported, no model uses
     holder = getattr(holder, owner) if holder and owner else holder
-    original = vars(holder).get(name, form) if holder else form
+    if holder is None or name not in vars(holder):
+        return
+    original = vars(holder)[name]
     if original is form or getattr(original, "is_static", False):  # a form itself, which checks what it is given
         return
     if owner:

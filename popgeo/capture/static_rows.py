@@ -116,11 +116,8 @@ def set_item(self: Tensor, index: Any, value: Any) -> Any:
     slots = active_slots()
     free, own = slots.of(index), slots.of(value)
     if free is not None and index.dtype != torch.bool:
-        return (
-            _set_rows(self, index, value, free[0])
-            if _fits(own, free[0], 0) and slots.of(self) is None
-            else NotImplemented
-        )
+        is_served = _fits(own, free[0], 0) and slots.of(self) is None
+        return _set_rows(self, index, value, free[0]) if is_served else NotImplemented
     mask, *rest = index if isinstance(index, tuple) and index else (index,)
     simple = all(isinstance(part, int | slice) for part in rest)
     if not (isinstance(mask, Tensor) and mask.dtype == torch.bool and isinstance(value, Tensor) and simple):

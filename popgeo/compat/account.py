@@ -29,6 +29,7 @@ def enter(treatment: Treatment, asked: str, because: str = "") -> None:
     ACCOUNT.setdefault(asked, (treatment, because))
 
 
+# Each takes what was asked for, and why it becomes that.
 honoured = partial(enter, Treatment.HONOURED)
 recorded = partial(enter, Treatment.RECORDED)
 ignored = partial(enter, Treatment.IGNORED)

@@ -94,9 +94,11 @@ def _run_cell(source: str, name: str, names: dict[str, Any]) -> None:
     linecache.cache[name] = (len(source), None, source.splitlines(keepends=True), name)  # for tracebacks
     tree = ast.parse(source, filename=name)
     is_shown = tree.body and isinstance(tree.body[-1], ast.Expr) and not source.rstrip().endswith(";")
-    last = [tree.body.pop()] if is_shown else []
+    last = tree.body.pop() if is_shown else None
     exec(compile(tree, name, "exec"), names)
-    exec(compile(ast.Interactive(last), name, "single"), names)  # which hands its value to `sys.displayhook`
+    if isinstance(last, ast.Expr):
+        value = eval(compile(ast.Expression(last.value), name, "eval"), names)
+        _display(*[] if value is None else [value])
 
 
 def _display(*values: Any, **_: Any) -> None:

@@ -4,6 +4,7 @@ import copy
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -79,7 +80,8 @@ def read_atoms(
         raise ValueError(f'labels is {labels!r}; it is "all", "partial" or "none".')
     said: dict[str, Any] = {"keys": keys or {}, "units": units or {}, "levels": {**(levels or {})}}
     reader = AtomsReader(**said, cutoff=cutoff, double=double, labels=labels)
-    return AtomFiles([AtomsFile(file, reader) for file in files_of(Path(path))])
+    # A warning finds the caller by counting frames, and a comprehension has a frame of its own before Python 3.12.
+    return AtomFiles(list(map(partial(AtomsFile, reader=reader), files_of(Path(path)))))
 
 
 class AtomFiles(ConcatDataset[Data]):
@@ -163,12 +165,11 @@ class AtomsReader:
 class AtomsFile(Dataset[Data]):
     """One file of `read_atoms`, each structure read when it is asked for."""
 
-    names: dict[str, str]
-    """What the file calls each attribute that is read, once a structure has been read."""
-
     def __init__(self, path: Path, reader: AtomsReader) -> None:
         self.path, self.reader = path, reader
         self.file = reach(path)
+        self.names: dict[str, str] | None = None
+        """What the first structure that was read calls each attribute; None before one is read."""
         self.ignored: dict[str, str] = {}
         """Keys that look like a label, a charge or a weight and are not read, with the option that reads each."""
         if reader.labels != "none":
@@ -195,7 +196,7 @@ class AtomsFile(Dataset[Data]):
         Raises:
             ValueError: they are not.
         """
-        first = vars(self).setdefault("names", names)
+        self.names = first = names if self.names is None else self.names
         if self.reader.labels == "partial":
             return names
         names = {**{name: called for name, called in first.items() if name in WEIGHTS}, **names}

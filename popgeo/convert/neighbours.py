@@ -185,8 +185,8 @@ def require_places(pos: np.ndarray, cell: np.ndarray) -> None:
     """Refuses positions and cells that are not finite, or so far away that vesin would end the process (angstrom)."""
     if not (np.abs([*pos, *cell]) < _FARTHEST).all():
         raise ValueError(
-            f"Positions or the cell are not finite and below {_FARTHEST:.0e} angstrom. Are they in another unit? "
-            f"If this is dynamics, it has blown up: take a shorter step, or look at the forces."
+            f"Positions or the cell are not finite and below {_FARTHEST:.0e} angstrom. Leave the structure "
+            "out, or correct the unit. If this is dynamics, it has blown up: take a shorter step."
         )
 
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from popgeo.data.axes import GRAPHS, Attribute, Axis
 from popgeo.data.flat_store import FlatStore
-from popgeo.data.slots import Layout, Slot
+from popgeo.data.slots import Layout, Slot, SlotKind
 from popgeo.data.subset import take
 from popgeo.data.validate import is_unchecked
 
@@ -161,5 +161,7 @@ def _row_pointer(chunk: _Chunk, slot: Slot, out: Tensor) -> None:
     nodes.place(out[:, 1:], ends.to(out.dtype))
 
 
-_FILL = (_copy, _shift, _segment, _pointer, _mask, _row_pointer)
-"""In the order of `SlotKind`."""
+_FILL = {
+    SlotKind.COPY: _copy, SlotKind.SHIFT: _shift, SlotKind.SEGMENT: _segment, SlotKind.POINTER: _pointer,
+    SlotKind.MASK: _mask, SlotKind.ROW_POINTER: _row_pointer,
+}  # fmt: skip

@@ -57,7 +57,8 @@ class FixedSizeOptions(FoundSizes):
     num_rows: Mapping[str, int] | None = None
 
     def __post_init__(self) -> None:
-        _check_each("num_graphs", self.num_graphs, 2, "at least one graph is real and one padding.")
+        if self.num_graphs < 2:
+            raise ValueError(f"num_graphs is {self.num_graphs}; at least one graph is real and one padding.")
         if self.num_edges is None:
             total = self.total_num_nodes
             object.__setattr__(self, "num_edges", total * (total - 1))

@@ -170,8 +170,9 @@ def axis_of(
         return Axis(level, key), doubt
     if bool((rows == 1).all()):
         return GRAPHS, doubt
+    # Positions of fewer atoms than there are would otherwise pass for numbers of the whole graph.
     for feature_level, features in ((Level.NODE, names.NODE_FEATURES), (Level.EDGE, names.EDGE_FEATURES)):
-        if given is None and name in features and feature_level in counts:  # or it would pass for the graph's
+        if given is None and name in features and feature_level in counts:
             _refuse_rows(name, feature_level, rows, counts[feature_level])
     axis = Axis(Level.GRAPH, key, name)
     row_pointers[axis] = slices.to(torch.int64)
@@ -218,8 +219,8 @@ def _refuse_rows(name: str, level: Level, rows: Tensor, expected: Tensor | None)
         raise ValueError(f"levels says {name!r}: {level.value!r}, but its store has no {level.value}s. Say 'graph'.")
     odd = _first(rows != expected)
     raise ValueError(
-        f"Graph {odd} has {int(rows[odd])} rows in {name!r} and {int(expected[odd])} {level.value}s. Correct it, or "
-        f"pass levels={{{name!r}: 'graph'}} if it belongs to the graph."
+        f"Graph {odd} has {int(rows[odd])} rows in {name!r} and {int(expected[odd])} {level.value}s. Correct the "
+        f"attribute, or state its level: levels={{{name!r}: 'graph'}} if it belongs to the graph."
     )
 
 

@@ -1,4 +1,4 @@
-"""Reads graphs that are dictionaries of tensors, as programs without PyG have them, and as PyG's own stores are."""
+"""Reads graphs that are dictionaries of tensors; the stores of PyG's graphs are joined as such dictionaries, too."""
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -30,7 +30,7 @@ def read_dictionaries(graphs: Sequence[dict[str, Any]], excluded: set[str], leve
         ValueError: graphs have different names, or an attribute cannot be joined.
     """
     columns, stated = join_store(graphs, excluded, _cat_dim)
-    counts: dict[StoreKey, Tensor] = {} if stated is None or "num_nodes" in excluded else {None: stated}
+    counts: dict[StoreKey, Tensor] = {} if stated is None else {None: stated}
     return columns_of(dict, (None,), (None,), {None: columns}, counts, levels, len(graphs))
 
 
@@ -61,7 +61,8 @@ def join_store(
             )
     kept = [name for name in names if name not in excluded | MADE_BY_BATCH]
     columns = [_join(name, [graph[name] for graph in graphs], partial(dim_of, name)) for name in kept]
-    return columns, stated_counts([graph["num_nodes"] for graph in graphs]) if "num_nodes" in names else None
+    states = "num_nodes" in names and "num_nodes" not in excluded
+    return columns, stated_counts([graph["num_nodes"] for graph in graphs]) if states else None
 
 
 def _join(name: str, values: list[Any], dim_of: Callable[[Tensor], int | None]) -> JoinedColumn:

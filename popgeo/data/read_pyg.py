@@ -90,13 +90,16 @@ def _asked(data_cls: type[Data | HeteroData], columns: _Joined, graphs: Iterable
     """The columns with what `__inc__` says of each graph; graphs are made and asked only if their class has its own."""
     if data_cls.__inc__ in (Data.__inc__, HeteroData.__inc__):
         return columns
-    asked: dict[tuple[StoreKey, str], list[Tensor]] = defaultdict(list)
+    asked: dict[tuple[StoreKey, str], list[Any]] = defaultdict(list)
     for graph in graphs:
         for store in graph.stores:
             for name in [column.name for column in columns[store._key] if column.slices is not None]:
-                asked[store._key, name].append(torch.as_tensor(graph.__inc__(name, store[name], store)))
-    own = {place: torch.stack(numbers) for place, numbers in asked.items()}
-    return {key: [replace(c, increments=own.get((key, c.name))) for c in of] for key, of in columns.items()}
+                asked[store._key, name].append(graph.__inc__(name, store[name], store))
+    own = {place: torch.stack([*map(torch.as_tensor, numbers)]) for place, numbers in asked.items()}
+    return {
+        key: [replace(column, increments=own.get((key, column.name))) for column in of_store]
+        for key, of_store in columns.items()
+    }
 
 
 def _column(data: Data | HeteroData, store: BaseStorage, name: str, values: Any, slices: Tensor | None) -> JoinedColumn:

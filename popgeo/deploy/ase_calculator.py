@@ -71,10 +71,12 @@ class SystemsCalculator:
 
         ASE's own check of charges and magnetic moments takes longer than a small molecule's forces.
         """
-        last, names = self.atoms, ("positions", "numbers", "cell", "pbc")  # type: ignore[attr-defined]  # of ASE's class
+        names = ["positions", "numbers", "cell", "pbc"]
+        last: Any = self.atoms  # type: ignore[attr-defined]  # of ASE's class
         if last is None or len(last) != len(atoms):
-            return list(names)
-        pairs = {name: (np.asarray(getattr(last, name)), np.asarray(getattr(atoms, name))) for name in names}
+            return names
+        old, new = ((one.positions, one.numbers, one.cell.array, one.pbc) for one in (last, atoms))
+        pairs = dict(zip(names, zip(old, new, strict=True), strict=True))
         if tol:
             return [name for name, (one, other) in pairs.items() if not (abs(one * 1.0 - other) <= tol).all()]
         return [name for name, (one, other) in pairs.items() if (one != other).any()]

@@ -115,8 +115,8 @@ def into_shapes(store: FlatStore, shapes: Sequence[FixedSizeOptions]) -> list[Pa
                 home = np.array(used)[fits[list(used)].argmax(0)]
                 plans.append(_plan(sizes, home, limits, shapes, by_cost))
     assert plans, "the shapes hold every graph"
-    plan = min(plans, key=lambda plan: sum(len(packs) * cost[i] for i, packs in plan.items()))
-    return [plan.get(i, Packs.from_lists([])) for i in range(len(shapes))]
+    best = min(plans, key=lambda plan: sum(len(packs) * cost[i] for i, packs in plan.items()))
+    return [best.get(i, Packs.from_lists([])) for i in range(len(shapes))]
 
 
 def _plan(

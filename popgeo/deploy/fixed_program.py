@@ -30,7 +30,7 @@ class FixedProgram:
     """What computes the results of one batch of fixed size, whoever made it: a compiled model, or a file.
 
     Args:
-        run: From the tensors of a batch, in the order of `inputs`, to tensors of results, by name; it keeps none.
+        run: From the tensors of a batch, in the order of `inputs`, to those of results, by name; it keeps none of them.
         inputs: What `run` takes, in order; tensors without values, of the shape and type of what is to be given.
         sizes: The sizes of the batch, and what its padding is filled with.
         axes: What the rows of each result belong to: graphs, nodes or edges, of a type if there are several.

@@ -185,7 +185,8 @@ def in_order(
 
 def _places(graphs: np.ndarray, counts: np.ndarray, is_graphs: bool) -> tuple[Tensor, Tensor]:
     """Where each row that came is to stand, and where each graph starts."""
-    of_came, kept = counts[graphs], counts.copy() if is_graphs else np.zeros_like(counts)
+    of_came = counts[graphs]
+    kept = counts.copy() if is_graphs else np.zeros_like(counts)
     kept[graphs] = of_came
     ptr = np.concatenate([[0], np.cumsum(kept)])
     first = np.repeat(ptr[graphs] - np.concatenate([[0], np.cumsum(of_came)[:-1]]), of_came)

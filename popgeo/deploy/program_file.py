@@ -83,16 +83,17 @@ def export(
     wanted = _at_these_sizes(predictor, graphs)
     # What attributes belong to is known from all graphs; the smallest alone may leave it open.
     choices |= {"layout": next(iter(predictor.programs.values())).layout}
-    programs, examples, plain = [], [], []
+    made, examples, plain = [], [], []
     for shape in predictor.shapes:
         of_shape = Predictor(model, shape, "none", **choices)
         _at_these_sizes(of_shape, [min(graphs, key=lambda graph: graph.num_nodes)])
         (program,) = of_shape.programs.values()
         assert program.model is not None  # it is not from a file
-        examples.append({name: torch.zeros_like(one, device="cpu") for name, one in program.inputs.items()})
-        programs.append((program, program.run(*examples[-1].values())))
-        plain.append(plain_module(program.model, examples[-1]))
-    notes = write_notes(programs, format, units or {})
+        example = {name: torch.zeros_like(one, device="cpu") for name, one in program.inputs.items()}
+        made.append((program, program.run(*example.values())))
+        examples.append(example)
+        plain.append(plain_module(program.model, example))
+    notes = write_notes(made, format, units or {})
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # of torch's exporters about torch
         data = _WRITERS[format](plain, examples, notes)
@@ -147,8 +148,10 @@ def _loaded(data: bytes, path: str, backend: Backend | str | None, run_machine_c
                 "run_machine_code=True to popgeo.load, or --run-machine-code to popgeo predict"
             )
         opened = _OPENED[format](data, [program.inputs for program in programs])
-        compiler, parts = backend if format == "torch" else None, zip(programs, opened, results, strict=True)
-        made = [replace(program, run=_by_name(compiled_by(compiler, run), names)) for program, run, names in parts]
+        compiler = backend if format == "torch" else None
+        made = []
+        for program, run, names in zip(programs, opened, results, strict=True):
+            made.append(replace(program, run=_by_name(compiled_by(compiler, run), names)))
         return Predictor.of_programs(made)
     except ImportError:
         raise

@@ -94,7 +94,7 @@ def _program(told: Mapping[str, Any]) -> FixedProgram:
     kinds = {name: (shape, torch_thing("dtype", dtype)) for name, (shape, dtype) in told["inputs"].items()}
     inputs = {name: torch.empty(shape, dtype=dtype, device="meta") for name, (shape, dtype) in kinds.items()}
     options, choices = FixedSizeOptions(**sizes), LayoutChoices(**layout)
-    # What runs it is known later.
+    # `run` holds the place until the file's program is opened.
     return FixedProgram(run=dict, inputs=inputs, sizes=options, axes=axes, layout=choices)
 
 

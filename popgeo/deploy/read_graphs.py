@@ -124,9 +124,9 @@ def named(number: int, error: Exception) -> ValueError:
 
 
 def opened(loader: Any) -> Any:
-    """Graphs, flat if they lie in memory or flat on disk; of a loader those behind its batches, in its order.
+    """Graphs as one flat store, if they lie in memory or flat on disk; of a loader, those of its dataset, in its order.
 
-    What is neither, and a loader whose graphs are only in its batches, stays as it is.
+    A loader whose graphs are only in its batches, and any other iterable, is returned as it is.
 
     Raises:
         ValueError: the loader gives each process a part of the graphs.

@@ -156,6 +156,7 @@ def _for_one(program: FixedProgram, store: FlatStore) -> FixedProgram:
 
 def slots_used(store: FlatStore, shapes: Sequence[FixedSizeOptions], packs: Sequence[Packs]) -> dict[str, np.ndarray]:
     """For nodes, edges (of each type) and graphs: how many are real, and how many slots their batches have. [2]"""
-    axes, real = (*store.size_axes, GRAPHS), (*store.sizes.sum(0).tolist(), len(store))
+    axes = *store.size_axes, GRAPHS
+    real = *store.sizes.sum(0).tolist(), len(store)
     slots = [sum(len(of) * shape.rows(axis, store) for shape, of in zip(shapes, packs, strict=True)) for axis in axes]
     return {axis.label: np.array(pair) for axis, *pair in zip(axes, real, slots, strict=True)}

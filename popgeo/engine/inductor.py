@@ -30,7 +30,7 @@ class InductorRunner:
         places: Tensors that certain outputs are written to, by position.
 
     Raises:
-        ValueError: there is no compiler for what inductor writes; or the model has
+        ValueError: the model seeds random numbers; there is no compiler for what inductor writes; or the model has
             dropout, and torch is older than 2.12.
     """
 

@@ -24,8 +24,8 @@ def place_values(
         overwrites_operands: Whether an operation may write its result over an operand that nothing needs after it.
 
     Returns:
-        A tensor for each value with a fixed place, while the others are allocated by torch at each run; and the memory
-        of these places, in bytes, without that of what was given.
+        A tensor for each value with a fixed place (torch allocates the others at each run), and the buffers that were
+        made for these places. What was given has memory of its own, which is not among the buffers.
     """
     tensors = dict(given)
     places = {graph.values[v].storage: (tensor, byte_offset(graph.values[v])) for v, tensor in given.items()}

@@ -81,7 +81,10 @@ class Replicas:
         if self.world_size > 1:
             with names_lost_process("share weights"):
                 for tensor in tensors:
-                    dist.broadcast(tensor.detach(), src=0)
+                    once = tensor.detach()[tuple(slice(None if step else 1) for step in tensor.stride())]  # if expanded
+                    dense = once.contiguous()  # of a strided view, gloo sends what lies in between, too
+                    dist.broadcast(dense, src=0)
+                    once.copy_(dense)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -15,7 +15,7 @@ from popgeo.capture.held_state import in_modes
 from popgeo.capture.op_graph import OpGraph
 from popgeo.engine.optimizer.update import Update
 from popgeo.engine.pipeline.staging import Staging
-from popgeo.engine.step_recipe import Recipe, StepMachine, StepPlan
+from popgeo.engine.step_recipe import Recipe
 from popgeo.filter_choice import filters_at_each_edge
 from popgeo.ipu.fits_in_memory import require_fit, require_stages_fit, what_would_fit
 from popgeo.ipu.options import Options
@@ -37,8 +37,8 @@ _DECIDE_NOTHING = (
 )  # fmt: skip
 
 
-class IpuMachine(StepMachine):
-    """The IPUs that options describe.
+class IpuMachine:
+    """The IPUs that options describe; a `StepMachine`.
 
     Args:
         options: The target, whether what does not fit is refused, stages, and shares of memory.
@@ -85,8 +85,8 @@ class IpuMachine(StepMachine):
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class IpuPlan(StepPlan):
-    """How IPUs would run a captured step, and what that costs there.
+class IpuPlan:
+    """How IPUs would run a captured step, and what that costs there; a `StepPlan`.
 
     Attributes:
         step: What runs.

@@ -64,9 +64,9 @@ class Options(StepOptions):
         super().__post_init__()
         if not isinstance(self.target, IpuTarget):
             self._refuse("target", "pass an IpuTarget, for example IpuTarget.bow()")
-        share = self.matmul_proportion
-        shares = (share,) if isinstance(share, int | float) else tuple(share)
-        self._settle("matmul_proportion", share if isinstance(share, int | float) else shares)
+        given = self.matmul_proportion
+        shares = (given,) if isinstance(given, int | float) else tuple(given)
+        self._settle("matmul_proportion", given if isinstance(given, int | float) else shares)
         if not all(isinstance(share, int | float) and 0 <= share <= 1 for share in shares):
             self._refuse("matmul_proportion", "it is a share of a tile's memory, 0 to 1, or one for each IPU")
         self._settle("stages", checked_stages(self.stages))

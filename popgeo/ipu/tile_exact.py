@@ -228,7 +228,7 @@ def _flat(state: Mapping[Input, Tensor], joined: CallProgram) -> dict[str, Tenso
 
 
 def _put(joined: CallProgram, at: Region, tensor: Tensor, flat: Tensor | None = None) -> Tensor:
-    """What a variable holds with a tensor at its place, and zeros at places that nothing was put to before."""
+    """`flat`, what a variable holds, or zeros if there is nothing yet, with the elements of a tensor at their place."""
     if flat is None:
         held = joined.program.variables[at.variable]
         flat = torch.zeros(held.mapping.numel, dtype=held.dtype)

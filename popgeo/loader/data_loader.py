@@ -111,8 +111,9 @@ class FixedSizeDataLoader(EpochLoader):
         self._opened = opened
         sizes = _sizes(opened, batch_size, fixed_size_options, num_nodes, num_edges).with_rows_for(opened.store)
         self.fixed_size_options = sizes
-        trims = (over_size.trims_nodes, over_size.trims_edges)
-        self.collater = FixedSizeCollater(sizes, add_pad_masks, *trims, protect=protect, layout=layout)
+        self.collater = FixedSizeCollater(
+            sizes, trim_nodes=over_size.trims_nodes, trim_edges=over_size.trims_edges, protect=protect, layout=layout
+        )
         source: BatchSource = FetchingSource(dataset, self.collater, opened.store)
         chunk_order = seen = None
         if opened.holds_all:
@@ -167,7 +168,8 @@ class FixedSizeDataLoader(EpochLoader):
         return self.filling() if self._opened.sizes.are_known else None
 
     def _in_one_line(self) -> str:
-        table, packs, options, full = self._table(), self.plan(), self.fixed_size_options, ""
+        table, packs, options = self._table(), self.plan(), self.fixed_size_options
+        full = ""
         if table is not None:
             nodes = table.iloc[: len(self._opened.store.node_types)]
             full = f"; {100 * nodes['real'].sum() / max(1, nodes['slots'].sum()):.1f} % full"

@@ -58,7 +58,7 @@ class EpochLoader(DataLoader, metaclass=AskedForAgain):
     def __init__(
         self, dataset: Any, source: BatchSource, packer: Packer, choices: EpochChoices, batch_size: int, **kwargs: Any
     ) -> None:
-        for name in kwargs.keys() & _DECIDED.keys():
+        for name in [name for name in _DECIDED if name in kwargs]:
             raise ValueError(_DECIDED[name])
         for name in kwargs.keys() - _OF_TORCH:
             known = signature(type(self).__init__).parameters.keys() | _OF_NOUNS | _OF_TORCH  # what the caller sees

@@ -27,7 +27,7 @@ class BatchMaker:
     """
 
     def __init__(self, source: BatchSource, choices: EpochChoices, of_torch: dict[str, Any]) -> None:
-        self.source, self.of_torch = source, {**of_torch, "in_order": True}  # the run counts the items
+        self.source, self.of_torch = source, {**of_torch, "in_order": True}  # a run that continues counts items
         self.num_buffers, self.background = choices.num_buffers, choices.background
         self.pin_memory = of_torch.get("pin_memory", False) and torch.cuda.is_available()
         self._pools: list[DataLoader[Any]] = []

@@ -1,7 +1,6 @@
 """Batches of fixed size from graphs that come one by one and need not fit in memory."""
 
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import chain
 
 import torch
 from torch_geometric.data import Batch, Data, HeteroData
@@ -43,11 +42,13 @@ def stream_batches(
     first = next(source, None)
     if first is None:
         return
-    limits = options.limits(collater.flat([first]).size_axes)
-    budget = Budget(sizes=tuple(limits.tolist()), num_graphs=options.num_graphs - 1)
+    store = collater.flat([first])
+    budget = Budget(sizes=tuple(options.limits(store.size_axes).tolist()), num_graphs=options.num_graphs - 1)
 
     def sizes() -> Iterator[Sequence[int]]:
-        for number, graph in enumerate(chain([first], source)):
+        pending[0] = first
+        yield store.sizes[0].tolist()
+        for number, graph in enumerate(source, start=1):
             pending[number] = graph
             yield collater.flat([graph]).sizes[0].tolist()
 

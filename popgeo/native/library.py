@@ -19,7 +19,7 @@ _PATH = Path(__file__).with_name("_popgeo.so")
 _CSRC = Path(__file__).with_name("csrc")
 _SETUP = Path(__file__).parents[2] / "setup.py"  # of a source folder, in which Python may run
 _TYPES: dict[str, Any] = {
-    "P": ctypes.c_void_p, "s": ctypes.c_char_p,
+    "": None, "P": ctypes.c_void_p, "s": ctypes.c_char_p,
     "q": ctypes.c_int64, "Q": ctypes.c_uint64, "i": ctypes.c_int, "I": ctypes.c_uint32,
 }  # fmt: skip
 _switched_off = False
@@ -81,7 +81,7 @@ def _bind(name: str, argtypes: str, restype: str) -> Callable[..., Any] | None:
         _warn_once(reason)
         return None
     entry = getattr(library, name)
-    entry.argtypes, entry.restype = [_TYPES[one] for one in argtypes], _TYPES.get(restype)
+    entry.argtypes, entry.restype = [_TYPES[one] for one in argtypes], _TYPES[restype]
     return entry
 
 

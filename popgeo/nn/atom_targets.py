@@ -38,7 +38,9 @@ def element_energies(
     """
     num_graphs = energy.numel()
     if z.numel() and (int(z.min()) < 0 or int(z.max()) >= MAX_Z):
-        raise ValueError(f"z is {int(z.min())} to {int(z.max())}; atomic numbers are 1 to {MAX_Z - 1}, 0 is padding.")
+        raise ValueError(
+            f"z is {int(z.min())} to {int(z.max())}; atomic numbers are 1 to {MAX_Z - 1}, and 0 is padding."
+        )
     if batch.numel() and int(batch.max()) >= num_graphs:
         raise ValueError(f"An atom belongs to structure {int(batch.max())}, but there are {num_graphs} energies.")
     counts = torch.bincount(batch.long() * MAX_Z + z, minlength=num_graphs * MAX_Z).view(num_graphs, MAX_Z).double()

@@ -7,7 +7,6 @@ from torch import Tensor
 
 from popgeo.nn.models.knowledge_graph import KnowledgeGraphModel, Side
 from popgeo.nn.ranks import Ranks
-from popgeo.ops.kernel_arguments import check_array
 from popgeo.ops.refusals import check_least
 
 
@@ -111,7 +110,9 @@ def _rank(
 
 
 def _check(triples: Tensor, num_nodes: int, num_relations: int) -> None:
-    check_array("triples (head, relation, tail)", triples, (*triples.shape[:1], 3), torch.int64)
+    if triples.dim() != 2 or triples.shape[1] != 3 or triples.dtype != torch.int64:
+        given = f"{triples.dtype} of shape {tuple(triples.shape)}"
+        raise ValueError(f"triples are {given}; they need int64 [num_triples, 3]: head, relation, tail.")
     limits = torch.tensor([num_nodes, num_relations, num_nodes])
     if bool(((triples < 0) | (triples >= limits)).any()):
         raise ValueError(f"A triple is out of range: there are {num_nodes} entities and {num_relations} relations.")

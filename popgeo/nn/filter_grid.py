@@ -94,9 +94,11 @@ class GridFilters:
 
         [num_nodes, channels] -> the same shape, or [num_nodes, 5 * channels] -> [num_nodes, 4 * channels]
         """
-        src, dst, half_list = self.edges.neighbour, self.edges.centre, self.edges.half_list
-        ends = self.r, src, dst, x.size(0), self.cutoff
-        return interaction(x, self.table, *ends, direction=direction, half_list=half_list, plan=self.plan)
+        edges = self.edges
+        return interaction(
+            x, self.table, self.r, edges.neighbour, edges.centre, x.size(0), self.cutoff,
+            direction=direction, half_list=edges.half_list, plan=self.plan,
+        )  # fmt: skip
 
 
 class HasFilterNetworks(nn.Module):

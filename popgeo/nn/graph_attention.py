@@ -154,7 +154,9 @@ class SameGraph:
             ValueError: something is known of pairs, and there is no module for it.
         """
         if pairs and bias is None:
-            raise ValueError(f"The model has no pair_bias for {sorted(pairs)}. Make it with pair_bias=PairBias(...).")
+            raise ValueError(
+                f"The model has no pair_bias for {sorted(pairs)}. Make the model with pair_bias=PairBias(...)."
+            )
         return None if bias is None else self.bias_of(bias(**pairs, nodes_mask=nodes_mask))
 
     def bias_of(self, pairs: Tensor) -> Tensor:

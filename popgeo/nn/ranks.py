@@ -1,5 +1,6 @@
 """Ranks of right answers among candidates: filtered, fair to ties, and what is made of them."""
 
+import operator
 from dataclasses import dataclass
 
 import torch
@@ -68,7 +69,9 @@ class Ranks:
         check_least(1, k=k, num_negatives=num_negatives)
         check_shapes("Give one number for each rank.", num_candidates=(num_candidates, self.optimistic.shape))
         above = ((self.realistic - 1) / num_candidates.clamp(min=1)).clamp(max=1)  # a negative's chance to score higher
-        return float(bdtr(min(k - 1, num_negatives), num_negatives, above.cpu().numpy()).mean())  # k - 1 at most
+        n, most = operator.index(num_negatives), operator.index(k) - 1  # so many of them may score higher
+        chance = bdtr(min(most, n), n, above.cpu().numpy())  # that this holds: the binomial distribution
+        return float(torch.from_numpy(chance).mean())
 
     @staticmethod
     def join(*parts: "Ranks") -> "Ranks":

@@ -52,7 +52,7 @@ class Rows:
 
     def plan(self, plan: ScatterPlan | None) -> tuple[Tensor | None, Tensor | None, int]:
         if plan is not None and self.is_per_entry:
-            raise ValueError("The index differs between channels, and a plan is of one for all. Pass plan=None.")
+            raise ValueError("A plan is of an index that all channels share; this one differs. Pass plan=None.")
         return plan_arguments(plan, self.index, self.num_rows)
 
     def count(self, rowptr: Tensor | None) -> Tensor:
@@ -116,5 +116,5 @@ def _vector(index: Tensor, src: Tensor, dim: int) -> Tensor | None:
 
 def _measure(index: Tensor) -> int:
     if not is_direct(index):
-        raise ValueError("Under capture the number of rows cannot be read from the index: pass dim_size=.")
+        raise ValueError("dim_size is missing. Under capture it cannot be read from the index: pass dim_size=.")
     return int(index.max()) + 1 if index.numel() else 0

@@ -165,7 +165,7 @@ def _fake_gather(x: Tensor, index: Tensor, *plan: Any) -> Tensor:
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     x, index, *_, rowptr, perm, ctx.num_tiles = inputs
-    ctx.num_rows = x.shape[0]
+    ctx.num_rows = x.shape[0]  # of gather alone: the sum does not read it
     ctx.save_for_backward(index, rowptr, perm)
 
 

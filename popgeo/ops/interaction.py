@@ -10,7 +10,6 @@ from popgeo.ops.eager import is_eager, is_written_down
 from popgeo.ops.interaction_call import Call
 from popgeo.ops.interaction_checks import check_call
 from popgeo.ops.interaction_ops import interact, make_plan
-from popgeo.ops.scatter_plan import version_of
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -48,13 +47,13 @@ class InteractionPlan:
             ValueError: an index is out of range.
         """
         tensor, weights = make_plan(src, dst, r.detach().contiguous(), cutoff, *sizes)
-        made_from = tuple((one, version_of(one)) for one in (src, dst, r))
+        made_from = tuple((one, _version(one)) for one in (src, dst, r))
         return cls(tensor=tensor, weights=weights, made_from=made_from, sizes=sizes, cutoff=cutoff)
 
     def is_of(self, src: Tensor, dst: Tensor, r: Tensor, sizes: tuple[int, int, int], cutoff: float) -> bool:
         """Whether it was made from these tensors, and none was changed in place since."""
         return (sizes, cutoff) == (self.sizes, self.cutoff) and all(
-            one is other and version_of(one) == version
+            one is other and _version(one) == version
             for one, (other, version) in zip((src, dst, r), self.made_from, strict=True)
         )
 
@@ -134,3 +133,8 @@ def serves(*tensors: Tensor) -> bool:
         and not torch.is_autocast_enabled("cpu")
         and (interaction_call.is_served() if is_eager(tensors) else is_written_down())
     )
+
+
+def _version(tensor: Tensor) -> int:
+    """How often the tensor was changed in place, also as torch.compile sees it; 0 if that is not counted."""
+    return 0 if tensor.is_inference() else tensor._version

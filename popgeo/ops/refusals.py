@@ -111,6 +111,8 @@ def check_dimension(what: str, dim: int, rank: int) -> int:
         >>> check_dimension("src", -1, rank=3)
         2
     """
+    if not rank:
+        raise ValueError(f"{what} has no dimensions, so none is dim {dim}. Pass a tensor of at least one.")
     if not -rank <= dim < rank:
         raise ValueError(f"dim is {dim}; {what} has {rank} dimensions, so it is {-rank} to {rank - 1}.")
     return dim % rank

@@ -53,7 +53,7 @@ class ScatterPlan:
     def __post_init__(self) -> None:
         object.__setattr__(self, "num_rows", self.rowptr.shape[0] - 1)
         object.__setattr__(self, "num_edges", self.index.shape[0])
-        object.__setattr__(self, "_version", version_of(self.index))
+        object.__setattr__(self, "_version", _version(self.index))
         self._remember(self.index)
 
     @classmethod
@@ -127,7 +127,7 @@ class ScatterPlan:
             part is None or (part.dtype is torch.int32 and part.shape == (size,) and part.is_contiguous())
             for part, size in parts
         )
-        object.__setattr__(self, "_seen", (index, version_of(index) if is_readable else -1))
+        object.__setattr__(self, "_seen", (index, _version(index) if is_readable else -1))
 
     def is_of(self, index: Tensor, num_rows: int) -> bool:
         """Whether the plan has seen this index and it is unchanged since; only `check` notices a different one."""
@@ -142,7 +142,7 @@ class ScatterPlan:
         Returns:
             True; False under capture, where another tensor has no entries to compare: then the plan must not be used.
         """
-        if index is self.index and num_rows == self.num_rows and version_of(index) == self._version:
+        if index is self.index and num_rows == self.num_rows and _version(index) == self._version:
             return True
         if not torch.compiler.is_compiling() and self.is_of(index, num_rows):
             return True
@@ -154,7 +154,7 @@ class ScatterPlan:
         return True
 
     def _is_same(self, index: Tensor, num_rows: int) -> bool:
-        if num_rows != self.num_rows or version_of(self.index) != self._version or index.shape != self.index.shape:
+        if num_rows != self.num_rows or _version(self.index) != self._version or index.shape != self.index.shape:
             return False
         if index.data_ptr() == self.index.data_ptr() and index.stride() == self.index.stride():
             return True
@@ -192,7 +192,7 @@ class EdgePlan:
         )
 
 
-def version_of(index: Tensor) -> int:
+def _version(index: Tensor) -> int:
     """How often the tensor was changed in place; -1 if that is not counted (inference, compilation)."""
     return -1 if torch.compiler.is_compiling() or index.is_inference() else index._version
 

@@ -173,9 +173,8 @@ def _mean(rows: Tensor, indptr: Tensor) -> Tensor:
 def _extremum(rows: Tensor, indptr: Tensor, find: Callable[..., tuple[Tensor, Tensor]], part: int) -> Tensor:
     """The extreme of each row, or, as part 1, its position."""
     index = row_of_each_edge(indptr, rows.shape[0])
-    return find(rows, index, 0, dim_size=indptr.shape[0])[part][
-        :-1
-    ]  # the last row takes what lies outside the pointers
+    found = find(rows, index, 0, dim_size=indptr.shape[0])[part]
+    return found[:-1]  # the last row takes what lies outside the pointers
 
 
 def _with_position(

@@ -111,7 +111,7 @@ def _fake_gather_csr(x: Tensor, indptr: Tensor, num_edges: int) -> Tensor:
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     src, indptr, *_ = inputs
-    ctx.num_edges = src.shape[0]
+    ctx.num_edges = src.shape[0]  # of the sum alone: gather_csr does not read it
     ctx.save_for_backward(indptr)
 
 

@@ -195,7 +195,9 @@ def completions(room: int, present: Sequence[int], counts: Mapping[int, int], *,
     last = bisect_right(present, room) - 1
     best = present[last]
     options, weights = [(best, -1)], [counts[best] * sum(counts.values())]
-    for small in present if pair else ():
+    if not pair:
+        return options, weights
+    for small in present:
         rest = room - small
         if small > rest:
             break

@@ -52,7 +52,9 @@ def adjacency(
     colors = ["white", lighter(COLORS["nodes"], GRAPH_TINT), PADDING, COLORS["nodes"], PADDING_EDGE]
     names = ["", "graph", "padding", "edge", "padding edge"]
     with drawing(ax, size=(4.8, 5.8)) as ax:
-        ax.imshow(cells, cmap=ListedColormap(colors), vmin=0, vmax=4, interpolation="nearest", aspect="auto")
+        ax.imshow(
+            cells, cmap=ListedColormap(colors), vmin=0, vmax=len(colors) - 1, interpolation="nearest", aspect="auto"
+        )
         ax.set_box_aspect(1)
         ax.grid(False)
         ax.set(xlabel="source node", ylabel="destination node", title=title)

@@ -70,9 +70,10 @@ def as_graph(item: Any, table: torch.Tensor) -> Data:
         raise ValueError("it has no edges; list them with read_atoms(..., cutoff=...) or popgeo convert --cutoff.")
     if "stress" in item and not item.pbc.all():
         raise ValueError("it has a stress but does not repeat in all directions. Leave stress out of all structures.")
-    graph = Data(species=places_in(table, item.z).int(), positions=item.pos, cell=item.cell, num_nodes=len(item.z))
-    shifts = (item.edge_shift.double() @ torch.linalg.pinv(item.cell[0].double())).round()
-    graph.edge_index, graph.shifts = item.edge_index, shifts.to(item.pos.dtype)
+    species = places_in(table, item.z).int()
+    shifts = (item.edge_shift.double() @ torch.linalg.pinv(item.cell[0].double())).round().to(item.pos.dtype)
+    graph = Data(edge_index=item.edge_index, species=species, positions=item.pos, cell=item.cell, shifts=shifts)
+    graph.num_nodes = len(item.z)
     for name in ("energy", "forces"):
         if name in item:
             graph[name] = item[name]

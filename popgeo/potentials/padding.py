@@ -145,8 +145,8 @@ class PotentialLoader(FixedSizeDataLoader):
         of_edges = AttrNamePadding({"unit_shift": 1, "edge_shift": self.cell_length})
         counts = sizes.num_nodes, sizes.num_edges, sizes.num_graphs
         options = StructureSizes(*counts, node_pad_value=of_nodes, edge_pad_value=of_edges)
-        kwargs |= {"fixed_size_strategy": strategy, "levels": {**LEVELS, **(levels or {})}}
-        super().__init__(structures, fixed_size_options=options, **kwargs)
+        levels = {**LEVELS, **(levels or {})}
+        super().__init__(structures, fixed_size_options=options, fixed_size_strategy=strategy, levels=levels, **kwargs)
 
     def _batches(self, run: Run, plan: EpochPlan) -> Iterator[Any]:
         for batch in super()._batches(run, plan):
@@ -216,7 +216,7 @@ def slots_per_real(mask: Tensor, dtype: torch.dtype | None = None) -> Tensor:
 
 
 def where_real(is_real: Tensor, values: Tensor, absent: Any) -> Tensor:
-    """The values of real rows, and others in padding.
+    """The values, with `absent` in the rows of padding.
 
     Args:
         is_real: True for real rows. bool [number of slots]

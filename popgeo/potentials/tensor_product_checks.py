@@ -57,10 +57,11 @@ def check_paths(widths: Sequence[int], paths: Sequence[int], terms: Sequence[flo
         channels, x, num_x, y, num_y, w, g, num_g = path = paths[at * NUM_OF_PATH : (at + 1) * NUM_OF_PATH]
         ends = x + channels * num_x, y + num_y, w + channels, g + channels * num_g
         sizes.append((num_x, num_y, num_g))
+        if max(sizes[-1]) > MOST_COMPONENTS:
+            raise ValueError(f"Path {at} has {max(sizes[-1])} components; {MOST_COMPONENTS} is the most.")
         is_outside = min(path) < 0 or any(end > width for end, width in zip(ends, widths, strict=True))
-        if is_outside or 0 in (channels, *sizes[-1]) or max(sizes[-1]) > MOST_COMPONENTS:
-            raise ValueError(f"Path {at} is {list(path)}; it leaves rows of {list(widths)} numbers, or has more than "
-                             f"{MOST_COMPONENTS} components.")  # fmt: skip
+        if is_outside or 0 in (channels, *sizes[-1]):
+            raise ValueError(f"Path {at} is {list(path)}; it leaves rows of {list(widths)} numbers, or is empty.")
         for found, block in zip(blocks, ((x, channels, num_x), (w, channels, 1), (g, channels, num_g)), strict=True):
             found.append(block)
     for found in ([*set(blocks[0])], blocks[1], [*set(blocks[2])]):  # paths may share x and g, but only whole blocks

@@ -47,7 +47,7 @@ class Choices:
     temporal: bool
 
     def __post_init__(self) -> None:
-        subgraph_type = getattr(self.subgraph_type, "value", self.subgraph_type)  # PyG's `SubgraphType` has names
+        subgraph_type = getattr(self.subgraph_type, "value", self.subgraph_type)  # a member of PyG's enum has its name
         if subgraph_type not in _SUBGRAPHS:
             kinds = ", ".join(map(repr, _SUBGRAPHS))
             raise ValueError(f"subgraph_type is {self.subgraph_type!r}; it is one of {kinds}.")

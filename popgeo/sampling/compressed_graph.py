@@ -116,8 +116,10 @@ class CompressedGraph:
         source, destination = library.as_read(edge_index[0]), library.as_read(edge_index[1])
         num_edges = len(source)
         direction = Direction(direction)
-        ends = (source, num_sources), (destination, num_destinations)
-        (rows, num_rows), (cols, num_cols) = ends[::-1] if direction is Direction.INCOMING else ends
+        if direction is Direction.INCOMING:
+            rows, cols, num_rows, num_cols = destination, source, num_destinations, num_sources
+        else:
+            rows, cols, num_rows, num_cols = source, destination, num_sources, num_destinations
         for name, column, length in (
             ("edge_weight", edge_weight, num_edges),
             ("node_time", node_time, num_cols),
@@ -168,7 +170,7 @@ def _index_dtype(dtype: torch.dtype | None, largest: int) -> torch.dtype:
 
 
 def check_edge_index(name: str, edge_index: Tensor, num_sources: int, num_destinations: int) -> None:
-    """Refuses what is not edges between nodes that there are.
+    """Refuses edges of a wrong form, and edges that end in a node that does not exist.
 
     Raises:
         ValueError: its dtype, shape or device is wrong, or a node is out of range.
@@ -176,7 +178,7 @@ def check_edge_index(name: str, edge_index: Tensor, num_sources: int, num_destin
     if edge_index.dim() != 2 or edge_index.shape[0] != 2 or edge_index.dtype not in (torch.int32, torch.int64):
         raise ValueError(f"{name} is {edge_index.dtype} {[*edge_index.shape]}; pass int32 or int64 [2, num_edges].")
     if edge_index.device.type != "cpu":
-        raise ValueError(f"{name} is on {edge_index.device}; graphs are compressed and sampled on the processor.")
+        raise ValueError(f"{name} is on {edge_index.device}; graphs are sampled on the processor. Pass {name}.cpu().")
     if min(num_sources, num_destinations) < 0:
         raise ValueError(f"num_nodes is {(num_sources, num_destinations)}; a number of nodes is 0 or more.")
     check_range(f"{name}[0]", edge_index[0], num_sources)

@@ -64,7 +64,9 @@ class NonEdges:
         """
         graph = CompressedGraph.from_edge_index(edge_index, num_nodes, direction="outgoing")
         row = torch.repeat_interleave(torch.arange(graph.num_rows), graph.rowptr.diff())
-        pairs = torch.from_numpy(np.unique((row * graph.num_cols + graph.col).numpy()))
+        numbers = (row * graph.num_cols + graph.col).numpy()
+        numbers.sort()  # np.unique takes ten times as long
+        pairs = torch.unique_consecutive(torch.from_numpy(numbers))
         rowptr = torch.searchsorted(pairs, torch.arange(graph.num_rows + 1) * graph.num_cols)
         return NonEdges(rowptr=rowptr, col=pairs % max(1, graph.num_cols), num_destinations=graph.num_cols)
 
@@ -131,6 +133,7 @@ def sample_negatives(
     if not 0 < amount < 2**31 or (mode is NegativeMode.TRIPLET and amount != int(amount)):
         kind = "a whole number of 1 or more" if mode is NegativeMode.TRIPLET else "more than 0"
         raise ValueError(f"amount is {amount}; in mode {mode.value!r} it must be {kind}.")
+    positives = positives.cpu()
     check_edge_index("positives", positives, non_edges.num_sources, non_edges.num_destinations)
     number = math.ceil(positives.shape[1] * amount)
     keys = keys_of(new_key(seed), np.arange(number))

@@ -73,7 +73,7 @@ def compare_runs(
     expected: Seen,
     why: str,
     *,
-    kinds: dict[str, str | None],
+    kinds: Mapping[str, str | None],
     loss: Callable[[Any, Any], Tensor] | None = None,
     tolerance: float | None = None,
     rows_only: bool = False,
@@ -129,7 +129,7 @@ def compare_runs(
         require_alike(f"the gradient of {name}", new_slopes[name], slope, scale=scale)
 
 
-def _loss(seen: Seen, kinds: dict[str, str | None], loss: Callable[[Any, Any], Tensor] | None) -> Tensor | None:
+def _loss(seen: Seen, kinds: Mapping[str, str | None], loss: Callable[[Any, Any], Tensor] | None) -> Tensor | None:
     """What is trained on; None if nothing is."""
     if loss is not None:
         return loss(seen.run.result, seen.batch.batch)

@@ -51,9 +51,9 @@ def duplicate_edges(subject: ModelSubject, case: Case) -> None:
     """
     twice, _ = rearranged(case.graphs, Level.EDGE, lambda n: torch.cat([torch.arange(n), torch.arange(min(n, 1))]))
     before, after = subject.see(case.graphs), subject.see(twice)
-    kinds = {name: kind for name, kind in subject.kinds().items() if kind is not None and not kind.startswith("edge")}
-    how: dict[str, Any] = {"kinds": kinds, "tolerance": subject.tolerance, "rows_only": True}
-    compare_runs(after, before, "an edge that is listed twice", **how)
+    kinds = {name: kind for name, kind in subject.kinds().items() if not (kind is None or kind.startswith("edge"))}
+    what = "an edge that is listed twice"
+    compare_runs(after, before, what, kinds=kinds, tolerance=subject.tolerance, rows_only=True)
 
 
 def rearranged(
@@ -67,7 +67,7 @@ def rearranged(
         choose: Takes the number of nodes, or edges, of a graph; returns their old numbers in the new order.
 
     Returns:
-        The graphs, and where each row of a kind now is in a batch of them.
+        The graphs, and where each row of a kind now is in a batch of them; only if no row is repeated.
 
     Raises:
         NotTriedError: an attribute holds numbers of nodes that cannot be renumbered.

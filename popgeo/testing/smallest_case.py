@@ -111,7 +111,8 @@ def issue_script(subject: Subject, claim: Claim, case: Case) -> str:
 def _graph(graph: Data | HeteroData) -> str:
     """The expression that makes a graph."""
     if isinstance(graph, HeteroData):
-        parts = {"_global_store": graph._global_store, **dict(graph.items())}
+        of_types = {**dict(graph.node_items()), **dict(graph.edge_items())}
+        parts = {"_global_store": graph._global_store, **of_types}
         stores = {key: _fields(store) for key, store in parts.items() if len(store)}
         return "HeteroData({" + ", ".join(f"{key!r}: dict({fields})" for key, fields in stores.items()) + "})"
     fields = _fields(graph._store)

@@ -71,7 +71,7 @@ def read_structures(path: Path, cutoff: float, options: Mapping[str, Any], wante
     Args:
         path: The file or store.
         cutoff: Longest edge (angstrom).
-        options: For `read_atoms`; `labels` says whether structures may lack labels, `keys` leaves labels out.
+        options: For `read_atoms`; `labels` says whether structures may lack labels, a label of key None is left out.
         wanted: Labels that all structures need, or some of them if `labels` is "partial".
 
     Raises:
@@ -83,6 +83,8 @@ def read_structures(path: Path, cutoff: float, options: Mapping[str, Any], wante
     raw: Any = FlatStore.open(path) if is_store else read_atoms(path, double=True, **options)
     there = set(raw[0].keys()) - left_out
     for name in wanted:
+        if name in left_out:
+            raise ValueError(f"--key {name}= leaves {name} out; --{name}-weight 0 trains without, or leave --key out.")
         if name not in there:
             hint = f"--{name}-key NAME says what the file calls it" if not is_store else "write a store that has it"
             raise ValueError(

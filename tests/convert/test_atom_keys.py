@@ -85,8 +85,9 @@ def test_a_key_beside_the_label_is_reported_with_the_option_that_reads_it(tmp_pa
     path = write_xyz(
         tmp_path / "a.xyz", f"energy=-1 {key}=2", rows=("Cu 0 0 0 1 2 3",), columns="species:S:1:pos:R:3:forces:R:3"
     )
-    with pytest.warns(UserWarning, match=rf"keys that are not read: {key} \(--key {option}\)"):
+    with pytest.warns(UserWarning, match=rf"keys that are not read: {key} \(--key {option}\)") as told:
         read_atoms(path)
+    assert told[0].filename == __file__  # the line of the caller
     name = option.split("=")[0]
     assert name in read_atoms(path, keys={name: key} if name != "forces" else {"forces": "forces"})[0]
 

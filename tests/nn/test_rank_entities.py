@@ -88,5 +88,5 @@ def test_scores_that_have_no_rank_and_triples_that_do_not_fit_are_refused():
         rank_entities(model, torch.tensor([[0, 0, 2]]), known([], 3))
     with pytest.raises(ValueError, match="out of range: there are 3 entities and 1 relations"):
         rank_entities(model, torch.tensor([[0, 1, 2]]), known([], 3))
-    with pytest.raises(ValueError, match=r"it must have \(3, 3\) and torch.int64"):
+    with pytest.raises(ValueError, match=r"they need int64 \[num_triples, 3\]"):
         KnownTriples(torch.zeros(3, 2), 3, 1, "tail")

@@ -32,9 +32,13 @@ class Gap(nn.Module):
         graph = KNNInteractionGraph(k=4, cutoff=4.0)
         self.net = SchNet(8, 8, num_interactions=1, num_gaussians=6, cutoff=4.0, interaction_graph=graph)
         self.dropout = nn.Dropout(0.2)
+        self.shift = nn.Parameter(torch.randn(2 * NUM_GRAPHS, dtype=torch.float64)[::2])  # a view of every other number
+        self.register_buffer("apart", torch.randn(NUM_GRAPHS, 2, dtype=torch.float64)[:, 0])
+        self.register_buffer("same", torch.randn(1, dtype=torch.float64).expand(NUM_GRAPHS))
 
     def forward(self, z: Tensor, pos: Tensor, batch: Tensor, y: Tensor, graphs_mask: Tensor) -> Tensor:
         gap = self.dropout(self.net(z, pos, batch, num_graphs=NUM_GRAPHS)).flatten()
+        gap = gap + self.shift * self.apart + self.same
         return l1_loss(gap, y[:, 2], graphs_mask)
 
 

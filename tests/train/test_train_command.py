@@ -141,6 +141,7 @@ def test_after_ctrl_c_in_an_epoch_a_run_goes_on_as_if_it_had_not_happened(run, s
     ("options", "message"),
     [
         (["--stress-weight", "1"], "has no stress, but energy, forces, pos, z; write a store that has it, "),
+        (["--key", "forces="], "--key forces= leaves forces out; --forces-weight 0 trains without, or leave --key out"),
         (["--valid-fraction", "0"], "24 structures to train on and 0 to validate on|27 structures to train on and 0"),
         (["--E0s", "{1: -13.6}"], r"--E0s has no energy for the atomic numbers \[8\]"),
         (["--E0s", "most"], "--E0s is 'most'; write average, none, or energies such as"),

@@ -48,6 +48,9 @@ class PartOfDataset(torch.utils.data.Dataset):
         torch.randperm(len(self._order), generator=self._generator, out=self._order)
         self._offset = self._first if self._offset != self._first else self._first + self._left_over
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "_generator": None}  # a worker reads the order and draws none
+
     def __len__(self) -> int:
         return self._length
 

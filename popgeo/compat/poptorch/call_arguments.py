@@ -215,7 +215,8 @@ def for_each_replica(tensor: Tensor, options: Options) -> Tensor:
         tensor([7, 9, 7, 9])
     """
     size, replicas = options.input_group_size, torch.arange(options.replication_factor)
-    groups, consecutive = len(replicas) // size, options.input_group_type == CommGroupType.Consecutive
+    groups = options.replication_factor // size
+    consecutive = options.input_group_type == CommGroupType.Consecutive
     group = replicas // size if consecutive else replicas % groups  # of each replica
     steps = options.device_iterations * options.Training.gradient_accumulation
     return tensor.reshape(steps, groups, -1, *tensor.shape[1:])[:, group].reshape(-1, *tensor.shape[1:])

@@ -44,7 +44,7 @@ class DataLoader(torch.utils.data.DataLoader):
         (4, [[0, 1, 2, 3], [4, 5, 6, 7]])
     """
 
-    _accessor: AsynchronousDataAccessor | None = None
+    _accessor: AsynchronousDataAccessor | None = None  # without one, batches are loaded as they are asked for
 
     def __init__(
         self, options: Options, dataset: Any, batch_size: int | None = 1, shuffle: bool | None = None,
@@ -78,7 +78,8 @@ class DataLoader(torch.utils.data.DataLoader):
             kwargs["generator"] = kwargs.get("generator") or generator_for_a_thread()
         if batch_sampler is not None:
             check(not shuffle, "batch_sampler option is mutually exclusive with shuffle")
-            self._combined = batch_sampler.batch_size * factor if isinstance(batch_sampler, BatchSampler) else None
+            size = batch_sampler.batch_size if isinstance(batch_sampler, BatchSampler) else None
+            self._combined = None if size is None else size * factor
             kwargs |= {"batch_sampler": _Combined(batch_sampler, factor, drop_last)}  # type: ignore[arg-type]
             check(self._rebatched_to is None, "batch_sampler is not supported with DataLoaderMode.AsyncRebatched")
         else:

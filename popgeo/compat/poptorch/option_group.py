@@ -77,7 +77,8 @@ class OptionGroup:
         self.checkIsFrozen()
         for option, value in values.items():
             self._values.setdefault(option, value)
-        return self.set(**values)
+            self.set(**{option: value})
+        return self
 
     def deleteIfExists(self, option: str) -> None:
         """Takes an option's value away."""

@@ -171,7 +171,8 @@ class ExecutionStrategy:
         self._phases: list[Phase] = []
         for part in _parts(args):
             if isinstance(part, self._takes):
-                self._phases.append(part if isinstance(part, Phase) else Phase(part))
+                phase = Phase(*part) if isinstance(part, list | tuple) else part
+                self._phases.append(phase if isinstance(phase, Phase) else Phase(phase))
             elif self.auto_stage is None and hasattr(part, "name"):
                 self.auto_stage = part
             else:

@@ -1,11 +1,10 @@
 """The loaders over PopTorch's `DataLoader`: as many batches in one item as a call of the executor takes."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
-import numpy as np
 import torch
-from torch.utils.data import BatchSampler
+from torch.utils.data import Sampler
 
 from popgeo.compat import poptorch
 from popgeo.compat.poptorch.data_loader import generator_for_a_thread
@@ -23,12 +22,10 @@ class OfWholeCalls:
     """
 
     _mini_batch_size: Any
-    _combined: int | None
 
     def __init__(self, *args: Any, options: poptorch.Options | None = None, **kwargs: Any) -> None:
-        super().__init__(*args, options=options or poptorch.Options(), **kwargs)  # type: ignore[call-arg]  # of the loader
-        if self._mini_batch_size is None:  # a sampler chooses how many graphs each batch has
-            self._combined = None
+        options = poptorch.Options() if options is None else options
+        super().__init__(*args, options=options, **kwargs)  # type: ignore[call-arg]  # of the loader
 
     def _create_collater(self, *args: Any, **kwargs: Any) -> Callable[[list[Any]], Any]:
         collate = super()._create_collater(*args, **kwargs)  # type: ignore[misc]  # of the loader of single batches
@@ -44,7 +41,7 @@ class FixedSizeDataLoader(OfWholeCalls, pyg_dataloader.FixedSizeDataLoader, popt
 
     def _of_sampler(self, dataset: Any, sampler: Any) -> dict[str, Any]:
         # Batches of different numbers of graphs, several of them in one item: each travels as one element.
-        return {"dataset": BatchesOf(dataset), "batch_sampler": BatchSampler(sampler, 1, drop_last=False)}
+        return {"dataset": BatchesOf(dataset), "batch_sampler": _AsElements(sampler)}
 
     def _packing(self, dataset: Any, shuffle: bool, *args: Any) -> Any:
         kwargs = args[-1]
@@ -58,13 +55,13 @@ class CustomFixedSizeDataLoader(pyg_dataloader.ByOlderArguments, FixedSizeDataLo
 
 
 class BatchesOf(torch.utils.data.Dataset[Any]):
-    """A dataset of which several graphs, by a list of their numbers, are one element; all else is the dataset's.
+    """A dataset of which several graphs, by a tuple of their numbers, are one element; all else is the dataset's.
 
     Args:
         dataset: The graphs.
 
     Example:
-        >>> BatchesOf("abc")[[0, 2]], BatchesOf("abc")[1], len(BatchesOf("abc"))
+        >>> BatchesOf("abc")[(0, 2)], BatchesOf("abc")[1], len(BatchesOf("abc"))
         (['a', 'c'], 'b', 3)
     """
 
@@ -72,7 +69,7 @@ class BatchesOf(torch.utils.data.Dataset[Any]):
         self.dataset = dataset
 
     def __getitem__(self, index: Any) -> Any:
-        return [self.dataset[i] for i in index] if np.ndim(index) else self.dataset[index]
+        return [self.dataset[i] for i in index] if isinstance(index, tuple) else self.dataset[index]
 
     def __len__(self) -> int:
         return len(self.dataset)
@@ -81,6 +78,19 @@ class BatchesOf(torch.utils.data.Dataset[Any]):
         if name in ("dataset", "__getitems__"):  # absent while it is unpickled; and each element is fetched by itself
             raise AttributeError(name)
         return getattr(self.dataset, name)
+
+
+class _AsElements(Sampler[Any]):
+    """The batches of a sampler, each as a list of one element."""
+
+    def __init__(self, sampler: Any) -> None:
+        self._sampler = sampler
+
+    def __iter__(self) -> Iterator[list[tuple[int, ...]]]:
+        return ([tuple(batch)] for batch in self._sampler)
+
+    def __len__(self) -> int:
+        return len(self._sampler)
 
 
 class FixedSizeClusterLoader(OfWholeCalls, pyg_dataloader.FixedSizeClusterLoader, poptorch.DataLoader):

@@ -104,7 +104,8 @@ def in_todays_words(dataset: Any, given: Mapping[str, Any]) -> dict[str, Any]:
     rest = dict(given)
     num_nodes, batch_size, num_edges = (rest.pop(name, None) for name in ("num_nodes", "batch_size", "num_edges"))
     of_collater = dict(rest.pop("collater_args", None) or {})
-    of_collater |= {} if num_edges is None else {"num_edges": num_edges}
+    if num_edges is not None:
+        of_collater["num_edges"] = num_edges
     sampler, options = rest.get("batch_sampler"), rest.pop("fixed_size_options", None)
     if options is None:
         sizes = {name: of_collater.pop(name) for name in _OF_OPTIONS if name in of_collater}

@@ -73,8 +73,6 @@ class PyGFixedSizeNeighborLoader(torch.utils.data.DataLoader[Any]):
                 raise ValueError(f"{name} is not taken, as popgeo samples by itself. Leave it out.")
         how = {name: kwargs.pop(name, default) for name, default in _HOW.items()}
         how["disjoint"] = how["disjoint"] or input_time is not None
-        if not how.pop("directed"):
-            how["subgraph_type"] = "induced"
         kwargs = {name: given for name, given in kwargs.items() if name not in _WITHOUT_MEANING}
         self._whole = open_graph(data, exclude_keys, None)
         self._neighbors = NeighborSampler(self._whole, num_neighbors, input_nodes, input_time, **how)
@@ -152,7 +150,7 @@ class BatchOfSeeds(DataBatch):
     def of(cls, batch: Batch) -> "BatchOfSeeds":
         """The same batch, of this class."""
         made: Any = copy.copy(batch)
-        object.__setattr__(made, "__class__", cls)  # Data's own would make an attribute of the graph of it
+        object.__setattr__(made, "__class__", cls)  # Data's own would store it as an attribute of the graph
         return made
 
     @property

@@ -140,7 +140,7 @@ def _plain(part: Any) -> Any:
 
 
 def _compressed(sampler: Any, edge_type: Any) -> CompressedGraph:
-    """The edges of a type, or of a graph without types: how likely each is drawn, and its time or its source's."""
+    """The edges of a type, or of a graph without types, their weights, and their times or those of their sources."""
     if edge_type is None:
         colptr, row, num_sources = sampler.colptr, sampler.row, sampler.num_nodes
         weight, of_edges, of_nodes = sampler.edge_weight, sampler.edge_time, sampler.node_time

@@ -77,7 +77,7 @@ def _places(graph: Any) -> list[tuple[Any, str]]:
     return sorted(places, key=lambda place: place[1]) if isinstance(graph, Data) else places
 
 
-class SubstitutionManager(torch_geometric.experimental_mode):
+class SubstitutionManager:
     """Lets PyG refuse what has no fixed shape, with the argument that it needs, while the block runs.
 
     Without a block, `replace` begins and `restore` ends.
@@ -92,10 +92,20 @@ class SubstitutionManager(torch_geometric.experimental_mode):
         ValueError: Dynamic shapes disabled. Argument 'batch_size' needs to be set
     """
 
-    def __init__(self) -> None:
-        super().__init__("disable_dynamic_shapes")
+    def replace(self) -> None:
+        """Begins."""
+        torch_geometric.experimental.set_experimental_mode(True, "disable_dynamic_shapes")
 
-    replace, restore = torch_geometric.experimental_mode.__enter__, torch_geometric.experimental_mode.__exit__
+    def restore(self) -> None:
+        """Ends."""
+        torch_geometric.experimental.set_experimental_mode(False, "disable_dynamic_shapes")
+
+    def __enter__(self) -> "SubstitutionManager":
+        self.replace()
+        return self
+
+    def __exit__(self, *exception: Any) -> None:
+        self.restore()
 
 
 @call_once

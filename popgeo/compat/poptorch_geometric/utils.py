@@ -125,8 +125,9 @@ class TrainingStepper:
         Raises:
             AssertionError: they differ.
         """
-        own, expected = (dict(model.named_parameters()) for model in (self.ipu_model, self.cpu_model))
-        self.assert_close(actual=own, expected=expected, id="Parameters")
+        own = dict(self.ipu_model.named_parameters())
+        for name, expected in self.cpu_model.named_parameters():
+            self.assert_close(actual=own[name], expected=expected, id=name)
 
     def assert_close(self, actual: Any, expected: Any, id: str) -> None:
         """Compares what is called `id`.

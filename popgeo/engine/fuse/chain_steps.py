@@ -19,7 +19,7 @@ Write = Callable[..., Handle]
 
 
 def fits(op: Op, values: tuple[Value, ...]) -> bool:
-    """Whether it is one of `WRITERS`, and a chain computes with the types of its operands and result as torch does."""
+    """Whether `WRITERS` has the operation, and a chain computes with its types as torch does."""
     if op.target not in WRITERS or len(op.makes()) != 1 or not all(map(_is_exact, (*op.args, *op.kwargs.values()))):
         return False
     if any(values[v].marks[1] for v in (*op.reads(), *op.makes())):  # which look at memory in another way

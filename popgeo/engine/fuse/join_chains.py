@@ -126,7 +126,7 @@ class _Search:
         return {storage[v] for v in op.reads() + op.makes()}, {storage[v] for v in op.writes}
 
     def _shared(self) -> set[int]:
-        """The storages that not only one chain, or one operation, reads or changes, and those that are returned."""
+        """The storages that several chains or operations read or change, and those that are returned."""
         shared = {self._storage[v] for v in self.graph.outputs if v is not None}
         only_user: dict[int, int] = {}
         for item in self._items:

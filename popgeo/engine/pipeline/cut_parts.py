@@ -220,8 +220,9 @@ class _Cutter:
         """What is changed in place in several passes has to be so in the order of the passes."""
         changed = self._writers.keys() - self._state.keys()
         for index, op in enumerate(self._graph.ops):
-            storages = {self._graph.values[v].storage for v in (*op.reads(), *op.makes())}
-            touched = set[int]() if self._views[index] else storages & changed
+            if self._views[index]:
+                continue
+            touched = {self._graph.values[v].storage for v in (*op.reads(), *op.makes())} & changed
             for writer in (writer for storage in touched for writer in self._writers[storage]):
                 there, here = self._place[writer], self._place[index]
                 if there != here and (index < writer) is not (here < there):

@@ -4,7 +4,7 @@ That is what it would draw if it went through all stages alone.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -17,6 +17,13 @@ from popgeo.capture.passes import is_random, run_op
 from popgeo.engine.pipeline.staging import StagePart
 
 T = TypeVar("T")
+
+
+class DrawsAhead(NamedTuple):
+    """The states of a generator before each part that draws, by micro-batch, stage and direction, and after a round."""
+
+    before: dict[tuple[int, int, bool], Tensor]
+    after: Tensor
 
 
 def draws(op: Op) -> bool:
@@ -41,10 +48,8 @@ def uncounted(op: Op) -> bool:
 
 def draws_ahead(
     graph: OpGraph, parts: Sequence[StagePart], generator: torch.Generator, micro_batches: int
-) -> tuple[dict[tuple[int, int, bool], Tensor], Tensor]:
-    """The states of a generator in a round, as if one micro-batch came after the other; the generator stays.
-
-    They are those before each part that draws, by micro-batch, stage and direction, and the one after the round.
+) -> DrawsAhead:
+    """The states of a generator in a round, as if one micro-batch came after the other; the generator stays as it is.
 
     In a pipeline a stage takes the next micro-batch before the last stage has seen this one. The draws of a whole
     micro-batch are made once, and thrown away, to know where the numbers of the next one begin.
@@ -63,7 +68,7 @@ def draws_ahead(
     ahead.set_state(generator.get_state())
     with torch.no_grad():
         drawing_from(ahead, draw_all)
-    return before, ahead.get_state()
+    return DrawsAhead(before, ahead.get_state())
 
 
 def drawing_from(generator: torch.Generator, run: Callable[..., T], *given: Any) -> T:

@@ -29,12 +29,12 @@ def replayable(graph: OpGraph, own: Sequence[int], recompute: Recompute, *, is_l
             makers.setdefault(graph.values[v].storage, set()).add(index)
     arguments = {graph.values[v].storage for v in graph.inputs_of(Role.ARGUMENT).values()}
     ops, values, changed = graph.ops, graph.values, graph.mutated_storages()
-    broken = found
-    while broken:  # each round takes some away, and those that need them follow
+    while True:  # each round takes some away, and those that need them follow
         unsafe = {storage for storage in changed if storage in arguments or not makers[storage] <= found}
         broken = {i for i in found if any(values[v].storage in unsafe for v in (*ops[i].reads(), *ops[i].makes()))}
+        if not broken:
+            return found
         found -= broken
-    return found
 
 
 def _is_seen(graph: OpGraph, index: int) -> bool:

@@ -100,7 +100,7 @@ class RoundRunner:
                 with of_replica(replica):
                     if bound.part.draws:
                         if ahead is not None:
-                            random[replica].set_state(ahead[replica][0][now.micro_batch, now.stage, now.backward])
+                            random[replica].set_state(ahead[replica].before[now.micro_batch, now.stage, now.backward])
                         drawing_from(random[replica], bound.run, held)
                     else:
                         bound.run(held)

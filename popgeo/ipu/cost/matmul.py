@@ -125,9 +125,9 @@ def _cycles(found: Found) -> float:
 
 
 def _best(product: Product, target: IpuTarget, tiles: int, turns: int, proportion: float, is_swapped: bool) -> Found:
-    """The cheapest split where a part of the columns is computed at a time, or of the rows of the transposed product.
+    """The cheapest split that computes a part of the columns at a time; its terms are of one turn.
 
-    Its terms are of one turn.
+    When swapped, it transposes the product first, so it computes a part of the rows at a time.
     """
     product = product.transposed if is_swapped else product
     rows, contraction, columns, width = product.rows, product.contraction, product.columns, product.width

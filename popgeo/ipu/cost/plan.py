@@ -109,7 +109,7 @@ class Plan:
         Args:
             family: What kind of work it is.
             tiles: How many tiles are at work.
-            steps: What it costs.
+            steps: Its supersteps, in order.
             why: The reason for an estimate, in words.
             nbytes: Most bytes of work space on any tile.
             flops: Floating-point operations.

@@ -71,7 +71,7 @@ class Found:
     def plan(
         self, family: str, split: Mapping[str, int], steps: Sequence[Superstep], judged: Judgement, flops: int = 0
     ) -> Plan:
-        """The plan of work that is cut so."""
+        """The plan of work for this split."""
         return Plan(
             family=family,
             split=split,
@@ -92,7 +92,7 @@ class Found:
 
         Args:
             name: What it does.
-            term: Of its cycles; what a tile receives is in the term with `_bytes` behind it.
+            term: Name of the term with its cycles; the term `<name>_bytes` has the bytes that a tile receives.
             factor: Fits its cycles to measurements.
             receivers: Tiles that get the same data.
             fragments: Most pieces that a tile receives in a turn.
@@ -111,7 +111,7 @@ class Found:
 
         Args:
             name: What it does.
-            term: Of its cycles.
+            term: Name of the term with its cycles.
             factor: Fits its cycles to measurements.
             workers: Workers that have work on a tile; all when left out.
             evenness: Mean work of the tiles at work, as a share of the busiest one's.

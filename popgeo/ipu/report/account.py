@@ -139,7 +139,7 @@ class Account(Figures, ABC):
             ValueError: more are real than there are slots.
         """
         graphs = self.graphs_per_micro_batch if graphs is None else graphs
-        real = {**self.real_of_slots, **(real or {})}
+        real = {**self.real_of_slots, **{int(slots): float(number) for slots, number in (real or {}).items()}}
         if bad := {slots: number for slots, number in real.items() if not 0 <= number <= slots}:
             raise ValueError(
                 f"real is {bad}: of that many slots that many are real; pass {{slots: real}}, real at most slots."

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import accumulate, takewhile
+from itertools import takewhile
 from types import MappingProxyType
 from typing import Any
 
@@ -74,7 +74,8 @@ class CostRows:
             if op["phase"] == "host":
                 continue
             name = op["module"]
-            for path in ("", *accumulate(name.split("."), "{}.{}".format)) if name else ("",):
+            parts = name.split(".") if name else []
+            for path in (".".join(parts[:end]) for end in range(len(parts) + 1)):
                 row = rows.setdefault(
                     path, {"module": path or "(model)", "cycles": 0.0, "share": 0.0, "own": 0.0, "ops": 0}
                     | dict.fromkeys(("forward", "backward", "update"), 0.0)

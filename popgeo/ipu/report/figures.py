@@ -70,8 +70,8 @@ class Figures:
         return CostRows(costs=self.costs, target=self.target, profile=self.profile)
 
     def __getstate__(self) -> dict[str, Any]:
-        """The fields that a copy, or a file, gets: all that are compared, without rows that follow from them."""
-        return {part.name: getattr(self, part.name) for part in fields(self) if part.compare}
+        """The fields, which a copy or a file gets, without rows that follow from them."""
+        return {part.name: getattr(self, part.name) for part in fields(self)}
 
     @property
     def total_cycles(self) -> int:

@@ -50,10 +50,14 @@ def loads(kind: type[Figures], version: tuple[str, int], text: str) -> dict[str,
 
 
 def _plain(part: Any) -> Any:
-    """What JSON does not have: a dataclass as its fields, arrays as lists."""
+    """What JSON does not have: a dataclass as its fields, a mapping as a dictionary, an array as lists."""
     if is_dataclass(part) and not isinstance(part, type):
         return {field.name: getattr(part, field.name) for field in fields(part)}
-    return part.tolist() if isinstance(part, np.ndarray | np.generic) else dict(part)
+    if isinstance(part, Mapping):
+        return dict(part)
+    if isinstance(part, np.ndarray | np.generic):
+        return part.tolist()
+    raise TypeError(f"A report's JSON cannot hold {part!r}, a {type(part).__name__}.")
 
 
 def restored(kind: Any, content: Any, where: str = "it") -> Any:

@@ -63,7 +63,9 @@ class PipelineFigures(Account):
 
     def __getstate__(self) -> dict[str, Any]:
         """What a copy gets: the fields, and what stands out in place of the model to plan again."""
-        return super().__getstate__() | {"insights_found": self.insights}
+        state = super().__getstate__() | {"insights_found": self.insights}
+        del state["again"]
+        return state
 
     @property
     def num_ipus(self) -> int:

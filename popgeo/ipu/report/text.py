@@ -31,7 +31,7 @@ def text(report: Account) -> str:
 
 
 def _wrapped(line: str) -> list[str]:
-    """A line as it is, or what is too long for one in several."""
+    """A line, which is not empty, as it is, or what is too long for one in several."""
     return textwrap.wrap(line, WIDTH, subsequent_indent=" " * (len(line) - len(line.lstrip()) + 4))
 
 

@@ -216,7 +216,8 @@ def _stash(part: OpGraph, held: Set[int]) -> int:
     before = {part.values[v].storage for op in part.ops if op.phase == "forward" for v in (*op.reads(), *op.makes())}
     before -= held | {part.values[v].storage for v in part.constants}
     kept: dict[int, int] = {}
-    for value in (part.values[v] for op in part.ops if op.phase == "backward" for v in contents(op)):
+    read = [v for op in part.ops if op.phase == "backward" for v in contents(op)]
+    for value in map(part.values.__getitem__, read):
         if value.storage in before:
             kept[value.storage] = max(kept.get(value.storage, 0), min(value.nbytes, value.end))
     return sum(kept.values())

@@ -47,8 +47,8 @@ def repeated(
         is_last: Whether it is the stage with the loss.
 
     Returns:
-        The operations as one micro-batch runs them, the forward pass first; which operation of the stage each one is;
-        and those that run a second time. Repeated operations make values of their own.
+        The operations as one micro-batch runs them, the forward pass first; the position in `stage` of each of them;
+        and the positions of those that run twice. Repeated operations make values of their own.
     """
     return _Repeater(stage, recompute, is_last).passes()
 

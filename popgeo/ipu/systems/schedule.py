@@ -36,8 +36,10 @@ def timed_passes(
         9.0
     """
     lengths, received = (forward, backward), tuple(part or [0.0] * len(forward) for part in receive)
-    given = lengths, ipus, micro_batches
-    passes = _in_step(*given) if schedule is Schedule.LOCK_STEP else _as_ready(*given, schedule)
+    if schedule is Schedule.LOCK_STEP:
+        passes = _in_step(lengths, ipus, micro_batches)
+    else:
+        passes = _as_ready(lengths, ipus, micro_batches, schedule)
     return [
         TimedPass(
             stage=stage,

@@ -1,5 +1,6 @@
 """What one IPU runs of a model that several share: the step and the update of the shards that it holds."""
 
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -14,7 +15,6 @@ from popgeo.capture.captured_step import CapturedStep
 from popgeo.capture.op_graph import Role
 from popgeo.capture.passes import fold_constants
 from popgeo.engine.optimizer.update import Update
-from popgeo.engine.optimizer.worker import without_parameters
 from popgeo.engine.shards import num_shards, only_first
 from popgeo.engine.step_recipe import require_optimizer
 from popgeo.filter_choice import filters_at_each_edge
@@ -139,7 +139,10 @@ def update_of(model: nn.Module, step: CapturedStep, optimizer: Optimizer, option
     shapes: dict[int, nn.Parameter] = {}
     for p in model.parameters():
         shapes[id(p)] = nn.Parameter(torch.empty(p.shape, dtype=p.dtype, device="meta"), requires_grad=p.requires_grad)
-    on_meta = without_parameters(optimizer)
+    on_meta: Optimizer = object.__new__(type(optimizer))
+    # As it is, also what a subclass keeps next to its groups: `without_parameters` copies that, which may fail.
+    vars(on_meta).update(vars(optimizer))
+    on_meta.param_groups, on_meta.state = [], defaultdict(dict)
     for group in optimizer.param_groups:
         params = [shapes[id(p)] for p in group["params"] if id(p) in shapes]
         on_meta.param_groups.append({**group, "params": params})

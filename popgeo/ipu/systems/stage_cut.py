@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from popgeo.capture.op_graph import BlockMark, OpGraph
+from popgeo.did_you_mean import meant
 
 _NUMBERED = re.compile(r"^(.*?\.)?\d+(?=\.|$)")
 
@@ -177,14 +178,15 @@ def require_layers(graph: OpGraph, names: Iterable[str], owner: str) -> None:
     """Refuses names, which `owner` holds, of layers that the forward pass does not run.
 
     Raises:
-        ValueError: a name is not a module of the forward pass, nor a part of one.
+        ValueError: the forward pass runs neither a module of that name nor a module inside of it.
     """
     modules = dict.fromkeys(op.module for op in graph.ops if op.phase == "forward" and op.module)
+    layers = dict.fromkeys(layer.name for layer in layers_of(graph) if layer.name)
     for name in names:
         if not any(f"{module}.".startswith(f"{name}.") for module in modules):
             raise ValueError(
-                f"No layer is called {name!r}, which {owner} names; the forward pass runs "
-                f"{', '.join(list(modules)[:8])}{', …' if len(modules) > 8 else ''}."
+                f"No layer is called {name!r}, which {owner} names.{meant(name, [*layers, *modules])} The forward pass "
+                f"runs {', '.join(layers) or 'no layer'}; modules inside of a layer may be named too."
             )
 
 

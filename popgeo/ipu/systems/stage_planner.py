@@ -38,7 +38,9 @@ class StagePlanner:
     """
 
     def __init__(self, step: CapturedStep, update: Callable[[Options], OpGraph | None]) -> None:
-        self.graph, self._step, self._capture_update = fold_constants(step.expanded.graph), step, update
+        self.graph, self._capture_update = fold_constants(step.expanded.graph), update
+        # Not the step itself: a plan, which can plan again, would keep the constants that were folded away.
+        self._trains, self._num_results, self._captured_ops = bool(step.trained), step.num_results, step.captured_ops
         self._costs: dict[float, Sequence[OpCost]] = {}  # by the share of memory that products may take
         self._updates: dict[bool, UpdateCost] = {}  # by whether gradients are accumulated
         self._memories: Memories = {}
@@ -78,7 +80,7 @@ class StagePlanner:
                 "spread, but each stage is on one IPU, with all shards of its layers. Leave num_ipus at 1 for stages, "
                 "which say how many IPUs there are, or leave the stages out."
             )
-        graph, target, trains = self.graph, options.target, bool(self._step.trained)
+        graph, target, trains = self.graph, options.target, self._trains
         order = Schedule(options.schedule or USUAL)
         count = options.gradient_accumulation if trains else options.device_iterations
         costs = partial(self._costs_of, options)
@@ -92,7 +94,7 @@ class StagePlanner:
             costs=placed,
             cut=cut,
             target=target,
-            num_results=self._step.num_results,
+            num_results=self._num_results,
             recompute=recompute_of(graph, options),
             memories=self._memories,
         ).stages()
@@ -125,7 +127,7 @@ class StagePlanner:
             recompute=checked_recompute(options.recompute),
             layers=cut.layers,
             again=partial(self._again, options, serialize, placement),
-            captured_ops=self._step.captured_ops,
+            captured_ops=self._captured_ops,
             state_bytes=sum(part.weight_bytes - part.held_before for part in parts) + sum(extra),
             buffer_bytes=0,
             compile_seconds=seconds,

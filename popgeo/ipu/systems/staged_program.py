@@ -108,8 +108,10 @@ class StagedJoiner(Joiner):
         """The same steps on the tiles of the part's IPU, in variables of the whole program."""
         part = self._parts[rank]
         ipu = self._ipus[part.stage]
-        there = {storage: self._places[storage] for storage in part.graph.state_storages()}
-        there |= {s: (copied.variable, 0) for (at, s), copied in self._copies.items() if at == ipu and s in there}
+        there = {}
+        for storage in part.graph.state_storages():
+            copied = self._copies.get((ipu, storage))
+            there[storage] = self._places[storage] if copied is None else (copied.variable, 0)
         renamed = {places[storage][0]: at for storage, at in there.items()}
         for name, variable in draft.variables.items():
             if name not in renamed:

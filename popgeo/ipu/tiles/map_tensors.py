@@ -171,8 +171,9 @@ def lives(graph: OpGraph, mappings: Mapping[int, TileMapping], num_tiles: int) -
     found: dict[int, Life] = {}
     for v, name, source, first in made:
         storage = graph.values[v].storage
-        if first < 0 or storage not in found:
+        if first < 0 or storage not in found:  # the last of several inputs gives the name, the first of operations
             held = mappings[storage].elements_per_tile(num_tiles) * sizes[storage][1]
-            nbytes, name = -(-held // ALIGNMENT) * ALIGNMENT, f"{name} {shape_text(graph.values[v])}"
-            found[storage] = Life(name=name, source=source, nbytes=nbytes, first=first, last=last.get(storage, -1))
+            nbytes = -(-held // ALIGNMENT) * ALIGNMENT
+            called = f"{name} {shape_text(graph.values[v])}"
+            found[storage] = Life(name=called, source=source, nbytes=nbytes, first=first, last=last.get(storage, -1))
     return found

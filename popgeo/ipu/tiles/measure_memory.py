@@ -164,8 +164,9 @@ def _over_time(
     there = [life for life in changing if max(life.first, 0) <= peak_op <= life.last]
     lives_there = [*(life for group in resident.values() for life in group), *there]
     held = [(life.name, life.nbytes, life.source) for life in lives_there]
-    running = costs[peak_op : peak_op + 1]
-    held += [(f"work space of {cost.target}", _temporary(cost, tiles), cost.source) for cost in running]
+    if costs:
+        running = costs[peak_op]
+        held.append((f"work space of {running.target}", _temporary(running, tiles), running.source))
     held += [(name, nbytes, "") for name, nbytes in code.items()]
     peak_tile = int(sum((nbytes for _, nbytes, _ in held), nothing).argmax())
     items = [Resident(name=name, nbytes=int(nbytes[peak_tile]), source=source) for name, nbytes, source in held]

@@ -63,7 +63,7 @@ class ReadOnlyFeatures(FeatureStore):
     """A feature store whose attributes are those that it was made with.
 
     Attributes:
-        columns: What it has of each attribute.
+        columns: The data of each attribute, by the node or edge type and the name.
     """
 
     columns: dict[Name, Any]
@@ -73,7 +73,7 @@ class ReadOnlyFeatures(FeatureStore):
         return [TensorAttr(group_name=key, attr_name=name) for key, name in self.columns]
 
     def _put_tensor(self, tensor: Any, attr: TensorAttr) -> bool:
-        raise ValueError(f"{type(self).__name__} is only read; add {attr.attr_name!r} to what it is made from.")
+        raise ValueError(f"{type(self).__name__} takes no new attribute; make it again, with {attr.attr_name!r}.")
 
     def _remove_tensor(self, attr: TensorAttr) -> bool:
         return self.columns.pop((attr.group_name, attr.attr_name), None) is not None

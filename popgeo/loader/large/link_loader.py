@@ -49,14 +49,16 @@ class LinkSampler(PartSampler):
         self.num_items, self.repeats = self.links.shape[1], self.neighborhood.repeats
         for name, values in (("edge_label", self.label), ("edge_label_time", self.times)):
             if values is not None and values.shape[:1] != (self.num_items,):
-                raise ValueError(f"{name} has shape {tuple(values.shape)} for {self.num_items} edges; give one each.")
+                raise ValueError(
+                    f"{name} has shape {tuple(values.shape)} for {self.num_items} edges; give one for each edge."
+                )
         if self.negatives is not None and self.label is not None and bool((self.label == 0).any()):
             raise ValueError("edge_label holds 0, which negatives get: with neg_sampling pass positives alone.")
         self.label_store = Axis(Level.EDGE, self.edge_type)
         self.ends = tuple(end.store for end in ends_of(self.label_store))
         amount = 0.0 if self.negatives is None else float(self.negatives.amount)
         rows = self.batch_size + int(np.ceil(self.batch_size * amount))
-        like = torch.empty(0) if self.label is None else self.label
+        like = torch.empty(0, dtype=torch.float32) if self.label is None else self.label
         self.labels = {
             "edge_label_index": torch.zeros(2, rows, dtype=torch.int64),
             "edge_label": like.new_zeros(rows, *like.shape[1:]),
@@ -169,7 +171,7 @@ class FixedSizeLinkLoader(SubgraphLoader):
         kwargs["exclude_keys"] = [*(kwargs.get("exclude_keys") or ()), *MADE_FOR_LINKS]
         layout = layout_of(kwargs)
         store = open_graph(data, layout.exclude_keys, layout.levels, (time_attr, weight_attr))
-        how: dict[str, Any] = {"subgraph_type": subgraph_type if directed else "induced", "replace": replace}
+        how: dict[str, Any] = {"subgraph_type": subgraph_type, "directed": directed, "replace": replace}
         how |= {"disjoint": disjoint or edge_label_time is not None, "temporal_strategy": temporal_strategy}
         neighborhood = Neighborhood(store, num_neighbors, time_attr, weight_attr, **how)
         edge_type, links = links_of(store, edge_label_index)

@@ -33,8 +33,8 @@ class Neighborhood:
         num_neighbors: How many neighbours each hop takes.
         time_attr: The attribute of nodes or of edges that has their time.
         weight_attr: The attribute of edges that says how likely each is drawn.
-        how: What `sample_neighbors` takes by these names: `subgraph_type`, `disjoint`, `replace` and
-            `temporal_strategy`. Seeds with times have trees of their own.
+        how: What `FixedSizeNeighborLoader` takes by these names: `subgraph_type`, `directed`, `disjoint`, `replace`
+            and `temporal_strategy`. Seeds with times have trees of their own.
 
     Raises:
         ValueError: an index lies outside, or there is no such attribute.
@@ -53,6 +53,8 @@ class Neighborhood:
             edge_time = None if node_time is not None else self.time_of.get(edges)
             known: Any = {"edge_weight": weights.get(edges), "node_time": node_time, "edge_time": edge_time}
             graphs[key or ONLY_EDGES] = CompressedGraph.from_edge_index(edge_index, num_ends(store, key), **known)
+        if not how.pop("directed"):
+            how["subgraph_type"] = "induced"
         self.graphs, self.axes, self.num_neighbors, self.how = graphs, store.size_axes, num_neighbors, how
         self.repeats = how["disjoint"] or how["replace"] or str(how["subgraph_type"]).endswith("bidirectional")
 
@@ -83,7 +85,9 @@ class NeighborSampler(PartSampler):
     def __init__(self, store: FlatStore, num_neighbors: Any, seeds: Any, times: Tensor | None, **how: Any) -> None:
         self.neighborhood, self.times = Neighborhood(store, num_neighbors, **how), times
         self.node_type, self.seeds = seeds_of(store, seeds)
-        self.num_items, self.repeats = len(self.seeds), self.neighborhood.repeats
+        self.num_items = len(self.seeds)
+        # A seed that is listed twice is two nodes of a batch.
+        self.repeats = self.neighborhood.repeats or len(self.seeds.unique()) < self.num_items
         if times is not None and times.shape != self.seeds.shape:
             raise ValueError(f"input_time has shape {tuple(times.shape)} for {self.num_items} seeds; give one each.")
 
@@ -160,7 +164,7 @@ class FixedSizeNeighborLoader(SubgraphLoader):
     ) -> None:
         layout = layout_of(kwargs)
         store = open_graph(data, layout.exclude_keys, layout.levels, (time_attr, weight_attr))
-        how: dict[str, Any] = {"subgraph_type": subgraph_type if directed else "induced", "replace": replace}
+        how: dict[str, Any] = {"subgraph_type": subgraph_type, "directed": directed, "replace": replace}
         how |= {"disjoint": disjoint or input_time is not None, "temporal_strategy": temporal_strategy}
         how |= {"time_attr": time_attr, "weight_attr": weight_attr}
         sampler = NeighborSampler(store, num_neighbors, input_nodes, input_time, **how)

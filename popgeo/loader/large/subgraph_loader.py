@@ -81,8 +81,9 @@ class SubgraphLoader(EpochLoader):
         sizes = sizes.to_hetero(store.node_types, store.edge_types) if store.is_hetero else sizes
         rows = {name: v.shape[-1 if "index" in name else 0] for name, v in part_sampler.labels.items()}
         self.fixed_size_options = replace(sizes, num_rows={**(sizes.num_rows or {}), **rows} or None)
-        trims = (strategy.trims_nodes, strategy.trims_edges)
-        self.collater = FixedSizeCollater(self.fixed_size_options, layout.add_pad_masks, *trims, layout=layout)
+        self.collater = FixedSizeCollater(
+            self.fixed_size_options, trim_nodes=strategy.trims_nodes, trim_edges=strategy.trims_edges, layout=layout
+        )
         if self.size_estimate is None:  # sizes that were measured may rely on seeds that coincide
             self._check_seeds_fit()
         self.source: SubgraphSource

@@ -237,6 +237,6 @@ def make_activation(act: str | Callable[[Tensor], Tensor]) -> Callable[[Tensor],
         tensor([0., 1.])
     """
     function = getattr(F, act, None) if isinstance(act, str) else act
-    if function is None:
+    if function is None and act is not None:
         raise ValueError(f"act is {act!r}; it must be a function or a name in torch.nn.functional, such as 'relu'.")
     return function

@@ -151,7 +151,10 @@ class GPS(nn.Module):
         if self.conv == "gcn":
             return GCNConv(channels, channels)
         mlp = MLP([channels, channels, channels], act)
-        return GINConv(mlp) if self.conv == "gin" or edge_dim is None else GINEConv(mlp, channels, edge_dim)
+        if self.conv == "gin":
+            return GINConv(mlp)
+        assert edge_dim is not None, "checked by __init__"
+        return GINEConv(mlp, channels, edge_dim)
 
     def forward(
         self,

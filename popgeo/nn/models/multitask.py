@@ -40,7 +40,7 @@ class Task:
         check_least(1, f"Task {self.name!r} predicts something.", num_labels=self.num_labels)
         check_choice(f"level of task {self.name!r}", self.level, ("graph", "node"))
         if not self.weight > 0:
-            raise ValueError(f"weight of task {self.name!r} is {self.weight}; it must be positive, or leave it out.")
+            raise ValueError(f"weight of task {self.name!r} is {self.weight}; it must be positive. Leave out the task.")
 
 
 class Multitask(nn.Module):
@@ -140,7 +140,7 @@ class Multitask(nn.Module):
         masks, each = {"node": nodes_mask, "graph": graphs_mask}, {}
         for task in self.tasks:
             if task.name not in labels:
-                raise ValueError(f"Task {task.name!r} has no labels, only {sorted(labels)} have. Pass rows of NaN.")
+                raise ValueError(f"Task {task.name!r} has no labels; there are {sorted(labels)}. Pass rows of NaN.")
             out, label = predictions[task.name], labels[task.name]
             check_shapes(f"Task {task.name!r} predicts such rows; reshape one.", labels=(label, out.shape))
             each[task.name] = task.loss(out, label, known_labels(label, masks[task.level]))

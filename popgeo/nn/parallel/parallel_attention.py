@@ -51,6 +51,8 @@ class ParallelAttention(nn.Module):
     ) -> "ParallelAttention":
         """The same attention in shards; the weights of the four products are copied."""
         made = cls(out.in_features, num_heads, num_shards, causal=causal, device="meta")
+        if len({linear.bias is None for linear in (query, key, value)}) > 1:
+            raise ValueError("Only some of query, key and value have a bias; give each of them one, or none.")
         parts = [ColumnParallelLinear.from_linear(linear, num_shards) for linear in (query, key, value)]
         merged = ColumnParallelLinear.from_linear(query, num_shards)
         merged.out_features = 3 * query.out_features

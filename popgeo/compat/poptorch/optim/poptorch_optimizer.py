@@ -128,7 +128,8 @@ class PoptorchOptimizer(torch.optim.Optimizer):
             raise ValueError("PopTorch optimizers do not support the amsgrad variant; pass amsgrad=False.")
         apart = {"loss_scaling", "max_grad_norm", "accum_type", *self.choices, *self.types, *_WITHOUT_MEANING}
         super().__init__(params, **{name: setting for name, setting in given.items() if name not in apart})
-        vars(self).update({name: given.get(name) for name in self.choices})
+        for name in self.choices:
+            setattr(self, name, given.get(name))
         for group in (*self.param_groups, self.defaults):
             for name, default in self.of_groups.items():
                 group.setdefault(name, given.get(name, default))

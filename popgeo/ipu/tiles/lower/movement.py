@@ -50,11 +50,11 @@ def lower_pattern(scope: Scope, op: Op) -> None:
     """
     sources = [scope.region(v) for v in op.reads()]
     firsts = np.cumsum([1, *(region.elements.size for region in sources)])  # 0 marks what no operand gives
-    numbers = (
-        torch.arange(first, end).reshape(region.elements.shape)
-        for region, first, end in zip(sources, firsts[:-1], firsts[1:], strict=True)
-    )
-    arguments = substitute(op.args, lambda v: next(numbers))
+    numbers = {
+        v: torch.arange(first, first + region.elements.size).reshape(region.elements.shape)
+        for v, region, first in zip(op.reads(), sources, firsts[:-1], strict=True)
+    }
+    arguments = substitute(op.args, numbers.__getitem__)
     value: Any = 0
     if op.target.startswith("aten.constant_pad_nd.") and len(arguments) > 2:
         *arguments, value = arguments

@@ -104,7 +104,7 @@ def sum_of_parts(scope: Scope, parts: Region, out: Region, direct: bool, how: st
         scope: The operation to lower, with its operands.
         parts: What to add up.
         out: The result.
-        direct: Whether the sum is the result, and may be written there; else it is a partial result that lies so.
+        direct: Whether the sum is the result, and may be written there; else it lies as `out` does.
         how: As in `combine`.
     """
     if len(parts.elements) == 1:
