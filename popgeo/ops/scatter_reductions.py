@@ -25,7 +25,7 @@ def extreme_at_once(
 ) -> Tensor | None:
     """The extremes by the shortest way and without their positions; None where a call is unusual, or wrong."""
     usual = usual_plan(src, index, num_rows, plan)
-    native = library.function(*_EXTREMUM)
+    native = library.function(*_EXTREMUM) if usual is not None else None
     if usual is None or native is None or src.dtype not in NATIVE_DTYPES or num_rows < 0:
         return None
     (rowptr, perm, num_tiles), (num_edges, channels) = usual, src.shape
