@@ -52,7 +52,9 @@ class Rows:
 
     def plan(self, plan: ScatterPlan | None) -> tuple[Tensor | None, Tensor | None, int]:
         if plan is not None and self.is_per_entry:
-            raise ValueError("A plan is of an index that all channels share; this one differs between channels. Pass plan=None.")
+            raise ValueError(
+                "A plan is of an index that all channels share; this one differs between channels. Pass plan=None."
+            )
         return plan_arguments(plan, self.index, self.num_rows)
 
     def count(self, rowptr: Tensor | None) -> Tensor:
