@@ -21,6 +21,7 @@ from torch.overrides import TorchFunctionMode
 
 from popgeo.capture import farthest_points, static_layers, static_neighbors, static_rows
 from popgeo.capture.free_slots import FreeSlots
+from popgeo.capture.static_ctc import ctc_loss
 from popgeo.replaced import replaced
 
 # By module and name, the replacement; that of a method is called with PyG's own before the arguments.
@@ -147,6 +148,7 @@ _IN_TORCH: dict[Any, Callable[..., Any]] = {
     torch.cat: static_rows.cat,
     torch.linalg.matrix_rank: _matrix_rank,
     torch.nn.functional.one_hot: _one_hot,
+    torch.nn.functional.ctc_loss: ctc_loss,
     torch.nn.functional.gaussian_nll_loss: _gaussian_nll_loss,
     torch.tensor_split: _tensor_split,
     torch.Tensor.tensor_split: _tensor_split,
