@@ -89,6 +89,8 @@ class _TorchForms(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         form, named = _IN_TORCH.get(func), dict(kwargs or {})
+        if func in (torch.Tensor.__getitem__, torch.Tensor.__setitem__):
+            args = static_rows.with_boolean_masks(*args)
         made = NotImplemented if form is None else form(*args, **named)
         return self._slots.sizes(func, args, named, func(*args, **named)) if made is NotImplemented else made
 
