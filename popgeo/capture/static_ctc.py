@@ -47,19 +47,21 @@ def ctc_loss(
         targets = torch.nn.utils.rnn.pad_sequence(list(targets.split([*target_lengths])), batch_first=True)
     if targets.dim() != 2 or len(targets) != batch or not steps or reduction not in ("mean", "sum", "none"):
         return NotImplemented
-    lengths = [torch.as_tensor(n, device=log_probs.device).reshape(-1).long() for n in (input_lengths, target_lengths)]
-    if [len(n) for n in lengths] != [batch, batch] or not 0 <= blank < classes:
+    num_steps, num_classes = (
+        torch.as_tensor(n, device=log_probs.device).reshape(-1).long() for n in (input_lengths, target_lengths)
+    )
+    if (len(num_steps), len(num_classes)) != (batch, batch) or not 0 <= blank < classes:
         return NotImplemented
-    for name, length, most in zip(("input", "target"), lengths, (steps, targets.shape[1]), strict=True):
+    for name, length, most in (("input", num_steps, steps), ("target", num_classes, targets.shape[1])):
         torch._assert_async(
             ((length >= 0) & (length <= most)).all(), f"ctc_loss: one of {name}_lengths is not in 0 to {most}."
         )
     exact = log_probs if log_probs.dtype == torch.float64 else log_probs.float()
-    losses = _losses(exact, targets.long(), *lengths, blank).to(log_probs.dtype)  # [batch]
+    losses = _losses(exact, targets.long(), num_steps, num_classes, blank).to(log_probs.dtype)  # [batch]
     if zero_infinity:
         losses = torch.where(losses.isinf(), 0.0, losses)
     if reduction == "mean":
-        return (losses / lengths[1].clamp(min=1)).mean()
+        return (losses / num_classes.clamp(min=1)).mean()
     return losses.sum() if reduction == "sum" else losses.squeeze(0) if is_single else losses
 
 
