@@ -16,7 +16,7 @@ _LAYERS = os.path.join(_TORCH, "nn") + os.sep
 _PYG = os.path.dirname(str(find_spec("torch_geometric").origin)) + os.sep  # type: ignore[union-attr]
 _PACKAGE = os.path.dirname(os.path.dirname(__file__))
 # What captures, runs and accounts, and the operations that it sees as one; models in `nn` are the user's, as any are.
-_OURS = tuple(os.path.join(_PACKAGE, folder) + os.sep for folder in ("capture", "engine", "ipu", "ops"))
+_OURS = tuple(os.path.join(_PACKAGE, folder) + os.sep for folder in ("capture", "compat", "engine", "ipu", "ops"))
 
 
 @functools.cache

@@ -21,6 +21,7 @@ from torch.overrides import TorchFunctionMode
 
 from popgeo.capture import farthest_points, static_layers, static_neighbors, static_rows
 from popgeo.capture.free_slots import FreeSlots
+from popgeo.capture.static_ctc import ctc_loss
 from popgeo.replaced import replaced
 
 # By module and name, the replacement; that of a method is called with PyG's own before the arguments.
@@ -88,6 +89,8 @@ class _TorchForms(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         form, named = _IN_TORCH.get(func), dict(kwargs or {})
+        if func in (torch.Tensor.__getitem__, torch.Tensor.__setitem__):
+            args = static_rows.with_boolean_masks(*args)
         made = NotImplemented if form is None else form(*args, **named)
         return self._slots.sizes(func, args, named, func(*args, **named)) if made is NotImplemented else made
 
@@ -147,6 +150,7 @@ _IN_TORCH: dict[Any, Callable[..., Any]] = {
     torch.cat: static_rows.cat,
     torch.linalg.matrix_rank: _matrix_rank,
     torch.nn.functional.one_hot: _one_hot,
+    torch.nn.functional.ctc_loss: ctc_loss,
     torch.nn.functional.gaussian_nll_loss: _gaussian_nll_loss,
     torch.tensor_split: _tensor_split,
     torch.Tensor.tensor_split: _tensor_split,

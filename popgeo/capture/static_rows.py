@@ -55,6 +55,15 @@ def get_item(self: Tensor, index: Any) -> Any:
         return slots.mark(self.index_select(axis, numbers), rows, axis)
 
 
+def with_boolean_masks(self: Tensor, index: Any, *value: Any) -> tuple[Any, ...]:
+    """Return the arguments of an index with each mask of type uint8, which torch takes too, as a boolean one."""
+    if isinstance(index, tuple):
+        index = tuple(with_boolean_masks(self, part)[1] for part in index)
+    elif isinstance(index, Tensor) and index.dtype == torch.uint8:
+        index = index.bool()
+    return self, index, *value
+
+
 def as_array(self: Tensor, *args: Any, **kwargs: Any) -> Any:
     """What NumPy is given has no value while a step is captured."""
     if isinstance(self, FakeTensor) and (recorder := active_recorder()) is not None:

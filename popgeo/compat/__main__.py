@@ -2,6 +2,8 @@
 
 import argparse
 import functools
+import os
+import pickle
 import runpy
 import sys
 import traceback
@@ -27,6 +29,8 @@ def main() -> int | None:
         epilog="In the program, poptorch.compat_report() tells what of it was honoured, recorded or ignored.",
     )
     parser.add_argument("--shadow", action="store_true", help="take popgeo's modules also where PopTorch is installed")
+    trusts = "let torch.load read any pickle, as before torch 2.6; a pickle can run code, so only for files you trust"
+    parser.add_argument("--trust-files", action="store_true", help=trusts)
     parser.add_argument("program", help="a script (.py) or a notebook (.ipynb)")
     parser.add_argument("arguments", nargs=argparse.REMAINDER, help="what the program is given as sys.argv[1:]")
     asked = parser.parse_args()
@@ -35,6 +39,8 @@ def main() -> int | None:
         parser.error(f"there is no file {path}")
     sys.argv = [str(path), *asked.arguments]
     sys.path[0] = str(path.resolve().parent)
+    if asked.trust_files:
+        os.environ["TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD"] = "1"  # which the program's own processes inherit
     enable(shadow=asked.shadow)
     try:
         with replaced(torch, "empty", functools.partial(_zeros, torch.empty)):
@@ -62,6 +68,8 @@ def _show(error: Exception, program: str) -> None:
     while trace is not None and not trace.tb_frame.f_code.co_filename.startswith(program):
         trace = trace.tb_next
     traceback.print_exception(type(error), error, trace)
+    if isinstance(error, pickle.UnpicklingError) and "weights_only" in str(error):
+        print(f"If you trust the file: python -m popgeo.compat --trust-files {program}", file=sys.stderr)
 
 
 if __name__ == "__main__":

@@ -69,16 +69,6 @@ def test_functions_that_resize_inside_with_out_are_refused_with_the_remedy(name)
         compile_forward(Function(into))(torch.eye(3))
 
 
-def test_a_ctc_loss_whose_sizes_torch_reads_from_lengths_is_refused_with_the_remedy():
-    log_probs, lengths = torch.randn(6, 2, 4).log_softmax(-1), torch.tensor([6, 5])
-
-    def loss(x: Tensor) -> Tensor:
-        return nn.functional.ctc_loss(x, torch.ones(2, 2, dtype=torch.long), lengths, torch.tensor([2, 1]))
-
-    with pytest.raises(ValueError, match="compute the loss outside of the compiled step"):
-        compile_forward(Function(loss))(log_probs)
-
-
 class Loss(nn.Module):
     """Returns what a function makes of a linear layer's result."""
 

@@ -21,6 +21,8 @@ OLDER = [
     ("poptorch_geometric.batch_sampler", "make_fixed_batch_generator"), ("popdist", "isPopdistEnvSet"),
     ("popart", "SubgraphCopyingStrategy"), ("popart", "AccumulateOuterFragmentSchedule"),
     ("popart", "RecomputationType"), ("popart", "SyntheticDataMode"), ("popdist", "getInstanceIndex"),
+    ("popdist", "execute_on_instances"), ("popart", "BatchSerializationBatchSchedule"), ("popart", "VirtualGraphMode"),
+    ("poptorch._impl", "_restoreWrapperIfNecessary"), ("torch_cluster", "grid_cluster"),
 ]  # fmt: skip
 
 

@@ -129,3 +129,14 @@ def test_torch_is_as_before_when_a_program_has_run(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["__main__.py", str(tmp_path / "old.py")])
     assert main() is None
     assert torch.empty is empty
+
+
+def test_pickles_of_a_program_are_read_if_its_files_are_trusted(run, tmp_path, monkeypatch):
+    monkeypatch.setenv("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD", "")  # which the command sets for the program's processes
+    torch.save(torch.nn.Linear(2, 3), tmp_path / "model.pt")
+    (tmp_path / "old.py").write_text("import torch\nprint(torch.load('model.pt').out_features)\n")
+    status, printed, errors = run("old.py")
+    assert (status, printed) == (1, "")
+    assert errors.endswith("If you trust the file: python -m popgeo.compat --trust-files old.py\n")
+    with pytest.warns(UserWarning, match="TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD"):
+        assert run("--trust-files", "old.py")[:2] == (None, "3\n")

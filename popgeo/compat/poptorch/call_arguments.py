@@ -123,6 +123,47 @@ def arguments_of(signature: inspect.Signature, args: Sequence[Any], kwargs: Mapp
     return given.with_tensors([_detached(tensor) for tensor in given.tensors])
 
 
+def of_calls(signature: inspect.Signature, compiled: Structure, given: Structure) -> Iterator[str]:
+    """Yield the differences of two calls in PopTorch's words, the number of arguments by position first.
+
+    Example:
+        >>> signature = inspect.signature(lambda x, *more: x)
+        >>> calls = [Arguments.of(signature, (torch.ones(1),) * number, {}).structure for number in (3, 2)]
+        >>> list(of_calls(signature, *calls))
+        ['Number of positional arguments mismatch: expected 3 arguments but got 2.']
+    """
+    (own, expected), (other, got) = (_by_name(signature, call) for call in (compiled, given))
+    if expected != got:
+        yield f"Number of positional arguments mismatch: expected {expected} arguments but got {got}."
+        return
+    for name in own.keys() & other.keys():
+        yield from mismatches(name, own[name], other[name])
+    yield from _odd_keys("the call", own, other)
+
+
+def _by_name(signature: inspect.Signature, call: Any) -> tuple[dict[str, Structure], int]:
+    """Return the arguments of a call by the names that its caller knows, and the number of them that have a place."""
+    own: dict[str, Structure] = {}
+    num_places = 0
+    for name, part in zip(map(str, call.keys), call.parts, strict=True):
+        kind = signature.parameters[name].kind
+        if kind is inspect.Parameter.VAR_KEYWORD:
+            own |= zip(map(str, part.keys), part.parts, strict=True)
+        elif kind is inspect.Parameter.VAR_POSITIONAL:
+            own |= {f"{name}[{place}]": one for place, one in enumerate(part.parts)}
+            num_places += len(part.parts)
+        else:
+            own[name] = part
+            num_places += kind is not inspect.Parameter.KEYWORD_ONLY
+    return own, num_places
+
+
+def _odd_keys(name: str, own: Collection[Any], other: Collection[Any]) -> Iterator[str]:
+    odd = {"Unexpected": [key for key in other if key not in own], "Missing": [key for key in own if key not in other]}
+    told = [f"{kind} arguments: {', '.join(map(str, keys))}." for kind, keys in odd.items() if keys]
+    yield from [f"Keys mismatch for {name}: {' '.join(told)}"] if told else []
+
+
 def mismatches(name: str, compiled: Structure, given: Structure) -> Iterator[str]:
     """What of an argument is not as the model was compiled for, in PopTorch's words.
 
@@ -145,9 +186,7 @@ def mismatches(name: str, compiled: Structure, given: Structure) -> Iterator[str
         if issubclass(compiled.kind, list | tuple):
             compared["Length"] = f"{len(own)} elements", f"{len(other)} elements"
         else:
-            odd = {"Unexpected": [*other.keys() - own.keys()], "Missing": [*own.keys() - other.keys()]}
-            told = [f"{kind} arguments: {', '.join(map(str, keys))}." for kind, keys in odd.items() if keys]
-            yield from [f"Keys mismatch for {name or 'the call'}: {' '.join(told)}"] if told else []
+            yield from _odd_keys(name or "the call", own.keys(), other.keys())
         for key in own.keys() & other.keys():
             yield from mismatches(f"{name}[{key}]" if name else str(key), own[key], other[key])
     for what, (expected, got) in compared.items():

@@ -7,6 +7,9 @@ from contextvars import ContextVar
 from itertools import dropwhile
 from typing import Any
 
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
 from torch.utils.hooks import RemovableHandle
 
 from popgeo.capture.captured_step import CapturedStep
@@ -99,6 +102,41 @@ def _register(hooks: "OrderedDict[int, Hook]", hook: Hook, kind: str) -> Removab
     return handle
 
 
+class IpuIsHere(TorchFunctionMode):
+    """A mode in which a model finds the device `ipu`: it is the processor that runs the model.
+
+    Example:
+        >>> with IpuIsHere():
+        ...     torch.ones(2, device="ipu:0").device.type
+        'cpu'
+    """
+
+    def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
+        if func is Tensor.ipu:
+            return args[0]
+        if func is torch.device:
+            return _here(func(*args, **(kwargs or {})))
+        named = {name: _here(given) for name, given in (kwargs or {}).items()}
+        return func(*map(_here, args), **named)
+
+
+def _here(given: Any) -> Any:
+    """Return the processor if an argument is a device named `ipu`, otherwise the argument."""
+    name = given.type if isinstance(given, torch.device) else given if isinstance(given, str) else ""
+    return torch.device("cpu") if name.partition(":")[0] == "ipu" else given
+
+
+def _refuse_ipu(*args: Any, **kwargs: Any) -> Any:
+    raise Error(said("ipu tensors"))
+
+
+# Every function that makes a tensor calls one of them, and torch itself knows no such device.
+_OF_IPU = torch.library.Library("aten", "IMPL", "IPU")
+for _name in ("empty.memory_format", "empty_strided"):
+    if not torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{_name}", "IPU"):  # PopTorch itself has them
+        _OF_IPU.impl(_name, _refuse_ipu)
+
+
 class PoptorchMachine(IpuMachine):
     """The IPUs that options describe, with PopTorch's rules.
 
@@ -118,7 +156,7 @@ class PoptorchMachine(IpuMachine):
     @contextmanager
     def capturing(self) -> Iterator[None]:
         """The model's code is the machine's, also if it has changed and is compiled again."""
-        with nullcontext() if isRunningOnIpu() else compiling(), OneType(self._upcasts):
+        with nullcontext() if isRunningOnIpu() else compiling(), OneType(self._upcasts), IpuIsHere():
             yield
 
     def plan(self, *of_a_step: Any) -> IpuPlan:

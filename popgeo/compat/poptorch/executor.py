@@ -11,8 +11,9 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from popgeo import ipu
+from popgeo.compat.account import recorded
 from popgeo.compat.poptorch import enums, executable_file
-from popgeo.compat.poptorch.call_arguments import arguments_of, as_results, mismatches, narrowed, write_back
+from popgeo.compat.poptorch.call_arguments import arguments_of, as_results, narrowed, of_calls, write_back
 from popgeo.compat.poptorch.compiled_module import CompiledModule
 from popgeo.compat.poptorch.errors import Error, as_poptorch_errors, check, logger, said
 from popgeo.compat.poptorch.popgeo_options import popgeo_options
@@ -34,6 +35,8 @@ class PoplarExecutor(CompiledModule):
         Error: the options are not `poptorch.Options`, or ask for something that inference does not have.
     """
 
+    _loss_scale: float | None = None  # of the last call, if it follows the gradients
+
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Runs a call of as many micro-batches as the options ask for; the first one compiles the model.
 
@@ -44,16 +47,19 @@ class PoplarExecutor(CompiledModule):
         check(self._options.connection_type != enums.ConnectionType.Never, said("PoplarExecutor"))
         own = arguments_of(self._signature, args, kwargs)
         given = narrowed(own)
-        compiled = self._compiled or self._compile(given)
+        with self._gradients():
+            compiled = self._compiled or self._compile(given)
         if not self._is_attached:
             self.attachToDevice()
+        if compiled.loss_scale is not None:
+            self._loss_scale = compiled.loss_scale.value
         steps = self._ticks(compiled.options.batch_factor)
         times = self._timed(num_inputs=len(given.tensors), num_steps=steps)
-        with as_poptorch_errors(), self._buffers_apart(), times:
+        with as_poptorch_errors(), self._buffers_apart(), self._gradients(), times:
             try:
                 returned = self._pass(given, compiled)
             except ValueError as error:
-                told = [*mismatches("", self._form, given.structure)] if self._form else []
+                told = [*of_calls(self._signature, self._form, given.structure)] if self._form else []
                 if not told:
                     raise
                 raise ValueError(" ".join([*told, str(error)])) from error
@@ -98,6 +104,16 @@ class PoplarExecutor(CompiledModule):
         for state in self.compiled.replica_states():
             for name in state.buffers.keys() & {*names}:
                 state.buffers[name].copy_(self._model.get_buffer(name))
+
+    @contextmanager
+    def _gradients(self) -> Iterator[None]:
+        """Let a training model train wherever it is called, as PopTorch does: also within `torch.no_grad()`."""
+        if not self._training or torch.is_grad_enabled():
+            yield
+            return
+        recorded("a trainingModel within torch.no_grad()", "it trains there too; poptorch.inferenceModel evaluates")
+        with torch.inference_mode(False), torch.enable_grad():
+            yield
 
     @contextmanager
     def _buffers_apart(self) -> Iterator[None]:
@@ -170,11 +186,14 @@ class PoplarExecutor(CompiledModule):
         raise Error("PopART's names of tensors are not known here; executor.compiled.graph lists what was captured.")
 
     def getAnchoredTensor(self, short_name: str) -> Tensor:
-        """A tensor inside PopART's graph.
+        """Return a tensor inside PopART's graph: only `finalLossScale` is known, the scale of the last call's loss.
 
         Raises:
-            Error: always, since the names of `Options.anchorTensor` are not known.
+            Error: `Options.anchorTensor` gives the name to another tensor, or to none.
         """
+        anchored = self._options.anchored_tensors.get(short_name, [None])
+        if anchored[0] == "finalLossScale" and self._loss_scale is not None:
+            return torch.tensor(self._loss_scale)
         raise Error(said("getAnchoredTensor", short_name=short_name))
 
     def cycleCount(self) -> int:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.stateless import _reparametrize_module
 
-from popgeo.compat.account import honoured
+from popgeo.compat.account import honoured, recorded
 from popgeo.compat.poptorch.enums import CommGroupType
 from popgeo.compat.poptorch.errors import Error, said
 from popgeo.engine.replicas import Replicas
@@ -50,7 +50,14 @@ def copyWeightsToHostIfNeeded(self: nn.Module) -> bool:
     return False
 
 
+def autocast(self: nn.Module, enabled: bool = True) -> nn.Module:
+    """Return the module: PopTorch 2 cast inside of it, and here `poptorch.autocast()` alone does."""
+    recorded("Module.autocast", "the module computes in the types of its weights; poptorch.autocast() casts")
+    return self
+
+
 # Programs ask each module for these methods.
+nn.Module.autocast = autocast  # type: ignore[attr-defined]
 nn.Module.destroy = destroy  # type: ignore[attr-defined]
 nn.Module.copyWeightsToHostIfNeeded = copyWeightsToHostIfNeeded  # type: ignore[attr-defined]
 

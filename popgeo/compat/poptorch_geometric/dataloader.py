@@ -1,7 +1,7 @@
 """The loaders over PopTorch's `DataLoader`: as many batches in one item as a call of the executor takes."""
 
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch.utils.data import Sampler
@@ -11,33 +11,36 @@ from popgeo.compat.poptorch.data_loader import generator_for_a_thread
 from popgeo.compat.poptorch_geometric import pyg_dataloader
 from popgeo.compat.poptorch_geometric.collate import CombinedBatchingCollater
 
+Loader = TypeVar("Loader", bound=type)
 
-class OfWholeCalls:
-    """What turns a loader of single batches into one whose items hold the batches of a whole call.
+
+def of_whole_calls(loader: Loader) -> Loader:
+    """Return a class of loaders whose items hold the batches of a whole call; it has no class in between.
 
     Args:
-        args: What the loader takes, in its order.
-        options: `poptorch.Options`.
-        kwargs: What the loader and `poptorch.DataLoader` take, such as `mode` and `async_options`.
+        loader: A class of loaders of single batches, over `poptorch.DataLoader`. It takes `options`, too.
     """
 
-    _mini_batch_size: Any
-
-    def __init__(self, *args: Any, options: poptorch.Options | None = None, **kwargs: Any) -> None:
+    def __init__(self: Any, *args: Any, options: poptorch.Options | None = None, **kwargs: Any) -> None:
         options = poptorch.Options() if options is None else options
-        super().__init__(*args, options=options, **kwargs)  # type: ignore[call-arg]  # of the loader
+        super(loader, self).__init__(*args, options=options, **kwargs)
 
-    def _create_collater(self, *args: Any, **kwargs: Any) -> Callable[[list[Any]], Any]:
-        collate = super()._create_collater(*args, **kwargs)  # type: ignore[misc]  # of the loader of single batches
-        return CombinedBatchingCollater(collate, self._mini_batch_size)
+    def _create_collater(self: Any, *args: Any, **kwargs: Any) -> Callable[[list[Any]], Any]:
+        return CombinedBatchingCollater(super(loader, self)._create_collater(*args, **kwargs), self._mini_batch_size)
+
+    for method in (__init__, _create_collater):
+        setattr(loader, method.__name__, method)
+    return loader
 
 
-class DataLoader(OfWholeCalls, pyg_dataloader.DataLoader, poptorch.DataLoader):
-    """Loads graphs in batches as PyG makes them; see `pyg_dataloader.DataLoader` and `OfWholeCalls`."""
+@of_whole_calls
+class DataLoader(pyg_dataloader.DataLoader, poptorch.DataLoader):
+    """Loads graphs in batches as PyG makes them; see `pyg_dataloader.DataLoader` and `of_whole_calls`."""
 
 
-class FixedSizeDataLoader(OfWholeCalls, pyg_dataloader.FixedSizeDataLoader, poptorch.DataLoader):
-    """Loads graphs in batches of one shape; see `pyg_dataloader.FixedSizeDataLoader` and `OfWholeCalls`."""
+@of_whole_calls
+class FixedSizeDataLoader(pyg_dataloader.FixedSizeDataLoader, poptorch.DataLoader):
+    """Loads graphs in batches of one shape; see `pyg_dataloader.FixedSizeDataLoader` and `of_whole_calls`."""
 
     def _of_sampler(self, dataset: Any, sampler: Any) -> dict[str, Any]:
         # Batches of different numbers of graphs, several of them in one item: each travels as one element.
@@ -93,5 +96,6 @@ class _AsElements(Sampler[Any]):
         return len(self._sampler)
 
 
-class FixedSizeClusterLoader(OfWholeCalls, pyg_dataloader.FixedSizeClusterLoader, poptorch.DataLoader):
-    """Loads clusters in batches of one shape; see `pyg_dataloader.FixedSizeClusterLoader` and `OfWholeCalls`."""
+@of_whole_calls
+class FixedSizeClusterLoader(pyg_dataloader.FixedSizeClusterLoader, poptorch.DataLoader):
+    """Loads clusters in batches of one shape; see `pyg_dataloader.FixedSizeClusterLoader` and `of_whole_calls`."""

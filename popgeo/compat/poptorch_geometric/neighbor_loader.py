@@ -10,7 +10,7 @@ from torch_geometric.data import Batch, Data, HeteroData
 
 from popgeo.compat import poptorch
 from popgeo.compat.poptorch_geometric.collate import FixedSizeCollater
-from popgeo.compat.poptorch_geometric.dataloader import OfWholeCalls
+from popgeo.compat.poptorch_geometric.dataloader import of_whole_calls
 from popgeo.compat.poptorch_geometric.fixed_size_options import FixedSizeOptions
 from popgeo.compat.poptorch_geometric.types import DataBatch
 from popgeo.data.axes import Axis, Level
@@ -136,8 +136,9 @@ class PyGFixedSizeNeighborLoader(torch.utils.data.DataLoader[Any]):
         return FixedSizeOptions.from_loader(self.nativeCollate(list(part)) for part in ids)
 
 
-class FixedSizeNeighborLoader(OfWholeCalls, PyGFixedSizeNeighborLoader, poptorch.DataLoader):
-    """Loads seeds with sampled neighbours; see `PyGFixedSizeNeighborLoader` and `OfWholeCalls`. Batches carry masks."""
+@of_whole_calls
+class FixedSizeNeighborLoader(PyGFixedSizeNeighborLoader, poptorch.DataLoader):
+    """A loader of seeds with sampled neighbors and masks; see `PyGFixedSizeNeighborLoader` and `of_whole_calls`."""
 
     def __init__(self, *args: Any, add_pad_masks: bool | None = True, **kwargs: Any) -> None:
         super().__init__(*args, add_pad_masks=add_pad_masks, **kwargs)

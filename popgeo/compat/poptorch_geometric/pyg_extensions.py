@@ -46,6 +46,9 @@ def stand_in() -> None:
             _replace(pool, name, getattr(torch_cluster, name))
     if not getattr(pyg_typing, _FLAGS["knn"]):
         _let_layers_search()
+    if not getattr(pyg_typing, "WITH_GRID_CLUSTER", True):
+        _put(torch.ops.pyg, "grid_cluster", torch_cluster.grid_cluster)
+        _put(pyg_typing, "WITH_GRID_CLUSTER", True)
     if not (pyg_typing.WITH_METIS or pyg_typing.WITH_TORCH_SPARSE):
         _put(ClusterData, "_metis", _partitioned)
     if not (pyg_typing.WITH_PYG_LIB or pyg_typing.WITH_TORCH_SPARSE):

@@ -10,7 +10,7 @@ from torch import Tensor
 from popgeo.capture import static_neighbors
 from popgeo.capture.farthest_points import fps_of_graphs as fps
 
-__all__ = ["fps", "knn", "knn_graph", "nearest", "radius", "radius_graph"]
+__all__ = ["fps", "grid_cluster", "knn", "knn_graph", "nearest", "radius", "radius_graph"]
 
 
 def knn(x: Tensor, y: Tensor, k: int, *args: Any, **kwargs: Any) -> Tensor:
@@ -76,6 +76,35 @@ def radius_graph(x: Tensor, r: float, *args: Any, **kwargs: Any) -> Tensor:
 def _real(pairs: Tensor) -> Tensor:
     """The pairs that there are."""
     return pairs[:, (pairs >= 0).all(0)]
+
+
+def grid_cluster(pos: Tensor, size: Tensor, start: Tensor | None = None, end: Tensor | None = None) -> Tensor:
+    """Return the number of the voxel of each point, in a regular grid over all points.
+
+    Args:
+        pos: Positions. [num_points, dimensions]
+        size: Width of a voxel in each dimension. [dimensions]
+        start: Corner where the grid starts. Default: the least position in each dimension. [dimensions]
+        end: Corner where the grid ends. Default: the greatest position in each dimension. [dimensions]
+
+    Returns:
+        Voxels, counted along the first dimension first. int64 [num_points]
+
+    Raises:
+        RuntimeError: a size is not above 0, or a position is not finite.
+
+    Example:
+        >>> grid_cluster(torch.tensor([[0.0, 0.0], [11.0, 9.0], [2.0, 8.0]]), torch.tensor([5.0, 5.0]))
+        tensor([0, 5, 3])
+    """
+    pos = pos.reshape(len(pos), -1)
+    torch._assert_async((size > 0).all(), "grid_cluster: a size of a voxel is not above 0.")
+    torch._assert_async(pos.isfinite().all(), "grid_cluster: a position is not finite.")
+    start = pos.amin(0) if start is None else start
+    end = pos.amax(0) if end is None else end
+    num_voxels = ((end - start) / size).long() + 1  # [dimensions]
+    strides = torch.cat([num_voxels.new_ones(1), num_voxels.cumprod(0)[:-1]])
+    return (((pos - start) / size).long() * strides).sum(1)
 
 
 def nearest(

@@ -257,3 +257,168 @@ def test_a_batch_that_cannot_be_shared_out_is_refused_in_poptorchs_words_and_pop
     says = rf"In the input torch.Size\(.*\), the batch dimension \({size}\) must be a multiple of Options.deviceItera"
     with pytest.raises(AssertionError, match=says + r"tions\(3\) .* = 3 because .* argument `input` has shape"):
         poptorch.inferenceModel(nn.ReLU(), options)(x)
+
+
+def line(optimizer=poptorch.optim.SGD, **settings):
+    """A line through the origin, and its training model."""
+    torch.manual_seed(0)
+    model = First(nn.Linear(4, 1, bias=False))
+    return model, poptorch.trainingModel(model, optimizer=optimizer(model.parameters(), lr=0.1, **settings))
+
+
+@pytest.mark.parametrize("context", [torch.no_grad, torch.inference_mode, lambda: torch.set_grad_enabled(False)])
+@pytest.mark.parametrize("is_compiled_before", [False, True])
+def test_a_training_model_trains_where_gradients_are_switched_off(context, is_compiled_before):
+    (model, step), (other, expected) = line(), line()
+    if is_compiled_before:
+        step(X), expected(X)
+    with context():
+        step(X)
+    expected(X)
+    assert_close(dict(model.named_parameters()), dict(other.named_parameters()))
+    assert "a trainingModel within torch.no_grad()" in set(poptorch.compat_report().asked)
+
+
+class OnIpu(nn.Module):
+    """Makes tensors on the device by which old programs know the machine."""
+
+    def __init__(self, make):
+        super().__init__()
+        self.make = make
+
+    def forward(self, x):
+        return x + self.make(x)
+
+
+ON_IPU = {
+    "ones": lambda x: torch.ones(8, 4, device="ipu"),
+    "numbered": lambda x: torch.full((4,), 2.0, device="ipu:0"),
+    "a device": lambda x: torch.arange(4.0, device=torch.device("ipu")),
+    "like": lambda x: torch.zeros_like(x, device="ipu"),
+    "to": lambda x: x.to("ipu").to(torch.device("ipu", 1)),
+    "ipu()": lambda x: x.ipu(),
+    "new": lambda x: x.new_ones(4, device="ipu"),
+}
+
+
+@pytest.mark.parametrize("make", ON_IPU.values(), ids=ON_IPU)
+def test_a_model_makes_tensors_on_the_device_ipu(make):
+    step, plain = poptorch.inferenceModel(OnIpu(make)), poptorch.compiling.IpuIsHere()
+    with plain:
+        expected = OnIpu(make)(X)
+    assert_close(step(X), expected)
+    assert step(X).device.type == "cpu"
+
+
+def test_a_default_device_ipu_is_one_too():
+    class Model(nn.Module):
+        def forward(self, x):
+            with torch.device("ipu"):
+                return x + torch.ones(4)
+
+    assert_close(poptorch.inferenceModel(Model())(X), X + 1)
+
+
+@pytest.mark.parametrize("make", [torch.ones, torch.randn, torch.empty, torch.full])
+def test_outside_of_a_model_the_device_ipu_is_refused(make):
+    with pytest.raises(poptorch.Error, match=r"only inside of a model, while it is compiled\. Outside leave device= o"):
+        make((2,), *[1.0] * (make is torch.full), device="ipu")
+
+
+def test_masks_of_bytes_choose_as_boolean_ones_do():
+    class Model(nn.Module):
+        def forward(self, x, mask, value):
+            x = x.clone()
+            x[mask] = value
+            x[mask, 1] = 2 * value
+            return x
+
+    step = poptorch.inferenceModel(Model())
+    for places in ([1, 0, 1], [0, 0, 0], [1, 1, 1], [0, 0, 7]):
+        mask = torch.tensor(places, dtype=torch.uint8)
+        assert_close(step(X[:3], mask, torch.tensor(7.0)), Model()(X[:3], mask.bool(), torch.tensor(7.0)))
+
+
+class OwnStep(poptorch.optim.SGD):
+    def step(self, closure=None):
+        super().step(closure)
+
+
+@pytest.mark.parametrize(("kind", "base"), [(OwnStep, "SGD"), (type("Own", (torch.optim.Adam,), {}), "Adam")])
+def test_an_optimizer_of_the_programs_own_is_reported_by_its_class(kind, base, caplog):
+    line(kind)
+    assert f"updated as {base} does: Poptorch does not run Python optimizer code directly." in caplog.text
+
+
+def test_optimizers_of_poptorch_and_torch_are_not_reported(caplog):
+    line(poptorch.optim.Adam)
+    line(torch.optim.SGD)
+    assert "directly" not in caplog.text
+
+
+def following(**settings):
+    options, model = poptorch.Options(), First(nn.Linear(4, 3))
+    options.Training.setAutomaticLossScaling(True)
+    options.anchorTensor("scale", "finalLossScale")
+    optimizer = poptorch.optim.SGD(model.parameters(), lr=0.1, loss_scaling=8.0)
+    step = poptorch.trainingModel(model, options, optimizer)
+    step.compile(X)
+    return step, optimizer
+
+
+def test_the_factor_of_a_loss_scale_is_part_of_a_state_and_comes_back_with_it():
+    step, optimizer = following()
+    step.compiled.loss_scale.tensor.div_(4)
+    state = optimizer.state_dict()
+    assert state["ipu_state"]["lossScaleUpdateFactor"] == 0.25
+    step(X)
+    assert step.getAnchoredTensor("scale") == 2
+    other, resumed = following()
+    resumed.load_state_dict(state)
+    assert other.compiled.loss_scale.value == 2
+
+
+def test_a_factor_does_not_change_a_constant_scale():
+    _, step = line(loss_scaling=8.0)
+    step.compile(X)
+    state = step._optimizer.state_dict()
+    state["ipu_state"]["lossScaleUpdateFactor"] = torch.tensor(0.5)
+    step._optimizer.load_state_dict(state)
+    assert "a state with lossScaleUpdateFactor" in set(poptorch.compat_report().asked)
+
+
+class Star(nn.Module):
+    def forward(self, x, *more, y=None, **named):
+        return x + sum(more) + sum(named.values())
+
+
+@pytest.mark.parametrize(
+    ("first", "later", "says"),
+    [
+        (((X, X, X), {}), ((X, X), {}), "Number of positional arguments mismatch: expected 3 arguments but got 2."),
+        (((X,), {}), ((X, X), {}), "Number of positional arguments mismatch: expected 1 arguments but got 2."),
+        (((X,), {"u": 5}), ((X,), {"u": 3}), "Value mismatch for u: expected 5 but got 3."),
+        (
+            ((X,), {"u": X}),
+            ((X,), {"w": X}),
+            "Keys mismatch for the call: Unexpected arguments: w. Missing arguments: u",
+        ),
+        (((X, X), {}), ((X, X[:1]), {}), r"Shape mismatch for more\[0\]: expected torch.Size\(\[8, 4\]\) but got"),
+        (
+            ((X,), {"y": X}),
+            ((X,), {}),
+            "Type mismatch for y: expected <class 'torch.Tensor'> but got <class 'NoneType'>",
+        ),
+    ],
+)
+def test_another_call_is_refused_by_the_number_of_its_arguments_or_their_names(first, later, says):
+    step = poptorch.inferenceModel(Star())
+    step(*first[0], **first[1])
+    with pytest.raises(poptorch.Error, match=says):
+        step(*later[0], **later[1])
+
+
+def test_a_module_takes_autocast_of_poptorch_2():
+    layer = nn.Linear(2, 2)
+    assert layer.autocast(enabled=True) is layer
+    assert "Module.autocast" in set(poptorch.compat_report().asked)

@@ -57,6 +57,7 @@ def test_every_search_runs_in_a_compiled_model_as_outside_of_it(name, monkeypatc
     monkeypatch.setitem(sys.modules, "torch_cluster", torch_cluster)  # as `python -m popgeo.compat` does
     given = {
         "fps": (POINTS, None, 0.5, False),
+        "grid_cluster": (POINTS, torch.tensor([2.0])),
         "knn": (POINTS, POINTS, 2),
         "knn_graph": (POINTS, 2),
         "nearest": (POINTS, POINTS + 0.4),
@@ -107,3 +108,31 @@ def test_clouds_of_another_number_of_points_are_refused(clouds):
 def test_a_cloud_without_points_to_go_to_is_refused():
     with pytest.raises(ValueError, match="do not occur in 'batch_y'"):
         torch_cluster.nearest(POINTS, POINTS, [0, 0, 1, 1], None)
+
+
+VOXELS = torch.tensor([[0.0, 0.0], [11.0, 9.0], [2.0, 8.0], [2.0, 2.0]])
+
+
+@pytest.mark.parametrize(
+    ("size", "start", "end", "expected"),
+    [
+        (5.0, None, None, [0, 5, 3, 0]),
+        ([5.0, 10.0], None, None, [0, 2, 0, 0]),
+        (5.0, [-5.0, -5.0], [15.0, 10.0], [6, 13, 11, 6]),
+    ],
+)
+def test_voxels_are_counted_by_hand(size, start, end, expected):
+    assert pool.voxel_grid(VOXELS, size, start=start, end=end).tolist() == expected
+
+
+def test_clouds_share_no_voxel_also_in_a_compiled_model():
+    clouds = torch.tensor([0, 0, 1, 1])
+    expected = [0, 5, 9, 6]
+    assert pool.voxel_grid(VOXELS, 5.0, clouds).tolist() == expected
+    assert poptorch.inferenceModel(Calls(pool.voxel_grid))(VOXELS, 5.0, clouds).tolist() == expected
+
+
+@pytest.mark.parametrize(("pos", "size"), [([[0.0]], 0.0), ([[float("nan")]], 1.0), ([[float("inf")]], 1.0)])
+def test_voxels_without_a_size_or_a_place_are_refused(pos, size):
+    with pytest.raises(RuntimeError, match="grid_cluster: a"):
+        torch_cluster.grid_cluster(torch.tensor(pos), torch.tensor([size]))

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from popgeo.compat.account import honoured, ignored
+from popgeo.compat.account import honoured, ignored, recorded
 from popgeo.compat.poptorch.errors import check, said
 from popgeo.engine.loss_scaling import LossScale
 from popgeo.engine.optimizer.mixed_worker import MixedWorker, needs_mixed
@@ -25,6 +25,7 @@ _NOTHING: Mapping[str, Any] = {"ipu_state": None, "ipu_param": None}
 _WITHOUT_MEANING = ("amsgrad", "foreach", "capturable", "differentiable", "fused")  # how torch would go about it
 _PREFIXES = {"exp_avg": "Accl1", "exp_avg_sq": "Accl2", "square_avg": "Accl1", "grad_avg": "Accl2"}
 _PREFIXES |= {"momentum_buffer": "Accl3"}  # SGD's aside, which has no other
+_FACTOR = "lossScaleUpdateFactor"  # how many times its first value a scale is that follows the gradients
 _NEEDED = {"grad_avg": "centered", "momentum_buffer": "momentum"}  # settings without which there is no such state
 Names = Mapping[nn.Parameter, str]
 
@@ -167,8 +168,10 @@ class PoptorchOptimizer(torch.optim.Optimizer):
         held = copy.deepcopy(super().state_dict())
         if self._names is None:
             return {**self._loaded, **held}
-        state = named_state(self, self._names, held["state"])
-        return {"ipu_state": state, "ipu_param": named_settings(self, self._names, self._scale), **held}
+        state, settings = named_state(self, self._names, held["state"]), named_settings(self, self._names)
+        if self._scale is not None:
+            state[_FACTOR] = settings[_FACTOR] = torch.tensor(self._scale.value / self._scale.rule.initial)
+        return {"ipu_state": state, "ipu_param": settings, **held}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Loads state in the types in which it was saved; torch's own method takes the types of the weights.
@@ -191,7 +194,13 @@ class PoptorchOptimizer(torch.optim.Optimizer):
         Raises:
             ValueError: some of the state belongs to no parameter.
         """
-        take_state(self, names, self._loaded["ipu_state"] or {})
+        loaded = dict(self._loaded["ipu_state"] or {})
+        factor = loaded.pop(_FACTOR, None)
+        take_state(self, names, loaded)
+        if factor is not None and scale is not None:
+            scale.tensor.fill_(float(factor) * scale.rule.initial)
+        elif factor is not None:
+            recorded(f"a state with {_FACTOR}", "the scale of the loss is constant, so it does not change it")
         self._names, self._scale, self._loaded = names, scale, _NOTHING
 
     @torch.no_grad()
@@ -227,15 +236,10 @@ def named_state(optimizer: Any, names: Names, state: Mapping[int, Mapping[str, A
     return {name: state.get(numbers[p], {}).get(key, torch.zeros(shape)) for name, p, key, shape in places}
 
 
-def named_settings(optimizer: Any, names: Names, follows: LossScale | None) -> dict[str, Tensor]:
-    """Numbers of the next update: rates and decays of each parameter, and the scale of the loss.
-
-    A scale that `follows` gradients has a factor, too: how many times its first value it is now.
-    """
+def named_settings(optimizer: Any, names: Names) -> dict[str, Tensor]:
+    """Return the numbers of the next update: rates and decays of each parameter, and the scale of the loss."""
     scale = float(optimizer.loss_scaling)
     found = {"lossScaling_FLOAT": torch.tensor(scale)}
-    if follows is not None:
-        found["lossScaleUpdateFactor"] = torch.tensor(follows.value / follows.rule.initial)
     for group in optimizer.param_groups:
         numbers = {"learningRate": group["lr"], "weightDecay": group["weight_decay"]}
         if isinstance(optimizer, torch.optim.SGD):
