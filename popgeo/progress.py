@@ -1,6 +1,7 @@
-"""A progress bar for a pass over a dataset that takes longer than a second."""
+"""Progress bars and lines for work that takes longer than a second or two."""
 
 import builtins
+import contextlib
 import os
 import sys
 import threading
@@ -46,6 +47,29 @@ def bar(description: str, unit: str, total: int | None = None, show: bool | None
         ...     _ = shown.update(32)
     """
     return tqdm(desc=description, total=total, unit=f" {unit}", **_look(show))
+
+
+@contextlib.contextmanager
+def announced(line: str, show: bool | None = None, seconds: float = 2.0) -> Iterator[None]:
+    """Print a line to the standard error if the block takes longer than a few seconds.
+
+    Args:
+        line: The line.
+        show: Whether to print it. Default: at a terminal and in notebooks.
+        seconds: Time to wait before it is printed. Default: 2.
+
+    Example:
+        >>> with announced("popgeo: compiling ..."):
+        ...     pass
+    """
+    timer = threading.Timer(seconds, tqdm.write, [line], {"file": sys.stderr})
+    timer.daemon = True
+    if is_seen(show):
+        timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def _look(show: bool | None) -> dict[str, Any]:

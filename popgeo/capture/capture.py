@@ -154,7 +154,16 @@ def bind(function: Callable[..., Any], *inputs: Any, **named_inputs: Any) -> Arg
 
 
 def signature_of(function: Callable[..., Any]) -> inspect.Signature:
-    """How a function, or a module's forward pass, is called; torch's own functions know arguments by position only."""
+    """Return the arguments of a function or of a module's forward pass; torch's own functions know places alone.
+
+    Raises:
+        ValueError: `torch.compile` has compiled the module or the function.
+    """
+    if "_orig_mod" in getattr(function, "_modules", {}) or hasattr(function, "_torchdynamo_orig_callable"):
+        raise ValueError(
+            "The model is compiled by torch.compile already, and a step compiles it by itself. Pass the model as "
+            'it was before, and backend="inductor" if inductor is to write the kernels.'
+        )
     try:
         return inspect.signature(function.forward if isinstance(function, nn.Module) else function)
     except ValueError:

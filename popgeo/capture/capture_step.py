@@ -70,5 +70,7 @@ def trained_names(model: Callable[..., Any], optimizer: Optimizer | None) -> lis
     held = {p for group in optimizer.param_groups for p in group["params"]}
     trained = [name for name, p in model.named_parameters() if p in held and p.requires_grad]
     if not trained:
+        if any(p in held for p in model.parameters()):
+            raise ValueError("No parameter that the optimizer holds needs a gradient; call requires_grad_() of one.")
         raise ValueError("The optimizer holds no parameter of the model; build it from model.parameters().")
     return trained

@@ -8,7 +8,8 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from popgeo.capture.capture import fake_of
+from popgeo.capture.arguments import BatchArguments
+from popgeo.capture.capture import fake_of, signature_of
 from popgeo.capture.held_state import swapped
 from popgeo.capture.interrupts import held_interrupts
 from popgeo.capture.pytree import flatten, unflatten
@@ -26,7 +27,9 @@ def check_static(model: Callable[..., Any], *inputs: Any, **named_inputs: Any) -
     number were 1. Neither the model nor torch's random numbers change.
 
     Args:
-        model: A module, or any function of tensors, called like `model(*inputs, **named_inputs)`.
+        model: A module, or any function of tensors.
+        inputs: Arguments of the model; or one batch, of which the model takes the attributes by name, as in a step.
+        named_inputs: Arguments of the model, by name.
 
     Returns:
         One `Problem` for each line and operation, in the order in which they are met; empty when nothing is in the way.
@@ -45,7 +48,7 @@ def check_static(model: Callable[..., Any], *inputs: Any, **named_inputs: Any) -
         found.setdefault((problem.operation, problem.source), problem)
 
     module = model if isinstance(model, nn.Module) else nn.Module()
-    tensors, structure = flatten((inputs, named_inputs))
+    tensors, structure = flatten(BatchArguments(signature_of(model))(inputs, named_inputs))
     state = [*module.parameters(), *module.buffers()]
     fake_mode = FakeTensorMode(allow_non_fake_inputs=True)
     with fake_mode:

@@ -154,10 +154,15 @@ class Recorder(TorchDispatchMode):
         # Torch's table does not say so of these.
         except (fake_tensor.DynamicOutputShapeException, fake_tensor.DataDependentOutputException):
             return self._known(func, args, kwargs)
-        except (RuntimeError, ZeroDivisionError) as error:  # by zero: the mean of no rows
-            if type(error) not in (RuntimeError, ZeroDivisionError):
+        except (RuntimeError, IndexError, ZeroDivisionError) as error:  # by zero: the mean of no rows
+            if type(error) not in (RuntimeError, IndexError, ZeroDivisionError):
                 raise
-            return self.page.compute(func, args, kwargs, makes_up=True)
+            try:
+                return self.page.compute(func, args, kwargs, makes_up=True)
+            except (RuntimeError, IndexError) as refused:
+                if type(refused) not in (RuntimeError, IndexError):
+                    raise
+                raise type(refused)(f"{refused}, in {self.line()}") from None
 
     def _write_down(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
         page, name, changed = self.page, target(func), written_by(func, args, kwargs)
@@ -196,8 +201,9 @@ class Recorder(TorchDispatchMode):
 
     def problem_here(self, name: str) -> Callable[[], None]:
         """Tells, when it is called, that an operation on the line that runs now depends on the data."""
-        remedy = refused_shapes.remedy(name, refused_shapes.callers(sys._getframe(2)))
-        problem = Problem(name, self.line(), self.modules[-1], remedy)
+        source = self.line()
+        remedy = refused_shapes.remedy(name, refused_shapes.callers(sys._getframe(2)), source)
+        problem = Problem(name, source, self.modules[-1], remedy)
 
         def report() -> None:
             try:

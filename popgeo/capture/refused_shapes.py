@@ -50,8 +50,8 @@ def refuse(problem: Problem) -> None:
     raise DynamicShapeError(str(problem))
 
 
-def remedy(operation: str, callers: Sequence[str]) -> str:
-    """What to write instead of an operation, given the names of the functions it was called from, innermost first.
+def remedy(operation: str, callers: Sequence[str], source: str = "") -> str:
+    """Return what to write instead of an operation, by the functions that called it, innermost first, and its line.
 
     Of functions that call each other, the remedy is that of the last, which is the one that the model calls; a number
     of nodes that a function of loops would read is passed to that function.
@@ -63,6 +63,8 @@ def remedy(operation: str, callers: Sequence[str]) -> str:
     for name in reversed(callers):
         if ("caller", name) in _REMEDIES and not (name.endswith("self_loops") and operation == "_local_scalar_dense"):
             return _REMEDIES["caller", name]
+    if operation == "_local_scalar_dense" and "print(" in source:
+        return "print a tensor at each run with popgeo.ipu.print_tensor(x)"
     return _REMEDIES.get(("operation", operation), "compute with a fixed number of elements and a mask")
 
 

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._subclasses import fake_tensor
 from torch.distributions import Distribution
 from torch.jit._fuser import optimized_execution
 from torch.overrides import TorchFunctionMode
@@ -73,6 +74,8 @@ def static_forms() -> Iterator[FreeSlots]:
         torch._C._set_mkldnn_enabled(False)
         # Distributions look at their parameters to refuse a negative variance, which makes their samples NaN.
         stack.enter_context(replaced(Distribution, "_validate_args", False))
+        # Torch logs each operation that stand-ins refuse, before the error that names the model's line.
+        stack.enter_context(replaced(fake_tensor.log, "disabled", True))
         if "torch_geometric" in sys.modules:
             static_rows.pyg_scatter()  # as it is before a form runs in its place
         for (module, path), form in _IN_PYG.items():

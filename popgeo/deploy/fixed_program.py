@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from popgeo.capture.arguments import taken_by_name
+from popgeo.capture.capture import signature_of
 from popgeo.data.axes import Axis, Level
 from popgeo.data.batch_layout import LayoutChoices
 from popgeo.data.fixed_size_options import FixedSizeOptions
@@ -232,7 +233,7 @@ def names_taken(model: nn.Module, attributes: Collection[str]) -> frozenset[str]
 
 def _parameters(model: nn.Module) -> Iterator[inspect.Parameter]:
     """The named arguments of a model's call."""
-    signature = getattr(model, "signature", None) or inspect.signature(model.forward)
+    signature = getattr(model, "signature", None) or signature_of(model)
     loose = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     return (one for one in signature.parameters.values() if one.kind not in loose)
 

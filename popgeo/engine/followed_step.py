@@ -18,6 +18,7 @@ from popgeo.engine.bound_step import NOTHING_ON_A_GPU, BoundStep
 from popgeo.engine.replicas import Replicas
 from popgeo.engine.step_recipe import Recipe
 from popgeo.filter_choice import CHECKED_EVERY, refine_filters
+from popgeo.progress import announced
 
 
 class FollowedStep:
@@ -75,8 +76,11 @@ class FollowedStep:
             resume.require_replicas(self._pending, replicas)
         arguments = Arguments.of(self.recipe.signature, args, kwargs)
         refine_filters(self.recipe.module)
+        is_shown = None if self.recipe.options.show_progress else False
+        line = f"popgeo: compiling {self.recipe.name} for its first call with these shapes"
         try:
-            bound = bind_step(self.recipe, arguments, replicas)
+            with announced(line, is_shown):
+                bound = bind_step(self.recipe, arguments, replicas)
         except TypeError as error:
             given = [type(one).__name__ for one in (*args, *kwargs.values()) if hasattr(one, "num_graphs")]
             if not given:

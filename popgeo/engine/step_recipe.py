@@ -64,6 +64,7 @@ class Recipe:
             raise ValueError(f"options is a {kind}; pass popgeo.StepOptions(device_iterations=...) or the like.")
         if self.autocast not in (None, torch.bfloat16, torch.float16):
             raise ValueError(f"autocast is {self.autocast}; it is torch.bfloat16, torch.float16 or None.")
+        signature_of(self.function)  # which refuses a model of torch.compile
         if not self.modes:
             object.__setattr__(self, "modes", {part: part.training for part in self.module.modules()})
         if self.optimizer is None and self.options.gradient_accumulation != 1:
