@@ -57,6 +57,7 @@ MAY_IMPORT = {
     "engine": {
         "capture",
         "ops",
+        "progress",
         "native",
         "torch_archive",
         "byte_block",
