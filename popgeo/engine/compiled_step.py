@@ -74,9 +74,6 @@ class CompiledStep:
         Weights, the optimizer's state, random numbers and the count of updates stay.
         """
         with self._lock:
-            for parameter in self.model.parameters():
-                if self.backend is not Backend.CUDA:
-                    parameter.data = parameter.data.clone()  # no longer a view of the step's memory
             self._step.forget(self._step.recipe.modes)
 
     @property
