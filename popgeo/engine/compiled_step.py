@@ -21,7 +21,7 @@ from popgeo.engine.optimizer.update import Update
 from popgeo.engine.replicas import Replicas, ReplicaState
 from popgeo.engine.shown_step import as_html, in_words
 from popgeo.engine.step_options import StepOptions
-from popgeo.engine.step_recipe import Recipe, StepPlan
+from popgeo.engine.step_recipe import Recipe, StepPlan, plain_optimizer
 from popgeo.forked import Lock
 
 
@@ -163,6 +163,7 @@ class CompiledStep:
         """
         if self._step.recipe.optimizer is None:
             raise ValueError("A forward pass has no optimizer; wrap the module with training_model to train it.")
+        optimizer = plain_optimizer(optimizer)
         with self._lock:
             if self.is_compiled and self.update is not None:
                 self.update.set_optimizer(optimizer)

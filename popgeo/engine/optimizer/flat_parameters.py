@@ -95,6 +95,9 @@ class FlatParameters:
             self.own = nn.Parameter(self.flat.detach().view(-1)[self._range])
             set_gradient(self.own, self.total.view(-1)[self._range])
         self._copies: Copies | None = None
+        self._addresses: list[int] = []  # of what is shown
+        self._count_bytes: list[np.ndarray] = []
+        self._told: list[bytes] = []
         self._forget_shown()
 
     def follow_memory(self) -> bool:
@@ -175,9 +178,7 @@ class FlatParameters:
         self._published: dict[str, Any] = {}
         self._counts: dict[str, Tensor] = {}  # the numbers among it that say how far they are
         self._shown: dict[str, list[Tensor]] = {}
-        self._addresses: list[int] = []
-        self._count_bytes: list[np.ndarray] = []
-        self._told: list[bytes] = []
+        self._addresses, self._count_bytes, self._told = [], [], []
 
     def cut(self, parts: int) -> nn.Parameter:
         """The largest of that many parts of them, with its joined gradient."""
