@@ -95,6 +95,7 @@ class FlatParameters:
             self.own = nn.Parameter(self.flat.detach().view(-1)[self._range])
             set_gradient(self.own, self.total.view(-1)[self._range])
         self._copies: Copies | None = None
+        self._address = self.flat.data_ptr()  # a storage may itself be moved, and with it all tensors that share it
         self._addresses: list[int] = []  # of what is shown
         self._count_bytes: list[np.ndarray] = []
         self._told: list[bytes] = []
@@ -105,12 +106,11 @@ class FlatParameters:
         if self._is_joined:
             self._copies = Copies([p.detach() for p in self.members], self._split(self.flat.detach()))
             return False
-        now = self.members[0].detach()
-        has_moved = now.data_ptr() != self.flat.data_ptr()
-        self.flat.data = now
+        now, before = self.members[0].detach(), self._address
+        self.flat.data, self._address = now, now.data_ptr()
         if self.is_divided:
             self.own.data = now.view(-1)[self._range]
-        return has_moved
+        return self._address != before
 
     def take_values(self) -> None:
         """Copies the members to the joined ones, where that is other memory."""
