@@ -96,7 +96,8 @@ class FlatParameters:
             set_gradient(self.own, self.total.view(-1)[self._range])
         self._copies: Copies | None = None
         self._address = self.flat.data_ptr()  # a storage may itself be moved, and with it all tensors that share it
-        self._addresses: list[int] = []  # of what is shown
+        self._shown: list[Tensor] = []
+        self._addresses: list[int] = []
         self._count_bytes: list[np.ndarray] = []
         self._told: list[bytes] = []
         self._forget_shown()
@@ -158,9 +159,10 @@ class FlatParameters:
                     shown = apart(self._counts[key], [part.shape] * len(self.members))
                 for p, own in zip(self.members, shown, strict=True):
                     optimizer.state[p][key] = own
-                self._shown[key] = [own for own in shown if isinstance(own, Tensor)]
         if anew:
-            self._addresses = self._addresses_now()
+            held = [optimizer.state[p][key] for key in self._published for p in self.members]
+            self._shown = [one for one in held if isinstance(one, Tensor)]
+            self._addresses = list(map(Tensor.data_ptr, self._shown))
             self._count_bytes = [c.detach().reshape(-1).view(torch.uint8).numpy() for c in self._counts.values()]
         self._told = [count.tobytes() for count in self._count_bytes]
         return anew
@@ -169,16 +171,12 @@ class FlatParameters:
     def is_as_shown(self) -> bool:
         """Whether what was shown is where it was, and counts are what they were; other edits in place are followed."""
         told = [count.tobytes() for count in self._count_bytes]
-        return told == self._told and self._addresses_now() == self._addresses
-
-    def _addresses_now(self) -> list[int]:
-        return [one.data_ptr() for shown in self._shown.values() for one in shown]
+        return told == self._told and list(map(Tensor.data_ptr, self._shown)) == self._addresses
 
     def _forget_shown(self) -> None:
         self._published: dict[str, Any] = {}
         self._counts: dict[str, Tensor] = {}  # the numbers among it that say how far they are
-        self._shown: dict[str, list[Tensor]] = {}
-        self._addresses, self._count_bytes, self._told = [], [], []
+        self._shown, self._addresses, self._count_bytes, self._told = [], [], [], []
 
     def cut(self, parts: int) -> nn.Parameter:
         """The largest of that many parts of them, with its joined gradient."""
