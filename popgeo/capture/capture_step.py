@@ -1,6 +1,6 @@
 """Model, arguments and choices in; a captured step out."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -23,6 +23,7 @@ def capture_step(
     arguments: Arguments,
     *,
     trained: Sequence[str] = (),
+    unregistered: Mapping[str, Sequence[nn.Parameter]] | None = None,
     loss_scaling: float | None = 1.0,
     autocast: torch.dtype | None = None,
     show_progress: bool = False,
@@ -33,18 +34,26 @@ def capture_step(
         function: A module or any function of tensors.
         arguments: What it is called with.
         trained: Parameters to differentiate the loss by.
+        unregistered: Those that the optimizer holds and the function must not use, from `unregistered_parameters`.
         loss_scaling: Gradient of the loss to start from; None makes it an input, `state:loss_scale`.
         autocast: The type that the forward pass computes in if that is safe.
         show_progress: Show a bar, at a terminal or in a notebook, when it takes longer than a second.
 
     Raises:
         DynamicShapeError: a shape or a decision depends on the data.
-        ValueError: no loss, several, or a change of what is neither argument nor state, such as the random seed.
+        ValueError: no loss, several, a change of what is neither argument nor state, such as the random seed, or a
+            parameter that is to be trained and is not the module's.
     """
     seen = show_progress and is_seen()
     with tqdm(desc="compiling", unit=" operations", delay=1, disable=not seen) as bar:
         captured = capture(
-            function, arguments, trained=trained, loss_scaling=loss_scaling, autocast=autocast, on_operation=bar.update
+            function,
+            arguments,
+            trained=trained,
+            unregistered=unregistered,
+            loss_scaling=loss_scaling,
+            autocast=autocast,
+            on_operation=bar.update,
         )
     graph, relied_on = optimize(captured.graph)
     result = note_likeness(captured.result, arguments.graph_data)
@@ -74,3 +83,11 @@ def trained_names(model: Callable[..., Any], optimizer: Optimizer | None) -> lis
             raise ValueError("No parameter that the optimizer holds needs a gradient; call requires_grad_() of one.")
         raise ValueError("The optimizer holds no parameter of the model; build it from model.parameters().")
     return trained
+
+
+def unregistered_parameters(model: Callable[..., Any], optimizer: Optimizer | None) -> dict[str, list[nn.Parameter]]:
+    """Return the parameters that an optimizer holds and its model does not register, by their group in words."""
+    own = {*model.parameters()} if isinstance(model, nn.Module) else set()
+    groups = enumerate([] if optimizer is None else optimizer.param_groups)
+    held = {f"parameter group {number}": [p for p in group["params"] if p not in own] for number, group in groups}
+    return {place: parameters for place, parameters in held.items() if parameters}

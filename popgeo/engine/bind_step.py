@@ -9,7 +9,7 @@ import torch
 from popgeo import largest_graph
 from popgeo.capture import step_cache
 from popgeo.capture.arguments import Arguments
-from popgeo.capture.capture_step import capture_step, trained_names
+from popgeo.capture.capture_step import capture_step, trained_names, unregistered_parameters
 from popgeo.capture.captured_step import CapturedStep
 from popgeo.capture.held_state import in_modes
 from popgeo.capture.structures import describe, leaves
@@ -89,7 +89,8 @@ def _fitting(
 ) -> tuple[CapturedStep, Update | None, StepPlan | None]:
     """A step, its update and the machine's plan of it, where the machine refuses none of them."""
     options = recipe.options
-    key = None if options.cache_dir is None else _key(recipe, arguments, trained)
+    keeps = options.cache_dir is not None and not unregistered_parameters(recipe.function, recipe.optimizer)
+    key = _key(recipe, arguments, trained) if keeps else None
     kept = step_cache.load(options.cache_dir, key, recipe.module, arguments, trained)
     step = kept or _captured(recipe, arguments, trained)
     update = None
@@ -120,7 +121,13 @@ def _captured(recipe: Recipe, arguments: Arguments, trained: Sequence[str]) -> C
         scale, is_shown = recipe.options.constant_loss_scaling, recipe.options.show_progress
         casts = recipe.autocast or autocast_around()
         return capture_step(
-            recipe.function, arguments, trained=trained, loss_scaling=scale, autocast=casts, show_progress=is_shown
+            recipe.function,
+            arguments,
+            trained=trained,
+            unregistered=unregistered_parameters(recipe.function, recipe.optimizer),
+            loss_scaling=scale,
+            autocast=casts,
+            show_progress=is_shown,
         )
 
 

@@ -118,7 +118,7 @@ class BoundStep:
         """Binds the step to the memory in which the weights are now, if they have moved."""
         if self.watch.has_moved() and isinstance(self.runner, StepRunner):
             self.runner.bind()
-        self.watch.look()  # binding moves weights too
+        self.watch.look()
 
     def unflatten(self, results: Sequence[Tensor], graph_data: Sequence[Any]) -> Any:
         """What the function returns, where results that are graph data are like that of the call."""

@@ -21,7 +21,7 @@ from popgeo.engine.optimizer.update import Update
 from popgeo.engine.replicas import Replicas, ReplicaState
 from popgeo.engine.shown_step import as_html, in_words
 from popgeo.engine.step_options import StepOptions
-from popgeo.engine.step_recipe import Recipe, StepPlan
+from popgeo.engine.step_recipe import Recipe, StepPlan, plain_optimizer
 from popgeo.forked import Lock
 
 
@@ -74,9 +74,6 @@ class CompiledStep:
         Weights, the optimizer's state, random numbers and the count of updates stay.
         """
         with self._lock:
-            for parameter in self.model.parameters():
-                if self.backend is not Backend.CUDA:
-                    parameter.data = parameter.data.clone()  # no longer a view of the step's memory
             self._step.forget(self._step.recipe.modes)
 
     @property
@@ -166,6 +163,7 @@ class CompiledStep:
         """
         if self._step.recipe.optimizer is None:
             raise ValueError("A forward pass has no optimizer; wrap the module with training_model to train it.")
+        optimizer = plain_optimizer(optimizer)
         with self._lock:
             if self.is_compiled and self.update is not None:
                 self.update.set_optimizer(optimizer)

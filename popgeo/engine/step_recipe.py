@@ -21,10 +21,33 @@ from popgeo.engine.pipeline.staging import Staging
 from popgeo.engine.step_options import StepOptions
 
 
-def require_optimizer(optimizer: Any) -> None:
-    """Raises ValueError, with what was given, if that is not an optimizer."""
+def plain_optimizer(optimizer: Any) -> Optimizer:
+    """Return what was given if it is an optimizer, and of accelerate's wrapper the optimizer that it wraps.
+
+    Raises:
+        ValueError: it is no optimizer, or wraps one in a way that a compiled step would lose.
+    """
+    kind = type(optimizer)
+    if kind.__module__ == "accelerate.optimizer":
+        steps = optimizer.gradient_state.num_steps
+        if steps != 1:
+            raise ValueError(
+                f"The accelerator has gradient_accumulation_steps={steps}, which is lost in a compiled step: it "
+                f"updates in each call. Leave it out and pass options=StepOptions(gradient_accumulation={steps})."
+            )
+        if optimizer.scaler is not None:
+            raise ValueError(
+                "The accelerator scales the loss for float16, which is lost in a compiled step. Leave out "
+                "mixed_precision and pass options=StepOptions(loss_scaling='dynamic')."
+            )
+        return plain_optimizer(optimizer.optimizer)
     if isinstance(optimizer, Optimizer) and hasattr(optimizer, "param_groups"):
-        return
+        if not hasattr(optimizer, "_optimizer_step_pre_hooks"):
+            raise ValueError(
+                f"{kind.__name__} has not called torch.optim.Optimizer.__init__, so nothing can be told of its hooks "
+                "and its state. Call it there, or pass the optimizer that it wraps."
+            )
+        return optimizer
     given = f"the class {optimizer.__name__}" if isinstance(optimizer, type) else f"a {type(optimizer).__name__}"
     name = optimizer.__name__ if isinstance(optimizer, type) else "torch.optim.Adam"
     raise ValueError(f"optimizer is {given}; pass one over the model's parameters, {name}(model.parameters(), lr=...).")
@@ -73,7 +96,7 @@ class Recipe:
                 f"{self.options.gradient_accumulation}."
             )
         if self.optimizer is not None:
-            require_optimizer(self.optimizer)
+            object.__setattr__(self, "optimizer", plain_optimizer(self.optimizer))
         device_of(self.module, self.backend)  # which refuses a module that lies elsewhere
         require_served(self.backend, self.options)
         if self.backend is Backend.CUDA and self.optimizer is not None:

@@ -78,7 +78,7 @@ class StepRunner:
     def bind(self) -> None:
         """Binds the step to the memory in which the weights are now."""
         if self.update is not None:
-            self.update.take_over()
+            self.update.follow_memory()
         self._usual: Runner | None = None
         self._careful: Runner | None = None
 

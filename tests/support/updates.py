@@ -51,7 +51,7 @@ def make(kind: str = "adam", dtype: torch.dtype = torch.float64, part: tuple[int
     held = weights(dtype)
     optimizer = KINDS[kind](held.values())
     update = Update(optimizer, held, Options(**choices), rate, part)
-    update.take_over()
+    update.follow_memory()
     return update, held
 
 

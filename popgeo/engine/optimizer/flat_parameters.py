@@ -1,4 +1,4 @@
-"""Parameters that an optimizer treats alike, side by side in one tensor."""
+"""Parameters that an optimizer treats alike, side by side in one tensor of the step's own."""
 
 import copy
 import itertools
@@ -6,17 +6,21 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence, Set
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from popgeo.engine.optimizer.gradient_scaling import set_gradient
+from popgeo.engine.optimizer.joined_memory import Copies, apart, is_dense
 from popgeo.engine.optimizer.precision import gradient_type
 from popgeo.engine.replicas import is_sharded, part_of
 from popgeo.engine.step_options import StepOptions
 
 # Each element's update depends on that element and on numbers alone, that many parameters may be updated as one.
 ELEMENTWISE = ("SGD", "Adam", "AdamW", "Adamax", "NAdam", "RAdam", "RMSprop", "Rprop", "Adagrad", "Adadelta", "ASGD")
+# A parameter of as many elements is stepped where it lies: to copy it would cost more than operations that are saved.
+_LARGE = 2**20
 
 
 def is_elementwise(kind: type) -> bool:
@@ -44,7 +48,10 @@ def refuse_whole_tensors(optimizer: Optimizer, why: str) -> None:
 
 
 class FlatParameters:
-    """Parameters of one group and type, in one tensor. They stay if they are until `take_over`.
+    """Parameters of one group and type, which are stepped as one.
+
+    Several of them are copied, before an update, to memory of the step's own where they lie side by side, and back
+    after it. One alone is stepped in its own memory.
 
     Args:
         group: Number of their group in the optimizer.
@@ -56,7 +63,7 @@ class FlatParameters:
 
     Attributes:
         is_sharded: Whether they are this process's own, so that no other process has gradients for them.
-        flat: All of them, one after the other, with their joined gradient.
+        flat: All of them, one after the other, with their joined gradient; one alone itself.
         gradient: If one micro-batch's gradient goes. Its parts are `gradient_views`.
         total: What an update applies: the gradient itself, or the sum of several. Its parts are `total_views`.
         own: What this process updates: `flat` itself, or a part of it in the same memory.
@@ -71,9 +78,10 @@ class FlatParameters:
         part: tuple[int, int],
     ) -> None:
         self.group, self.members, self.is_sharded = group, list(members), is_sharded(members[0])
+        self._is_joined = len(members) > 1 or not is_dense(members[0])
         # A single parameter keeps its shape: optimizers such as Adafactor look at rows and columns.
-        data = members[0].detach() if len(members) == 1 else torch.cat([p.detach().reshape(-1) for p in members])
-        self.flat = nn.Parameter(data.clone())
+        data = torch.cat([p.detach().reshape(-1) for p in members]) if len(members) > 1 else members[0].detach()
+        self.flat = nn.Parameter(data.clone() if self._is_joined else data)
         self.gradient = torch.zeros_like(self.flat.detach())
         dtype = total_type or self.gradient.dtype
         own = accumulates or dtype != self.gradient.dtype
@@ -81,26 +89,43 @@ class FlatParameters:
         set_gradient(self.flat, self.total)
         self.gradient_views = self._split(self.gradient)
         self.total_views = self._split(self.total)
-        self._views = self._split(self.flat.detach())
         self.own = self.flat
         if part[1] > 1 and self.is_divisible:
             self._range = part_of(self.flat.numel(), *part)
             self.own = nn.Parameter(self.flat.detach().view(-1)[self._range])
             set_gradient(self.own, self.total.view(-1)[self._range])
-        self._published: dict[str, Any] = {}
-        self._counts: dict[str, Tensor] = {}  # the numbers among it that say how far they are
-        self._versions: list[int] = []
+        self._copies: Copies | None = None
+        self._address = self.flat.data_ptr()  # a storage may itself be moved, and with it all tensors that share it
+        self._shown: list[Tensor] = []
+        self._addresses: list[int] = []
+        self._count_bytes: list[np.ndarray] = []
+        self._told: list[bytes] = []
+        self._forget_shown()
 
-    def take_over(self) -> None:
-        """Makes the members views of the flat tensor, with the values that they have now."""
-        for parameter, view in zip(self.members, self._views, strict=True):
-            if parameter.data_ptr() != view.data_ptr() or parameter.dtype != view.dtype:
-                view.copy_(parameter.detach())
-                parameter.data = view
+    def follow_memory(self) -> bool:
+        """Takes the memory in which the members are now; whether they are stepped there, and it is another one."""
+        if self._is_joined:
+            self._copies = Copies([p.detach() for p in self.members], self._split(self.flat.detach()))
+            return False
+        now, before = self.members[0].detach(), self._address
+        self.flat.data, self._address = now, now.data_ptr()
+        if self.is_divided:
+            self.own.data = now.view(-1)[self._range]
+        return self._address != before
+
+    def take_values(self) -> None:
+        """Copies the members to the joined ones, where that is other memory."""
+        if self._copies is not None:
+            self._copies.take()
+
+    def give_values(self) -> None:
+        """Copies the joined ones to the members, where that is other memory."""
+        if self._copies is not None:
+            self._copies.give()
 
     def adopt(self, optimizer: Optimizer, state: dict[Any, Any]) -> bool:
         """Takes the state that the user's optimizer has of the members; False, and nothing, if they differ in it."""
-        self._published, self._counts = {}, {}
+        self._forget_shown()
         state.pop(self.own, None)
         states = [optimizer.state.get(p, {}) for p in self.members]
         if len(set(map(_progress, states))) > 1:
@@ -110,7 +135,7 @@ class FlatParameters:
         return True
 
     def publish(self, optimizer: Optimizer, state: Mapping[str, Any]) -> bool:
-        """Shows the state to the user's optimizer: one number per element as views, everything else copied.
+        """Shows the state to the user's optimizer: numbers of elements where they are, everything else copied.
 
         Returns:
             Whether it shows anything that it did not hold before.
@@ -123,27 +148,35 @@ class FlatParameters:
             elif self._published.get(key, self) is not part:
                 anew, self._published[key] = True, part
                 shown: Sequence[Any] = [part] * len(self.members)
-                if is_elementwise:
-                    # Of a part of the members, flat; empty if this process has none of a member's.
-                    shown = [part[here] for here in self._ranges()] if self.is_divided else self._split(part)
-                elif isinstance(part, Tensor):
-                    # One row per member, so that one copy refreshes the step count of all of them.
-                    self._counts[key] = part.expand(len(self.members), *part.shape).clone()
-                    shown = self._counts[key].unbind()
-                if is_elementwise and not part.dim():
+                if is_elementwise and (self.is_divided or len(self.members) > 1):
+                    shown = apart(part, self._shown_shapes())
+                elif is_elementwise and not part.dim():
                     self._counts[key] = part
+                elif isinstance(part, Tensor) and not is_elementwise:
+                    # One row per member, so that one copy refreshes the step count of all of them.
+                    rows = part.expand(len(self.members), *part.shape)
+                    self._counts[key] = rows.clone(memory_format=torch.contiguous_format)
+                    shown = apart(self._counts[key], [part.shape] * len(self.members))
                 for p, own in zip(self.members, shown, strict=True):
                     optimizer.state[p][key] = own
-        self._versions = self._versions_now()
+        if anew:
+            held = [optimizer.state[p][key] for key in self._published for p in self.members]
+            self._shown = [one for one in held if isinstance(one, Tensor)]
+            self._addresses = list(map(Tensor.data_ptr, self._shown))
+            self._count_bytes = [c.detach().reshape(-1).view(torch.uint8).numpy() for c in self._counts.values()]
+        self._told = [count.tobytes() for count in self._count_bytes]
         return anew
 
     @property
     def is_as_shown(self) -> bool:
-        """Whether the counts are unchanged since they were shown; other state is followed in place."""
-        return self._versions == self._versions_now()
+        """Whether what was shown is where it was, and counts are what they were; other edits in place are followed."""
+        told = [count.tobytes() for count in self._count_bytes]
+        return told == self._told and list(map(Tensor.data_ptr, self._shown)) == self._addresses
 
-    def _versions_now(self) -> list[int]:
-        return [count._version for count in self._counts.values()]
+    def _forget_shown(self) -> None:
+        self._published: dict[str, Any] = {}
+        self._counts: dict[str, Tensor] = {}  # the numbers among it that say how far they are
+        self._shown, self._addresses, self._count_bytes, self._told = [], [], [], []
 
     def cut(self, parts: int) -> nn.Parameter:
         """The largest of that many parts of them, with its joined gradient."""
@@ -169,14 +202,13 @@ class FlatParameters:
         """Whether this process updates a part of them, and gets the rest from others."""
         return self.own is not self.flat
 
-    def _ranges(self) -> list[slice]:
-        """Where in this process's part each member lies, as far as it does."""
-        ends = list(itertools.accumulate(p.numel() for p in self.members))
-        first, size = self._range.start, self._range.stop - self._range.start
-        return [
-            slice(min(max(end - p.numel() - first, 0), size), min(max(end - first, 0), size))
-            for p, end in zip(self.members, ends, strict=True)
-        ]
+    def _shown_shapes(self) -> list[Sequence[int]]:
+        """Of each member's state as it is shown: like the member; of a part flat, empty if it has none of a member."""
+        if not self.is_divided:
+            return [p.shape for p in self.members]
+        ends = [*itertools.accumulate((p.numel() for p in self.members), initial=0)]
+        inside = [min(max(end, self._range.start), self._range.stop) for end in ends]
+        return [(end - start,) for start, end in itertools.pairwise(inside)]
 
     def _join(self, parts: Sequence[Any]) -> Any:
         """A piece of the state, of what `publish` gave out or of the whole states of all members."""
@@ -205,7 +237,7 @@ def flatten_groups(
         for p in group["params"]:
             if p in trained:
                 # A parameter without dimensions stays alone: its state could not be distinguished from a step count.
-                alike = elementwise and p.dim() and p.is_contiguous()
+                alike = elementwise and p.dim() and p.is_contiguous() and p.numel() < _LARGE
                 kind = (p.dtype, is_sharded(p), _progress(optimizer.state.get(p, {})))
                 by_kind[kind if alike else id(p)].append(p)
         for members in by_kind.values():

@@ -1,4 +1,4 @@
-"""The optimizer's update, on parameters that lie side by side: a dozen operations for a group, not for each of them."""
+"""The optimizer's update, on joined parameters: a dozen operations for a group, not for each of them."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -14,6 +14,7 @@ from popgeo.engine.optimizer.capture_update import capture_later_update, capture
 from popgeo.engine.optimizer.choose_worker import choose_worker
 from popgeo.engine.optimizer.flat_parameters import flatten_groups, refuse_whole_tensors
 from popgeo.engine.optimizer.gradient_scaling import GradientScaling, overflow_of
+from popgeo.engine.optimizer.joined_memory import overlap
 from popgeo.engine.optimizer.precision import keep_types_when_loading
 from popgeo.engine.optimizer.worker import OwnWorker, Worker, noted_groups, require_gradients, settings_of, wants_itself
 from popgeo.engine.replicas import Replicas
@@ -26,9 +27,9 @@ _ALONE = Replicas((0,), 1)
 class Update:
     """Joins gradients, clips them and applies any `torch.optim` optimizer.
 
-    Parameters that share a group and a type become views of one tensor when it takes them over; so do their gradients
-    and the optimizer's state, which stays readable and writable through the optimizer given. Until then neither the
-    parameters nor the optimizer change.
+    Parameters that share a group and a type are updated as one, in memory of the step's own. They stay in the memory of
+    their owners, who may exchange it (`follow_memory`); the optimizer's state stays readable and writable through the
+    optimizer given.
 
     Args:
         optimizer: Where hyperparameters and state live; a scheduler may change it at any time.
@@ -82,6 +83,7 @@ class Update:
         self._totals = self._named([part.total_views for part in self._flat])
         self._own = OwnWorker(optimizer, self._flat)
         self._worker = choose_worker(self._own, self._flat, options, part[0])
+        self._shares_memory = False
         # The user's groups and state as they were last taken; None if they are to be taken again.
         self._groups: list[dict[str, Any]] | None = None
         self._adopted: dict[Any, Any] | None = None
@@ -134,12 +136,15 @@ class Update:
         if not scaling.changes_nothing:
             scaling.apply([part.flat for part in self._flat])
         worker.step()
+        if worker is not self._own:
+            replicas.hand_on([part.flat.detach().view(-1) for part in self._flat if part.is_divided])
+            for part in self._flat:
+                part.give_values()
         if self._checks:
             self._check()
         self.num_updates += 1
         if max([part.publish(self.optimizer, worker.state(part.own)) for part in self._flat]):
             self._adopted = _noted(self.optimizer)
-        replicas.hand_on([part.flat.detach().view(-1) for part in self._flat if part.is_divided])
 
     @property
     def is_captured(self) -> bool | None:
@@ -213,13 +218,11 @@ class Update:
             replicas.share_weights([seed])
             self.seed, self._adopted = int(seed), None
 
-    def take_over(self) -> None:
-        """Makes the parameters views of the joined ones, at first and where their memory has been exchanged since.
-
-        The latter happens, for example, in `load_state_dict(assign=True)`.
-        """
-        for part in self._flat:
-            part.take_over()
+    def follow_memory(self) -> None:
+        """Takes the memory in which the parameters are, at first and where an owner has exchanged it since."""
+        if max([part.follow_memory() for part in self._flat]):
+            self._adopted = None  # a captured update is bound to memory
+        self._shares_memory = overlap([p for part in self._flat for p in part.members])
         self._keep_types()
 
     def _keep_types(self) -> None:
@@ -246,14 +249,18 @@ class Update:
         if self._worker is self._own:
             return self._own
         has_hooks = wants_itself(self.optimizer)
-        if not has_hooks and self._adopt():
+        for part in self._flat:
+            part.take_values()
+        if not has_hooks and not self._shares_memory and self._adopt():
             if is_new or self._worker.keeps_types:  # which looks at the weights too
                 own = settings_of(self.optimizer)
                 self._worker.follow([own[part.group] for part in self._flat])
                 self._groups = noted_groups(self.optimizer)
             return self._worker
         if self._worker.keeps_types or any(part.is_divided for part in self._flat):
-            why = "has hooks; remove them" if has_hooks else "had state edited for some parameters; call reset()"
+            why = "steps parameters that share memory; untie them" if self._shares_memory else "has hooks; remove them"
+            if not has_hooks and not self._shares_memory:
+                why = "had state edited for some parameters; call reset()"
             raise ValueError(
                 f"{type(self.optimizer).__name__} {why}, or leave out shard_optimizer_state, optimizer_state_dtype, "
                 "master_weights, stochastic_rounding and accumulation_dtype: with these its own step() cannot run."
@@ -279,8 +286,8 @@ class Update:
 
     def _check(self) -> None:
         """Raises where finite gradients gave weights of NaN or infinity."""
-        broken = [part for part in self._flat if part.total.isfinite().all() and not part.flat.isfinite().all()]
-        names = [self._names[id(p)] for part in broken for p in part.members if not p.isfinite().all()]
+        finite = [part for part in self._flat if part.total.isfinite().all()]
+        names = [self._names[id(p)] for part in finite for p in part.members if not p.isfinite().all()]
         if names:
             raise FloatingPointError(
                 f"{type(self.optimizer).__name__}'s update of step {self.num_updates} gave NaN or infinity "

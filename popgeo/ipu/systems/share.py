@@ -10,13 +10,13 @@ from torch import nn
 from torch.optim import Optimizer
 
 from popgeo.capture.arguments import Arguments
-from popgeo.capture.capture_step import capture_step, trained_names
+from popgeo.capture.capture_step import capture_step, trained_names, unregistered_parameters
 from popgeo.capture.captured_step import CapturedStep
 from popgeo.capture.op_graph import Role
 from popgeo.capture.passes import fold_constants
 from popgeo.engine.optimizer.update import Update
 from popgeo.engine.shards import num_shards, only_first
-from popgeo.engine.step_recipe import require_optimizer
+from popgeo.engine.step_recipe import plain_optimizer
 from popgeo.filter_choice import filters_at_each_edge
 from popgeo.ipu.cost.graph_cost import cost
 from popgeo.ipu.cost.shared_statistics import with_shared_statistics
@@ -123,12 +123,19 @@ def share_of(
         ValueError: a norm that is trained cannot share its statistics among the replicas as it asks for.
     """
     if optimizer is not None:
-        require_optimizer(optimizer)
+        optimizer = plain_optimizer(optimizer)
     target, shards, num_local = options.target.of_shards(num_shards(model))
     with only_first(model, num_local), filters_at_each_edge():  # as published programs make them
         trained = trained_names(model, optimizer)
         scale, is_shown = options.constant_loss_scaling, options.show_progress
-        step = capture_step(model, arguments, trained=trained, loss_scaling=scale, show_progress=is_shown)
+        step = capture_step(
+            model,
+            arguments,
+            trained=trained,
+            unregistered=unregistered_parameters(model, optimizer),
+            loss_scaling=scale,
+            show_progress=is_shown,
+        )
         step = with_shared_statistics(step, model, options.replication_factor if optimizer else 1)
         update = update_of(model, step, optimizer, options) if optimizer and isinstance(model, nn.Module) else None
     return Share(step=step, update=update, target=target, shards=shards)

@@ -74,7 +74,7 @@ def test_a_velocity_of_half_is_rounded_at_random_where_weights_are(rounds: bool)
     optimizer = optim.SGD(weights.values(), lr=1.0, momentum=0.5, velocity_accum_type=torch.float16)
     options = Options(stochastic_rounding=rounds, gradient_accumulation=2, random_seed=1)
     update = Update(optimizer, weights, options)
-    update.take_over()
+    update.follow_memory()
     for number, gradient in enumerate((1.0, 1 + 2**-10)):
         update.gradients["weight"].fill_(gradient)
         update.accumulate(first=number == 0)

@@ -80,7 +80,7 @@ def test_what_was_frozen_for_a_while_goes_on_from_its_own_count(kind: str):
     for phase, frozen in enumerate([{"line", "one"}, set(), {"rows"}, set()]):
         # As after `requires_grad_(False)`: the model is compiled anew, for the parameters that train.
         update = Update(own, {name: p for name, p in mine.items() if name not in frozen}, Options())
-        update.take_over()
+        update.follow_memory()
         for number in range(4 * phase, 4 * phase + 4):
             feed(update, gradients(number))
             update.apply()

@@ -1,5 +1,7 @@
 """Parameters side by side in one tensor, whole and in parts: where each lies, and what becomes of its state."""
 
+import contextlib
+
 import pytest
 import torch
 from torch import nn
@@ -8,6 +10,7 @@ from popgeo.engine.optimizer.choose_worker import choose_worker
 from popgeo.engine.optimizer.flat_parameters import FlatParameters, flatten_groups, is_elementwise
 from popgeo.engine.optimizer.worker import OwnWorker
 from popgeo.engine.step_options import StepOptions
+from popgeo.native import library
 
 WHOLE = (0, 1)
 SHAPES = ((3, 2), (5,), (1,), (2, 1, 2))  # 6, 5, 1 and 4 elements
@@ -22,40 +25,58 @@ def joined(tensors: list[torch.Tensor]) -> torch.Tensor:
     return torch.cat([tensor.detach().flatten() for tensor in tensors])
 
 
-def test_members_lie_one_after_the_other_and_become_views_when_taken_over():
+@pytest.mark.parametrize("kernels", [contextlib.nullcontext, library.without_native])
+def test_members_stay_where_they_are_and_are_copied_each_way(kernels):
     members = parameters()
     values, before = joined(members), [p.data_ptr() for p in members]
     flat = FlatParameters(7, members, False, None, WHOLE)
     assert (flat.group, flat.members, flat.is_sharded, flat.is_divided) == (7, members, False, False)
     assert torch.equal(flat.flat.detach(), values)
+    assert not flat.follow_memory()
+    with kernels():
+        members[1].data.fill_(3.0)
+        flat.take_values()
+        assert torch.equal(flat.flat.detach(), joined(members))
+        flat.flat.detach()[:6] = 2.0
+        assert not (members[0] == 2).any()
+        flat.give_values()
+    assert (members[0] == 2).all()
+    assert (members[1] == 3).all()
     assert [p.data_ptr() for p in members] == before
-    members[1].data.fill_(3.0)  # changed since: what counts is the value when they are taken over
-    flat.take_over()
-    assert torch.equal(flat.flat.detach(), joined(members))
     assert [p.shape for p in members] == [torch.Size(shape) for shape in SHAPES]
-    flat.flat.detach().fill_(2.0)
-    assert all((p == 2).all() for p in members)
-    kept = members[0].data
-    flat.take_over()
-    assert members[0].data is kept or members[0].data.data_ptr() == kept.data_ptr()
 
 
-def test_memory_that_is_exchanged_or_widened_is_taken_over_again():
+def test_memory_that_is_exchanged_is_followed():
     members = parameters()
     flat = FlatParameters(0, members, False, None, WHOLE)
-    flat.take_over()
+    flat.follow_memory()
+    left = members[2].data
     members[2].data = torch.full((1,), 9.0)
-    flat.take_over()
+    assert not flat.follow_memory()
+    flat.take_values()
     assert flat.flat[11] == 9
     flat.flat.detach()[11] = 8.0
+    flat.give_values()
     assert members[2].item() == 8
-    # The same place in memory may be looked at as another type.
-    halves = parameters(torch.bfloat16)
-    flat = FlatParameters(0, halves, False, None, WHOLE)
-    flat.take_over()
-    halves[2].data = halves[2].data.view(torch.float16)
-    flat.take_over()
-    assert halves[2].dtype is torch.bfloat16
+    assert left.item() not in (8, 9)
+
+
+@pytest.mark.parametrize("part", [WHOLE, (1, 2)])
+def test_one_alone_is_stepped_where_it_lies_unless_its_elements_lie_apart(part):
+    whole = torch.arange(12.0).view(4, 3)
+    for data, is_in_place in ((whole.clone(), True), (whole.clone().t(), True), (whole.clone()[:, :2], False)):
+        only = nn.Parameter(data)
+        flat = FlatParameters(0, [only], False, None, part)
+        assert not flat.follow_memory()
+        assert (flat.flat.data_ptr() == only.data_ptr()) is is_in_place
+        assert flat.is_divided is (part != WHOLE and (flat.flat.is_contiguous()))
+        for number in range(2):
+            flat.take_values()
+            flat.own.detach().fill_(-1.0 - number)
+            flat.give_values()
+            assert (only == -1 - number).sum() == flat.own.numel()
+            only.data = torch.empty_strided(only.shape, only.stride()).copy_(only.detach())
+            assert flat.follow_memory() is is_in_place
 
 
 @pytest.mark.parametrize("accumulates", [False, True])
@@ -81,7 +102,6 @@ def test_one_alone_keeps_its_shape():
     assert flat.flat.shape == flat.gradient.shape == flat.total.shape == (3, 2)
     assert flat.gradient_views[0] is flat.gradient
     assert flat.own is flat.flat
-    assert flat.flat.data_ptr() != only.data_ptr()
 
 
 @pytest.mark.parametrize("parts", [2, 3, 5])
@@ -138,7 +158,7 @@ def test_the_state_of_a_part_is_a_copy_of_that_of_whole_parameters():
     assert given.tolist() == [0, 1, 2, 3]
 
 
-def test_state_is_shown_as_views_and_what_counts_steps_as_a_row_of_copies():
+def test_state_is_shown_where_it_lies_and_what_counts_steps_as_copies_each_in_a_storage_of_its_own():
     members = parameters()
     flat, optimizer = FlatParameters(0, members, False, None, WHOLE), torch.optim.Adam(members)
     state = {"step": torch.tensor(3.0), "exp_avg": torch.arange(16.0), "note": "kept"}
@@ -148,6 +168,8 @@ def test_state_is_shown_as_views_and_what_counts_steps_as_a_row_of_copies():
         assert optimizer.state[p]["note"] == "kept"
         assert optimizer.state[p]["exp_avg"].shape == p.shape
     assert joined([optimizer.state[p]["exp_avg"] for p in members]).tolist() == list(range(16))
+    shown = [optimizer.state[p][key] for p in members for key in ("step", "exp_avg")]
+    assert all(one.untyped_storage().nbytes() == one.nbytes for one in shown)
     # What is changed in place shows without being told of; counts are told again.
     counts = [optimizer.state[p]["step"] for p in members]
     assert len({count.data_ptr() for count in counts}) == len(members)
@@ -157,6 +179,14 @@ def test_state_is_shown_as_views_and_what_counts_steps_as_a_row_of_copies():
     flat.publish(optimizer, state)
     assert counts == [4, 4, 4, 4]
     assert optimizer.state[members[0]]["exp_avg"].flatten().tolist() == [1, 2, 3, 4, 5, 6]
+    # What is moved or counts otherwise shows.
+    assert flat.is_as_shown
+    counts[1].zero_()
+    assert not flat.is_as_shown
+    counts[1].fill_(4)
+    assert flat.is_as_shown
+    optimizer.state[members[0]]["exp_avg"].data = torch.zeros(SHAPES[0])
+    assert not flat.is_as_shown
     # What is made anew is shown anew.
     state["exp_avg"] = torch.zeros(16)
     flat.publish(optimizer, state)

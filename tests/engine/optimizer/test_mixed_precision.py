@@ -372,7 +372,7 @@ def test_parts_of_the_weights_round_by_random_numbers_of_their_own():
         weights = {"many": nn.Parameter(torch.ones(400).half()), "one": nn.Parameter(torch.ones(()).half())}
         options = Options(stochastic_rounding=True, shard_optimizer_state=True, random_seed=3)
         update = Update(optim.SGD(weights.values(), lr=1e-4), weights, options, part=(number, 2))
-        update.take_over()
+        update.follow_memory()
         for _ in range(8):
             for gradient in update.gradients.values():
                 gradient.fill_(1.0)

@@ -338,7 +338,7 @@ def test_published_optimizers_step_as_in_eager(module: str, name: str):
     mine, theirs = weights(torch.float32), weights(torch.float32)
     own, reference = kind(list(mine.values())), kind(list(theirs.values()))
     update = update_of(own, mine, StepOptions())
-    update.take_over()
+    update.follow_memory()
     for number in range(8):
         for one in (own, reference):
             if hasattr(one, "train") and number in (0, 4):

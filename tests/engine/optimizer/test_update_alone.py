@@ -259,7 +259,7 @@ def test_a_setting_that_is_a_list_may_be_written_to():
     mine, theirs = weights(), weights()
     own, optimizer = (ByList(held.values(), rates=[0.1]) for held in (mine, theirs))
     update = Update(own, mine, Options())
-    update.take_over()
+    update.follow_memory()
     for number in range(6):
         for one in (own, optimizer):
             one.param_groups[0]["rates"][0] = 0.1 if number < 4 else 0.02

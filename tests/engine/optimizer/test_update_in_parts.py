@@ -17,7 +17,7 @@ from tests.support.updates import KINDS, assert_same, feed, gradients, make, ste
 def test_all_tensors_that_it_holds_are_told():
     held = weights()
     update = Update(KINDS["momentum"](held.values()), held, Options())
-    update.take_over()
+    update.follow_memory()
     own = held["last"]
     assert [one.numel() for one in update.totals()] == [16, 1]
     assert [one.numel() for one in update.tensors()] == [16, 1]
@@ -31,12 +31,12 @@ def test_all_tensors_that_it_holds_are_told():
     assert sharded.members() == [["rows", "line", "one"], ["scalar"], ["last"]]
     assert sharded.sharded() == frozenset({"2"})
     assert [one.numel() for one in sharded.totals()] == [12, 1, 4]
-    sharded.take_over()
+    sharded.follow_memory()
     added, handed = [], []
     sharded.apply(SimpleNamespace(add_up=added.extend, hand_on=handed.extend))
     assert [one.numel() for one in added] == [12, 1]
     assert [one.shape for one in handed] == [(12,)]
-    assert handed[0].data_ptr() == held["rows"].data_ptr()
+    assert torch.equal(handed[0], torch.cat([held[name].detach().flatten() for name in ("rows", "line", "one")]))
 
 
 @pytest.mark.parametrize("kind", ["momentum", "adam"])
@@ -48,15 +48,22 @@ def test_processes_that_update_a_part_each_do_together_what_one_does(kind: str, 
     for number in range(4):
         step(optimizer, theirs, gradients(number))
         handed: list[list[Tensor]] = []
+
+        def hand_on(tensors: list[Tensor], handed: list[list[Tensor]] = handed) -> None:
+            """The last process has what all others have handed on before."""
+            handed.append(tensors)
+            for own in zip(*handed, strict=True) if len(handed) == parts else ():
+                for rank, mine in enumerate(own):
+                    here = slice(mine.numel() * rank // parts, mine.numel() * (rank + 1) // parts)
+                    for other in own:
+                        other[here] = mine[here]
+
         for update, _ in made:
             feed(update, gradients(number))
-            handed.append([])
-            update.apply(SimpleNamespace(add_up=lambda gradients: None, hand_on=handed[-1].extend))
-        for tensors in zip(*handed, strict=True):
-            for rank, mine in enumerate(tensors):
-                here = slice(mine.numel() * rank // parts, mine.numel() * (rank + 1) // parts)
-                for other in tensors:
-                    other[here] = mine[here]
+            update.apply(SimpleNamespace(add_up=lambda gradients: None, hand_on=hand_on))
+        for _, mine in made[:-1]:  # the others have gone on, and get the weights from the last
+            for name, parameter in mine.items():
+                parameter.data.copy_(made[-1][1][name].detach())
         for _, mine in made:
             assert_same(mine, theirs)
         if number == 1:  # each goes on from the whole state of another optimizer
