@@ -18,7 +18,11 @@ PIP = $(RUN) -m pip install --disable-pip-version-check $(PIP_FLAGS)
 # Tests that are compiled once stay so: without it each worker rewrites every file of tests in every run.
 test test-changed check: export PYTHONDONTWRITEBYTECODE =
 
-.PHONY: demo test test-changed check format bench coverage docs release fuzz fuzz-aarch64 sanitize threads clean
+.PHONY: help demo test test-changed check format bench coverage docs release fuzz fuzz-aarch64 sanitize threads clean
+
+help: ## list what can be made
+	@sed -n 's/^\([a-z0-9-]*\):.*## \(.*\)/make \1|\2/p' Makefile | while IFS='|' read -r target text; do \
+	  printf '%-20s %s\n' "$$target" "$$text"; done
 
 demo: $(RUNS) ## train SchNet on the bundled molecules and show how it went
 	$(RUN) -m popgeo
@@ -52,6 +56,7 @@ coverage: $(DONE) ## run every test in one process, and write which lines and br
 	@grep TOTAL build/coverage.md
 
 docs: $(DONE) ## build the documentation in build/docs; a warning is an error
+	@echo "popgeo: building the documentation: guides, notebooks as they were run, reference (2 to 5 minutes on 2 cores)"
 	$(RUN) -m sphinx -W --keep-going -q -b html docs build/docs
 	@echo "popgeo: open build/docs/index.html"
 

@@ -50,7 +50,10 @@ def report(arguments: Sequence[str]) -> int:
     asked = parser.parse_args(arguments)
     text = asked.file.read_text()
     kind = Pipeline if f'"{Pipeline.VERSION[0]}"' in text[:200] else Report
-    found = kind.from_json(text)
+    try:
+        found = kind.from_json(text)
+    except ValueError as error:
+        raise ValueError(f"{asked.file} is not the JSON of a report, which report.to_json() makes. {error}") from error
     print(found)
     for path, write in ((asked.html, found.to_html), (asked.trace, found.to_chrome_trace)):
         if path is not None:

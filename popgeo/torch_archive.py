@@ -117,6 +117,14 @@ def read_format(path: str | os.PathLike[str], kind: str, version: int) -> dict[s
     name = content.get("format") if isinstance(content, dict) else None
     older = name in _WITHOUT_SEAL and name.startswith(f"popgeo {kind} ") if isinstance(name, str) else False
     if name != f"popgeo {kind} {version}" and not older:
+        is_state = (
+            not name and isinstance(content, dict) and all(isinstance(one, torch.Tensor) for one in content.values())
+        )
+        if is_state and content:
+            raise ValueError(
+                f"{path} is a state_dict of {len(content)} tensors, not a {kind} of popgeo. Load it by "
+                "model.load_state_dict(torch.load(path))."
+            )
         what = f"its format is {name!r:.60}" if name else "something else wrote it"
         raise _refusal(path, f"{kind} of popgeo that this version reads", what)
     return content

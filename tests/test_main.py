@@ -222,3 +222,10 @@ except SystemExit:
 sys.exit(int(bool({{"torch", "numpy", "torch_geometric"}} & sys.modules.keys())))
 """
     assert subprocess.run([sys.executable, "-c", program], capture_output=True, check=False).returncode == 0
+
+
+@pytest.mark.parametrize("text", ["<html></html>", "", "[7]", '{"schema": "other"}'])
+def test_a_file_that_is_no_report_is_named_with_the_function_that_makes_one(text, tmp_path, capsys):
+    (tmp_path / "report.html").write_text(text)
+    assert main(["report", str(tmp_path / "report.html")]) == 2
+    assert "report.html is not the JSON of a report, which report.to_json() makes. " in capsys.readouterr().err

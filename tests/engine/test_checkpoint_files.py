@@ -233,3 +233,13 @@ def test_each_replica_goes_on_with_its_own_buffers_and_random_numbers(tmp_path):
     made = second(x)
     assert torch.equal(made, first(x))
     assert made.floor().tolist() == [2, 40]
+
+
+def test_a_state_dict_is_answered_with_the_function_that_loads_it(tmp_path):
+    model = Weighted(3)
+    torch.save(model.state_dict(), tmp_path / "weights.pt")
+    step = training_model(model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1))
+    with pytest.raises(
+        ValueError, match=r"weights.pt is a state_dict of \d+ tensors.* Load it by model.load_state_dict"
+    ):
+        step.load(tmp_path / "weights.pt")
