@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from popgeo.capture.held_state import require_shapes
 from popgeo.data.axes import Axis, Level
 from popgeo.data.batch_layout import LayoutChoices
 from popgeo.data.fixed_size_options import FixedSizeOptions
@@ -88,6 +89,7 @@ class Predictor:
     ) -> None:
         if not isinstance(model, nn.Module):
             raise ValueError(f"model is a {type(model).__name__}; pass a torch.nn.Module, or popgeo.load(path) a file.")
+        require_shapes(model)
         model = copy.deepcopy(model).eval().requires_grad_(False)
         found = next((tensor.device for tensor in (*model.parameters(), *model.buffers())), torch.device("cpu"))
         self.device = torch.device(device) if device is not None else found

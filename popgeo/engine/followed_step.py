@@ -15,9 +15,11 @@ from popgeo.engine import resume
 from popgeo.engine.backend import Backend
 from popgeo.engine.bind_step import bind_step
 from popgeo.engine.bound_step import NOTHING_ON_A_GPU, BoundStep
+from popgeo.engine.misuse import refuse_transforms
 from popgeo.engine.replicas import Replicas
 from popgeo.engine.step_recipe import Recipe
 from popgeo.filter_choice import CHECKED_EVERY, refine_filters
+from popgeo.plain_surroundings import plain_surroundings
 
 
 class FollowedStep:
@@ -41,8 +43,9 @@ class FollowedStep:
         """The step as it runs a call: compiled if it is not, and with what has changed about the model taken up.
 
         Raises:
-            ValueError: it trains, and gradients are switched off around the call.
+            ValueError: it trains, and gradients are switched off around the call; or `torch.func` transforms it.
         """
+        refuse_transforms()
         if self.recipe.optimizer is not None and not torch.is_grad_enabled():
             raise ValueError(
                 "A training step updates the weights in each call, also within torch.no_grad(), where loss.backward() "
@@ -68,8 +71,10 @@ class FollowedStep:
             self.forget(bound.watch.modes())
         return self.compile(args, kwargs)
 
+    @plain_surroundings()
     def compile(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> BoundStep:
         """Compiles the step for such arguments; rejected arguments change neither the model nor the optimizer."""
+        refuse_transforms()
         replicas = self._replicas_here()
         if self._pending is not None:
             resume.require_replicas(self._pending, replicas)

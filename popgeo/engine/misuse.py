@@ -5,14 +5,32 @@ from collections.abc import Iterable
 from typing import Any, NoReturn
 
 from torch import Tensor, nn
+from torch.compiler import is_compiling
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim import Optimizer
+
+from popgeo.ops.eager import is_plain, transforms_around
 
 _OF_GRAPHS = {"edge_index", "batch", "nodes_mask", "edges_mask", "graphs_mask"}
 _DONE = (
     "The compiled step has run the backward pass and the optimizer's update already, and leaves no gradients. Leave "
     "out {what}; gradients are clipped by compile_step(..., options=StepOptions(max_grad_norm=1.0))."
 )
+
+
+def refuse_transforms() -> None:
+    """Refuse a call of a compiled step that something around it transforms, traces or runs without data.
+
+    Raises:
+        ValueError: `torch.func`, forward-mode derivatives, `torch.jit.trace`, fake tensors or a capture surround it.
+    """
+    if is_compiling() or is_plain():  # torch.compile leaves the step out of its own graph
+        return
+    if around := transforms_around():
+        raise ValueError(
+            f"A compiled step was called inside {around}, which would have to see each operation; a compiled step "
+            "runs as a whole, without derivatives. Call the model itself there, or call the step outside."
+        )
 
 
 def mark_as_done(results: Iterable[Tensor]) -> None:

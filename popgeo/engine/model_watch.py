@@ -17,6 +17,7 @@ from torch.utils.hooks import RemovableHandle
 from popgeo.capture.held_state import OF_EVERY_MODULE
 from popgeo.capture.pytree import SCALARS
 from popgeo.engine.same_objects import holds_the_same
+from popgeo.native.plain_tensor import require_memory
 
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _FORWARD = operator.attrgetter("forward")  # a class may be given another
@@ -66,6 +67,15 @@ class ModelWatch:
     def has_moved(self) -> bool:
         """Whether a weight or buffer is in other memory than at the last look."""
         return self._addresses != [t.data_ptr() for t in (*self._model.parameters(), *self._model.buffers())]
+
+    def require_memory(self) -> None:
+        """Check that weights and buffers lie in memory.
+
+        Raises:
+            ValueError: one was freed, as a sharded model's are between its calls.
+        """
+        for name, tensor in (*self._model.named_parameters(), *self._model.named_buffers()):
+            require_memory(name, tensor)
 
     def modes(self) -> Mapping[nn.Module, bool]:
         """Which submodules are to train: as set one by one; a mode of the model as a whole is not the step's."""

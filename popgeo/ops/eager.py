@@ -9,6 +9,7 @@ from torch._C import _functorch
 from torch.autograd import forward_ad
 from torch.compiler import is_compiling
 from torch.nn import Parameter
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 
 def is_direct(*tensors: Tensor) -> bool:
@@ -26,6 +27,27 @@ def is_direct(*tensors: Tensor) -> bool:
 def is_plain() -> bool:
     """Whether nothing traces or transforms what is called now: no capture, no dispatch mode, no functorch."""
     return not (_is_transformed() or _C._len_torch_dispatch_stack())
+
+
+def transforms_around() -> str:
+    """Return the name of what transforms, traces or fakes the operations that are called now; empty if nothing does.
+
+    A mode that only looks at operations, such as a count of FLOPs, is no transform.
+
+    Example:
+        >>> torch.func.vmap(lambda x: print(transforms_around()) or x)(torch.ones(2))
+        torch.func.vmap
+        tensor([1., 1.])
+    """
+    functorch, modes = _functorch.peek_interpreter_stack(), _get_current_dispatch_mode_stack()
+    if functorch is not None:
+        return f"torch.func.{functorch.key().name.lower()}"
+    if forward_ad._current_level >= 0:
+        return "torch.autograd.forward_ad.dual_level"
+    if _C._get_tracing_state() is not None:
+        return "torch.jit.trace"
+    changing = [mode for mode in modes if mode.is_infra_mode() or type(mode).__module__.startswith("popgeo.")]
+    return f"{type(changing[-1]).__module__}.{type(changing[-1]).__name__}" if changing else ""
 
 
 def is_written_down() -> bool:
