@@ -66,7 +66,7 @@ class BoundStep:
         """
         tensors, graph_data = self.flatten(args, kwargs)
         try:
-            is_odd = any([one.untyped_storage().nbytes() < one.nbytes or one.is_meta for one in tensors])
+            is_odd = any(one.untyped_storage().nbytes() < one.nbytes or one.is_meta for one in tensors)
         except NotImplementedError:  # one has no storage
             is_odd = True
         if is_odd:

@@ -16,6 +16,7 @@ from popgeo.engine.backend import Backend
 from popgeo.engine.bind_step import bind_step
 from popgeo.engine.bound_step import NOTHING_ON_A_GPU, BoundStep
 from popgeo.engine.misuse import refuse_transforms
+from popgeo.engine.model_watch import modes_now
 from popgeo.engine.replicas import Replicas
 from popgeo.engine.step_recipe import Recipe
 from popgeo.filter_choice import CHECKED_EVERY, refine_filters
@@ -75,6 +76,7 @@ class FollowedStep:
     def compile(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> BoundStep:
         """Compiles the step for such arguments; rejected arguments change neither the model nor the optimizer."""
         refuse_transforms()
+        self.recipe = replace(self.recipe, modes=modes_now(self.recipe.module, self.recipe.modes))
         replicas = self._replicas_here()
         if self._pending is not None:
             resume.require_replicas(self._pending, replicas)

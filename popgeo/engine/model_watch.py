@@ -78,12 +78,10 @@ class ModelWatch:
             require_memory(name, tensor)
 
     def modes(self) -> Mapping[nn.Module, bool]:
-        """Which submodules are to train: as set one by one; a mode of the model as a whole is not the step's."""
-        now = {one: one.training for one in self._model.modules()}
-        as_a_whole = len(set(now.values())) == 1 or self._model.training != self._given_modes.get(self._model)
-        if as_a_whole and not self._trains and self._given_modes.get(self._model) and not self._model.training:
+        """Return which submodules are to train, and warn once of a forward pass that trains on after `eval()`."""
+        if not self._trains and self._given_modes.get(self._model) and not self._model.training:
             self._warn_of_mode()
-        return self._given_modes if as_a_whole else now
+        return modes_now(self._model, self._given_modes)
 
     def _warn_of_mode(self) -> None:
         if not self._has_warned and any(isinstance(one, (_DropoutNd, _NormBase)) for one in self._model.modules()):
@@ -147,6 +145,20 @@ class ModelWatch:
         strides: Any = [list(tensor.stride()) for tensor in self._tensors]
         self._forms = guards.TensorGuards(*self._tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides)
         self._next_hook = RemovableHandle.next_id
+
+
+def modes_now(model: nn.Module, given: Mapping[nn.Module, bool]) -> Mapping[nn.Module, bool]:
+    """Return which submodules of a model train in its step: as they are now, in whatever order they were set.
+
+    While the model as a whole is in the other mode than its step, as during an evaluation, they are as before it.
+
+    Args:
+        model: The model of a step.
+        given: Which submodules have trained in the step.
+    """
+    if model.training != given.get(model, model.training):
+        return given
+    return {one: one.training for one in model.modules()}
 
 
 def autocast_around() -> torch.dtype | None:
