@@ -19,7 +19,7 @@ from popgeo.engine.misuse import refuse_transforms
 from popgeo.engine.model_watch import modes_now
 from popgeo.engine.replicas import Replicas
 from popgeo.engine.step_recipe import Recipe
-from popgeo.filter_choice import CHECKED_EVERY, refine_filters
+from popgeo.filter_choice import parts_with_filters
 from popgeo.plain_surroundings import plain_surroundings
 
 
@@ -38,6 +38,7 @@ class FollowedStep:
     def __init__(self, recipe: Recipe, replicas: Replicas | None = None) -> None:
         self.recipe, self._replicas = recipe, replicas
         self.bound: BoundStep | None = None
+        self._with_filters: list[Any] = []
         self._pending: Mapping[str, Any] | None = None  # a checkpoint that waits for the step to be compiled
 
     def for_call(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> BoundStep:
@@ -56,8 +57,8 @@ class FollowedStep:
         bound = self.bound
         if bound is None:
             return self.compile(args, kwargs)
-        if bound.calls and bound.calls % CHECKED_EVERY == 0:  # compiling has refined them
-            refine_filters(self.recipe.module)
+        for part in self._with_filters:
+            part.follow_filters()
         given = () if bound.largest_graph is None else bound.flatten(args, kwargs)[0]
         if largest_graph.may_exceed(given, bound.largest_graph):
             self.forget(self.recipe.modes)
@@ -81,7 +82,9 @@ class FollowedStep:
         if self._pending is not None:
             resume.require_replicas(self._pending, replicas)
         arguments = Arguments.of(self.recipe.signature, args, kwargs)
-        refine_filters(self.recipe.module)
+        self._with_filters = parts_with_filters(self.recipe.module)
+        for part in self._with_filters:
+            part.refine_filters()
         try:
             bound = bind_step(self.recipe, arguments, replicas)
         except TypeError as error:

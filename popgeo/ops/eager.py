@@ -29,6 +29,17 @@ def is_plain() -> bool:
     return not (_is_transformed() or _C._len_torch_dispatch_stack())
 
 
+def is_captured() -> bool:
+    """Check whether a capture of popgeo sees what is called now, and no transform does.
+
+    Example:
+        >>> is_captured()
+        False
+    """
+    modes = _get_current_dispatch_mode_stack()
+    return is_written_down() and any(type(mode).__module__.startswith("popgeo.") for mode in modes)
+
+
 def transforms_around() -> str:
     """Return the name of what transforms, traces or fakes the operations that are called now; empty if nothing does.
 
