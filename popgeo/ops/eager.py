@@ -1,7 +1,7 @@
 """Whether plain eager code runs, so that an op may take its short way: nothing captures, transforms or traces it."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import _C, Tensor
@@ -27,6 +27,16 @@ def is_direct(*tensors: Tensor) -> bool:
 def is_plain() -> bool:
     """Whether nothing traces or transforms what is called now: no capture, no dispatch mode, no functorch."""
     return not (_is_transformed() or _C._len_torch_dispatch_stack())
+
+
+def is_transformed_by_func() -> bool:
+    """Check whether `torch.func` transforms what is called now, to differentiate it or otherwise.
+
+    Example:
+        >>> is_transformed_by_func()
+        False
+    """
+    return not is_compiling() and _functorch.peek_interpreter_stack() is not None and not _C._len_torch_dispatch_stack()
 
 
 def is_captured() -> bool:
@@ -103,7 +113,8 @@ def is_eager(arguments: Sequence[Any]) -> bool:
     for argument in arguments:
         kind = type(argument)
         if kind is Tensor or kind is Parameter:
-            if _functorch.is_legacy_batchedtensor(argument):  # torch.autograd.grad(..., is_grads_batched=True)
+            # Inside torch.autograd.grad(..., is_grads_batched=True), or in the backward pass of torch.func.vjp.
+            if _functorch.is_legacy_batchedtensor(argument) or _functorch.is_functorch_wrapped_tensor(argument):
                 return False
         elif isinstance(argument, Tensor):
             return False
@@ -113,4 +124,12 @@ def is_eager(arguments: Sequence[Any]) -> bool:
 def _refuse_forward_mode(arguments: Sequence[Any]) -> None:
     tensors = [argument for argument in arguments if isinstance(argument, Tensor)]
     if any(forward_ad.unpack_dual(tensor).tangent is not None for tensor in tensors):
-        raise ValueError("popgeo's ops have no forward-mode derivative. Use reverse mode: torch.autograd.grad.")
+        refuse_forward_mode()
+
+
+def refuse_forward_mode(*of_an_op: Any) -> NoReturn:
+    """Raise: popgeo's ops have derivatives in reverse mode only."""
+    raise ValueError(
+        "popgeo's ops have no forward-mode derivative. Use reverse mode: torch.autograd.grad, or for a Hessian "
+        "torch.func.jacrev(torch.func.jacrev(f)) in the place of torch.func.hessian(f)."
+    )
