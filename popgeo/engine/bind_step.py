@@ -133,7 +133,8 @@ def _key(recipe: Recipe, arguments: Arguments, trained: Sequence[str]) -> str | 
     """The name that a step is kept under: all that decides the capture and, with a machine, whether it fits."""
     decides = [] if recipe.machine is None else recipe.machine.what_decides(recipe.optimizer)
     scaling = recipe.options.constant_loss_scaling
-    decides = [largest_graph.noted(arguments.tensors), recipe.autocast or autocast_around(), *decides]
+    around = recipe.autocast or autocast_around(), torch.get_default_dtype()
+    decides = [largest_graph.noted(arguments.tensors), *around, *decides]
     return step_cache.key_of(recipe.module, *describe(arguments.structure), *trained, scaling, *decides)
 
 

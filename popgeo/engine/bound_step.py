@@ -13,7 +13,7 @@ from popgeo.capture.captured_step import CapturedStep
 from popgeo.capture.pytree import Container, Structure, unflatten
 from popgeo.capture.structures import first_difference, leaves, same, takes
 from popgeo.engine.cuda_graph import CudaGraphRunner
-from popgeo.engine.misuse import mark_as_done
+from popgeo.engine.misuse import mark_as_done, without_derivative
 from popgeo.engine.model_watch import ModelWatch
 from popgeo.engine.step_recipe import StepPlan
 from popgeo.engine.step_runner import StepRunner
@@ -77,6 +77,8 @@ class BoundStep:
         self.calls += 1
         if self.step.trained:
             mark_as_done(results)
+        else:
+            results = without_derivative(results, tensors)
         return self.unflatten(results, graph_data)
 
     def flatten(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Sequence[Tensor], list[Any]]:

@@ -1,9 +1,10 @@
 """What torch's habits would do around a compiled step silently: said when it happens."""
 
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, NoReturn
 
+import torch
 from torch import Tensor, nn
 from torch.compiler import is_compiling
 from torch.nn.modules.batchnorm import _BatchNorm
@@ -31,6 +32,34 @@ def refuse_transforms() -> None:
             f"A compiled step was called inside {around}, which would have to see each operation; a compiled step "
             "runs as a whole, without derivatives. Call the model itself there, or call the step outside."
         )
+
+
+class _WithoutDerivative(torch.autograd.Function):
+    """The identity, whose derivative is refused."""
+
+    @staticmethod
+    def forward(ctx: Any, result: Tensor, argument: Tensor) -> Tensor:
+        return result.view_as(result)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> NoReturn:
+        raise ValueError(
+            "A compiled forward pass has no derivative to its arguments, and one of them requires a gradient. Take "
+            "derivatives inside the model, by torch.autograd.grad, and compile that; or call the model itself."
+        )
+
+
+def without_derivative(results: Sequence[Tensor], arguments: Sequence[Tensor]) -> Sequence[Tensor]:
+    """Let a backward pass through the results explain itself, if an argument requires a gradient.
+
+    Args:
+        results: Of a forward pass.
+        arguments: Of the call.
+    """
+    differentiated = next((one for one in arguments if one.requires_grad), None)
+    if differentiated is None or not torch.is_grad_enabled():
+        return results
+    return [_WithoutDerivative.apply(one, differentiated) if one.is_floating_point() else one for one in results]
 
 
 def mark_as_done(results: Iterable[Tensor]) -> None:

@@ -56,6 +56,7 @@ class ModelWatch:
             and list(map(_FORWARD, self._forwards)) == [*self._forwards.values()]
             and RemovableHandle.next_id == self._next_hook
             and autocast_around() == self._autocast
+            and torch.get_default_dtype() is self._default_dtype
         )
 
     def changes(self) -> list[str]:
@@ -96,6 +97,7 @@ class ModelWatch:
         """All that decides the capture of the model, by name."""
         modes = self.modes()
         yield "autocast", autocast_around()
+        yield "default type", torch.get_default_dtype()
         yield "hooks of all modules", [list(hooks.items()) for hooks in _HOOKS_OF_ALL]
         for path, module in self._model.named_modules():
             place = f"{path}." if path else ""
@@ -125,6 +127,7 @@ class ModelWatch:
         """Gathers what `is_as_seen` compares, as it is now."""
         modules = dict(self._model.named_modules())
         self._modules, self._autocast = list(modules.values()), autocast_around()
+        self._default_dtype = torch.get_default_dtype()
         self._kinds = list(map(type, self._modules))
         # TorchScript's classes have a forward only for an instance.
         self._forwards = {kind: _FORWARD(kind) for kind in self._kinds if not issubclass(kind, torch.jit.ScriptModule)}

@@ -124,7 +124,8 @@ def _autograd_functions(
 
     methods = {"forward": staticmethod(forward), "backward": staticmethod(backward)}
     function = type(f"popgeo_{name}", (torch.autograd.Function,), methods)
-    methods |= {"forward": staticmethod(kernel), "setup_context": staticmethod(setup_context)}
+    # Not the kernel itself, of which torch.func would pass the defaults on by name.
+    methods |= {"forward": staticmethod(lambda *inputs: kernel(*inputs)), "setup_context": staticmethod(setup_context)}
     methods |= {"jvp": staticmethod(refuse_forward_mode), "vmap": staticmethod(vmap)}
     transformed = type(f"popgeo_{name}_transformed", (torch.autograd.Function,), methods)
     return function, transformed
