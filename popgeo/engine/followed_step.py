@@ -67,6 +67,8 @@ class FollowedStep:
             return bound
         bound.flatten(args, kwargs)  # which refuses other shapes, as in any call
         with ONE_AT_A_TIME:  # another thread may be capturing the same model
+            for part in self._with_filters:
+                part.follow_filters(are_others=True)
             if not bound.watch.changes():
                 bound.follow_memory()  # weights that have only moved
                 return bound

@@ -176,9 +176,17 @@ class HasFilterNetworks(nn.Module):
         self.filter_points = next((n for n in points if n >= least and _is_exact(made, n, dtype)), None)
         _CHECKED[self] = _Checked(made)
 
-    def follow_filters(self) -> None:
-        """Check the grid again if the weights of the networks have moved by more than updates move them."""
-        checked = _CHECKED.get(self)
+    def follow_filters(self, are_others: bool = False) -> None:
+        """Check the grid again if the weights of the networks differ by more than updates change them.
+
+        Args:
+            are_others: Whether other tensors may have taken the place of the weights since the last call.
+        """
+        checked, made = _CHECKED.get(self), self.filter_networks() if are_others else None
+        if checked and made and checked.form == made.form():
+            checked.tensors = made.tensors()
+        elif made:
+            checked = None
         if checked is None or not checked.is_near(checked.tensors):
             self.refine_filters()
 
