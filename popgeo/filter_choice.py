@@ -3,10 +3,9 @@
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
+from typing import Any
 
 from torch import nn
-
-CHECKED_EVERY = 200  # calls of a model, or of a step that is compiled from it
 
 _at_each_edge: ContextVar[bool] = ContextVar("filters at each edge", default=False)
 _tables_stay: ContextVar[bool] = ContextVar("tables stay", default=False)
@@ -47,13 +46,11 @@ def do_tables_stay() -> bool:
     return _tables_stay.get()
 
 
-def refine_filters(module: nn.Module) -> None:
-    """Calls `refine_filters` of each part of a module that has it.
+def parts_with_filters(module: nn.Module) -> list[Any]:
+    """Return the parts of a module whose filters may be on a grid: `refine_filters` and `follow_filters` check it.
 
     Example:
-        >>> refine_filters(nn.Linear(2, 3))
+        >>> parts_with_filters(nn.Linear(2, 3))
+        []
     """
-    for part in module.modules():
-        refine = getattr(part, "refine_filters", None)
-        if refine is not None:
-            refine()
+    return [part for part in module.modules() if hasattr(part, "follow_filters")]

@@ -21,9 +21,11 @@ from popgeo.capture.pytree import flatten
 from popgeo.capture.recorder import Recorder
 from popgeo.capture.static_forms import static_forms
 from popgeo.capture.structures import leaves
+from popgeo.plain_surroundings import plain_surroundings
 
 
 @held_interrupts()
+@plain_surroundings()
 def capture(
     function: Callable[..., Any],
     arguments: Arguments,

@@ -10,15 +10,17 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from popgeo.capture.arguments import BatchArguments
 from popgeo.capture.capture import fake_of, signature_of
-from popgeo.capture.held_state import swapped
+from popgeo.capture.held_state import require_shapes, swapped
 from popgeo.capture.interrupts import held_interrupts
 from popgeo.capture.pytree import flatten, unflatten
 from popgeo.capture.recorder import Recorder
 from popgeo.capture.refused_shapes import Problem
 from popgeo.capture.static_forms import static_forms
+from popgeo.plain_surroundings import plain_surroundings
 
 
 @held_interrupts()
+@plain_surroundings()
 def check_static(model: Callable[..., Any], *inputs: Any, **named_inputs: Any) -> list[Problem]:
     """Lists each place in a model where a shape, or the path taken, depends on the data.
 
@@ -48,6 +50,7 @@ def check_static(model: Callable[..., Any], *inputs: Any, **named_inputs: Any) -
         found.setdefault((problem.operation, problem.source), problem)
 
     module = model if isinstance(model, nn.Module) else nn.Module()
+    require_shapes(module)
     tensors, structure = flatten(BatchArguments(signature_of(model))(inputs, named_inputs))
     state = [*module.parameters(), *module.buffers()]
     fake_mode = FakeTensorMode(allow_non_fake_inputs=True)

@@ -15,6 +15,7 @@ from popgeo.capture.marks import empty_like
 from popgeo.capture.op_graph import Input, Op, OpGraph, Role, Value, overload, substitute
 from popgeo.capture.passes import at_storage, new_storages, renumbered, replace_values, simplified, with_ops
 from popgeo.capture.recorder import Recorder
+from popgeo.plain_surroundings import plain_surroundings
 
 
 def expand(graph: OpGraph) -> OpGraph:
@@ -146,6 +147,7 @@ class GraphWriter:
 
 
 @held_interrupts()
+@plain_surroundings()
 def trace(function: Callable[..., Any], values: Sequence[Value]) -> OpGraph:
     """The operations of a function of tensors, given values that are like its arguments, each in memory of its own.
 

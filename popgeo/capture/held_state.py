@@ -10,6 +10,7 @@ from types import ModuleType
 from typing import Any
 
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from popgeo.capture.op_graph import Input, Role
 from popgeo.capture.pytree import SCALARS
@@ -27,9 +28,35 @@ ONE_AT_A_TIME = Lock()
 
 
 def module_state(module: nn.Module) -> dict[Input, Tensor]:
-    """A module's parameters and buffers, as graphs name them."""
+    """Return a module's parameters and buffers, as graphs name them.
+
+    Raises:
+        ValueError: one is lazy, and no call has given it a shape yet.
+    """
+    require_shapes(module)
     state: dict[Input, Tensor] = {Input(Role.PARAMETER, name): p for name, p in module.named_parameters()}
     return state | {Input(Role.BUFFER, name): b for name, b in module.named_buffers()}
+
+
+def require_shapes(module: nn.Module) -> None:
+    """Check that each parameter and buffer of a module has a shape.
+
+    Raises:
+        ValueError: one is lazy, and no call has given it a shape yet.
+
+    Example:
+        >>> require_shapes(nn.LazyLinear(2))
+        Traceback (most recent call last):
+            ...
+        ValueError: weight, bias of the model are lazy: their shapes come from a first call. Call model(...)...
+    """
+    lazy = [name for name, one in (*module.named_parameters(), *module.named_buffers()) if is_lazy(one)]
+    if lazy:
+        raise ValueError(
+            f"{', '.join(lazy)} of the model {'are' if len(lazy) > 1 else 'is'} lazy: their shapes come from a first "
+            "call. Call model(...) once with a batch, within torch.no_grad(), before the optimizer and the compiled "
+            "step are made; or give its layers their numbers of input channels."
+        )
 
 
 class ReplacedStateError(ValueError):

@@ -3,7 +3,7 @@
 import contextlib
 import itertools
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import CodeType
 from typing import Any
 
@@ -11,13 +11,22 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses import fake_tensor
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
+from torch.utils._pytree import tree_leaves
 
 from popgeo.capture import model_lines, refused_shapes
 from popgeo.capture.interrupts import raise_held
 from popgeo.capture.op_graph import BlockMark, Op, OpGraph
 from popgeo.capture.page import Page, UnknownValue
 from popgeo.capture.refused_shapes import Problem
-from popgeo.capture.schemas import IN_MEMORY, VIEWS_IN_PLACE, makes_tensors, only_raises, target, written_by
+from popgeo.capture.schemas import (
+    IN_MEMORY,
+    VIEWS_IN_PLACE,
+    is_composite,
+    makes_tensors,
+    only_raises,
+    target,
+    written_by,
+)
 from popgeo.replaced import replaced
 
 
@@ -114,6 +123,9 @@ class Recorder(TorchDispatchMode):
         if self._paused:
             return func(*args, **keywords)
         func = IN_MEMORY.get(func, func)
+        if is_composite(func):  # which torch takes apart itself, except for tensors that were made in inference mode
+            with self:
+                return func.decompose(*args, **keywords)
         if refused_shapes.is_dynamic(func, args, keywords):
             result = self._known(func, args, keywords)
         elif not makes_tensors(func) and not any(isinstance(arg, fake_tensor.FakeTensor) for arg in args):
@@ -178,7 +190,15 @@ class Recorder(TorchDispatchMode):
         if func is torch.ops.aten.detach.default and page.is_constant(args[0]):  # which a stand-in of its own stood for
             page.share_memory(result, args[0])
         results = result if isinstance(result, tuple | list) else () if result is None else (result,)
-        outputs = tuple(page.output(tensor) if isinstance(tensor, Tensor) else None for tensor in results)
+        known = [] if func.is_view or changed else _tensors_in((args, kwargs))
+        new = [None if any(one is other for other in known) else one for one in results]
+        if results and not any(one is not None for one in new):
+            return  # it hands on what it was given
+        made: Any = new[0] if len(new) == 1 else None
+        if (viewed := _seen_through(made, known)) is not None:  # a view, whatever its schema says
+            layout = list(made.shape), list(made.stride()), made.storage_offset()
+            name, recorded_args, recorded_kwargs = "aten.as_strided.default", (page.with_refs(viewed), *layout), {}
+        outputs = tuple(page.output(tensor) if isinstance(tensor, Tensor) else None for tensor in new)
         self._append(name, recorded_args, outputs, kwargs=recorded_kwargs, writes=writes)
         if name == "popgeo.identity_loss.default" and not self._in_body:
             self.marked.append(result)
@@ -229,6 +249,18 @@ class Recorder(TorchDispatchMode):
             if self._in_body:
                 outside = "input of the loop or branch nor made in it. Pass it as an input, and use the result."
             raise ValueError(f"{self.line()}: {func._schema.name} changes what is neither {outside}")
+
+
+def _tensors_in(arguments: Any) -> list[Tensor]:
+    return [one for one in tree_leaves(arguments) if isinstance(one, Tensor)]
+
+
+def _seen_through(result: Any, given: Iterable[Tensor]) -> Tensor | None:
+    """Return the tensor whose memory a result shares, if there is one."""
+    if not isinstance(result, Tensor) or result.layout is not torch.strided:
+        return None
+    memory, alike = result.untyped_storage()._cdata, (one for one in given if one.layout is torch.strided)
+    return next((one for one in alike if one.dtype is result.dtype and one.untyped_storage()._cdata == memory), None)
 
 
 def active_recorder() -> Recorder | None:

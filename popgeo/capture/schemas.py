@@ -36,6 +36,20 @@ def makes_tensors(func: Any) -> bool:
     return func._schema.is_mutable or any("Tensor" in str(item.type) for item in func._schema.returns)
 
 
+@functools.cache
+def is_composite(func: Any) -> bool:
+    """Check whether torch runs other operations in the place of this one.
+
+    Example:
+        >>> is_composite(torch.ops.aten.dropout.default), is_composite(torch.ops.aten.native_dropout.default)
+        (True, False)
+    """
+    name = func.name()
+    return torch._C._dispatch_has_kernel(name) and torch._C._dispatch_has_kernel_for_dispatch_key(
+        name, "CompositeImplicitAutograd"
+    )
+
+
 def only_raises(func: Any) -> bool:
     """Whether an operation looks at what tensors hold and makes nothing: it is there for the error that it may raise.
 

@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from popgeo.capture.held_state import require_shapes
 from popgeo.data.axes import Axis, Level
 from popgeo.data.batch_layout import LayoutChoices
 from popgeo.data.fixed_size_options import FixedSizeOptions
@@ -26,7 +27,9 @@ from popgeo.deploy.read_graphs import GraphReader, named, opened, pieces, reader
 from popgeo.deploy.run_batches import run_batches, slots_used, warn_of_others
 from popgeo.did_you_mean import names_arguments
 from popgeo.engine.backend import Backend
+from popgeo.engine.misuse import refuse_transforms
 from popgeo.forked import Lock
+from popgeo.plain_surroundings import plain_surroundings
 from popgeo.progress import bar
 
 _AT_ONCE = 1 << 15  # graphs of a dataset whose batches are chosen together
@@ -88,6 +91,8 @@ class Predictor:
     ) -> None:
         if not isinstance(model, nn.Module):
             raise ValueError(f"model is a {type(model).__name__}; pass a torch.nn.Module, or popgeo.load(path) a file.")
+        refuse_transforms()
+        require_shapes(model)
         model = copy.deepcopy(model).eval().requires_grad_(False)
         found = next((tensor.device for tensor in (*model.parameters(), *model.buffers())), torch.device("cpu"))
         self.device = torch.device(device) if device is not None else found
@@ -205,8 +210,10 @@ class Predictor:
                 shown.update(parts[-1].num_graphs)
         return Predictions.concatenate(parts)
 
+    @plain_surroundings()
     def _piece(self, graphs: Any, start: int, keep: bool) -> Predictions:
         """The results of some graphs."""
+        refuse_transforms()
         reader = self._reader or self._first_reader(graphs)
         store, right, errors = reader.read(graphs, start, keep)
         if store is None:

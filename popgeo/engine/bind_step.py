@@ -11,7 +11,7 @@ from popgeo.capture import step_cache
 from popgeo.capture.arguments import Arguments
 from popgeo.capture.capture_step import capture_step, trained_names, unregistered_parameters
 from popgeo.capture.captured_step import CapturedStep
-from popgeo.capture.held_state import in_modes
+from popgeo.capture.held_state import in_modes, module_state
 from popgeo.capture.structures import describe, leaves
 from popgeo.engine.backend import Backend
 from popgeo.engine.bound_step import BoundStep
@@ -26,6 +26,7 @@ from popgeo.engine.shards import require_all
 from popgeo.engine.step_recipe import Recipe, StepPlan
 from popgeo.engine.step_runner import StepRunner
 from popgeo.filter_choice import filters_at_each_edge, tables_stay
+from popgeo.native.plain_tensor import require_memory
 
 
 def bind_step(recipe: Recipe, arguments: Arguments, replicas: Replicas) -> BoundStep:
@@ -47,12 +48,16 @@ def bind_step(recipe: Recipe, arguments: Arguments, replicas: Replicas) -> Bound
     start = time.perf_counter()
     factor = recipe.options.steps_per_call * len(replicas.local)
     check_batch_dimension(arguments.structure, factor)
-    for tensor in arguments.tensors:
-        if tensor.is_meta:
+    for (name, _), tensor in zip(leaves(arguments.structure), arguments.tensors, strict=True):
+        if not tensor.is_meta:
+            require_memory(f"`{name}`", tensor)
+        else:
             raise ValueError(
                 f"A tensor of shape {list(tensor.shape)} lies on torch's meta device, so it has no values to compute "
                 "with. Pass torch.zeros_like(it, device='cpu'); popgeo.ipu.estimate plans from shapes alone."
             )
+    for given, tensor in module_state(recipe.module).items():
+        require_memory(given.name, tensor)
     one = arguments.with_tensors(micro_batch(arguments.tensors, 0, factor))
     trained = trained_names(recipe.function, recipe.optimizer)
     _require_trainable(recipe, trained, replicas)
@@ -135,7 +140,8 @@ def _key(recipe: Recipe, arguments: Arguments, trained: Sequence[str]) -> str | 
     """The name that a step is kept under: all that decides the capture and, with a machine, whether it fits."""
     decides = [] if recipe.machine is None else recipe.machine.what_decides(recipe.optimizer)
     scaling = recipe.options.constant_loss_scaling
-    decides = [largest_graph.noted(arguments.tensors), recipe.autocast or autocast_around(), *decides]
+    around = recipe.autocast or autocast_around(), torch.get_default_dtype()
+    decides = [largest_graph.noted(arguments.tensors), *around, *decides]
     return step_cache.key_of(recipe.module, *describe(arguments.structure), *trained, scaling, *decides)
 
 

@@ -15,9 +15,12 @@ from popgeo.engine import resume
 from popgeo.engine.backend import Backend
 from popgeo.engine.bind_step import bind_step
 from popgeo.engine.bound_step import NOTHING_ON_A_GPU, BoundStep
+from popgeo.engine.misuse import refuse_transforms
+from popgeo.engine.model_watch import modes_now
 from popgeo.engine.replicas import Replicas
 from popgeo.engine.step_recipe import Recipe
-from popgeo.filter_choice import CHECKED_EVERY, refine_filters
+from popgeo.filter_choice import parts_with_filters
+from popgeo.plain_surroundings import plain_surroundings
 from popgeo.progress import announced
 
 
@@ -36,14 +39,16 @@ class FollowedStep:
     def __init__(self, recipe: Recipe, replicas: Replicas | None = None) -> None:
         self.recipe, self._replicas = recipe, replicas
         self.bound: BoundStep | None = None
+        self._with_filters: list[Any] = []
         self._pending: Mapping[str, Any] | None = None  # a checkpoint that waits for the step to be compiled
 
     def for_call(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> BoundStep:
         """The step as it runs a call: compiled if it is not, and with what has changed about the model taken up.
 
         Raises:
-            ValueError: it trains, and gradients are switched off around the call.
+            ValueError: it trains, and gradients are switched off around the call; or `torch.func` transforms it.
         """
+        refuse_transforms()
         if self.recipe.optimizer is not None and not torch.is_grad_enabled():
             raise ValueError(
                 "A training step updates the weights in each call, also within torch.no_grad(), where loss.backward() "
@@ -53,8 +58,8 @@ class FollowedStep:
         bound = self.bound
         if bound is None:
             return self.compile(args, kwargs)
-        if bound.calls and bound.calls % CHECKED_EVERY == 0:  # compiling has refined them
-            refine_filters(self.recipe.module)
+        for part in self._with_filters:
+            part.follow_filters()
         given = () if bound.largest_graph is None else bound.flatten(args, kwargs)[0]
         if largest_graph.may_exceed(given, bound.largest_graph):
             self.forget(self.recipe.modes)
@@ -63,19 +68,26 @@ class FollowedStep:
             return bound
         bound.flatten(args, kwargs)  # which refuses other shapes, as in any call
         with ONE_AT_A_TIME:  # another thread may be capturing the same model
+            for part in self._with_filters:
+                part.follow_filters(are_others=True)
             if not bound.watch.changes():
                 bound.follow_memory()  # weights that have only moved
                 return bound
             self.forget(bound.watch.modes())
         return self.compile(args, kwargs)
 
+    @plain_surroundings()
     def compile(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> BoundStep:
         """Compiles the step for such arguments; rejected arguments change neither the model nor the optimizer."""
+        refuse_transforms()
+        self.recipe = replace(self.recipe, modes=modes_now(self.recipe.module, self.recipe.modes))
         replicas = self._replicas_here()
         if self._pending is not None:
             resume.require_replicas(self._pending, replicas)
         arguments = Arguments.of(self.recipe.signature, args, kwargs)
-        refine_filters(self.recipe.module)
+        self._with_filters = parts_with_filters(self.recipe.module)
+        for part in self._with_filters:
+            part.refine_filters()
         is_shown = None if self.recipe.options.show_progress else False
         line = f"popgeo: compiling {self.recipe.name} for its first call with these shapes"
         try:

@@ -1,18 +1,65 @@
 """What torch's habits would do around a compiled step silently: said when it happens."""
 
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, NoReturn
 
+import torch
 from torch import Tensor, nn
+from torch.compiler import is_compiling
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim import Optimizer
+
+from popgeo.ops.eager import is_plain, transforms_around
 
 _OF_GRAPHS = {"edge_index", "batch", "nodes_mask", "edges_mask", "graphs_mask"}
 _DONE = (
     "The compiled step has run the backward pass and the optimizer's update already, and leaves no gradients. Leave "
     "out {what}; gradients are clipped by compile_step(..., options=StepOptions(max_grad_norm=1.0))."
 )
+
+
+def refuse_transforms() -> None:
+    """Refuse a call of a compiled step that something around it transforms, traces or runs without data.
+
+    Raises:
+        ValueError: `torch.func`, forward-mode derivatives, `torch.jit.trace`, fake tensors or a capture surround it.
+    """
+    if is_compiling() or is_plain():  # torch.compile leaves the step out of its own graph
+        return
+    if around := transforms_around():
+        raise ValueError(
+            f"A compiled step was called inside {around}, which would have to see each operation; a compiled step "
+            "runs as a whole, without derivatives. Call the model itself there, or call the step outside."
+        )
+
+
+class _WithoutDerivative(torch.autograd.Function):
+    """The identity, whose derivative is refused."""
+
+    @staticmethod
+    def forward(ctx: Any, result: Tensor, argument: Tensor) -> Tensor:
+        return result.view_as(result)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> NoReturn:
+        raise ValueError(
+            "A compiled forward pass has no derivative to its arguments, and one of them requires a gradient. Take "
+            "derivatives inside the model, by torch.autograd.grad, and compile that; or call the model itself."
+        )
+
+
+def without_derivative(results: Sequence[Tensor], arguments: Sequence[Tensor]) -> Sequence[Tensor]:
+    """Let a backward pass through the results explain itself, if an argument requires a gradient.
+
+    Args:
+        results: Of a forward pass.
+        arguments: Of the call.
+    """
+    differentiated = next((one for one in arguments if one.requires_grad), None)
+    if differentiated is None or not torch.is_grad_enabled():
+        return results
+    return [_WithoutDerivative.apply(one, differentiated) if one.is_floating_point() else one for one in results]
 
 
 def mark_as_done(results: Iterable[Tensor]) -> None:

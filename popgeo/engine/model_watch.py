@@ -17,6 +17,7 @@ from torch.utils.hooks import RemovableHandle
 from popgeo.capture.held_state import OF_EVERY_MODULE
 from popgeo.capture.pytree import SCALARS
 from popgeo.engine.same_objects import holds_the_same
+from popgeo.native.plain_tensor import require_memory
 
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _FORWARD = operator.attrgetter("forward")  # a class may be given another
@@ -55,6 +56,7 @@ class ModelWatch:
             and list(map(_FORWARD, self._forwards)) == [*self._forwards.values()]
             and RemovableHandle.next_id == self._next_hook
             and autocast_around() == self._autocast
+            and torch.get_default_dtype() is self._default_dtype
         )
 
     def changes(self) -> list[str]:
@@ -67,13 +69,20 @@ class ModelWatch:
         """Whether a weight or buffer is in other memory than at the last look."""
         return self._addresses != [t.data_ptr() for t in (*self._model.parameters(), *self._model.buffers())]
 
+    def require_memory(self) -> None:
+        """Check that weights and buffers lie in memory.
+
+        Raises:
+            ValueError: one was freed, as a sharded model's are between its calls.
+        """
+        for name, tensor in (*self._model.named_parameters(), *self._model.named_buffers()):
+            require_memory(name, tensor)
+
     def modes(self) -> Mapping[nn.Module, bool]:
-        """Which submodules are to train: as set one by one; a mode of the model as a whole is not the step's."""
-        now = {one: one.training for one in self._model.modules()}
-        as_a_whole = len(set(now.values())) == 1 or self._model.training != self._given_modes.get(self._model)
-        if as_a_whole and not self._trains and self._given_modes.get(self._model) and not self._model.training:
+        """Return which submodules are to train, and warn once of a forward pass that trains on after `eval()`."""
+        if not self._trains and self._given_modes.get(self._model) and not self._model.training:
             self._warn_of_mode()
-        return self._given_modes if as_a_whole else now
+        return modes_now(self._model, self._given_modes)
 
     def _warn_of_mode(self) -> None:
         if not self._has_warned and any(isinstance(one, (_DropoutNd, _NormBase)) for one in self._model.modules()):
@@ -88,6 +97,7 @@ class ModelWatch:
         """All that decides the capture of the model, by name."""
         modes = self.modes()
         yield "autocast", autocast_around()
+        yield "default type", torch.get_default_dtype()
         yield "hooks of all modules", [list(hooks.items()) for hooks in _HOOKS_OF_ALL]
         for path, module in self._model.named_modules():
             place = f"{path}." if path else ""
@@ -117,6 +127,7 @@ class ModelWatch:
         """Gathers what `is_as_seen` compares, as it is now."""
         modules = dict(self._model.named_modules())
         self._modules, self._autocast = list(modules.values()), autocast_around()
+        self._default_dtype = torch.get_default_dtype()
         self._kinds = list(map(type, self._modules))
         # TorchScript's classes have a forward only for an instance.
         self._forwards = {kind: _FORWARD(kind) for kind in self._kinds if not issubclass(kind, torch.jit.ScriptModule)}
@@ -137,6 +148,20 @@ class ModelWatch:
         strides: Any = [list(tensor.stride()) for tensor in self._tensors]
         self._forms = guards.TensorGuards(*self._tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides)
         self._next_hook = RemovableHandle.next_id
+
+
+def modes_now(model: nn.Module, given: Mapping[nn.Module, bool]) -> Mapping[nn.Module, bool]:
+    """Return which submodules of a model train in its step: as they are now, in whatever order they were set.
+
+    While the model as a whole is in the other mode than its step, as during an evaluation, they are as before it.
+
+    Args:
+        model: The model of a step.
+        given: Which submodules have trained in the step.
+    """
+    if model.training != given.get(model, model.training):
+        return given
+    return {one: one.training for one in model.modules()}
 
 
 def autocast_around() -> torch.dtype | None:

@@ -25,6 +25,7 @@ from popgeo.engine.pipeline.staging import StagePart, Staging
 from popgeo.engine.replicas import Replicas, ReplicaState
 from popgeo.engine.step_recipe import Recipe
 from popgeo.engine.threads import ThreadChoice
+from popgeo.plain_surroundings import plain_surroundings
 
 Runner = GraphRunner | InductorRunner | RoundRunner
 
@@ -242,6 +243,7 @@ class StepRunner:
             self._careful = self._bound(without_row_indexing(self._step.graph, self._step.row_indices))
         return self._careful
 
+    @plain_surroundings()
     def _bound(self, graph: OpGraph) -> Runner:
         state, gradients, checks = module_state(self._model), {}, self._options.floating_point_exceptions
         if self.update is not None:

@@ -25,6 +25,7 @@ from popgeo.loader.source import BatchSource
 from popgeo.loader.trainers import AskedForAgain, BatchIds, GraphIds, under_accelerate
 from popgeo.loader.waiting import Waiting
 from popgeo.packing import Packs
+from popgeo.plain_surroundings import plain_surroundings
 
 _DECIDED = {
     "collate_fn": "The loader collates by itself, so it takes no collate_fn. Use a transform of the dataset.",
@@ -151,9 +152,17 @@ class EpochLoader(DataLoader, metaclass=AskedForAgain):
         self._epochs.load_state_dict(state)
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]  # torch names its own iterator class
-        run, plan = self._epochs.begin()
+        end = object()
+        with plain_surroundings():
+            run, plan = self._epochs.begin()
         batches = self._batches(run, plan)
-        yield from under_accelerate(self, batches, run, plan) if self._is_prepared else batches
+        items = under_accelerate(self, batches, run, plan) if self._is_prepared else batches
+        while True:
+            with plain_surroundings():  # not around the loop, whose body is the caller's
+                item = next(items, end)
+            if item is end:
+                return
+            yield item
 
     def _batches(self, run: Run, plan: EpochPlan) -> Iterator[Any]:
         made = self._maker.make(plan.packs, plan.shard.group, run.position, plan.key)

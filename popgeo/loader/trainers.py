@@ -10,6 +10,7 @@ from torch.utils.data.distributed import DistributedSampler
 
 from popgeo.loader.run import EpochPlan, Run
 from popgeo.loader.sampler import EpochSampler
+from popgeo.plain_surroundings import plain_surroundings
 
 
 class GraphIds(DistributedSampler[int]):
@@ -112,7 +113,10 @@ class AskedForAgain(type(Sampler)):  # type: ignore[misc]  # the type of a class
         inner, size = getattr(kwargs.get("batch_sampler"), "_batch_sampler", None), kwargs.get("batch_size")
         if isinstance(size, MostGraphs):
             return size.sampler
-        return inner.loader if isinstance(inner, BatchIds) else super().__call__(*args, **kwargs)
+        if isinstance(inner, BatchIds):
+            return inner.loader
+        with plain_surroundings():
+            return super().__call__(*args, **kwargs)
 
     @property
     def __signature__(cls) -> Signature:

@@ -22,6 +22,7 @@ _TYPES: dict[str, Any] = {
     "": None, "P": ctypes.c_void_p, "s": ctypes.c_char_p,
     "q": ctypes.c_int64, "Q": ctypes.c_uint64, "i": ctypes.c_int, "I": ctypes.c_uint32,
 }  # fmt: skip
+_LOWEST = 1 << 40  # memory of a process is rarely at addresses below it
 _switched_off = False
 
 
@@ -120,7 +121,8 @@ def address(tensor: Tensor | None) -> int:
     if tensor is None:
         return 0
     place = tensor.data_ptr()
-    if not place and tensor.numel():
+    # A view into memory that was freed is at its offset from address 0.
+    if place < _LOWEST and tensor.numel() and place == tensor.storage_offset() * tensor.element_size():
         where = f"A {type(tensor).__name__} of shape {list(tensor.shape)} on {tensor.device}"
         raise ValueError(f"{where} has no memory of its own. Pass a plain tensor with values.")
     if tensor.is_neg():

@@ -26,7 +26,8 @@ def plain_tensor(name: str, value: Any) -> Tensor:
     """
     kind = type(value)
     if kind is Tensor and not value.requires_grad and value.is_cpu and value.layout is torch.strided:
-        if value.data_ptr() and not (value.is_neg() or value.is_conj() or value.is_quantized):
+        has_values = value.data_ptr() and value.nbytes <= value.untyped_storage().nbytes()
+        if has_values and not (value.is_neg() or value.is_conj() or value.is_quantized):
             return value  # nearly always
     elif kind.__module__.startswith("torch_geometric.") and hasattr(value, "as_tensor"):
         value = value.as_tensor()
@@ -34,6 +35,27 @@ def plain_tensor(name: str, value: Any) -> Tensor:
         what = f"{kind.__module__}.{kind.__qualname__}" if kind is not Tensor else f"tensor of {value.layout}"
         what = f"{value.dtype}" if kind is Tensor and value.is_quantized else what
         raise ValueError(f"{name} is a {what}; pass a plain torch.Tensor, such as its values give.")
-    if value.numel() and not value.data_ptr():
-        raise ValueError(f"{name} has no values: it lies on {value.device}, and its memory was never filled or freed.")
+    require_memory(name, value)
     return value.detach().resolve_conj().resolve_neg()
+
+
+def require_memory(name: str, tensor: Tensor) -> None:
+    """Check that all elements of a tensor lie in memory, so that reading them cannot end the process.
+
+    Raises:
+        ValueError: the tensor is on the meta device, or its storage was freed or made smaller.
+
+    Example:
+        >>> tensor = torch.ones(6)[2:]
+        >>> tensor.untyped_storage().resize_(0)
+        >>> require_memory("x", tensor)
+        Traceback (most recent call last):
+            ...
+        ValueError: x has no values: it lies on cpu, and its memory was never filled or freed.
+    """
+    if tensor.layout is not torch.strided or not tensor.numel():
+        return
+    reach = 1 + sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True))
+    end = (tensor.storage_offset() + reach) * tensor.element_size()
+    if not tensor.data_ptr() or tensor.untyped_storage().nbytes() < end:
+        raise ValueError(f"{name} has no values: it lies on {tensor.device}, and its memory was never filled or freed.")

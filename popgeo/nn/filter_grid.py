@@ -1,6 +1,8 @@
 """Filters on a grid: a filter network runs at a few hundred distances, and edges interpolate between these."""
 
 import functools
+import math
+import operator
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,11 +12,12 @@ import torch
 from torch import Tensor, nn
 from torch.compiler import is_compiling
 from torch.func import functional_call
+from torch.nn.modules import module as torch_module
 
-from popgeo.filter_choice import CHECKED_EVERY, are_at_each_edge, do_tables_stay
+from popgeo.filter_choice import are_at_each_edge, do_tables_stay
 from popgeo.nn.atom_edges import Edges
 from popgeo.nn.radial import ShiftedSoftplus
-from popgeo.ops.eager import is_plain
+from popgeo.ops.eager import is_captured, is_plain
 from popgeo.ops.interaction import InteractionPlan, interaction, serves
 from popgeo.ops.interaction_call import STENCIL, interpolated
 
@@ -22,13 +25,18 @@ from popgeo.ops.interaction_call import STENCIL, interpolated
 _POINTS = {torch.float32: (193, 257, 385, 513, 769, 1025), torch.float64: (513, 1025, 1537)}
 _LARGEST_ERROR = {torch.float32: (2.5e-7, 5e-7), torch.float64: (1e-10, 1e-9)}
 EDGES_FOR_EACH_POINT = 3  # with fewer edges a network runs faster at each edge
-# Eager calls of each model: not an attribute of it, which would make it a different model for a kept step.
-_CALLS: "WeakKeyDictionary[nn.Module, int]" = WeakKeyDictionary()
+# How far a weight may move, relative to its size, until the grid is checked again: less than a grid has room for.
+_FARTHEST = 0.5
 # Modules that make each row of their result from one row alone, the same in each call.
 _BY_ROW = (
     nn.Linear, nn.Sequential, nn.Identity, nn.LayerNorm, ShiftedSoftplus, nn.Softplus, nn.SiLU, nn.ReLU, nn.Tanh,
     nn.Sigmoid, nn.GELU, nn.ELU, nn.LeakyReLU,
 )  # fmt: skip
+
+
+_SETTINGS = (bool, int, float, str, type)
+_HOOKS = "_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks"
+_HOOKS_OF_ALL = [vars(torch_module)[f"_global{name}"] for name in _HOOKS]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,18 +65,54 @@ class FilterNetworks:
 
     def tables(self, num_points: int, dtype: torch.dtype) -> list[Tensor]:
         """The filters of each block at equidistant distances from 0 to the cutoff. [num_points, num_filters]"""
-        tensors = [t for one in self._modules() for t in (*one.parameters(), *one.buffers())]
-        device = tensors[0].device if tensors else None
+        device = next((tensor.device for tensor, _ in self.tensors()), None)
         return self.at(torch.linspace(0.0, self.cutoff, num_points, dtype=dtype, device=device))
 
     def can_be_tables(self) -> bool:
         """Whether each row of a result is made from one distance alone, and nothing else sees these rows."""
         parts = [part for network in self.networks for part in network.modules()]
         by_row = all(type(part) in _BY_ROW or _is_dense_of_schnetpack(part) for part in parts)
-        return by_row and not is_hooked(self._modules())
+        are_own = not any("forward" in vars(part) for part in (*parts, self.expand, self.envelope))
+        return by_row and are_own and not is_hooked(self._modules())
+
+    def tensors(self) -> list[tuple[Tensor, bool]]:
+        """Return the tensors that make the filters, and whether each is a parameter."""
+        parameters = [(tensor, True) for one in self._modules() for tensor in one.parameters()]
+        return parameters + [(tensor, False) for one in self._modules() for tensor in one.buffers()]
+
+    def form(self) -> tuple[Any, ...]:
+        """Return all but the tensors that decides the filters: the cutoff, and the kinds and settings of modules."""
+        parts = [vars(part) | {"training": type(part)} for one in self._modules() for part in one.modules()]
+        settings = [(name, held) for own in parts for name, held in own.items() if isinstance(held, _SETTINGS)]
+        return self.cutoff, settings, [(tensor.shape, tensor.dtype) for tensor, _ in self.tensors()]
 
     def _modules(self) -> list[nn.Module]:
         return [self.expand, self.envelope, *self.networks]
+
+
+class _Checked:
+    """The filter networks for which a grid was last checked.
+
+    Args:
+        made: The networks, of which the parameters and buffers are copied.
+    """
+
+    def __init__(self, made: FilterNetworks) -> None:
+        self.form, self.tensors = made.form(), made.tensors()
+        self._copies = [tensor.detach().clone() for tensor, _ in self.tensors]
+        sizes = [max(float(one.double().norm()), 0.1 * math.sqrt(one.numel())) for one in self._copies]
+        # A buffer is changed by hand, not by updates.
+        self._limits = [_FARTHEST * size * trains for size, (_, trains) in zip(sizes, self.tensors, strict=True)]
+
+    @torch.no_grad()
+    def is_near(self, tensors: Sequence[tuple[Tensor, bool]]) -> bool:
+        """Check whether tensors differ from the checked ones by no more than a number of updates changes them."""
+        moved = torch._foreach_norm(torch._foreach_sub([one for one, _ in tensors], self._copies)) if tensors else ()
+        return not any(map(operator.gt, map(float, moved), self._limits))
+
+
+# Not an attribute of the model, which would make it a different model for a kept step.
+_CHECKED: "WeakKeyDictionary[nn.Module, _Checked]" = WeakKeyDictionary()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,8 +164,8 @@ class HasFilterNetworks(nn.Module):
         """Compares the grid with the networks at points between its own, and takes a finer one if they differ.
 
         Values and slopes may differ by as much as float32 rounds (float64: 1e-9). If no grid is exact enough, as with
-        ReLU, which has no slope in places, the networks run at each edge. Each step that is compiled, and every 200th
-        call, begins with it.
+        ReLU, which has no slope in places, the networks run at each edge. The first call of a model, and of a step
+        that is compiled from it, begins with it, and so does a call after the networks have changed.
         """
         made = self.filter_networks() if self.filters == "grid" and serves(*self.parameters()) else None
         if made is None:  # nothing here would use a grid
@@ -130,17 +174,35 @@ class HasFilterNetworks(nn.Module):
         points = _POINTS.get(dtype, ()) if made.can_be_tables() else ()
         least = self.filter_points or 0
         self.filter_points = next((n for n in points if n >= least and _is_exact(made, n, dtype)), None)
+        _CHECKED[self] = _Checked(made)
+
+    def follow_filters(self, are_others: bool = False) -> None:
+        """Check the grid again if the weights of the networks differ by more than updates change them.
+
+        Args:
+            are_others: Whether other tensors may have taken the place of the weights since the last call.
+        """
+        checked, made = _CHECKED.get(self), self.filter_networks() if are_others else None
+        if checked and made and checked.form == made.form():
+            checked.tensors = made.tensors()
+        elif made:
+            checked = None
+        if checked is None or not checked.is_near(checked.tensors):
+            self.refine_filters()
 
     def grid_filters(self, r: Tensor, edges: Edges, num_nodes: int) -> list[GridFilters] | None:
         """The filters of each block on a grid; None if the networks are to run at each edge."""
         if is_compiling() or self.filters == "edges" or are_at_each_edge():
             return None
+        made = self.filter_networks()
         if is_plain():
-            calls = _CALLS.setdefault(self, 0)
-            if calls % CHECKED_EVERY == 0:
+            checked = _CHECKED.get(self)
+            if made and not (checked and checked.form == made.form() and checked.is_near(made.tensors())):
                 self.refine_filters()
-            _CALLS[self] = calls + 1
-        num_points, made = self.filter_points, self.filter_networks()
+                made = self.filter_networks()
+        elif not is_captured():  # a transform, or a mode of others, sees each operation
+            return None
+        num_points = self.filter_points
         is_worth_it = do_tables_stay() or r.shape[0] >= EDGES_FOR_EACH_POINT * (num_points or 0)
         if not (num_points and made and is_worth_it and serves(r, *self.parameters()) and made.can_be_tables()):
             return None
@@ -157,13 +219,13 @@ def _is_dense_of_schnetpack(part: nn.Module) -> bool:
 
 
 def is_hooked(modules: Iterable[nn.Module]) -> bool:
-    """Whether one of these modules, or a part of it, has a hook other than a capture's."""
-    return any(
+    """Whether one of these modules, or a part of it, has a hook other than a capture's, or all modules have one."""
+    return any(_HOOKS_OF_ALL) or any(
         getattr(hook, "__module__", "") != "popgeo.capture.recorder"
         for module in modules
         for part in module.modules()
-        for hooks in (part._forward_hooks, part._forward_pre_hooks, part._backward_hooks, part._backward_pre_hooks)
-        for hook in hooks.values()
+        for hooks in _HOOKS
+        for hook in vars(part)[hooks].values()
     )
 
 
@@ -186,6 +248,8 @@ def _is_exact(made: FilterNetworks, num_points: int, dtype: torch.dtype) -> bool
         coarse, expected = table[::2], table[1::2]
         wrong = interpolated(coarse, between.to(table.device), made.cutoff) - expected
         slopes, finer = _slopes(coarse), 2 * _slopes(table)[::2]
+        if table[-1].abs().amax() > largest * table.abs().amax():  # edges end before the envelope does
+            return False
         # Not ">", so that NaN, which no grid can repair, is taken for exact as well.
         if wrong.norm() > largest * expected.norm() or (slopes - finer).norm() > largest_of_slopes * finer.norm():
             return False

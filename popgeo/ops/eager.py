@@ -1,7 +1,7 @@
 """Whether plain eager code runs, so that an op may take its short way: nothing captures, transforms or traces it."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import _C, Tensor
@@ -9,6 +9,7 @@ from torch._C import _functorch
 from torch.autograd import forward_ad
 from torch.compiler import is_compiling
 from torch.nn import Parameter
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 
 def is_direct(*tensors: Tensor) -> bool:
@@ -26,6 +27,48 @@ def is_direct(*tensors: Tensor) -> bool:
 def is_plain() -> bool:
     """Whether nothing traces or transforms what is called now: no capture, no dispatch mode, no functorch."""
     return not (_is_transformed() or _C._len_torch_dispatch_stack())
+
+
+def is_transformed_by_func() -> bool:
+    """Check whether `torch.func` transforms what is called now, to differentiate it or otherwise.
+
+    Example:
+        >>> is_transformed_by_func()
+        False
+    """
+    return not is_compiling() and _functorch.peek_interpreter_stack() is not None and not _C._len_torch_dispatch_stack()
+
+
+def is_captured() -> bool:
+    """Check whether a capture of popgeo sees what is called now, and no transform does.
+
+    Example:
+        >>> is_captured()
+        False
+    """
+    modes = _get_current_dispatch_mode_stack()
+    return is_written_down() and any(type(mode).__module__.startswith("popgeo.") for mode in modes)
+
+
+def transforms_around() -> str:
+    """Return the name of what transforms, traces or fakes the operations that are called now; empty if nothing does.
+
+    A mode that only looks at operations, such as a count of FLOPs, is no transform.
+
+    Example:
+        >>> torch.func.vmap(lambda x: print(transforms_around()) or x)(torch.ones(2))
+        torch.func.vmap
+        tensor([1., 1.])
+    """
+    functorch, modes = _functorch.peek_interpreter_stack(), _get_current_dispatch_mode_stack()
+    if functorch is not None:
+        return f"torch.func.{functorch.key().name.lower()}"
+    if forward_ad._current_level >= 0:
+        return "torch.autograd.forward_ad.dual_level"
+    if _C._get_tracing_state() is not None:
+        return "torch.jit.trace"
+    changing = [mode for mode in modes if mode.is_infra_mode() or type(mode).__module__.startswith("popgeo.")]
+    return f"{type(changing[-1]).__module__}.{type(changing[-1]).__name__}" if changing else ""
 
 
 def is_written_down() -> bool:
@@ -70,7 +113,8 @@ def is_eager(arguments: Sequence[Any]) -> bool:
     for argument in arguments:
         kind = type(argument)
         if kind is Tensor or kind is Parameter:
-            if _functorch.is_legacy_batchedtensor(argument):  # torch.autograd.grad(..., is_grads_batched=True)
+            # Inside torch.autograd.grad(..., is_grads_batched=True), or in the backward pass of torch.func.vjp.
+            if _functorch.is_legacy_batchedtensor(argument) or _functorch.is_functorch_wrapped_tensor(argument):
                 return False
         elif isinstance(argument, Tensor):
             return False
@@ -80,4 +124,12 @@ def is_eager(arguments: Sequence[Any]) -> bool:
 def _refuse_forward_mode(arguments: Sequence[Any]) -> None:
     tensors = [argument for argument in arguments if isinstance(argument, Tensor)]
     if any(forward_ad.unpack_dual(tensor).tangent is not None for tensor in tensors):
-        raise ValueError("popgeo's ops have no forward-mode derivative. Use reverse mode: torch.autograd.grad.")
+        refuse_forward_mode()
+
+
+def refuse_forward_mode(*of_an_op: Any) -> NoReturn:
+    """Raise: popgeo's ops have derivatives in reverse mode only."""
+    raise ValueError(
+        "popgeo's ops have no forward-mode derivative. Use reverse mode: torch.autograd.grad, or for a Hessian "
+        "torch.func.jacrev(torch.func.jacrev(f)) in the place of torch.func.hessian(f)."
+    )

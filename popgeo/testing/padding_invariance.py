@@ -22,7 +22,9 @@ def padding(subject: ModelSubject, case: Case) -> None:
     training and in evaluation; results, loss, gradients and buffers are compared.
 
     Cause: a norm, readout, mean, maximum or softmax over all rows of the batch; popgeo.nn.BatchNorm takes nodes_mask,
-    popgeo.ops.global_mean_pool and its like take batch.batch and batch.num_graphs.
+    popgeo.ops.global_mean_pool and its like take batch.batch and batch.num_graphs. If gradients are NaN: a softmax or a
+    division over the nodes of a graph slot that has no node, as behind to_dense_batch; let such a slot attend to itself,
+    mask[:, 0] |= ~mask.any(1), and use its result nowhere.
     """
     garbage = case.settings["garbage"]
     if garbage == "other species":

@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import popgeo
 from popgeo.capture.capture import bind, capture
 from popgeo.ipu import DynamicShapeError, Options, compile, inference_model, training_model
 
@@ -305,3 +306,22 @@ def test_minus_zero_is_another_argument_and_nan_the_same():
         step(torch.ones(1), -0.0)
     step.reset()
     assert all(step(torch.ones(1), float("nan")).isnan() for _ in range(2))
+
+
+@pytest.mark.parametrize(
+    "door",
+    [
+        lambda m, x: popgeo.compile_forward(m)(x),
+        lambda m, x: popgeo.compile_step(m, torch.optim.SGD(m.parameters(), lr=0.1))(x),
+        lambda m, x: popgeo.inference_model(m)(x),
+        lambda m, x: popgeo.ipu.check_static(m, x),
+        lambda m, x: popgeo.Predictor(m),
+    ],
+)
+@pytest.mark.parametrize("lazy", [lambda: nn.LazyLinear(2), nn.LazyBatchNorm1d])
+def test_lazy_weights_are_refused_with_the_call_that_gives_them_a_shape(door, lazy):
+    model = nn.Sequential(lazy())
+    with pytest.raises(ValueError, match=r"0\.weight, 0\.bias.* lazy: their shapes come from a first call"):
+        door(model, torch.ones(3, 4))
+    model(torch.ones(3, 4))
+    popgeo.compile_forward(model)(torch.ones(3, 4))

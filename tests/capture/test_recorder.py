@@ -192,3 +192,55 @@ def test_an_assignment_to_data_is_refused_as_its_value_would_be_lost(name):
 
     with pytest.raises(ValueError, match=f"gives {name} another shape or other memory"):
         popgeo_compile(Assigns(), [torch.ones(2)])
+
+
+LIBRARY = torch.library.Library("popgeo_test_aliases", "DEF")
+for _name, _same in {"itself": lambda x: x, "its_memory": lambda x: x.view_as(x), "a_part": lambda x: x[1:]}.items():
+    LIBRARY.define(f"{_name}(Tensor x) -> Tensor")
+    LIBRARY.impl(_name, _same, "CompositeExplicitAutograd")
+
+
+@pytest.mark.parametrize("name", ["itself", "its_memory", "a_part"])
+def test_a_result_in_the_memory_of_its_argument_is_a_view_whatever_its_schema_says(name: str):
+    function = getattr(torch.ops.popgeo_test_aliases, name)
+
+    def twice(x: Tensor) -> tuple[Tensor, Tensor]:
+        h = x.relu()
+        same = function(h)
+        doubled = 2 * same
+        h.add_(1)
+        return torch.cat([same, doubled, h]), same
+
+    x = torch.randn(5, 3)
+    for made, expected in zip(popgeo_compile(twice, (x,))(x), twice(x), strict=True):
+        assert torch.equal(made, expected)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: torch.dropout(x, 0.5, False),
+        lambda x: torch.feature_dropout(x, 0.5, False),
+        lambda x: torch.alpha_dropout(x, 0.5, False),
+        lambda x: torch.rrelu(x, training=False),
+        lambda x: x.contiguous(),
+        lambda x: x.to(x.dtype),
+        lambda x: x.sum_to_size(x.shape),
+        lambda x: x.reshape(x.shape),
+        lambda x: torch.nn.functional.linear(x, x),
+        lambda x: torch.einsum("ij,kj->ik", x, x),
+    ],
+)
+def test_tensors_made_in_inference_mode_are_captured_by_the_operations_that_run(function):
+    with torch.inference_mode():
+        held, x = torch.randn(5, 5), torch.randn(5, 5)
+
+    def model(x: Tensor) -> Tensor:
+        h = function(held + 0 * x)
+        return torch.cat([h, 2 * h])
+
+    for inside in (torch.inference_mode, torch.no_grad):
+        with inside():
+            assert torch.allclose(popgeo_compile(model, (x,))(x), model(x))
+    targets = {op.target for op in popgeo_compile(lambda x: function(held), (x,)).graph.ops}
+    assert not targets & {"aten.dropout.default", "aten.linear.default", "aten.reshape.default", "aten.einsum.default"}

@@ -1,5 +1,6 @@
 """What is changed about a model after its step was compiled is followed, or refused."""
 
+import copy
 import warnings
 from collections.abc import Callable
 
@@ -155,6 +156,60 @@ def test_a_submodule_set_to_another_mode_is_followed_and_a_mode_of_the_whole_mod
     step.eval()
     assert torch.equal(step(x), fixed)
     assert not model.drop.training
+
+
+class Normed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.line, self.norm = nn.Linear(3, 3), nn.BatchNorm1d(3)
+        self.tail = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.tail(self.norm(self.line(x))).pow(3).mean()
+
+
+MODES: dict[str, Callable[[Normed], object]] = {
+    "a norm is frozen": lambda m: m.norm.eval(),
+    "a norm is thawed": lambda m: m.norm.train(),
+    "a container is frozen": lambda m: m.tail.eval(),
+    "a part of it is thawed": lambda m: m.tail[1].train(),
+    "the container is thawed": lambda m: m.tail.train(),
+    "an evaluation comes between": lambda m: m.eval().train(),
+    "the norm is frozen again": lambda m: m.norm.eval(),
+}
+
+
+@pytest.mark.parametrize("first", [None, "a norm is frozen", "a container is frozen"])
+def test_freezing_and_thawing_a_module_has_the_effect_that_it_has_in_eager(first: str | None):
+    torch.manual_seed(0)
+    model = Normed()
+    same = copy.deepcopy(model)
+    run = eager(same, torch.optim.SGD(same.parameters(), lr=0.05))
+    step, forward = compile_step(model, torch.optim.SGD(model.parameters(), lr=0.05)), compile_forward(model)
+    for change in (first, *MODES):  # the first before the first call
+        for one in (model, same) if change else ():
+            MODES[change](one)
+        x = torch.randn(8, 3)
+        torch.testing.assert_close(step(x), run(x).detach())
+        with torch.no_grad():
+            torch.testing.assert_close(forward(x), same(x))
+        torch.testing.assert_close(model.state_dict(), same.state_dict(), rtol=1e-4, atol=1e-5)
+
+
+def test_another_default_type_has_the_effect_that_it_has_in_eager():
+    class Padded(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.cat([x, torch.ones(2)])
+
+    model, x = Padded(), torch.ones(3)
+    step = compile_forward(model)
+    for kind in (torch.float32, torch.float64, torch.float32):
+        torch.set_default_dtype(kind)
+        try:
+            made = step(x)
+            assert made.dtype == model(x).dtype == kind
+        finally:
+            torch.set_default_dtype(torch.float32)
 
 
 def test_what_is_captured_anew_goes_on_with_its_random_numbers_and_its_updates():

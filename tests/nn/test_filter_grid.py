@@ -1,6 +1,7 @@
 """Filters on a grid: as exact as filters at each edge, checked while a model changes, given up where they fail."""
 
 import copy
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -241,3 +242,99 @@ def test_a_model_of_atoms_without_filter_networks_is_compiled():
     assert torch.allclose(
         popgeo.compile_forward(model.eval())(**data, num_graphs=NUM_GRAPHS), model(**data, num_graphs=NUM_GRAPHS)
     )
+
+
+def in_networks(model: nn.Module, act: Callable[[nn.Sequential], object]) -> None:
+    for block in model.interactions:
+        act(block.mlp)
+
+
+def scaled(model: nn.Module, factor: float) -> dict[str, Tensor]:
+    return {name: factor * t if "mlp.0" in name or "nn.0" in name else t for name, t in model.state_dict().items()}
+
+
+@torch.no_grad()
+def steepen(network: nn.Sequential) -> None:
+    network[0].weight *= 40
+
+
+CHANGES: dict[str, Callable[[nn.Module], object]] = {
+    "ReLU": lambda m: in_networks(m, lambda one: one.__setitem__(1, nn.ReLU())),
+    "a steep Softplus": lambda m: in_networks(m, lambda one: one.__setitem__(1, nn.Softplus(50.0))),
+    "weights in place": lambda m: in_networks(m, steepen),
+    "weights behind torch's back": lambda m: in_networks(m, lambda one: one[0].weight.data.numpy().__imul__(40)),
+    "weights in other memory": lambda m: in_networks(
+        m, lambda one: setattr(one[0].weight, "data", 40 * one[0].weight.data)
+    ),
+    "a loaded state": lambda m: m.load_state_dict(scaled(m, 40.0)),
+    "an assigned state": lambda m: m.load_state_dict(scaled(m, 40.0), assign=True),
+    "a smaller cutoff": lambda m: setattr(m, "cutoff", 3.0),
+    "steeper Gaussians": lambda m: setattr(m.distance_expansion, "coeff", 60 * m.distance_expansion.coeff),
+    "an envelope in its place": lambda m: setattr(m.envelope, "cutoff", 2.5),
+    "a forward of one network": lambda m: setattr(
+        m.interactions[0].mlp, "forward", lambda rows: rows.new_full((len(rows), 128), len(rows) / 5000)
+    ),
+}
+
+
+class Forces(nn.Module):
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, z: Tensor, pos: Tensor, batch: Tensor) -> Tensor:
+        return energy_and_forces(self.model, z, pos, batch, num_graphs=NUM_GRAPHS)[1]
+
+
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("is_compiled", [False, True])
+def test_the_grid_is_checked_in_the_call_after_a_change(change: str, is_compiled: bool):
+    model, data = model_of(), molecules()
+    run = popgeo.compile_forward(Forces(model)) if is_compiled else Forces(model)
+    run(**data)
+    CHANGES[change](model)
+    on_grid = run(**data).detach()
+    with filters_at_each_edge():
+        assert error(on_grid, Forces(model)(**data).detach().double()) < 1e-5
+
+
+def test_a_hook_on_all_modules_is_called_for_edges():
+    model, rows = model_of(), []
+    model(**molecules(), num_graphs=NUM_GRAPHS)
+    hook = nn.modules.module.register_module_forward_hook(
+        lambda module, args, _out: rows.append(len(args[0])) if module is model.interactions[0].mlp else None
+    )
+    try:
+        model(**molecules(), num_graphs=NUM_GRAPHS)
+    finally:
+        hook.remove()
+    assert rows
+    assert rows[0] >= NUM_GRAPHS * SIZE * (SIZE - 1) // 2
+
+
+def test_small_updates_do_not_check_the_grid_again(monkeypatch):
+    model, checks = model_of(), []
+    check = SchNet.refine_filters
+    monkeypatch.setattr(SchNet, "refine_filters", lambda self: [checks.append(1), check(self)])
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    for _ in range(4):
+        model(**molecules(), num_graphs=NUM_GRAPHS).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    assert len(checks) == 1
+
+
+@pytest.mark.parametrize("kind", [SchNet, PaiNN])
+def test_torch_func_differentiates_a_model_whose_filters_were_on_a_grid(kind):
+    model, data = model_of(kind), molecules()
+    model(**data, num_graphs=NUM_GRAPHS)
+
+    def energy(pos: Tensor) -> Tensor:
+        return model(data["z"], pos, data["batch"], num_graphs=NUM_GRAPHS).sum()
+
+    expected = torch.autograd.functional.jacobian(energy, data["pos"])
+    by_hand, backward = torch.func.grad(energy)(data["pos"]), torch.func.vjp(energy, data["pos"])[1]
+    for made in (by_hand, backward(torch.ones(()))[0], torch.func.vmap(torch.func.grad(energy))(data["pos"][None])[0]):
+        assert error(made.detach(), expected.double()) < 1e-5
+    with pytest.raises(ValueError, match=r"torch.func.jacrev\(torch.func.jacrev\(f\)\)"):
+        torch.func.hessian(energy)(data["pos"])

@@ -12,6 +12,7 @@ from popgeo.capture.op_graph import Input, OpGraph, Role
 from popgeo.capture.recorder import Recorder
 from popgeo.engine.optimizer.gradient_scaling import GradientScaling, set_gradient
 from popgeo.engine.optimizer.worker import Worker
+from popgeo.plain_surroundings import plain_surroundings
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,6 +75,7 @@ def capture_scaling(worker: Worker, scaling: GradientScaling) -> OpGraph:
 
 
 @held_interrupts()
+@plain_surroundings()
 def _record(act: Callable[[], None], inputs: Mapping[Input, Tensor]) -> Recorder:
     """Writes down what is done to tensors."""
     recorder = Recorder(inspect.unwrap(_record).__code__, lambda problem: None, phase="update", keeps_state=False)
