@@ -28,6 +28,7 @@ _KINDS = {
     "forces": r"forc|(^|_)grad(ient)?s?($|_)",
     "stress": r"stress|virial",
     "charge": r"charge|atomrefs",
+    "spin": r"spin(?!_?(pol|orbit))|multiplicity|unpaired|initial_magmom",
 }
 _OF_ATOMS = re.compile(
     r"(^|_)(charges|magmoms|energies|stresses|forces|momenta|velocities|masses|tags|spins|dipoles)$|(^|_)(per_?atom|"
@@ -95,13 +96,35 @@ def _ignored(said: Mapping[str, Any], names: Mapping[str, str], asked: Keys) -> 
     read, found = set(names.values()), {}
     for called in said:
         kind = kind_of(called)
-        chosen = bool({kind, called, called.lower()} & asked.keys())  # or left out, by the user
-        if called in read or chosen or kind in (None, "unit", "cell", "pbc") or called.lower() == "free_energy":
+        is_other = kind in (None, "unit", "cell", "pbc") or called.lower() == "free_energy"  # see `other_energy`
+        if called in read or is_other or is_chosen(called, asked):
             continue
         is_one = kind in (*LABELS, "weight") and not re.search("energies|stresses", called.lower())
         name = kind if is_one else called.lower()
         found[called] = f"--key {name}={called}"
     return found
+
+
+def named_otherwise(name: str, names: Mapping[str, str], first: Mapping[str, str], where: str) -> str:
+    """Return the words for a structure that does not have an attribute under the key of a former structure.
+
+    Args:
+        name: The attribute.
+        names: The key of each attribute in the structure.
+        first: The key of each attribute in the former structure.
+        where: The former structure.
+    """
+    hint = f"; --key {name}={names.get(name)} gives the others the weight 1" if name in WEIGHTS else ""
+    hint = "; --partial-labels takes structures that lack some labels" if name in LABELS else hint
+    return (
+        f"it has {names.get(name, 'nothing')!r} as {name}, {where} has {first.get(name, 'nothing')!r}. Pass "
+        f"keys={{{name!r}: None}} (--key {name}=) to leave it out{hint}."
+    )
+
+
+def is_chosen(called: str, asked: Keys) -> bool:
+    """Return whether the user named a key, or left it out."""
+    return bool({kind_of(called), called, called.lower()} & asked.keys())
 
 
 def check_cell(said: Mapping[str, Any], has_cell: bool) -> None:
