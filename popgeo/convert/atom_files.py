@@ -65,11 +65,11 @@ def reach(path: Path) -> Reached:
     except ImportError as error:
         raise ValueError(f"Reading {path} needs {error.name}: pip install {error.name}.") from error
     except Exception as error:  # what is damaged may break a reader of others in any way
-        said = str(error) if type(error) is ValueError else repr(error)
-        raise ValueError(
-            f"{path} cannot be read: {said.rstrip('.')}. Files that end in {', '.join(SUFFIXES)} are read, and others "
-            "that ASE knows: .cif, .pdb, POSCAR, ..."
-        ) from error
+        known = (
+            f"Files that end in {', '.join(SUFFIXES)} can be read, and others that ASE knows: .cif, .pdb, POSCAR, ..."
+        )
+        said = str(error) if type(error) is ValueError else f"{error!r}. {known}"
+        raise ValueError(f"{path} cannot be read: {said}") from error
     if not reached.num_structures:
         raise ValueError(f"{path} holds no structure.")
     return reached

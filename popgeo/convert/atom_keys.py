@@ -6,7 +6,7 @@ from contextlib import suppress
 from functools import cache
 from typing import Any, TypeAlias
 
-from popgeo.convert.units import QUANTITIES, all_factors, factor_of
+from popgeo.convert.units import QUANTITIES, all_factors, factor_of, unit_in_name
 
 Keys: TypeAlias = Mapping[str, str | None]
 LABELS = ("energy", "forces", "stress")
@@ -115,7 +115,8 @@ def named_otherwise(name: str, names: Mapping[str, str], first: Mapping[str, str
         where: The former structure.
     """
     hint = f"; --key {name}={names.get(name)} gives the others the weight 1" if name in WEIGHTS else ""
-    hint = "; --partial-labels takes structures that lack some labels" if name in LABELS else hint
+    if name in LABELS:
+        hint = f", in popgeo train by --{name}-weight 0; --partial-labels takes structures that lack some labels"
     return (
         f"it has {names.get(name, 'nothing')!r} as {name}, {where} has {first.get(name, 'nothing')!r}. Pass "
         f"keys={{{name!r}: None}} (--key {name}=) to leave it out{hint}."
@@ -159,6 +160,13 @@ def find_factors(
     for about, word in (pair for key, value in sources for pair in _told(key, value).items()):
         if told.setdefault(about, word).lower() != word.lower():
             raise ValueError(f"it has the units {told[about]!r} and {word!r} of {about}. Remove one.")
+    for name, called in names.items():
+        is_open = name in LABELS and not given and not {name, called.lower()} & told.keys()
+        if is_open and (word := unit_in_name(called)) is not None:
+            raise ValueError(
+                f"the name of {called!r} says {word}, and no unit is given. Pass units={{{name!r}: ...}} (--units "
+                f"{name}=...), such as eV or hartree for energy, eV/angstrom for forces, GPa for stress."
+            )
     if not told and not given:
         return {}
     of_mappings = [about for key, value in sources if isinstance(value, Mapping) for about in _told(key, value)]

@@ -1,4 +1,4 @@
-"""The table of keys that `popgeo info` and `popgeo train` print: which are read, and what is lost in those that are not."""
+"""The table of keys that `popgeo info` and `popgeo train` print: how each is read, and values of keys that are not."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field

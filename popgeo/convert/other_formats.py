@@ -79,7 +79,7 @@ def _require_masses_of_elements(text: str) -> None:
     """
     from ase.data import atomic_masses
 
-    for section in re.split("^ITEM: ", text, flags=re.M):
+    for section in re.split("^ITEM: ", text, flags=re.M)[1:]:
         head, *rows = section.splitlines()
         columns = head.split()[1:]
         if head.startswith("ATOMS") and "element" not in columns:
@@ -110,6 +110,8 @@ def molecule_of(record: str) -> Any:
     lines = record.splitlines()
     if lines[1][20:22].upper() == "2D":
         raise ValueError("it is a drawing (2D in its second line), not positions. Make positions, as rdkit does.")
+    if not any(line.startswith("M  END") for line in lines):
+        raise ValueError("it is cut off: it has no line M  END")
     if "V3000" in lines[3]:
         inside = [line.split() for line in lines if line.startswith("M  V30 ")]
         first, last = (inside.index(["M", "V30", word, "ATOM"]) for word in ("BEGIN", "END"))

@@ -1,4 +1,4 @@
-"""What must hold of the structures that a model is trained and judged on: labels, weights, heads, energies that differ."""
+"""Checks of the structures that a model is trained and judged on: their labels, weights, heads and energies."""
 
 import hashlib
 from collections.abc import Mapping, Sequence
@@ -13,6 +13,7 @@ from popgeo.convert.atom_keys import LABELS, WEIGHTS
 from popgeo.convert.key_values import composition_of, undetermined_elements
 
 _IDENTITY = ("z", "pos", "cell", "pbc")
+_DECIMALS = 4  # of positions in angstrom: the same structure may have been kept in float32
 
 
 def weight_of(one: Any, label: str) -> Tensor:
@@ -59,14 +60,16 @@ def with_one_head(parts: dict[str, list[Data]], paths: Mapping[str, object], hea
     found = sorted({one for some in heads.values() for one in some})
     if head is None and len(found) > 1:
         first = {one: next((n, some.index(one)) for n, some in heads.items() if one in some) for one in found}
-        where = ", ".join(f"{one or 'none'} (structure {i} of {paths[name]})" for one, (name, i) in first.items())
+        where = ", ".join(f"{one or 'no head'} (structure {i} of {paths[name]})" for one, (name, i) in first.items())
         raise ValueError(
             f"There are several heads: {where}. Energies of different heads, as of two levels of theory, do not belong "
             "together. Pass --head NAME to train on one, or --key head= if all are of the same level."
         )
     for name, some in heads.items():
         if head is not None and some and head not in some:
-            raise ValueError(f"{paths[name]} has no structure of the head {head!r}; it has {sorted({*some})}.")
+            raise ValueError(
+                f"{paths[name]} has no structure of the head {head!r}; it has {sorted({*some} - {''}) or 'no head'}."
+            )
     for one in (one for some in parts.values() for one in some):
         one.pop("head", None)
     return {
@@ -118,7 +121,7 @@ def common_labels(parts: Mapping[str, list[Data]], wanted: Sequence[str] = ()) -
         if some and labels and not any(_counts(one, label) for one in some for label in labels):
             raise ValueError(
                 f"No structure of {part} counts: {' and '.join(labels)} are absent or have the weight 0 in all "
-                f"{len(some)}, so that nothing could be judged. Give structures of {part} that count, as by --{part} FILE."
+                f"{len(some)}, so that nothing could be judged. Give structures that count, as by --{part} FILE."
             )
     return tuple(labels)
 
@@ -176,5 +179,6 @@ def _digest(one: Data) -> bytes:
     """Return what tells two geometries apart."""
     digest = hashlib.sha256()
     for name in _IDENTITY:
-        digest.update(np.ascontiguousarray(one[name].numpy()).tobytes() if name in one else b"-")
+        value = one[name].double().numpy() if name in one else np.zeros(0)
+        digest.update((np.round(value, _DECIMALS) + 0.0).tobytes())  # without the sign of 0
     return digest.digest()

@@ -126,7 +126,7 @@ class Predictions(Mapping[str, Tensor]):
         if path.suffix == ".npz":
             arrays = {name: _as_array(tensor) for name, tensor in self.items()}
             if self.files:
-                arrays["file"] = np.array(self.files)
+                arrays["files"] = np.array(self.files)
             np.savez(path, **arrays, **{f"{name}.ptr": ptr.numpy() for name, ptr in self.ptr.items()})  # type: ignore[arg-type]  # of its flags
             return [path]
         check_ending(path)

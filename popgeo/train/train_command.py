@@ -46,7 +46,7 @@ def _train(asked: argparse.Namespace) -> int:
     before = None if asked.init is None else _taken_over(asked)
     data = _read(asked, None if before is None or asked.recompute_E0s else before.references)
     parts = [name for name in data.parts if len(data.parts[name])]
-    print("".join(f"look: {remark}\n" for remark in data.remarks), end="")
+    print("".join(f"note: {remark}\n" for remark in data.remarks), end="")
     print("structures: " + ", ".join(f"{len(data.parts[name]):,} for {name}" for name in parts))
     field = _field(asked, data, before)
     print("energies of elements (eV): " + ", ".join(f"{z}: {data.references[z]:.4f}" for z in field.elements))
