@@ -138,7 +138,7 @@ def test_a_wrong_molecule_is_named_by_its_number(tmp_path, text, message, suffix
 def test_molecules_that_smiles_only_lists_get_no_positions(tmp_path, smiles):
     pytest.importorskip("rdkit")
     (tmp_path / "a.csv").write_text(f"smiles\nCCO\n{smiles}\nC\n")
-    with pytest.raises(ValueError, match="row 1: .* consists of several molecules"):
+    with pytest.raises(ValueError, match=r"row 1: .* consists of several molecules"):
         list(read_smiles(tmp_path / "a.csv", positions=True))
     with pytest.warns(UserWarning, match="1 of 3 rows"):
         assert [one.smiles for one in read_smiles(tmp_path / "a.csv", positions=True, skip=True)] == ["CCO", "C"]

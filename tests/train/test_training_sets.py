@@ -210,7 +210,7 @@ def test_an_energy_that_forces_do_not_belong_to_is_told_with_the_option_that_rea
     path = written(tmp_path / name, labels=("energy", "forces", "free_energy"))
     words = "free_energy (--key energy=free_energy; forces and stress are derivatives of it, energy is 0.3 eV from it)"
     structures = read_atoms(path)
-    with pytest.warns(UserWarning) as told:
+    with pytest.warns(UserWarning, match="not read: free_energy") as told:
         before = [one.energy.item() for one in structures]
     assert words in str(told[0].message)
     after = [one.energy.item() for one in read_atoms(path, keys={"energy": "free_energy"})]
