@@ -16,10 +16,10 @@ import torch
 
 from popgeo import __version__
 from popgeo.command_line import OneLineParser, add_options
-from popgeo.convert.atom_files import files_in
-from popgeo.convert.atoms import read_atoms
+from popgeo.convert.atoms import AtomFiles, read_atoms
 from popgeo.convert.command import add_atoms, atoms_options, keys_of
-from popgeo.convert.doctor import examine, open_structures
+from popgeo.convert.doctor import Fault, examine, open_structures
+from popgeo.convert.key_values import undetermined_elements
 from popgeo.data import FixedSizeOptions, FlatStore
 from popgeo.ipu.report.report import Pipeline, Report
 from popgeo.native import library
@@ -69,42 +69,40 @@ def _of_this_computer() -> None:
 
 
 def _of_path(asked: argparse.Namespace) -> None:
-    if asked.store.is_file() or (asked.store.is_dir() and files_in(asked.store)):
-        structures: Any = open_structures(asked.store)
-        print(f"{len(structures):,} structures")
-        _print_faults(_print_keys(asked) or structures, asked)
+    if not (asked.store / "manifest.json").exists():
+        _of_structures(asked)
         return
-    store = FlatStore.open(asked.store)
+    store: Any = FlatStore.open(asked.store)
     _of_store(store, asked)
     shapes = {one.name: one.tensor for one in store.attributes if one.store is None and one.is_tensor}
     if "z" in shapes and not shapes["z"].is_floating_point() and "pos" in shapes and shapes["pos"].shape[-1] == 3:
-        _print_faults(store, asked)
+        _print_faults(examine(store, keys=keys_of(asked.key), cutoff=asked.cutoff))
 
 
-def _print_keys(asked: argparse.Namespace) -> Any:
-    """Prints which key is read as what, and which are not read; returns the structures if their units are converted."""
+def _of_structures(asked: argparse.Namespace) -> None:
+    """Prints which key is read as what, which are not read, and the faults of structures."""
+    files: AtomFiles | None = None
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             files = read_atoms(asked.store, **atoms_options(asked))
-            rows = []
-            for one in files.datasets:
-                factors = {name: f" (times {factor:.6g})" for name, factor in one.reader.factors.items() if factor != 1}
-                rows += [
-                    (one.path, called, f"{name}{factors.get(name, '')}") for name, called in (one.names or {}).items()
-                ]
-                rows += [(one.path, called, f"not read ({option})") for called, option in one.ignored.items()]
     except ValueError as error:
-        print(f"\nkeys: {error}")
-        return None
-    if rows:
-        table = pd.DataFrame(rows, columns=["file", "key", "read as"]).drop_duplicates()
-        print("\n" + table.drop(columns="file" if table["file"].nunique() == 1 else []).to_string(index=False))
-    return files if any(one.reader.factors for one in files.datasets) else None
-
-
-def _print_faults(structures: Any, asked: argparse.Namespace) -> None:
+        keys = f"keys: {error}"
+    structures: Any = open_structures(asked.store, [one.note for one in files.datasets] if files else None)
+    if files is not None and any(one.reader.factors for one in files.datasets):  # units are converted
+        structures = files
     findings = examine(structures, keys=keys_of(asked.key), cutoff=asked.cutoff)
+    print(f"{len(structures):,} structures")
+    if files is not None:
+        has_energy = any("energy" in (one.names or {}) for one in files.datasets)
+        keys = files.values.table(files.datasets)
+        keys += "\n\n" + undetermined_elements(files.values.compositions) if has_energy else ""
+    if keys := keys.strip():
+        print(f"\n{keys}")
+    _print_faults(findings)
+
+
+def _print_faults(findings: Sequence[Fault]) -> None:
     for finding in findings:
         print(f"\n{finding}")
     if not findings:

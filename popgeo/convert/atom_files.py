@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from popgeo.convert.atom_labels import symmetrised
+from popgeo.convert.other_formats import format_of, molecule_of, molecule_starts, read_other
 
 _MOST_OF_A_ROW = 1 << 26  # bytes of an unpacked row, and of a dataset in HDF5 beyond what is stored
 _PAIRS = re.compile(r"""(?:^|\s)["']?([\w:.-]+)["']?\s*=\s*("[^"]*"|'[^']*'|\[[^\]]*\]|\{[^}]*\}|\S+)""")
@@ -40,25 +41,9 @@ def require_unpacked(path: Path) -> None:
                 raise ValueError("it unpacks to more than a hundred times its size; unpack it yourself if you trust it")
 
 
-def _ending(path: Path) -> str:
+def ending(path: Path) -> str:
+    """The ending of a file in small letters, without the ending of a compression."""
     return Path(path.stem if path.suffix in _PACKED else path).suffix.lower()
-
-
-def files_in(folder: Path) -> list[Path]:
-    """The files of a folder that hold structures, by their endings."""
-    return sorted(one for one in folder.iterdir() if _ending(one) in SUFFIXES)
-
-
-def files_of(path: Path) -> list[Path]:
-    """A file alone, or the files of a folder that hold structures.
-
-    Raises:
-        ValueError: the folder has no such file.
-    """
-    files = files_in(path) if path.is_dir() else [path]
-    if not files:
-        raise ValueError(f"{path} has no file with one of the endings {SUFFIXES}.")
-    return files
 
 
 class Reached(NamedTuple):
@@ -80,7 +65,11 @@ def reach(path: Path) -> Reached:
     except ImportError as error:
         raise ValueError(f"Reading {path} needs {error.name}: pip install {error.name}.") from error
     except Exception as error:  # what is damaged may break a reader of others in any way
-        raise ValueError(f"{path} cannot be read: {error!r}. Check the file and its ending.") from error
+        known = (
+            f"Files that end in {', '.join(SUFFIXES)} can be read, and others that ASE knows: .cif, .pdb, POSCAR, ..."
+        )
+        said = str(error) if type(error) is ValueError else f"{error!r}. {known}"
+        raise ValueError(f"{path} cannot be read: {said}") from error
     if not reached.num_structures:
         raise ValueError(f"{path} holds no structure.")
     return reached
@@ -88,14 +77,25 @@ def reach(path: Path) -> Reached:
 
 def _reach_any(path: Path) -> Reached:
     """What ASE reads; its formats are mostly read from the start, so all is kept."""
-    import ase.io
-    from ase.io.formats import filetype
-
     require_unpacked(path)
-    if (known := {"xyz": _reach_xyz, "extxyz": _reach_xyz, "json": _reach_db}.get(filetype(str(path)))) is not None:
-        return known(path)
-    steps = ase.io.read(path, index=":")
+    with _PACKED.get(path.suffix, open)(path, "rb") as file:
+        if (known := _OF_ASE.get(kind := format_of(path, file))) is not None:
+            return known(path)
+        steps = read_other(path, kind, file)
     return Reached(len(steps), steps.__getitem__)
+
+
+def _reach_sdf(path: Path) -> Reached:
+    """Molecules of an SDF, by where each of them begins."""
+    opened = partial(_PACKED.get(path.suffix, open), path, "rb")
+    starts = array("q", molecule_starts(opened()))
+    return Reached(len(starts) - 1, partial(_read_sdf, opened, starts))
+
+
+def _read_sdf(opened: Callable[[], Any], starts: Sequence[int], index: int) -> Any:
+    with opened() as file:
+        file.seek(starts[index])
+        return molecule_of(file.read(starts[index + 1] - starts[index]).decode(errors="replace"))
 
 
 def _reach_xyz(path: Path) -> Reached:
@@ -294,5 +294,6 @@ def _trajectory(path: Path, *version: int) -> Any:
 
 
 _OPENERS = {".xyz": _reach_xyz, ".extxyz": _reach_xyz, ".h5": _reach_hdf5, ".hdf5": _reach_hdf5}
-_OPENERS |= {".aselmdb": _reach_aselmdb, ".db": _reach_db, ".traj": _reach_trajectory}
+_OPENERS |= {".aselmdb": _reach_aselmdb, ".db": _reach_db, ".traj": _reach_trajectory, ".sdf": _reach_sdf}
+_OF_ASE = {"xyz": _reach_xyz, "extxyz": _reach_xyz, "json": _reach_db, "sdf": _reach_sdf, "mol": _reach_sdf}
 SUFFIXES = tuple(_OPENERS)

@@ -6,7 +6,7 @@ from contextlib import suppress
 from functools import cache
 from typing import Any, TypeAlias
 
-from popgeo.convert.units import QUANTITIES, all_factors, factor_of
+from popgeo.convert.units import QUANTITIES, all_factors, factor_of, unit_in_name
 
 Keys: TypeAlias = Mapping[str, str | None]
 LABELS = ("energy", "forces", "stress")
@@ -28,6 +28,7 @@ _KINDS = {
     "forces": r"forc|(^|_)grad(ient)?s?($|_)",
     "stress": r"stress|virial",
     "charge": r"charge|atomrefs",
+    "spin": r"spin(?!_?(pol|orbit))|multiplicity|unpaired|initial_magmom",
 }
 _OF_ATOMS = re.compile(
     r"(^|_)(charges|magmoms|energies|stresses|forces|momenta|velocities|masses|tags|spins|dipoles)$|(^|_)(per_?atom|"
@@ -95,13 +96,36 @@ def _ignored(said: Mapping[str, Any], names: Mapping[str, str], asked: Keys) -> 
     read, found = set(names.values()), {}
     for called in said:
         kind = kind_of(called)
-        chosen = bool({kind, called, called.lower()} & asked.keys())  # or left out, by the user
-        if called in read or chosen or kind in (None, "unit", "cell", "pbc") or called.lower() == "free_energy":
+        is_other = kind in (None, "unit", "cell", "pbc") or called.lower() == "free_energy"  # see `other_energy`
+        if called in read or is_other or is_chosen(called, asked):
             continue
         is_one = kind in (*LABELS, "weight") and not re.search("energies|stresses", called.lower())
         name = kind if is_one else called.lower()
         found[called] = f"--key {name}={called}"
     return found
+
+
+def named_otherwise(name: str, names: Mapping[str, str], first: Mapping[str, str], where: str) -> str:
+    """Return the words for a structure that does not have an attribute under the key of a former structure.
+
+    Args:
+        name: The attribute.
+        names: The key of each attribute in the structure.
+        first: The key of each attribute in the former structure.
+        where: The former structure.
+    """
+    hint = f"; --key {name}={names.get(name)} gives the others the weight 1" if name in WEIGHTS else ""
+    if name in LABELS:
+        hint = f", in popgeo train by --{name}-weight 0; --partial-labels takes structures that lack some labels"
+    return (
+        f"it has {names.get(name, 'nothing')!r} as {name}, {where} has {first.get(name, 'nothing')!r}. Pass "
+        f"keys={{{name!r}: None}} (--key {name}=) to leave it out{hint}."
+    )
+
+
+def is_chosen(called: str, asked: Keys) -> bool:
+    """Return whether the user named a key, or left it out."""
+    return bool({kind_of(called), called, called.lower()} & asked.keys())
 
 
 def check_cell(said: Mapping[str, Any], has_cell: bool) -> None:
@@ -136,6 +160,13 @@ def find_factors(
     for about, word in (pair for key, value in sources for pair in _told(key, value).items()):
         if told.setdefault(about, word).lower() != word.lower():
             raise ValueError(f"it has the units {told[about]!r} and {word!r} of {about}. Remove one.")
+    for name, called in names.items():
+        is_open = name in LABELS and not given and not {name, called.lower()} & told.keys()
+        if is_open and (word := unit_in_name(called)) is not None:
+            raise ValueError(
+                f"the name of {called!r} says {word}, and no unit is given. Pass units={{{name!r}: ...}} (--units "
+                f"{name}=...), such as eV or hartree for energy, eV/angstrom for forces, GPa for stress."
+            )
     if not told and not given:
         return {}
     of_mappings = [about for key, value in sources if isinstance(value, Mapping) for about in _told(key, value)]

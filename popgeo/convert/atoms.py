@@ -3,6 +3,7 @@
 import copy
 import warnings
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -13,10 +14,21 @@ import torch
 from torch.utils.data import ConcatDataset, Dataset
 from torch_geometric.data import Data
 
-from popgeo.convert.atom_files import files_of, reach
-from popgeo.convert.atom_keys import LABELS, WEIGHTS, Keys, check_cell, find_factors, find_names, level_of
+from popgeo.convert.atom_files import reach
+from popgeo.convert.atom_keys import (
+    LABELS,
+    WEIGHTS,
+    Keys,
+    check_cell,
+    find_factors,
+    find_names,
+    level_of,
+    named_otherwise,
+)
 from popgeo.convert.atom_labels import as_label, numbers
+from popgeo.convert.key_values import KeyValues, other_energy, said_of
 from popgeo.convert.neighbours import list_pairs, near_origin, require_elements, require_places
+from popgeo.convert.structure_paths import files_of
 
 _CLOSEST = 0.1  # angstrom
 LEVELS = {"z": "node", "pos": "node", "forces": "node", "edge_index": "edge", "edge_shift": "edge"}
@@ -95,6 +107,16 @@ class AtomFiles(ConcatDataset[Data]):
         reader = self.datasets[0].reader
         return {name: reader.levels[key] for name, key in reader.keys.items() if key in reader.levels} | LEVELS
 
+    @property
+    def file_names(self) -> list[str]:
+        """For each structure, the name of its file."""
+        return [one.path.name for one in self.datasets for _ in range(len(one))]
+
+    @property
+    def values(self) -> KeyValues:
+        """What the structures that were read say in keys that are not read."""
+        return self.datasets[0].reader.values
+
 
 @dataclass(kw_only=True, eq=False)
 class AtomsReader:
@@ -109,7 +131,14 @@ class AtomsReader:
     labels: str
     factors: dict[str, float] = field(default_factory=dict)
     """What numbers of the structure read last were multiplied by, because of their units."""
+    first: tuple[dict[str, str], str] | None = None
+    """What the first file calls each attribute, and its path."""
+    values: KeyValues = field(init=False)
+    """What the structures that were read say in keys that are not read."""
     _names: dict[tuple[str, ...], tuple[dict[str, str], dict[str, str]]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.values = KeyValues(asked=self.keys)
 
     def names(self, said: Mapping[str, Any]) -> tuple[dict[str, str], dict[str, str]]:
         """What is read by which key, and what is not read, with the option that would read it."""
@@ -168,6 +197,7 @@ class AtomsFile(Dataset[Data]):
     def __init__(self, path: Path, reader: AtomsReader) -> None:
         self.path, self.reader = path, reader
         self.file = reach(path)
+        self._of_file = {"atomrefs": "--E0s, energies of elements"} if self.file.metadata.get("atomrefs") else {}
         self.names: dict[str, str] | None = None
         """What the first structure that was read calls each attribute; None before one is read."""
         self.ignored: dict[str, str] = {}
@@ -181,14 +211,23 @@ class AtomsFile(Dataset[Data]):
     def __getitem__(self, index: int) -> Data:
         try:
             atoms = self.file.read(index)
-            said = _said(atoms)
+            said = said_of(atoms)
             names, ignored = self.reader.names(said)
             graph = self.reader.graph(atoms, said, self._as_first(names), self.file.metadata)
+            ignored = {**ignored, **self._of_file, **other_energy(said, names, self.reader.keys)}
+            self.reader.values.add(f"structure {index} of {self.path.name}", atoms, said, names)
         except Exception as error:  # what is damaged may break a reader of others in any way
             raise ValueError(f"{self.path}, structure {index}: {str(error) or repr(error)}") from error
-        if ignored := {**ignored, **_ignored_in(self.file.metadata)}:
+        if ignored and self.reader.labels != "none":
             self._report(ignored)
         return graph
+
+    def note(self, index: int, atoms: Any) -> None:
+        """Note what a structure says in keys that are not read, for `KeyValues.table`."""
+        with suppress(ValueError):  # `read_atoms` says what is wrong
+            names, ignored = self.reader.names(said := said_of(atoms))
+            self.reader.values.add(f"structure {index} of {self.path.name}", atoms, said, names)
+            self.ignored |= {**ignored, **other_energy(said, names, self.reader.keys)}
 
     def _as_first(self, names: dict[str, str]) -> dict[str, str]:
         """The names of a structure, which must be the names of the first one; weights may be absent.
@@ -196,17 +235,16 @@ class AtomsFile(Dataset[Data]):
         Raises:
             ValueError: they are not.
         """
-        self.names = first = names if self.names is None else self.names
-        if self.reader.labels == "partial":
-            return names
-        names = {**{name: called for name, called in first.items() if name in WEIGHTS}, **names}
-        if names != first:
-            name = min(name for name in {*names, *first} if names.get(name) != first.get(name))
-            hint = f"--key {name}={names[name]} gives the others the weight 1" if name in WEIGHTS else ""
-            raise ValueError(
-                f"it has {names.get(name, 'nothing')!r} as {name}, the first has {first.get(name, 'nothing')!r}. Pass "
-                f"keys={{{name!r}: None}} (--key {name}=) to leave it out{'; ' * bool(hint)}{hint}."
-            )
+        is_new = self.names is None
+        first, where = (self.names, "the first") if self.names is not None else self.reader.first or (names, "")
+        if is_new:  # another file may call the same attributes otherwise
+            wrong = {name for name in names.keys() ^ first.keys() if name not in WEIGHTS}
+        else:
+            names = {**{name: called for name, called in first.items() if name in WEIGHTS}, **names}
+            wrong = {name for name in {*names, *first} if names.get(name) != first.get(name)}
+        if wrong and self.reader.labels != "partial":
+            raise ValueError(named_otherwise(min(wrong), names, first, where))
+        self.names, self.reader.first = first if not is_new else names, self.reader.first or (names, str(self.path))
         return names
 
     def _report(self, ignored: dict[str, str]) -> None:
@@ -214,22 +252,6 @@ class AtomsFile(Dataset[Data]):
             self.ignored |= new
             told = ", ".join(f"{called} ({option})" for called, option in new.items())
             warnings.warn(f"{self.path} has keys that are not read: {told}. The option reads the key.", stacklevel=5)
-
-
-def _ignored_in(metadata: Mapping[str, Any]) -> dict[str, str]:
-    return {"atomrefs": "--E0s, energies of elements"} if metadata.get("atomrefs") else {}
-
-
-def _said(atoms: Any) -> dict[str, Any]:
-    """What is said of atoms or of the whole structure, by the file's names."""
-    results = {} if atoms.calc is None else atoms.calc.results
-    arrays = {name: value for name, value in atoms.arrays.items() if name not in ("positions", "numbers")}
-    results = {name: value for name, value in results.items() if value is not None}
-    for name in results.keys() & (atoms.info.keys() | arrays.keys()):
-        other = {**atoms.info, **arrays}[name]
-        if np.size(other) != np.size(results[name]) or not np.allclose(np.ravel(other), np.ravel(results[name]), 1e-6):
-            raise ValueError(f"it has two different values of {name!r}. Remove one.")
-    return {**atoms.info, **arrays, **results}
 
 
 def with_pairs(data: Data, cutoff: float) -> Data:

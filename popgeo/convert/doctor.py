@@ -1,7 +1,7 @@
 """Faults of a set of structures that training would not report: units, signs, labels, cells, duplicates."""
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
@@ -11,9 +11,10 @@ import numpy as np
 import pandas as pd
 from torch.utils.data import ConcatDataset, Dataset
 
-from popgeo.convert.atom_files import Reached, files_of, reach
+from popgeo.convert.atom_files import Reached, reach
 from popgeo.convert.energy_checks import Neighbours, add_energy_columns, compare_derivatives
 from popgeo.convert.one_structure import COLUMNS, Bonds, measure, parts_of, shapes_of
+from popgeo.convert.structure_paths import files_of
 from popgeo.progress import progress
 
 # `asked` and `badness` are expressions of a table with one row per structure; the largest badness is the worst.
@@ -45,8 +46,8 @@ class Fault:
 class _File(Dataset[Any]):
     """The structures of one file; a file that cannot be opened counts as one that cannot be read."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, path: Path, note: Callable[[int, Any], None] | None) -> None:
+        self.path, self.note = path, note
         try:
             self.file: Reached | ValueError = reach(path)
         except ValueError as error:
@@ -59,24 +60,33 @@ class _File(Dataset[Any]):
         if isinstance(self.file, ValueError):
             raise self.file
         try:
-            return self.file.read(index)
+            atoms = self.file.read(index)
+            if self.note is not None:
+                self.note(index, atoms)
         except Exception as error:  # what is damaged may break a reader of others in any way
             raise ValueError(f"{self.path}, structure {index}: {str(error) or repr(error)}") from error
+        return atoms
 
 
-def open_structures(path: str | Path) -> ConcatDataset[Any]:
+def open_structures(path: str | Path, notes: Sequence[Callable[[int, Any], None]] | None = None) -> ConcatDataset[Any]:
     """The structures of a file, or of all files in a folder, for `examine`: `read_atoms` refuses faulty ones.
 
+    Args:
+        path: The file or folder.
+        notes: For each file, a function that is called with the index of each structure that is read, and with the
+            structure.
+
     Raises:
-        ValueError: the folder has no such file.
+        ValueError: there is no such file, or the folder has none.
 
     Example:
         >>> examine(open_structures("nothing.xyz"))
         Traceback (most recent call last):
             ...
-        ValueError: None of 1 structures can be read: nothing.xyz cannot be read: ...
+        ValueError: There is no file or folder nothing.xyz. Check the name and the current folder.
     """
-    return ConcatDataset([_File(file) for file in files_of(Path(path))])
+    files = files_of(Path(path))
+    return ConcatDataset([_File(file, notes[i] if notes else None) for i, file in enumerate(files)])
 
 
 def examine(

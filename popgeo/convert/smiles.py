@@ -36,8 +36,8 @@ def read_smiles(
             the file has no header, and its columns are "0", "1" and so on.
         column: Which column holds SMILES; None means the one called so, or the first.
         targets: The columns that `y` takes.
-        positions: Adds hydrogens and `pos` in angstrom, by ETKDG (Wang, Witnek, Landrum, Riniker 2020, doi
-            10.1021/acs.jcim.0c00025) and the force field MMFF94.
+        positions: Adds hydrogens and `pos` in angstrom of one molecule per row, by ETKDG (Wang, Witnek, Landrum,
+            Riniker 2020, doi 10.1021/acs.jcim.0c00025) and the force field MMFF94.
         seed: What positions are drawn from.
         skip: Leaves out rows that rdkit cannot read or place, with one warning at the end, rather than raise.
 
@@ -61,6 +61,8 @@ def read_smiles(
             if molecule is None or molecule.GetNumAtoms() == 0 or (positions and pos is None):
                 if not skip:
                     what = "given a shape" if molecule is not None and molecule.GetNumAtoms() else "read"
+                    if positions and molecule is not None and len(Chem.GetMolFrags(molecule)) > 1:
+                        what = "given one shape, as it consists of several molecules,"
                     raise ValueError(
                         f"{path}, row {number}: {smiles!r} cannot be {what} by rdkit. Correct it or pass --skip."
                     )
@@ -111,9 +113,15 @@ def _numbers(path: Path, first: int, table: pd.DataFrame) -> Any:
 
 
 def _place(molecule: Any, seed: int) -> Tensor | None:
-    """Positions of the atoms (angstrom) [num_atoms, 3]; None if none are found."""
-    from rdkit.Chem import AllChem
+    """Return positions of the atoms (angstrom) [num_atoms, 3]; None if none are found.
 
+    Of several molecules, as in a salt, no way to lie next to each other follows from SMILES, and rdkit puts all of them
+    in one place.
+    """
+    from rdkit.Chem import AllChem, GetMolFrags
+
+    if len(GetMolFrags(molecule)) > 1:
+        return None
     parameters = AllChem.ETKDGv3()
     parameters.randomSeed = seed
     if AllChem.EmbedMolecule(molecule, parameters) != 0:

@@ -12,6 +12,7 @@ with Path(__file__).with_suffix(".csv").open(newline="", encoding="utf-8") as _f
         _FACTORS[_row["quantity"]][_row["name"]] = float(_row["factor"])
 _ENERGY, _LENGTH, _PRESSURE = _FACTORS.values()
 _AS_IT_IS = {"", "1", "e", "|e|", "debye", "d", "e*ang", "e*angstrom", "e*a", "mub", "amu", "none"}
+_FOREIGN = {name.split("/")[0] for of in _FACTORS.values() for name, factor in of.items() if factor != 1.0} | {"au"}
 _DIMENSIONS = {"energy": (1, 0), "forces": (1, -1), "stress": (1, -3), "length": (0, 1)}  # powers of energy, length
 QUANTITIES = tuple(_DIMENSIONS)
 """What units may be given for."""
@@ -57,6 +58,17 @@ def factor_of(unit: str, quantity: str) -> float:
         f"the unit {unit!r} of {quantity} is not known. Convert the numbers, or pass units={{{quantity!r}: ...}} "
         f"(--units {quantity}=...) with one made of {', '.join(_ENERGY)} and {', '.join(_LENGTH)}, as in eV/angstrom."
     )
+
+
+@cache
+def unit_in_name(called: str) -> str | None:
+    """Return the word in the name of a key that is a unit other than eV and angstrom; None if there is none.
+
+    Example:
+        >>> unit_in_name("dft_energy_Hartree"), unit_in_name("E_kcal_mol"), unit_in_name("energy_eV")
+        ('Hartree', 'kcal', None)
+    """
+    return next((word for word in re.findall("[A-Za-z0-9]+", called) if word.lower() in _FOREIGN), None)
 
 
 def all_factors(units: Mapping[str, str]) -> dict[str, float]:

@@ -3,12 +3,14 @@
 import argparse
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from torch import nn
 
 from popgeo.command_line import OneLineParser, add_options, found_at
+from popgeo.convert.atoms import AtomFiles
 from popgeo.convert.command import add_source, source_of
 from popgeo.data.flat_store import FlatStore
 from popgeo.deploy.force_field import ForceField
@@ -28,9 +30,11 @@ def predict(arguments: Sequence[str]) -> int:
     add_source(parser)
     asked = parser.parse_args(arguments)
     check_ending(asked.out)
+    graphs = _graphs(asked)
+    files = graphs.file_names if isinstance(graphs, AtomFiles) and Path(asked.source).is_dir() else ()
     is_field = Path(asked.model).suffix == ".pt"
-    predictor, graphs = _with_neighbours(asked) if is_field else (_predictor(asked), _graphs(asked))
-    found = predictor(graphs, errors="keep" if asked.keep else "raise")
+    predictor, graphs = _with_neighbours(asked, graphs) if is_field else (_predictor(asked), graphs)
+    found = replace(predictor(graphs, errors="keep" if asked.keep else "raise"), files=files)
     written = found.save(asked.out)
     for kept in found.errors.values():
         print(f"popgeo: {kept}", file=sys.stderr)
@@ -46,7 +50,7 @@ def _graphs(asked: argparse.Namespace) -> Any:
     return source_of(asked)[0]
 
 
-def _with_neighbours(asked: argparse.Namespace) -> tuple[Predictor, list[Any]]:
+def _with_neighbours(asked: argparse.Namespace, graphs: Any) -> tuple[Predictor, list[Any]]:
     """A predictor of what `popgeo train` wrote, and the structures with the neighbours that it was trained with.
 
     Raises:
@@ -56,7 +60,6 @@ def _with_neighbours(asked: argparse.Namespace) -> tuple[Predictor, list[Any]]:
     given = getattr(asked, "cutoff", None)
     if given is not None and given != field.cutoff:
         raise ValueError(f"--cutoff is {given}; {asked.model} was trained with {field.cutoff}. Leave --cutoff out.")
-    graphs = _graphs(asked)
     graphs = graphs if hasattr(graphs, "__getitem__") else list(graphs)
     for number in progress(range(len(graphs)), "listing pairs", "structures"):
         try:

@@ -1,6 +1,6 @@
 """What a predictor gives back: results in the order of the graphs, all in one tensor a name, or graph by graph."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -27,6 +27,7 @@ class Predictions(Mapping[str, Tensor]):
         axes: What the rows of each belong to.
         ptr: For each result, where each graph's rows start, and their total. int64 [num_graphs + 1]
         errors: The errors of graphs that failed, by their numbers.
+        files: The name of each graph's file, if the graphs are from a folder of files.
 
     Example:
         >>> y = torch.tensor([1.0, 2.0])
@@ -40,6 +41,7 @@ class Predictions(Mapping[str, Tensor]):
     axes: Mapping[str, Axis] = field(default_factory=dict)
     ptr: Mapping[str, Tensor] = field(default_factory=dict)
     errors: Mapping[int, Exception] = field(default_factory=dict)
+    files: Sequence[str] = ()
 
     def __getitem__(self, name: str) -> Tensor:
         if name not in self.tensors:
@@ -87,7 +89,8 @@ class Predictions(Mapping[str, Tensor]):
     def to_frames(self) -> "dict[str, pd.DataFrame]":
         """A table for each level, one row a graph, node or edge, with the number of its graph.
 
-        A result of several columns has a column for each, as `forces_0`.
+        A result of several columns has a column for each, as `forces_0`. If the graphs are from a folder, `file` is
+        the name of the graph's file.
 
         Raises:
             ValueError: two results have the same columns, as `forces_0` and `forces` of several.
@@ -99,7 +102,8 @@ class Predictions(Mapping[str, Tensor]):
             level = self.axes[name].label
             if level not in frames:
                 graph = np.repeat(np.arange(self.num_graphs), self.ptr[name].diff().numpy())
-                frames[level] = pd.DataFrame({"graph": graph})
+                of_file = {"file": np.array(self.files)[graph]} if self.files else {}
+                frames[level] = pd.DataFrame({"graph": graph, **of_file})
             flat = _as_array(tensor).reshape(len(tensor), tensor.shape[1:].numel())
             names = [name] if flat.shape[1] == 1 else [f"{name}_{i}" for i in range(flat.shape[1])]
             if taken := sorted({*names} & {*frames[level]}):
@@ -121,6 +125,8 @@ class Predictions(Mapping[str, Tensor]):
         path = Path(path)
         if path.suffix == ".npz":
             arrays = {name: _as_array(tensor) for name, tensor in self.items()}
+            if self.files:
+                arrays["files"] = np.array(self.files)
             np.savez(path, **arrays, **{f"{name}.ptr": ptr.numpy() for name, ptr in self.ptr.items()})  # type: ignore[arg-type]  # of its flags
             return [path]
         check_ending(path)

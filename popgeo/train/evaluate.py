@@ -11,11 +11,12 @@ from torch import Tensor
 
 from popgeo.atomic_write import written_whole
 from popgeo.convert.atom_keys import WEIGHTS
+from popgeo.convert.set_checks import weight_of
 from popgeo.engine.compiled_step import CompiledStep
 from popgeo.loader import FixedSizeDataLoader
 from popgeo.plots import panels, prediction_scatter
 from popgeo.plots.style import write_png
-from popgeo.train.training_set import UNITS, weight_of
+from popgeo.train.training_set import UNITS
 
 
 class Pair(NamedTuple):
@@ -83,7 +84,7 @@ def doubts(pairs: Pairs) -> list[str]:
     found = []
     for name, (label, predicted, weight) in pairs.items():
         error, size = ((weight * part.square()).sum() for part in (predicted - label, label))
-        if len(label) and float(error) > 0.9 * float(size) > 0:
+        if len(label) and float(error) > 0.9 * float(size):  # also if all labels are 0
             found.append(
                 f"{name}: predicting 0 would be {'better' if error > size else 'as good'}. Train longer, or check the "
                 "data: wrong units, gradients instead of forces, labels that contradict each other?"

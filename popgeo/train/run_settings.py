@@ -47,7 +47,7 @@ def of_run(asked: argparse.Namespace, words: Sequence[str]) -> argparse.Namespac
         raise ValueError(f"{asked.out} holds no run to continue: it has no {CHECKPOINT}. Leave --resume out.")
     path, given = asked.out / SETTINGS, _given(words)
     try:
-        before = json.loads(path.read_text())
+        before = {"head": None, **json.loads(path.read_text())}  # runs begun before there were heads have none
         kept = {name: before[name] for name in vars(asked) if name not in (_MAY_CHANGE & given | {"out", "resume"})}
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{path} was not written by `popgeo train`: {error!r}. Start a run with --init.") from error

@@ -13,6 +13,7 @@ from torch import Tensor
 from popgeo.atomic_write import write_atomically
 from popgeo.command_line import make_folder
 from popgeo.convert.command import atoms_options
+from popgeo.convert.set_checks import with_one_head
 from popgeo.data import FixedSizeOptions
 from popgeo.deploy.force_field import MODELS, ForceField
 from popgeo.folder_lock import folder_lock
@@ -45,6 +46,7 @@ def _train(asked: argparse.Namespace) -> int:
     before = None if asked.init is None else _taken_over(asked)
     data = _read(asked, None if before is None or asked.recompute_E0s else before.references)
     parts = [name for name in data.parts if len(data.parts[name])]
+    print("".join(f"note: {remark}\n" for remark in data.remarks), end="")
     print("structures: " + ", ".join(f"{len(data.parts[name]):,} for {name}" for name in parts))
     field = _field(asked, data, before)
     print("energies of elements (eV): " + ", ".join(f"{z}: {data.references[z]:.4f}" for z in field.elements))
@@ -122,12 +124,13 @@ def _read(asked: argparse.Namespace, fixed: Tensor | None) -> TrainingSet:
     options["keys"] |= {name: None for name, weight in asked.weights.items() if weight == 0}
     paths = {"train": asked.source, "valid": asked.valid, "test": asked.test}
     found = {name: read_structures(path, asked.cutoff, options, wanted) if path else [] for name, path in paths.items()}
+    found = with_one_head(found, paths, asked.head)
     valid, test = (0.0 if found[name] else getattr(asked, f"{name}_fraction") for name in ("valid", "test"))
     drawn = drawn_parts(len(found["train"]), valid, test, asked.seed)
     parts = {name: found[name] or [found["train"][i] for i in drawn[name]] for name in ("valid", "test")}
     parts = {"train": [found["train"][i] for i in drawn["train"]], **parts}
     energies = asked.E0s if asked.E0s in ("average", "none") else _energies(asked.E0s)
-    return as_training_set(parts, energies, getattr(torch, asked.dtype), fixed)
+    return as_training_set(parts, energies, getattr(torch, asked.dtype), fixed, wanted)
 
 
 def _energies(text: str) -> dict[int, float]:

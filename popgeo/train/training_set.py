@@ -15,6 +15,13 @@ from popgeo.convert.atom_keys import LABELS, WEIGHTS
 from popgeo.convert.atom_labels import as_label, numbers
 from popgeo.convert.atoms import LEVELS, read_atoms, with_pairs
 from popgeo.convert.neighbours import require_elements
+from popgeo.convert.set_checks import (
+    common_labels,
+    remarks_on,
+    require_options_of_training,
+    require_varied_energies,
+    weight_of,
+)
 from popgeo.data.flat_store import FlatStore
 from popgeo.nn.atom_targets import MAX_Z, element_energies, voigt_to_matrix
 from popgeo.progress import progress
@@ -34,6 +41,7 @@ class TrainingSet:
         references: Energy of each element, NaN for elements that are not trained on. float64 [100]
         labels: Which of `energy`, `forces` and `stress` they have.
         checksums: Of each part as it was read.
+        remarks: Sentences on what the structures do not determine, or share between parts.
     """
 
     store: FlatStore
@@ -41,6 +49,7 @@ class TrainingSet:
     references: Tensor
     labels: tuple[str, ...]
     checksums: dict[str, str]
+    remarks: list[str]
 
     @property
     def is_weighted(self) -> bool:
@@ -59,12 +68,6 @@ class TrainingSet:
         return spread if spread > 0 else 1.0  # NaN, if there is no value
 
 
-def weight_of(one: Any, label: str) -> Tensor:
-    """The weight of one label of a structure or of each of a batch. [num_graphs]"""
-    found = [one[name] for name in ("weight", f"{label}_weight") if name in one]
-    return torch.stack(found).prod(0) if found else torch.ones(())
-
-
 def read_structures(path: Path, cutoff: float, options: Mapping[str, Any], wanted: Sequence[str]) -> list[Data]:
     """The structures of a file or of a store, in float64, with their pairs of atoms and the labels that are wanted.
 
@@ -79,7 +82,8 @@ def read_structures(path: Path, cutoff: float, options: Mapping[str, Any], wante
     """
     is_store = (path / "manifest.json").exists()
     partial = options["labels"] == "partial"
-    left_out = {name for name in LABELS if options["keys"].get(name, name) is None}
+    left_out = {name for name, called in options["keys"].items() if called is None}
+    require_options_of_training(options["keys"], options["levels"], options["units"], [path] * is_store)
     raw: Any = FlatStore.open(path) if is_store else read_atoms(path, double=True, **options)
     there = set(raw[0].keys()) - left_out
     for name in wanted:
@@ -96,9 +100,9 @@ def read_structures(path: Path, cutoff: float, options: Mapping[str, Any], wante
             found.append(_prepared(raw[i], cutoff, partial, left_out))
         except ValueError as error:
             raise error if str(path) in str(error) else ValueError(f"{path}, structure {i}: {error}") from error
-    for name in wanted:
-        if partial and not any(one[name].isfinite().any() for one in found):
-            raise ValueError(f"{path} has no {name} in any structure; --{name}-weight 0 trains without.")
+    if not is_store:
+        print(f"keys of {path}:\n{raw.values.table(raw.datasets)}\n")
+        raw.values.require_weights()
     return found
 
 
@@ -108,11 +112,11 @@ def _prepared(one: Data, cutoff: float, partial: bool, left_out: set[str]) -> Da
         raise ValueError(f"it has the atomic number {int(one.z.max())}; models embed 1 to {MAX_Z - 1}. Leave it out.")
     data = with_pairs(one, cutoff)
     for name in list(data.keys()):  # of PyG, which iterates over pairs
-        if name not in _TAKEN or name in left_out:
+        if name not in _TAKEN | {"head"} or name in left_out:
             del data[name]
         elif name in (*LABELS, *WEIGHTS):
             data[name] = _checked(name, data[name], one, partial and name in LABELS)
-        elif data[name].is_floating_point():
+        elif name != "head" and data[name].is_floating_point():
             data[name] = data[name].double()
     return data
 
@@ -139,7 +143,11 @@ def drawn_parts(count: int, valid: float, test: float, seed: int) -> dict[str, n
 
 
 def as_training_set(
-    parts: dict[str, list[Data]], energies: Mapping[int, float] | str, dtype: torch.dtype, fixed: Tensor | None = None
+    parts: dict[str, list[Data]],
+    energies: Mapping[int, float] | str,
+    dtype: torch.dtype,
+    fixed: Tensor | None = None,
+    wanted: Sequence[str] = (),
 ) -> TrainingSet:
     """The parts of a run in one store, without the energies of elements.
 
@@ -148,6 +156,7 @@ def as_training_set(
         energies: Of elements, by atomic number; `"average"`, by least squares; or `"none"`.
         dtype: What numbers become.
         fixed: Energies of elements that least squares leave as they are, NaN for those to find. [100]
+        wanted: Labels that are asked for; another one that counts nowhere is left out.
 
     Raises:
         ValueError: too few structures, a label is missing in a part, or an element has no energy or is not trained on.
@@ -159,12 +168,14 @@ def as_training_set(
             "at least. Give more, or other --valid-fraction and --test-fraction, or --valid FILE."
         )
     everything = [one for part in parts.values() for one in part]
-    labels = _common_labels(parts)
+    labels = common_labels(parts, wanted)
+    require_varied_energies(parts["train"])
     for name in WEIGHTS:
         if any(name in one for one in everything):
             for one in everything:
                 one[name] = one[name] if name in one else torch.ones(1, dtype=torch.float64)
     checksums = {name: checksum(part) for name, part in parts.items()}
+    remarks = remarks_on(parts, fixed if energies == "average" else torch.zeros(MAX_Z))
     known = _references(parts["train"], energies, fixed)
     for name, part in parts.items():
         for i, one in enumerate(part):
@@ -178,7 +189,7 @@ def as_training_set(
     store = FlatStore.from_dataset(everything, levels=LEVELS)
     ids = np.split(np.arange(len(everything)), np.cumsum(list(counts.values()))[:-1])
     views = {name: store.view(of_part) for name, of_part in zip(counts, ids, strict=True)}
-    return TrainingSet(store=store, parts=views, references=known, labels=labels, checksums=checksums)
+    return TrainingSet(store=store, parts=views, references=known, labels=labels, checksums=checksums, remarks=remarks)
 
 
 def checksum(structures: Sequence[Data]) -> str:
@@ -189,27 +200,6 @@ def checksum(structures: Sequence[Data]) -> str:
             if name in one:
                 digest.update(f"{name}{tuple(one[name].shape)}".encode() + one[name].numpy().tobytes())
     return digest.hexdigest()
-
-
-def _common_labels(parts: Mapping[str, list[Data]]) -> tuple[str, ...]:
-    """The labels that all structures have and some of train know; the others are removed.
-
-    Raises:
-        ValueError: a part lacks a label that another has.
-    """
-    has = {part: {name for name in LABELS if all(name in one for one in some)} for part, some in parts.items() if some}
-    for part, names in has.items():
-        for other, more in has.items():
-            if missing := sorted(more - names):
-                raise ValueError(
-                    f"The structures of {part} have no {missing[0]}, the structures of {other} have it. Pass "
-                    f"--{missing[0]}-weight 0 to train without, or structures of {part} that have it."
-                )
-    known = {name for name in has["train"] if any(one[name].isfinite().any() for one in parts["train"])}
-    for one in (one for some in parts.values() for one in some):
-        for name in {*one.keys()} & (set(LABELS) - known):
-            del one[name]
-    return tuple(name for name in LABELS if name in known)
 
 
 def _references(train: list[Data], energies: Mapping[int, float] | str, fixed: Tensor | None) -> Tensor:

@@ -532,4 +532,6 @@ def test_a_folder_leaves_no_file_of_structures_out(tmp_path):
     for count, name in enumerate(["a.xyz", "b.XYZ", "c.extxyz.gz", "d.db", "e.xyz.xz"], start=1):
         write(tmp_path / name, ase.Atoms(f"H{count}", [[0, 0, i] for i in range(count)]))
     (tmp_path / "notes.txt").write_text("not structures")
-    assert [len(one.z) for one in read_atoms(tmp_path)] == [1, 2, 3, 4, 5]
+    with pytest.warns(UserWarning, match=r"notes.txt are left out: of a folder, files that end in .xyz, .* are read"):
+        structures = read_atoms(tmp_path)
+    assert [len(one.z) for one in structures] == [1, 2, 3, 4, 5]

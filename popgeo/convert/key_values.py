@@ -1,0 +1,173 @@
+"""The table of keys that `popgeo info` and `popgeo train` print: how each is read, and values of keys that are not."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+import numpy as np
+import pandas as pd
+
+from popgeo.convert.atom_keys import WEIGHTS, Keys, is_chosen, kind_of
+
+Composition: TypeAlias = tuple[tuple[int, int], ...]
+"""The number of atoms of each atomic number."""
+_LARGEST = 9  # numbers of a value that is compared, as of a polarizability
+_SAME_ENERGY = 1e-5  # eV
+
+
+@dataclass(kw_only=True)
+class KeyValues:
+    """The values of structures that are not read: the first one of each key, and the first different one.
+
+    Args:
+        asked: What the user calls attributes; keys that the user left out are not followed.
+
+    Attributes:
+        differing: Two different values of a key in words, of keys that are not read and of the head.
+        counting: Keys of weights that are above 0 in some structure.
+        seen: All keys of all structures.
+        compositions: The different compositions.
+    """
+
+    asked: Keys
+    differing: dict[str, str] = field(default_factory=dict)
+    counting: set[str] = field(default_factory=set)
+    seen: set[str] = field(default_factory=set)
+    compositions: set[Composition] = field(default_factory=set)
+    _first: dict[str, tuple[str | None, str]] = field(default_factory=dict)  # value and place
+    _place: str = ""  # of the first structure
+
+    def add(self, place: str, atoms: Any, said: Mapping[str, Any], names: Mapping[str, str]) -> None:
+        """Note what a structure says of itself and not of single atoms.
+
+        Args:
+            place: Its index and file, for messages.
+            atoms: The structure, an `Atoms` of ASE.
+            said: Its values by the file's names.
+            names: The key that each attribute is read from.
+        """
+        self._place = self._place or place
+        self.compositions.add(composition_of(atoms.numbers))
+        self.seen.update(said)
+        self.counting.update(called for name, called in names.items() if name in WEIGHTS and np.any(said.get(called)))
+        left = said.keys() - {called for name, called in names.items() if name != "head"} - atoms.arrays.keys()
+        values = {called: _in_words(said[called]) for called in left if self._is_followed(called)}
+        for called in self._first.keys() | values.keys():
+            value = values.get(called, "nothing")
+            before, where = self._first.setdefault(called, (value if place == self._place else "nothing", self._place))
+            if None not in (value, before) and value != before and called not in self.differing:
+                self.differing[called] = f"{before} in {where}, {value} in {place}"
+
+    def _is_followed(self, called: str) -> bool:
+        is_known = kind_of(called) in ("unit", "cell", "pbc") or called.lower() == "free_energy"  # see `other_energy`
+        return not is_known and not is_chosen(called, self.asked)
+
+    def table(self, files: Iterable[Any]) -> str:
+        """Return the table of the keys of some files, `AtomsFile`s that were read, as text; empty without keys."""
+        rows: list[tuple[str, str, str]] = []
+        for one in files:
+            factors = {name: f" (times {factor:.6g})" for name, factor in one.reader.factors.items() if factor != 1}
+            names, ignored = one.names or {}, {**one.ignored}
+            for name, called in names.items():
+                is_idle = name in WEIGHTS and called not in self.counting
+                doubt = "; it is 0 in all structures" if is_idle else self._doubt(called)
+                rows.append((one.path, called, f"{name}{factors.get(name, '')}{doubt}"))
+            for called, option in ignored.items():
+                rows.append((one.path, called, f"not read ({option}){self._doubt(called)}"))
+            others = self.differing.keys() - {*names.values()} - ignored.keys()
+            rows += [("", called, f"not read{self._doubt(called)}") for called in sorted(others)]
+        table = pd.DataFrame(rows, columns=["file", "key", "read as"]).drop_duplicates()
+        is_one = table["file"].drop_duplicates().ne("").sum() <= 1
+        return table.drop(columns="file" if is_one else []).to_string(index=False) if rows else ""
+
+    def require_weights(self) -> None:
+        """Check that some structure has each weight that the user named.
+
+        Raises:
+            ValueError: no structure has it, so that all would count alike.
+        """
+        for name, called in self.asked.items():
+            if name in WEIGHTS and called is not None and called not in self.seen:
+                raise ValueError(
+                    f"No structure has {called!r}, which is asked for as {name} ({self._place} is the first without). "
+                    f"They have {sorted(self.seen)}. Correct the key, or leave --key {name}={called} out."
+                )
+
+    def _doubt(self, called: str) -> str:
+        return f"; {self.differing[called]}" if called in self.differing else ""
+
+
+def said_of(atoms: Any) -> dict[str, Any]:
+    """Return what is said of atoms or of the whole structure, by the file's names.
+
+    Raises:
+        ValueError: a name has two different values.
+    """
+    results = {} if atoms.calc is None else atoms.calc.results
+    arrays = {name: value for name, value in atoms.arrays.items() if name not in ("positions", "numbers")}
+    results = {name: value for name, value in results.items() if value is not None}
+    for name in results.keys() & (atoms.info.keys() | arrays.keys()):
+        other = {**atoms.info, **arrays}[name]
+        if np.size(other) != np.size(results[name]) or not np.allclose(np.ravel(other), np.ravel(results[name]), 1e-6):
+            raise ValueError(f"it has two different values of {name!r}. Remove one.")
+    return {**atoms.info, **arrays, **results}
+
+
+def _in_words(value: Any) -> str | None:
+    """Return a value as it is compared and shown; None if it is too large, or neither numbers nor a word."""
+    if isinstance(value, str):
+        return repr(value[:60])
+    if isinstance(value, Mapping) or np.asarray(value).dtype.kind not in "iufbU" or np.size(value) > _LARGEST:
+        return None
+    return str(np.asarray(value).tolist())
+
+
+def other_energy(said: Mapping[str, Any], names: Mapping[str, str], asked: Keys) -> dict[str, str]:
+    """Return the key of a free energy that differs from the energy that is read, with the option that reads it.
+
+    Forces and stress of a calculation with smeared levels are derivatives of the free energy.
+
+    Example:
+        >>> names = {"energy": "energy", "forces": "forces"}
+        >>> other_energy({"energy": -3.0, "free_energy": -3.3}, names, {})
+        {'free_energy': '--key energy=free_energy; forces and stress are derivatives of it, energy is 0.3 eV from it'}
+    """
+    called = names.get("energy", "")
+    if "energy" in asked or not names.keys() & {"forces", "stress"}:
+        return {}
+    for key in said:
+        if key.lower() == called.lower().replace("energy", "free_energy") and np.size(said[key]) == 1:
+            apart = abs(float(np.ravel(said[key])[0]) - float(np.ravel(said[called])[0]))
+            if apart > _SAME_ENERGY:
+                reason = f"forces and stress are derivatives of it, {called} is {apart:.3g} eV from it"
+                return {key: f"--key energy={key}; {reason}"}
+    return {}
+
+
+def composition_of(numbers: np.ndarray) -> Composition:
+    """Return the composition of a structure, from its atomic numbers. [num_atoms]"""
+    return tuple(zip(*(one.tolist() for one in np.unique(numbers, return_counts=True)), strict=True))
+
+
+def undetermined_elements(compositions: Iterable[Composition], known: Iterable[int] = ()) -> str:
+    """Return a sentence if energies of elements do not follow from energies of these compositions, or nothing.
+
+    Args:
+        compositions: Of the structures that have an energy.
+        known: Atomic numbers whose energies are given.
+
+    Example:
+        >>> undetermined_elements([((1, 2), (8, 1))])[:61]
+        'Energies of the elements 1, 8 do not follow from the energies'
+        >>> undetermined_elements([((1, 2), (8, 1)), ((1, 2), (8, 2))])
+        ''
+    """
+    counts = pd.DataFrame([dict(one) for one in compositions]).fillna(0)
+    counts = counts.drop(columns=counts.columns.intersection([*known]))
+    if counts.empty or np.linalg.matrix_rank(counts.to_numpy(float)) == counts.shape[1]:
+        return ""
+    numbers = ", ".join(map(str, sorted(counts)))
+    return (
+        f"Energies of the elements {numbers} do not follow from the energies: compositions do not tell "
+        "them apart. Totals of other compositions will be wrong; add structures, or pass --E0s with energies of atoms."
+    )

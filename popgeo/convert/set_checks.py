@@ -1,0 +1,184 @@
+"""Checks of the structures that a model is trained and judged on: their labels, weights, heads and energies."""
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch_geometric.data import Data
+
+from popgeo.convert.atom_keys import LABELS, WEIGHTS
+from popgeo.convert.key_values import composition_of, undetermined_elements
+
+_IDENTITY = ("z", "pos", "cell", "pbc")
+_DECIMALS = 4  # of positions in angstrom: the same structure may have been kept in float32
+
+
+def weight_of(one: Any, label: str) -> Tensor:
+    """The weight of one label of a structure or of each of a batch. [num_graphs]"""
+    found = [one[name] for name in ("weight", f"{label}_weight") if name in one]
+    return torch.stack(found).prod(0) if found else torch.ones(())
+
+
+def require_options_of_training(keys: Mapping[str, str | None], levels: Mapping[str, str], units: Mapping[str, str],
+                                stores: Sequence[object]) -> None:  # fmt: skip
+    """Check that training uses each option on keys.
+
+    Raises:
+        ValueError: a key is not one of a label, a weight or the head; or a store, whose names and units are settled,
+            is to be read with such options.
+    """
+    others = {name: called for name, called in keys.items() if called and name not in (*LABELS, *WEIGHTS, "head")}
+    if others or levels:
+        said = " ".join(f"--key {name}={called}" for name, called in others.items()) or f"--level of {[*levels]}"
+        raise ValueError(
+            f"{said} names something that no model of popgeo train takes; it takes {', '.join(LABELS)}, their weights "
+            "and the head. Leave the option out; popgeo convert writes such values to a store, for a model of your own."
+        )
+    if stores and (units or any(keys.values())):
+        given = [
+            *(f"--key {name}={called}" for name, called in keys.items() if called),
+            *map("--units {}".format, units),
+        ]
+        raise ValueError(f"{stores[0]} is a store of popgeo, and {given[0]} is for files. Pass it to popgeo convert.")
+
+
+def with_one_head(parts: dict[str, list[Data]], paths: Mapping[str, object], head: str | None) -> dict[str, list[Data]]:
+    """Return the structures of one head, such as one level of theory, without the attribute `head`.
+
+    Args:
+        parts: Structures for train, valid and test.
+        paths: Of each part, for messages.
+        head: The head that is chosen; None if all structures should have the same.
+
+    Raises:
+        ValueError: there are several heads and none is chosen, or a part has none of the chosen head.
+    """
+    heads = {name: [_head_of(one) for one in some] for name, some in parts.items()}
+    found = sorted({one for some in heads.values() for one in some})
+    if head is None and len(found) > 1:
+        first = {one: next((n, some.index(one)) for n, some in heads.items() if one in some) for one in found}
+        where = ", ".join(f"{one or 'no head'} (structure {i} of {paths[name]})" for one, (name, i) in first.items())
+        raise ValueError(
+            f"There are several heads: {where}. Energies of different heads, as of two levels of theory, do not belong "
+            "together. Pass --head NAME to train on one, or --key head= if all are of the same level."
+        )
+    for name, some in heads.items():
+        if head is not None and some and head not in some:
+            raise ValueError(
+                f"{paths[name]} has no structure of the head {head!r}; it has {sorted({*some} - {''}) or 'no head'}."
+            )
+    for one in (one for some in parts.values() for one in some):
+        one.pop("head", None)
+    return {
+        name: [one for one, own in zip(some, heads[name], strict=True) if head in (None, own)]
+        for name, some in parts.items()
+    }
+
+
+def _head_of(one: Data) -> str:
+    value = one.get("head", "")
+    return str(value.tolist()) if isinstance(value, Tensor) else str(value)
+
+
+def common_labels(parts: Mapping[str, list[Data]], wanted: Sequence[str] = ()) -> tuple[str, ...]:
+    """Return the labels to learn; labels that no structure knows are removed from all.
+
+    Args:
+        parts: Structures for train, valid and test; a part may be empty.
+        wanted: Labels that are asked for.
+
+    Raises:
+        ValueError: a structure lacks a label that another one has, a label counts in no structure of train, or no
+            label counts in some part.
+    """
+    given = {(part, i): {*one.keys()} & {*LABELS} for part, some in parts.items() for i, one in enumerate(some)}
+    for label in LABELS:
+        has = [place for place, names in given.items() if label in names]
+        lacks = [place for place, names in given.items() if label not in names]
+        if has and lacks:
+            raise ValueError(
+                f"The structures of {lacks[0][0]} have no {label}, the structures of {has[0][0]} have it. Pass "
+                f"--{label}-weight 0 to train without, or structures of {lacks[0][0]} that have it; structure "
+                f"{lacks[0][1]} of {lacks[0][0]} is the first without."
+            )
+    labels = []
+    for label in (label for label in LABELS if any(label in names for names in given.values())):
+        counting = {part: any(_counts(one, label) for one in some) for part, some in parts.items() if some}
+        if counting["train"]:
+            labels.append(label)
+        elif label in wanted or any(counting.values()):
+            raise ValueError(
+                f"{label} counts in no structure of train: it is absent or its weight is 0 in all of them. "
+                f"Give structures with {label} that count, or pass --{label}-weight 0 to train without."
+            )
+        else:
+            for one in (one for some in parts.values() for one in some):
+                del one[label]
+    for part, some in parts.items():
+        if some and labels and not any(_counts(one, label) for one in some for label in labels):
+            raise ValueError(
+                f"No structure of {part} counts: {' and '.join(labels)} are absent or have the weight 0 in all "
+                f"{len(some)}, so that nothing could be judged. Give structures that count, as by --{part} FILE."
+            )
+    return tuple(labels)
+
+
+def _counts(one: Data, label: str) -> bool:
+    """Return whether a label of a structure is known and has a weight above 0."""
+    return bool(one[label].isfinite().any() and (weight_of(one, label) > 0).all())
+
+
+def require_varied_energies(structures: Sequence[Data]) -> None:
+    """Check that energies of different structures are not all the same number, as of a reader that has none.
+
+    Raises:
+        ValueError: they are.
+    """
+    known = [one for one in structures if "energy" in one and _counts(one, "energy")]
+    energies = {float(one.energy) for one in known}
+    if len(known) >= 3 and len(energies) == 1 and len({_digest(one) for one in known}) > 1:
+        raise ValueError(
+            f"All {len(known)} energies to train on are {energies.pop():.6g} eV, though the structures differ: a "
+            "program wrote this number in place of energies. Look for the right key, or pass --energy-weight 0."
+        )
+
+
+def remarks_on(parts: Mapping[str, Sequence[Data]], known: Tensor | None = None) -> list[str]:
+    """Return sentences on what the structures do not determine, and on structures that parts share.
+
+    Args:
+        parts: Structures for train, valid and test.
+        known: Energies of elements, NaN for energies that are to be found. [100]
+    """
+    given = () if known is None else known.isfinite().nonzero().flatten().tolist()
+    used = (one for one in parts["train"] if "energy" in one and _counts(one, "energy"))
+    open_ = undetermined_elements({composition_of(one.z.numpy()) for one in used}, given)
+    found = [open_] if open_ else []
+    for label in (name for name in LABELS if name in parts["train"][0]):
+        for part in ("valid", "test"):
+            if parts.get(part) and not any(_counts(one, label) for one in parts[part]):
+                found.append(
+                    f"{label} counts in no structure for {part}: it is absent or its weight is 0 in all "
+                    f"{len(parts[part]):,}. Errors of {part} do not tell how good it is."
+                )
+    digests = {part: [_digest(one) for one in some] for part, some in parts.items()}
+    for part, other in (("valid", "train"), ("test", "train"), ("test", "valid")):
+        of_other = {*digests.get(other, ())}
+        if shared := [i for i, digest in enumerate(digests.get(part, ())) if digest in of_other]:
+            found.append(
+                f"{len(shared):,} of {len(digests[part]):,} structures for {part} are among those for {other}, too "
+                f"(structure {shared[0]} is the first): errors of {part} say little about new structures."
+            )
+    return found
+
+
+def _digest(one: Data) -> bytes:
+    """Return what tells two geometries apart."""
+    digest = hashlib.sha256()
+    for name in _IDENTITY:
+        value = one[name].double().numpy() if name in one else np.zeros(0)
+        digest.update((np.round(value, _DECIMALS) + 0.0).tobytes())  # without the sign of 0
+    return digest.digest()

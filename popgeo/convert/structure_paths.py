@@ -1,0 +1,62 @@
+"""The files that a path stands for: the file itself, or the files of structures in a folder, in natural order."""
+
+import re
+import warnings
+from pathlib import Path
+
+from popgeo.convert.atom_files import SUFFIXES, ending
+
+_OF_RUN = "checkpoint.pt"  # in the folder of a run of `popgeo train`
+_MOST_NAMED = 5
+
+
+def natural_order(path: Path) -> list[tuple[bool, int, str]]:
+    """Return the key that sorts names by the numbers in them, so that 2 comes before 10.
+
+    Example:
+        >>> [path.name for path in sorted(map(Path, ("b10.xyz", "b2.xyz", "a.xyz")), key=natural_order)]
+        ['a.xyz', 'b2.xyz', 'b10.xyz']
+    """
+    parts = re.split(r"(\d+)", path.name)
+    return [(part.isdecimal(), int(part) if part.isdecimal() else 0, part) for part in parts]
+
+
+def files_in(folder: Path) -> list[Path]:
+    """Return the files of a folder that hold structures, by their endings, in natural order."""
+    return sorted((one for one in folder.iterdir() if one.is_file() and ending(one) in SUFFIXES), key=natural_order)
+
+
+def files_of(path: Path) -> list[Path]:
+    """Return a file alone, or the files of a folder that hold structures; warn of what the folder holds in addition.
+
+    Raises:
+        ValueError: there is no such path, or the folder has no such file.
+    """
+    if not path.exists():
+        raise ValueError(f"There is no file or folder {path}. Check the name and the current folder.")
+    if path.suffix == ".pt":
+        raise ValueError(
+            f"{path} is a file of torch: popgeo predict {path} FILE uses a model, popgeo convert {path} FOLDER makes a "
+            "store of graphs. Name a file of structures."
+        )
+    if not path.is_dir():
+        return [path]
+    if (path / _OF_RUN).exists():
+        raise ValueError(
+            f"{path} is a run of popgeo train, not a set of structures: see {path / 'summary.txt'} for its errors; "
+            f"popgeo predict {path / 'model.pt'} FILE uses its model."
+        )
+    if (path / "manifest.json").exists():
+        raise ValueError(f"{path} is a store of popgeo, which popgeo.data.FlatStore.open reads.")
+    files = files_in(path)
+    if not files:
+        raise ValueError(f"{path} has no file with one of the endings {SUFFIXES}.")
+    others = sorted({*path.iterdir()} - {*files}, key=natural_order)
+    if names := [one.name for one in others if not one.name.startswith(".") and not one.name.endswith("-lock")]:
+        more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
+        warnings.warn(
+            f"{path}: {', '.join(names[:_MOST_NAMED])}{more} are left out: of a folder, files that end in "
+            f"{', '.join(SUFFIXES)} are read. Convert the others, or read them alone.",
+            stacklevel=3,
+        )
+    return files
