@@ -23,7 +23,7 @@ def padding(subject: ModelSubject, case: Case) -> None:
 
     Cause: a norm, readout, mean, maximum or softmax over all rows of the batch; popgeo.nn.BatchNorm takes nodes_mask,
     popgeo.ops.global_mean_pool and its like take batch.batch and batch.num_graphs. If gradients are NaN: a softmax or a
-    division over the nodes of a graph slot that has no node, as behind to_dense_batch; let such a slot attend to itself,
+    division over the nodes of a graph slot without nodes, as behind to_dense_batch; let such a slot attend to itself,
     mask[:, 0] |= ~mask.any(1), and use its result nowhere.
     """
     garbage = case.settings["garbage"]
