@@ -75,7 +75,7 @@ class PoplarExecutor(CompiledModule):
         return results
 
     def copyWeightsToHost(self) -> None:
-        """Brings the module's weights up to date; they share the step's memory, so they always are.
+        """Brings the module's weights up to date; each call leaves them so.
 
         Raises:
             Error: the model is not compiled.
@@ -83,7 +83,7 @@ class PoplarExecutor(CompiledModule):
         self._require_compiled()
 
     def copyWeightsToDevice(self) -> None:
-        """Gives every replica the module's buffers; weights share the step's memory, so nothing is there to do.
+        """Gives every replica the module's buffers; each call takes the weights from the module as they are.
 
         Raises:
             Error: the model is not compiled.
