@@ -139,6 +139,7 @@ class Predictor:
         self._reader: GraphReader | None = None
         self._lock = Lock()
         self._used: dict[str, np.ndarray] = {}
+        self._tried = 0
         self.num_compilations = 0
 
     def __call__(self, graphs: Any, *, errors: str = "raise", progress_bar: bool | None = None) -> Predictions:
@@ -215,8 +216,10 @@ class Predictor:
             store, right = self._made_to_fit(store, right, start, keep, errors)
             packs = into_shapes(store, self.shapes)
             batches = [(self._program(i, store), of) for i, of in enumerate(packs) if len(of)]
-            if batches and not self._used:
-                warn_of_others(store, *batches[0], self.device)
+            has_several = [any(len(ids) > 1 for ids in of) for _, of in batches]
+            if batches and 1 + any(has_several) > self._tried:
+                self._tried = 1 + any(has_several)  # graphs of a batch: one, or more
+                warn_of_others(store, *batches[int(np.argmax(has_several))], self.device)
             for label, used in slots_used(store, self.shapes, packs).items():
                 self._used[label] = self._used.get(label, 0) + used
         found = run_batches(store, batches, self.device, right, len(graphs))

@@ -20,6 +20,7 @@ from popgeo.packing import Packs, totals_of_packs
 
 _BYTES = 1 << 22  # of batches that are filled together
 _BATCHES = 64  # at most
+_TRIED_OF_WHOLE = 16
 _CLOSE = 1e-2  # of a result, which rounding does not reach in bfloat16 either
 
 
@@ -111,32 +112,53 @@ class _Feed:
 
 
 def warn_of_others(store: FlatStore, program: FixedProgram, packs: Packs, device: torch.device) -> None:
-    """Warns if a graph's result differs where it is alone in a batch of other sizes; two graphs are tried."""
+    """Warn if a graph's result differs where it is alone in a batch of other sizes; two graphs are tried.
+
+    More of them are tried if results are whole numbers, which may agree by chance.
+    """
     together = next((ids for ids in packs if len(ids) > 1), packs[0])
     # The largest ones, which have rows of all kinds, are the first and the last of the batch.
     together = np.roll(together[np.argsort(-store.sizes[together].sum(1), kind="stable")], -1)
-    of_batch = _rows_of_one(store, program, together, device)
-    for is_last, graph in enumerate((together[0], together[-1])):
-        one = store.view([graph])
-        of_one = _rows_of_one(one, _for_one(program, one), np.zeros(1, int), device) if of_batch else {}
+    # A graph that fails leaves the others in several parts.
+    parts = _Feed(store, program, device).run(Packs.from_lists([together]), {})
+    ids, of_batch = max(parts, key=lambda part: len(part[0]), default=(together[:0], {}))
+    ends = {name: np.cumsum(_rows_of_graphs(store, axis)[ids]) for name, axis in program.axes.items()}
+    places = [*dict.fromkeys([0, len(ids) - 1, *range(len(ids))])] if len(ids) else []
+    for number, place in enumerate(places[:_TRIED_OF_WHOLE]):
+        one = store.view([ids[place]])
+        alone_in_batch = [*_Feed(one, _for_one(program, one), device).run(Packs.from_lists([[0]]), {})]
+        of_one = alone_in_batch[0][1] if alone_in_batch else {}
         for name, alone in of_one.items():
-            start = len(of_batch[name]) - len(alone) if is_last else 0
-            apart = (of_batch[name][start : start + len(alone)].double() - alone.double()).abs()
-            if alone.is_floating_point() and alone.numel() and (apart > _CLOSE * (1 + alone.abs().max())).any():
+            beside = of_batch[name][ends[name][place] - len(alone) : ends[name][place]]
+            if alone.is_complex():
+                alone, beside = torch.view_as_real(alone), torch.view_as_real(beside)
+            if (differs := _differs(alone, beside)).any():
+                apart = (beside.to(torch.float64) - alone.to(torch.float64)).abs()[differs].max()
                 warnings.warn(
                     f"A graph's result depends on those that share its batch, or on padding: {name} differs by up to "
-                    f"{apart.max():.2g} where the graph is alone. The model looks at all nodes of a batch at once, or "
+                    f"{apart:.2g} where the graph is alone. The model looks at all nodes of a batch at once, or "
                     "is random: pass batch= and the number of graphs to its norms and poolings. popgeo.testing tells "
                     "which claim fails.",
                     stacklevel=5,
                 )
                 return
+        if number and not any(_is_whole(alone) for alone in of_one.values()):
+            return
 
 
-def _rows_of_one(store: FlatStore, program: FixedProgram, ids: np.ndarray, device: torch.device) -> Tensors:
-    """The results of one batch; none if it fails."""
-    found = [rows for _, rows in _Feed(store, program, device).run(Packs.from_lists([ids]), {})]
-    return found[0] if len(found) == 1 else {}
+def _differs(alone: Tensor, beside: Tensor) -> Tensor:
+    """Return the entries that differ by more than rounding; whole numbers are not rounded, and NaN is like NaN alone."""
+    same = (alone == beside) | (alone.isnan() & beside.isnan())
+    if not alone.is_floating_point():
+        return ~same
+    finite = torch.where(alone.isfinite(), alone, 0.0).double().abs()
+    close = (beside.double() - alone.double()).abs() <= _CLOSE * (1 + (finite.max() if finite.numel() else 0.0))
+    return ~(same | close)
+
+
+def _is_whole(result: Tensor) -> bool:
+    """Return whether a result has nothing but whole numbers, such as classes, and NaN."""
+    return not result.is_floating_point() or bool((result.isnan() | (result == result.round())).all())
 
 
 def _for_one(program: FixedProgram, store: FlatStore) -> FixedProgram:
