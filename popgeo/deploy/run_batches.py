@@ -3,6 +3,7 @@
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import islice
 
 import numpy as np
 import torch
@@ -20,7 +21,7 @@ from popgeo.packing import Packs, totals_of_packs
 
 _BYTES = 1 << 22  # of batches that are filled together
 _BATCHES = 64  # at most
-_TRIED_OF_WHOLE = 16
+TRIED = 16  # graphs that are looked at alone, at most
 _CLOSE = 1e-2  # of a result, which rounding does not reach in bfloat16 either
 
 
@@ -111,43 +112,57 @@ class _Feed:
                     yield ids, rows
 
 
-def warn_of_others(store: FlatStore, program: FixedProgram, packs: Packs, device: torch.device) -> None:
+def warn_of_others(store: FlatStore, program: FixedProgram, packs: Packs, device: torch.device, left: int) -> int:
     """Warn if a graph's result differs where it is alone in a batch of other sizes; two graphs are tried.
 
     More of them are tried if results are whole numbers, which may agree by chance.
+
+    Returns:
+        How many more graphs are to be tried, of the number `left`, in batches to come.
     """
-    together = next((ids for ids in packs if len(ids) > 1), packs[0])
-    # The largest ones, which have rows of all kinds, are the first and the last of the batch.
-    together = np.roll(together[np.argsort(-store.sizes[together].sum(1), kind="stable")], -1)
-    # A graph that fails leaves the others in several parts.
-    parts = _Feed(store, program, device).run(Packs.from_lists([together]), {})
-    ids, of_batch = max(parts, key=lambda part: len(part[0]), default=(together[:0], {}))
-    ends = {name: np.cumsum(_rows_of_graphs(store, axis)[ids]) for name, axis in program.axes.items()}
-    places = [*dict.fromkeys([0, len(ids) - 1, *range(len(ids))])] if len(ids) else []
-    for number, place in enumerate(places[:_TRIED_OF_WHOLE]):
-        one = store.view([ids[place]])
-        alone_in_batch = [*_Feed(one, _for_one(program, one), device).run(Packs.from_lists([[0]]), {})]
-        of_one = alone_in_batch[0][1] if alone_in_batch else {}
-        for name, alone in of_one.items():
-            beside = of_batch[name][ends[name][place] - len(alone) : ends[name][place]]
-            if alone.is_complex():
-                alone, beside = torch.view_as_real(alone), torch.view_as_real(beside)
+    for results in islice(_alone_and_beside(store, program, packs, device), left):
+        left -= 1
+        for name, (alone, beside) in results.items():
             if (differs := _differs(alone, beside)).any():
-                apart = (beside.to(torch.float64) - alone.to(torch.float64)).abs()[differs].max()
+                apart = (beside.double() - alone.double()).abs()[differs].max()
                 warnings.warn(
                     f"A graph's result depends on those that share its batch, or on padding: {name} differs by up to "
-                    f"{apart:.2g} where the graph is alone. The model looks at all nodes of a batch at once, or "
-                    "is random: pass batch= and the number of graphs to its norms and poolings. popgeo.testing tells "
+                    f"{apart:.2g} where the graph is alone. The model looks at all nodes of a batch at once, or is "
+                    "random: pass batch= and the number of graphs to its norms and poolings. popgeo.testing tells "
                     "which claim fails.",
                     stacklevel=5,
                 )
-                return
-        if number and not any(_is_whole(alone) for alone in of_one.values()):
-            return
+                return 0
+        if left <= TRIED - 2 and not any(_is_whole(alone) for alone, _ in results.values()):
+            return 0
+    return left
+
+
+def _alone_and_beside(
+    store: FlatStore, program: FixedProgram, packs: Packs, device: torch.device
+) -> Iterator[dict[str, tuple[Tensor, Tensor]]]:
+    """Yield for one graph after the other its results where it is alone, and those of its batch; none if it fails."""
+    for ids in [several for several in packs if len(several) > 1] or [packs[0]]:
+        # The largest ones, which have rows of all kinds, are the first and the last of the batch.
+        ids = np.roll(ids[np.argsort(-store.sizes[ids].sum(1), kind="stable")], -1)
+        # A graph that fails leaves the others in several parts.
+        parts = [*_Feed(store, program, device).run(Packs.from_lists([ids]), {})]
+        for ids, of_batch in sorted(parts, key=lambda part: -len(part[0]))[:1]:
+            ends = {name: np.cumsum(_rows_of_graphs(store, axis)[ids]) for name, axis in program.axes.items()}
+            for place in dict.fromkeys([0, len(ids) - 1, *range(len(ids))]):
+                one = store.view([ids[place]])
+                found: dict[str, tuple[Tensor, Tensor]] = {}
+                for _, of_one in _Feed(one, _for_one(program, one), device).run(Packs.from_lists([[0]]), {}):
+                    for name, alone in of_one.items():
+                        beside = of_batch[name][ends[name][place] - len(alone) : ends[name][place]]
+                        if alone.is_complex():
+                            alone, beside = torch.view_as_real(alone), torch.view_as_real(beside)
+                        found[name] = alone, beside
+                yield found
 
 
 def _differs(alone: Tensor, beside: Tensor) -> Tensor:
-    """Return the entries that differ by more than rounding; whole numbers are not rounded, and NaN is like NaN alone."""
+    """Return the entries that differ by more than rounding; NaN is like NaN, and whole numbers are not rounded."""
     same = (alone == beside) | (alone.isnan() & beside.isnan())
     if not alone.is_floating_point():
         return ~same
