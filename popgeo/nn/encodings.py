@@ -24,8 +24,8 @@ class _Encoding(BaseTransform):
 class RandomWalkEncoding(_Encoding):
     """How likely a random walk is back where it started after 1, 2, ... steps (arXiv:2110.07875, eq. 12).
 
-    If the graph has `edge_weight`, a walk takes an edge with a probability in proportion to its weight. (PyG's transform
-    divides 1, instead of the weight, by the sum of weights.)
+    If the graph has `edge_weight`, a walk takes an edge with a probability in proportion to its weight. (PyG's
+    transform divides 1, instead of the weight, by the sum of weights.)
 
     Args:
         num_steps: Longest walk.
