@@ -69,7 +69,7 @@ class Ranks:
         check_least(1, k=k, num_negatives=num_negatives)
         check_shapes("Give one number for each rank.", num_candidates=(num_candidates, self.optimistic.shape))
         above = ((self.realistic - 1) / num_candidates.clamp(min=1)).clamp(max=1)  # a negative's chance to score higher
-        n, most = operator.index(num_negatives), operator.index(k) - 1  # so many of them may score higher
+        n, most = operator.index(num_negatives), operator.index(k) - 1  # at most this number may score higher
         chance = bdtr(min(most, n), n, above.cpu().numpy())  # that this holds: the binomial distribution
         return float(torch.from_numpy(chance).mean())
 
