@@ -104,7 +104,7 @@ def read_events(
         path: The file; Parquet needs pyarrow (extra `stores`).
         source: The column of sources.
         destination: The column of destinations.
-        time: The column of times, whole numbers.
+        time: The column of times: whole numbers, or dates, which count in the unit of their column since 1970.
         features: Columns of numbers, together `msg`.
         bipartite: Whether sources and destinations are two kinds of nodes, such as users and items.
         sort: Puts the events in the order of time; events of one time stay in the order of the file.
@@ -126,20 +126,21 @@ def read_events(
     table = _table(path, dtype={source: str, destination: str}, keep_default_na=False)
     if lacking := [name for name in (source, destination, time, *features) if name not in table.columns]:
         raise ValueError(f"{path} has no columns {lacking}; there are {list(table.columns)}.")
-    numbers = table[list(dict.fromkeys([time, *features]))].apply(pd.to_numeric, errors="coerce")
+    columns = table[list(dict.fromkeys([time, *features]))]
+    numbers = columns.apply(pd.to_numeric, errors="coerce")  # a date that is missing becomes a number here
     ends = table[[source, destination]]
-    odd = pd.concat([ends.isna() | (ends == ""), ~np.isfinite(numbers.astype(np.float64))], axis=1)
+    missing = columns.isna() | numbers.isna()
+    largest = [np.finfo(np.float32 if name in features else np.float64).max for name in numbers]
+    too_large = numbers.mask(missing, 0).astype(np.float64).abs().gt(largest, axis=1)
+    odd = pd.concat([ends.isna() | (ends == ""), missing | too_large], axis=1)
     if odd.any(axis=None):
         row, column = np.argwhere(odd.to_numpy())[0]
         where = f"column {odd.columns[column]!r}, row {row}, counted from 0"
         raise ValueError(f"{path} lacks a value, or has no finite number, in {where}.")
-    times = numbers[time].to_numpy()
-    largest = 1 << (53 if times.dtype.kind == "f" else 63)  # float64 holds no larger number exactly
-    if len(broken := times[(times != np.floor(times)) | (np.abs(times) >= largest)]):
-        raise ValueError(f"Column {time!r} of {path} has times that are not exact whole numbers, such as {broken[0]}.")
+    times = _whole(path, numbers[time])
     order = np.argsort(times, kind="stable")
-    if not sort and (np.diff(times) < 0).any():
-        back = int((np.diff(times) < 0).argmax()) + 1
+    if not sort and (times[1:] < times[:-1]).any():
+        back = int((times[1:] < times[:-1]).argmax()) + 1
         raise ValueError(f"Row {back} of {path}, counted from 0, is earlier than the one before. Pass sort=True.")
     table, numbers, times = table.iloc[order], numbers.iloc[order], times[order]
     if like is not None:
@@ -151,19 +152,59 @@ def read_events(
     data = TemporalData(
         src=torch.from_numpy(_numbers(path, table[source], sources)),
         dst=torch.from_numpy(_numbers(path, table[destination], destinations) + first),
-        t=torch.from_numpy(times.astype(np.int64)),
+        t=torch.from_numpy(times),
     )
     if features:
         data.msg = torch.tensor(numbers[list(features)].to_numpy(np.float32))
     return NamedEvents(data=data, sources=sources, destinations=destinations)
 
 
+def _whole(path: Any, column: pd.Series) -> np.ndarray:
+    """Return times as int64, the one type whose differences and comparisons below are those of the numbers.
+
+    Raises:
+        ValueError: a time is no whole number, or its type does not hold it exactly.
+    """
+    times = column.to_numpy()
+    kind = times.dtype.kind
+    if kind not in "iuf":
+        raise ValueError(f"Column {column.name!r} of {path} is {column.dtype}; times are whole numbers.")
+    largest = 2.0 ** (np.finfo(times.dtype).nmant + 1 if kind == "f" else 63)  # floats hold no larger number exactly
+    broken = times[(times != np.floor(times)) | (np.abs(times) >= largest)] if kind == "f" else times[times > 2**63 - 1]
+    if len(broken):
+        raise ValueError(
+            f"Column {column.name!r} of {path} has times that are not exact whole numbers, such as {broken[0]}."
+        )
+    return times.astype(np.int64)
+
+
+def refuse_broken_lines(path: str | Path, table: pd.DataFrame) -> None:
+    """Raise if a field of a table of text spans several lines, as rows between two stray quotation marks do.
+
+    Raises:
+        ValueError: a field does.
+    """
+    for name, column in table.select_dtypes(exclude=["number", "bool"]).items():
+        odd = column.astype(str).str.contains(r"[\r\n]").to_numpy(bool)
+        if odd.any():
+            row = int(odd.argmax())
+            raise ValueError(
+                f"{path}, row {table.index[row]}, counted from 0: column {name!r} has a field of several lines, "
+                f"{column.iloc[row][:40]!r}. A quotation mark opens it: double the mark if it is a letter of a name, "
+                "and enclose the name in marks. Fields may not have line breaks."
+            )
+
+
 def _table(path: str | Path, **options: Any) -> pd.DataFrame:
     """The table of a file of text, or of Parquet."""
     try:
-        return pd.read_parquet(path) if str(path).endswith(".parquet") else pd.read_csv(path, **options)
+        is_parquet = str(path).endswith(".parquet")
+        table = pd.read_parquet(path) if is_parquet else pd.read_csv(path, **options)
     except (ValueError, EOFError) as error:  # such as pandas' own for an empty file, and the codec's
         raise ValueError(f"{path} cannot be read: {str(error).strip()}. A table is text in UTF-8.") from error
+    if not is_parquet:
+        refuse_broken_lines(path, table)
+    return table
 
 
 def _numbers(path: Any, column: pd.Series, names: pd.Index) -> np.ndarray:

@@ -1,5 +1,6 @@
 """Tables of molecules in SMILES, as graphs of atoms and bonds; with positions when asked."""
 
+import csv
 import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -11,6 +12,7 @@ from torch import Tensor
 from torch_geometric.data import Data
 
 from popgeo.convert.atom_files import require_unpacked
+from popgeo.convert.named_tables import refuse_broken_lines
 
 _ROWS_AT_ONCE = 4096
 _OF_ATOM = ("GetDegree", "GetFormalCharge", "GetTotalNumHs", "GetIsAromatic", "IsInRing", "GetChiralTag")
@@ -33,7 +35,8 @@ def read_smiles(
 
     Args:
         path: CSV, TSV, or `.smi`, which has no header; also compressed. If the first cell of a CSV or TSV is a SMILES,
-            the file has no header, and its columns are "0", "1" and so on.
+            the file has no header, and its columns are "0", "1" and so on. Quotation marks enclose a field of a CSV;
+            in a TSV and in `.smi` they are letters, except around a whole field.
         column: Which column holds SMILES; None means the one called so, or the first.
         targets: The columns that `y` takes.
         positions: Adds hydrogens and `pos` in angstrom of one molecule per row, by ETKDG (Wang, Witnek, Landrum,
@@ -42,7 +45,7 @@ def read_smiles(
         skip: Leaves out rows that rdkit cannot read or place, with one warning at the end, rather than raise.
 
     Raises:
-        ValueError: rdkit is absent, a column is, or a row cannot be read.
+        ValueError: rdkit is absent, a column is, a row cannot be read, or a field of a CSV spans several lines.
     """
     try:
         from rdkit import Chem, RDLogger
@@ -51,6 +54,7 @@ def read_smiles(
     RDLogger.DisableLog("rdApp.*")  # what is wrong with a row is said by the error
     skipped = number = 0
     for table in _tables(path):
+        refuse_broken_lines(path, table)
         name = _column(path, table, column, targets)
         for smiles, y in zip(table[name], _numbers(path, number, table[list(targets)]), strict=True):
             molecule = Chem.MolFromSmiles(smiles) if isinstance(smiles, str) else None
@@ -77,15 +81,25 @@ def read_smiles(
 def _tables(path: Path) -> Iterator[pd.DataFrame]:
     kind = next((suffix for suffix in path.suffixes if suffix in (".csv", ".tsv", ".smi")), ".csv")
     sep = {".smi": r"\s+", ".tsv": "\t"}.get(kind, ",")
+    # Only CSV has quotation marks that enclose; elsewhere one at the start of a name would swallow lines.
+    options: dict[str, Any] = {"sep": sep} | ({} if kind == ".csv" else {"quoting": csv.QUOTE_NONE})
     first: Any = {"header": None, "names": ["smiles"], "usecols": [0]} if kind == ".smi" else {}  # SMILES, then a name
     try:
         require_unpacked(path)
-        names = [] if kind == ".smi" else list(pd.read_csv(path, sep=sep, nrows=0))
+        names = [] if kind == ".smi" else list(pd.read_csv(path, nrows=0, **options))
         if names and _has_no_header(names):
             first = {"header": None, "names": [str(i) for i in range(len(names))]}
-        yield from pd.read_csv(path, sep=sep, chunksize=_ROWS_AT_ONCE, **first)
+        with pd.read_csv(path, chunksize=_ROWS_AT_ONCE, **options, **first) as tables:
+            yield from tables if kind == ".csv" else map(_without_marks, tables)
     except Exception as error:  # what is damaged may break pandas, and what it reads through, in any way
         raise ValueError(f"{path} cannot be read: {error!r}. Is it whole?") from error
+
+
+def _without_marks(table: pd.DataFrame) -> pd.DataFrame:
+    """Return the table without the quotation marks around whole fields, and around names of columns."""
+    text = table.select_dtypes(exclude="number")
+    bare = text.apply(lambda column: column.str.replace(r'^"(.*)"$', r"\1", regex=True))
+    return table.assign(**bare).rename(columns=lambda name: str(name).removeprefix('"').removesuffix('"'))
 
 
 def _has_no_header(names: list[str]) -> bool:

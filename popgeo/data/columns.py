@@ -73,8 +73,12 @@ class Columns(ByReference):
 
         Raises:
             IndexError: no graph has this number.
+            ValueError: the numbers are not integers, such as those of a mask.
         """
-        ids, count = np.asarray(ids, dtype=np.int64), len(self)
+        given, count = np.asarray(ids), len(self)
+        if given.size and given.dtype.kind not in "iu":
+            raise ValueError(f"Graphs are chosen by {given.dtype}; pass their numbers: np.flatnonzero(mask) of a mask.")
+        ids = given.astype(np.int64, copy=False)
         if len(ids) and not -count <= ids.min() <= ids.max() < count:
             raise IndexError(f"Graph {ids[(ids < -count) | (ids >= count)][0]} was asked for; there are {count}.")
         return dataclasses.replace(self, indices=self.rows(np.where(ids < 0, ids + count, ids)), _cache={})

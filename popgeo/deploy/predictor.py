@@ -24,7 +24,7 @@ from popgeo.deploy.load_weights import load_weights
 from popgeo.deploy.predictions import Predictions, to_records
 from popgeo.deploy.processes import together
 from popgeo.deploy.read_graphs import GraphReader, named, opened, pieces, reader_of
-from popgeo.deploy.run_batches import run_batches, slots_used, warn_of_others
+from popgeo.deploy.run_batches import TRIED, run_batches, slots_used, warn_of_others
 from popgeo.did_you_mean import names_arguments
 from popgeo.engine.backend import Backend
 from popgeo.engine.misuse import refuse_transforms
@@ -144,6 +144,7 @@ class Predictor:
         self._reader: GraphReader | None = None
         self._lock = Lock()
         self._used: dict[str, np.ndarray] = {}
+        self._left = TRIED
         self.num_compilations = 0
 
     def __call__(self, graphs: Any, *, errors: str = "raise", progress_bar: bool | None = None) -> Predictions:
@@ -222,8 +223,9 @@ class Predictor:
             store, right = self._made_to_fit(store, right, start, keep, errors)
             packs = into_shapes(store, self.shapes)
             batches = [(self._program(i, store), of) for i, of in enumerate(packs) if len(of)]
-            if batches and not self._used:
-                warn_of_others(store, *batches[0], self.device)
+            several = [batch for batch in batches if any(len(ids) > 1 for ids in batch[1])]
+            if self._left and (several or (batches and not self._used)):
+                self._left = warn_of_others(store, *(several or batches)[0], self.device, self._left)
             for label, used in slots_used(store, self.shapes, packs).items():
                 self._used[label] = self._used.get(label, 0) + used
         found = run_batches(store, batches, self.device, right, len(graphs))

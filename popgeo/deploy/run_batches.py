@@ -3,6 +3,7 @@
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import islice
 
 import numpy as np
 import torch
@@ -20,6 +21,7 @@ from popgeo.packing import Packs, totals_of_packs
 
 _BYTES = 1 << 22  # of batches that are filled together
 _BATCHES = 64  # at most
+TRIED = 16  # graphs that are looked at alone, at most
 _CLOSE = 1e-2  # of a result, which rounding does not reach in bfloat16 either
 
 
@@ -110,33 +112,68 @@ class _Feed:
                     yield ids, rows
 
 
-def warn_of_others(store: FlatStore, program: FixedProgram, packs: Packs, device: torch.device) -> None:
-    """Warns if a graph's result differs where it is alone in a batch of other sizes; two graphs are tried."""
-    together = next((ids for ids in packs if len(ids) > 1), packs[0])
-    # The largest ones, which have rows of all kinds, are the first and the last of the batch.
-    together = np.roll(together[np.argsort(-store.sizes[together].sum(1), kind="stable")], -1)
-    of_batch = _rows_of_one(store, program, together, device)
-    for is_last, graph in enumerate((together[0], together[-1])):
-        one = store.view([graph])
-        of_one = _rows_of_one(one, _for_one(program, one), np.zeros(1, int), device) if of_batch else {}
-        for name, alone in of_one.items():
-            start = len(of_batch[name]) - len(alone) if is_last else 0
-            apart = (of_batch[name][start : start + len(alone)].double() - alone.double()).abs()
-            if alone.is_floating_point() and alone.numel() and (apart > _CLOSE * (1 + alone.abs().max())).any():
+def warn_of_others(store: FlatStore, program: FixedProgram, packs: Packs, device: torch.device, left: int) -> int:
+    """Warn if a graph's result differs where it is alone in a batch of other sizes; two graphs are tried.
+
+    More of them are tried if results are whole numbers, which may agree by chance.
+
+    Returns:
+        How many more graphs are to be tried, of the number `left`, in batches to come.
+    """
+    for results in islice(_alone_and_beside(store, program, packs, device), left):
+        left -= 1
+        for name, (alone, beside) in results.items():
+            if (differs := _differs(alone, beside)).any():
+                apart = (beside.double() - alone.double()).abs()[differs].max()
                 warnings.warn(
                     f"A graph's result depends on those that share its batch, or on padding: {name} differs by up to "
-                    f"{apart.max():.2g} where the graph is alone. The model looks at all nodes of a batch at once, or "
-                    "is random: pass batch= and the number of graphs to its norms and poolings. popgeo.testing tells "
+                    f"{apart:.2g} where the graph is alone. The model looks at all nodes of a batch at once, or is "
+                    "random: pass batch= and the number of graphs to its norms and poolings. popgeo.testing tells "
                     "which claim fails.",
                     stacklevel=5,
                 )
-                return
+                return 0
+        if left <= TRIED - 2 and not any(_is_whole(alone) for alone, _ in results.values()):
+            return 0
+    return left
 
 
-def _rows_of_one(store: FlatStore, program: FixedProgram, ids: np.ndarray, device: torch.device) -> Tensors:
-    """The results of one batch; none if it fails."""
-    found = [rows for _, rows in _Feed(store, program, device).run(Packs.from_lists([ids]), {})]
-    return found[0] if len(found) == 1 else {}
+def _alone_and_beside(
+    store: FlatStore, program: FixedProgram, packs: Packs, device: torch.device
+) -> Iterator[dict[str, tuple[Tensor, Tensor]]]:
+    """Yield for one graph after the other its results where it is alone, and those of its batch; none if it fails."""
+    for ids in [several for several in packs if len(several) > 1] or [packs[0]]:
+        # The largest ones, which have rows of all kinds, are the first and the last of the batch.
+        ids = np.roll(ids[np.argsort(-store.sizes[ids].sum(1), kind="stable")], -1)
+        # A graph that fails leaves the others in several parts.
+        parts = [*_Feed(store, program, device).run(Packs.from_lists([ids]), {})]
+        for ids, of_batch in sorted(parts, key=lambda part: -len(part[0]))[:1]:
+            ends = {name: np.cumsum(_rows_of_graphs(store, axis)[ids]) for name, axis in program.axes.items()}
+            for place in dict.fromkeys([0, len(ids) - 1, *range(len(ids))]):
+                one = store.view([ids[place]])
+                found: dict[str, tuple[Tensor, Tensor]] = {}
+                for _, of_one in _Feed(one, _for_one(program, one), device).run(Packs.from_lists([[0]]), {}):
+                    for name, alone in of_one.items():
+                        beside = of_batch[name][ends[name][place] - len(alone) : ends[name][place]]
+                        if alone.is_complex():
+                            alone, beside = torch.view_as_real(alone), torch.view_as_real(beside)
+                        found[name] = alone, beside
+                yield found
+
+
+def _differs(alone: Tensor, beside: Tensor) -> Tensor:
+    """Return the entries that differ by more than rounding; NaN is like NaN, and whole numbers are not rounded."""
+    same = (alone == beside) | (alone.isnan() & beside.isnan())
+    if not alone.is_floating_point():
+        return ~same
+    finite = torch.where(alone.isfinite(), alone, 0.0).double().abs()
+    close = (beside.double() - alone.double()).abs() <= _CLOSE * (1 + (finite.max() if finite.numel() else 0.0))
+    return ~(same | close)
+
+
+def _is_whole(result: Tensor) -> bool:
+    """Return whether a result has nothing but whole numbers, such as classes, and NaN."""
+    return not result.is_floating_point() or bool((result.isnan() | (result == result.round())).all())
 
 
 def _for_one(program: FixedProgram, store: FlatStore) -> FixedProgram:

@@ -18,6 +18,8 @@ from popgeo.loader.source import BatchSource
 from popgeo.loader.strategy import in_equal_numbers
 from popgeo.packing import Packs
 from popgeo.random_numbers import below, new_key, seed_of
+from popgeo.sampling import NonEdges
+from popgeo.sampling.negatives import destinations_of
 
 _MADE = ("neg_dst", "events_mask")
 
@@ -29,13 +31,13 @@ class EventSource(BatchSource):
     Args:
         columns: What the events have, one row an event.
         batch_size: Events of a batch.
-        negatives: The nodes that negatives are drawn from: the first, and the one after the last; None for none.
+        negatives: The nodes that negatives are drawn from; None for none.
         same_negatives: Draws the same in every epoch.
     """
 
     columns: Mapping[str, Tensor]
     batch_size: int
-    negatives: tuple[int, int] | None
+    negatives: "NotMet | None"
     same_negatives: bool
 
     def cut(self, packs: Packs, key: tuple[int, int], group: int, memory: BatchMemory | None = None) -> list[Any]:
@@ -49,25 +51,69 @@ class EventSource(BatchSource):
         rows, mask = torch.from_numpy(ids.clip(min=0)), torch.from_numpy(ids >= 0)
         columns = {name: values[rows] for name, values in self.columns.items()}
         if self.negatives is not None:
-            columns["neg_dst"] = self._drawn(*self.negatives, ids, key).to(columns["dst"].dtype)
+            seed = seed_of(key[0], 0 if self.same_negatives else key[1])
+            columns["neg_dst"] = self.negatives.draw(ids, seed).to(columns["dst"].dtype)
         for values in columns.values():
             values[~mask] = 0
         return TemporalData(**columns, events_mask=mask)
 
-    def _drawn(self, first: int, end: int, ids: np.ndarray, key: tuple[int, int]) -> Tensor:
-        """A negative destination for each slot, from `first` to `end - 1`. int64 [num_slots]"""
-        seed, epoch = key
-        of_epoch = np.full(len(ids), seed_of(seed, 0 if self.same_negatives else epoch), np.uint64)
-        drawn = below(of_epoch, ids.astype(np.uint64), np.full(len(ids), end - first, np.uint64))
-        return torch.from_numpy(drawn.astype(np.int64)) + first
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class NotMet:
+    """The nodes that the source of each event does not meet at the time of the event, and that are not the source.
+
+    Args:
+        first: The first node that is drawn from.
+        group: The number of each event's source and time. [num_events]
+        nodes: For each of these numbers, the nodes to leave out, counted from `first`.
+    """
+
+    first: int
+    group: np.ndarray
+    nodes: NonEdges
+
+    @classmethod
+    def of(cls, src: Tensor, dst: Tensor, t: Tensor, negatives: tuple[int, int]) -> "NotMet":
+        """Return the nodes from the first to the last one, less those that are met.
+
+        Raises:
+            ValueError: an event has no such node.
+        """
+        (first, end), (src, dst, t) = negatives, (column.cpu() for column in (src, dst, t))
+        source = torch.unique(src.long(), return_inverse=True)[1]
+        time = torch.cat([torch.zeros(1, dtype=torch.int64), (t[1:] != t[:-1]).long()]).cumsum(0)
+        group = torch.unique(time * len(src) + source, return_inverse=True)[1]
+        met = torch.stack([group.repeat(2), torch.cat([dst, src]).long() - first])
+        met = met[:, (met[1] >= 0) & (met[1] < end - first)]
+        found = cls(
+            first=first, group=group.numpy(), nodes=NonEdges.from_edge_index(met, (int(group.max()) + 1, end - first))
+        )
+        if not (free := found.free(found.group)).all():
+            event = int(free.argmin())
+            raise ValueError(
+                f"Event {event} has no negative: of nodes {first} to {end - 1} each is its source, or one that the "
+                "source meets at that time. Pass negatives=(first, end) of more nodes, or negatives=None."
+            )
+        return found
+
+    def free(self, group: np.ndarray) -> np.ndarray:
+        """Return how many nodes are left for each source and time. [number of groups]"""
+        return self.nodes.pairs_before(group + 1) - self.nodes.pairs_before(group)
+
+    def draw(self, ids: np.ndarray, seed: int) -> Tensor:
+        """Return a node for each event that is given by its number, each as likely as the next. int64 [num_ids]"""
+        group = self.group[ids]
+        ranks = below(np.full(len(ids), seed, np.uint64), ids.astype(np.uint64), self.free(group).astype(np.uint64))
+        return torch.from_numpy(destinations_of(self.nodes, group, ranks.astype(np.int64))) + self.first
 
 
 class FixedSizeEventLoader(EpochLoader):
     """Loads successive events of PyG's `TemporalData`, as many in each batch, the last one filled up with zeros.
 
     A batch is a `TemporalData` with all that the events have and, for each of its slots, `events_mask`, True where
-    there is an event, and `neg_dst`, a random destination for link prediction; it is missing with `negatives=None`. A
-    negative depends on the seed, the epoch and the number of the event, and not on the size of the batches.
+    there is an event, and `neg_dst`, a random node for link prediction that is not the event's source and that the
+    source does not meet at that time; it is missing with `negatives=None`. A negative depends on the seed, the epoch
+    and the number of the event, and not on the size of the batches.
 
     Args:
         data: Events, ascending in time: `src`, `dst`, `t`, and what else there is, one row an event.
@@ -80,7 +126,8 @@ class FixedSizeEventLoader(EpochLoader):
             torch's `DataLoader` takes, such as `num_workers`.
 
     Raises:
-        ValueError: there are no events, they are not in the order of time, or a number is out of range.
+        ValueError: there are no events, they are not in the order of time, a number is out of range, or an event has
+            no negative.
 
     Example:
         >>> src, dst, t = torch.tensor([0, 1, 0]), torch.tensor([3, 4, 4]), torch.tensor([10, 11, 15])
@@ -108,12 +155,15 @@ class FixedSizeEventLoader(EpochLoader):
             negatives = int(data.dst.min()), int(data.dst.max()) + 1
         if negatives is not None and not 0 <= negatives[0] < negatives[1] < 2**32:
             raise ValueError(f"negatives is {negatives}; it must be the first node and the one after the last.")
+        if negatives is not None and negatives[1] - 1 > torch.iinfo(data.dst.dtype).max:
+            raise ValueError(f"negatives is {negatives}, but dst is {data.dst.dtype}. Pass dst as torch.int64.")
         choices = chosen(EpochChoices, kwargs, seed=new_key(seed))
         if choices.shuffle or choices.has_own_order:
             raise ValueError("Events come in the order of time; leave shuffle, sampler and batch_sampler out.")
         self.num_events, self.negatives, self.same_negatives = len(data.src), negatives, same_negatives
         columns = {name: values for name, values in data.to_dict().items() if name not in _MADE}
-        source = EventSource(columns=columns, batch_size=batch_size, negatives=negatives, same_negatives=same_negatives)
+        not_met = None if negatives is None else NotMet.of(data.src, data.dst, data.t, negatives)
+        source = EventSource(columns=columns, batch_size=batch_size, negatives=not_met, same_negatives=same_negatives)
         together = partial(in_equal_numbers, number=batch_size, drop_last=choices.drop_last)
         packer = OrderPacker(num_items=self.num_events, together=together)
         super().__init__(data, source, packer, choices, batch_size=batch_size, **kwargs)
@@ -131,6 +181,8 @@ class FixedSizeEventLoader(EpochLoader):
         wrong = [name for name, v in columns.items() if not isinstance(v, Tensor) or v.shape[:1] != (num_events,)]
         if wrong:
             raise ValueError(f"{', '.join(wrong)} is not a tensor with one row for each of {num_events} events.")
+        if data.src.is_floating_point() or data.dst.is_floating_point():
+            raise ValueError(f"src is {data.src.dtype}, dst {data.dst.dtype}; nodes are numbered by integers.")
         if (lowest := min(int(data.src.min()), int(data.dst.min()))) < 0:
             raise ValueError(f"An event is of node {lowest}; nodes are numbered from 0.")
         times = (data.t.double() if data.t.is_floating_point() else data.t).cpu().numpy()  # NumPy has no bfloat16

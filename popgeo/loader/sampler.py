@@ -142,7 +142,10 @@ class EpochSampler:
     def _order(self, generator: torch.Generator) -> np.ndarray | None:
         if self.choices.sampler is None:
             return self.packer.order(self.choices.shuffle, generator)
-        order = np.fromiter(self.choices.sampler, dtype=np.int64)
+        items = [*self.choices.sampler]
+        if np.asarray(items[:1]).dtype.kind == "b":
+            raise ValueError("sampler gives booleans; it gives numbers: np.flatnonzero(mask) instead of a mask.")
+        order = np.fromiter(items, dtype=np.int64, count=len(items))
         check_range("sampler", torch.from_numpy(order), self.packer.num_items)
         return order
 

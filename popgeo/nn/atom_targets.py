@@ -28,7 +28,8 @@ def element_energies(
         pure water, the smallest energies that explain it. [100]
 
     Raises:
-        ValueError: an atom has a number that models do not embed, or belongs to no structure.
+        ValueError: an atom has a number that models do not embed, or belongs to no structure, or an energy in `fixed`
+            is infinite.
 
     Example:
         >>> z, batch = torch.tensor([1, 1, 8, 1, 1, 8, 8]), torch.tensor([0, 0, 1, 1, 1, 2, 2])
@@ -43,8 +44,10 @@ def element_energies(
         )
     if batch.numel() and int(batch.max()) >= num_graphs:
         raise ValueError(f"An atom belongs to structure {int(batch.max())}, but there are {num_graphs} energies.")
+    if fixed is not None and bool(fixed.isinf().any()):
+        raise ValueError("fixed has an infinite energy; energies are numbers, and NaN for elements that are sought.")
     counts = torch.bincount(batch.long() * MAX_Z + z, minlength=num_graphs * MAX_Z).view(num_graphs, MAX_Z).double()
-    given = torch.zeros(MAX_Z).double() if fixed is None else fixed.double().nan_to_num()
+    given = torch.zeros(MAX_Z).double() if fixed is None else fixed.double().nan_to_num(0.0)
     left = energy.flatten().double() - counts @ given
     count = torch.ones_like(left) if weight is None else weight.double()
     used = left.isfinite() & (count > 0)

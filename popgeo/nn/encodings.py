@@ -24,12 +24,15 @@ class _Encoding(BaseTransform):
 class RandomWalkEncoding(_Encoding):
     """How likely a random walk is back where it started after 1, 2, ... steps (arXiv:2110.07875, eq. 12).
 
+    If the graph has `edge_weight`, a walk takes an edge with a probability in proportion to its weight. (PyG's
+    transform divides 1, instead of the weight, by the sum of weights.)
+
     Args:
         num_steps: Longest walk.
         name: The attribute to set. [num_nodes, num_steps]
 
     Raises:
-        ValueError: fewer than one step.
+        ValueError: fewer than one step; or, when called, weights of edges are negative or do not fit.
 
     Example:
         >>> path = Data(edge_index=torch.tensor([[0, 1, 1, 2], [1, 0, 2, 1]]), num_nodes=3)
@@ -47,7 +50,7 @@ class RandomWalkEncoding(_Encoding):
         """Sets the attribute; PyG copies the graph beforehand."""
         adjacency = _adjacency(data).toarray()
         degree = adjacency.sum(1, keepdims=True)
-        step = adjacency / np.maximum(degree, 1)  # D^-1 A
+        step = adjacency / np.where(degree > 0, degree, 1)  # D^-1 A
         walk, returns = step, [step.diagonal()]
         for _ in range(self.num_steps - 1):
             walk = walk @ step
@@ -61,7 +64,7 @@ class LaplacianEncoding(_Encoding):
 
     The first, which is known beforehand, is left out. Of each vector the largest entry is positive, and of several the
     first, so that the same graph has the same encoding; a model that should not care draws signs in training. A graph
-    of fewer nodes has zeros for what is missing.
+    of fewer nodes has zeros for what is missing. If the graph has `edge_weight`, A holds the weights.
 
     Args:
         num_vectors: How many.
@@ -69,7 +72,7 @@ class LaplacianEncoding(_Encoding):
             [num_nodes, num_vectors]
 
     Raises:
-        ValueError: fewer than one vector.
+        ValueError: fewer than one vector; or, when called, weights of edges are negative or do not fit.
 
     Example:
         >>> path = Data(edge_index=torch.tensor([[0, 1, 1, 2], [1, 0, 2, 1]]), num_nodes=3)
@@ -87,7 +90,7 @@ class LaplacianEncoding(_Encoding):
         adjacency = _adjacency(data).toarray()
         adjacency = np.maximum(adjacency, adjacency.T)
         degree = adjacency.sum(1)
-        scale = np.where(degree > 0, np.maximum(degree, 1) ** -0.5, 0.0)
+        scale = np.where(degree > 0, np.where(degree > 0, degree, 1) ** -0.5, 0.0)
         values, vectors = np.linalg.eigh(np.eye(len(degree)) - scale[:, None] * adjacency * scale)
         values, vectors = values[1 : self.num_vectors + 1], vectors[:, 1 : self.num_vectors + 1]
         vectors = np.where(np.abs(vectors) < 1e-7, 0.0, vectors)
@@ -130,7 +133,7 @@ class ShortestPaths(_Encoding):
     def forward(self, data: Data) -> Data:
         """Sets the attribute; PyG copies the graph beforehand."""
         num_nodes = _fits(data, self.max_num_nodes)
-        hops = shortest_path(_adjacency(data), unweighted=True)
+        hops = shortest_path(_adjacency(data, weighted=False), unweighted=True)
         hops = np.where(np.isinf(hops), self.max_hops + 1, np.minimum(hops, self.max_hops))
         absent = ((0, 0), (0, self.max_num_nodes - num_nodes))
         data[self.name] = torch.from_numpy(np.pad(hops, absent, constant_values=self.max_hops + 2).astype(np.uint8))
@@ -187,10 +190,22 @@ def draw_signs(encoding: Tensor, batch: Tensor, num_graphs: int, training: bool)
     return encoding * torch.where(signs < 0.5, -1.0, 1.0).index_select(0, batch)
 
 
-def _adjacency(data: Data) -> csr_matrix:
-    """How many edges run from a row's node to a column's. [num_nodes, num_nodes]"""
+def _adjacency(data: Data, weighted: bool = True) -> csr_matrix:
+    """Return how many edges run from a row's node to a column's, or the sum of their weights. [num_nodes, num_nodes]
+
+    Raises:
+        ValueError: there is not one weight for each edge, or a weight is negative or no finite number.
+    """
     row, col = data.edge_index.numpy()
-    return csr_matrix((np.ones(len(row)), (row, col)), shape=(data.num_nodes, data.num_nodes))
+    weight = np.ones(len(row))
+    if weighted and data.get("edge_weight") is not None:
+        weight = data.edge_weight.detach().double().flatten().numpy()
+        if weight.shape != row.shape or not (np.isfinite(weight) & (weight >= 0)).all():
+            raise ValueError(
+                f"edge_weight has shape {tuple(data.edge_weight.shape)} for {len(row)} edges, and starts with "
+                f"{weight[:3].tolist()}; give one finite weight of 0 or more for each edge, or leave it out."
+            )
+    return csr_matrix((weight, (row, col)), shape=(data.num_nodes, data.num_nodes))
 
 
 def _fits(data: Data, max_num_nodes: int) -> int:

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from popgeo.nn.models.knowledge_graph import KnowledgeGraphModel, Side
 from popgeo.nn.ranks import Ranks
-from popgeo.ops.refusals import check_least
+from popgeo.ops.refusals import check_least, refuse_index
 
 
 class KnownTriples:
@@ -31,20 +31,46 @@ class KnownTriples:
 
     def __init__(self, triples: Tensor, num_nodes: int, num_relations: int, side: Side | str) -> None:
         _check(triples, num_nodes, num_relations)
-        self.side, self.num_relations = Side(side), num_relations
+        self.side, self.num_nodes, self.num_relations = Side(side), num_nodes, num_relations
         known, answer = (0, 2) if self.side is Side.TAIL else (2, 0)
-        key = triples[:, known] * num_relations + triples[:, 1]
-        order = (key * num_nodes + triples[:, answer]).argsort()
-        self._key, self._answer = key[order], triples[order, answer]
+        # Pairs are numbered by the entities and the relations that occur, whose product 64 bits always hold.
+        (self._entities, entity), (self._relations, relation) = (
+            triples[:, column].unique(return_inverse=True) for column in (known, 1)
+        )
+        order = triples[:, answer].argsort(stable=True)
+        key = (entity * len(self._relations) + relation)[order]
+        self._key, by_key = key.sort(stable=True)
+        self._answer = triples[order[by_key], answer]
 
     def of(self, known: Tensor, relation: Tensor) -> tuple[Tensor, Tensor]:
-        """Queries by number and what completes them, one pair for each. [num_queries] twice -> [num_pairs] twice"""
-        key = known * self.num_relations + relation
+        """Return the queries that known entities complete, by number, and these entities.
+
+        Args:
+            known: The end of each query that is given. [num_queries]
+            relation: The relation of each query. [num_queries]
+
+        Returns:
+            A query and an entity for each answer that is known. [num_pairs] twice
+
+        Raises:
+            ValueError: an entity or a relation is out of range.
+        """
+        for name, index, count in (("known", known, self.num_nodes), ("relation", relation, self.num_relations)):
+            refuse_index(name, index, count)
+        (entity, has_entity), (kind, has_kind) = _place(self._entities, known), _place(self._relations, relation)
+        key = entity * len(self._relations) + kind
         first, last = torch.searchsorted(self._key, key), torch.searchsorted(self._key, key, right=True)
-        counts = last - first
+        counts = torch.where(has_entity & has_kind, last - first, 0)
         query = torch.repeat_interleave(torch.arange(len(key)), counts)
         within = torch.arange(len(query)) - (counts.cumsum(0) - counts)[query]
         return query, self._answer[first[query] + within]
+
+
+def _place(sorted_values: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the place of each value among sorted ones, and whether it is there. [num_values] twice"""
+    values = values.long().contiguous()
+    place = torch.searchsorted(sorted_values, values)
+    return place, torch.searchsorted(sorted_values, values, right=True) > place
 
 
 @torch.no_grad()
@@ -68,7 +94,8 @@ def rank_entities(
         Ranks in the order of the triples.
 
     Raises:
-        ValueError: a triple is out of range, a size is not positive, or a score is NaN or infinite, which has no rank.
+        ValueError: a triple is out of range, `known` is of a different graph, a size is not positive, or a score is
+            NaN or infinite, which has no rank.
 
     Example:
         >>> from popgeo.nn import DistMult
@@ -79,6 +106,11 @@ def rank_entities(
     """
     _check(triples, model.num_nodes, model.num_relations)
     check_least(1, batch_size=batch_size, block_size=block_size)
+    if (known.num_nodes, known.num_relations) != (model.num_nodes, model.num_relations):
+        raise ValueError(
+            f"known is of {known.num_nodes} entities and {known.num_relations} relations, the model of "
+            f"{model.num_nodes} and {model.num_relations}. Make KnownTriples of the model's graph."
+        )
     fixed, asked = (0, 2) if known.side is Side.TAIL else (2, 0)
     exact = copy.deepcopy(model).double()
     parts = [

@@ -199,6 +199,7 @@ def _known(input: Tensor, target: Tensor, mask: Tensor | None) -> Tensor:
 
 def _from_first(values: Tensor, known: Tensor) -> Tensor:
     """How far values are from the first known one: exactly 0 where all are alike, which a mean may miss. [rows]"""
+    values = values.to(torch.promote_types(values.dtype, torch.int64))  # smaller whole numbers wrap
     return values - values.gather(0, known.long().argmax(0, keepdim=True)) if len(values) else values
 
 

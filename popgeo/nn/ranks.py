@@ -7,7 +7,7 @@ import torch
 from scipy.special import bdtr
 from torch import Tensor
 
-from popgeo.ops.refusals import check_least, check_shapes
+from popgeo.ops.refusals import check_least, check_shapes, refuse_index
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -69,7 +69,7 @@ class Ranks:
         check_least(1, k=k, num_negatives=num_negatives)
         check_shapes("Give one number for each rank.", num_candidates=(num_candidates, self.optimistic.shape))
         above = ((self.realistic - 1) / num_candidates.clamp(min=1)).clamp(max=1)  # a negative's chance to score higher
-        n, most = operator.index(num_negatives), operator.index(k) - 1  # the negatives that may score higher
+        n, most = operator.index(num_negatives), operator.index(k) - 1  # at most this number may score higher
         chance = bdtr(min(most, n), n, above.cpu().numpy())  # that this holds: the binomial distribution
         return float(torch.from_numpy(chance).mean())
 
@@ -97,7 +97,8 @@ def filtered_ranks(scores: Tensor, target: Tensor, known: Tensor | None = None) 
         The ranks of the queries, in order.
 
     Raises:
-        ValueError: shapes do not fit, or a score is NaN, which no order knows.
+        ValueError: shapes do not fit, a target is out of range, `known` is not boolean, or a score is NaN, which no
+            order knows.
 
     Example:
         >>> scores = torch.tensor([[0.9, 0.5, 0.5, 0.1]])
@@ -108,8 +109,12 @@ def filtered_ranks(scores: Tensor, target: Tensor, known: Tensor | None = None) 
     """
     remedy = "scores and known are [num_queries, num_candidates], target is [num_queries]."
     check_shapes(remedy, scores=(scores, (None, None)), target=(target, scores.shape[:1]), known=(known, scores.shape))
+    if known is not None and known.dtype != torch.bool:
+        raise ValueError(f"known is {known.dtype}; it is boolean, True for an answer. Call known.bool().")
     if bool(scores.isnan().any()):
         raise ValueError("A score is NaN and has no rank. Look for the step of training in which the loss became NaN.")
+    refuse_index("target", target, scores.size(1))
+    target = target.long()
     own = scores.gather(1, target.unsqueeze(1))
     others = torch.ones_like(scores, dtype=torch.bool) if known is None else ~known
     others = others.scatter(1, target.unsqueeze(1), False) & (scores > -torch.inf)

@@ -6,6 +6,7 @@ from torch import Tensor
 from popgeo.ops.exp_or_zero import exp_or_zero
 from popgeo.ops.half_precision import in_float32
 from popgeo.ops.scatter_by_index import gather, scatter
+from popgeo.ops.scatter_plan import ScatterPlan
 
 
 def global_add_pool(x: Tensor, batch: Tensor, num_graphs: int) -> Tensor:
@@ -43,13 +44,35 @@ def global_mean_pool(x: Tensor, batch: Tensor, num_graphs: int) -> Tensor:
 
 
 def global_max_pool(x: Tensor, batch: Tensor, num_graphs: int) -> Tensor:
-    """The largest entry of each channel in each graph; zero for a graph without nodes. Arguments as above.
+    """Return the largest entry of each channel in each graph; zero for a graph without nodes. Arguments as above.
+
+    An entry of NaN makes the result NaN, as in PyG; `scatter_max` passes over it, as torch_scatter does.
 
     Example:
         >>> global_max_pool(torch.tensor([[-1.0], [-3.0], [5.0]]), torch.tensor([0, 0, 2]), num_graphs=3).flatten()
         tensor([-1.,  0.,  5.])
     """
-    return scatter(x, batch, dim=0, dim_size=num_graphs, reduce="max")
+    return max_or_nan(x, batch, num_graphs)
+
+
+def max_or_nan(x: Tensor, index: Tensor, num_rows: int, plan: ScatterPlan | None = None) -> Tensor:
+    """Return the largest of the rows that share an index, and NaN where one of them is NaN; 0 where none arrives.
+
+    Args:
+        x: Rows. [num_entries, channels]
+        index: Row of the result for each entry. [num_entries]
+        num_rows: Rows of the result.
+        plan: The plan of `index`, made once and reused.
+
+    Example:
+        >>> max_or_nan(torch.tensor([[1.0], [torch.nan], [2.0]]), torch.tensor([0, 0, 1]), 3).flatten()
+        tensor([nan, 2., 0.])
+    """
+    largest = scatter(x, index, dim=0, dim_size=num_rows, reduce="max", plan=plan)
+    if not x.is_floating_point():
+        return largest
+    missing = torch.where(x.isnan(), x, 0.0).detach()  # a NaN never wins in the scatter; added, it is seen
+    return largest + scatter(missing, index, dim=0, dim_size=num_rows, plan=plan)
 
 
 @in_float32

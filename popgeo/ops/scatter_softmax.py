@@ -92,12 +92,14 @@ def scatter_logsumexp(
     """
     rows, arguments = _floating(src, index, dim, out, dim_size, plan)
     largest, arg = scatter_max_rows(rows.src.detach(), rows.index, rows.num_rows, *arguments)
-    largest = largest.masked_fill(arg == rows.src.shape[0], -torch.inf)
-    shifted = rows.src - gather_rows(largest, rows.index, *arguments)
-    shifted = shifted.masked_fill(shifted.isnan(), -torch.inf)
+    # Only a finite maximum is subtracted: infinite entries, and NaN, reach the sum as they are.
+    shift = torch.where(largest.isfinite(), largest, 0.0)
+    shifted = rows.src - gather_rows(shift, rows.index, *arguments)
     total = scatter_sum_rows(exp_or_zero(shifted), rows.index, rows.num_rows, *arguments)
-    result = rows.restore((total + eps).log() + largest)
-    return result.nan_to_num(neginf=0.0) if out is None else torch.logaddexp(result, out)
+    # The largest entry of a row adds 1, unless it is -inf, as the logarithm of nothing is.
+    of_nothing = torch.where(arg == rows.src.shape[0], 0.0 if out is None else -torch.inf, -torch.inf)
+    result = rows.restore(torch.where(total == 0, of_nothing, (total + eps).log() + shift))
+    return result if out is None else torch.logaddexp(result, out)
 
 
 def _floating(

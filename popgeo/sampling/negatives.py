@@ -143,7 +143,10 @@ def sample_negatives(
         free = non_edges.pairs_before(sources + 1) - before if number else sources
         if number and free.min() == 0:
             node = sources[free.argmin()]
-            raise ValueError(f"Source {node} is joined to all {non_edges.num_destinations} destinations: no negative.")
+            raise ValueError(
+                f"Source {node} is joined to all {non_edges.num_destinations} destinations, or is one of them itself: "
+                "no negative."
+            )
         ranks = below(keys, free)
     else:
         if number and not len(non_edges):

@@ -76,7 +76,8 @@ def _same(one: Any, other: Any) -> bool:
     if isinstance(one, dict) and isinstance(other, dict):
         return one.keys() == other.keys() and all(_same(one[key], other[key]) for key in one)
     if isinstance(one, Tensor) and isinstance(other, Tensor):
-        return one.shape == other.shape and torch.equal(one.nan_to_num(), other.nan_to_num())
+        is_like = one.shape == other.shape and one.dtype == other.dtype
+        return is_like and torch.allclose(one, other, rtol=0, atol=0, equal_nan=True)
     return type(one) is type(other)
 
 

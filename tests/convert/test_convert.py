@@ -1,5 +1,7 @@
 """Files of others become stores on disk: PyG's, tables of SMILES, files of atoms, by one command."""
 
+import gzip
+
 import numpy as np
 import pytest
 import torch
@@ -218,3 +220,27 @@ def test_a_table_that_is_none_is_refused_by_its_name(tmp_path):
         (tmp_path / name).write_bytes(content)
         with pytest.raises(ValueError, match=name):
             list(read_smiles(tmp_path / name))
+
+
+@pytest.mark.parametrize("name", ["a.smi", "a.smi.gz", "a.tsv", "quoted.tsv"])
+def test_no_row_between_two_quotation_marks_is_lost(tmp_path, name):
+    pytest.importorskip("rdkit")
+    rows = [("C" * (1 + i % 5), ('"' if i in (3, 40) else "") + f"name {i}", str(i)) for i in range(60)]
+    mark = '"' if name.startswith("quoted") else ""
+    lines = ["\t".join(f"{mark}{field}{mark}" for field in row) for row in rows]
+    lines = lines if ".smi" in name else ["\t".join(f"{mark}{one}{mark}" for one in ("smiles", "name", "gap")), *lines]
+    text = "\n".join(lines).encode()
+    (tmp_path / name).write_bytes(gzip.compress(text) if name.endswith(".gz") else text)
+    graphs = list(read_smiles(tmp_path / name, targets=() if ".smi" in name else ["gap"]))
+    assert [graph.smiles for graph in graphs] == [row[0] for row in rows]
+    assert ".smi" in name or [int(graph.y) for graph in graphs] == list(range(60))
+
+
+def test_a_quotation_mark_of_a_csv_that_takes_in_rows_is_refused(tmp_path):
+    pytest.importorskip("rdkit")
+    path = tmp_path / "a.csv"
+    path.write_text('smiles,name\nC,"methane, ""the"" gas"\nCC,ethane\n')
+    assert len(list(read_smiles(path))) == 2
+    path.write_text('smiles,name\nC,methane\nCC,"ethane\nCCC,propane\nCCCC,"butane\n')
+    with pytest.raises(ValueError, match=r"row 1, counted from 0: column 'name' has a field of several lines"):
+        list(read_smiles(path))

@@ -2,6 +2,8 @@
 
 import gzip
 
+import numpy as np
+import pandas as pd
 import pytest
 import torch
 
@@ -87,3 +89,47 @@ def test_events_that_cannot_be_used_are_refused(tmp_path, text, message):
         read_events(tmp_path / "odd.csv", "user", "item", "at")
     if "earlier" in message:
         assert read_events(tmp_path / "odd.csv", "user", "item", "at", sort=True).data.t.tolist() == [4, 5]
+
+
+def events_of(monkeypatch: pytest.MonkeyPatch, times: pd.Series, **choices: bool) -> list[int]:
+    table = pd.DataFrame({"user": "a", "item": "b", "at": times})
+    monkeypatch.setattr(pd, "read_parquet", lambda path: table)
+    return read_events("events.parquet", "user", "item", "at", **choices).data.t.tolist()
+
+
+@pytest.mark.parametrize("kind", ["uint8", "uint32", "uint64", "int8", "int64", "float32", "float64", "Int8", "UInt32"])
+def test_times_of_every_type_are_ordered_as_numbers(monkeypatch, kind):
+    low = 0 if kind.lower().startswith("u") else -100
+    assert events_of(monkeypatch, pd.Series([low, 5, 100], dtype=kind)) == [low, 5, 100]
+    with pytest.raises(ValueError, match=r"Row 1 of .* is earlier than the one before"):
+        events_of(monkeypatch, pd.Series([100, 5], dtype=kind))
+    assert events_of(monkeypatch, pd.Series([100, low, 5], dtype=kind), sort=True) == [low, 5, 100]
+
+
+@pytest.mark.parametrize(
+    ("times", "message"),
+    [
+        (pd.to_datetime(["2020-01-01", None, "2021-01-01"]), "lacks a value, .* in column 'at', row 1"),
+        (pd.to_datetime([None, "2020-01-01"]).tz_localize("UTC"), "in column 'at', row 0"),
+        (pd.to_timedelta([1, None], unit="s"), "in column 'at', row 1"),
+        (pd.array([1, None], dtype="Int64"), "in column 'at', row 1"),
+        (np.array([1, 2**63], dtype=np.uint64), "such as 9223372036854775808"),
+        (np.array([1, 2**24 + 2], dtype=np.float32), "not exact whole numbers, such as 16777218"),
+        ([False, True], "is bool; times are whole numbers"),
+    ],
+)
+def test_times_that_are_missing_or_not_exact_are_refused(monkeypatch, times, message):
+    for sort in (False, True):
+        with pytest.raises(ValueError, match=message):
+            events_of(monkeypatch, pd.Series(times), sort=sort)
+
+
+def test_dates_are_in_order_and_lines_are_not_lost(monkeypatch, tmp_path):
+    first, second = events_of(monkeypatch, pd.Series(pd.to_datetime(["2020-01-01", "2021-01-01"])))
+    assert first < second
+    (tmp_path / "odd.csv").write_text('user,item,at\na,"b,1\na,c,2\na,"d,3\n')
+    with pytest.raises(ValueError, match="row 0, counted from 0: column 'item' has a field of several lines"):
+        read_events(tmp_path / "odd.csv", "user", "item", "at")
+    (tmp_path / "odd.csv").write_text("user,item,at,f\na,b,1,1e39\n")
+    with pytest.raises(ValueError, match="no finite number, in column 'f', row 0"):
+        read_events(tmp_path / "odd.csv", "user", "item", "at", ["f"])

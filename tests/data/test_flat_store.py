@@ -1,5 +1,6 @@
 """Flat datasets, and smaller ones that share their arrays."""
 
+import numpy as np
 import pytest
 import torch
 from torch.utils.data import Subset
@@ -39,3 +40,16 @@ def test_numbers_of_graphs_count_from_the_end_and_others_are_refused():
     assert store[torch.tensor(1)].num_nodes == store[-2].num_nodes == 2
     with pytest.raises(IndexError, match="Graph -4"):
         store[-4]
+
+
+@pytest.mark.parametrize("kind", [np.array, torch.tensor, list])
+def test_a_mask_is_never_taken_for_numbers_of_graphs(kind):
+    graphs = [graph(n, 4) for n in (2, 3, 4, 5)]
+    store, mask = FlatStore.from_dataset(graphs), kind([False, True, True, False])
+    assert [one.num_nodes for one in store[mask]] == [3, 4]
+    with pytest.raises(ValueError, match="Graphs are chosen by bool"):
+        store.view(mask)
+    with pytest.raises(ValueError, match="Graphs are chosen by bool"):
+        FixedSizeDataLoader(Subset(graphs, mask), 3)
+    with pytest.raises(ValueError, match="sampler gives booleans"):
+        list(FixedSizeDataLoader(graphs, 3, sampler=mask))

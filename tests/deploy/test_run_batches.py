@@ -90,3 +90,39 @@ def test_one_graph_and_batches_of_a_loader_are_not_taken_for_graphs():
         predictor(graphs[0])
     assert predictor(DataLoader(graphs, 3)).num_graphs == 6
     assert predictor(iter(DataLoader(graphs, 3))).num_graphs == 6
+
+
+class Kind(nn.Module):
+    """Centres over all nodes of the batch, and returns classes, answers or marks of each graph."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.kind = kind
+
+    def forward(self, x: Tensor, batch: Tensor, num_graphs: int) -> Tensor:
+        pooled = torch.zeros(num_graphs, x.size(1)).index_add(0, batch, x - (0 if self.kind == "right" else x.mean(0)))
+        classes = pooled.argmax(1)
+        if self.kind in ("integers", "right"):
+            return classes
+        if self.kind == "booleans":
+            return pooled > 0
+        return classes.float() if self.kind == "whole floats" else torch.where(pooled > 0, 1.0, float(self.kind))
+
+
+@pytest.mark.parametrize("kind", ["integers", "booleans", "whole floats", "nan", "inf", "right"])
+@pytest.mark.parametrize("way", ["call", "stream", "keep", "after one"])
+def test_whole_numbers_and_nan_that_depend_on_other_graphs_are_told_of(kind, way):
+    generator = torch.Generator().manual_seed(0)
+    edges = torch.zeros(2, 1, dtype=torch.long)
+    graphs = [Data(x=torch.randn(3 + i % 4, 4, generator=generator) + i % 3, edge_index=edges) for i in range(30)]
+    predictor = Predictor(Kind(kind), SMALL, "none")
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        if way == "stream":
+            list(predictor.stream(graphs, ahead=5))
+        elif way == "keep":
+            predictor([*graphs, Data(x=torch.zeros(2, 3), edge_index=edges)], errors="keep")
+        else:
+            predictor(graphs[:1] if way == "after one" else graphs)
+            predictor(graphs)
+    assert any(TOLD in str(one.message) for one in told) == (kind != "right")

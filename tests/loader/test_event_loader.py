@@ -98,3 +98,37 @@ def test_a_seed_may_be_a_number_of_numpy():
     events = make_events()
     first, second = (FixedSizeEventLoader(events, 5, seed=seed) for seed in (3, np.int64(3)))
     assert [batch.neg_dst.tolist() for batch in first] == [batch.neg_dst.tolist() for batch in second]
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32])
+@pytest.mark.parametrize("range_", ["destinations", (0, 9), (3, 8)])
+def test_a_negative_is_neither_the_source_nor_met_at_that_time(dtype, range_):
+    generator = torch.Generator().manual_seed(1)
+    src, dst, steps = (torch.randint(n, (200,), generator=generator) for n in (6, 9, 2))
+    events = TemporalData(src.to(dtype), dst.to(dtype), steps.cumsum(0))
+    met = set(zip(src.tolist(), dst.tolist(), events.t.tolist(), strict=True))
+    drawn = {}
+    for workers in (0, 2):
+        loader = FixedSizeEventLoader(events, 7, negatives=range_, seed=0, num_workers=workers)
+        drawn[workers] = negatives(loader)
+        for source, other, time in zip(src.tolist(), drawn[workers], events.t.tolist(), strict=True):
+            assert source != other
+            assert (source, other, time) not in met
+    assert drawn[0] == drawn[2]
+    assert len(set(drawn[0])) == (5 if range_ == (3, 8) else 9)
+
+
+@pytest.mark.parametrize(
+    ("choices", "message"),
+    [
+        ({}, r"Event 0 has no negative: of nodes 3 to 3.*Pass negatives=\(first, end\) of more nodes"),
+        ({"negatives": (0, 300)}, "but dst is torch.uint8. Pass dst as torch.int64"),
+    ],
+)
+def test_a_range_without_a_negative_or_beyond_the_type_is_refused(choices, message):
+    events = TemporalData(torch.tensor([0, 1]), torch.tensor([3, 3], dtype=torch.uint8), torch.tensor([0, 1]))
+    with pytest.raises(ValueError, match=message):
+        FixedSizeEventLoader(events, 2, **choices)
+    events.dst = events.dst.float()
+    with pytest.raises(ValueError, match="nodes are numbered by integers"):
+        FixedSizeEventLoader(events, 2)

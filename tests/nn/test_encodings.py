@@ -97,3 +97,20 @@ def test_what_cannot_be_encoded_is_refused(make, words):
 def test_a_graph_without_nodes_has_an_encoding_without_rows(encode):
     graph = encode(Data(pos=torch.ones(0, 3), edge_index=torch.empty(2, 0, dtype=torch.long), num_nodes=0))
     assert graph[encode.name].shape == (0, 3)
+
+
+def test_weights_of_edges_count_also_where_they_sum_to_less_than_one():
+    weight = torch.linspace(0.05, 0.3, ODD.num_edges // 2).repeat(2)
+    weighted = Data(edge_index=ODD.edge_index, num_nodes=ODD.num_nodes, edge_weight=weight)
+    adjacency = torch.zeros(7, 7).index_put(tuple(ODD.edge_index), weight)
+    step = adjacency / adjacency.sum(1, keepdim=True)
+    returns = torch.stack([torch.linalg.matrix_power(step, n).diagonal() for n in range(1, 5)], 1)
+    assert_close(RandomWalkEncoding(4)(weighted).random_walk, returns)
+    peer = AddLaplacianEigenvectorPE(3, "pe", is_undirected=True)(weighted).pe
+    assert_close(LaplacianEncoding(3)(weighted).laplacian.abs(), peer.abs(), atol=1e-5, rtol=1e-5)
+    assert torch.equal(ShortestPaths(8)(weighted).hops, ShortestPaths(8)(ODD).hops)
+    for wrong in (weight[1:], -weight, torch.full_like(weight, torch.nan)):
+        weighted.edge_weight = wrong
+        for encoding in (RandomWalkEncoding(2), LaplacianEncoding(2)):
+            with pytest.raises(ValueError, match="give one finite weight of 0 or more for each edge"):
+                encoding(weighted)

@@ -90,3 +90,36 @@ def test_scores_that_have_no_rank_and_triples_that_do_not_fit_are_refused():
         rank_entities(model, torch.tensor([[0, 1, 2]]), known([], 3))
     with pytest.raises(ValueError, match=r"they need int64 \[num_triples, 3\]"):
         KnownTriples(torch.zeros(3, 2), 3, 1, "tail")
+
+
+@pytest.mark.parametrize("side", ["head", "tail"])
+@pytest.mark.parametrize(("num_nodes", "num_relations"), [(91_230_610, 1_387), (2**40, 2**40), (2**62, 3), (7, 2)])
+def test_known_triples_are_found_however_many_entities_there_are(num_nodes, num_relations, side):
+    generator = torch.Generator().manual_seed(0)
+    counts = (num_nodes, num_relations, num_nodes)
+    triples = torch.stack([torch.randint(n, (300,), generator=generator) for n in counts], 1)
+    triples[100:200, :2], triples[200:, 1:] = triples[:100, :2], triples[:100, 1:]  # several answers to a query
+    fixed, asked = (0, 2) if side == "tail" else (2, 0)
+    answers: dict[tuple[int, int], list[int]] = {}
+    for row in triples.tolist():
+        answers.setdefault((row[fixed], row[1]), []).append(row[asked])
+    queries = torch.cat([triples, (triples + 1) % torch.tensor(counts)])
+    query, entity = KnownTriples(triples, num_nodes, num_relations, side).of(queries[:, fixed], queries[:, 1])
+    found: dict[int, list[int]] = {}
+    for number, one in zip(query.tolist(), entity.tolist(), strict=True):
+        found.setdefault(number, []).append(one)
+    for number, row in enumerate(queries.tolist()):
+        assert found.get(number, []) == sorted(answers.get((row[fixed], row[1]), []))
+
+
+def test_known_triples_of_other_graphs_and_numbers_are_refused():
+    triples, model = torch.tensor([[0, 0, 1], [1, 0, 2]]), DistMult(3, 2, 2)
+    for num_nodes, num_relations in ((3, 1), (4, 2)):
+        with pytest.raises(ValueError, match="Make KnownTriples of the model's graph"):
+            rank_entities(model, triples, KnownTriples(triples, num_nodes, num_relations, "tail"))
+    filter_ = KnownTriples(triples, 3, 1, "tail")
+    assert filter_.of(torch.tensor([1], dtype=torch.int32), torch.tensor([0], dtype=torch.int32))[1].tolist() == [2]
+    with pytest.raises(ValueError, match=r"relation\[0\] is 1; allowed are 0 to 0"):
+        filter_.of(torch.tensor([0]), torch.tensor([1]))
+    with pytest.raises(ValueError, match=r"known\[0\] is -1"):
+        filter_.of(torch.tensor([-1]), torch.tensor([0]))

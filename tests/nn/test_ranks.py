@@ -50,3 +50,12 @@ def test_a_nan_and_shapes_that_do_not_fit_are_refused():
         ranks.hits_among(5, k=0, num_candidates=torch.tensor([5]))
     with pytest.raises(ValueError, match="one number for each"):
         ranks.hits_among(5, k=1, num_candidates=torch.tensor([5, 5]))
+
+
+def test_targets_out_of_range_and_masks_of_numbers_are_refused():
+    scores = torch.tensor([[3.0, 2.0], [1.0, 2.0]])
+    with pytest.raises(ValueError, match=r"target\[1\] is 2; allowed are 0 to 1"):
+        filtered_ranks(scores, torch.tensor([0, 2]))
+    with pytest.raises(ValueError, match=r"known is torch\.uint8; it is boolean"):
+        filtered_ranks(scores, torch.tensor([0, 1]), torch.zeros(2, 2, dtype=torch.uint8))
+    assert filtered_ranks(scores, torch.tensor([0, 0], dtype=torch.int32)).realistic.tolist() == [1, 2]

@@ -188,7 +188,7 @@ class FeatureRows:
         numbers = torch.linspace(0, max(0, num_rows - 1), _PROBED, dtype=torch.float64).long().unique()[:num_rows]
         rows = self.ask({name: numbers}, {})[name]
         again = self.ask({name: numbers[::2]}, {name: rows})[name]
-        if not torch.equal(again.nan_to_num(), rows[::2].nan_to_num()):
+        if again.shape != rows[::2].shape or not torch.allclose(again, rows[::2], rtol=0, atol=0, equal_nan=True):
             raise ValueError(
                 f"{self.feature_store} gives other rows of {name[1]!r} of {name[0]!r} for every second of "
                 f"{len(numbers)} numbers alone than among all. A feature store answers with the rows that it is asked "

@@ -17,6 +17,8 @@ from popgeo.loader.large.whole_graph import edge_indices, links_of, num_ends, op
 from popgeo.sampling import NonEdges, sample_negatives
 from popgeo.sampling.timed_negatives import TimedNonEdges
 
+_EDGES_TO_SEE = 1000  # whether a graph is undirected
+
 
 @dataclass(eq=False)
 class LinkSampler(PartSampler):
@@ -123,8 +125,9 @@ class FixedSizeLinkLoader(SubgraphLoader):
         disjoint: Gives every end neighbours of its own.
         temporal_strategy: `"uniform"` or `"last"`.
         neg_sampling: Negatives for each edge: PyG's `NegativeSampling`, `"binary"` or `"triplet"`, which keeps the
-            source of each edge. They are pairs that no edge of the graph joins, and where nodes have times, whose
-            nodes exist at the time of the edge; if no such node exists, `edge_label_mask` is False.
+            source of each edge. They are pairs of different nodes that neither an edge of the graph nor a seed joins,
+            in either direction if every edge of the graph has its reverse. Where nodes have times, both nodes exist at
+            the time of the edge; if no such node exists, `edge_label_mask` is False.
         neg_sampling_ratio: Short for `NegativeSampling("binary", neg_sampling_ratio)`.
         time_attr: The attribute of nodes, or of edges, that has their time.
         weight_attr: The attribute of edges that says how likely each is drawn.
@@ -179,8 +182,9 @@ class FixedSizeLinkLoader(SubgraphLoader):
         sizes = num_ends(store, edge_type)
         non_edges: NonEdges | TimedNonEdges | None = None
         if negatives:
-            edges = edge_indices(store)[edge_type]
-            source, destination = map(neighborhood.time_of.get, ends_of(Axis(Level.EDGE, edge_type)))
+            ends = ends_of(Axis(Level.EDGE, edge_type))
+            edges = _joined(edge_indices(store)[edge_type], links, sizes, is_one_type=ends[0] == ends[1])
+            source, destination = map(neighborhood.time_of.get, ends)
             if edge_label_time is None or (source is None and destination is None):
                 non_edges = NonEdges.from_edge_index(edges, sizes)
             else:
@@ -193,6 +197,33 @@ class FixedSizeLinkLoader(SubgraphLoader):
             rows = most[end] + len(sampler.labels["edge_label"])
             most[end] = rows if neighborhood.how["disjoint"] else min(size, rows)
         super().__init__(data, store, sampler, layout, batch_size, **kwargs)
+
+
+def _joined(edges: Tensor, links: Tensor, sizes: tuple[int, int], is_one_type: bool) -> Tensor:
+    """Return the pairs of nodes that are no negatives: edges, seeds, and of one type each node with itself.
+
+    Args:
+        edges: Source and destination of each edge of the graph. [2, num_edges]
+        links: Source and destination of each seed. [2, num_links]
+        sizes: How many sources and destinations there are.
+        is_one_type: Whether both are the same nodes.
+
+    Returns:
+        Source and destination of each pair. int64 [2, num_pairs]
+    """
+    pairs = [edges.long(), links]
+    if is_one_type:
+        pairs.append(torch.arange(sizes[0]).expand(2, -1))
+        if _has_reverses(pairs[0], sizes[0]):
+            pairs.append(links.flip(0))
+    return torch.cat(pairs, dim=1)
+
+
+def _has_reverses(edges: Tensor, num_nodes: int) -> bool:
+    """Return whether edges run both ways, as in an undirected graph. The first edges show it. [2, num_edges]"""
+    source, destination = edges[:, edges[0] != edges[1]]
+    back = (destination * num_nodes + source)[:_EDGES_TO_SEE]
+    return len(back) > 0 and bool(torch.isin(back, source * num_nodes + destination).all())
 
 
 def _negatives(neg_sampling: NegativeSampling | str | None, ratio: float | None) -> NegativeSampling | None:

@@ -111,7 +111,7 @@ def links_of(store: FlatStore, edge_label_index: Any) -> tuple[StoreKey, Tensor]
     is_pair = isinstance(edge_label_index, tuple) and not isinstance(edge_label_index[0], str)
     edge_type, edge_label_index = _typed(store, "edge_label_index", edge_label_index, is_pair, store.edge_types)
     links = edge_indices(store)[edge_type] if edge_label_index is None else torch.as_tensor(edge_label_index)
-    if links.dim() != 2 or links.shape[0] != 2 or links.is_floating_point():
+    if links.dim() != 2 or links.shape[0] != 2 or links.is_floating_point() or links.dtype is torch.bool:
         raise ValueError(f"edge_label_index is {links.dtype} of shape {tuple(links.shape)}; pass integers [2, n].")
     for i, count in enumerate(num_ends(store, edge_type)):
         check_range(f"edge_label_index[{i}]", links[i], count)

@@ -72,7 +72,7 @@ class AtomModel(HasFilterNetworks):
             batch: Molecule of each atom, ascending; all atoms are one molecule when left out. [num_atoms]
             edge_index: Neighbour and centre of each edge if they are precomputed. [2, num_edges]
             num_graphs: Molecules in the batch, padding included. Read from `batch` when left out, which fixes no shape.
-            nodes_mask: True where the atom is real; `z > 0` when left out. [num_atoms]
+            nodes_mask: True where the atom is real, if its `z` is not 0 either. [num_atoms]
             edges_mask: True where a precomputed edge is real; those that join an atom to itself, unshifted, never are.
                 [num_edges]
             half_list: Whether `edge_index` lists each pair once and represents both directions.
@@ -90,7 +90,7 @@ class AtomModel(HasFilterNetworks):
         batch = torch.zeros_like(z) if batch is None else batch
         check_index("batch", batch, pos.size(0), pos)
         num_graphs = int(batch.max()) + 1 if num_graphs is None else num_graphs
-        nodes_mask = z > 0 if nodes_mask is None else nodes_mask
+        nodes_mask = z > 0 if nodes_mask is None else nodes_mask & (z > 0)
         if edge_index is None:
             if edge_shift is not None:
                 raise ValueError("edge_shift is given without edge_index. Pass the edges that it shifts, or neither.")

@@ -15,6 +15,7 @@ from popgeo.nn.readout import READOUTS
 from popgeo.ops import EdgePlan, gather, scatter
 from popgeo.ops.eager import is_direct
 from popgeo.ops.kernel_arguments import check_array
+from popgeo.ops.pool import max_or_nan
 from popgeo.ops.refusals import check_choice, check_ends, check_least, require
 
 
@@ -39,6 +40,8 @@ class Batched:
     def at_destination(self, message: Tensor, reduce: str = "sum") -> Tensor:
         """Reduces the messages that arrive at each node. [num_edges, channels] -> [num_nodes, channels]"""
         plan = self.plan.dst if self.plan else None
+        if reduce == "max":
+            return max_or_nan(message, self.dst, self.num_nodes, plan)
         return scatter(message, self.dst, dim=0, dim_size=self.num_nodes, reduce=reduce, plan=plan)
 
     def of_destination(self, x: Tensor) -> Tensor:

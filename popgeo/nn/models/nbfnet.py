@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, nn
 
 from popgeo.nn.models.bellman_ford import BellmanFordLayer, QueriedGraph
-from popgeo.ops.refusals import check_choice, check_least, check_shapes
+from popgeo.ops.refusals import check_choice, check_least, check_shapes, require
 
 
 class NBFNet(nn.Module):
@@ -72,7 +72,8 @@ class NBFNet(nn.Module):
             [num_queries, num_tails], or without `tails` [num_queries, num_nodes], where padding scores -inf.
 
         Raises:
-            ValueError: shapes do not fit.
+            ValueError: shapes do not fit, a mask is not boolean, or a head or the relation of a real edge is out of
+                range. Compiled code returns NaN for numbers out of range.
         """
         queries, edges = head.shape, edge_type.shape
         check_shapes(
@@ -84,6 +85,10 @@ class NBFNet(nn.Module):
             nodes_mask=(nodes_mask, (num_nodes,)),
             edges_mask=(edges_mask, edges),
         )
+        masks = {"hidden": hidden, "nodes_mask": nodes_mask, "edges_mask": edges_mask}
+        for name, mask in masks.items():
+            if mask is not None and mask.dtype != torch.bool:
+                raise ValueError(f"{name} is {mask.dtype}; it is boolean. Call {name}.bool().")
         if edges_mask is None:
             edges_mask = torch.ones_like(edge_type, dtype=torch.bool)
         if nodes_mask is None:
@@ -92,7 +97,9 @@ class NBFNet(nn.Module):
         edge_index = torch.where(edges_mask, edge_index, num_nodes - 1)
         edge_type = torch.where(edges_mask, edge_type, 0)
         num_relations = self.query.num_embeddings
-        graph = QueriedGraph.of(edge_index, edge_type, num_relations, keep, head, self.query(relation), nodes_mask)
+        query = _require_below(num_nodes, self.query(relation), "head", head)
+        query = _require_below(num_relations, query, "edge_type", edge_type)
+        graph = QueriedGraph.of(edge_index, edge_type, num_relations, keep, head, query, nodes_mask)
         h = graph.boundary  # [num_nodes, num_queries, channels], eq. 2
         for layer in self.layers:
             h = h + layer(h, graph)
@@ -101,6 +108,12 @@ class NBFNet(nn.Module):
             h = h.gather(1, tails.unsqueeze(2).expand(-1, -1, h.size(2)))  # [num_queries, num_tails, channels]
         score = self.mlp(torch.cat([h, graph.query.unsqueeze(1).expand_as(h)], dim=2)).squeeze(2)
         return score if tails is not None else torch.where(nodes_mask, score, -torch.inf)
+
+
+def _require_below(limit: int, query: Tensor, name: str, index: Tensor) -> Tensor:
+    """Return `query` if an index is in range; a number out of range would leave a query or an edge out."""
+    inside = (index >= 0) & (index < limit)
+    return require(inside.all(), query, lambda: f"{name} holds {int(index[~inside][0])}; it is 0 to {limit - 1}.")
 
 
 def own_links(
@@ -119,13 +132,18 @@ def own_links(
     Returns:
         [num_queries, num_edges]
 
+    Raises:
+        ValueError: `num_relations` is odd, so that some relation has no inverse.
+
     Example:
         >>> edge_index, edge_type = torch.tensor([[0, 1, 1, 2], [1, 0, 2, 1]]), torch.tensor([0, 2, 1, 3])
         >>> one = torch.tensor([0]), torch.tensor([0]), torch.tensor([1])
         >>> own_links(*one, edge_index, edge_type, num_relations=4)
         tensor([[ True,  True, False, False]])
     """
-    half = num_relations // 2
+    half, odd = divmod(num_relations, 2)
+    if odd:
+        raise ValueError(f"num_relations is {num_relations}; it counts each relation and its inverse, an even number.")
     inverse = torch.where(relation < half, relation + half, relation - half)
     (src, dst), (head, tail) = edge_index, (head.unsqueeze(1), tail.unsqueeze(1))
     forwards = (src == head) & (dst == tail) & (edge_type == relation.unsqueeze(1))

@@ -137,3 +137,42 @@ def test_without_a_pair_to_draw_there_is_no_negative():
     data = Data(x=torch.ones(3, 1), edge_index=everything)
     with pytest.raises(ValueError, match="no negative"):
         list(loader_of(data, neg_sampling="binary", fixed_size_options=FixedSizeOptions(4, 9), batch_size=2))
+
+
+@pytest.mark.parametrize("undirected", [False, True])
+@pytest.mark.parametrize(
+    "choices",
+    [
+        {"neg_sampling": "binary"},
+        {"neg_sampling": "triplet"},
+        {"neg_sampling": "binary", "disjoint": True},
+        {"neg_sampling": NegativeSampling("triplet", 3)},
+        {"neg_sampling_ratio": 2.5, "num_workers": 2},
+        {"neg_sampling": "binary", "time_attr": "time", "edge_label_time": True},
+        {"neg_sampling": "triplet", "time_attr": "time", "edge_label_time": True},
+    ],
+)
+def test_negatives_are_neither_seeds_nor_edges_nor_loops(choices, undirected):
+    generator = torch.Generator().manual_seed(1)
+    edges = torch.randint(12, (2, 50), generator=generator).unique(dim=1)
+    edges = edges[:, edges[0] != edges[1]]
+    edges, seeds = edges[:, ::2], edges[:, 1::2]
+    edges = torch.cat([edges, edges.flip(0)], 1) if undirected else edges
+    data = Data(x=torch.zeros(12, 1), edge_index=edges, time=torch.zeros(12, dtype=torch.int64))
+    if "edge_label_time" in choices:
+        choices = choices | {"edge_label_time": torch.ones(seeds.shape[1], dtype=torch.int64)}
+    taken = set(map(tuple, torch.cat([edges, seeds], 1).T.tolist()))
+    taken |= {pair[::-1] for pair in taken} if undirected else set()
+    drawn = []
+    sizes = FixedSizeOptions(num_nodes=200, num_edges=200)
+    for batch in FixedSizeLinkLoader(data, [2], seeds, batch_size=4, fixed_size_options=sizes, **choices):
+        is_negative = batch.edge_label_mask & (batch.edge_label == 0)
+        drawn += map(tuple, batch.n_id[batch.edge_label_index[:, is_negative]].T.tolist())
+    assert len(drawn) >= seeds.shape[1]
+    assert not taken & set(drawn)
+    assert all(source != destination for source, destination in drawn)
+
+
+def test_links_are_numbers_and_no_mask():
+    with pytest.raises(ValueError, match=r"edge_label_index is torch\.bool"):
+        loader_of(edge_label_index=torch.eye(2, dtype=torch.bool))

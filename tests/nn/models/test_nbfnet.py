@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.testing import assert_close
 
+from popgeo import compile_forward
 from popgeo.nn import NBFNet, own_links
 from popgeo.nn.models.bellman_ford import QueriedGraph, pna, total
 from popgeo.testing import check_static_capture
@@ -227,3 +228,27 @@ def test_an_unknown_aggregation_and_no_layer_are_refused():
         NBFNet(2, aggregation="mean")
     with pytest.raises(ValueError, match="num_layers is 0"):
         NBFNet(2, num_layers=0)
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"head": torch.tensor([0, 3])}, "head holds 3; it is 0 to 2"),
+        ({"head": torch.tensor([-1, 0])}, "head holds -1"),
+        ({"edge_type": torch.tensor([0, 2, 4, 3])}, "edge_type holds 4; it is 0 to 3"),
+        ({"hidden": torch.ones(2, 4, dtype=torch.long)}, "hidden is torch.int64; it is boolean"),
+        ({"edges_mask": torch.ones(4, dtype=torch.uint8)}, "edges_mask is torch.uint8; it is boolean"),
+    ],
+)
+def test_heads_relations_and_masks_that_do_not_fit_are_refused(change, message, compiled):
+    given = {"head": torch.tensor([0, 2]), "relation": torch.tensor([0, 3]), "edge_type": torch.tensor([0, 2, 1, 3])}
+    given["edge_index"] = torch.tensor([[0, 1, 1, 2], [1, 0, 2, 1]])
+    model = NBFNet(4, 8, 2)
+    if compiled and "boolean" not in message:
+        assert compile_forward(model)(**(given | change), num_nodes=3).isnan().all()
+    else:
+        with pytest.raises(ValueError, match=message):
+            model(**(given | change), num_nodes=3)
+    with pytest.raises(ValueError, match="num_relations is 3"):
+        own_links(*[torch.tensor([0])] * 3, given["edge_index"], given["edge_type"], num_relations=3)
