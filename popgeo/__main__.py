@@ -4,9 +4,8 @@ import sys
 from collections.abc import Sequence
 from importlib import import_module
 
-from popgeo import __version__, command_line
+from popgeo import __version__, command_line, command_parsers
 from popgeo.did_you_mean import meant
-from popgeo.settings import parse
 
 COMMANDS = {
     "demo": "popgeo.demo:demo",
@@ -15,6 +14,7 @@ COMMANDS = {
     "predict": "popgeo.deploy.predict_command:predict",
     "report": "popgeo.inspect_command:report",
     "train": "popgeo.train.train_command:train",
+    "compare": "popgeo.compare_command:compare",
 }
 
 
@@ -29,10 +29,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"popgeo: there is no command {words[0]!r}, but {', '.join(COMMANDS)}.{hint}", file=sys.stderr)
         return 2
     name, options = (words[0], words[1:]) if words and words[0] in COMMANDS else ("demo", words)
-    if name == "demo":
-        parse(options, __version__)  # answers --help, --version and a wrong option
     module, _, function = COMMANDS[name].partition(":")
     try:
+        # Answers --help, --version and a wrong option, before torch is imported.
+        if name == "demo":
+            command_parsers.demo(options, __version__)
+        else:
+            command_parsers.PARSERS[name](options)
         return int(getattr(import_module(module), function)(options))
     except (ValueError, OSError) as error:
         print(f"popgeo: {' '.join(str(error).split())}", file=sys.stderr)

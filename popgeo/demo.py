@@ -14,7 +14,7 @@ from torch import Tensor
 from torch_geometric.data import Batch, Data, InMemoryDataset
 from torch_geometric.datasets import QM9
 
-from popgeo import __version__, command_line, ipu, plots
+from popgeo import __version__, command_line, command_parsers, ipu, plots
 from popgeo.atomic_write import written_whole
 from popgeo.data import FixedSizeOptions, FlatStore
 from popgeo.datasets import Molecules
@@ -23,7 +23,6 @@ from popgeo.loader import FixedSizeDataLoader, FixedSizeStrategy
 from popgeo.nn import KNNInteractionGraph, PrecomputeInteractionGraph, SchNet, l1_loss
 from popgeo.plots.style import write_png
 from popgeo.progress import bar, progress
-from popgeo.settings import parse
 
 MEV = 1000.0  # meV in an eV
 GAP = {"molecules": Molecules.target_index("gap"), "qm9": 4}  # the column of y that holds the HOMO-LUMO gap, in eV
@@ -48,7 +47,7 @@ class GapModel(torch.nn.Module):
 
 def demo(arguments: Sequence[str]) -> int:
     """Runs the main job."""
-    settings = parse(arguments, __version__)
+    settings = command_parsers.demo(arguments, __version__)
     command_line.make_folder(settings.out)
     with folder_lock(settings.out):
         train(settings, load(settings))

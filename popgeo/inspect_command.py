@@ -4,6 +4,7 @@
 """
 
 import argparse
+import json
 import platform
 import warnings
 from collections.abc import Sequence
@@ -14,28 +15,20 @@ from typing import Any
 import pandas as pd
 import torch
 
-from popgeo import __version__
-from popgeo.command_line import OneLineParser, add_options
+from popgeo import __version__, command_parsers
 from popgeo.convert.atoms import AtomFiles, read_atoms
-from popgeo.convert.command import add_atoms, atoms_options, keys_of
+from popgeo.convert.command import atoms_options, keys_of
 from popgeo.convert.doctor import Fault, examine, open_structures
 from popgeo.convert.key_values import undetermined_elements
 from popgeo.data import FixedSizeOptions, FlatStore
+from popgeo.deploy.force_field import ForceField
 from popgeo.ipu.report.report import Pipeline, Report
 from popgeo.native import library
 
 
 def info(arguments: Sequence[str]) -> int:
     """Prints the attributes of a store, the sizes of its graphs and of good batches, and the faults of structures."""
-    parser = OneLineParser(
-        prog="popgeo info",
-        description="Prints the content of a store, good sizes of its batches, and probable faults of structures. "
-        "Without a store: the versions that run here, and whether popgeo's compiled kernels are in use.",
-    )
-    own: dict[str, Any] = {"store": {"type": Path, "nargs": "?"}, "graphs": {"type": int}}
-    add_options(parser, Path(__file__).with_name("info_options.csv"), own)
-    add_atoms(parser.add_argument_group("files of atoms"))
-    asked = parser.parse_args(arguments)
+    asked = command_parsers.info(arguments)
     if asked.store is None:
         _of_this_computer()
     else:
@@ -45,9 +38,7 @@ def info(arguments: Sequence[str]) -> int:
 
 def report(arguments: Sequence[str]) -> int:
     """Prints a report that was kept as JSON; may write its page or its trace."""
-    parser = OneLineParser(prog="popgeo report", description="Prints a report of the simulated IPU.")
-    add_options(parser, Path(__file__).with_name("report_options.csv"))
-    asked = parser.parse_args(arguments)
+    asked = command_parsers.report(arguments)
     text = asked.file.read_text()
     kind = Pipeline if f'"{Pipeline.VERSION[0]}"' in text[:200] else Report
     try:
@@ -69,6 +60,18 @@ def _of_this_computer() -> None:
 
 
 def _of_path(asked: argparse.Namespace) -> None:
+    if all((asked.store / name).exists() for name in ("checkpoint.pt", "model.pt", "settings.json")):
+        _of_run(asked.store)
+        return
+    if asked.store.suffix == ".pt" and asked.store.is_file():
+        try:
+            print(ForceField.load(asked.store))
+        except ValueError as error:
+            others = (
+                f"popgeo predict {asked.store} FILE uses a model, popgeo convert {asked.store} FOLDER makes a store."
+            )
+            raise ValueError(f"{error} Of other files of torch {others}") from error
+        return
     if not (asked.store / "manifest.json").exists():
         _of_structures(asked)
         return
@@ -77,6 +80,16 @@ def _of_path(asked: argparse.Namespace) -> None:
     shapes = {one.name: one.tensor for one in store.attributes if one.store is None and one.is_tensor}
     if "z" in shapes and not shapes["z"].is_floating_point() and "pos" in shapes and shapes["pos"].shape[-1] == 3:
         _print_faults(examine(store, keys=keys_of(asked.key), cutoff=asked.cutoff))
+
+
+def _of_run(folder: Path) -> None:
+    """Print the force field of a run, its errors, and the settings that are not left to their defaults."""
+    print(ForceField.load(folder / "model.pt"))
+    if (folder / "summary.txt").exists():
+        print("\n" + (folder / "summary.txt").read_text().rstrip())
+    settings = json.loads((folder / "settings.json").read_text())
+    defaults = vars(command_parsers.train([]))
+    print("\nsettings: " + ", ".join(f"{name}={own}" for name, own in settings.items() if own != defaults.get(name)))
 
 
 def _of_structures(asked: argparse.Namespace) -> None:

@@ -122,7 +122,7 @@ def read_format(path: str | os.PathLike[str], kind: str, version: int) -> dict[s
         )
         if is_state and content:
             raise ValueError(
-                f"{path} is a state_dict of {len(content)} tensors, not a {kind} of popgeo. Load it by "
+                f"{path} is not a {kind} of popgeo, but a state_dict of {len(content)} tensors. Load it by "
                 "model.load_state_dict(torch.load(path))."
             )
         what = f"its format is {name!r:.60}" if name else "something else wrote it"

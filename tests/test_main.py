@@ -12,11 +12,11 @@ import pytest
 import torch
 
 import popgeo
+from popgeo import command_parsers
 from popgeo.__main__ import COMMANDS, main
 from popgeo.data import write
 from popgeo.demo import split
 from popgeo.ipu.report.report import Report
-from popgeo.settings import parse
 from tests.support import quick_python
 from tests.support.graphs import graph
 
@@ -129,7 +129,9 @@ def test_a_wrong_option_is_one_clear_line(arguments: list[str], words: str, caps
 def test_a_command_that_there_is_not_is_one_line_with_what_was_meant(capsys: pytest.CaptureFixture[str]):
     assert main(["convrt", "a", "b"]) == 2
     message = capsys.readouterr().err
-    assert message.startswith("popgeo: there is no command 'convrt', but demo, convert, info, predict, report, train.")
+    assert message.startswith(
+        "popgeo: there is no command 'convrt', but demo, convert, info, predict, report, train, compare."
+    )
     assert "Did you mean 'convert'?" in message
 
 
@@ -205,7 +207,7 @@ def test_help_lists_every_option_with_its_default(capsys: pytest.CaptureFixture[
         main(["--help"])
     text = " ".join(capsys.readouterr().out.split())
     assert stop.value.code == 0
-    options = vars(parse([], popgeo.__version__))
+    options = vars(command_parsers.demo([], popgeo.__version__))
     for option in options:
         assert f"--{option.replace('_', '-')}" in text
     assert text.count("(default: ") == len(options)

@@ -7,25 +7,18 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from popgeo.command_line import OneLineParser, add_options
+from popgeo import command_parsers
 from popgeo.convert.atoms import read_atoms
 from popgeo.convert.pyg import dataset_by_name, read_pt
 from popgeo.convert.smiles import read_smiles
 from popgeo.data import write
 
 _TABLES = {".csv", ".tsv", ".smi"}
-_FOLDER = Path(__file__).parent
 
 
 def convert(arguments: Sequence[str]) -> int:
     """Converts the source that a command line names."""
-    parser = OneLineParser(
-        prog="popgeo convert",
-        description="Writes a dataset to a folder, as a store that FlatStore.open maps into memory.",
-    )
-    add_options(parser, _FOLDER / "convert_options.csv")
-    add_source(parser)
-    asked = parser.parse_args(arguments)
+    asked = command_parsers.convert(arguments)
     graphs, options = source_of(asked)
     store = write(graphs, asked.folder, **options)
     print(f"wrote {store} to {asked.folder}/")
@@ -53,7 +46,7 @@ def source_of(asked: argparse.Namespace) -> tuple[Any, dict[str, Any]]:
 
 
 def atoms_options(asked: argparse.Namespace) -> dict[str, Any]:
-    """What `read_atoms` is given of the options that `add_atoms` adds."""
+    """What `read_atoms` is given of the options for atoms."""
     return {
         "keys": keys_of(asked.key),
         "units": dict(map(_pair, asked.units)),
@@ -82,16 +75,3 @@ def _option(text: str) -> tuple[str, Any]:
         return name, ast.literal_eval(value)
     except (ValueError, SyntaxError):
         return name, value
-
-
-def add_source(parser: argparse.ArgumentParser) -> None:
-    """Adds what may be asked of a source of graphs."""
-    own: dict[str, Any] = {"names": {"nargs": "+"}, "seed": {"type": int}}
-    *_, of_atoms = add_options(parser, _FOLDER / "source_options.csv", own).values()
-    add_atoms(of_atoms)
-
-
-def add_atoms(parser: argparse._ArgumentGroup) -> None:
-    """Adds what may be asked of the labels in a file of atoms; see `read_atoms`."""
-    partial_labels = {"dest": "labels", "action": "store_const", "const": "partial"}
-    add_options(parser, _FOLDER / "atom_options.csv", {"partial": partial_labels})

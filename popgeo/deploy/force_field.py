@@ -1,6 +1,8 @@
 """A model of atoms with the energies of elements and the scale of its training, and the file that keeps them all."""
 
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -9,6 +11,7 @@ from torch_geometric.data import Data
 
 from popgeo.convert.atoms import with_pairs
 from popgeo.convert.neighbours import require_elements
+from popgeo.elements import SYMBOLS
 from popgeo.nn.atom_targets import MAX_Z
 from popgeo.nn.models.atom_model import AtomModel
 from popgeo.nn.models.painn import PaiNN
@@ -31,6 +34,7 @@ class ForceField(nn.Module):
         settings: What the network is made with, such as `{"hidden_channels": 64, "cutoff": 5.0}`.
         references: Energy of each element alone, NaN for those that are not known. [100]
         scale: What the network's output is multiplied by, such as the root mean square of the forces.
+        errors: Errors in validation, by their names and units, such as `{"forces meV/A MAE": 12.5}`.
 
     Raises:
         ValueError: there is no network of that name.
@@ -46,8 +50,16 @@ class ForceField(nn.Module):
     references: Tensor
     scale: Tensor
 
-    def __init__(self, name: str, settings: dict[str, Any], references: Tensor, scale: float = 1.0) -> None:
+    def __init__(
+        self,
+        name: str,
+        settings: dict[str, Any],
+        references: Tensor,
+        scale: float = 1.0,
+        errors: Mapping[str, float] = MappingProxyType({}),
+    ) -> None:
         super().__init__()
+        self.errors = dict(errors)
         if name not in MODELS:
             raise ValueError(f"There is no model {name!r}, but {', '.join(MODELS)}.")
         self.name, self.settings = name, dict(settings)
@@ -56,6 +68,16 @@ class ForceField(nn.Module):
             raise ValueError(f"The cutoff is {self.net.cutoff}; it must be a positive number of angstrom.")
         self.register_buffer("references", references.double())
         self.register_buffer("scale", torch.tensor(scale, dtype=torch.get_default_dtype()))
+
+    def __repr__(self) -> str:
+        elements = " ".join(SYMBOLS[z] for z in self.elements)
+        errors = ", ".join(f"{name} {value:.3g}" for name, value in self.errors.items())
+        return (
+            f"ForceField({self.name}, {sum(w.numel() for w in self.parameters()):,} weights of {self.scale.dtype}\n"
+            f"  elements: {elements or 'none'}; cutoff: {self.cutoff:g} angstrom\n"
+            "  units: energy eV, forces eV/A, stress eV/A^3, positions angstrom\n"
+            f"  errors in validation: {errors or 'not known'})"
+        )
 
     @property
     def cutoff(self) -> float:
@@ -99,6 +121,7 @@ class ForceField(nn.Module):
     def save(self, path: str | Path) -> None:
         """Writes the file that `load`, and `popgeo predict`, read."""
         content = {"name": self.name, "settings": self.settings, "state_dict": self.state_dict()}
+        content |= {"errors": self.errors}
         write_format(path, content, _KIND, _VERSION)
 
     @classmethod
@@ -113,6 +136,7 @@ class ForceField(nn.Module):
         try:
             field = _like(kept["name"], kept["settings"], kept["state_dict"])
             field.load_state_dict(kept["state_dict"])
+            field.errors = {str(name): float(error) for name, error in kept.get("errors", {}).items()}
         except Exception as error:  # what does not fit may break a model in any way
             reason = str(error) if type(error) is ValueError else f"an entry is missing or of a wrong kind: {error!r}"
             raise ValueError(f"{path} is not a force field of popgeo: {reason:.200}") from error

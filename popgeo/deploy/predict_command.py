@@ -9,9 +9,10 @@ from typing import Any
 
 from torch import nn
 
-from popgeo.command_line import OneLineParser, add_options, found_at
+from popgeo import command_parsers
+from popgeo.command_line import found_at
 from popgeo.convert.atoms import AtomFiles
-from popgeo.convert.command import add_source, source_of
+from popgeo.convert.command import source_of
 from popgeo.data.flat_store import FlatStore
 from popgeo.deploy.force_field import ForceField
 from popgeo.deploy.predictions import check_ending
@@ -22,13 +23,7 @@ from popgeo.progress import progress
 
 def predict(arguments: Sequence[str]) -> int:
     """Predicts what a command line asks for; the exit status is 1 if graphs failed."""
-    parser = OneLineParser(
-        prog="popgeo predict", description="Writes a model's results for graphs of any sizes, in the graphs' order."
-    )
-    own: dict[str, Any] = {"needed": {"type": Path, "required": True}}
-    add_options(parser, Path(__file__).with_name("predict_options.csv"), own)
-    add_source(parser)
-    asked = parser.parse_args(arguments)
+    asked = command_parsers.predict(arguments)
     check_ending(asked.out)
     graphs = _graphs(asked)
     files = graphs.file_names if isinstance(graphs, AtomFiles) and Path(asked.source).is_dir() else ()

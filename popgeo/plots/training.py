@@ -1,12 +1,15 @@
 """How a training went: the error over the epochs, predictions against what was computed."""
 
+import itertools
+from collections.abc import Mapping
+
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import ArrayLike
 
-from popgeo.plots.style import REFERENCE, drawing, require
+from popgeo.plots.style import PALETTE, REFERENCE, drawing, panels, require
 
 
 def loss_curve(history: pd.DataFrame, *, mean_predictor: float | None = None, ax: Axes | None = None) -> Axes:
@@ -41,6 +44,68 @@ def loss_curve(history: pd.DataFrame, *, mean_predictor: float | None = None, ax
     return ax
 
 
+def error_curves(history: pd.DataFrame) -> list[Axes]:
+    """Draw the loss and each mean absolute error of validation over the epochs, next to each other.
+
+    Args:
+        history: The log of `popgeo train`: one row per epoch, with `train loss`, `valid loss` and columns such as
+            `forces meV/A MAE`.
+
+    Returns:
+        One Axes for the loss, and one per error; `axes[0].figure` is the whole.
+
+    Example:
+        >>> row = {"epoch": 1, "train loss": 2.0, "valid loss": 3.0, "forces meV/A MAE": 50.0}
+        >>> [axes.get_ylabel() for axes in error_curves(pd.DataFrame([row]))]
+        ['loss', 'forces: validation MAE (meV/Å)']
+    """
+    errors = [name for name in history if name.endswith(" MAE")]
+    first, *others = panels(1, 1 + len(errors), title="Learning curves")
+    loss_curve(history, ax=first).set_title("")
+    for ax, name in zip(others, errors, strict=True):
+        quantity, unit, _ = name.split(" ")
+        with drawing(ax):
+            ax.plot(history["epoch"], history[name], marker="s", color=PALETTE[1])
+            ax.set(xlabel="epoch", ylabel=f"{quantity}: validation MAE ({in_angstrom(unit)})")
+            ax.set_ylim(0, None)
+            ax.xaxis.set_major_locator(MaxNLocator(integer=True))
+    return [first, *others]
+
+
+def compared_losses(logs: Mapping[str, pd.DataFrame]) -> Axes:
+    """Draw the validation losses of several runs in one picture, the losses of training as thin lines.
+
+    Args:
+        logs: The log of `popgeo train` of each run, by its name.
+
+    Example:
+        >>> log = pd.DataFrame({"epoch": [1, 2], "train loss": [2.0, 1.0], "valid loss": [3.0, 2.0]})
+        >>> [text.get_text() for text in compared_losses({"wide": log, "deep": log}).get_legend().get_texts()]
+        ['wide', 'deep']
+    """
+    with drawing(None) as ax:
+        for (name, log), color in zip(logs.items(), itertools.cycle(PALETTE)):
+            require(log, "epoch", "train loss", "valid loss")
+            ax.plot(log["epoch"], log["valid loss"], marker="s", color=color, label=name)
+            ax.plot(log["epoch"], log["train loss"], linewidth=0.7, color=color)
+        ax.set(xlabel="epoch", ylabel="loss (thin: training)", title="Losses in validation")
+        if all((log[["train loss", "valid loss"]] > 0).all(axis=None) for log in logs.values()):
+            ax.set_yscale("log")
+        ax.xaxis.set_major_locator(MaxNLocator(integer=True))
+        ax.legend()
+    return ax
+
+
+def in_angstrom(unit: str) -> str:
+    """Return a unit as it is written in pictures: `eV/A^3` becomes `eV/Å³`.
+
+    Example:
+        >>> in_angstrom("meV/A^3"), in_angstrom("eV/atom")
+        ('meV/Å³', 'eV/atom')
+    """
+    return unit.replace("/A", "/Å").replace("^3", "³")
+
+
 def prediction_scatter(
     computed: ArrayLike,
     predicted: ArrayLike,
@@ -72,6 +137,10 @@ def prediction_scatter(
         ends = [min(x.min(), y.min()), max(x.max(), y.max())]
         ax.plot(ends, ends, label="predicted = computed", **REFERENCE)
         ax.set(xlabel=f"computed {quantity} ({unit})", ylabel=f"predicted {quantity} ({unit})", aspect="equal")
+        margin = 0.05 * (ends[1] - ends[0]) or 1.0
+        limits = ends[0] - margin, ends[1] + margin
+        ax.set(xlim=limits, ylim=limits)  # one scale
+        ax.set_yticks([tick for tick in ax.get_xticks() if limits[0] <= tick <= limits[1]])
         ax.set_title(f"Held-out molecules: MAE {np.abs(x - y).mean():.3f} {unit}")
         ax.legend(loc="upper left")
     return ax

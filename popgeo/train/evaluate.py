@@ -16,6 +16,7 @@ from popgeo.engine.compiled_step import CompiledStep
 from popgeo.loader import FixedSizeDataLoader
 from popgeo.plots import panels, prediction_scatter
 from popgeo.plots.style import write_png
+from popgeo.plots.training import in_angstrom
 from popgeo.train.training_set import UNITS
 
 
@@ -99,10 +100,11 @@ def draw_parity(pairs: Pairs, title: str, path: Path) -> None:
         return
     axes = panels(1, len(shown), size=(4.5 * len(shown), 4.8), title=title)
     for ax, (name, (label, predicted, _)) in zip(axes, shown.items(), strict=True):
-        quantity = "energy less that of elements" if name == "energy" else name
-        prediction_scatter(label, predicted, quantity=quantity, unit=UNITS[name], ax=ax)
+        quantity = "energy of binding" if name == "energy" else name
+        unit = in_angstrom(UNITS[name])
+        prediction_scatter(label, predicted, quantity=quantity, unit=unit, ax=ax)
         error = 1000 * float((predicted - label).abs().mean())
-        ax.set_title(f"{name}: MAE {error:.3g} m{UNITS[name]}")
+        ax.set_title(f"{name}: MAE {error:.3g} m{unit}")
     draw(axes[0], path)
 
 

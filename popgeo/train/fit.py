@@ -127,6 +127,7 @@ class Fit:
         self.history.append({**shown, **errors_of(pairs), "seconds": seconds})
         if loss < self.reached["best_loss"]:
             self.reached |= {"best_epoch": self.epoch, "best_loss": loss}
+            self.best.errors = errors_of(pairs)
             self.best.save(self.folder / BEST)
         self.plateau.step(loss)
 

@@ -7,20 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from popgeo.atomic_write import write_atomically
-from popgeo.command_line import OneLineParser, ShowsDefaults, add_options
-from popgeo.convert.command import add_atoms
-from popgeo.deploy.force_field import MODELS
+from popgeo.command_parsers import train_parser
 from popgeo.train.fit import CHECKPOINT
-from popgeo.train.force_loss import LOSSES
 
 SETTINGS = "settings.json"
+_NOT_KEPT = {"out", "resume", "config"}
 _MAY_CHANGE = {"out", "resume", "epochs", "patience", "threads", "device"}  # of a run that is resumed
-
-
-def with_dashes(word: str) -> str:
-    """An option as it is written here, `--batch-size`, where others write `--batch_size`."""
-    name, equals, value = word.partition("=")
-    return name.replace("_", "-") + equals + value if word.startswith("--") else word
 
 
 def begun(asked: argparse.Namespace) -> argparse.Namespace:
@@ -48,7 +40,7 @@ def of_run(asked: argparse.Namespace, words: Sequence[str]) -> argparse.Namespac
     path, given = asked.out / SETTINGS, _given(words)
     try:
         before = {"head": None, **json.loads(path.read_text())}  # runs begun before there were heads have none
-        kept = {name: before[name] for name in vars(asked) if name not in (_MAY_CHANGE & given | {"out", "resume"})}
+        kept = {name: before[name] for name in vars(asked) if name not in (_MAY_CHANGE & given | _NOT_KEPT)}
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{path} was not written by `popgeo train`: {error!r}. Start a run with --init.") from error
     now = _as_json(asked)
@@ -62,7 +54,7 @@ def of_run(asked: argparse.Namespace, words: Sequence[str]) -> argparse.Namespac
 
 def _given(words: Sequence[str]) -> set[str]:
     """The settings that a command line states, without those that have their defaults."""
-    silent = parser()
+    silent = train_parser()
     for action in silent._actions:
         action.default = argparse.SUPPRESS
     return {name for name, value in vars(silent.parse_args(words)).items() if str(value) != argparse.SUPPRESS}
@@ -70,22 +62,5 @@ def _given(words: Sequence[str]) -> set[str]:
 
 def _as_json(asked: argparse.Namespace) -> dict[str, Any]:
     """The settings as they are written down, with paths that hold from any folder."""
-    kept = {name: value for name, value in vars(asked).items() if name not in ("out", "resume")}
+    kept = {name: value for name, value in vars(asked).items() if name not in _NOT_KEPT}
     return {name: str(value.absolute()) if isinstance(value, Path) else value for name, value in kept.items()}
-
-
-def parser() -> argparse.ArgumentParser:
-    """Reads the options."""
-    made = OneLineParser(
-        prog="popgeo train",
-        description="Trains a force field on energies, forces and stress of structures, as one compiled step on "
-        "batches of fixed size; writes the weights, a log, tables of errors and a picture of parity. Energies are in "
-        "eV, lengths in angstrom, as in ASE. Options may be written with _ for -.",
-        epilog="Ctrl-C stops after the batch and keeps what was reached; --resume continues as if it had not happened.",
-        formatter_class=ShowsDefaults,
-    )
-    choices = {"model": list(MODELS), "loss": list(LOSSES), "dtype": ["float32", "float64"]}
-    own: dict[str, Any] = {name: {"choices": names} for name, names in choices.items()}
-    own["file"] = {"type": Path, "nargs": "?"}
-    add_atoms(add_options(made, Path(__file__).with_name("options.csv"), own)["data"])
-    return made

@@ -12,16 +12,17 @@ from torch import Tensor
 
 from popgeo.atomic_write import write_atomically
 from popgeo.command_line import make_folder
+from popgeo.command_parsers import train_parser, train_words
 from popgeo.convert.command import atoms_options
 from popgeo.convert.set_checks import with_one_head
 from popgeo.data import FixedSizeOptions
 from popgeo.deploy.force_field import MODELS, ForceField
 from popgeo.folder_lock import folder_lock
 from popgeo.loader import FixedSizeDataLoader
-from popgeo.plots import loss_curve
+from popgeo.plots.training import error_curves
 from popgeo.train.evaluate import doubts, draw, draw_parity, predictions, table
 from popgeo.train.fit import BEST, CHECKPOINT, Fit
-from popgeo.train.run_settings import begun, of_run, parser, with_dashes
+from popgeo.train.run_settings import begun, of_run
 from popgeo.train.training_set import UNITS, TrainingSet, as_training_set, drawn_parts, read_structures
 
 # The option that gives each setting of a network, and the settings of each network.
@@ -32,8 +33,8 @@ _TAKEN = {name: signature(network).parameters.keys() for name, network in MODELS
 
 def train(arguments: Sequence[str]) -> int:
     """Trains what a command line asks for; the exit status is 130 after Ctrl-C."""
-    words = [with_dashes(word) for word in arguments]
-    asked = parser().parse_args(words)
+    words = train_words(arguments)
+    asked = train_parser().parse_args(words)
     make_folder(asked.out)
     with folder_lock(asked.out):
         return _train(of_run(asked, words) if asked.resume else begun(asked))
@@ -106,7 +107,7 @@ def _taken_over(asked: argparse.Namespace) -> ForceField:
     field = ForceField.load(asked.init)
     own = {option: field.settings[name] for name, option in _OPTIONS.items() if name in field.settings}
     own |= {"model": field.name, "cutoff": field.cutoff}
-    defaults = vars(parser().parse_args(["FILE"]))
+    defaults = vars(train_parser().parse_args(["FILE"]))
     for name, value in own.items():
         if getattr(asked, name) not in (value, defaults[name]):
             option = f"--{name.replace('_', '-')}"
@@ -193,6 +194,6 @@ def _tell_results(folder: Path, fit: Fit, parts: list[str], why: str, is_weighte
     write_atomically(folder / "summary.txt", f"{text}\n".encode())
     draw_parity(found[last], f"predicted for {last}", folder / "parity.png")
     if fit.history:
-        draw(loss_curve(pd.DataFrame(fit.history)), folder / "loss.png")
+        draw(error_curves(pd.DataFrame(fit.history))[0], folder / "loss.png")
     print(f"\nwrote {BEST}, log.csv, errors.csv, summary.txt, parity.png, loss.png and {CHECKPOINT} to {folder}/")
     print(f"use it: popgeo predict {folder / BEST} FILE --out results.csv")

@@ -34,7 +34,7 @@ GROUND = {
 }
 MAY_IMPORT = {
     **{name: set() for name in GROUND},
-    "settings": {"command_line"},
+    "command_parsers": {"command_line"},
     "sealed_file": {"atomic_write"},
     "torch_archive": {"sealed_file"},
     "datasets": {"progress"},
@@ -69,7 +69,7 @@ MAY_IMPORT = {
         "plain_surroundings",
         "quantity",
     },
-    "convert": {"data", "elements", "progress", "command_line", "lazy_names"},
+    "convert": {"data", "elements", "progress", "command_line", "command_parsers", "lazy_names"},
     "loader": {
         "data",
         "packing",
@@ -85,8 +85,10 @@ MAY_IMPORT = {
     "deploy": {
         "atomic_write",
         "command_line",
+        "command_parsers",
         "convert",
         "data",
+        "elements",
         "loader",
         "nn",
         "ops",
@@ -102,7 +104,17 @@ MAY_IMPORT = {
         "plain_surroundings",
     },
 }
-MAY_IMPORT_EVERYTHING = {"__init__", "__main__", "demo", "inspect_command", "testing", "train", "lightning", "compat"}
+MAY_IMPORT_EVERYTHING = {
+    "__init__",
+    "__main__",
+    "compare_command",
+    "demo",
+    "inspect_command",
+    "testing",
+    "train",
+    "lightning",
+    "compat",
+}
 # Inside `ipu` a room imports from rooms of lower rank only; all doors have one rank, and no circle among them.
 RANK = {
     "target": 0, "stage_choices": 1, "options": 2, "cost": 3, "tiles": 4, "step_cost": 5, "report": 6, "systems": 7

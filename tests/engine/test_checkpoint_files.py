@@ -240,6 +240,6 @@ def test_a_state_dict_is_answered_with_the_function_that_loads_it(tmp_path):
     torch.save(model.state_dict(), tmp_path / "weights.pt")
     step = training_model(model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1))
     with pytest.raises(
-        ValueError, match=r"weights.pt is a state_dict of \d+ tensors.* Load it by model.load_state_dict"
+        ValueError, match=r"weights.pt is not a .*, but a state_dict of \d+ tensors. Load it by model.load_state_dict"
     ):
         step.load(tmp_path / "weights.pt")

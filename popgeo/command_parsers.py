@@ -1,0 +1,177 @@
+"""The parsers of all commands of `popgeo`; they import nothing slow, so help and a wrong option answer at once."""
+
+import argparse
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from popgeo.command_line import OneLineParser, ShowsDefaults, add_options, at_least
+
+_PACKAGE = Path(__file__).parent
+MODEL_NAMES = ("schnet", "painn")
+LOSS_NAMES = ("mse", "mae", "huber")
+
+
+def demo(arguments: Sequence[str], version: str = "") -> argparse.Namespace:
+    """Return the settings of the demo; `popgeo --help` explains each."""
+    parser = OneLineParser(
+        prog="popgeo",
+        usage="popgeo [demo] [options] | popgeo convert | info | train | compare | predict | report ...",
+        description="Trains SchNet on the HOMO-LUMO gap of small molecules, on fixed-size batches, through the "
+        "simulated IPU executor; shows how it went; writes pictures, figures, the executor's report, the weights. "
+        "The other commands, each with --help: popgeo convert writes datasets to disk, popgeo info prints the content "
+        "of a store, a run or a model, or without one whether the compiled kernels are in use, popgeo train makes a "
+        "force field, popgeo compare puts runs next to each other, popgeo predict uses a model, popgeo report prints "
+        "a report.",
+        epilog="python -m popgeo is the same command.",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=f"popgeo {version}")
+    own: dict[str, Any] = {"dataset": {"choices": ["molecules", "qm9"]}, "limit": {"type": at_least(10, int)}}
+    add_options(parser, _PACKAGE / "demo_options.csv", own)
+    return parser.parse_args(arguments)
+
+
+def convert(arguments: Sequence[str]) -> argparse.Namespace:
+    """Return the options of `popgeo convert`."""
+    parser = OneLineParser(
+        prog="popgeo convert",
+        description="Writes a dataset to a folder, as a store that FlatStore.open maps into memory.",
+    )
+    add_options(parser, _PACKAGE / "convert" / "convert_options.csv")
+    _add_source(parser)
+    return parser.parse_args(arguments)
+
+
+def info(arguments: Sequence[str]) -> argparse.Namespace:
+    """Return the options of `popgeo info`."""
+    parser = OneLineParser(
+        prog="popgeo info",
+        description="Prints the content of a store, good sizes of its batches, and probable faults of structures; or "
+        "the results of a run of popgeo train, or what a model.pt was trained on. "
+        "Without a path: the versions that run here, and whether popgeo's compiled kernels are in use.",
+    )
+    own: dict[str, Any] = {"store": {"type": Path, "nargs": "?"}, "graphs": {"type": int}}
+    add_options(parser, _PACKAGE / "info_options.csv", own)
+    _add_atoms(parser.add_argument_group("files of atoms"))
+    return parser.parse_args(arguments)
+
+
+def report(arguments: Sequence[str]) -> argparse.Namespace:
+    """Return the options of `popgeo report`."""
+    parser = OneLineParser(prog="popgeo report", description="Prints a report of the simulated IPU.")
+    add_options(parser, _PACKAGE / "report_options.csv")
+    return parser.parse_args(arguments)
+
+
+def predict(arguments: Sequence[str]) -> argparse.Namespace:
+    """Return the options of `popgeo predict`."""
+    parser = OneLineParser(
+        prog="popgeo predict", description="Writes a model's results for graphs of any sizes, in the graphs' order."
+    )
+    own: dict[str, Any] = {"needed": {"type": Path, "required": True}}
+    add_options(parser, _PACKAGE / "deploy" / "predict_options.csv", own)
+    _add_source(parser)
+    return parser.parse_args(arguments)
+
+
+def compare(arguments: Sequence[str]) -> argparse.Namespace:
+    """Return the options of `popgeo compare`."""
+    parser = OneLineParser(
+        prog="popgeo compare",
+        description="Prints a table of runs of popgeo train: their errors, and the settings in which they differ; "
+        "draws their losses in one picture.",
+    )
+    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="folders that popgeo train has written")
+    parser.add_argument("--out", type=Path, default=Path("compare.png"), help="the picture (default: compare.png)")
+    return parser.parse_args(arguments)
+
+
+def train(arguments: Sequence[str]) -> argparse.Namespace:
+    """Return the options of `popgeo train`."""
+    return train_parser().parse_args(train_words(arguments))
+
+
+def train_parser() -> argparse.ArgumentParser:
+    """Return the parser of `popgeo train`."""
+    parser = OneLineParser(
+        prog="popgeo train",
+        description="Trains a force field on energies, forces and stress of structures, as one compiled step on "
+        "batches of fixed size; writes the weights, a log, tables of errors and a picture of parity. Energies are in "
+        "eV, lengths in angstrom, as in ASE. Options may be written with _ for -.",
+        epilog="Ctrl-C stops after the batch and keeps what was reached; --resume continues as if it had not happened.",
+        formatter_class=ShowsDefaults,
+    )
+    choices = {"model": MODEL_NAMES, "loss": LOSS_NAMES, "dtype": ("float32", "float64")}
+    own: dict[str, Any] = {name: {"choices": names} for name, names in choices.items()}
+    own["file"] = {"type": Path, "nargs": "?"}
+    _add_atoms(add_options(parser, _PACKAGE / "train" / "options.csv", own)["data"])
+    return parser
+
+
+def train_words(arguments: Sequence[str]) -> list[str]:
+    """Return the command line of `popgeo train` with the settings of `--config FILE` first, so that options win.
+
+    An option may be written as here, `--batch-size`, or as elsewhere, `--batch_size`.
+
+    Raises:
+        ValueError: the file of settings cannot be read, or it has a setting that no option has.
+    """
+    words = [_with_dashes(word) for word in arguments]
+    first = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    first.add_argument("--config", type=Path)
+    asked, words = first.parse_known_args(words)
+    return words if asked.config is None else [*_words_of(asked.config), *words]
+
+
+def _with_dashes(word: str) -> str:
+    name, equals, value = word.partition("=")
+    return name.replace("_", "-") + equals + value if word.startswith("--") else word
+
+
+def _words_of(path: Path) -> list[str]:
+    """Return the settings in a JSON file, such as a run's `settings.json`, as words of a command line."""
+    try:
+        settings = json.loads(path.read_text())
+    except ValueError as error:
+        raise ValueError(f"--config {path} is not JSON: {error}. Take settings.json of a run as an example.") from error
+    options = {action.dest: action for action in train_parser()._actions if action.dest not in ("help", "config")}
+    if not isinstance(settings, dict) or settings.keys() - options:
+        unknown = sorted(settings.keys() - options) if isinstance(settings, dict) else type(settings).__name__
+        raise ValueError(f"--config {path} has {unknown}; its settings are {', '.join(options)}.")
+    words: list[str] = []
+    for name, value in settings.items():
+        words += _words(options[name], value)
+    return words
+
+
+def _words(action: argparse.Action, value: Any) -> list[str]:
+    """Return an option and its value as words; no word where the value switches it off, or leaves it out."""
+    if value is None or value is False or value == []:
+        return []
+    option = next((name for name in action.option_strings if name.startswith("--")), "")
+    if action.nargs == 0:  # a flag, or one of several choices that its constant names
+        return [option] if value == action.const else []
+    if isinstance(action, argparse._AppendAction):
+        return [word for one in value for word in (option, str(one))]
+    return [*[option] * bool(option), *map(str, value if isinstance(value, list) else [value])]
+
+
+def _add_source(parser: argparse.ArgumentParser) -> None:
+    """Add the options of a source of graphs."""
+    own: dict[str, Any] = {"names": {"nargs": "+"}, "seed": {"type": int}}
+    *_, of_atoms = add_options(parser, _PACKAGE / "convert" / "source_options.csv", own).values()
+    _add_atoms(of_atoms)
+
+
+def _add_atoms(parser: argparse._ArgumentGroup) -> None:
+    """Add the options of labels in a file of atoms; see `read_atoms`."""
+    partial_labels = {"dest": "labels", "action": "store_const", "const": "partial"}
+    add_options(parser, _PACKAGE / "convert" / "atom_options.csv", {"partial": partial_labels})
+
+
+PARSERS: Mapping[str, Callable[[Sequence[str]], argparse.Namespace]] = {
+    "convert": convert, "info": info, "train": train, "compare": compare, "predict": predict, "report": report,
+}  # fmt: skip
+"""The parser of each command but the demo."""

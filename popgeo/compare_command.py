@@ -1,0 +1,56 @@
+"""`popgeo compare RUN RUN ...`: a table and a picture of runs of `popgeo train`."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from popgeo import command_parsers
+from popgeo.atomic_write import written_whole
+from popgeo.plots.style import write_png
+from popgeo.plots.training import compared_losses
+
+
+def compare(arguments: Sequence[str]) -> int:
+    """Print the errors of runs and the settings in which they differ, and draw their losses."""
+    asked = command_parsers.compare(arguments)
+    runs = {name: _run(folder) for name, folder in zip(_names(asked.runs), asked.runs, strict=True)}
+    table = pd.DataFrame({name: errors for name, (errors, _, _) in runs.items()}).T
+    print(table.to_string(float_format="{:.4g}".format))
+    settings = pd.DataFrame({name: own for name, (_, own, _) in runs.items()}).T.astype(str)
+    if others := [name for name in settings if settings[name].nunique() > 1]:
+        print("\nsettings that differ\n" + settings[others].to_string())
+    with written_whole(asked.out) as partial:
+        write_png(compared_losses({name: log for name, (_, _, log) in runs.items()}), partial)
+    print(f"\nwrote {asked.out}")
+    return 0
+
+
+def _names(folders: Sequence[Path]) -> list[str]:
+    """Return the last part of each path; whole paths if two of these are equal."""
+    names = [folder.resolve().name for folder in folders]
+    return names if len({*names}) == len(names) else list(map(str, folders))
+
+
+def _run(folder: Path) -> tuple[dict[str, Any], dict[str, Any], pd.DataFrame]:
+    """Return the errors of a run, those of its last part at the end, its settings, and its log.
+
+    Raises:
+        ValueError: `popgeo train` did not write the folder, or no epoch of the run has ended.
+    """
+    try:
+        log = pd.read_csv(folder / "log.csv")
+        settings = json.loads((folder / "settings.json").read_text())
+        best = log.loc[log["valid loss"].idxmin()]
+        found: dict[str, Any] = {"epochs": len(log), "best epoch": int(best["epoch"])}
+        found |= {"valid loss": best["valid loss"]}
+        found |= {f"valid {name}": best[name] for name in log if name.endswith(("MAE", "RMSE"))}
+        if (folder / "errors.csv").exists():
+            errors = pd.read_csv(folder / "errors.csv", index_col="part")
+            found |= {f"test {name}": errors.loc["test", name] for name in errors if "test" in errors.index}
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        reason = f"{type(error).__name__}: {error}"
+        raise ValueError(f"{folder} is not a run of popgeo train with an epoch that has ended ({reason}).") from error
+    return found, settings, log
