@@ -160,8 +160,8 @@ class EpochLoader(DataLoader, metaclass=AskedForAgain):
         items = (batch for batches in made for batch in batches)
         if self._feed is not None:
             items = self._feed.feed(items)  # type: ignore[assignment]  # both are iterators
-        self.waiting = Waiting()
-        for batch in self.waiting.of(items):
+        waiting = self.waiting = Waiting()  # another pass may begin one of its own
+        for batch in waiting.of(items):
             run.position += 1
             yield as_arrays(batch) if self._as_arrays else batch
         self._epochs.end(run)
