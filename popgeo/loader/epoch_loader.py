@@ -161,10 +161,14 @@ class EpochLoader(DataLoader, metaclass=AskedForAgain):
         if self._feed is not None:
             items = self._feed.feed(items)  # type: ignore[assignment]  # both are iterators
         waiting = self.waiting = Waiting()  # another pass may begin one of its own
-        for batch in waiting.of(items):
-            run.position += 1
-            yield as_arrays(batch) if self._as_arrays else batch
-        self._epochs.end(run)
+        is_whole = False
+        try:
+            for batch in waiting.of(items):
+                self._epochs.give(run)
+                yield as_arrays(batch) if self._as_arrays else batch
+            is_whole = True
+        finally:
+            self._epochs.end(run, is_whole)
 
     _is_prepared = False
     use_stateful_dataloader = True  # accelerate's name for loaders whose state it saves and loads

@@ -2,8 +2,10 @@
 
 import math
 import signal
+import threading
 import weakref
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import torch
@@ -17,6 +19,7 @@ from popgeo.loader.source import BatchSource
 from popgeo.packing import Packs
 
 T = TypeVar("T")
+_ONE_STARTS_WORKERS = threading.Lock()  # a process that is forked while another is gets half of its state
 
 
 class BatchMaker:
@@ -61,15 +64,20 @@ class BatchMaker:
         return in_background(chunks) if self.background else chunks
 
     def _from_workers(self, packs: Packs, group: int, key: tuple[int, int]) -> Iterator[list[Batch]]:
+        starts = range(0, len(packs), group)
+        asked = [(packs[i : i + group], key) for i in starts]
         pool = _taken(self._idle_pools)
         if pool is None:
             prepare = _StartWorker(self.of_torch.get("worker_init_fn"))
-            cuts, of_torch = _Cuts(self.source, group), {**self.of_torch, "worker_init_fn": prepare}
-            pool = DataLoader(cuts, batch_size=None, sampler=[], **of_torch)
-        starts = range(0, len(packs), group)
-        pool.sampler[:] = [(packs[i : i + group], key) for i in starts]  # type: ignore[index]  # the list above
+            of_torch = {**self.of_torch, "worker_init_fn": prepare}
+            pool = DataLoader(_Cuts(self.source, group), batch_size=None, sampler=asked, **of_torch)
+            with _ONE_STARTS_WORKERS, _no_interrupts():
+                items = iter(pool)
+        else:
+            pool.sampler[:] = asked  # type: ignore[index]  # the list that it was made with
+            items = iter(pool)
         try:
-            for start, batch in zip(starts, pool, strict=True):
+            for start, batch in zip(starts, items, strict=True):
                 self.source.expect(packs, start)  # pages are shared with the workers
                 if (layout := self.source.layout) is not None:  # what is noted at a tensor stays in its process
                     stores = {store._key: store for store in batch.stores}
@@ -136,6 +144,19 @@ class _StartWorker:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         if self.own is not None:
             self.own(number)
+
+
+@contextmanager
+def _no_interrupts() -> Iterator[None]:
+    """Hold back interrupts until the end; processes that start within it never get them."""
+    if not hasattr(signal, "pthread_sigmask"):  # Windows
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _taken(idle: list[T]) -> T | None:
