@@ -51,6 +51,10 @@ class Packer(ABC):
         """Refuses batches, perhaps chosen by a user, that cannot be made."""
         return
 
+    def check_unchanged(self) -> None:
+        """Refuse to begin an epoch if the things that batches are made of have changed since they were read."""
+        return
+
 
 @dataclass(frozen=True, kw_only=True)
 class OrderPacker(Packer):
@@ -178,6 +182,7 @@ class EpochSampler:
         Raises:
             ValueError: the state was taken among other batches than these, or a copy would use some of them twice.
         """
+        self.packer.check_unchanged()
         at = self._run
         plan = self.plan(at.epoch + at.has_started)
         if at.used and not at.has_started:
