@@ -8,7 +8,7 @@ import torch
 from popgeo.data.axes import Levels, levels_of
 from popgeo.data.batch_layout import LayoutChoices, lay_out
 from popgeo.data.cut import BatchCutter, check_fits, fills_exactly
-from popgeo.data.fixed_size_options import FixedSizeOptions
+from popgeo.data.fixed_size_options import FixedSizeOptions, require_sizes
 from popgeo.data.flat_store import FlatStore
 from popgeo.data.opened import flat_graphs
 from popgeo.data.sort_edges import sort_edges
@@ -72,6 +72,7 @@ class FixedSizeCollater:
         layout: LayoutChoices | None = None,
         **choices: Any,
     ) -> None:
+        require_sizes(fixed_size_options)
         self.options = fixed_size_options
         self.trim_nodes, self.trim_edges = trim_nodes, trim_edges
         self.protect, self.generator, self.exact_fit = protect, generator, exact_fit

@@ -69,6 +69,11 @@ def columns_of(
         counts = stated[key] if key in stated else _count_nodes(key, columns[key], known)
         row_pointers[Axis(Level.NODE, key)] = row_pointer(counts)
     for key in edge_types:
+        for end in (end for end in ends_of(Axis(Level.EDGE, key)) if end not in row_pointers):
+            raise ValueError(
+                f"Edges {key} lead from or to nodes of type {end.store!r}, of which the graphs hold nothing. Set "
+                f"data[{end.store!r}].num_nodes, or its features, in each graph."
+            )
         row_pointers[Axis(Level.EDGE, key)] = row_pointer(_count_edges(columns[key], num_graphs))
     attributes = []
     for key, of_store in columns.items():
@@ -102,10 +107,12 @@ def _count_nodes(key: StoreKey, columns: Sequence[JoinedColumn], levels: Mapping
             counts = _segment_max(values.amax(dim=0), slices) + 1
             _refuse_more_rows(counts, [c for c in columns if c.name not in (*names.COUNT_EDGES, "face")])
             return counts
+    pair = " For pairs of graphs make HeteroData with a node type for each graph of the pair."
+    pair = pair if sum(name.startswith("edge_index_") for name in column) > 1 else ""
     where = "each graph" if key is None else f"each graph's {key!r}"
     raise ValueError(
         f"The number of nodes is unknown: {where} has the attributes {sorted(column)}, of which none is known to be a "
-        f"node's. Set num_nodes on it or pass levels={{name: 'node'}}."
+        f"node's. Set num_nodes on it or pass levels={{name: 'node'}}.{pair}"
     )
 
 

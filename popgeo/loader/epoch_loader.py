@@ -62,7 +62,8 @@ class EpochLoader(DataLoader, metaclass=AskedForAgain):
             raise ValueError(_DECIDED[name])
         for name in kwargs.keys() - _OF_TORCH:
             known = signature(type(self).__init__).parameters.keys() | _OF_NOUNS | _OF_TORCH  # what the caller sees
-            raise TypeError(f"{type(self).__name__} has no argument {name!r}.{meant(name, known)}")
+            near = " Did you mean 'batch_size'?" if name == "num_graphs" else meant(name, known)
+            raise TypeError(f"{type(self).__name__} has no argument {name!r}.{near}")
         self.source, self.shuffle, self.waiting = source, choices.shuffle, Waiting()
         of_feed: Any = {"batches_ahead": choices.batches_ahead, "feature_dtype": choices.feature_dtype}
         self._feed = None if choices.device is None else DeviceFeed(choices.device, **of_feed)
