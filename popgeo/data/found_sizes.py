@@ -97,7 +97,7 @@ class FoundSizes:
             cost: What a node and an edge cost, as (a, b) in `a * nodes + b * edges`; see `popgeo.packing.tune`.
             verbose: Whether to print what was chosen and why, and to show a bar if it lasts.
             values: Pad values and `num_rows`, as `FixedSizeOptions` takes them. For graph attributes with rows of
-                their own, `num_rows` is otherwise as many as the graphs with most rows need together.
+                their own, the default of `num_rows` is the number that the graphs with most rows need together.
 
         Raises:
             ValueError: see `popgeo.packing.tune`.

@@ -131,7 +131,7 @@ class _Cuts(Dataset[Batch]):
 
 
 class _StartWorker:
-    """What a worker does first: it leaves an interrupt to the process that it works for, which may go on.
+    """The first act of a worker: it ignores interrupts, because the main process may catch them and continue.
 
     Args:
         own: The user's `worker_init_fn`.

@@ -24,7 +24,7 @@ def test_a_graph_s_own_batch_is_refused_and_can_be_left_out(name, value, tmp_pat
     own = graphs(**{name: value})
     for make in (
         lambda: FixedSizeDataLoader(own, 3),
-        lambda: FixedSizeDataLoader(InMemory(own), 3),
+        lambda: FixedSizeDataLoader(InMemory(own) if name == "batch" else own, 3),  # PyG's collate drops `ptr`
         lambda: FixedSizeDataLoader([one.to_dict() for one in own], 3),
         lambda: FixedSizeCollater(FixedSizeOptions(12, 9, 4))(own),
         lambda: write(own, tmp_path / "store"),
@@ -39,7 +39,7 @@ def test_a_graph_s_own_batch_is_refused_and_can_be_left_out(name, value, tmp_pat
 
 @pytest.mark.parametrize("count", [10**20, 2**62, np.int64(2**62)])
 def test_more_nodes_than_any_graph_has_are_refused(count):
-    with pytest.raises(ValueError, match="Graph 1 has num_nodes=.* at most"):
+    with pytest.raises(ValueError, match=r"Graph 1 has num_nodes=.* at most"):
         FlatStore.from_dataset([Data(edge_index=EDGE, num_nodes=2), Data(edge_index=EDGE, num_nodes=count)])
 
 
@@ -88,7 +88,7 @@ def test_arguments_that_are_missing_or_called_otherwise_are_named():
         FixedSizeOptions.from_dataset(graphs())
     with pytest.raises(TypeError, match=r"^FixedSizeOptions.tune\(\) missing .* 'target_graphs'"):
         FixedSizeOptions.tune(graphs())
-    with pytest.raises(TypeError, match=r"no argument .num_graphs.\. Did you mean .batch_size."):
+    with pytest.raises(TypeError, match=r"no argument 'num_graphs'\. Did you mean 'batch_size'"):
         FixedSizeDataLoader(graphs(), num_graphs=9)
 
 
