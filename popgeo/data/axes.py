@@ -13,9 +13,10 @@ from popgeo.data.store.mapped import ByReference
 StoreKey: TypeAlias = str | tuple[str, str, str] | None
 """A node type, an edge type, or None for the one store of `Data` and the global store of `HeteroData`."""
 
-Levels: TypeAlias = Mapping[Any, "str | Level | Axis"]
+Levels: TypeAlias = Mapping[Any, "str | Level | Axis | Guess"]
 """What attributes' rows belong to, as `{"y": "graph"}`; a key may also name the store, as `("paper", "y")`. `GRAPHS`
-instead of a level says that all graphs so far have one row, and that no graph has shown more than that."""
+instead of a level says that all graphs so far have one row, and that no graph has shown more than that. A `Guess` is
+what the graphs so far suggest, and keeps the doubt."""
 
 
 class Level(Enum):
@@ -29,6 +30,19 @@ class Level(Enum):
     NODE = "node"
     EDGE = "edge"
     GRAPH = "graph"
+
+
+@dataclass(frozen=True)
+class Guess:
+    """A level that graphs suggest, and another that fits them, too.
+
+    Args:
+        level: What the rows are taken to belong to.
+        doubt: What they could belong to as well.
+    """
+
+    level: Level
+    doubt: Level
 
 
 @dataclass(frozen=True)
@@ -66,6 +80,22 @@ def completed(given: Levels | None, inferred: Levels) -> Levels:
     """
     given = given or {}
     return {**{key: level for key, level in inferred.items() if key[1] not in given}, **given}
+
+
+def levels_of(attributes: Iterable["Attribute"], given: Levels | None = None, keeps_doubt: bool = True) -> Levels:
+    """Return what each attribute's rows belong to, for reading other graphs the same way.
+
+    Args:
+        attributes: Attributes of some graphs.
+        given: What the user says, which counts more.
+        keeps_doubt: Whether a level that is in doubt stays in doubt.
+    """
+    inferred: dict[Any, Level | Axis | Guess] = {}
+    for one in attributes:
+        if one.is_tensor:
+            guess = None if one.doubt is None or not keeps_doubt else Guess(one.axis.level, one.doubt)
+            inferred[one.store, one.name] = GRAPHS if one.axis == GRAPHS else guess or one.axis.level
+    return completed(given, inferred)
 
 
 def require_certain(attributes: Iterable["Attribute"], why: str) -> None:

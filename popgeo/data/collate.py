@@ -5,9 +5,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from popgeo.data.axes import Levels, levels_of
 from popgeo.data.batch_layout import LayoutChoices, lay_out
 from popgeo.data.cut import BatchCutter, check_fits, fills_exactly
-from popgeo.data.fixed_size_options import FixedSizeOptions
+from popgeo.data.fixed_size_options import FixedSizeOptions, require_sizes
 from popgeo.data.flat_store import FlatStore
 from popgeo.data.opened import flat_graphs
 from popgeo.data.sort_edges import sort_edges
@@ -20,6 +21,9 @@ if TYPE_CHECKING:
 
 class FixedSizeCollater:
     """Collates graphs into a `Batch` whose shapes never change.
+
+    What the rows of an attribute belong to is decided by the first graphs, unless `levels` says it; later graphs that
+    contradict are refused.
 
     The real nodes, edges and graphs come first and equal `Batch.from_data_list`; padding comes last. All padding nodes
     belong to the first padding graph, and padding edges join padding nodes, so that no real value is ever touched.
@@ -68,9 +72,11 @@ class FixedSizeCollater:
         layout: LayoutChoices | None = None,
         **choices: Any,
     ) -> None:
+        require_sizes(fixed_size_options)
         self.options = fixed_size_options
         self.trim_nodes, self.trim_edges = trim_nodes, trim_edges
         self.protect, self.generator, self.exact_fit = protect, generator, exact_fit
+        self._learned: Levels | None = None
         self.layout = layout or LayoutChoices(
             add_pad_masks=add_masks_to_batch, follow_batch=follow_batch, exclude_keys=exclude_keys, **choices
         )
@@ -97,12 +103,17 @@ class FixedSizeCollater:
             graphs = graphs.to_data_list()
         if not isinstance(graphs, (list, tuple)):
             raise ValueError(f"Expected a list of graphs or a Batch, got {type(graphs).__name__}. Wrap it in a list.")
-        return self.collate(self.flat(list(graphs)), self.generator or torch.default_generator)
+        store = self.flat(list(graphs))
+        batch = self.collate(store, self.generator or torch.default_generator)
+        self._learned = self._learned or levels_of(store.attributes, self.layout.levels)
+        return batch
 
     def flat(self, graphs: "Sequence[Data | HeteroData]", numbers: Sequence[int] | None = None) -> FlatStore:
         """The graphs as a flat dataset, with what batches hold of them; in errors they have these numbers."""
         numbers = range(len(graphs)) if numbers is None else numbers
-        return flat_graphs(graphs, numbers, exclude_keys=self.layout.exclude_keys, levels=self.layout.levels)
+        return flat_graphs(
+            graphs, numbers, exclude_keys=self.layout.exclude_keys, levels=self._learned or self.layout.levels
+        )
 
     def collate(self, store: FlatStore, generator: torch.Generator) -> "Batch":
         """One batch of all graphs of a flat dataset that is not a view."""

@@ -1,13 +1,14 @@
 """How many nodes, edges and graphs every batch has."""
 
 import dataclasses
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from popgeo.data.attribute_names import NEVER_PADDED, PADDED_WITH
+from popgeo.data.attribute_names import LABELS, NEVER_PADDED, PADDED_WITH
 from popgeo.data.axes import GRAPHS, Axis, Level, StoreKey
 from popgeo.data.flat_store import FlatStore
 from popgeo.data.found_sizes import FoundSizes
@@ -36,7 +37,9 @@ class FixedSizeOptions(FoundSizes):
         graph_pad_value: Fills the graph attributes of padding: a number or `AttrNamePadding`.
         pad_graph_defaults: What padding graphs carry for single graph attributes, as `{"name": "padding"}`; strings and
             other values that are not tensors are otherwise repeated from the first graph of the batch.
-        num_rows: Rows that a batch keeps for a graph attribute whose number of rows differs between graphs.
+        num_rows: Rows that a batch keeps for each graph attribute whose number of rows differs between graphs, as
+            `{"ring_index": 500}`. Default: the rows of the largest graph for each graph of a batch; those of the
+            largest graphs together if `tune` finds the sizes.
 
     Raises:
         ValueError: a size is too small to hold a graph and its padding.
@@ -180,14 +183,57 @@ class FixedSizeOptions(FoundSizes):
 
         return dataclasses.replace(self, num_nodes=raised(self.num_nodes), num_edges=raised(self.num_edges))
 
-    def with_rows_for(self, store: FlatStore) -> "FixedSizeOptions":
-        """These options with room for graph attributes of varying length: what the longest ones of a dataset need."""
-        rows = dict(self.num_rows or {})
+    def with_rows_for(self, store: FlatStore, each_once: bool = False) -> "FixedSizeOptions":
+        """Return these options with room for graph attributes of varying length, as the longest of a dataset need.
+
+        Warns if nearly all of that room is padding, unless it is the least that holds each graph once.
+
+        Args:
+            store: The dataset.
+            each_once: Whether no batch holds a graph twice.
+
+        Raises:
+            ValueError: labels of graphs have different numbers of rows, and `num_rows` does not have the attribute.
+        """
+        rows, real = dict(self.num_rows or {}), self.num_graphs - 1
         for axis, pointer in store.row_pointers.items():
-            counts = pointer.diff()
-            if axis.level is Level.GRAPH and axis.name is not None and counts.min() != counts.max():
-                rows.setdefault(axis.name, int(counts.max()) * (self.num_graphs - 1) + 1)
+            if axis.level is not Level.GRAPH or axis.name is None or axis.name in rows or not len(store):
+                continue
+            counts = store.counts(axis)
+            largest, first = int(counts.argmax()), int(counts[0])
+            if pointer.diff().min() == pointer.diff().max():
+                continue
+            needed = 1 + int(np.sort(counts)[-real:].sum() if each_once else counts[largest] * real)
+            if axis.name in LABELS and (counts != first).any():
+                other = int((counts != first).argmax())
+                raise ValueError(
+                    f"Graph {other} has {counts[other]} rows in {axis.name!r} and graph 0 has {first}. A label has the "
+                    f"same number of rows in every graph, or one per node or edge. Correct the graphs, or pass "
+                    f"FixedSizeOptions(num_rows={{{axis.name!r}: {needed}}}) if the numbers of rows are meant."
+                )
+            if not each_once and counts.mean() * real < 0.1 * needed:
+                warnings.warn(
+                    f"A batch keeps {needed:,} rows for {axis.name!r}, as graph {largest} has {counts[largest]:,}; "
+                    f"the mean is {counts.mean():.1f}, so more than 90 % of the rows are padding. Pass fewer, as "
+                    f"FixedSizeOptions(num_rows={{{axis.name!r}: {int(counts[largest] + 2 * counts.mean() * real) + 1}"
+                    "}), take the sizes from FixedSizeOptions.tune, or leave that graph out.",
+                    stacklevel=4,
+                )
+            rows[axis.name] = needed
         return dataclasses.replace(self, num_rows=rows) if rows else self
+
+
+def require_sizes(options: Any) -> None:
+    """Raise if something else is given for the sizes of a batch.
+
+    Raises:
+        ValueError: the argument is not a `FixedSizeOptions`.
+    """
+    if not isinstance(options, FixedSizeOptions):
+        how = ", ".join(f"{name}={value!r}" for name, value in options.items()) if isinstance(options, Mapping) else ""
+        raise ValueError(
+            f"fixed_size_options is a {type(options).__name__}; pass popgeo.FixedSizeOptions({how or 'num_nodes=...'})."
+        )
 
 
 def _check_each(name: str, sizes: Any, least: int, why: str) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch.utils.data import ConcatDataset, Subset
 
-from popgeo.data.axes import GRAPHS, Axis, Level, Levels, StoreKey
+from popgeo.data.axes import Axis, Guess, Level, Levels, StoreKey
 from popgeo.data.columns import Columns
 from popgeo.data.pyg_counts import axis_of
 from popgeo.data.read_dictionaries import read_dictionaries
@@ -161,7 +161,7 @@ class FlatStore(Columns):
         pointers, attributes = dict(self.row_pointers), list(self.attributes)
         for i, one in enumerate(attributes):
             given = levels.get((one.store, one.name)) or levels.get(one.name)
-            if given is not None and given != GRAPHS and one.is_tensor:
+            if given is not None and not isinstance(given, Axis | Guess) and one.is_tensor:
                 slices = self.row_pointers[one.axis]
                 axis, _ = axis_of(one.store, one.name, Level(given), slices, pointers)
                 if axis != one.axis and self.row_ends is not None and Level.EDGE in (axis.level, one.axis.level):

@@ -96,7 +96,8 @@ class FoundSizes:
             align: Nodes and edges of a batch are multiples of this.
             cost: What a node and an edge cost, as (a, b) in `a * nodes + b * edges`; see `popgeo.packing.tune`.
             verbose: Whether to print what was chosen and why, and to show a bar if it lasts.
-            values: Pad values, as `FixedSizeOptions` takes them.
+            values: Pad values and `num_rows`, as `FixedSizeOptions` takes them. For graph attributes with rows of
+                their own, the default of `num_rows` is the number that the graphs with most rows need together.
 
         Raises:
             ValueError: see `popgeo.packing.tune`.
@@ -117,7 +118,8 @@ class FoundSizes:
         if verbose:
             labels = [axis.label for axis in store.size_axes]
             print(re.sub(r"\bsize_(\d+)", lambda found: labels[int(found[1])], shape.reason))
-        return cls.from_sizes(store, shape.slots, shape.num_graphs, **values)
+        found = cls.from_sizes(store, shape.slots, shape.num_graphs, **values)
+        return found.with_rows_for(store, each_once=True) if opened.holds_all else found  # type: ignore[attr-defined]
 
     @classmethod
     def from_loader(cls: type[Self], loader: Iterable[Any], sample_limit: int = 1000, **values: Any) -> Self:
@@ -139,6 +141,11 @@ class FoundSizes:
             raise ValueError("The loader yields no batch, so there is nothing to measure. Pass one that does.")
         sizes = (nodes[None], edges[None]) if None in nodes else (nodes, edges)
         return cls(*sizes, num_graphs, **values)  # type: ignore[call-arg]  # of FixedSizeOptions
+
+
+for _name in ("from_dataset", "from_sizes", "from_loader", "worst_case", "tune"):
+    # Python's error for a missing argument then names the class that users know.
+    vars(FoundSizes)[_name].__func__.__qualname__ = f"FixedSizeOptions.{_name}"
 
 
 def grown(sizes: Sequence[int], needed: Sequence[int] | np.ndarray) -> list[int]:

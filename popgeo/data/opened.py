@@ -2,7 +2,7 @@
 
 import re
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
@@ -202,6 +202,11 @@ class Opened:
             >>> opened.store, opened.holds_all
             (FlatStore(2 graphs, 5 nodes, 0 edges; x: node), True)
         """
+        if isinstance(dataset, Mapping) and 0 not in dataset:
+            raise ValueError(
+                f"The dataset is a {type(dataset).__name__} with the keys {[*dataset][:5]}; pass a list of graphs, as "
+                "[*dataset.values()], or [dataset] if it holds the tensors of one graph."
+            )
         if why := why_not_flat(dataset):
             store = first_graphs(dataset, _LOOKED_AT, exclude_keys, levels)
             sizes = GraphSizes(dataset, exclude_keys, levels=levels, progress_bar=progress_bar)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from popgeo.data import attribute_names as names
-from popgeo.data.axes import GRAPHS, Attribute, Axis, Level, Levels, StoreKey, ends_of, row_pointer
+from popgeo.data.axes import GRAPHS, Attribute, Axis, Guess, Level, Levels, StoreKey, ends_of, row_pointer
 from popgeo.data.columns import Columns
 
 
@@ -60,12 +60,20 @@ def columns_of(
     Raises:
         ValueError: a graph's nodes cannot be counted, a level is wrong, or an `__inc__` has no flat layout.
     """
-    known = {name: level if level == GRAPHS else Level(level) for name, level in (levels or {}).items()}
+    known = {
+        name: level if level == GRAPHS or isinstance(level, Guess) else Level(level)
+        for name, level in (levels or {}).items()
+    }
     row_pointers = {GRAPHS: torch.arange(num_graphs + 1)}
     for key in node_types:
         counts = stated[key] if key in stated else _count_nodes(key, columns[key], known)
         row_pointers[Axis(Level.NODE, key)] = row_pointer(counts)
     for key in edge_types:
+        for end in (end for end in ends_of(Axis(Level.EDGE, key)) if end not in row_pointers):
+            raise ValueError(
+                f"Edges {key} lead from or to nodes of type {end.store!r}, of which the graphs hold nothing. Set "
+                f"data[{end.store!r}].num_nodes, or its features, in each graph."
+            )
         row_pointers[Axis(Level.EDGE, key)] = row_pointer(_count_edges(columns[key], num_graphs))
     attributes = []
     for key, of_store in columns.items():
@@ -83,11 +91,11 @@ def columns_of(
     )
 
 
-def _count_nodes(key: StoreKey, columns: Sequence[JoinedColumn], levels: Mapping[Any, Level | Axis]) -> Tensor:
+def _count_nodes(key: StoreKey, columns: Sequence[JoinedColumn], levels: Mapping[Any, Level | Axis | Guess]) -> Tensor:
     """Nodes of each graph, from the attributes that PyG itself counts by, or those stated to be a node's."""
     column = {column.name: column for column in columns}
     stated = {n: levels.get((key, n)) or levels.get(n) for n in column}
-    free = [n for n in column if not stated[n]]
+    free = [n for n in column if not stated[n] or isinstance(stated[n], Guess)]
     known = [n for n in column if stated[n] is Level.NODE] + [n for n in free if n in names.COUNT_NODES]
     known += [n for n in free if "node" in n] + [n for n in free if n == "z"]
     for name in known:
@@ -99,10 +107,12 @@ def _count_nodes(key: StoreKey, columns: Sequence[JoinedColumn], levels: Mapping
             counts = _segment_max(values.amax(dim=0), slices) + 1
             _refuse_more_rows(counts, [c for c in columns if c.name not in (*names.COUNT_EDGES, "face")])
             return counts
+    pair = " For pairs of graphs make HeteroData with a node type for each graph of the pair."
+    pair = pair if sum(name.startswith("edge_index_") for name in column) > 1 else ""
     where = "each graph" if key is None else f"each graph's {key!r}"
     raise ValueError(
         f"The number of nodes is unknown: {where} has the attributes {sorted(column)}, of which none is known to be a "
-        f"node's. Set num_nodes on it or pass levels={{name: 'node'}}."
+        f"node's. Set num_nodes on it or pass levels={{name: 'node'}}.{pair}"
     )
 
 
@@ -132,7 +142,7 @@ def _count_edges(columns: Sequence[JoinedColumn], num_graphs: int) -> Tensor:
 
 
 def _attribute(
-    key: StoreKey, column: JoinedColumn, given: Level | Axis | None, row_pointers: dict[Axis, Tensor]
+    key: StoreKey, column: JoinedColumn, given: Level | Axis | Guess | None, row_pointers: dict[Axis, Tensor]
 ) -> Attribute:
     values, slices = column.values, column.slices
     if not isinstance(values, Tensor) or slices is None:
@@ -149,14 +159,14 @@ def _attribute(
 
 
 def axis_of(
-    key: StoreKey, name: str, given: Level | Axis | None, slices: Tensor, row_pointers: dict[Axis, Tensor]
+    key: StoreKey, name: str, given: Level | Axis | Guess | None, slices: Tensor, row_pointers: dict[Axis, Tensor]
 ) -> tuple[Axis, Level | None]:
     """What an attribute's rows belong to, and could as well; rows that are counted on their own get a row pointer."""
     rows, axes = slices.diff(), [Axis(level, key) for level in (Level.NODE, Level.EDGE)]
     counts = {axis.level: row_pointers[axis].diff() for axis in axes if axis in row_pointers}
     like = [level for level, of_level in counts.items() if torch.equal(rows, of_level)]
     inferred = infer_level(name, rows, like)
-    level = given if isinstance(given, Level) else inferred
+    level = given.level if isinstance(given, Guess) else given if isinstance(given, Level) else inferred
     if given == GRAPHS and inferred is not Level.GRAPH:
         odd = _first(rows != 1)
         raise ValueError(
@@ -164,6 +174,8 @@ def axis_of(
             f"at first have one row each, as a label has. Pass levels={{{name!r}: {inferred.value!r}}} or 'graph'."
         )
     doubt = _doubt(name, level, like) if given is None else None
+    if isinstance(given, Guess) and given.doubt in like:
+        doubt = given.doubt
     if level is not Level.GRAPH:
         if level not in like:
             _refuse_rows(name, level, rows, counts.get(level))

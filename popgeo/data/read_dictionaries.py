@@ -1,6 +1,6 @@
 """Reads graphs that are dictionaries of tensors; the stores of PyG's graphs are joined as such dictionaries, too."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from operator import attrgetter, methodcaller
 from typing import Any
@@ -34,6 +34,9 @@ def read_dictionaries(graphs: Sequence[dict[str, Any]], excluded: set[str], leve
     return columns_of(dict, (None,), (None,), {None: columns}, counts, levels, len(graphs))
 
 
+_MOST_NODES = 1 << 40
+
+
 def _cat_dim(name: str, value: Tensor) -> int:
     """As `Data.__cat_dim__` says."""
     return -1 if "index" in name or name == "face" else 0
@@ -59,6 +62,8 @@ def join_store(
                 f"Graphs 0 and {i} differ in the attributes {odd}; all graphs of a batch need the same. Set them "
                 f"everywhere or pass exclude_keys={odd}."
             )
+    for name in {"batch", "ptr"} & names - excluded:
+        refuse_own(name, [graph[name] for graph in graphs])
     kept = [name for name in names if name not in excluded | MADE_BY_BATCH]
     columns = [_join(name, [graph[name] for graph in graphs], partial(dim_of, name)) for name in kept]
     states = "num_nodes" in names and "num_nodes" not in excluded
@@ -118,12 +123,25 @@ def _join(name: str, values: list[Any], dim_of: Callable[[Tensor], int | None]) 
     return JoinedColumn(name=name, values=joined, slices=row_pointer(counts), dim=int(dim) % joined.dim())
 
 
+def refuse_own(name: str, values: Iterable[Any]) -> None:
+    """Raise if a graph's own `batch` or `ptr` says more than that it is one graph, because a batch replaces it."""
+    for graph, value in enumerate(values):
+        numbers = value if isinstance(value, Tensor) else torch.as_tensor(value)
+        if numbers.numel() > 2 if name == "ptr" else bool(numbers.any()):
+            raise ValueError(
+                f"Graph {graph} has an attribute {name!r} of its own, which every batch makes itself. Rename it, or "
+                f"pass exclude_keys=[{name!r}]."
+            )
+
+
 def stated_counts(stated: Sequence[Any]) -> Tensor:
     """`num_nodes` of each graph. int64 [num_graphs]"""
     for graph, count in enumerate(stated):
         one = count.reshape(()).item() if isinstance(count, Tensor) and count.numel() == 1 else count
-        if isinstance(one, bool) or not isinstance(one, (int, np.integer)) or one < 0:
-            raise ValueError(f"Graph {graph} has num_nodes={count!r}; it is a whole number, and not negative.")
+        if isinstance(one, bool) or not isinstance(one, (int, np.integer)) or not 0 <= one <= _MOST_NODES:
+            raise ValueError(
+                f"Graph {graph} has num_nodes={count!r}; it is a whole number, not negative, at most {_MOST_NODES:,}."
+            )
     return torch.tensor([int(count) for count in stated], dtype=torch.int64)
 
 

@@ -17,7 +17,7 @@ from popgeo.data.attribute_names import MADE_BY_BATCH
 from popgeo.data.axes import Levels, StoreKey
 from popgeo.data.columns import Columns
 from popgeo.data.pyg_counts import JoinedColumn, columns_of
-from popgeo.data.read_dictionaries import join_store, refuse_containers, stated_counts
+from popgeo.data.read_dictionaries import join_store, refuse_containers, refuse_own, stated_counts
 from popgeo.native.plain_tensor import plain_tensor
 from popgeo.progress import progress
 
@@ -72,6 +72,8 @@ def _read_collated(dataset: InMemoryDataset, excluded: set[str], levels: Levels 
         # Attributes of a whole graph have their slices at the top, next to those of the node and edge types.
         slices = all_slices if store._key is None else all_slices.get(store._key, {})
         names = [name for name in store.keys() if name in slices and name not in excluded | MADE_BY_BATCH]  # noqa: SIM118
+        for name in (n for n in ("batch", "ptr") if n in slices and n in store and n not in excluded):
+            refuse_own(name, (store[name][a:b] for a, b in zip(slices[name], slices[name][1:], strict=False)))
         columns[store._key] = [_column(data, store, name, store[name], slices[name]) for name in names]
         if "_num_nodes" in store.__dict__:
             stated[store._key] = stated_counts(store._num_nodes)

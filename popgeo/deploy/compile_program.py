@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from popgeo.data.axes import Axis, Level
+from popgeo.data.axes import Axis, Level, levels_of
 from popgeo.data.batch_layout import LayoutChoices, for_all_graphs, lay_out
 from popgeo.data.compiled_fill import Filler
 from popgeo.data.cut import BatchMemory
@@ -16,7 +16,6 @@ from popgeo.data.flat_store import FlatStore
 from popgeo.deploy.fixed_program import FixedModel, FixedProgram, axes_of_results, call_of, input_name
 from popgeo.engine.backend import Backend, backend_of
 from popgeo.engine.compile_step import compile_forward
-from popgeo.loader.source import levels_of
 
 
 def backend_on(name: Backend | str | None, device: torch.device) -> Backend | None:
@@ -75,7 +74,7 @@ class ProgramMaker:
         given = self.results if isinstance(self.results, Mapping) else {}
         axes = axes_of_results(run(*example.values()), laid, given)
         inputs = {name: tensor.to("meta") for name, tensor in example.items()}
-        layout = replace(self.layout, levels=levels_of(store, self.layout.levels))
+        layout = replace(self.layout, levels=levels_of(store.attributes, self.layout.levels, keeps_doubt=False))
         return FixedProgram(run=run, inputs=inputs, sizes=sizes, axes=axes, layout=layout, model=fixed)
 
 

@@ -9,7 +9,7 @@ from torch_geometric.data.data import BaseData
 
 from popgeo.data.batch_layout import LayoutChoices
 from popgeo.data.collate import FixedSizeCollater
-from popgeo.data.fixed_size_options import FixedSizeOptions
+from popgeo.data.fixed_size_options import FixedSizeOptions, require_sizes
 from popgeo.data.flat_store import FlatStore
 from popgeo.data.opened import Opened
 from popgeo.data.trim import OverSizeStrategy
@@ -201,6 +201,7 @@ def _sizes(
         options = FixedSizeOptions(num_nodes, num_edges, num_graphs)
     elif options is None:
         options = FixedSizeOptions.worst_case(opened.store, opened.sizes.values, num_graphs)
+    require_sizes(options)
     if batch_size is not None and batch_size != options.num_graphs:
         raise ValueError(
             f"batch_size is {batch_size} and fixed_size_options.num_graphs is {options.num_graphs}; both count the "

@@ -63,7 +63,8 @@ class EpochLoader(DataLoader, metaclass=AskedForAgain):
             raise ValueError(_DECIDED[name])
         for name in kwargs.keys() - _OF_TORCH:
             known = signature(type(self).__init__).parameters.keys() | _OF_NOUNS | _OF_TORCH  # what the caller sees
-            raise TypeError(f"{type(self).__name__} has no argument {name!r}.{meant(name, known)}")
+            near = " Did you mean 'batch_size'?" if name == "num_graphs" else meant(name, known)
+            raise TypeError(f"{type(self).__name__} has no argument {name!r}.{near}")
         self.source, self.shuffle, self.waiting = source, choices.shuffle, Waiting()
         of_feed: Any = {"batches_ahead": choices.batches_ahead, "feature_dtype": choices.feature_dtype}
         self._feed = None if choices.device is None else DeviceFeed(choices.device, **of_feed)
@@ -169,11 +170,15 @@ class EpochLoader(DataLoader, metaclass=AskedForAgain):
         items = (batch for batches in made for batch in batches)
         if self._feed is not None:
             items = self._feed.feed(items)  # type: ignore[assignment]  # both are iterators
-        self.waiting = Waiting()
-        for batch in self.waiting.of(items):
-            run.position += 1
-            yield as_arrays(batch) if self._as_arrays else batch
-        self._epochs.end(run)
+        waiting = self.waiting = Waiting()  # another pass may begin one of its own
+        is_whole = False
+        try:
+            for batch in waiting.of(items):
+                self._epochs.give(run)
+                yield as_arrays(batch) if self._as_arrays else batch
+            is_whole = True
+        finally:
+            self._epochs.end(run, is_whole)
 
     _is_prepared = False
     use_stateful_dataloader = True  # accelerate's name for loaders whose state it saves and loads

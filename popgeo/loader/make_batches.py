@@ -1,9 +1,12 @@
 """Makes the batches of an epoch: here, on a thread, or in worker processes; in new memory or in reused one."""
 
 import math
+import signal
+import threading
 import weakref
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar
 
 import torch
 from torch.utils.data import DataLoader, Dataset
@@ -15,9 +18,12 @@ from popgeo.loader.prefetch import in_background
 from popgeo.loader.source import BatchSource
 from popgeo.packing import Packs
 
+T = TypeVar("T")
+_ONE_STARTS_WORKERS = threading.Lock()  # a process that is forked while another is gets half of its state
+
 
 class BatchMaker:
-    """Makes the batches of one epoch after another.
+    """Makes the batches of one epoch after another, or of several at a time: each pass has its own workers and memory.
 
     Args:
         source: Makes batches from packs of graphs.
@@ -30,12 +36,12 @@ class BatchMaker:
         self.source, self.of_torch = source, {**of_torch, "in_order": True}  # a run that continues counts items
         self.num_buffers, self.background = choices.num_buffers, choices.background
         self.pin_memory = of_torch.get("pin_memory", False) and torch.cuda.is_available()
-        self._pools: list[DataLoader[Any]] = []
+        # Each holds at most one: that of the pass that ended last, for the next one.
+        self._idle_pools: list[DataLoader[Any]] = []
+        self._idle_rings: list[list[BatchMemory | None]] = []
         # In the cycle that a loader is part of, the queues of workers would be closed before they receive the message
         # to end.
-        weakref.finalize(self, self._pools.clear)
-        self._asked: list[tuple[Packs, tuple[int, int]]] = []
-        self._ring: list[BatchMemory | None] = []
+        weakref.finalize(self, self._idle_pools.clear)
         self._made_for = 1
 
     def make(self, packs: Packs, group: int, start: int, key: tuple[int, int]) -> Iterator[list[Batch]]:
@@ -49,25 +55,42 @@ class BatchMaker:
         """
         packs = Packs(packs.indices, packs.ptr)[start * group :]  # what was skipped need not travel to workers
         if group != self._made_for:
-            self._pools.clear()
-            self._ring, self._made_for = [], group
+            self._idle_pools.clear()
+            self._idle_rings.clear()
+            self._made_for = group
         if self.of_torch.get("num_workers", 0) > 0:
             return self._from_workers(packs, group, key)
         chunks = self._chunks(packs, group, key)
         return in_background(chunks) if self.background else chunks
 
     def _from_workers(self, packs: Packs, group: int, key: tuple[int, int]) -> Iterator[list[Batch]]:
-        if not self._pools or not self.of_torch.get("persistent_workers"):
-            cuts, asked = _Cuts(self.source, group), self._asked
-            self._pools[:] = [DataLoader(cuts, batch_size=None, sampler=asked, **self.of_torch)]
         starts = range(0, len(packs), group)
-        self._asked[:] = [(packs[i : i + group], key) for i in starts]
-        for start, batch in zip(starts, self._pools[0], strict=True):
-            self.source.expect(packs, start)  # pages are shared with the workers
-            if self.source.layout is not None:  # what is noted at a tensor stays in its process
-                stores = {store._key: store for store in batch.stores}
-                note_largest((stores[slot.store][slot.name] for slot in self.source.layout.slots), self.source.layout)
-            yield [batch]
+        asked = [(packs[i : i + group], key) for i in starts]
+        pool = _taken(self._idle_pools)
+        if pool is None:
+            prepare = _StartWorker(self.of_torch.get("worker_init_fn"))
+            of_torch = {**self.of_torch, "worker_init_fn": prepare}
+            pool = DataLoader(_Cuts(self.source, group), batch_size=None, sampler=asked, **of_torch)
+            with _ONE_STARTS_WORKERS, _no_interrupts():
+                items = iter(pool)
+        else:
+            pool.sampler[:] = asked  # type: ignore[index]  # the list that it was made with
+            items = iter(pool)
+        try:
+            for start, batch in zip(starts, items, strict=True):
+                self.source.expect(packs, start)  # pages are shared with the workers
+                if (layout := self.source.layout) is not None:  # what is noted at a tensor stays in its process
+                    stores = {store._key: store for store in batch.stores}
+                    note_largest((stores[slot.store][slot.name] for slot in layout.slots), layout)
+                yield [batch]
+        except GeneratorExit:  # given up between two items; after an error or an interrupt within torch a pool is lost
+            self._keep_pool(pool, group)
+            raise
+        self._keep_pool(pool, group)
+
+    def _keep_pool(self, pool: "DataLoader[Any]", group: int) -> None:
+        if self.of_torch.get("persistent_workers") and group == self._made_for:
+            self._idle_pools[:] = [pool]
 
     def _chunks(self, packs: Packs, group: int, key: tuple[int, int]) -> Iterator[list[Batch]]:
         at_once = math.ceil(self.source.batches_at_once(packs) / group) * group
@@ -77,7 +100,7 @@ class BatchMaker:
             # An iterator has a ring of its own: what a peek draws must not stand where an epoch's items are in use.
             # One part is in use while one is filled; with a thread more wait between them.
             parts = range(4 if self.background else 2)
-            ring, self._ring = self._ring or [self._allocate(at_once, group) for _ in parts], []
+            ring = _taken(self._idle_rings) or [self._allocate(at_once, group) for _ in parts]
         start, stop, end = 0, group, len(packs)  # the first item is wanted at once
         turn = 0
         while start < end:
@@ -88,8 +111,8 @@ class BatchMaker:
             self.source.expect(packs, start)
             yield self.source.cut(packs[start:stop], key, group, memory)
             start, stop, turn = stop, stop + at_once, turn + 1
-        if group == self._made_for:
-            self._ring = ring if self.num_buffers else []
+        if self.num_buffers and group == self._made_for:
+            self._idle_rings[:] = [ring]
 
     def _allocate(self, num_batches: int, group: int) -> BatchMemory | None:
         layout = self.source.layout
@@ -105,3 +128,40 @@ class _Cuts(Dataset[Batch]):
     def __getitem__(self, packs_with_key: tuple[Packs, tuple[int, int]]) -> Batch:
         packs, key = packs_with_key
         return self.source.cut(packs, key, self.group)[0]
+
+
+class _StartWorker:
+    """The first act of a worker: it ignores interrupts, because the main process may catch them and continue.
+
+    Args:
+        own: The user's `worker_init_fn`.
+    """
+
+    def __init__(self, own: Callable[[int], None] | None) -> None:
+        self.own = own
+
+    def __call__(self, number: int) -> None:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        if self.own is not None:
+            self.own(number)
+
+
+@contextmanager
+def _no_interrupts() -> Iterator[None]:
+    """Hold back interrupts until the end; processes that start within it never get them."""
+    if not hasattr(signal, "pthread_sigmask"):  # Windows
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _taken(idle: list[T]) -> T | None:
+    """Take the last of a list that threads may share; None if it is empty."""
+    try:
+        return idle.pop()
+    except IndexError:
+        return None

@@ -97,8 +97,8 @@ class GraphPacker(PackChoices, Packer):
                 stacklevel=4,
             )
 
-    def check(self, packs: Packs) -> None:
-        """Refuses a batch, perhaps a sampler's, that is too large and may not be trimmed, and a changed dataset."""
+    def check_unchanged(self) -> None:
+        """Refuse a dataset that was edited, or has other graphs, since the loader read it."""
         dataset, count = self.opened.dataset, len(self.opened.store)
         now = why_not_flat(dataset) if len(dataset) == count else f"it had {count} graphs and has {len(dataset)}"
         if self.opened.holds_all and now is not None:
@@ -108,6 +108,9 @@ class GraphPacker(PackChoices, Packer):
                 f"The dataset has changed since the loader read it: {change} was replaced or edited. A batch would "
                 "hold what it was before. Make the loader after the change."
             )
+
+    def check(self, packs: Packs) -> None:
+        """Refuses a batch, perhaps a sampler's, that is too large and may not be trimmed."""
         if self.opened.holds_all and not (self.over_size_strategy.trims_nodes or self.over_size_strategy.trims_edges):
             try:
                 check_fits(self.opened.store, self.options, packs)

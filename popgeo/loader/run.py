@@ -116,11 +116,12 @@ class Run:
         resumes: The fingerprint of the batches among which that was.
     """
 
-    __slots__ = ("epoch", "has_started", "is_copy", "resumes", "used")
+    __slots__ = ("beside", "epoch", "has_started", "is_copy", "is_over", "resumes", "used")
 
     def __init__(self, epoch: int, used: tuple[Used, ...] = (), resumes: int | None = None) -> None:
         self.epoch, self.used, self.resumes = epoch, used, resumes
-        self.has_started = self.is_copy = False
+        self.has_started = self.is_copy = self.is_over = False
+        self.beside: Run | None = None  # the older pass that was running when this one began
 
     @property
     def position(self) -> int:

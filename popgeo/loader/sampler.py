@@ -51,6 +51,10 @@ class Packer(ABC):
         """Refuses batches, perhaps chosen by a user, that cannot be made."""
         return
 
+    def check_unchanged(self) -> None:
+        """Refuse to begin an epoch if the things that batches are made of have changed since they were read."""
+        return
+
 
 @dataclass(frozen=True, kw_only=True)
 class OrderPacker(Packer):
@@ -90,6 +94,7 @@ class EpochSampler:
         num_mini_batches(choices.options, choices.world_size or 1)
         self._run = Run(0)
         self._drawn: Run | None = None  # a pass that was drawn to its end, perhaps ahead of its use
+        self._given: Run | None = None  # of several passes at a time, the one whose place a state tells
         self._plan: EpochPlan | None = None
         self._behind, self._is_loaded = 0, False
 
@@ -154,14 +159,15 @@ class EpochSampler:
         run = run or self._run
         key, part = (self.seed, run.epoch if epoch is None else epoch), self.shard
         used = run.used_before(part) if key[1] == run.epoch else ()
-        if self._plan is None or (self._plan.key, self._plan.shard, self._plan.used) != (key, part, used):
+        plan = self._plan
+        if plan is None or (plan.key, plan.shard, plan.used) != (key, part, used):
             left = whole = self.whole(*key)
             for number, ranks in enumerate(used):
                 left = self._in_steps(left, ranks.world_size * ranks.group, key, number)[ranks.num_packs :]
             left = self._in_steps(left, part.world_size * part.group, key, len(used))
             mine = left if part.world_size == 1 else left[part.rank :: part.world_size]
-            self._plan = EpochPlan(key=key, shard=part, used=used, whole=whole, left=left, packs=mine)
-        return self._plan
+            plan = self._plan = EpochPlan(key=key, shard=part, used=used, whole=whole, left=left, packs=mine)
+        return plan
 
     def _in_steps(self, packs: Packs, together: int, key: tuple[int, int], number: int) -> Packs:
         """As many batches as make whole steps, in an order in which steps are equally long if costs are given."""
@@ -179,6 +185,7 @@ class EpochSampler:
         Raises:
             ValueError: the state was taken among other batches than these, or a copy would use some of them twice.
         """
+        self.packer.check_unchanged()
         at = self._run
         plan = self.plan(at.epoch + at.has_started)
         if at.used and not at.has_started:
@@ -196,12 +203,29 @@ class EpochSampler:
         self._run = run = Run(plan.key[1]) if at.has_started else Run(at.epoch, at.used, at.resumes)
         run.go_on(plan.shard)
         run.has_started, run.is_copy, self._is_loaded = True, is_copy, False
+        run.beside = None if self._given is None or self._given.is_over else self._given
         return run, plan
 
-    def end(self, run: Run) -> None:
-        """Notes that a pass has come to its end; nothing if another has begun since."""
-        if self._run is run:
-            self._run, self._drawn = Run(run.epoch + 1), run
+    def give(self, run: Run) -> None:
+        """Count an item that a pass gives. A state then tells the place of this pass."""
+        run.position += 1
+        self._given = run
+
+    def end(self, run: Run, is_whole: bool = True) -> None:
+        """Note that a pass has come to its end, or was given up before.
+
+        If it ran within an older pass, as a look at one batch or an evaluation does, it leaves no trace: states and
+        the next epoch are again those of the older pass. An older pass that gave one item was such a look itself.
+        """
+        run.is_over, older = True, run.beside
+        is_within = self._given is run and older is not None and not older.is_over
+        if older is not None and is_within and (older.position > 1 or run.position <= 1):
+            self._given = older
+            self._run = Run(run.epoch) if self._run is run else self._run
+        elif is_whole:
+            self._given = None if self._given is run else self._given
+            if self._run.is_over:
+                self._run, self._drawn = Run(self._run.epoch + 1), run
 
     def set_epoch(self, epoch: int) -> None:
         """Chooses the epoch that comes next; a state that was loaded for the same epoch keeps its position."""
@@ -216,7 +240,7 @@ class EpochSampler:
         self._go_to(epoch + self._behind)
 
     def _go_to(self, epoch: int) -> None:
-        self._drawn = None
+        self._drawn = self._given = None
         if self._run.has_started or self._run.epoch != epoch:
             self._run = Run(epoch)
 
@@ -231,7 +255,8 @@ class EpochSampler:
         Raises:
             ValueError: a copy draws the batches, which may be ahead of what it has given; or fewer have been drawn.
         """
-        run = self._drawn if num_items and self._drawn is not None and not self._run.has_started else self._run
+        now = self._given or self._run
+        run = self._drawn if num_items and self._drawn is not None and not self._run.has_started else now
         if num_items is not None and not 0 <= num_items <= run.position:
             raise ValueError(f"{num_items} items cannot have been used: {run.position} of this pass have been drawn.")
         if run.is_copy:
@@ -274,5 +299,5 @@ class EpochSampler:
             )
         used = used_of(state, self.packer.num_items)
         self.seed = state["seed"]
-        self._run, self._drawn = Run(state["epoch"], used, state.get("batches")), None
+        self._run, self._drawn, self._given = Run(state["epoch"], used, state.get("batches")), None, None
         self._behind, self._is_loaded = 0, True

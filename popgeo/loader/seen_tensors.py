@@ -1,18 +1,19 @@
 """Whether graphs in memory are still those that a loader has read: it holds copies, which no later edit reaches."""
 
-import weakref
-from collections.abc import Iterator
+from collections.abc import Sequence
+from itertools import chain
+from operator import attrgetter, is_
 from typing import Any
 
 import numpy as np
 from torch import Tensor
 from torch.utils.data import ConcatDataset, Subset
 
-_LOOKED_AT = 128  # graphs, evenly spaced: whoever edits a dataset edits all of it, or nearly
+_version = attrgetter("_version")
 
 
 class SeenTensors:
-    """What some graphs of a dataset held when they were read, by identity and version.
+    """The values of all graphs of a dataset when they were read, by identity and version.
 
     Args:
         dataset: The dataset.
@@ -28,59 +29,100 @@ class SeenTensors:
     """
 
     def __init__(self, dataset: Any) -> None:
-        self._seen: dict[Any, Any] | None = {place: _mark(value) for place, value in _values(dataset)}
+        self._look(dataset)
+
+    def _look(self, dataset: Any) -> None:
+        stores = [store for _, store in _stores(dataset)]
+        shared: dict[tuple[str, ...], tuple[str, ...]] = {}
+        self._names: list[tuple[str, ...]] | None = [shared.setdefault(names, names) for names in map(tuple, stores)]
+        self._values = [*chain.from_iterable(map(dict.values, stores))]
+        self._tensors = [one for one in self._values if isinstance(one, Tensor) and not one.is_inference()]
+        self._versions = [*map(_version, self._tensors)]
+        self._orders = _orders(dataset)
 
     def first_change(self, dataset: Any) -> str | None:
-        """What differs now, in words; None if nothing does."""
-        now = dict(_values(dataset))
-        if self._seen is None:
-            self._seen = {place: _mark(value) for place, value in now.items()}
-        for place in (*self._seen, *now):
-            if place not in now or place not in self._seen or not _is_same(self._seen[place], now[place]):
-                number, name = place
-                return f"{name!r} of {number if isinstance(number, str) else f'graph {number}'}"
-        return None
+        """Return the place of the first difference in words, None if there is none."""
+        if self._names is None:
+            self._look(dataset)
+        assert self._names is not None
+        owned = _stores(dataset)
+        stores = [store for _, store in owned]
+        now = [*chain.from_iterable(map(dict.values, stores))]
+        # Each line is a loop in C: epochs of many small graphs must not wait for it.
+        is_same = len(now) == len(self._values) and all(map(is_, now, self._values))
+        is_same = is_same and self._names == [*map(tuple, stores)] and self._versions == [*map(_version, self._tensors)]
+        orders = _orders(dataset)
+        if len(orders) != len(self._orders) or not all(map(np.array_equal, orders, self._orders)):
+            return "the order of its graphs"
+        return None if is_same else self._difference(owned, self._names)
+
+    def _difference(self, owned: list[tuple[int | str, dict[str, Any]]], known: list[tuple[str, ...]]) -> str | None:
+        edited = {id(t) for t, seen in zip(self._tensors, self._versions, strict=True) if _version(t) != seen}
+        values = iter(self._values)
+        for (owner, store), names in zip(owned, known, strict=False):
+            before = dict(zip(names, values, strict=False))
+            for name in {**before, **store}:
+                is_there = name in before and name in store
+                if not is_there or id(store[name]) in edited or not _is_equal(before[name], store[name]):
+                    return f"{name!r} of {f'graph {owner}' if isinstance(owner, int) else owner}"
+        return None if len(owned) == len(known) else "a node or edge type"
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"_seen": None}  # a copy has tensors of its own, which it looks at when it is first asked
+        return {"_names": None}  # a copy has tensors of its own, which it looks at when it is first asked
 
 
-def _values(dataset: Any) -> Iterator[tuple[tuple[Any, str], Any]]:
-    """The values of some graphs, each with its place."""
-    from torch_geometric.data import InMemoryDataset
+def _graphs(dataset: Any) -> Sequence[Any] | None:
+    """Return the graphs of a dataset that is made of lists."""
+    if type(dataset) in (list, tuple):  # others may make a graph each time
+        return dataset
+    parts = dataset.datasets if isinstance(dataset, ConcatDataset) else [getattr(dataset, "dataset", None)]
+    if not isinstance(dataset, Subset | ConcatDataset) or any(_graphs(part) is None for part in parts):
+        return None
+    graphs = [graph for part in parts for graph in _graphs(part) or ()]
+    return [graphs[i] for i in dataset.indices] if isinstance(dataset, Subset) else graphs
 
+
+def _stores(dataset: Any) -> list[tuple[int | str, dict[str, Any]]]:
+    """Return the values by name of each graph, or of all graphs joined; each with a number or a name for its owner."""
+    graphs, joined = _graphs(dataset), getattr(dataset, "_data", None)
+    if graphs is not None:
+        return [(number, store) for number, graph in enumerate(graphs) for store in _of_graph(graph)]
     if isinstance(dataset, Subset):
-        yield from _values(dataset.dataset)
-    elif isinstance(dataset, ConcatDataset):
-        for i, part in enumerate(dataset.datasets):
-            yield from (((f"part {i}, {number}", name), value) for (number, name), value in _values(part))
-    elif isinstance(dataset, InMemoryDataset):
-        if dataset._data is not None:
-            yield from ((("the dataset", name), value) for name, value in _attributes(dataset._data))
-    elif type(dataset) in (list, tuple):  # others may make a graph each time
-        for i in np.unique(np.linspace(0, len(dataset) - 1, min(len(dataset), _LOOKED_AT)).astype(int)).tolist():
-            yield from (((i, name), value) for name, value in _attributes(dataset[i]))
+        return _stores(dataset.dataset)
+    if isinstance(dataset, ConcatDataset):
+        parts = ((f" of part {i}", _stores(part)) for i, part in enumerate(dataset.datasets))
+        return [(f"{f'graph {n}' if isinstance(n, int) else n}{of}", store) for of, part in parts for n, store in part]
+    if joined is None:
+        return []
+    slices = dataset.slices or {}
+    nested = [slices, *(one for one in slices.values() if isinstance(one, dict))]
+    flat = [{name: one for name, one in part.items() if not isinstance(one, dict)} for part in nested]
+    return [*(("the dataset", one) for one in _of_graph(joined)), *(("the slices of the dataset", one) for one in flat)]
 
 
-def _attributes(graph: Any) -> Iterator[tuple[str, Any]]:
+def _orders(dataset: Any) -> list[np.ndarray]:
+    """Return the numbers of graphs by which subsets of joined graphs choose."""
+    if _graphs(dataset) is not None:
+        return []
+    if isinstance(dataset, ConcatDataset):
+        return [order for part in dataset.datasets for order in _orders(part)]
+    if isinstance(dataset, Subset):
+        return [np.array(dataset.indices), *_orders(dataset.dataset)]
+    indices = getattr(dataset, "_indices", None)
+    return [] if indices is None else [np.array(indices)]
+
+
+def _of_graph(graph: Any) -> list[dict[str, Any]]:
     if isinstance(graph, dict):
-        yield from graph.items()
-        return
-    for store in graph.stores:
-        of_type = "" if store._key is None else f" of {store._key}"
-        yield from ((f"{name}{of_type}", value) for name, value in store.items())
+        return [graph]
+    of_one_type = graph.__dict__.get("_store")
+    return [store._mapping for store in graph.stores] if of_one_type is None else [of_one_type._mapping]
 
 
-def _mark(value: Any) -> Any:
-    """What tells a value from another, or from itself before an edit; nothing that keeps a tensor alive."""
-    return (weakref.ref(value), _version(value)) if isinstance(value, Tensor) else value
-
-
-def _is_same(mark: Any, value: Any) -> bool:
-    if isinstance(value, Tensor):
-        return isinstance(mark, tuple) and mark[0]() is value and mark[1] == _version(value)
-    return mark is value or not isinstance(value, (int, float, str)) or mark == value
-
-
-def _version(tensor: Tensor) -> int:
-    return -1 if tensor.is_inference() else tensor._version
+def _is_equal(before: Any, now: Any) -> bool:
+    if before is now or isinstance(before, Tensor) or isinstance(now, Tensor):
+        return before is now
+    try:
+        return bool(before == now)
+    except (RuntimeError, ValueError):  # arrays and tensors within compare to more than one answer
+        return False

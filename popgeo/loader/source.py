@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from popgeo.data.axes import GRAPHS, Levels, completed
+from popgeo.data.axes import levels_of
 from popgeo.data.batch_layout import LayoutChoices, for_all_graphs, lay_out
 from popgeo.data.collate import FixedSizeCollater
 from popgeo.data.cut import BatchCutter, BatchMemory
@@ -131,14 +131,7 @@ def opened_for(dataset: Any, layout: LayoutChoices, progress_bar: bool | None) -
         f"pass list(dataset) or FlatStore.from_dataset(dataset): transforms then run once.",
         stacklevel=4,
     )
-    return opened, replace(layout, levels=levels_of(opened.store, levels))
-
-
-def levels_of(store: FlatStore, given: Levels | None = None) -> Levels:
-    """What each attribute's rows belong to, for collating other graphs alike: as is given, or else inferred."""
-    tensors = (one for one in store.attributes if one.is_tensor)
-    inferred = {(one.store, one.name): GRAPHS if one.axis == GRAPHS else one.axis.level for one in tensors}
-    return completed(given, inferred)
+    return opened, replace(layout, levels=levels_of(opened.store.attributes, levels))
 
 
 def grouped(batches: "list[Batch]", group: int) -> "list[Batch]":

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -104,16 +104,21 @@ def counts_of_hops(num_neighbors: NumNeighbors, edge_types: Sequence[EdgeType]) 
                 f"num_neighbors must name every edge type of the graph; missing {sorted(missing)}, unknown "
                 f"{sorted(unknown)}. Give [0, 0] for a type that is not to be followed."
             )
-        counts = {edge_type: tuple(num_neighbors[edge_type]) for edge_type in edge_types}
+        counts = {edge_type: _numbers(num_neighbors[edge_type]) for edge_type in edge_types}
     else:
-        counts = dict.fromkeys(edge_types, tuple(num_neighbors))
+        counts = dict.fromkeys(edge_types, _numbers(num_neighbors))
     if len({len(hops) for hops in counts.values()}) > 1:
         raise ValueError(f"num_neighbors has different numbers of hops for different edge types: {counts}.")
     for hops in counts.values():
         for number in hops:
-            if not isinstance(number, int) or not -1 <= number < 2**31:
+            if type(number) is not int or not -1 <= number < 2**31:
                 raise ValueError(f"num_neighbors is {list(hops)}; each is 0 or more, or -1 for all neighbours.")
     return counts
+
+
+def _numbers(hops: Any) -> tuple[Any, ...]:
+    """Return the counts with Python's own numbers in place of those of NumPy and torch."""
+    return tuple(number.item() if hasattr(number, "item") else number for number in hops)
 
 
 def check_seeds(seeds: Mapping[str, Tensor], num_nodes: Mapping[str, int]) -> dict[str, Tensor]:

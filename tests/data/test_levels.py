@@ -1,6 +1,7 @@
 """What an attribute's rows belong to is decided once: by the user, by names, by graphs enough, or not at all."""
 
 from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
@@ -167,3 +168,86 @@ def test_atoms_without_a_bond_are_counted():
     unnamed = [Data(h=torch.ones(3, 2), edge_index=bond), Data(h=torch.ones(2, 2), edge_index=bond)]
     with pytest.raises(ValueError, match=r"has 3 rows in 'h'\. Set num_nodes"):
         FixedSizeDataLoader(unnamed, 3)
+
+
+class LazyRings(torch.utils.data.Dataset):
+    def __len__(self) -> int:
+        return 6
+
+    def __getitem__(self, i: int) -> Data:
+        return ring(3 + i % 3)
+
+
+RINGS = {
+    "written": lambda folder, **how: write([ring(4), ring(3)], folder, **how),
+    "block by block": lambda folder, **how: write([ring(4), ring(3)], folder, buffer_bytes=1, **how),
+    "saved": lambda folder, **how: saved(FlatStore.from_dataset([ring(4), ring(3)], **how), folder),
+    "copied": lambda folder, **how: saved(write([ring(4)], folder.with_name("first"), **how), folder),
+    "in memory": lambda folder, **how: InMemory([ring(4), ring(3)]),
+    "made when asked for": lambda folder, **how: LazyRings(),
+}
+
+
+def saved(store: FlatStore, folder: Path) -> FlatStore:
+    store.save(folder)
+    return FlatStore.open(folder)
+
+
+@pytest.mark.filterwarnings("ignore:.* does not hold its graphs")
+@pytest.mark.parametrize("how", RINGS)
+def test_edges_of_rings_are_asked_for_wherever_the_graphs_lie(how, tmp_path):
+    dataset = RINGS[how](tmp_path / "rings")
+    trims = {"over_size_strategy": "TrimEdges", "num_nodes": 9, "num_edges": 2}
+    for choices in ({"sort_edges": True}, trims):
+        with pytest.raises(ValueError, match="as many rows in 'length' as edges as nodes"):
+            list(FixedSizeDataLoader(dataset, 2, **choices))
+        batch = next(iter(FixedSizeDataLoader(dataset, 2, levels={"length": "edge"}, **choices)))
+        real = batch.edges_mask
+        assert torch.equal(batch.length[real], (batch.edge_index[0] * 10.0 + batch.edge_index[1])[real])
+    assert next(iter(FixedSizeDataLoader(dataset, 2))).length.shape[0] > 0  # nothing depends on it
+
+
+@pytest.mark.parametrize("how", ["written", "block by block", "saved", "copied"])
+def test_a_store_knows_what_its_writer_was_told_about_rings(how, tmp_path):
+    store = RINGS[how](tmp_path / "rings", levels={"length": "edge"})
+    assert store.level("length").value == "edge"
+    batch = next(iter(FixedSizeDataLoader(store, 2, sort_edges=True)))
+    assert batch.length[:3].tolist() == (batch.edge_index[0] * 10 + batch.edge_index[1])[:3].tolist()
+
+
+def test_a_graph_that_is_no_ring_settles_what_rings_left_open(tmp_path):
+    path = Data(x=torch.zeros(3, 1), edge_index=torch.tensor([[1, 0], [2, 1]]), length=torch.zeros(3))
+    store = write([ring(4), ring(3), path], tmp_path / "nodes", buffer_bytes=1)
+    assert next(iter(FixedSizeDataLoader(store, 2, sort_edges=True))).length[:4].tolist() == [30, 23, 12, 1]
+    path.length = torch.zeros(2)  # of its edges: those of the rings were taken for nodes
+    with pytest.raises(ValueError, match="Graph 2 has 2 rows in 'length' and 3 nodes"):
+        write([ring(4), ring(3), path], tmp_path / "edges", buffer_bytes=1)
+    with pytest.raises(ValueError, match="as many rows in 'length' as edges as nodes"):
+        write([ring(4), ring(3)], tmp_path / "sorted", sort_edges=True, buffer_bytes=1)
+
+
+def labelled(n: int, name: str) -> Data:
+    data = Data(x=torch.ones(n, 1), edge_index=torch.zeros(2, n - 1).long())
+    data[name] = torch.ones(n)
+    return data
+
+
+@pytest.mark.parametrize("name", ["charge", "y", "weight"])
+@pytest.mark.parametrize("levels", [None, {"extra": "graph"}])
+def test_a_collater_keeps_what_it_has_learned(name, levels):
+    atoms, molecules = [labelled(1, name)] * 2, [labelled(3, name), labelled(4, name)]
+    collate = FixedSizeCollater(FixedSizeOptions(20, 20, 3), levels=levels)
+    assert collate(molecules)[name].shape == (20,) == collate(atoms)[name].shape
+    collate = FixedSizeCollater(FixedSizeOptions(20, 20, 3), levels=levels)
+    assert collate(atoms)[name].shape == (3,)
+    with pytest.raises(ValueError, match=f"In graph 0 '{name}' has 3 rows, one per node.*Pass levels="):
+        collate(molecules)
+    told = FixedSizeCollater(FixedSizeOptions(20, 20, 3), levels={name: "node"})
+    assert told(atoms)[name].shape == (20,) == told(molecules)[name].shape
+
+
+def test_a_collater_asks_about_rings_also_in_a_later_batch():
+    collate = FixedSizeCollater(FixedSizeOptions(9, 4, 3), trim_edges=True)
+    assert collate([ring(4)]).length.shape == (9,)
+    with pytest.raises(ValueError, match="as many rows in 'length' as edges as nodes"):
+        collate([ring(4), ring(3)])  # some of these edges go

@@ -6,9 +6,10 @@ import pickle
 import pytest
 import torch
 from torch.utils.data import ConcatDataset, Subset
-from torch_geometric.data import Data, InMemoryDataset
+from torch_geometric.data import Data, HeteroData, InMemoryDataset
 
 from popgeo import FixedSizeDataLoader
+from popgeo.data import FlatStore
 
 
 def graphs(count: int = 300) -> list[Data]:
@@ -87,3 +88,108 @@ def test_a_copied_loader_is_one_of_unchanged_data_until_they_change(copied, wrap
     with pytest.raises(ValueError, match="The dataset has changed since the loader read it: 'y' of"):
         next(iter(other))
     assert len(list(loader)) == len(loader)
+
+
+def swap_graph(items, n):
+    items[n] = Data(x=torch.ones(2, 1), edge_index=torch.tensor([[0], [1]]), y=torch.zeros(1), tag=n)
+
+
+def add_name(items, n):
+    items[n].extra = torch.ones(1)
+
+
+EDITS = {
+    "replaced": lambda items, n: replace_y(items[n]),
+    "in place": lambda items, n: edit_y(items[n]),
+    "without gradients": lambda items, n: torch.no_grad()(edit_y)(items[n]),
+    "number": lambda items, n: set_number(items[n]),
+    "dropped": lambda items, n: drop(items[n]),
+    "added": add_name,
+    "another graph": swap_graph,
+}
+PLACES = {"x": "another graph", "tag": "number", "extra": "added"}
+
+
+@pytest.mark.parametrize(
+    ("edit", "workers"), [*((one, {}) for one in EDITS), ("in place", {"num_workers": 1, "persistent_workers": True})]
+)
+def test_an_edit_of_one_graph_among_many_is_named_in_each_kind_of_list(edit, workers):
+    place = next((name for name, kind in PLACES.items() if kind == edit), "y")
+    for number in (3, 205):
+        items = graphs(400)
+        whole, half = FixedSizeDataLoader(items, 8, **workers), FixedSizeDataLoader(Subset(items, range(200)), 8)
+        joined = FixedSizeDataLoader(ConcatDataset([Subset(items, range(100, 300)), items[300:]]), 8)
+        assert len(whole) == len(list(whole)) == len(whole)  # an epoch and the plan of the next
+        EDITS[edit](items, number)
+        with pytest.raises(ValueError, match=f"'{place}' of graph {number} was replaced or edited.*Make the loader"):
+            next(iter(whole))
+        for loader, place_in_it in ((half, number if number < 200 else None), (joined, number - 100)):
+            if place_in_it is None or place_in_it < 0:
+                next(iter(loader))  # it holds none of what was edited
+            else:
+                with pytest.raises(ValueError, match=f"'{place}' of graph {place_in_it} was"):
+                    next(iter(loader))
+
+
+def set_slices(data):
+    data.slices["y"] = data.slices["y"].clone()
+
+
+def set_order(data):
+    data._indices = [*range(len(data))][::-1]
+
+
+@pytest.mark.parametrize(
+    ("edit", "message"),
+    [
+        (lambda kept: setattr(kept._data, "y", kept._data.y + 0), "'y' of the dataset was"),
+        (lambda kept: kept._data.x.zero_(), "'x' of the dataset was"),
+        (lambda kept: kept.slices["y"].add_(0), "'y' of the slices of the dataset was"),
+        (set_slices, "'y' of the slices of the dataset was"),
+        (set_order, "the order of its graphs was"),
+    ],
+)
+def test_an_edit_of_a_dataset_in_memory_is_named(edit, message):
+    kept = Kept(graphs(20))
+    loaders = [FixedSizeDataLoader(one, 4) for one in (kept, Subset(kept, [3, 4, 5]), ConcatDataset([kept, kept]))]
+    for loader in loaders:
+        list(loader)
+    edit(kept)
+    for loader, of in zip(loaders, ("", "", " of part 0"), strict=True):
+        in_part = message.replace(" was", f"{of if 'order' not in message else ''} was")
+        with pytest.raises(ValueError, match=in_part):
+            next(iter(loader))
+
+
+@pytest.mark.parametrize("wrap", [list, Kept, FlatStore.from_dataset])
+def test_replaced_numbers_of_a_subset_are_noticed(wrap):
+    subset = Subset(wrap(graphs(20)), [1, 2, 3])
+    loader = FixedSizeDataLoader(subset, 4)
+    list(loader)
+    subset.indices[1] = 7
+    with pytest.raises(ValueError, match=r"has changed since the loader read it: ('.*' of graph 1|the order of)"):
+        next(iter(loader))
+
+
+def test_equal_numbers_and_lists_are_no_change():
+    items = [Data(x=torch.ones(2, 1), edge_index=torch.tensor([[0], [1]]), tag=0.5, atoms=["C", "O"]) for _ in range(3)]
+    loader = FixedSizeDataLoader(items, 4)
+    items[1].tag, items[2].atoms = 1 / 2, ["C", "O"]
+    next(iter(loader))
+    items[2].atoms = ["C", "N"]
+    with pytest.raises(ValueError, match="'atoms' of graph 2 was"):
+        next(iter(loader))
+
+
+def test_an_edit_of_one_type_of_a_graph_is_named():
+    def one() -> HeteroData:
+        data = HeteroData(y=torch.zeros(1))
+        data["a"].x, data["b"].x = torch.ones(2, 1), torch.ones(3, 1)
+        data["a", "to", "b"].edge_index = torch.tensor([[0], [1]])
+        return data
+
+    items = [one() for _ in range(200)]
+    loader = FixedSizeDataLoader(items, 4)
+    items[150]["b"].x += 1
+    with pytest.raises(ValueError, match="'x' of graph 150 was"):
+        next(iter(loader))

@@ -55,6 +55,7 @@ def describe(block: Columns, json: frozenset[tuple[object, str]], transform: str
                 values=_empty(f"{name}.{'json' if is_json else 'bin'}", attribute.tensor, attribute.dim),
                 increments=None if increments is None else _empty(f"{name}.increments.bin", increments),
                 is_json=is_json,
+                doubt=attribute.doubt,
             )
         )
     ends = block.row_ends

@@ -60,6 +60,7 @@ class AttributeEntry:
         values: All rows.
         increments: How far each graph shifts the values of the graphs after it in a batch.
         is_json: Whether it is not a tensor: its rows are then the bytes of one value a graph as JSON.
+        doubt: What its rows could belong to as well, see `Attribute`.
     """
 
     store: StoreKey
@@ -69,6 +70,7 @@ class AttributeEntry:
     values: ArrayFile
     increments: ArrayFile | None = None
     is_json: bool
+    doubt: Level | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -194,6 +196,8 @@ def _checksum(content: Mapping[str, Any]) -> int:
 
 
 def _plain(value: Any) -> Any:
+    if isinstance(value, Level):
+        return value.value
     return [value.level.value, value.store, value.name] if isinstance(value, Axis) else vars(value)
 
 
@@ -214,7 +218,9 @@ def _manifest(content: Mapping[str, Any]) -> Manifest:
 
 def _attribute(entry: Mapping[str, Any]) -> AttributeEntry:
     files = {name: None if entry[name] is None else _file(entry[name]) for name in ("values", "increments")}
-    made = AttributeEntry(**{**entry, "store": _key(entry["store"]), "axis": _axis(entry["axis"])} | files)
+    doubt = entry.get("doubt")  # an earlier version wrote none
+    nouns = {"store": _key(entry["store"]), "axis": _axis(entry["axis"]), "doubt": doubt and Level(doubt)}
+    made = AttributeEntry(**{**entry, **nouns, **files})
     if not isinstance(made.name, str) or type(made.dim) is not int or not 0 <= made.dim < len(made.values.shape):
         raise TypeError(f"{str(entry)[:200]} is not an attribute")
     return made

@@ -59,6 +59,7 @@ def _opened(folder: Path, manifest: notes.Manifest, compares: bool) -> Columns:
                 values=StoredList(values, pointers.pop(axis)) if entry.is_json else values,
                 dim=entry.dim,
                 increments=increments,
+                doubt=_doubt(entry, pointers),
             )
         )
     return Columns(
@@ -70,6 +71,12 @@ def _opened(folder: Path, manifest: notes.Manifest, compares: bool) -> Columns:
         states_num_nodes=frozenset(manifest.states_num_nodes),
         row_ends=None if manifest.row_ends is None else {key: opened(file) for key, file in manifest.row_ends},
     )
+
+
+def _doubt(entry: notes.AttributeEntry, pointers: dict[Axis, Tensor]) -> Level | None:
+    """Return what the rows could belong to as well, if the numbers of all graphs leave that open."""
+    other = None if entry.doubt is None else pointers.get(Axis(entry.doubt, entry.store))
+    return entry.doubt if other is not None and torch.equal(other, pointers[entry.axis]) else None
 
 
 def _block_sums(folder: Path, manifest: notes.Manifest) -> dict[str, bytes]:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from popgeo.atomic_write import name_file, write_atomically
-from popgeo.data.axes import GRAPHS, Axis, Level
+from popgeo.data.axes import GRAPHS, Axis, Guess, Level
 from popgeo.data.columns import Columns
 from popgeo.data.store import manifest as notes
 from popgeo.data.store.append_file import AppendFile
@@ -69,11 +69,14 @@ class FolderWriter:
         return 0 if self.manifest is None else self.manifest.num_graphs
 
     @property
-    def levels(self) -> dict[Any, Level | Axis]:
+    def levels(self) -> dict[Any, Level | Axis | Guess]:
         """What attributes' rows belong to, as the blocks so far say."""
         entries = () if self.manifest is None else self.manifest.attributes
-        axes = {(entry.store, entry.name): entry.axis for entry in entries if not entry.is_json}
-        return {name: axis if axis == GRAPHS else axis.level for name, axis in axes.items()}
+        known: dict[Any, Level | Axis | Guess] = {}
+        for one in (entry for entry in entries if not entry.is_json):
+            guess = None if one.doubt is None else Guess(one.axis.level, one.doubt)
+            known[one.store, one.name] = GRAPHS if one.axis == GRAPHS else guess or one.axis.level
+        return known
 
     def check_goes_on(self, block: Columns) -> None:
         """Checks that the first graph of a block is the last one that was written.

@@ -43,6 +43,7 @@ class Neighborhood:
     def __init__(
         self, store: FlatStore, num_neighbors: Any, time_attr: str | None, weight_attr: str | None, **how: Any
     ) -> None:
+        num_neighbors = num_neighbors.tolist() if hasattr(num_neighbors, "tolist") else num_neighbors
         if not isinstance(num_neighbors, list | tuple | Mapping):
             raise ValueError(f"num_neighbors is {num_neighbors!r}; pass a list, a number for each hop, as [15, 10].")
         graphs: dict[Any, CompressedGraph] = {}
