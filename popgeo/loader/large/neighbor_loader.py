@@ -85,6 +85,7 @@ class NeighborSampler(PartSampler):
     def __init__(self, store: FlatStore, num_neighbors: Any, seeds: Any, times: Tensor | None, **how: Any) -> None:
         self.neighborhood, self.times = Neighborhood(store, num_neighbors, **how), times
         self.node_type, self.seeds = seeds_of(store, seeds)
+        self.seed_type = self.node_type
         self.num_items = len(self.seeds)
         # A seed that is listed twice is two nodes of a batch.
         self.repeats = self.neighborhood.repeats or len(self.seeds.unique()) < self.num_items
