@@ -28,7 +28,7 @@ class BatchBuilder:
         from popgeo.data.fixed_batch import STORAGES, batch_class
 
         self.cls: Any = batch_class(store.graph_class)
-        template = self.cls()
+        template = self.cls(_base_cls=self.cls)
         for key in (*store.node_types, *store.edge_types):
             if key is not None:
                 template[key]  # PyG makes the store of a type when it is first asked for
