@@ -6,7 +6,7 @@ Of a batch of graphs each argument gets the attribute of its name, or one argume
 import inspect
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import Tensor
@@ -28,11 +28,13 @@ class Arguments:
         signature: The function's.
         tensors: In order.
         structure: How they nest, by the names of the arguments, and what else the function is given.
+        batch: The batch whose attributes they are; None if the caller names them.
     """
 
     signature: inspect.Signature
     tensors: Sequence[Tensor]
     structure: Structure
+    batch: Any = None
 
     @classmethod
     def of(cls, signature: inspect.Signature, args: Sequence[Any], kwargs: Mapping[str, Any]) -> "Arguments":
@@ -44,6 +46,7 @@ class Arguments:
             TypeError: the function takes no such arguments.
             ValueError: an argument is not an attribute of the batch.
         """
+        whole = args[0] if len(args) == 1 and is_graph_data(args[0]) else None
         args, kwargs = BatchArguments(signature)(args, kwargs)
         try:
             given = signature.bind(*args, **kwargs).arguments
@@ -54,7 +57,7 @@ class Arguments:
         # A default that is more than a plain value counts as left out, also if the call gives that very object.
         kept = {one.name: part for one, part in parts if part is not one.default or isinstance(part, SCALARS)}
         tensors, structure = flatten(kept)
-        return cls(signature=signature, tensors=tensors, structure=structure)
+        return cls(signature=signature, tensors=tensors, structure=structure, batch=None if args else whole)
 
     def like(self, structure: Structure) -> "Arguments":
         """The same arguments with the parts of dictionaries and graph data in the order of another nest."""
@@ -69,7 +72,7 @@ class Arguments:
     def with_tensors(self, tensors: Sequence[Tensor]) -> "Arguments":
         """The same arguments with other tensors, also of other shapes."""
         own, structure = flatten(unflatten(self.structure, tensors))
-        return Arguments(signature=self.signature, tensors=own, structure=structure)
+        return replace(self, tensors=own, structure=structure)
 
     def pass_to(self, function: Callable[..., Any], tensors: Sequence[Tensor]) -> Any:
         """Calls the function with these tensors in place of its own.

@@ -9,10 +9,6 @@ from torch import Tensor
 from popgeo.capture.op_graph import shape_text
 from popgeo.capture.pytree import SCALARS, Container, Fixed, Leaf, Structure, flatten, templates
 
-_NUMBERS = (
-    " (numbers that differ between batches are given as masks: seeds_mask for batch_size, graphs_mask for graphs)"
-)
-
 
 def leaves(structure: Structure) -> Iterator[tuple[str, Leaf]]:
     """The path of each tensor, and its shape and type, in the order of `flatten`.
@@ -126,7 +122,5 @@ def first_difference(compiled: Structure, given: Structure) -> str:
     before, after = dict(describe(compiled)), dict(describe(given))
     for path in [*before, *(path for path in after if path not in before)]:
         if before.get(path) != after.get(path):
-            found, compiled_for = after.get(path, "absent"), before.get(path, "none")
-            is_number = found.isdigit() and compiled_for.isdigit()
-            return f"`{path}` is {found}, but the model was compiled for {compiled_for}{_NUMBERS if is_number else ''}"
+            return f"`{path}` is {after.get(path, 'absent')}, but the model was compiled for {before.get(path, 'none')}"
     return "an argument that is neither a tensor nor a number is a different object than at compilation"

@@ -189,7 +189,7 @@ class FixedSizeBatch(_Words):
                 f"The model takes {found[0]} of a batch with seeds, where it is True for sampled neighbors too, whose "
                 f"own neighbors are missing. Pass the seeds: step(batch, {found[0]}=batch.seeds_mask"
                 f"{'_dict' * found[0].endswith('_dict')}). "
-                "A model that takes both masks may join them."
+                "Or read both masks in the model, and join them."
             )
 
     def __reduce__(self) -> Any:

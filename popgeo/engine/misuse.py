@@ -4,11 +4,22 @@ import warnings
 from collections.abc import Iterable
 from typing import Any, NoReturn
 
+import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim import Optimizer
 
+from popgeo import largest_graph
+from popgeo.capture.arguments import Arguments
+from popgeo.capture.captured_step import CapturedStep
+from popgeo.capture.op_graph import Role
+from popgeo.capture.pytree import Container, Fixed
+from popgeo.capture.structures import leaves
+
 _OF_GRAPHS = {"edge_index", "batch", "nodes_mask", "edges_mask", "graphs_mask"}
+_MASKS = ("nodes_mask", "edges_mask", "edge_label_mask", "graphs_mask")
+_LABELS = {"y", "label", "labels", "target", "targets", "edge_label"}
+_CHOOSE_ROWS = ("aten.slice", "aten.index", "aten.select", "aten.narrow", "aten.gather")
 _DONE = (
     "The compiled step has run the backward pass and the optimizer's update already, and leaves no gradients. Leave "
     "out {what}; gradients are clipped by compile_step(..., options=StepOptions(max_grad_norm=1.0))."
@@ -60,3 +71,77 @@ def warn_of_padded_norms(model: nn.Module, names: Iterable[str]) -> None:
             "popgeo.testing.check_padding_invariance tells whether padding matters.",
             stacklevel=2,
         )
+
+
+def check_masks_of_loss(step: CapturedStep, arguments: Arguments) -> None:
+    """Check that the loss of a training step leaves padding and sampled neighbors out, as far as its graph shows it.
+
+    Args:
+        step: The captured step.
+        arguments: Those of a call, with the tensors of one micro-batch.
+
+    Raises:
+        ValueError: the model takes a batch with seeds, and its loss reads `train_mask` or its like instead of them.
+
+    Warns:
+        UserWarning: the loss reads labels of all rows of a batch that has masks, and none of these.
+    """
+    if step.loss is None:
+        return
+    read = _read_by_loss(step)
+    for batch in arguments.graph_data:
+        if hasattr(type(batch), "refuse_names"):
+            batch.refuse_names({_last(name) for name, dtype in read.items() if dtype is torch.bool}, ())
+    if torch.bool in read.values() or any("weight" in name for name in read):  # which may be 0 in padding
+        return
+    rows = _padded_rows(arguments)
+    for (path, _), tensor in zip(leaves(arguments.structure), arguments.tensors, strict=True):
+        mask = rows.get(len(tensor) if tensor.dim() else -1, "")
+        # A class below 0 is one that torch's losses leave out.
+        if (
+            path in read
+            and mask
+            and (mask == "graphs_mask" or _last(path) in _LABELS)
+            and not bool((tensor[-1:] < 0).all())
+        ):
+            warnings.warn(
+                f"The loss reads all rows of {path}, those of padding too, and no mask. Use a loss of popgeo.nn with "
+                f"{mask}, such as popgeo.nn.mse_loss(out, y, {mask}); or fill labels of padding with a class that "
+                "torch leaves out, as FixedSizeOptions(..., graph_pad_value=-100) does for graphs.",
+                stacklevel=2,
+            )
+
+
+def _padded_rows(arguments: Arguments) -> dict[int, str]:
+    """Return for each number of rows that includes padding the mask of these rows, as far as a call shows it."""
+    whole = [*arguments.graph_data, *([] if arguments.batch is None else [arguments.batch])]
+    found = {len(store[name]): name for batch in whole for store in batch.stores for name in _MASKS if name in store}
+    given = arguments.structure
+    if isinstance(given, Container) and largest_graph.noted(arguments.tensors) is not None:  # a loader has made `batch`
+        parts = zip(given.keys, given.parts, strict=True)
+        found |= {one.value: "graphs_mask" for key, one in parts if key == "num_graphs" and isinstance(one, Fixed)}
+    return found
+
+
+def _read_by_loss(step: CapturedStep) -> dict[str, torch.dtype]:
+    """Return the arguments whose rows the loss depends on; a mask that is computed of arguments counts, too."""
+    graph = step.graph
+    found = {v: {"": torch.float32} for given, v in graph.inputs.items() if given.role is not Role.ARGUMENT}
+    found |= {v: {one.name: graph.values[v].dtype} for one, v in graph.inputs_of(Role.ARGUMENT).items()}
+    for op in graph.ops:
+        made, rows = op.makes(), {graph.values[v].shape[:1] for v in op.makes()}
+        of_op: dict[str, torch.dtype] = {}
+        for v in op.reads():
+            chosen = op.target.startswith(_CHOOSE_ROWS) and graph.values[v].shape[:1] not in rows
+            of_op |= {} if chosen else found.get(v, {})
+        if of_op and "" not in of_op and any(graph.values[v].dtype is torch.bool for v in made):
+            of_op["(mask)"] = torch.bool
+        storages = {graph.values[v].storage for v in op.writes}
+        for v in {*made, *(v for v in found if graph.values[v].storage in storages)}:
+            found[v] = found.get(v, {}) | of_op
+    loss = graph.outputs[step.loss or 0]
+    return {} if loss is None else found.get(loss, {})
+
+
+def _last(path: str) -> str:
+    return path.rpartition(".")[2]
