@@ -17,8 +17,8 @@ from popgeo.capture.pytree import Container, Fixed
 from popgeo.capture.structures import leaves
 
 _OF_GRAPHS = {"edge_index", "batch", "nodes_mask", "edges_mask", "graphs_mask"}
-_MASKS = ("nodes_mask", "edges_mask", "edge_label_mask", "graphs_mask")
-_LABELS = {"y", "label", "labels", "target", "targets", "edge_label"}
+_MASKS = ("nodes_mask", "seeds_mask", "edges_mask", "edge_label_mask", "graphs_mask")
+_LABELS = ("label", "target")
 _CHOOSE_ROWS = ("aten.slice", "aten.index", "aten.select", "aten.narrow", "aten.gather")
 _DONE = (
     "The compiled step has run the backward pass and the optimizer's update already, and leaves no gradients. Leave "
@@ -101,7 +101,7 @@ def check_masks_of_loss(step: CapturedStep, arguments: Arguments) -> None:
         if (
             path in read
             and mask
-            and (mask == "graphs_mask" or _last(path) in _LABELS)
+            and (mask == "graphs_mask" or _is_label(_last(path)))
             and not bool((tensor[-1:] < 0).all())
         ):
             warnings.warn(
@@ -115,7 +115,8 @@ def check_masks_of_loss(step: CapturedStep, arguments: Arguments) -> None:
 def _padded_rows(arguments: Arguments) -> dict[int, str]:
     """Return for each number of rows that includes padding the mask of these rows, as far as a call shows it."""
     whole = [*arguments.graph_data, *([] if arguments.batch is None else [arguments.batch])]
-    found = {len(store[name]): name for batch in whole for store in batch.stores for name in _MASKS if name in store}
+    masks = [(name, store[name]) for batch in whole for store in batch.stores for name in _MASKS if name in store]
+    found = {len(mask): name for name, mask in masks if bool(mask.any())}
     given = arguments.structure
     if isinstance(given, Container) and largest_graph.noted(arguments.tensors) is not None:  # a loader has made `batch`
         parts = zip(given.keys, given.parts, strict=True)
@@ -141,6 +142,10 @@ def _read_by_loss(step: CapturedStep) -> dict[str, torch.dtype]:
             found[v] = found.get(v, {}) | of_op
     loss = graph.outputs[step.loss or 0]
     return {} if loss is None else found.get(loss, {})
+
+
+def _is_label(name: str) -> bool:
+    return name == "y" or any(word in name for word in _LABELS)
 
 
 def _last(path: str) -> str:
