@@ -18,7 +18,8 @@ from popgeo.capture.structures import leaves
 
 _OF_GRAPHS = {"edge_index", "batch", "nodes_mask", "edges_mask", "graphs_mask"}
 _MASKS = ("nodes_mask", "seeds_mask", "edges_mask", "edge_label_mask", "graphs_mask")
-_LABELS = ("label", "target")
+_NO_LABELS = ("cell", "pbc", "charge", "u")  # features of graphs
+_WHOLE = (torch.int64, torch.int32)
 _CHOOSE_ROWS = ("aten.slice", "aten.index", "aten.select", "aten.narrow", "aten.gather")
 _DONE = (
     "The compiled step has run the backward pass and the optimizer's update already, and leaves no gradients. Leave "
@@ -73,12 +74,13 @@ def warn_of_padded_norms(model: nn.Module, names: Iterable[str]) -> None:
         )
 
 
-def check_masks_of_loss(step: CapturedStep, arguments: Arguments) -> None:
+def check_masks_of_loss(step: CapturedStep, arguments: Arguments, num_steps: int) -> None:
     """Check that the loss of a training step leaves padding and sampled neighbors out, as far as its graph shows it.
 
     Args:
         step: The captured step.
         arguments: Those of a call, with the tensors of one micro-batch.
+        num_steps: Micro-batches of a call.
 
     Raises:
         ValueError: the model takes a batch with seeds, and its loss reads `train_mask` or its like instead of them.
@@ -91,32 +93,29 @@ def check_masks_of_loss(step: CapturedStep, arguments: Arguments) -> None:
     read = _read_by_loss(step)
     for batch in arguments.graph_data:
         if hasattr(type(batch), "refuse_names"):
-            batch.refuse_names({_last(name) for name, dtype in read.items() if dtype is torch.bool}, ())
+            batch.refuse_names({path.rpartition(".")[2] for path, kind in read.items() if kind is torch.bool}, ())
     if torch.bool in read.values() or any("weight" in name for name in read):  # which may be 0 in padding
         return
-    rows = _padded_rows(arguments)
+    rows = _padded_rows(arguments, num_steps)
     for (path, _), tensor in zip(leaves(arguments.structure), arguments.tensors, strict=True):
-        mask = rows.get(len(tensor) if tensor.dim() else -1, "")
-        # A class below 0 is one that torch's losses leave out.
-        if (
-            path in read
-            and mask
-            and (mask == "graphs_mask" or _is_label(_last(path)))
-            and not bool((tensor[-1:] < 0).all())
-        ):
-            warnings.warn(
-                f"The loss reads all rows of {path}, those of padding too, and no mask. Use a loss of popgeo.nn with "
-                f"{mask}, such as popgeo.nn.mse_loss(out, y, {mask}); or fill labels of padding with a class that "
-                "torch leaves out, as FixedSizeOptions(..., graph_pad_value=-100) does for graphs.",
-                stacklevel=2,
-            )
+        name, mask = path.rpartition(".")[2], rows.get(len(tensor) if tensor.dim() else -1)
+        if mask is None or path not in read or name in _NO_LABELS or (mask != "graphs_mask" and not _is_label(name)):
+            continue
+        if tensor.dtype in _WHOLE and bool((tensor[-1:] < 0).all()):
+            continue  # torch's losses leave such a class out
+        warnings.warn(
+            f"The loss reads all rows of {path}, those of padding too, and no mask. Use a loss of popgeo.nn with {mask}, "
+            f"such as popgeo.nn.mse_loss(out, y, {mask}); or fill labels of padding with a class that torch leaves out, "
+            "as FixedSizeOptions(..., graph_pad_value=-100) does for graphs.",
+            stacklevel=2,
+        )
 
 
-def _padded_rows(arguments: Arguments) -> dict[int, str]:
+def _padded_rows(arguments: Arguments, num_steps: int) -> dict[int, str]:
     """Return for each number of rows that includes padding the mask of these rows, as far as a call shows it."""
     whole = [*arguments.graph_data, *([] if arguments.batch is None else [arguments.batch])]
     masks = [(name, store[name]) for batch in whole for store in batch.stores for name in _MASKS if name in store]
-    found = {len(mask): name for name, mask in masks if bool(mask.any())}
+    found = {len(mask) // num_steps: name for name, mask in masks if bool(mask.any())}
     given = arguments.structure
     if isinstance(given, Container) and largest_graph.noted(arguments.tensors) is not None:  # a loader has made `batch`
         parts = zip(given.keys, given.parts, strict=True)
@@ -145,8 +144,4 @@ def _read_by_loss(step: CapturedStep) -> dict[str, torch.dtype]:
 
 
 def _is_label(name: str) -> bool:
-    return name == "y" or any(word in name for word in _LABELS)
-
-
-def _last(path: str) -> str:
-    return path.rpartition(".")[2]
+    return name == "y" or "label" in name or "target" in name
