@@ -131,7 +131,7 @@ class FixedSizeBatch(_Words):
     @property
     def batch_size(self) -> int:
         """Seeds of a batch of a large graph; for other batches the slots for graphs."""
-        seeds = _store_of_seeds(self)
+        seeds = _main(self) if "batch_size" in _main(self) else _store_of_seeds(self)
         if seeds is not None:
             return seeds.batch_size
         warn_of_counted_slots(self, "batch_size", "num_real_graphs")

@@ -104,9 +104,9 @@ def check_masks_of_loss(step: CapturedStep, arguments: Arguments, num_steps: int
         if tensor.dtype in _WHOLE and bool((tensor[-1:] < 0).all()):
             continue  # torch's losses leave such a class out
         warnings.warn(
-            f"The loss reads all rows of {path}, those of padding too, and no mask. Use a loss of popgeo.nn with {mask}, "
-            f"such as popgeo.nn.mse_loss(out, y, {mask}); or fill labels of padding with a class that torch leaves out, "
-            "as FixedSizeOptions(..., graph_pad_value=-100) does for graphs.",
+            f"The loss reads all rows of {path}, those of padding too, and no mask. Use a loss of popgeo.nn, such as "
+            f"popgeo.nn.mse_loss(out, y, {mask}), with {mask}; or fill labels of padding with a class that torch "
+            "leaves out, as FixedSizeOptions(..., graph_pad_value=-100) does for graphs.",
             stacklevel=2,
         )
 

@@ -103,8 +103,9 @@ class FixedSizeNeighborLoader(SubgraphLoader):
     """Loads nodes of a large graph with sampled neighbours, in batches whose shapes never change.
 
     The seeds are the first nodes of a batch: `batch.batch_size` of them, whose places among all seeds are
-    `batch.input_id`. A last batch may have fewer, so a step takes `seeds_mask` [num_nodes], True for them. `n_id` and `e_id` are the numbers of nodes and edges in the whole graph. Sampled is
-    what PyG's `NeighborLoader` samples; no extension of PyG is needed.
+    `batch.input_id`. A last batch may have fewer, so a step takes `seeds_mask` [num_nodes], True for them. `n_id` and
+    `e_id` are the numbers of nodes and edges in the whole graph. Sampled is what PyG's `NeighborLoader` samples; no
+    extension of PyG is needed.
 
     Features stay where they are, in memory or in a memory map, in any precision: a batch reads only its own rows.
 
