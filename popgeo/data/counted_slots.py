@@ -8,6 +8,8 @@ from types import CodeType, FrameType
 from typing import Any
 from weakref import WeakKeyDictionary
 
+import torch
+
 _SUMS = {"*", "*=", "/", "/=", "+", "+="}
 _SUMS |= {
     f"{form}_{name}" for form in ("BINARY", "INPLACE") for name in ("MULTIPLY", "TRUE_DIVIDE", "ADD")
@@ -27,6 +29,8 @@ def warn_of_counted_slots(batch: Any, name: str, real: str) -> None:
         name: The attribute that is read by the caller of the calling function.
         real: The attribute that leaves padding out.
     """
+    if torch.compiler.is_compiling():
+        return
     frame = sys._getframe(2)
     places = _known.setdefault(frame.f_code, {})
     if frame.f_lasti not in places:

@@ -105,6 +105,17 @@ def test_models_compute_with_slots():
     assert torch.equal(popgeo.compile_forward(model)(batch), model(batch))
 
 
+@pytest.mark.parametrize("name", ["num_graphs", "num_edges", "num_nodes", "batch_size"])
+def test_slots_are_numbers_while_torch_traces(name):
+    def scaled(batch):
+        return batch.x.sum() * getattr(batch, name)
+
+    batch = next(iter(batches_of_graphs()))
+    slots = {"num_nodes": batch.nodes_mask, "num_edges": batch.edges_mask}.get(name, batch.graphs_mask)
+    traced = torch.compile(scaled, backend="eager", fullgraph=True)(batch)
+    assert float(traced) == float(batch.x.sum()) * len(slots)
+
+
 COPIES = {
     "itself": lambda batch: batch,
     "copied": copy.copy,
