@@ -14,6 +14,7 @@ _SUMS = {"*", "*=", "/", "/=", "+", "+="}
 _SUMS |= {
     f"{form}_{name}" for form in ("BINARY", "INPLACE") for name in ("MULTIPLY", "TRUE_DIVIDE", "ADD")
 }  # Python 3.10
+_KEEP = ("append", "update", "log")
 _MODELS = ("torch.nn.modules.module", "torch_geometric", "popgeo")
 _known: WeakKeyDictionary[CodeType, dict[int, bool]] = WeakKeyDictionary()
 
@@ -47,7 +48,7 @@ def warn_of_counted_slots(batch: Any, name: str, real: str) -> None:
 
 
 def _goes_into_a_sum(steps: Sequence[dis.Instruction], at: int) -> bool:
-    """Check if the value that an instruction leaves on the stack is an operand, at once or through a variable."""
+    """Check if the value that an instruction leaves on the stack is added, multiplied, divided or kept for a sum."""
     above = 0  # values on the stack above it
     for before, step in zip(steps[at:], steps[at + 1 :], strict=False):
         is_sum = (step.argrepr if step.opname == "BINARY_OP" else step.opname) in _SUMS
@@ -62,7 +63,18 @@ def _goes_into_a_sum(steps: Sequence[dis.Instruction], at: int) -> bool:
             return False
         above += dis.stack_effect(step.opcode, step.arg, jump=False)
         if above < 0:
+            return "CALL" in step.opname and _is_kept(steps, at, steps.index(step))
+    return False
+
+
+def _is_kept(steps: Sequence[dis.Instruction], at: int, call: int) -> bool:
+    """Check if a call whose result nobody takes keeps the value for a sum, as `meter.update(loss, n)` does."""
+    after = steps[call + (2 if steps[call].opname == "PRECALL" else 1)].opname
+    for step in reversed(steps[:at]):
+        if step.opname.startswith(("POP_", "STORE_")) or after != "POP_TOP":
             return False
+        if step.opname in ("LOAD_METHOD", "LOAD_ATTR") and step.argval in _KEEP:
+            return True
     return False
 
 

@@ -71,7 +71,41 @@ def of_tensors(batch, loss):
     return loss * batch.num_graphs
 
 
-SUMS = [summed, added, named, in_a_comprehension, first, by_its_other_name, divided, of_nodes, of_edges, of_tensors]
+class Meter:
+    def update(self, value, number=1):
+        self.seen = value, number
+
+    log = update
+
+
+def in_a_meter(batch, loss):
+    Meter().update(loss.item(), batch.num_graphs)
+
+
+def in_a_log(batch, loss):
+    Meter().log("loss", number=batch.batch_size)
+
+
+def in_a_list(batch, loss):
+    sizes = []
+    sizes.append(batch.num_graphs)
+
+
+SUMS = [
+    in_a_meter,
+    in_a_log,
+    in_a_list,
+    summed,
+    added,
+    named,
+    in_a_comprehension,
+    first,
+    by_its_other_name,
+    divided,
+    of_nodes,
+    of_edges,
+    of_tensors,
+]
 
 
 @pytest.mark.parametrize("line", SUMS, ids=lambda line: line.__name__)
@@ -82,9 +116,16 @@ def test_slots_that_go_into_a_sum_of_a_loop_are_warned_of(line):
             line(batch, torch.tensor(1.0))
 
 
+def by_name(size, number=None):
+    return torch.zeros(size)
+
+
 def shapes(batch):
     made = torch.zeros(batch.num_graphs, 2 * batch.num_graphs, batch.num_nodes + 1)
-    size = batch.num_graphs
+    size, outs = batch.num_graphs, []
+    outs.append(torch.zeros(batch.num_graphs))
+    outs.append(by_name(size, number=batch.num_graphs))
+    by_name(batch.num_graphs)
     return made.sum(), batch.num_graphs == 4, f"{batch.num_edges}", range(size), torch.zeros(size)
 
 
