@@ -309,7 +309,7 @@ def trains_on_seeds_in_a_compiled_step(loader):
             update(optimizer, loss)
         total += loss.item() * batch.batch_size
         correct += int((out[: batch.batch_size].argmax(1) == batch.y[: batch.batch_size]).sum())
-    return total / len(SEEDS), correct / len(SEEDS)
+    return total / len(loader.dataset), correct / len(loader.dataset)
 
 
 @torch.no_grad()

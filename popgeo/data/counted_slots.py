@@ -55,7 +55,10 @@ def _goes_into_a_sum(steps: Sequence[dis.Instruction], at: int) -> bool:
         if is_sum and above <= 1:
             # A whole number next to it, as in 2 * num_graphs, makes a shape.
             left = steps[at - 2 if steps[at].opname == "LOAD_ATTR" else at - 1]
-            return not any(one.opname == "LOAD_CONST" and type(one.argval) is int for one in (before, left))
+            return not any(
+                one.opname.startswith(("LOAD_CONST", "LOAD_SMALL")) and type(one.argval) is int
+                for one in (before, left)
+            )
         if step.opname.startswith("STORE_") and above == 0:
             loads = (i for i, one in enumerate(steps) if one.opname.startswith("LOAD_") and one.argval == step.argval)
             return any(_goes_into_a_sum(steps, i) for i in loads if i != at)

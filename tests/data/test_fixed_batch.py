@@ -229,6 +229,10 @@ def test_links_and_clusters_are_numbered():
     parts = torch.arange(60) % 5
     batches = popgeo.FixedSizeClusterLoader(WHOLE, parts=parts, batch_size=2)
     assert sorted(number for batch in batches for number in batch.input_id.tolist()) == list(range(5))
+    assert len(batches.dataset) == 5
+    assert len(popgeo.FixedSizeLinkLoader(WHOLE, [2], batch_size=100).dataset) == 240
+    seeds = batches_of_seeds()
+    assert (len(seeds.dataset), seeds.data) == (23, WHOLE)
 
 
 def test_each_batch_of_an_item_has_its_own():
