@@ -6,7 +6,7 @@ Of a batch of graphs each argument gets the attribute of its name, or one argume
 import inspect
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import Tensor
@@ -16,6 +16,7 @@ from popgeo.capture.structures import reordered
 
 _BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 _COUNTS = ("num_graphs", "batch_size", "num_nodes", "num_edges")
+_SLOTS = {"batch_size": "num_graphs"}  # of a batch with seeds, `batch_size` is not a number of every call
 _REMEDY = "Name the attributes as the model's arguments are named, or pass it too: step(batch, {}=...)."
 
 
@@ -27,11 +28,13 @@ class Arguments:
         signature: The function's.
         tensors: In order.
         structure: How they nest, by the names of the arguments, and what else the function is given.
+        batch: The batch whose attributes they are; None if the caller names them.
     """
 
     signature: inspect.Signature
     tensors: Sequence[Tensor]
     structure: Structure
+    batch: Any = None
 
     @classmethod
     def of(cls, signature: inspect.Signature, args: Sequence[Any], kwargs: Mapping[str, Any]) -> "Arguments":
@@ -43,13 +46,18 @@ class Arguments:
             TypeError: the function takes no such arguments.
             ValueError: an argument is not an attribute of the batch.
         """
+        whole = args[0] if len(args) == 1 and is_graph_data(args[0]) else None
         args, kwargs = BatchArguments(signature)(args, kwargs)
-        given = signature.bind(*args, **kwargs).arguments
+        try:
+            given = signature.bind(*args, **kwargs).arguments
+        except TypeError as error:
+            taken = ", ".join(map(str, signature.parameters.values()))
+            raise TypeError(f"The model's forward({taken}) is called otherwise: {error}.") from None
         parts = [(one, given.get(name, one.default)) for name, one in signature.parameters.items()]
         # A default that is more than a plain value counts as left out, also if the call gives that very object.
         kept = {one.name: part for one, part in parts if part is not one.default or isinstance(part, SCALARS)}
         tensors, structure = flatten(kept)
-        return cls(signature=signature, tensors=tensors, structure=structure)
+        return cls(signature=signature, tensors=tensors, structure=structure, batch=None if args else whole)
 
     def like(self, structure: Structure) -> "Arguments":
         """The same arguments with the parts of dictionaries and graph data in the order of another nest."""
@@ -64,7 +72,7 @@ class Arguments:
     def with_tensors(self, tensors: Sequence[Tensor]) -> "Arguments":
         """The same arguments with other tensors, also of other shapes."""
         own, structure = flatten(unflatten(self.structure, tensors))
-        return Arguments(signature=self.signature, tensors=own, structure=structure)
+        return replace(self, tensors=own, structure=structure)
 
     def pass_to(self, function: Callable[..., Any], tensors: Sequence[Tensor]) -> Any:
         """Calls the function with these tensors in place of its own.
@@ -135,7 +143,7 @@ class BatchArguments:
 
     def __init__(self, signature: inspect.Signature, remedy: str = _REMEDY) -> None:
         self._parameters, self._remedy = signature.parameters, remedy
-        self._known: dict[tuple[Any, ...], list[str] | None] = {}
+        self._known: dict[tuple[Any, ...], dict[str, str] | None] = {}
 
     def __call__(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Sequence[Any], Mapping[str, Any]]:
         """The arguments of a call.
@@ -146,16 +154,34 @@ class BatchArguments:
         if len(args) != 1 or not is_graph_data(args[0]):
             return args, kwargs
         batch = args[0]
-        held = (*kwargs, *[tuple(store._mapping) for store in batch.stores])
+        held = (*kwargs, type(batch), *[tuple(store._mapping) for store in batch.stores])
         if held not in self._known:
-            names_in = _names_in(batch, self._parameters)
-            self._known[held] = taken_by_name(self._parameters.values(), names_in, self._remedy, kwargs)
+            self._known[held] = self._attributes_of(batch, kwargs)
         names = self._known[held]
-        return (args, kwargs) if names is None else ((), {**{name: getattr(batch, name) for name in names}, **kwargs})
+        if names is None:
+            return args, kwargs
+        return (), {**{name: getattr(batch, attribute) for name, attribute in names.items()}, **kwargs}
+
+    def _attributes_of(self, batch: Any, given: Mapping[str, Any]) -> dict[str, str] | None:
+        """Return the attribute of a batch for each argument that it gives; None if it is the argument itself."""
+        held = _names_in(batch, self._parameters)
+        names = taken_by_name(self._parameters.values(), held, self._remedy, given)
+        if names is None:
+            return None
+        attributes = {name: name for name in names}
+        optional = "batch_size" in names and self._parameters["batch_size"].default is not inspect.Parameter.empty
+        if optional and "batch" in names and hasattr(type(batch), "num_graphs"):
+            attributes["batch_size"] = "num_graphs"  # as layers of PyG call the number of graphs in `batch`
+        refuse = getattr(type(batch), "refuse_names", None)
+        if refuse is not None:
+            refuse(batch, attributes.values(), given)
+        return attributes
 
 
 def _names_in(batch: Any, wanted: Collection[str]) -> set[str]:
     """What a batch of PyG holds: attributes, `x_dict` and the like if there are types of nodes, and counts wanted."""
-    counts = {name for name in _COUNTS if name in wanted and isinstance(getattr(batch, name, None), int)}
+    counts = {
+        name for name in _COUNTS if name in wanted and isinstance(getattr(batch, _SLOTS.get(name, name), None), int)
+    }
     stores = [(store._key, store._mapping) for store in batch.stores]
     return counts.union(*([name if key is None else f"{name}_dict" for name in own] for key, own in stores))

@@ -25,10 +25,18 @@ class BatchBuilder:
 
     def __init__(self, store: FlatStore, layout: Layout) -> None:
         self.store, self.layout, self.slicer = store, layout, Slicer(store, layout)
-        template = _empty_batch(store)
+        from popgeo.data.fixed_batch import STORAGES, batch_class
+
+        self.cls: Any = batch_class(store.graph_class)
+        template = self.cls(_base_cls=self.cls)
+        for key in (*store.node_types, *store.edge_types):
+            if key is not None:
+                template[key]  # PyG makes the store of a type when it is first asked for
         template._num_graphs = layout.options.num_graphs
-        self.cls, self.rest = type(template), dict(template.__dict__)
-        self.stores = [(type(store), dict(store.__dict__)) for store in template.stores]
+        self.rest = dict(template.__dict__)
+        self.stores: list[tuple[Any, dict[str, Any]]] = [
+            (STORAGES.get(type(one), type(one)), dict(one.__dict__)) for one in template.stores
+        ]
         self.keys = [store._key for store in template.stores]
         self.names = [slot.name for slot in layout.slots]
         self.positions = [self.keys.index(slot.store) for slot in layout.slots]
@@ -58,19 +66,20 @@ class BatchBuilder:
             values = [value for rows in packs for value in self._list(attribute, rows)]
             mappings[self.keys.index(attribute.store)][attribute.name] = values
         slicer = self.slicer if slicers is None else slicers[0]
+        of_packs = [*zip(slicers or [slicer] * len(packs), packs, strict=True)]
+        real = tuple(LazyDict(one.real, rows) for one, rows in of_packs)
         if len(packs) > 1:
-            of_packs = zip(slicers or [slicer] * len(packs), packs, strict=True)
             parts = [tuple(LazyDict(make, p) for make in (s.slices, s.increments, s.num_nodes)) for s, p in of_packs]
-            return mark(self._copy(mappings, {}), parts, self.num_nodes, self.num_edges)
+            return mark(self._copy(mappings, {}, real), parts, self.num_nodes, self.num_edges)
         rows = packs[0]
         private = {"_slice_dict": LazyDict(slicer.slices, rows), "_inc_dict": LazyDict(slicer.increments, rows)}
-        batch = self._copy(mappings, private)
+        batch = self._copy(mappings, private, real)
         if self.store.states_num_nodes:
             state_num_nodes(batch, slicer.num_nodes(rows), self.num_nodes)
         return batch
 
-    def _copy(self, mappings: Sequence[dict[str, Any]], private: dict[str, Any]) -> Any:
-        """A batch of the given attributes, with private ones in its first store.
+    def _copy(self, mappings: Sequence[dict[str, Any]], private: dict[str, Any], real: tuple[LazyDict, ...]) -> Any:
+        """A batch of the given attributes, with private ones in its first store, and its real numbers in each.
 
         It copies the dictionaries of an empty batch: PyG's own copies take half as long again as filling them.
         """
@@ -81,7 +90,7 @@ class BatchBuilder:
             store = object.__new__(cls)
             own = store.__dict__
             own.update(parts)
-            own["_mapping"], own["_parent"] = mapping, parent
+            own["_mapping"], own["_parent"], own["_real"] = mapping, parent, real
             stores.append(store)
         first = stores[0]
         first.__dict__.update(private)
@@ -102,19 +111,3 @@ class BatchBuilder:
         default = values[0] if values else attribute.values[0]
         padding = (options.pad_graph_defaults or {}).get(attribute.name, default)
         return values + [padding] * (options.num_graphs - len(rows))
-
-
-def _empty_batch(store: FlatStore) -> Any:
-    from torch_geometric.data import Batch
-    from torch_geometric.data import batch as batches_of_pyg
-
-    batch = Batch(_base_cls=store.graph_class)
-    if not isinstance(
-        batch, store.graph_class
-    ):  # PyG keeps one class per name, and this name was another class's first
-        del vars(batches_of_pyg)[type(batch).__name__]
-        batch = Batch(_base_cls=store.graph_class)
-    for key in (*store.node_types, *store.edge_types):
-        if key is not None:
-            batch[key]  # PyG makes the store of a type when it is first asked for
-    return batch

@@ -61,6 +61,14 @@ class Slicer:
         types = self.store.states_num_nodes
         return {key: self._starts(Axis(Level.NODE, key), rows).diff().tolist() for key in types}
 
+    def real(self, rows: np.ndarray) -> dict[tuple[str, StoreKey], int]:
+        """Return how many graphs, nodes and edges are real, for each type."""
+        found: dict[tuple[str, StoreKey], int] = {("graphs", None): len(rows)}
+        for axis in self.store.size_axes:
+            pointer = self.store.row_pointers[axis].numpy()
+            found[f"{axis.level.value}s", axis.store] = int((pointer[rows + 1] - pointer[rows]).sum())
+        return found
+
     def _starts(self, axis: Axis, rows: np.ndarray) -> Tensor:
         num_graphs = self.layout.options.num_graphs
         counts = np.zeros(num_graphs, dtype=np.int64)

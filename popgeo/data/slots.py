@@ -1,7 +1,8 @@
 """What a batch of fixed size holds: every tensor, its shape, its order and its padding; below, the nouns for them.
 
 A batch is a `Batch` of PyG, with three differences: its shapes never change, so it ends in padding; masks tell the real
-from the padding; and `num_nodes`, `num_edges`, `num_graphs` count slots, not what is real.
+from the padding; and `num_nodes`, `num_edges`, `num_graphs` count slots, which `num_real_nodes`, `num_real_edges` and
+`num_real_graphs` leave out if they are padding. `len(batch)` and `to_data_list()` are of the real graphs.
 
 Let N, E and G be `num_nodes`, `num_edges` and `num_graphs` of `FixedSizeOptions`: the *slots*. Let n, e and g be how
 many nodes, edges and graphs of a batch are real. At least one node and one graph are padding:
@@ -71,6 +72,8 @@ tensor([0, 2, 5, 8, 8])
 tensor([0, 1, 2, 2, 4, 5, 7, 7, 7])
 >>> batch.num_nodes, batch.num_edges, batch.num_graphs
 (8, 7, 4)
+>>> batch.num_real_nodes, batch.num_real_edges, batch.num_real_graphs, len(batch)
+(5, 5, 2, 2)
 
 *Heterogeneous graphs.* N is a number for each node type, E one for each edge type, and at least one node of every type
 is padding. Each node type's store has its own `x`, `batch`, `ptr` and `nodes_mask`; each edge type's store has its own

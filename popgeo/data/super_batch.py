@@ -36,6 +36,8 @@ def join(batches: "Sequence[Batch]") -> "Batch":
                 store[name] = torch.cat(values)
             elif isinstance(value, list):
                 store[name] = [entry for part in values for entry in part]
+        for name in {"_real", "_seeds"} & store.__dict__.keys():
+            store.__dict__[name] = tuple(batch.stores[position].__dict__[name][0] for batch in batches)
     num_nodes = {store._key: int(store.num_nodes or 0) for store in batches[0].node_stores}
     num_edges = {store._key: int(store.num_edges) for store in batches[0].edge_stores}
     return mark(first, [_how_to_take_apart(batch) for batch in batches], num_nodes, num_edges)
@@ -61,6 +63,8 @@ def _part(batch: Any, index: int, count: int, apart: tuple[Mapping[Any, Any], ..
             if isinstance(value, Tensor | list):
                 size = len(value) // count
                 store[name] = value[index * size : (index + 1) * size]
+        for name in {"_real", "_seeds"} & store.__dict__.keys():
+            store.__dict__[name] = store.__dict__[name][index : index + 1]
     main = part.stores[0].__dict__
     del main["_mini_batches"]
     main["_slice_dict"], main["_inc_dict"], stated = apart

@@ -17,7 +17,7 @@ from popgeo.engine.backend import Backend
 from popgeo.engine.bound_step import BoundStep
 from popgeo.engine.cuda_graph import CudaGraphRunner
 from popgeo.engine.gradient_accumulation import check_batch_dimension, micro_batch
-from popgeo.engine.misuse import refuse_empty_updates, warn_of_padded_norms
+from popgeo.engine.misuse import check_masks_of_loss, refuse_empty_updates, warn_of_padded_norms
 from popgeo.engine.model_watch import ModelWatch, autocast_around
 from popgeo.engine.optimizer.flat_parameters import refuse_whole_tensors
 from popgeo.engine.optimizer.update import Update
@@ -65,12 +65,14 @@ def bind_step(recipe: Recipe, arguments: Arguments, replicas: Replicas) -> Bound
     with in_modes(recipe.module, recipe.modes), largest_graph.capturing_for(largest) as known:
         if recipe.backend is Backend.CUDA:
             step, plan = _captured(recipe, one, trained), None
+            check_masks_of_loss(step, one, factor)
             update_inputs = arguments.with_tensors(micro_batch(arguments.tensors, 0, recipe.options.device_iterations))
             runner: StepRunner | CudaGraphRunner = CudaGraphRunner(recipe, step, update_inputs, torch.cuda)
         else:
             weights_stay = recipe.optimizer is None and recipe.backend is Backend.CPU
             with tables_stay() if weights_stay else nullcontext():
                 step, update, plan = _fitting(recipe, one, trained, replicas)
+            check_masks_of_loss(step, one, factor)
             shared = [parameter for parameter in recipe.module.parameters() if not is_sharded(parameter)]
             replicas.share_weights([*shared, *recipe.module.buffers()])
             runner = StepRunner(recipe, step, update, replicas, None if plan is None else plan.staging)

@@ -98,9 +98,11 @@ class BoundStep:
         if not same(self.arguments, given.structure):
             given = given.like(self.arguments)
         if not same(self.arguments, given.structure):
+            differs = first_difference(self.arguments, given.structure)
+            of_seeds = " Seeds that differ in number are given as seeds_mask." if "`batch_size`" in differs else ""
             raise ValueError(
-                f"{first_difference(self.arguments, given.structure)}. A compiled step has fixed shapes: give it what "
-                "it was compiled for, or call reset() and compile again."
+                f"{differs}. A compiled step has fixed shapes: give it what it was compiled for, or call reset() and "
+                f"compile again.{of_seeds}"
             )
         self._learn_form(len(args), tuple(kwargs))
         return given.tensors, given.graph_data

@@ -11,6 +11,7 @@ from torch import nn
 from popgeo import largest_graph
 from popgeo.capture.arguments import Arguments
 from popgeo.capture.held_state import ONE_AT_A_TIME
+from popgeo.capture.pytree import is_graph_data
 from popgeo.engine import resume
 from popgeo.engine.backend import Backend
 from popgeo.engine.bind_step import bind_step
@@ -93,13 +94,17 @@ class FollowedStep:
         try:
             with announced(line, is_shown):
                 bound = bind_step(self.recipe, arguments, replicas)
-        except TypeError as error:
-            given = [type(one).__name__ for one in (*args, *kwargs.values()) if hasattr(one, "num_graphs")]
+        except (TypeError, AttributeError) as error:
+            given = [one for one in (*args, *kwargs.values()) if is_graph_data(one)]
             if not given:
                 raise
+            held = sorted({name for store in given[0].stores for name in [*store]})
+            wanted = [name for name in self.recipe.signature.parameters if name not in held][:1]
             raise ValueError(
-                f"The model was given a {given[0]} and failed: {error}. If it takes tensors, pass those of the "
-                f"batch, such as step(batch.x, batch.edge_index), by the names in {self.recipe.signature}."
+                f"The model was given a {type(given[0]).__name__} and failed: {error}. The batch has no "
+                f"{'attribute ' + wanted[0] if wanted else 'such attribute'}; it has {', '.join(held)}. If it takes "
+                f"tensors, pass those of the batch, such as step(batch.x, batch.edge_index), by the names in "
+                f"{self.recipe.signature}."
             ) from error
         self._go_on(bound)
         self.bound = bound

@@ -10,9 +10,19 @@ from torch.compiler import is_compiling
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim import Optimizer
 
+from popgeo import largest_graph
+from popgeo.capture.arguments import Arguments
+from popgeo.capture.captured_step import CapturedStep
+from popgeo.capture.op_graph import Role
+from popgeo.capture.pytree import Container, Fixed
+from popgeo.capture.structures import leaves
 from popgeo.ops.eager import is_plain, transforms_around
 
 _OF_GRAPHS = {"edge_index", "batch", "nodes_mask", "edges_mask", "graphs_mask"}
+_MASKS = ("nodes_mask", "seeds_mask", "edges_mask", "edge_label_mask", "graphs_mask")
+_NO_LABELS = ("cell", "pbc", "charge", "u")  # features of graphs
+_WHOLE = (torch.int64, torch.int32)
+_CHOOSE_ROWS = ("aten.slice", "aten.index", "aten.select", "aten.narrow", "aten.gather")
 _DONE = (
     "The compiled step has run the backward pass and the optimizer's update already, and leaves no gradients. Leave "
     "out {what}; gradients are clipped by compile_step(..., options=StepOptions(max_grad_norm=1.0))."
@@ -107,3 +117,76 @@ def warn_of_padded_norms(model: nn.Module, names: Iterable[str]) -> None:
             "popgeo.testing.check_padding_invariance tells whether padding matters.",
             stacklevel=2,
         )
+
+
+def check_masks_of_loss(step: CapturedStep, arguments: Arguments, num_steps: int) -> None:
+    """Check that the loss of a training step leaves padding and sampled neighbors out, as far as its graph shows it.
+
+    Args:
+        step: The captured step.
+        arguments: Those of a call, with the tensors of one micro-batch.
+        num_steps: Micro-batches of a call.
+
+    Raises:
+        ValueError: the model takes a batch with seeds, and its loss reads `train_mask` or its like instead of them.
+
+    Warns:
+        UserWarning: the loss reads labels of all rows of a batch that has masks, and none of these.
+    """
+    if step.loss is None:
+        return
+    read = _read_by_loss(step)
+    for batch in arguments.graph_data:
+        if hasattr(type(batch), "refuse_names"):
+            batch.refuse_names({path.rpartition(".")[2] for path, kind in read.items() if kind is torch.bool}, ())
+    if torch.bool in read.values() or any("weight" in name for name in read):  # which may be 0 in padding
+        return
+    rows = _padded_rows(arguments, num_steps)
+    for (path, _), tensor in zip(leaves(arguments.structure), arguments.tensors, strict=True):
+        name, mask = path.rpartition(".")[2], rows.get(len(tensor) if tensor.dim() else -1)
+        if mask is None or path not in read or name in _NO_LABELS or (mask != "graphs_mask" and not _is_label(name)):
+            continue
+        if tensor.dtype in _WHOLE and bool((tensor[-1:] < 0).all()):
+            continue  # torch's losses leave such a class out
+        warnings.warn(
+            f"The loss reads all rows of {path}, those of padding too, and no mask. Use a loss of popgeo.nn, such as "
+            f"popgeo.nn.mse_loss(out, y, {mask}), with {mask}; or fill labels of padding with a class that torch "
+            "leaves out, as FixedSizeOptions(..., graph_pad_value=-100) does for graphs.",
+            stacklevel=2,
+        )
+
+
+def _padded_rows(arguments: Arguments, num_steps: int) -> dict[int, str]:
+    """Return for each number of rows that includes padding the mask of these rows, as far as a call shows it."""
+    whole = [*arguments.graph_data, *([] if arguments.batch is None else [arguments.batch])]
+    masks = [(name, store[name]) for batch in whole for store in batch.stores for name in _MASKS if name in store]
+    found = {len(mask) // num_steps: name for name, mask in masks if bool(mask.any())}
+    given = arguments.structure
+    if isinstance(given, Container) and largest_graph.noted(arguments.tensors) is not None:  # a loader has made `batch`
+        parts = zip(given.keys, given.parts, strict=True)
+        found |= {one.value: "graphs_mask" for key, one in parts if key == "num_graphs" and isinstance(one, Fixed)}
+    return found
+
+
+def _read_by_loss(step: CapturedStep) -> dict[str, torch.dtype]:
+    """Return the arguments whose rows the loss depends on; a mask that is computed of arguments counts, too."""
+    graph = step.graph
+    found = {v: {"": torch.float32} for given, v in graph.inputs.items() if given.role is not Role.ARGUMENT}
+    found |= {v: {one.name: graph.values[v].dtype} for one, v in graph.inputs_of(Role.ARGUMENT).items()}
+    for op in graph.ops:
+        made, rows = op.makes(), {graph.values[v].shape[:1] for v in op.makes()}
+        of_op: dict[str, torch.dtype] = {}
+        for v in op.reads():
+            chosen = op.target.startswith(_CHOOSE_ROWS) and graph.values[v].shape[:1] not in rows
+            of_op |= {} if chosen else found.get(v, {})
+        if of_op and "" not in of_op and any(graph.values[v].dtype is torch.bool for v in made):
+            of_op["(mask)"] = torch.bool
+        storages = {graph.values[v].storage for v in op.writes}
+        for v in {*made, *(v for v in found if graph.values[v].storage in storages)}:
+            found[v] = found.get(v, {}) | of_op
+    loss = graph.outputs[step.loss or 0]
+    return {} if loss is None else found.get(loss, {})
+
+
+def _is_label(name: str) -> bool:
+    return name == "y" or "label" in name or "target" in name

@@ -2,6 +2,7 @@
 
 import pickle
 
+import pytest
 import torch
 from torch_geometric.data import Batch, Data
 
@@ -16,9 +17,14 @@ def test_a_batch_is_a_batch_of_pyg():
     assert isinstance(batch, Data)
     assert batch.num_nodes == 9
     assert batch.num_edges == 8
-    assert len(batch.to_data_list()) == 4
+    assert len(batch.to_data_list()) == len(batch) == 2
     assert same(batch[1].x, graphs[1].x)
-    assert same(batch[-3:][0].x, graphs[1].x)
+    assert same(batch[-1].x, graphs[1].x)
+    assert [part.num_nodes for part in batch[-3:]] == [3, 2]
+    assert (batch.num_real_graphs, batch.num_real_nodes, batch.num_real_edges) == (2, 5, 5)
+    for number in (2, 3, -3):
+        with pytest.raises(IndexError, match=f"Graph {number} is asked for, and the batch has 2 real graphs"):
+            batch[number]
     assert same(batch.to("cpu").x, batch.x)
     assert same(batch.clone()[0].x, graphs[0].x)
     copied = pickle.loads(pickle.dumps(batch))

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 from torch_geometric.data import Data
 
-from popgeo import FixedSizeDataLoader, Predictor, compile_forward, compile_step
+from popgeo import FixedSizeDataLoader, FixedSizeOptions, Predictor, compile_forward, compile_step
 from popgeo.nn import GIN, BatchNorm, mse_loss
 from popgeo.ops import global_add_pool
 
@@ -68,6 +68,115 @@ def test_norms_that_do_not_are_not():
     compile_forward(Graphs(nn.BatchNorm1d(2)).eval())(*arguments)
     images = nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2))
     compile_forward(images)(torch.randn(2, 1, 5, 5))
+
+
+class Unmasked(nn.Module):
+    """A sum over each graph, with a loss that is set."""
+
+    def __init__(self, loss):
+        super().__init__()
+        self.lin, self.loss = nn.Linear(2, 2), loss
+
+    def out(self, x, batch, num_graphs):
+        return global_add_pool(self.lin(x), batch, num_graphs)
+
+    def forward(self, x, batch, y, label, weight, num_graphs):
+        return self.loss(self.out(x, batch, num_graphs), y, label, weight)
+
+
+class OfTheBatch(Unmasked):
+    def forward(self, batch):
+        return self.loss(self.out(batch.x, batch.batch, batch.num_graphs), batch.y, batch.label, batch.weight)
+
+
+class OfNodes(Unmasked):
+    def forward(self, x, node_labels, target):
+        return self.loss(self.lin(x), target, node_labels, None)
+
+
+class Masked(Unmasked):
+    def forward(self, x, batch, y, label, weight, num_graphs, graphs_mask):
+        out = self.out(x, batch, num_graphs)
+        return (self.loss(out, y, label, weight) * graphs_mask).sum() / graphs_mask.sum()
+
+
+def labelled(**values):
+    edge = torch.tensor([[0], [1]])
+    graphs = [
+        Data(
+            x=torch.ones(n, 2),
+            edge_index=edge,
+            y=torch.ones(1, 2),
+            label=torch.tensor([n % 2]),
+            weight=torch.ones(1, 1),
+            target=torch.ones(n, 2),
+            node_labels=torch.ones(n).long(),
+        )
+        for n in (2, 3, 4)
+    ]
+    sizes = FixedSizeOptions.from_dataset(graphs, 4, **values)
+    return next(iter(FixedSizeDataLoader(graphs, fixed_size_options=sizes, levels={"target": "node"})))
+
+
+OVER_ALL_ROWS = {
+    "a class": lambda out, y, label, weight: nn.functional.cross_entropy(out, label),
+    "a target": lambda out, y, label, weight: nn.functional.mse_loss(out, y),
+    "a column": lambda out, y, label, weight: (out[:, 0] - y[:, 1]).abs().mean(),
+    "a sum": lambda out, y, label, weight: (out - y).square().sum() / 3,
+}
+OVER_REAL_ROWS = {
+    "chosen rows": lambda out, y, label, weight: (out[:3] - y[:3]).square().mean(),
+    "known rows": lambda out, y, label, weight: torch.where(y.isnan(), 0, out - y).sum(),
+    "weights": lambda out, y, label, weight: ((out - y) * weight).sum(),
+    "no labels": lambda out, y, label, weight: out.sum(),
+}
+
+
+def first_loss(kind, loss, given=lambda batch: (batch,), **values):
+    model = kind(loss)
+    return compile_step(model, torch.optim.SGD(model.parameters(), 0.1))(*given(labelled(**values)))
+
+
+def by_tensors(batch):
+    return batch.x, batch.batch, batch.y, batch.label, batch.weight, batch.num_graphs
+
+
+@pytest.mark.parametrize("loss", OVER_ALL_ROWS.values(), ids=OVER_ALL_ROWS)
+def test_a_loss_over_padding_is_warned_of(loss):
+    ways = [(Unmasked, {}), (OfTheBatch, {}), (OfNodes, {}), (Unmasked, {"given": by_tensors})]
+    for kind, given in ways:
+        with pytest.warns(UserWarning, match=r"The loss reads all rows of .*, those of padding too, and no mask"):
+            first_loss(kind, loss, **given)
+
+
+@pytest.mark.parametrize("loss", OVER_REAL_ROWS.values(), ids=OVER_REAL_ROWS)
+def test_a_loss_of_real_rows_is_not(loss):
+    first_loss(Unmasked, loss)
+    first_loss(OfTheBatch, loss)
+
+
+def test_a_loss_with_a_mask_or_with_classes_that_torch_leaves_out_is_not():
+    first_loss(Masked, lambda out, y, label, weight: (out - y).square().sum(1))
+    first_loss(Unmasked, OVER_ALL_ROWS["a class"], graph_pad_value=-100)
+    edge = torch.tensor([[0], [1]])
+    whole = Data(x=torch.ones(3, 2), edge_index=edge, target=torch.ones(3, 2), node_labels=torch.ones(3).long())
+    first_loss(OfNodes, OVER_ALL_ROWS["a class"], lambda _: (whole,))  # a whole graph has no padding
+    model = Unmasked(OVER_ALL_ROWS["a target"])
+    compile_forward(model.eval())(labelled())
+
+
+def test_a_call_that_fits_no_argument_says_what_there_is():
+    batch, model = labelled(), OfNodes(OVER_ALL_ROWS["a class"])
+    step = compile_step(model, torch.optim.SGD(model.parameters(), 0.1))
+    with pytest.raises(TypeError, match=r"forward\(x, node_labels, target\) .* unexpected keyword argument 'labels'"):
+        step(batch, labels=batch.y)
+
+    class OfFeatures(nn.Module):
+        def forward(self, features):
+            return nn.functional.relu(features).sum()
+
+    with pytest.raises(ValueError, match=r"The batch has no attribute features; it has batch, edge_index, .*, x, y\."):
+        compile_forward(OfFeatures())(batch)
 
 
 def test_a_seed_set_before_each_call_draws_alike_as_in_eager_code():

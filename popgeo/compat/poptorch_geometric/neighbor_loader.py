@@ -12,7 +12,6 @@ from popgeo.compat import poptorch
 from popgeo.compat.poptorch_geometric.collate import FixedSizeCollater
 from popgeo.compat.poptorch_geometric.dataloader import of_whole_calls
 from popgeo.compat.poptorch_geometric.fixed_size_options import FixedSizeOptions
-from popgeo.compat.poptorch_geometric.types import DataBatch
 from popgeo.data.axes import Axis, Level
 from popgeo.data.flat_store import FlatStore
 from popgeo.data.trim import OverSizeStrategy
@@ -117,7 +116,7 @@ class PyGFixedSizeNeighborLoader(torch.utils.data.DataLoader[Any]):
         for store in batch.node_stores:
             del store[_SEEDS]
         self._of_seeds(batch).update(kept)
-        return BatchOfSeeds.of(batch) if self.input_type is None else batch
+        return batch
 
     def _of_seeds(self, graph: Any) -> Any:
         """The graph, or its store of the seeds' type."""
@@ -142,25 +141,6 @@ class FixedSizeNeighborLoader(PyGFixedSizeNeighborLoader, poptorch.DataLoader):
 
     def __init__(self, *args: Any, add_pad_masks: bool | None = True, **kwargs: Any) -> None:
         super().__init__(*args, add_pad_masks=add_pad_masks, **kwargs)
-
-
-class BatchOfSeeds(DataBatch):
-    """A batch whose `batch_size` is the number of its seeds, as of PyG's samples, and not that of its graphs."""
-
-    @classmethod
-    def of(cls, batch: Batch) -> "BatchOfSeeds":
-        """The same batch, of this class."""
-        made: Any = copy.copy(batch)
-        object.__setattr__(made, "__class__", cls)  # Data's own would store it as an attribute of the graph
-        return made
-
-    @property
-    def batch_size(self) -> int:
-        """How many of the first nodes are seeds."""
-        return int(self._store["batch_size"])
-
-    def __reduce__(self) -> Any:
-        return object.__new__, (BatchOfSeeds,), vars(self)  # PyG's own goes by the classes that it is made of
 
 
 def _as_graph(whole: FlatStore, part: Subgraph) -> Any:

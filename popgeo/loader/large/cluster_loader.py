@@ -33,6 +33,8 @@ class ClusterSampler(PartSampler):
         num_parts: How many clusters there are.
     """
 
+    around_seeds = False
+
     def __init__(self, graph: CompressedGraph, parts: Tensor, num_parts: int) -> None:
         self.graph, self.num_items = graph, num_parts
         self.nodes = parts.argsort(stable=True)

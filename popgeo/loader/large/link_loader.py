@@ -56,7 +56,7 @@ class LinkSampler(PartSampler):
                 )
         if self.negatives is not None and self.label is not None and bool((self.label == 0).any()):
             raise ValueError("edge_label holds 0, which negatives get: with neg_sampling pass positives alone.")
-        self.label_store = Axis(Level.EDGE, self.edge_type)
+        self.label_store, self.seed_type = Axis(Level.EDGE, self.edge_type), self.edge_type
         self.ends = tuple(end.store for end in ends_of(self.label_store))
         amount = 0.0 if self.negatives is None else float(self.negatives.amount)
         rows = self.batch_size + int(np.ceil(self.batch_size * amount))

@@ -86,6 +86,7 @@ class NeighborSampler(PartSampler):
     def __init__(self, store: FlatStore, num_neighbors: Any, seeds: Any, times: Tensor | None, **how: Any) -> None:
         self.neighborhood, self.times = Neighborhood(store, num_neighbors, **how), times
         self.node_type, self.seeds = seeds_of(store, seeds)
+        self.seed_type = self.node_type
         self.num_items = len(self.seeds)
         # A seed that is listed twice is two nodes of a batch.
         self.repeats = self.neighborhood.repeats or len(self.seeds.unique()) < self.num_items
@@ -102,9 +103,10 @@ class NeighborSampler(PartSampler):
 class FixedSizeNeighborLoader(SubgraphLoader):
     """Loads nodes of a large graph with sampled neighbours, in batches whose shapes never change.
 
-    The seeds are the first nodes of a batch, `batch_size` of them; a last batch may have fewer, so `seeds_mask`
-    [num_nodes] is True for them. `n_id` and `e_id` are the numbers of nodes and edges in the whole graph. Sampled is
-    what PyG's `NeighborLoader` samples; no extension of PyG is needed.
+    The seeds are the first nodes of a batch: `batch.batch_size` of them, whose places among all seeds are
+    `batch.input_id`. A last batch may have fewer, so a step takes `seeds_mask` [num_nodes], True for them. `n_id` and
+    `e_id` are the numbers of nodes and edges in the whole graph. Sampled is what PyG's `NeighborLoader` samples; no
+    extension of PyG is needed.
 
     Features stay where they are, in memory or in a memory map, in any precision: a batch reads only its own rows.
 

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from popgeo.data.axes import Axis, Level, ends_of
+from popgeo.data.axes import Axis, Level, StoreKey, ends_of
 from popgeo.data.trim import Joined
 from popgeo.sampling import HeteroSampledSubgraph
 
@@ -125,12 +125,16 @@ class PartSampler(ABC):
         repeats: Whether a part may have a node or an edge of the graph more than once.
         labels: An example of each attribute of the edges that are seeds.
         label_store: The edge type that these belong to.
+        seed_type: The type of nodes or edges that seeds have.
+        around_seeds: Whether neighbors are sampled around the seeds.
     """
 
     num_items: int
     repeats: bool = False
     labels: Mapping[str, Tensor] = {}
     label_store: Axis | None = None
+    seed_type: StoreKey = None
+    around_seeds: bool = True
 
     @abstractmethod
     def sample(self, ids: np.ndarray, seed: int) -> Subgraph:

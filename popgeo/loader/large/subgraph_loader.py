@@ -37,7 +37,7 @@ class SubgraphLoader(EpochLoader):
     """Loads parts of one large graph in batches whose shapes never change.
 
     Args:
-        data: What torch's `DataLoader` shows as its dataset.
+        data: The graph, which the loader shows as `data`; its `dataset` is the numbers of all seeds.
         store: The graph, from `open_graph`.
         part_sampler: Says which part of the graph some seeds, or clusters, represent.
         layout: How a batch is laid out.
@@ -91,7 +91,10 @@ class SubgraphLoader(EpochLoader):
         measure = getattr(features and features.feature_store, "measure", None)
         if measure is not None:
             measure(self._sampled_rows(store, choices.seed))
-        super().__init__(data, source, self._packer, choices, batch_size=batch_size, **kwargs)
+        self.data = data
+        # As in PyG the dataset is the seeds, so that len(loader.dataset) is their number.
+        seeds = range(part_sampler.num_items)
+        super().__init__(seeds, source, self._packer, choices, batch_size=batch_size, **kwargs)
 
     def _together(self, order: np.ndarray) -> Packs:
         """Puts seeds, or clusters, together into batches, in the order given."""

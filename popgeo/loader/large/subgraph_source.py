@@ -79,8 +79,12 @@ class SubgraphSource(BatchSource):
         requests = [[part] for part in parts] if self.asks_batch_by_batch else [parts]
         values = [of_part for together in requests for of_part in self._values(together)]
         slicers = [self._fill(i, part, graphs[i], values[i], memory.tensors) for i, part in enumerate(parts)]
-        groups = [slice(i, i + group) for i in range(0, len(parts), group)]
-        return [self.builder.build(memory.items[i], graphs[g], slicers[g]) for i, g in enumerate(groups)]
+        groups, ids = [slice(i, i + group) for i in range(0, len(parts), group)], [*packs]
+        items = [self.builder.build(memory.items[i], graphs[g], slicers[g]) for i, g in enumerate(groups)]
+        for item, g in zip(items, groups, strict=True):
+            store = next(one for one in item.stores if one._key == self.sampler.seed_type)
+            store._seeds, store._around_seeds = tuple(ids[g]), self.sampler.around_seeds
+        return items
 
     def part(self, ids: np.ndarray, key: tuple[int, int]) -> Subgraph:
         """The part of the graph that some seeds represent, cut down to what a batch holds."""

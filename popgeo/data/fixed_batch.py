@@ -1,0 +1,233 @@
+"""The class of batches of fixed size: PyG's words for graphs and seeds leave padding out."""
+
+import functools
+from collections.abc import Collection
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
+from torch_geometric.data import Batch
+from torch_geometric.data import batch as batches_of_pyg
+from torch_geometric.data.storage import BaseStorage, EdgeStorage, GlobalStorage, NodeStorage
+
+from popgeo.data.attribute_names import SPLIT_MASKS
+from popgeo.data.counted_slots import warn_of_counted_slots
+from popgeo.data.super_batch import split
+
+if TYPE_CHECKING:
+    from torch_geometric.data import Batch as _Words
+else:
+    _Words = object  # each class of batches has PyG's own as its next base
+
+
+class _Counted:
+    """A store of attributes that knows how many of its rows are real, and which seeds it holds.
+
+    Private attributes, each with one entry for each batch of an item:
+        _real: Numbers of real graphs, nodes and edges.
+        _seeds: Places of the seeds among all seeds of the loader, for the type that has seeds.
+        _around_seeds: Whether the seeds are nodes or edges around which neighbors are sampled.
+    """
+
+    @property
+    def num_real_nodes(self) -> int:
+        """Nodes that are not padding."""
+        return _total(self, "nodes", "nodes_mask")
+
+    @property
+    def num_real_edges(self) -> int:
+        """Edges that are not padding."""
+        return _total(self, "edges", "edges_mask")
+
+    @property
+    def batch_size(self) -> int:
+        """Seeds of this batch; of a loader of neighbors they are its first nodes."""
+        own = vars(self)["_mapping"]
+        return own["batch_size"] if "batch_size" in own else len(self.input_id)
+
+    @property
+    def input_id(self) -> Tensor:
+        """Places of this batch's seeds among all seeds of the loader. int64 [batch_size]
+
+        Raises:
+            AttributeError: no rows of this store are seeds.
+            ValueError: a step is captured, or the item holds several batches.
+        """
+        own = vars(self)
+        if "input_id" in own["_mapping"]:
+            return own["_mapping"]["input_id"]
+        if "_seeds" not in own:
+            raise AttributeError("input_id")
+        _require_values(self, "batch_size and input_id", "seeds_mask, or edge_label_mask of links")
+        if len(own["_seeds"]) > 1:
+            raise ValueError(
+                f"The item holds {len(own['_seeds'])} batches, each with seeds of its own, so batch_size and input_id "
+                "name no rows. Take seeds_mask, or edge_label_mask of links."
+            )
+        return torch.from_numpy(own["_seeds"][0])
+
+
+class BatchStorage(_Counted, GlobalStorage):
+    """The attributes of a batch of graphs without types."""
+
+
+class BatchNodeStorage(_Counted, NodeStorage):
+    """The attributes of one type of nodes of a batch."""
+
+
+class BatchEdgeStorage(_Counted, EdgeStorage):
+    """The attributes of one type of edges of a batch."""
+
+
+STORAGES: dict[type, type] = {
+    GlobalStorage: BatchStorage,
+    NodeStorage: BatchNodeStorage,
+    EdgeStorage: BatchEdgeStorage,
+}
+"""The class of stores of a batch, for each class of PyG."""
+
+
+class FixedSizeBatch(_Words):
+    """The words of PyG's `Batch` for a batch of fixed size.
+
+    The length of a batch, its indices and `to_data_list` are those of its real graphs. `num_graphs`, `num_nodes` and
+    `num_edges` count slots, since models need numbers that never change.
+    """
+
+    @property
+    def num_real_graphs(self) -> int:
+        """Graphs that are not padding."""
+        return _total(_main(self), "graphs", "graphs_mask")
+
+    @property
+    def num_real_nodes(self) -> int:
+        """Nodes that are not padding, of all types."""
+        return sum(store.num_real_nodes for store in self.node_stores)
+
+    @property
+    def num_real_edges(self) -> int:
+        """Edges that are not padding, of all types."""
+        return sum(store.num_real_edges for store in self.edge_stores)
+
+    @property
+    def num_graphs(self) -> int:
+        """Slots for graphs."""
+        warn_of_counted_slots(self, "num_graphs", "num_real_graphs")
+        return self._num_graphs
+
+    @property
+    def num_nodes(self) -> int | None:
+        """Slots for nodes, of all types."""
+        warn_of_counted_slots(self, "num_nodes", "num_real_nodes")
+        counts = [store.num_nodes for store in self.node_stores]
+        return None if None in counts else sum(counts)
+
+    @property
+    def num_edges(self) -> int:
+        """Slots for edges, of all types."""
+        warn_of_counted_slots(self, "num_edges", "num_real_edges")
+        return sum(store.num_edges for store in self.edge_stores)
+
+    @property
+    def batch_size(self) -> int:
+        """Seeds of a batch of a large graph; for other batches the slots for graphs."""
+        seeds = _main(self) if "batch_size" in _main(self) else _store_of_seeds(self)
+        if seeds is not None:
+            return seeds.batch_size
+        warn_of_counted_slots(self, "batch_size", "num_real_graphs")
+        return self._num_graphs
+
+    def __len__(self) -> int:
+        return self.num_real_graphs
+
+    def get_example(self, idx: int) -> Any:
+        """Return one real graph; negative numbers count from the last one.
+
+        Raises:
+            IndexError: there are not that many real graphs.
+        """
+        number, count = int(idx), len(self)
+        if not -count <= number < count:
+            raise IndexError(
+                f"Graph {number} is asked for, and the batch has {count} real graphs; the rest is padding."
+            )
+        if "_mini_batches" in vars(_main(self)):
+            return self.to_data_list()[number]
+        return super().get_example(number % count)
+
+    def index_select(self, idx: Any) -> list[Any]:
+        """Return some real graphs, as PyG's method of this name."""
+        return super().index_select(list(range(len(self))[idx]) if isinstance(idx, slice) else idx)
+
+    def to_data_list(self) -> list[Any]:
+        """Return the real graphs, without padding."""
+        if "_mini_batches" in vars(_main(self)):
+            return [graph for part in split(self) for graph in part.to_data_list()]
+        return [self.get_example(i) for i in range(len(self))]
+
+    def refuse_names(self, names: Collection[str], given: Collection[str]) -> None:
+        """Raise if a model takes by name what means the seeds in PyG, and other rows in this batch.
+
+        Args:
+            names: Attributes that a model takes from the batch.
+            given: Arguments that the caller gives.
+
+        Raises:
+            ValueError: an argument is `batch_size`, or a mask of a split next to sampled neighbors.
+        """
+        seeds = _store_of_seeds(self)
+        if seeds is None or not {"seeds_mask", "seeds_mask_dict"}.isdisjoint([*names, *given]):
+            return
+        if "batch_size" in names:
+            raise ValueError(
+                "The model takes batch_size, the number of seeds, which is smaller in the last batch; the shapes of a "
+                "compiled step never change. Take seeds_mask instead: cross_entropy(out, y, seeds_mask)."
+            )
+        found = [name for mask in SPLIT_MASKS for name in (mask, f"{mask}_dict") if name in names]
+        if found and vars(seeds)["_around_seeds"]:
+            raise ValueError(
+                f"The model takes {found[0]} of a batch with seeds, where it is True for sampled neighbors too, whose "
+                f"own neighbors are missing. Pass the seeds: step(batch, {found[0]}=batch.seeds_mask"
+                f"{'_dict' * found[0].endswith('_dict')}). "
+                "Or read both masks in the model, and join them."
+            )
+
+    def __reduce__(self) -> Any:
+        return _empty, (self.__class__.__bases__[-1],), self.__dict__.copy()  # PyG's own goes by the first base
+
+
+@functools.cache
+def batch_class(kind: type) -> type:
+    """Return the class of batches of a class of graphs; it has the name of PyG's and inherits from it."""
+    batch = Batch(_base_cls=kind)
+    if not isinstance(batch, kind):  # PyG keeps one class per name, and this name was another class's first
+        del vars(batches_of_pyg)[type(batch).__name__]
+        batch = Batch(_base_cls=kind)
+    of_pyg = type(batch)
+    return type(of_pyg.__name__, (FixedSizeBatch, of_pyg, kind), {"__module__": __name__})
+
+
+def _empty(kind: type) -> Any:
+    return object.__new__(batch_class(kind))
+
+
+def _main(batch: Any) -> BaseStorage:
+    return batch.stores[0]
+
+
+def _store_of_seeds(batch: Any) -> Any:
+    return next((store for store in batch.stores if "_seeds" in vars(store)), None)
+
+
+def _total(store: Any, what: str, mask: str) -> int:
+    _require_values(store, f"num_real_{what}", mask)
+    return sum(one.get((what, store._key), 0) for one in vars(store)["_real"])
+
+
+def _require_values(store: Any, asked: str, remedy: str) -> None:
+    """Refuse numbers of one batch while a step for all batches is captured."""
+    if any(isinstance(value, FakeTensor) for value in vars(store)["_mapping"].values()):
+        raise ValueError(
+            f"A compiled step serves every batch, but batches differ in {asked}. Take {remedy} in the model."
+        )
