@@ -156,9 +156,17 @@ def _pairs(pos: np.ndarray, cell: np.ndarray, pbc: np.ndarray, cutoff: float) ->
         except ImportError as error:
             what = "in a cell that repeats" if any(pbc) else f"of {len(pos):,} atoms"
             raise ValueError(f"Listing pairs {what} needs vesin: pip install vesin.") from error
-        return primitive_neighbor_list("ijS", pbc, cell, pos, cutoff)
+        return primitive_neighbor_list("ijS", pbc, _completed(cell, pbc), pos, cutoff)
     neighbors = vesin.NeighborList(cutoff=cutoff, full_list=True)
     return neighbors.compute(points=pos, box=cell, periodic=pbc, quantities="ijS")
+
+
+def _completed(cell: np.ndarray, pbc: np.ndarray) -> np.ndarray:
+    """The cell with other vectors where nothing repeats, at right angles to all others: ASE's list needs a volume."""
+    _, _, axes = np.linalg.svd(cell[pbc])  # the last ones are at right angles to all vectors that repeat
+    whole = cell.copy()
+    whole[~pbc] = axes[np.count_nonzero(pbc) :]
+    return whole
 
 
 def _check_count(pos: np.ndarray, cell: np.ndarray, pbc: np.ndarray, cutoff: float) -> None:
