@@ -297,7 +297,9 @@ class PrecomputeInteractionGraph(BaseTransform):
         self.cutoff, self.half_list = cutoff, half_list
 
     def forward(self, data: Data) -> Data:
-        """Sets `edge_index` to the atoms within the cutoff, sorted by centre; PyG copies the molecule beforehand.
+        """Sets `edge_index` to the atoms within the cutoff, sorted by centre, and `cutoff`, which models compare.
+
+        PyG copies the molecule beforehand.
 
         Raises:
             ValueError: the structure repeats, or a position is not finite.
@@ -312,7 +314,7 @@ class PrecomputeInteractionGraph(BaseTransform):
         if not self.half_list:
             near = near | near.T
         centre, neighbour = near.nonzero().unbind(1)
-        data.edge_index = torch.stack([neighbour, centre])
+        data.edge_index, data.cutoff = torch.stack([neighbour, centre]), data.pos.new_tensor([self.cutoff])
         return data
 
     def __repr__(self) -> str:

@@ -21,7 +21,7 @@ from popgeo.progress import progress
 
 UNITS = {"energy": "eV/atom", "forces": "eV/A", "stress": "eV/A^3"}
 """What is learned, and the units of the errors."""
-_TAKEN = LEVELS.keys()
+_TAKEN = LEVELS.keys() - {"cutoff"}
 
 
 @dataclass(frozen=True, kw_only=True)
