@@ -29,7 +29,11 @@ def predict(arguments: Sequence[str]) -> int:
     asked = parser.parse_args(arguments)
     check_ending(asked.out)
     is_field = Path(asked.model).suffix == ".pt"
-    predictor, graphs = _with_neighbours(asked) if is_field else (_predictor(asked), _graphs(asked))
+    if is_field:
+        predictor, graphs = _with_neighbours(asked)
+    else:
+        predictor = _predictor(asked)
+        graphs = _graphs(asked, predictor.takes_float64)
     found = predictor(graphs, errors="keep" if asked.keep else "raise")
     written = found.save(asked.out)
     for kept in found.errors.values():
@@ -38,11 +42,11 @@ def predict(arguments: Sequence[str]) -> int:
     return 1 if found.errors else 0
 
 
-def _graphs(asked: argparse.Namespace) -> Any:
-    """The graphs: a store on disk, or what `popgeo convert` reads."""
+def _graphs(asked: argparse.Namespace, takes_float64: bool) -> Any:
+    """The graphs: a store on disk, or what `popgeo convert` reads, in float64 if the model takes that."""
     if (Path(asked.source) / "manifest.json").exists():
         return FlatStore.open(asked.source)
-    asked.labels = "none"
+    asked.labels, asked.double = "none", asked.double or takes_float64
     return source_of(asked)[0]
 
 
@@ -56,7 +60,7 @@ def _with_neighbours(asked: argparse.Namespace) -> tuple[Predictor, list[Any]]:
     given = getattr(asked, "cutoff", None)
     if given is not None and given != field.cutoff:
         raise ValueError(f"--cutoff is {given}; {asked.model} was trained with {field.cutoff}. Leave --cutoff out.")
-    graphs = _graphs(asked)
+    graphs = _graphs(asked, True)
     graphs = graphs if hasattr(graphs, "__getitem__") else list(graphs)
     for number in progress(range(len(graphs)), "listing pairs", "structures"):
         try:

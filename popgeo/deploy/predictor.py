@@ -279,6 +279,15 @@ class Predictor:
         return self.programs[i]
 
     @property
+    def takes_float64(self) -> bool:
+        """Whether the model takes positions in float64: it, or each program of a file, has float64 itself, or rounds."""
+        if self._maker is None:
+            return all("pos" in one.inputs and one.inputs["pos"].dtype is torch.float64 for one in self.programs.values())
+        model = self._maker.model
+        has_rule = getattr(model, "neighbor_rule", None) is not None
+        return has_rule or next((one.dtype is torch.float64 for one in model.parameters()), False)
+
+    @property
     def waste(self) -> dict[str, float]:
         """Of the nodes, edges and graphs of all batches so far, the share that was padding."""
         return {label: float(1 - real / slots) for label, (real, slots) in self._used.items() if slots}
