@@ -282,7 +282,9 @@ class Predictor:
     def takes_float64(self) -> bool:
         """Whether the model takes positions in float64: it, or each program of a file, has float64 itself, or rounds."""
         if self._maker is None:
-            return all("pos" in one.inputs and one.inputs["pos"].dtype is torch.float64 for one in self.programs.values())
+            return all(
+                "pos" in one.inputs and one.inputs["pos"].dtype is torch.float64 for one in self.programs.values()
+            )
         model = self._maker.model
         has_rule = getattr(model, "neighbor_rule", None) is not None
         return has_rule or next((one.dtype is torch.float64 for one in model.parameters()), False)

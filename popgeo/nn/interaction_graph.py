@@ -48,9 +48,7 @@ class NeighborRule:
         is_default = getattr(search, "_is_default", False)
         return cls(cutoff=cutoff, max_num_neighbors=limit, is_default=is_default, search=search)
 
-    def checked(
-        self, r: Tensor, edge_index: Tensor, num_nodes: int, half_list: bool, listed: Tensor | None
-    ) -> Tensor:
+    def checked(self, r: Tensor, edge_index: Tensor, num_nodes: int, half_list: bool, listed: Tensor | None) -> Tensor:
         """The lengths of listed pairs, once it is known that the list has all pairs that interact, and no others.
 
         Args:
