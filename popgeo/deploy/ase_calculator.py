@@ -15,7 +15,7 @@ from popgeo.convert.neighbours import NeighbourList, require_elements
 from popgeo.data.found_sizes import grown
 from popgeo.nn.atom_targets import matrix_to_voigt
 from popgeo.nn.forces import energy_and_forces, energy_forces_and_stress
-from popgeo.nn.interaction_graph import NeighborRule
+from popgeo.nn.neighbor_rule import NeighborRule
 
 Evaluation = Callable[..., tuple[Tensor, ...]]
 

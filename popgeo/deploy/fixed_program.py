@@ -109,9 +109,11 @@ class WithForces(nn.Module):
         super().__init__()
         self.model = model
         taken = {one.name: one for one in _parameters(model)}
-        self.neighbor_rule = getattr(model, "neighbor_rule", None)
+        rule = getattr(model, "neighbor_rule", None)
+        if rule is not None:
+            self.neighbor_rule = rule
         self.adds_cell = "edge_shift" in taken and "cell" not in taken
-        self.strains = self.adds_cell or self.neighbor_rule is not None  # these compare cells with edges, no more
+        self.strains = self.adds_cell or rule is not None  # these compare cells with edges, no more
         if self.adds_cell:
             taken["cell"] = inspect.Parameter("cell", inspect.Parameter.KEYWORD_ONLY, default=None)
         self.signature = inspect.Signature(list(taken.values()))

@@ -10,10 +10,10 @@ from torch_geometric.data import Data
 from popgeo.convert.atoms import with_pairs
 from popgeo.convert.neighbours import require_elements
 from popgeo.nn.atom_targets import MAX_Z
-from popgeo.nn.interaction_graph import NeighborRule
 from popgeo.nn.models.atom_model import AtomModel
 from popgeo.nn.models.painn import PaiNN
 from popgeo.nn.models.schnet import SchNet
+from popgeo.nn.neighbor_rule import NeighborRule
 from popgeo.nn.readout import READOUTS
 from popgeo.torch_archive import read_format, write_format
 

@@ -280,14 +280,11 @@ class Predictor:
 
     @property
     def takes_float64(self) -> bool:
-        """Whether the model takes positions in float64: it, or each program of a file, has float64 itself, or rounds."""
+        """Whether positions may be in float64."""
         if self._maker is None:
-            return all(
-                "pos" in one.inputs and one.inputs["pos"].dtype is torch.float64 for one in self.programs.values()
-            )
-        model = self._maker.model
-        has_rule = getattr(model, "neighbor_rule", None) is not None
-        return has_rule or next((one.dtype is torch.float64 for one in model.parameters()), False)
+            return all(p.inputs["pos"].dtype is torch.float64 for p in self.programs.values() if "pos" in p.inputs)
+        first = next(self._maker.model.parameters(), None)
+        return hasattr(self._maker.model, "neighbor_rule") or (first is not None and first.dtype is torch.float64)
 
     @property
     def waste(self) -> dict[str, float]:

@@ -10,7 +10,8 @@ from torch.func import functional_call
 
 from popgeo.nn.atom_targets import MAX_Z
 from popgeo.nn.filter_grid import HasFilterNetworks
-from popgeo.nn.interaction_graph import InteractionGraph, KNNInteractionGraph, NeighborRule
+from popgeo.nn.interaction_graph import InteractionGraph, KNNInteractionGraph
+from popgeo.nn.neighbor_rule import NeighborRule
 from popgeo.nn.readout import READOUTS
 from popgeo.ops import distance
 from popgeo.ops.eager import is_plain
