@@ -131,6 +131,9 @@ def _of_store(store: FlatStore, asked: argparse.Namespace) -> None:
         shape[attribute.dim] = f"all {attribute.axis.level.value}s" if attribute.is_tensor else shape[attribute.dim]
         rows.append({"of": str(attribute.store or ""), "name": attribute.name, "type": kind, "shape": ", ".join(shape)})
     print("\n" + pd.DataFrame(rows).to_string(index=False))
+    listed = [one.tensor for one in store.attributes if one.name == "cutoff" and one.is_tensor]
+    if listed and listed[0].numel():
+        print(f"\npairs of atoms are listed up to {listed[0].min():.6g} (cutoff)")
     sizes = pd.DataFrame(store.sizes, columns=[axis.label for axis in store.size_axes])
     table = sizes.agg(["min", "median", "mean", "max", "sum"]).T.map("{:,.6g}".format)
     print("\n" + table.to_string())

@@ -32,7 +32,7 @@ from popgeo.convert.structure_paths import files_of
 
 _CLOSEST = 0.1  # angstrom
 LEVELS = {"z": "node", "pos": "node", "forces": "node", "edge_index": "edge", "edge_shift": "edge"}
-LEVELS |= dict.fromkeys(("energy", "stress", "cell", "pbc", *WEIGHTS), "graph")
+LEVELS |= dict.fromkeys(("energy", "stress", "cell", "pbc", "cutoff", *WEIGHTS), "graph")
 """What the rows of each attribute belong to."""
 
 
@@ -51,9 +51,9 @@ def read_atoms(
     Each has `z` [num_atoms], `pos` in angstrom [num_atoms, 3], `cell` [1, 3, 3] and `pbc` [1, 3], and, if the file has
     them, `energy` in eV [1], `forces` in eV/angstrom [num_atoms, 3], `stress` in eV/angstrom^3, in Voigt's order
     xx, yy, zz, yz, xz, xy [1, 6], and `head`, a word. Weights are `weight`, `energy_weight`, `forces_weight` and
-    `stress_weight` [1]. With a cutoff it has `edge_index` and `edge_shift`, see `list_pairs`. What the first structure
-    has, all must have; a weight that a later one does not have is 1. A key that looks like a label, a charge or a
-    weight and is not read is reported by a warning.
+    `stress_weight` [1]. With a cutoff it has `edge_index` and `edge_shift`, see `list_pairs`, and `cutoff` [1], which a
+    model compares with its own. What the first structure has, all must have; a weight that a later one does not have
+    is 1. A key that looks like a label, a charge or a weight and is not read is reported by a warning.
 
     In float32, positions farther than 64 angstrom from the origin are moved by whole vectors of the cell and by their
     mean, which changes no distance.
@@ -283,7 +283,7 @@ def with_pairs(data: Data, cutoff: float) -> Data:
 
 def _add_pairs(data: Data, pos: np.ndarray, cell: np.ndarray, pbc: np.ndarray, cutoff: float) -> None:
     data.edge_index, shift = list_pairs(pos, cell, pbc, cutoff)
-    data.edge_shift = shift.to(data.pos)
+    data.edge_shift, data.cutoff = shift.to(data.pos), data.pos.new_tensor([cutoff])
     source, destination = pos[data.edge_index]
     if (near := np.linalg.norm(source + shift.numpy() - destination, axis=1).min(initial=1)) < _CLOSEST:
         raise ValueError(f"it has two atoms {near:.3g} angstrom from each other. Is it another unit?")

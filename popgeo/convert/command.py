@@ -2,6 +2,7 @@
 
 import argparse
 import ast
+import warnings
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -21,6 +22,13 @@ def convert(arguments: Sequence[str]) -> int:
     asked = command_parsers.convert(arguments)
     graphs, options = source_of(asked)
     store = write(graphs, asked.folder, **options)
+    listed = {one.name: one.tensor for one in store.attributes if one.is_tensor}
+    if "cutoff" in listed and not listed["edge_index"].numel():
+        warnings.warn(
+            f"No atom has a neighbour within the cutoff of {asked.cutoff:g} angstrom. Raise --cutoff, or correct the "
+            "unit of positions: --units length=nm or length=bohr.",
+            stacklevel=1,
+        )
     print(f"wrote {store} to {asked.folder}/")
     return 0
 

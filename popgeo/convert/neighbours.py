@@ -103,14 +103,21 @@ class NeighbourList:
         near = np.flatnonzero(np.einsum("ij,ij->i", vectors, vectors) < self.cutoff**2)
         return self._edges[:, near], self._shifts[near]
 
-    def near_origin(self, atoms: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    def near_origin(self, atoms: Any, by_fragment: bool = False) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Positions [num_atoms, 3] that float32 holds, and edges and shifts that fit them, as `of` returns them.
+
+        With `by_fragment` each set of atoms that edges join is moved by itself, so that float32 also holds fragments
+        that are far from each other; distances between fragments are then different ones.
 
         Raises:
             ValueError: see `list_pairs`.
         """
         edges, shifts = self.of(atoms)
         moves = near_origin(atoms.positions, atoms.cell.array, atoms.pbc)
+        if by_fragment and moves.any():
+            fragment = _fragments(edges, len(atoms))
+            total = np.stack([np.bincount(fragment, column) for column in (atoms.positions - moves).T], axis=1)
+            moves = moves + np.round(total / np.bincount(fragment)[:, None])[fragment]
         shifts = shifts + moves[edges[0]] - moves[edges[1]] if moves.any() else shifts
         return atoms.positions - moves, edges, shifts
 
@@ -123,6 +130,15 @@ class NeighbourList:
         moved = atoms.positions - positions
         # NaN is not a move that a kept list serves.
         return bool((np.einsum("ij,ij->i", moved, moved) < (self.skin / 2) ** 2).all())
+
+
+def _fragments(edges: np.ndarray, num_atoms: int) -> np.ndarray:
+    """The number of the fragment of each atom, whose atoms are joined by edges. [2, num_edges] -> [num_atoms]"""
+    from scipy.sparse import coo_matrix
+    from scipy.sparse.csgraph import connected_components
+
+    graph = coo_matrix((np.ones(edges.shape[1]), edges), shape=(num_atoms, num_atoms))
+    return connected_components(graph, directed=False)[1]
 
 
 def _is_wide(pos: np.ndarray, cell: np.ndarray, pbc: np.ndarray, cutoff: float) -> tuple[float, bool]:
@@ -156,9 +172,17 @@ def _pairs(pos: np.ndarray, cell: np.ndarray, pbc: np.ndarray, cutoff: float) ->
         except ImportError as error:
             what = "in a cell that repeats" if any(pbc) else f"of {len(pos):,} atoms"
             raise ValueError(f"Listing pairs {what} needs vesin: pip install vesin.") from error
-        return primitive_neighbor_list("ijS", pbc, cell, pos, cutoff)
+        return primitive_neighbor_list("ijS", pbc, _completed(cell, pbc), pos, cutoff)
     neighbors = vesin.NeighborList(cutoff=cutoff, full_list=True)
     return neighbors.compute(points=pos, box=cell, periodic=pbc, quantities="ijS")
+
+
+def _completed(cell: np.ndarray, pbc: np.ndarray) -> np.ndarray:
+    """The cell with other vectors where nothing repeats, at right angles to all others: ASE's list needs a volume."""
+    _, _, axes = np.linalg.svd(cell[pbc])  # the last ones are at right angles to all vectors that repeat
+    whole = cell.copy()
+    whole[~pbc] = axes[np.count_nonzero(pbc) :]
+    return whole
 
 
 def _check_count(pos: np.ndarray, cell: np.ndarray, pbc: np.ndarray, cutoff: float) -> None:

@@ -18,7 +18,7 @@ OF_GRAPHS = {"graphs_mask", *TRIMMED}
 OF_STRUCTURES = {"cell", "pbc", "stress", "virial", "virials", "dipole", "quadrupole"}
 """Of the graph, also if it has as many rows as nodes."""
 LABELS = {"y", "label", "labels", "target", "targets", "energy", "charge", "weight", "smiles", "name", "idx"}
-LABELS |= OF_STRUCTURES
+LABELS |= {"cutoff", *OF_STRUCTURES}
 """If a graph has one row, the row is the graph's, though it may have one node, too."""
 NODE_FEATURES, EDGE_FEATURES = {"x", "pos"}, {"edge_index", "edge_attr", "edge_weight"}
 """Never a graph's: a wrong number of rows is an error."""

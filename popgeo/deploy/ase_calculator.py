@@ -15,6 +15,7 @@ from popgeo.convert.neighbours import NeighbourList, require_elements
 from popgeo.data.found_sizes import grown
 from popgeo.nn.atom_targets import matrix_to_voigt
 from popgeo.nn.forces import energy_and_forces, energy_forces_and_stress
+from popgeo.nn.neighbor_rule import NeighborRule
 
 Evaluation = Callable[..., tuple[Tensor, ...]]
 
@@ -105,8 +106,10 @@ class Calculator(SystemsCalculator):
 
     Each structure fills the same number of atom and edge slots, so that whatever compiles the model does so once for a
     run in which edges come and go, or a screening of many structures. If one outgrows its slots, these become half
-    more than it needs, and a warning says so. Neighbours are found over the periodic axes of `atoms.pbc`. The model is
-    copied. For models of MACE, NequIP, SchNetPack and fairchem see `SystemsCalculator`.
+    more than it needs, and a warning says so. Neighbours are found over the periodic axes of `atoms.pbc`. A model with
+    a `neighbor_rule`, such as `SchNet`, gets positions in float64. If the rule limits the number of neighbours, and a
+    structure without periodic axes has more, its own search finds them. The model is copied. For models of MACE,
+    NequIP, SchNetPack and fairchem see `SystemsCalculator`.
 
     Args:
         model: Called as `model(z, pos, batch, edge_index, edge_shift=..., num_graphs=...)`, such as `SchNet`: energies
@@ -146,7 +149,9 @@ class Calculator(SystemsCalculator):
         skin: float = 0.5,
     ) -> None:
         super().__init__(None)
-        own = getattr(model, "cutoff", None)
+        self._model = copy.deepcopy(model).eval()
+        self._rule: NeighborRule | None = getattr(self._model, "neighbor_rule", None)
+        own = getattr(self._rule or model, "cutoff", None)
         cutoff = own if cutoff is None else cutoff
         if cutoff is not None and isinstance(own, (int, float)) and cutoff < own:
             raise ValueError(
@@ -159,20 +164,21 @@ class Calculator(SystemsCalculator):
             if given is not None and given < 1:
                 raise ValueError(f"{name} is {given}; a structure needs at least one slot.")
         self.cutoff, self.num_edges, self.num_atoms = cutoff, num_edges, num_atoms
+        self._has_warned = False
         self.num_compilations = 0
         """How often it was compiled: once in a run that fits; twice if only some structures fill space."""
         self.neighbours = NeighbourList(cutoff, skin)
-        self._model = copy.deepcopy(model).eval()
         self._compile = compile
         self._evaluate: dict[bool, Evaluation] = {}  # with stress, and without
         self._given: tuple[Tensor, ...] = ()
         self._places: tuple[np.ndarray, ...] = ()
         like = next(model.parameters(), torch.empty(0))
-        self._dtype, self._device = like.dtype, like.device
+        self._dtype, self._device = like.dtype if self._rule is None else torch.float64, like.device
+        self._dtype_of_search = like.dtype
 
     def _values(self, atoms: Any) -> tuple[Tensor, ...]:
         require_elements(atoms.numbers, getattr(self._model, "elements", None))
-        pos, edge_index, edge_shift = self.neighbours.near_origin(atoms)
+        pos, edge_index, edge_shift = self._near(atoms, *self.neighbours.near_origin(atoms))
         self._fix_shapes(len(atoms), edge_index.shape[1])
         self._fill(atoms, pos, edge_index, edge_shift)
         with_stress = atoms.cell.rank == 3
@@ -191,6 +197,37 @@ class Calculator(SystemsCalculator):
         except IndexError as error:
             what = f"{atoms.symbols}, of atomic numbers up to {max(atoms.numbers)}"
             raise ValueError(f"The model knows too few elements for {what}. Take one that was made for all.") from error
+
+    def _near(
+        self, atoms: Any, pos: np.ndarray, edge_index: np.ndarray, edge_shift: np.ndarray
+    ) -> tuple[np.ndarray, ...]:
+        """Positions, and the edges that the model's rule takes of all within the cutoff, with their shifts.
+
+        Raises:
+            ValueError: the rule limits the number of neighbours, and the cell repeats, of which its search knows
+                nothing.
+        """
+        rule, most = self._rule, int(np.bincount(edge_index[1]).max(initial=0))
+        if rule is None or rule.max_num_neighbors is None or most <= rule.max_num_neighbors:
+            return pos, edge_index, edge_shift
+        if any(atoms.pbc):
+            if rule.is_default:  # a model that knows crystals was trained with lists
+                return pos, edge_index, edge_shift
+            raise ValueError(rule.why_not_all(most))
+        if rule.is_default and not self._has_warned:
+            self._has_warned = True
+            warnings.warn(
+                f"An atom of {atoms.symbols} has {most} neighbours within {rule.cutoff} angstrom; the "
+                f"{rule.max_num_neighbors} nearest are taken, as the model does by itself. If it was trained with "
+                f"listed pairs, make it with interaction_graph=PairInteractionGraph({rule.cutoff}) to take all.",
+                stacklevel=3,
+            )
+        places = torch.from_numpy(pos).to(self._device, self._dtype_of_search)
+        assert rule.search is not None  # as it has a limit
+        edges, lengths = rule.search(places, torch.zeros(len(places), dtype=torch.int64, device=self._device))
+        found = edges[:, (lengths < rule.cutoff) & (edges[0] != edges[1])].cpu().numpy()
+        found = np.hstack([found, found[::-1]]) if getattr(rule.search, "half_list", False) else found
+        return pos, found, np.zeros((found.shape[1], 3))
 
     def _fix_shapes(self, num_atoms: int, num_found: int) -> None:
         """Allocates the slots, and more of them if a structure has outgrown them."""

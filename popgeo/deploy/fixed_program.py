@@ -17,6 +17,7 @@ from popgeo.data.fixed_size_options import FixedSizeOptions
 from popgeo.data.slots import Layout, Slot
 from popgeo.nn.atom_targets import matrix_to_voigt
 from popgeo.nn.forces import energy_and_forces, energy_forces_and_stress, volumes
+from popgeo.nn.models.atom_model import AtomModel
 
 if TYPE_CHECKING:
     from torch_geometric.data import Batch
@@ -109,8 +110,12 @@ class WithForces(nn.Module):
         super().__init__()
         self.model = model
         taken = {one.name: one for one in _parameters(model)}
-        self.strains = "edge_shift" in taken and "cell" not in taken
-        if self.strains:
+        rule = getattr(model, "neighbor_rule", None)
+        if rule is not None:
+            self.neighbor_rule = rule
+        self.adds_cell = "edge_shift" in taken and "cell" not in taken
+        self.strains = self.adds_cell or rule is not None  # these compare cells with edges, no more
+        if self.adds_cell:
             taken["cell"] = inspect.Parameter("cell", inspect.Parameter.KEYWORD_ONLY, default=None)
         self.signature = inspect.Signature(list(taken.values()))
 
@@ -124,8 +129,35 @@ class WithForces(nn.Module):
             has_volume = volumes(others["cell"]).view(-1, 1) > 0
             stress = torch.where(has_volume, matrix_to_voigt(stress), torch.nan)
             return {"energy": energy, "forces": forces, "stress": stress}
+        if self.adds_cell:
+            others.pop("cell", None)
         energy, forces = energy_and_forces(self.model, z, pos, **others)
         return {"energy": energy.detach(), "forces": forces}
+
+
+class InFloat64(nn.Module):
+    """A model of atoms whose differences of positions, and sums over atoms, are in float64, then rounded.
+
+    Args:
+        model: Such as `SchNet`, which computes so if its positions are in float64.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+        self.neighbor_rule = model.neighbor_rule
+        self.signature = inspect.Signature(list(_parameters(model)))
+
+    def forward(self, z: Tensor, pos: Tensor, *args: Any, **others: Any) -> Tensor:
+        """What the model returns, in the type of the positions, or of the weights if these have more digits."""
+        weights = next((one.dtype for one in self.model.parameters()), pos.dtype)
+        return self.model(z, pos.double(), *args, **others).to(torch.promote_types(weights, pos.dtype))
+
+
+def as_predicted(model: nn.Module, forces: bool) -> nn.Module:
+    """The model as a program computes it: models of atoms in float64 where that matters, with forces if asked for."""
+    model = InFloat64(model) if isinstance(model, AtomModel) else model
+    return WithForces(model) if forces else model
 
 
 def input_name(slot: Slot) -> str:

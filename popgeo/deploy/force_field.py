@@ -16,6 +16,7 @@ from popgeo.nn.atom_targets import MAX_Z
 from popgeo.nn.models.atom_model import AtomModel
 from popgeo.nn.models.painn import PaiNN
 from popgeo.nn.models.schnet import SchNet
+from popgeo.nn.neighbor_rule import NeighborRule
 from popgeo.nn.readout import READOUTS
 from popgeo.torch_archive import read_format, write_format
 
@@ -66,6 +67,12 @@ class ForceField(nn.Module):
         self.net = MODELS[name](**settings)
         if not 0 < self.net.cutoff < torch.inf:
             raise ValueError(f"The cutoff is {self.net.cutoff}; it must be a positive number of angstrom.")
+        rule = self.net.neighbor_rule
+        if rule.cutoff < self.net.cutoff or (rule.max_num_neighbors is not None and not rule.is_default):
+            raise ValueError(
+                f"The settings have the interaction graph {rule.search}; a force field takes all neighbours within its "
+                "cutoff, with images. Leave interaction_graph and max_num_neighbors out."
+            )
         self.register_buffer("references", references.double())
         self.register_buffer("scale", torch.tensor(scale, dtype=torch.get_default_dtype()))
 
@@ -85,6 +92,11 @@ class ForceField(nn.Module):
         return self.net.cutoff
 
     @property
+    def neighbor_rule(self) -> NeighborRule:
+        """All pairs of atoms within the cutoff interact, and are always listed for it."""
+        return NeighborRule(cutoff=self.cutoff)
+
+    @property
     def elements(self) -> list[int]:
         """The atomic numbers that it knows."""
         return [z for z in self.references.isfinite().nonzero().flatten().tolist() if z > 0]
@@ -98,10 +110,16 @@ class ForceField(nn.Module):
         *,
         num_graphs: int,
         edge_shift: Tensor | None = None,
+        pbc: Tensor | None = None,
+        cutoff: Tensor | None = None,
         binding_only: bool = False,
     ) -> Tensor:
-        """Energies in eV, as `SchNet` is called; with `binding_only` without energies of elements. [num_graphs, 1]"""
-        energy = self.net(z, pos, batch, edge_index, num_graphs=num_graphs, edge_shift=edge_shift) * self.scale
+        """Energies in eV, as `SchNet` is called; with `binding_only` without energies of elements. [num_graphs, 1]
+
+        Whole energies are sums over atoms in float64, and so are differences of positions.
+        """
+        given: dict[str, Any] = {"num_graphs": num_graphs, "edge_shift": edge_shift, "pbc": pbc, "cutoff": cutoff}
+        energy = self.net(z, pos if binding_only else pos.double(), batch, edge_index, **given) * self.scale
         if binding_only:
             return energy
         of_elements = READOUTS["add"](self.references.index_select(0, z).unsqueeze(1), batch, num_graphs)
@@ -109,14 +127,14 @@ class ForceField(nn.Module):
         return (energy * torch.where(of_elements.isnan(), torch.nan, 1.0)).double() + of_elements
 
     def prepared(self, structure: Data) -> Data:
-        """A structure as it is taken: with its neighbours within the cutoff, in the type of the weights.
+        """A structure as it is taken: with its neighbours within the cutoff, in float64.
 
         Raises:
             ValueError: it has an element that was not trained on, or no neighbours can be listed; see `list_pairs`.
         """
         require_elements(structure.z.numpy(), self.elements)
-        listed = with_pairs(structure, self.cutoff)
-        return listed.apply(lambda part: part.to(self.scale.dtype) if part.is_floating_point() else part)
+        structure = structure.clone().apply(lambda part: part.double() if part.is_floating_point() else part)
+        return with_pairs(structure, self.cutoff)
 
     def save(self, path: str | Path) -> None:
         """Writes the file that `load`, and `popgeo predict`, read."""

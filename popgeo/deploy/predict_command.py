@@ -25,10 +25,12 @@ def predict(arguments: Sequence[str]) -> int:
     """Predicts what a command line asks for; the exit status is 1 if graphs failed."""
     asked = command_parsers.predict(arguments)
     check_ending(asked.out)
-    graphs = _graphs(asked)
-    files = graphs.file_names if isinstance(graphs, AtomFiles) and Path(asked.source).is_dir() else ()
     is_field = Path(asked.model).suffix == ".pt"
-    predictor, graphs = _with_neighbours(asked, graphs) if is_field else (_predictor(asked), graphs)
+    predictor = None if is_field else _predictor(asked)
+    graphs: Any = _graphs(asked, predictor is None or predictor.takes_float64)
+    files = graphs.file_names if isinstance(graphs, AtomFiles) and Path(asked.source).is_dir() else ()
+    if predictor is None:
+        predictor, graphs = _with_neighbours(asked, graphs)
     found = replace(predictor(graphs, errors="keep" if asked.keep else "raise"), files=files)
     written = found.save(asked.out)
     for kept in found.errors.values():
@@ -37,11 +39,11 @@ def predict(arguments: Sequence[str]) -> int:
     return 1 if found.errors else 0
 
 
-def _graphs(asked: argparse.Namespace) -> Any:
-    """The graphs: a store on disk, or what `popgeo convert` reads."""
+def _graphs(asked: argparse.Namespace, takes_float64: bool) -> Any:
+    """The graphs: a store on disk, or what `popgeo convert` reads, in float64 if the model takes that."""
     if (Path(asked.source) / "manifest.json").exists():
         return FlatStore.open(asked.source)
-    asked.labels = "none"
+    asked.labels, asked.double = "none", asked.double or takes_float64
     return source_of(asked)[0]
 
 

@@ -19,7 +19,7 @@ from popgeo.data.fixed_size_options import FixedSizeOptions
 from popgeo.data.flat_store import FlatStore
 from popgeo.deploy.choose_shapes import choose_shapes, grown_shape, into_shapes
 from popgeo.deploy.compile_program import ProgramMaker, backend_on
-from popgeo.deploy.fixed_program import FixedProgram, WithForces, names_taken
+from popgeo.deploy.fixed_program import FixedProgram, as_predicted, names_taken
 from popgeo.deploy.load_weights import load_weights
 from popgeo.deploy.predictions import Predictions, to_records
 from popgeo.deploy.processes import together
@@ -97,7 +97,7 @@ class Predictor:
         found = next((tensor.device for tensor in (*model.parameters(), *model.buffers())), torch.device("cpu"))
         self.device = torch.device(device) if device is not None else found
         self._maker: ProgramMaker | None = ProgramMaker(
-            model=(WithForces(model) if forces else model).to(self.device),
+            model=as_predicted(model, forces).to(self.device),
             backend=backend_on(backend, self.device),
             device=self.device,
             layout=layout or LayoutChoices(),
@@ -286,6 +286,14 @@ class Predictor:
                 names = names_taken(self._maker.model, {one.name for one in store.attributes})
                 self._reader = reader_of(program, names)
         return self.programs[i]
+
+    @property
+    def takes_float64(self) -> bool:
+        """Whether positions may be in float64."""
+        if self._maker is None:
+            return all(p.inputs["pos"].dtype is torch.float64 for p in self.programs.values() if "pos" in p.inputs)
+        first = next(self._maker.model.parameters(), None)
+        return hasattr(self._maker.model, "neighbor_rule") or (first is not None and first.dtype is torch.float64)
 
     @property
     def waste(self) -> dict[str, float]:

@@ -14,6 +14,7 @@ from popgeo.ops.neighbors import Neighbors, knn, pairs, radius
 from popgeo.ops.refusals import check_least, require
 
 _NARROW = 128  # atoms of a batch that may all be in one window at little cost
+MAX_NUM_NEIGHBORS = 32  # of an atom, where a model is made without a number
 
 
 class InteractionGraph(nn.Module):
@@ -25,6 +26,7 @@ class InteractionGraph(nn.Module):
 
     half_list = False
     max_num_nodes: int | None = None
+    _is_default = False
 
     def forward(
         self, pos: Tensor, batch: Tensor, *, num_graphs: int | None = None, nodes_mask: Tensor | None = None
@@ -100,6 +102,13 @@ class KNNInteractionGraph(InteractionGraph):
     def __init__(self, k: int, cutoff: float = 10.0, max_num_nodes: int | None = None) -> None:
         super().__init__()
         self.k, self.cutoff, self.max_num_nodes = k, cutoff, max_num_nodes
+
+    @classmethod
+    def default(cls, k: int, cutoff: float) -> "KNNInteractionGraph":
+        """The graph of a model that is made without one; its `NeighborRule` tells whether `k` was chosen."""
+        made = cls(k, cutoff)
+        made._is_default = k == MAX_NUM_NEIGHBORS
+        return made
 
     def find(self, pos: Tensor, batch: Tensor, num_graphs: int, nodes_mask: Tensor | None) -> Neighbors:
         """`k` edges for each atom in turn. [num_nodes * k]"""
@@ -208,7 +217,9 @@ class PrecomputeInteractionGraph(BaseTransform):
         self.cutoff, self.half_list = cutoff, half_list
 
     def forward(self, data: Data) -> Data:
-        """Sets `edge_index` to the atoms within the cutoff, sorted by centre; PyG copies the molecule beforehand.
+        """Sets `edge_index` to the atoms within the cutoff, sorted by centre, and `cutoff`, which models compare.
+
+        PyG copies the molecule beforehand.
 
         Raises:
             ValueError: the structure repeats, or a position is not finite.
@@ -223,7 +234,7 @@ class PrecomputeInteractionGraph(BaseTransform):
         if not self.half_list:
             near = near | near.T
         centre, neighbour = near.nonzero().unbind(1)
-        data.edge_index = torch.stack([neighbour, centre])
+        data.edge_index, data.cutoff = torch.stack([neighbour, centre]), data.pos.new_tensor([self.cutoff])
         return data
 
     def __repr__(self) -> str:

@@ -142,7 +142,7 @@ class Evaluator:
         if not len(atoms):
             raise ValueError("it has no atoms. Leave it out.")
         require_elements(atoms.numbers)
-        places, edges, shifts = neighbours.near_origin(atoms)
+        places, edges, shifts = neighbours.near_origin(atoms, by_fragment=self.dtype is not torch.float64)
         z, pbc, edge_index = map(torch.from_numpy, (atoms.numbers, atoms.pbc[None], edges))
         pos, cell, shift = (torch.from_numpy(one).to(self.dtype) for one in (places, atoms.cell.array[None], shifts))
         graph = Data(z=z.long(), pos=pos, cell=cell, pbc=pbc, edge_index=edge_index, edge_shift=shift)

@@ -1,6 +1,7 @@
 """The structures that a force field is trained on: read, checked, split, with their neighbours listed."""
 
 import hashlib
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,7 +29,7 @@ from popgeo.progress import progress
 
 UNITS = {"energy": "eV/atom", "forces": "eV/A", "stress": "eV/A^3"}
 """What is learned, and the units of the errors."""
-_TAKEN = LEVELS.keys()
+_TAKEN = LEVELS.keys() - {"cutoff"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,10 +101,29 @@ def read_structures(path: Path, cutoff: float, options: Mapping[str, Any], wante
             found.append(_prepared(raw[i], cutoff, partial, left_out))
         except ValueError as error:
             raise error if str(path) in str(error) else ValueError(f"{path}, structure {i}: {error}") from error
+    _check_neighbours(found, cutoff, path)
     if not is_store:
         print(f"keys of {path}:\n{raw.values.table(raw.datasets)}\n")
         raw.values.require_weights()
     return found
+
+
+def _check_neighbours(structures: Sequence[Data], cutoff: float, path: Path) -> None:
+    """Warns if most atoms have no neighbours, of all structures that are more than one free atom.
+
+    Raises:
+        ValueError: no atom has a neighbour.
+    """
+    some = [one for one in structures if len(one.z) > 1 or one.edge_index.shape[1]]
+    total = sum(len(one.z) for one in some)
+    alone = total - sum(len(one.edge_index[1].unique()) for one in some)
+    if 2 * alone <= total and some:
+        return
+    shortest = f"{alone:,} of {total:,} atoms of {path} have no neighbour within the cutoff of {cutoff:g} angstrom"
+    remedy = "Raise the cutoff (--cutoff), or correct the unit of positions: --units length=nm or length=bohr."
+    if alone == total:
+        raise ValueError(f"{shortest}, so there is nothing to learn from positions. {remedy}")
+    warnings.warn(f"{shortest}. {remedy}", stacklevel=4)
 
 
 def _prepared(one: Data, cutoff: float, partial: bool, left_out: set[str]) -> Data:

@@ -15,7 +15,16 @@ import torch
 from torch import Tensor, nn
 
 from popgeo import compile_forward, compile_step, ops
-from popgeo.nn import GIN, PaiNN, PairInteractionGraph, RadiusInteractionGraph, SchNet, loss, metrics
+from popgeo.nn import (
+    GIN,
+    KNNInteractionGraph,
+    PaiNN,
+    PairInteractionGraph,
+    RadiusInteractionGraph,
+    SchNet,
+    loss,
+    metrics,
+)
 from popgeo.nn.graph_attention import GraphAttention, SameGraph
 from popgeo.ops import ScatterPlan
 from popgeo.ops.refusals import require
@@ -50,6 +59,18 @@ def model_of_edges(kind: type[nn.Module]) -> Callable[..., Tensor]:
     return lambda z, pos, edge_index: model(z, pos, None, edge_index, num_graphs=1)
 
 
+def model_of_listed(kind: type[nn.Module], k: int) -> Callable[..., Tensor]:
+    torch.manual_seed(0)
+    model = kind(8, cutoff=5.0, interaction_graph=KNNInteractionGraph(k, 5.0))
+    return lambda z, pos, edges, listed, pbc: model(z, pos, None, edges, num_graphs=1, cutoff=listed, pbc=pbc)
+
+
+def model_of_cells(kind: type[nn.Module]) -> Callable[..., Tensor]:
+    torch.manual_seed(0)
+    model = kind(8, cutoff=5.0)
+    return lambda z, pos, cell: model(z, pos, num_graphs=1, cell=cell)
+
+
 def attention(form: str) -> Callable[..., Tensor]:
     torch.manual_seed(0)
     layer = GraphAttention(2)
@@ -63,6 +84,8 @@ def masked_edges() -> Callable[..., Tensor]:
 
 
 RING, LOOP = torch.tensor([[0, 1, 2, 3, 4], [1, 0, 3, 2, 3]]), torch.tensor([[0, 1, 2, 3, 4], [1, 0, 2, 2, 3]])
+FULL = torch.tensor([[1, 2, 3, 0, 0, 0], [0, 0, 0, 1, 2, 3]])
+LONG, SHORT, NEVER = torch.tensor([5.0]), torch.tensor([4.9]), torch.zeros(1, 3, dtype=torch.bool)
 CLIMBS, DESCENDS, LEAVES = (torch.tensor(pointers) for pointers in ([0, 2, 3, 5], [0, 3, 2, 5], [0, 2, 3, 6]))
 INDEX, OUTSIDE, NEGATIVE = (torch.tensor(index) for index in ([0, 2, 1, 1, 0], [0, 2, 3, 1, 0], [0, 2, -1, 1, 0]))
 LOGITS, CLASSES, LABELS = X, torch.tensor([0, 1, 1, 0, 1]), torch.tensor([0.0, 1, 1, 0, 1])
@@ -88,6 +111,17 @@ CASES: dict[str, tuple[Callable[..., Tensor], tuple[Tensor, ...], list[tuple[Ten
     ),
     "SchNet without shifts": (model_of_edges(SchNet), (Z, POS, RING), [(Z, POS, LOOP)]),
     "PaiNN without shifts": (model_of_edges(PaiNN), (Z, POS, RING), [(Z, POS, LOOP)]),
+    "SchNet of listed pairs": (
+        model_of_listed(SchNet, 2),
+        (Z, POS, RING, LONG, NEVER),
+        [(Z, POS, RING, SHORT, NEVER), (Z, POS, RING, LONG, ~NEVER), (Z, POS * 0.1, FULL, LONG, NEVER)],
+    ),
+    "PaiNN of listed pairs": (
+        model_of_listed(PaiNN, 2),
+        (Z, POS, RING, LONG, NEVER),
+        [(Z, POS, RING, SHORT, NEVER), (Z, POS, RING, LONG, ~NEVER), (Z, POS * 0.1, FULL, LONG, NEVER)],
+    ),
+    "SchNet of a cell": (model_of_cells(SchNet), (Z, POS, 0 * POS[:3]), [(Z, POS, POS[:3])]),
     "padded attention": (attention("padded"), (X, SORTED), [(X, LARGE), (X, UNSORTED)]),
     "packed attention": (attention("pack"), (X, SORTED), [(X, UNSORTED)]),
     "pointers": (lambda x, p: ops.segment_csr(x, p, reduce="max"), (X, CLIMBS), [(X, DESCENDS), (X, LEAVES)]),

@@ -1,11 +1,12 @@
 """Claims about neighbours that are kept while atoms move."""
 
+import itertools
 import sys
 
 import numpy as np
 import pytest
 
-from popgeo.convert.neighbours import NeighbourList
+from popgeo.convert.neighbours import NeighbourList, list_pairs
 
 ase = pytest.importorskip("ase", reason="ase is not installed: pip install '.[atoms]' in a clone")
 
@@ -92,3 +93,28 @@ def test_atoms_that_have_flown_away_are_refused_before_a_library_is_asked(where)
     atoms.positions[3, 1] = where
     with pytest.raises(ValueError, match="dynamics, it has blown up"):
         NeighbourList(cutoff=3.0, skin=0.6).of(atoms)
+
+
+@pytest.mark.parametrize("vesin", [True, False])
+@pytest.mark.parametrize("pbc", [(1, 1, 0), (0, 1, 1), (0, 0, 1), (1, 0, 0), (1, 1, 1), (0, 0, 0)])
+@pytest.mark.parametrize("kind", ["zero", "turned and zero", "short", "parallel"])
+def test_sheets_and_wires_have_all_pairs_whatever_the_vectors_that_do_not_repeat(monkeypatch, kind, pbc, vesin):
+    if not vesin:
+        monkeypatch.setitem(sys.modules, "vesin", None)
+    random, pbc = np.random.default_rng(0), np.array(pbc, bool)
+    cell = np.diag([3.0, 4.0, 3.5]) + random.normal(0, 0.4, (3, 3))
+    if kind == "turned and zero":
+        cell = cell @ np.linalg.qr(random.normal(size=(3, 3)))[0]
+    if kind == "parallel" and pbc.any():
+        cell[~pbc] = cell[pbc][0]
+    cell[~pbc] *= {"short": 0.1, "parallel": 1.0}.get(kind, 0.0)
+    pos = random.uniform(-6, 6, (9, 3))
+    expected = []
+    for steps in itertools.product(*[range(-6, 7) if repeats else [0] for repeats in pbc]):
+        apart = np.linalg.norm(pos[None] + np.array(steps) @ cell - pos[:, None], axis=2)
+        near = (apart < 4.0) & ~(np.eye(9, dtype=bool) & (not any(steps)))
+        expected += [(j, i, length) for (i, j), length in zip(np.argwhere(near), apart[near], strict=True)]
+    edges, shift = list_pairs(pos, cell, pbc, 4.0)
+    lengths = np.linalg.norm(pos[edges[0]] + shift.numpy() - pos[edges[1]], axis=1)
+    found = np.array(sorted(zip(*edges.tolist(), lengths, strict=True)))
+    np.testing.assert_allclose(found, np.array(sorted(expected)), atol=1e-6)

@@ -20,6 +20,7 @@ from popgeo.data import write
 from popgeo.deploy import ForceField
 from popgeo.nn import energy_and_forces
 from popgeo.train import fit
+from popgeo.train.training_set import read_structures
 from tests.support.metals import metals
 
 SMALL = [
@@ -194,3 +195,28 @@ def test_stress_of_periodic_structures_is_learned_from_the_file_of_ase(tmp_path,
     assert "stress meV/A^3 MAE" in pd.read_csv(tmp_path / "run" / "errors.csv").columns
     assert train(tmp_path / "metals.xyz", tmp_path / "other", "--forces-key", "dft_forces")[0] == 2
     assert "it has no ['dft_forces'], but ['REF_energy'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("cutoff", "status"), [("0.5", 2), ("1.2", 0), ("2.0", 0)])
+def test_a_cutoff_without_neighbours_is_refused_and_one_with_few_is_named(tmp_path, capsys, cutoff, status):
+    from ase import Atoms
+    from ase.calculators.singlepoint import SinglePointCalculator
+    from ase.io import write
+
+    structures = []
+    for i in range(6):  # one pair in eight atoms is 1 angstrom long, all others are 1.5 or more
+        pos = [[0.0, 0, 0], [0, 0, 1 + 0.01 * i], *[[1.5 * j, 3, 0] for j in range(6)]]
+        atoms = Atoms("H8", pos)
+        atoms.calc = SinglePointCalculator(atoms, energy=-1.0 - i, forces=np.full((8, 3), 0.1))
+        structures.append(atoms)
+    write(tmp_path / "a.xyz", structures)
+    options = {"keys": {}, "units": {}, "levels": {}, "labels": "all"}
+    if status == 2:
+        assert main(["train", str(tmp_path / "a.xyz"), "--cutoff", cutoff, "--out", str(tmp_path / "run")]) == 2
+    elif cutoff == "1.2":
+        with pytest.warns(UserWarning, match=r"36 of 48 atoms .* no neighbour within the cutoff of 1\.2 angstrom"):
+            read_structures(tmp_path / "a.xyz", 1.2, options, ["energy"])
+    else:
+        read_structures(tmp_path / "a.xyz", 2.0, options, ["energy"])
+    error = capsys.readouterr().err
+    assert ("48 of 48 atoms" in error and "cutoff of 0.5 angstrom" in error) == (status == 2)

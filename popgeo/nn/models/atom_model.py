@@ -6,10 +6,12 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 
 from popgeo.nn.atom_targets import MAX_Z
 from popgeo.nn.filter_grid import HasFilterNetworks
 from popgeo.nn.interaction_graph import InteractionGraph, KNNInteractionGraph
+from popgeo.nn.neighbor_rule import NeighborRule
 from popgeo.nn.readout import READOUTS
 from popgeo.ops import distance
 from popgeo.ops.eager import is_plain
@@ -41,7 +43,7 @@ class AtomModel(HasFilterNetworks):
         check_choice("filters", filters, ("grid", "edges"))
         self.hidden_channels, self.cutoff, self.readout, self.filters = hidden_channels, cutoff, readout, filters
         self.embedding = nn.Embedding(MAX_Z, hidden_channels, padding_idx=0)
-        self.interaction_graph = interaction_graph or KNNInteractionGraph(max_num_neighbors, cutoff)
+        self.interaction_graph = interaction_graph or KNNInteractionGraph.default(max_num_neighbors, cutoff)
 
     def _add_output(self, act: nn.Module, atomref: Tensor | None) -> None:
         """Adds what follows the blocks, the last parts of a model, and draws all weights."""
@@ -63,8 +65,13 @@ class AtomModel(HasFilterNetworks):
         edges_mask: Tensor | None = None,
         half_list: bool = False,
         edge_shift: Tensor | None = None,
+        pbc: Tensor | None = None,
+        cell: Tensor | None = None,
+        cutoff: Tensor | None = None,
     ) -> Tensor:
         """The prediction for each molecule.
+
+        Positions in float64 have differences, and sums over atoms, in float64, whatever type the weights have.
 
         Args:
             z: Atomic numbers, 0 for padding: such an atom neither sends nor receives, nor is it read out. [num_atoms]
@@ -78,19 +85,27 @@ class AtomModel(HasFilterNetworks):
             half_list: Whether `edge_index` lists each pair once and represents both directions.
             edge_shift: In a periodic cell, what to add to the neighbour's position to reach the image that interacts:
                 whole multiples of the cell's vectors, in the unit of `pos`, zero for padding. [num_edges, 3]
+            pbc: Along which of its vectors each cell repeats. It is only compared with the edges: what repeats needs
+                listed pairs with their shifts. [num_graphs, 3]
+            cell: The cells, for molecules without `pbc`: then each cell that is not 0 repeats. [num_graphs, 3, 3]
+            cutoff: The distance up to which `edge_index` lists pairs, which is compared with the model's. [num_graphs]
 
         Returns:
             One prediction for each molecule. [num_graphs, 1]
 
         Raises:
             ValueError: shifts without the edges that they belong to, or edges of a periodic cell without their shifts,
-                where atoms that are joined to themselves show it. Compiled code returns NaN then.
+                where `pbc` or atoms that are joined to themselves show it; a cell that repeats without listed pairs;
+                or a list that does not fit `neighbor_rule`. Compiled code returns NaN then.
         """
         check_index("z", z, pos.size(0), pos)
         batch = torch.zeros_like(z) if batch is None else batch
         check_index("batch", batch, pos.size(0), pos)
         num_graphs = int(batch.max()) + 1 if num_graphs is None else num_graphs
         nodes_mask = z > 0 if nodes_mask is None else nodes_mask & (z > 0)
+        rule, weights = self.neighbor_rule, self.embedding.weight.dtype
+        if weights is torch.float64:
+            pos = pos.double()
         if edge_index is None:
             if edge_shift is not None:
                 raise ValueError("edge_shift is given without edge_index. Pass the edges that it shifts, or neither.")
@@ -98,9 +113,8 @@ class AtomModel(HasFilterNetworks):
             known = {"num_graphs": num_graphs, "nodes_mask": nodes_mask}
             known = known if isinstance(self.interaction_graph, InteractionGraph) else {}
             edge_index, r = self.interaction_graph(pos, batch, **known)
-            longest = getattr(self.interaction_graph, "cutoff", self.cutoff) if known else self.cutoff
-            if longest < self.cutoff:  # absent edges are as long as the graph's cutoff, where filters may not be 0
-                r = torch.where(r < longest, r, self.cutoff)
+            repeats = cell if pbc is None else pbc
+            r = r if repeats is None else require(~(repeats != 0).any(), r, rule.why_listed)
         else:
             # A padding edge joins padding nodes to themselves; so no mask is needed to know it. In a small cell an atom
             # also meets images of its own, which are shifted.
@@ -112,11 +126,27 @@ class AtomModel(HasFilterNetworks):
             r = distance(pos, edge_index, real, self.cutoff, edge_shift)
             if edge_shift is None:
                 r = _without_images(r, edge_index, nodes_mask)
+                r = r if pbc is None else require(~pbc.any(), r, rule.why_listed)
                 if not half_list and is_plain():
                     _warn_of_pairs(edge_index[:, real])
+            r = rule.checked(r, edge_index, z.size(0), half_list, cutoff)
+        if rule.cutoff < self.cutoff:  # absent edges are as long as the graph's cutoff, where filters may not be 0
+            r = torch.where(r < rule.cutoff, r, self.cutoff)
+        is_wide = pos.dtype is torch.float64
+        r = r.to(weights) if is_wide else r
         x = self.features(z, pos, edge_index, r, half_list, edge_shift)  # [num_atoms, hidden_channels]
-        x = self.lin2(self.act(self.lin1(x)))  # [num_atoms, 1]
+        x = self.act(self.lin1(x))  # [num_atoms, hidden_channels // 2]
+        if is_wide:  # where energies become large, and small differences of many atoms add up
+            wide = {name: one.double() for name, one in self.lin2.named_parameters()}
+            x = functional_call(self.lin2, wide, (x.double(),))  # [num_atoms, 1]
+        else:
+            x = self.lin2(x)  # [num_atoms, 1]
         return self.read_out(x, z, pos, batch, num_graphs, nodes_mask)
+
+    @property
+    def neighbor_rule(self) -> NeighborRule:
+        """Which pairs of atoms interact."""
+        return NeighborRule.of(self.interaction_graph, self.cutoff)
 
     @property
     def elements(self) -> list[int]:

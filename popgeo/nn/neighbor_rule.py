@@ -1,0 +1,88 @@
+"""Which pairs of atoms interact in a model: the one description that all programs of the model keep to."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from popgeo.nn.interaction_graph import InteractionGraph
+from popgeo.ops import global_add_pool
+from popgeo.ops.refusals import require
+
+
+@dataclass(frozen=True, kw_only=True)
+class NeighborRule:
+    """Which pairs of atoms interact in a model, whether the model finds them or is given a list of them.
+
+    Attributes:
+        cutoff: Longest pair, in the unit of the positions.
+        max_num_neighbors: How many neighbours an atom has at most, the nearest ones; None for all within the cutoff,
+            0 if only `search` knows.
+        is_default: Whether nobody chose this number. It then holds for `search` alone; listed pairs are all taken.
+        search: Finds edges and their lengths from positions and the molecule of each atom, without images of atoms in
+            a periodic cell. None for a model that is always given a list.
+    """
+
+    cutoff: float
+    max_num_neighbors: int | None = None
+    is_default: bool = False
+    search: Callable[..., Any] | None = None
+
+    @classmethod
+    def of(cls, search: Any, cutoff: float) -> "NeighborRule":
+        """The rule of a model of this cutoff that finds edges by an interaction graph, of this library or not."""
+        limit = None if isinstance(search, InteractionGraph) else getattr(search, "max_num_neighbors", 0)
+        limit = getattr(search, "k", limit)
+        own = getattr(search, "cutoff", cutoff)
+        cutoff = min(cutoff, own) if isinstance(own, (int, float)) else cutoff
+        is_default = getattr(search, "_is_default", False)
+        return cls(cutoff=cutoff, max_num_neighbors=limit, is_default=is_default, search=search)
+
+    def checked(self, r: Tensor, edge_index: Tensor, num_nodes: int, half_list: bool, listed: Tensor | None) -> Tensor:
+        """The lengths of listed pairs, once it is known that the list has all pairs that interact, and no others.
+
+        Args:
+            r: Lengths; the cutoff, or more, where an edge is absent. [num_edges]
+            edge_index: Neighbour and centre of each edge. [2, num_edges]
+            num_nodes: Atoms.
+            half_list: Whether each pair is listed once.
+            listed: The distance up to which pairs of each graph are listed, 0 for padding. [num_graphs]
+
+        Raises:
+            ValueError: pairs are missing, or an atom has more neighbours than the rule allows.
+        """
+        if listed is not None:
+            reach = self.cutoff * (1 - 2 * torch.finfo(listed.dtype).eps)
+            short = (listed > 0) & (listed < reach)
+            r = require(~short.any(), r, lambda: self._why_short(float(listed[short].min())))
+        if self.max_num_neighbors and not self.is_default:
+            near, centres = (r < self.cutoff).to(r), edge_index.flatten() if half_list else edge_index[1]
+            near = near.repeat(2) if half_list else near
+            counts = global_add_pool(near.unsqueeze(1), centres, num_nodes)
+            r = require((counts <= self.max_num_neighbors).all(), r, lambda: self.why_not_all(int(counts.max())))
+        return r
+
+    def why_not_all(self, count: int) -> str:
+        """Why a list with this number of neighbours of one atom is not what the model takes."""
+        most = f"the nearest {self.max_num_neighbors}" if self.max_num_neighbors else "an unknown number"
+        return (
+            f"An atom has {count} neighbours within {self.cutoff:.6g}, and the model takes {most} of them: its "
+            f"interaction_graph is {self.search}, which knows no images of atoms in a cell. Leave edge_index out if "
+            f"nothing repeats, or make the model with interaction_graph=PairInteractionGraph({self.cutoff:.6g})."
+        )
+
+    def why_listed(self) -> str:
+        """Why structures that repeat need a list of pairs."""
+        return (
+            "A structure repeats (pbc, cell), and its pairs are not listed with their images: it would be predicted as "
+            f"a molecule. Read it with popgeo.convert.read_atoms(cutoff={self.cutoff:.6g}), or pass "
+            f"--cutoff {self.cutoff:.6g}, which list them as edge_index and edge_shift; or set pbc and cell to 0."
+        )
+
+    def _why_short(self, listed: float) -> str:
+        return (
+            f"The pairs of atoms are listed up to {listed:.6g}, and the model's cutoff is {self.cutoff:.6g}: pairs are "
+            f"missing. List them again with cutoff={self.cutoff:.6g}."
+        )
