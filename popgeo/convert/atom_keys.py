@@ -162,9 +162,9 @@ def find_factors(
             raise ValueError(f"it has the units {told[about]!r} and {word!r} of {about}. Remove one.")
     for name, called in names.items():
         is_open = name in LABELS and not given and not {name, called.lower()} & told.keys()
-        if is_open and (word := unit_in_name(called)) is not None:
+        if is_open and (unit := unit_in_name(called)) is not None:
             raise ValueError(
-                f"the name of {called!r} says {word}, and no unit is given. Pass units={{{name!r}: ...}} (--units "
+                f"the name of {called!r} says {unit}, and no unit is given. Pass units={{{name!r}: ...}} (--units "
                 f"{name}=...), such as eV or hartree for energy, eV/angstrom for forces, GPa for stress."
             )
     if not told and not given:

@@ -71,7 +71,7 @@ def _goes_into_a_sum(steps: Sequence[dis.Instruction], at: int) -> bool:
 
 
 def _is_kept(steps: Sequence[dis.Instruction], at: int, call: int) -> bool:
-    """Check if a call whose result nobody takes keeps the value for a sum, as `meter.update(loss, n)` does."""
+    """Check if a call whose result is not used keeps the value for a sum, as `meter.update(loss, n)` does."""
     after = steps[call + (2 if steps[call].opname == "PRECALL" else 1)].opname
     for step in reversed(steps[:at]):
         if step.opname.startswith(("POP_", "STORE_")) or after != "POP_TOP":

@@ -59,7 +59,7 @@ class _WithoutDerivative(torch.autograd.Function):
         )
 
 
-def without_derivative(results: Sequence[Tensor], arguments: Sequence[Tensor]) -> Sequence[Tensor]:
+def without_derivative(results: list[Tensor], arguments: Sequence[Tensor]) -> list[Tensor]:
     """Let a backward pass through the results explain itself, if an argument requires a gradient.
 
     Args:

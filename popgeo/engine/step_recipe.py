@@ -44,8 +44,8 @@ def plain_optimizer(optimizer: Any) -> Optimizer:
     if isinstance(optimizer, Optimizer) and hasattr(optimizer, "param_groups"):
         if not hasattr(optimizer, "_optimizer_step_pre_hooks"):
             raise ValueError(
-                f"{kind.__name__} has not called torch.optim.Optimizer.__init__, so nothing can be told of its hooks "
-                "and its state. Call it there, or pass the optimizer that it wraps."
+                f"{kind.__name__} has not called torch.optim.Optimizer.__init__, so its hooks and its state "
+                "are not known. Call it there, or pass the optimizer that it wraps."
             )
         return optimizer
     given = f"the class {optimizer.__name__}" if isinstance(optimizer, type) else f"a {type(optimizer).__name__}"

@@ -113,7 +113,7 @@ def _autograd_functions(
 
     def vmap(info: Any, in_dims: tuple[int | None, ...], *inputs: Any) -> tuple[Any, Any]:
         rows = [
-            transformed.apply(
+            transformed.apply(  # type: ignore[attr-defined]  # a class made by name
                 *(one if at is None else one.select(at, i) for one, at in zip(inputs, in_dims, strict=True))
             )
             for i in range(info.batch_size)

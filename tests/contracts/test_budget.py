@@ -34,7 +34,7 @@ BUDGETS = {
 }
 ALL = 42_248  # may only fall
 REMEDY = "A new mechanism names the one it replaces: take that out, or raise the budget here and say why."
-LONGEST_FILE, SHORTEST_FILE_OF_ONE_USER = 300, 40
+LONGEST_FILE, SHORTEST_FILE_OF_ONE_USER = 350, 40
 # An operation's cost and its lowering are found by one name.
 MIRRORED = {"ipu/cost", "ipu/tiles/lower"}
 # Names that were given twice before there was this test: each list may only shrink.

@@ -112,7 +112,7 @@ class IpuIsHere(TorchFunctionMode):
     """
 
     def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
-        if func is Tensor.ipu:
+        if func is Tensor.ipu:  # type: ignore[attr-defined]  # torch has it
             return args[0]
         if func is torch.device:
             return _here(func(*args, **(kwargs or {})))

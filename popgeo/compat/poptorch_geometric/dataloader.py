@@ -11,10 +11,10 @@ from popgeo.compat.poptorch.data_loader import generator_for_a_thread
 from popgeo.compat.poptorch_geometric import pyg_dataloader
 from popgeo.compat.poptorch_geometric.collate import CombinedBatchingCollater
 
-Loader = TypeVar("Loader", bound=type)
+Loader = TypeVar("Loader", bound=torch.utils.data.DataLoader[Any])
 
 
-def of_whole_calls(loader: Loader) -> Loader:
+def of_whole_calls(loader: type[Loader]) -> type[Loader]:
     """Return a class of loaders whose items hold the batches of a whole call; it has no class in between.
 
     Args:
