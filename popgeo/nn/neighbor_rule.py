@@ -20,7 +20,7 @@ class NeighborRule:
         cutoff: Longest pair, in the unit of the positions.
         max_num_neighbors: How many neighbours an atom has at most, the nearest ones; None for all within the cutoff,
             0 if only `search` knows.
-        is_default: Whether this number was not chosen by the user. It then holds for `search` alone; listed pairs are all taken.
+        is_default: Whether the user did not choose this number. It then holds for `search` alone, not for listed pairs.
         search: Finds edges and their lengths from positions and the molecule of each atom, without images of atoms in
             a periodic cell. None for a model that is always given a list.
     """
