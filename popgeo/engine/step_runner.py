@@ -9,7 +9,7 @@ from torch import Tensor
 
 from popgeo.capture.captured_step import CapturedStep
 from popgeo.capture.drawn_numbers import SET_STATE
-from popgeo.capture.held_state import module_state
+from popgeo.capture.held_state import ONE_AT_A_TIME, module_state
 from popgeo.capture.op_graph import LOSS_SCALE, OpGraph, Role
 from popgeo.capture.passes import without_row_indexing
 from popgeo.engine.backend import Backend
@@ -65,11 +65,11 @@ class StepRunner:
         arguments = step.graph.inputs_of(Role.ARGUMENT)
         self._row_indices = [position for position, given in enumerate(arguments) if given in step.row_indices]
         self._written = [position for position, given in enumerate(arguments) if given in step.written]
-        seed = options.random_seed if options.random_seed is not None else torch.initial_seed()
-        self.replica_states = [ReplicaState.of(replica, seed) for replica in replicas.local]
-        self._followed: int | None = seed
+        self.replica_states = [ReplicaState.of(replica, options.random_seed) for replica in replicas.local]
+        self._followed: int | None = torch.initial_seed()
         seeds_itself = any(op.target == SET_STATE for op in step.graph.ops)
-        self._follows = options.random_seed is None and not seeds_itself
+        has_own_streams = not all(state.draws_as_torch for state in self.replica_states)
+        self._follows = has_own_streams and options.random_seed is None and not seeds_itself
         self.reset_buffers()
         if update is not None:
             update.share_seed(replicas)
@@ -119,18 +119,20 @@ class StepRunner:
         return results.join()
 
     def _follow_seed(self) -> None:
-        """Starts the random numbers again where `torch.manual_seed` was called since the last call.
+        """Starts the replicas' own streams again if `torch.manual_seed` was called since the last call.
 
-        A seed from which nothing has been drawn shows it. One number is drawn, so that the next call shows, too.
+        A seed from which nothing has been drawn shows it. Where no replica draws from torch's own generator, one number
+        is drawn from it, so that the next call shows, too.
         """
         own = torch.default_generator
         seed = own.initial_seed()
         if torch.equal(own.get_state(), torch.Generator().manual_seed(seed).get_state()):
-            if seed != self._followed:
-                for replica, state in zip(self.replicas.local, self.replica_states, strict=True):
+            for replica, state in zip(self.replicas.local, self.replica_states, strict=True):
+                if seed != self._followed and not state.draws_as_torch:
                     state.generator.set_state(ReplicaState.of(replica, seed).generator.get_state())
             self._followed = None
-            torch.rand(())
+            if not self.replica_states[0].draws_as_torch:
+                torch.rand(())
 
     def _run_round(self, runner: Runner, inputs: Sequence[Sequence[Tensor]], results: Results, first: int) -> None:
         """Runs the micro-batches of each replica, one after the other, or in the order of the stages.
@@ -154,13 +156,14 @@ class StepRunner:
 
         if isinstance(runner, RoundRunner):
             steps = range(first, first + self._round)
-            runner.run(
-                [inputs[step * count : (step + 1) * count] for step in steps],
-                [state.generator for state in states],
-                on_results=take,
-                on_gradients=None if self.update is None else self.update.accumulate,
-                of_replica=lambda replica: states[replica].lent_to(self._model),
-            )
+            with ONE_AT_A_TIME if runner.draws_random_numbers else contextlib.nullcontext():
+                runner.run(
+                    [inputs[step * count : (step + 1) * count] for step in steps],
+                    [state.generator for state in states],
+                    on_results=take,
+                    on_gradients=None if self.update is None else self.update.accumulate,
+                    of_replica=lambda replica: states[replica].lent_to(self._model),
+                )
             return
         for number in range(self._round):
             for replica, state in enumerate(states):

@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 
 class DrawsAhead(NamedTuple):
-    """The states of a generator before each part that draws, by micro-batch, stage and direction, and after a round."""
+    """The states of a generator before each part, by micro-batch, stage and direction, and after a round."""
 
     before: dict[tuple[int, int, bool], Tensor]
     after: Tensor
@@ -59,8 +59,7 @@ def draws_ahead(
     def draw_all() -> None:
         for micro_batch in range(micro_batches):
             for part in parts:
-                if part.draws:
-                    before[micro_batch, part.stage, part.backward] = torch.get_rng_state()
+                before[micro_batch, part.stage, part.backward] = torch.get_rng_state()
                 for op in (graph.ops[index] for index in part.draws):
                     run_op(op, {v: empty_like(graph.values[v]).zero_() for v in op.reads()})
 
@@ -72,13 +71,17 @@ def draws_ahead(
 
 
 def drawing_from(generator: torch.Generator, run: Callable[..., T], *given: Any) -> T:
-    """Runs what draws from torch's own generator, and lets it draw from another, which not every operation takes.
+    """Runs what draws from torch's own generator, or lets it draw from another, which not every operation takes.
 
-    Torch's own is as before afterwards, also if this is interrupted: each of its moves is a single call, and Python
-    looks for interrupts between calls. What fails draws the same numbers when it is run again.
+    Torch's own generator is left where eager code leaves it, also by what fails.
+
+    If it is another, torch's own is as before afterwards, also if this is interrupted: each of its moves is a single
+    call, and Python looks for interrupts between calls. What fails draws the same numbers when it is run again.
     """
     own = torch.default_generator
     with ONE_AT_A_TIME:
+        if generator is own:
+            return run(*given)
         before = own.get_state()
         try:
             own.set_state(generator.get_state())
