@@ -22,7 +22,9 @@ class EpochChoices:
         sampler: What an epoch holds, in order, instead of everything; next to several processes it needs `rank` and
             `world_size`.
         batch_sampler: What each batch holds, instead of a strategy; like `sampler`.
-        seed: With the number of the epoch it decides every order and every draw.
+        seed: With the number of the epoch it decides every order and every draw. None draws it from torch's generator
+            when the first epoch begins, so that it follows `torch.manual_seed`; processes that share the batches agree
+            on the first one's.
         rank: Which shard of the batches to load; by default that of this process in `torch.distributed`, looked up when
             an epoch begins. `rank=0` and `world_size=1` load everything in each process.
         world_size: Number of shards; they are disjoint, complete, and of equal length.
@@ -52,7 +54,7 @@ class EpochChoices:
     shuffle: bool = False
     sampler: Iterable[int] | None = None
     batch_sampler: Iterable[Sequence[int]] | None = None
-    seed: int = 0
+    seed: int | None = None
     rank: int | None = None
     world_size: int | None = None
     drop_last: bool = False

@@ -16,9 +16,9 @@ import torch
 from popgeo.loader.balance import Work, balanced
 from popgeo.loader.epoch_choices import EpochChoices
 from popgeo.loader.run import EpochPlan, Run, used_of
-from popgeo.loader.shard import Shard, in_whole_steps, num_mini_batches, shard_of_this_process
+from popgeo.loader.shard import Shard, agreed, in_whole_steps, num_mini_batches, shard_of_this_process
 from popgeo.packing import Packs
-from popgeo.random_numbers import generator_of
+from popgeo.random_numbers import generator_of, new_key
 from popgeo.sampling.compressed_graph import check_range
 
 
@@ -72,7 +72,8 @@ class OrderPacker(Packer):
 class EpochSampler:
     """The epochs of a loader, one after another.
 
-    An epoch begins with its first item: an iterator from which nothing is drawn changes nothing.
+    An epoch begins with its first item: an iterator from which nothing is drawn changes nothing. Without a seed the
+    first epoch draws one from torch's generator. Until then a plan is that of an epoch that would begin now.
 
     Args:
         packer: Puts indices together into batches.
@@ -81,12 +82,18 @@ class EpochSampler:
         work: What each of them costs, for steps that are equally long on all ranks; see `balanced`. None leaves the
             batches in the packer's order.
 
+    Attributes:
+        seed: With the number of an epoch it decides every order and every draw; None before it is drawn.
+        num_alike: How many processes need one seed; None if as many as there are shards.
+
     Raises:
         ValueError: `choices.options` asks for replicas that `world_size` ranks cannot share.
     """
 
     def __init__(self, packer: Packer, choices: EpochChoices, unit: str = "graphs", work: Work | None = None) -> None:
-        self.packer, self.choices, self.seed, self._unit, self.work = packer, choices, choices.seed, unit, work
+        self.packer, self.choices, self._unit, self.work = packer, choices, unit, work
+        self.seed: int | None = choices.seed
+        self.num_alike: int | None = None
         num_mini_batches(choices.options, choices.world_size or 1)
         self._run = Run(0)
         self._drawn: Run | None = None  # a pass that was drawn to its end, perhaps ahead of its use
@@ -149,7 +156,7 @@ class EpochSampler:
     def plan(self, epoch: int | None = None, run: Run | None = None) -> EpochPlan:
         """The batches of an epoch, by default of the one that is running or comes next; made when first asked for."""
         run = run or self._run
-        key, part = (self.seed, run.epoch if epoch is None else epoch), self.shard
+        key, part = (self._seed_now(), run.epoch if epoch is None else epoch), self.shard
         used = run.used_before(part) if key[1] == run.epoch else ()
         if self._plan is None or (self._plan.key, self._plan.shard, self._plan.used) != (key, part, used):
             left = whole = self.whole(*key)
@@ -159,6 +166,24 @@ class EpochSampler:
             mine = left if part.world_size == 1 else left[part.rank :: part.world_size]
             self._plan = EpochPlan(key=key, shard=part, used=used, whole=whole, left=left, packs=mine)
         return self._plan
+
+    def _seed_now(self) -> int:
+        """Return the seed, or the one that an epoch would draw now; torch's generator stays as it is."""
+        if self.seed is not None:
+            return self.seed
+        ahead = torch.Generator()
+        ahead.set_state(torch.get_rng_state())
+        return new_key(ahead)
+
+    def draw_seed(self) -> None:
+        """Draw the seed from torch's generator if there is none, the same one in all processes that share an epoch.
+
+        Raises:
+            ValueError: the processes have no group in which they can agree.
+        """
+        if self.seed is None:
+            drawn = new_key(None)
+            self.seed = agreed(drawn, self.num_alike or self.shard.world_size)
 
     def _in_steps(self, packs: Packs, together: int, key: tuple[int, int], number: int) -> Packs:
         """As many batches as make whole steps, in an order in which steps are equally long if costs are given."""
@@ -176,6 +201,7 @@ class EpochSampler:
         Raises:
             ValueError: the state was taken among other batches than these, or a copy would use some of them twice.
         """
+        self.draw_seed()
         at = self._run
         plan = self.plan(at.epoch + at.has_started)
         if at.used and not at.has_started:

@@ -103,7 +103,7 @@ class FixedSizeClusterLoader(SubgraphLoader):
             raise ValueError("Clusters are made of a graph of one node type; for HeteroData use neighbours of seeds.")
         edge_index = edge_indices(store)[None]
         if parts is None and num_parts is not None:
-            parts = partition(edge_index, num_parts, num_nodes=num_rows(store, _NODES), seed=kwargs.get("seed", 0))
+            parts = partition(edge_index, num_parts, num_nodes=num_rows(store, _NODES), seed=kwargs.get("seed") or 0)
         assert parts is not None  # one of the two is given
         parts, num_parts = _checked(store, parts)
         self.cluster_sizes = ClusterSizes.count(edge_index, parts, num_parts)
