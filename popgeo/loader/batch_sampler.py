@@ -101,6 +101,7 @@ class FixedSizeBatchSampler(EpochSampler, Sampler[list[int]], metaclass=AskedFor
             raise ValueError(f"world_size is {world_size}, num_replicas {num_replicas}; they mean the same: pass one.")
         world_size = num_replicas if world_size is None else world_size
         choices = EpochChoices(shuffle=shuffle, seed=seed, rank=rank, world_size=world_size, drop_last=drop_last)
+        choices = choices.seeded_if(draws=False)
         work = None if cost is None else Work(costs=_costs(cost, packer), sizes=packer.sizes, budget=packer.budget)
         super().__init__(packer, choices, work=work)
         self._is_dealt_out = False

@@ -104,6 +104,7 @@ class FixedSizeDataLoader(EpochLoader):
         if isinstance(dataset, BaseData):
             raise ValueError(f"The dataset is one {type(dataset).__name__}; pass a list, even of one: [graph].")
         epoch = chosen(EpochChoices, kwargs, shuffle=shuffle, seed=seed, options=options)
+        epoch = epoch.seeded_if(over_size.trims_nodes or over_size.trims_edges)
         layout = chosen(
             LayoutChoices, kwargs, add_pad_masks=add_pad_masks, follow_batch=follow_batch, exclude_keys=exclude_keys
         )

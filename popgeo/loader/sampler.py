@@ -178,12 +178,17 @@ class EpochSampler:
     def draw_seed(self) -> None:
         """Draw the seed from torch's generator if there is none, the same one in all processes that share an epoch.
 
+        As in torch's loaders, each epoch that begins takes a number from the generator, also if it needs none. So a run
+        that was resumed goes on with the random numbers of the whole run, although it may be the first epoch here.
+
         Raises:
             ValueError: the processes have no group in which they can agree.
         """
-        if self.seed is None:
+        continues = self._run.used and not self._run.has_started
+        if self.choices.seed is None and not continues:
             drawn = new_key(None)
-            self.seed = agreed(drawn, self.num_alike or self.shard.world_size)
+            if self.seed is None:
+                self.seed = agreed(drawn, self.num_alike or self.shard.world_size)
 
     def _in_steps(self, packs: Packs, together: int, key: tuple[int, int], number: int) -> Packs:
         """As many batches as make whole steps, in an order in which steps are equally long if costs are given."""
