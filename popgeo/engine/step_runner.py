@@ -2,6 +2,7 @@
 
 import contextlib
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -10,7 +11,7 @@ from torch import Tensor
 from popgeo.capture.captured_step import CapturedStep
 from popgeo.capture.drawn_numbers import SET_STATE
 from popgeo.capture.held_state import ONE_AT_A_TIME, module_state
-from popgeo.capture.op_graph import LOSS_SCALE, OpGraph, Role
+from popgeo.capture.op_graph import LOSS_SCALE, Input, OpGraph, Role
 from popgeo.capture.passes import without_row_indexing
 from popgeo.engine.backend import Backend
 from popgeo.engine.denormals import DenormalsFlushed
@@ -170,12 +171,18 @@ class StepRunner:
                 given = inputs[(first + number) * count + replica]
                 with state.lent_to(self._model) if state.buffers else contextlib.nullcontext():
                     if runner.draws_random_numbers:
-                        made = drawing_from(state.generator, runner.run, given)
+                        again = partial(self._run_in_order, runner.graph)
+                        made = drawing_from(state.generator, runner.run, given, as_eager=again)
                     else:
                         made = runner.run(given)
                 take(number, replica, made)
                 if self.update is not None:
                     self.update.accumulate(first=number == 0 and replica == 0)
+
+    def _run_in_order(self, graph: OpGraph, given: Sequence[Tensor]) -> None:
+        """Run a micro-batch one operation after the other, as eager code does, on copies of weights and buffers."""
+        state = {one: tensor.detach().clone() for one, tensor in self._state().items()}
+        GraphRunner(graph, state, joins=False).run(given)
 
     def reset_buffers(self) -> None:
         """Gives every replica the module's buffers, if there are several replicas to keep apart."""
@@ -245,11 +252,14 @@ class StepRunner:
             self._careful = self._bound(without_row_indexing(self._step.graph, self._step.row_indices))
         return self._careful
 
+    def _state(self) -> dict[Input, Tensor]:
+        """Return what the graph reads next to its arguments."""
+        scale = None if self.update is None else self.update.scale
+        return {**module_state(self._model), **({} if scale is None else {LOSS_SCALE: scale.tensor})}
+
     def _bound(self, graph: OpGraph) -> Runner:
-        state, gradients, checks = module_state(self._model), {}, self._options.floating_point_exceptions
+        state, gradients, checks = self._state(), {}, self._options.floating_point_exceptions
         if self.update is not None:
-            if self.update.scale is not None:
-                state[LOSS_SCALE] = self.update.scale.tensor
             gradients = {name: self.update.gradients[name] for name in self._step.trained}
         if self._staging is not None:
             return RoundRunner(graph, self._staging, state, self._step.num_results, gradients, checks)

@@ -180,8 +180,8 @@ class FixedSizeBatchSampler(EpochSampler, Sampler[list[int]], metaclass=AskedFor
         """
         if start_iter and self.seed is None:
             raise ValueError(
-                f"{start_iter} batches of epoch {epoch} are left out, but the seed that decides them is not known. Pass "
-                "seed= as in the run before, or load its state_dict()."
+                f"{start_iter} batches of epoch {epoch} are left out, but the seed that decides them is not known. "
+                "Pass seed= as in the run before, or load its state_dict()."
             )
         part = self.shard
         self._run = Run(epoch, (Used(part.world_size, part.group, start_iter),) if start_iter else ())

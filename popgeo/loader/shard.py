@@ -70,9 +70,9 @@ def agreed(seed: int, num_processes: int) -> int:
     group = dist.get_world_size() if dist.is_available() and dist.is_initialized() else 0
     if group != num_processes:
         raise ValueError(
-            f"{num_processes} processes share an epoch and have no seed, and torch.distributed has "
-            f"{f'a group of {group}' if group else 'no group'}, in which they cannot agree on one. Pass the same number "
-            "to each, such as seed=0."
+            f"{num_processes} processes share an epoch, and their loader has no seed. They cannot agree on one, since "
+            f"torch.distributed has {f'a group of {group}' if group else 'no group'}. Pass the same number to each, "
+            "such as seed=0."
         )
     found = [seed]
     dist.broadcast_object_list(found, src=0)
