@@ -28,8 +28,8 @@ from popgeo.packing import Packs
 
 _DECIDED = {
     "collate_fn": "The loader collates by itself, so it takes no collate_fn. Use a transform of the dataset.",
-    "generator": "The order comes from seed and epoch, so the loader takes no generator. Pass seed=, or neither: the seed "
-    "is then drawn from torch's generator.",
+    "generator": "The order comes from seed and epoch, so the loader takes no generator. Pass seed=, or neither: then "
+    "the seed is drawn from torch's generator.",
 }
 
 _OF_TORCH = signature(DataLoader.__init__).parameters.keys()

@@ -188,7 +188,8 @@ class EpochSampler:
         if self.choices.seed is None and not continues:
             drawn = new_key(None)
             if self.seed is None:
-                self.seed = agreed(drawn, self.num_alike or self.shard.world_size)
+                count = self.num_alike or self.shard.world_size
+                self.seed = drawn if count == 1 and self.choices.has_own_order else agreed(drawn, count)
 
     def _in_steps(self, packs: Packs, together: int, key: tuple[int, int], number: int) -> Packs:
         """As many batches as make whole steps, in an order in which steps are equally long if costs are given."""

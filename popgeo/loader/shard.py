@@ -59,21 +59,21 @@ def agreed(seed: int, num_processes: int) -> int:
         num_processes: How many processes share the epoch.
 
     Raises:
-        ValueError: `torch.distributed` has no group of these processes.
+        ValueError: these are not the processes of the group of `torch.distributed`.
 
     Example:
         >>> agreed(7, 1)
         7
     """
-    if num_processes == 1:
-        return seed
-    group = dist.get_world_size() if dist.is_available() and dist.is_initialized() else 0
+    group = dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
     if group != num_processes:
         raise ValueError(
-            f"{num_processes} processes share an epoch, and their loader has no seed. They cannot agree on one, since "
-            f"torch.distributed has {f'a group of {group}' if group else 'no group'}. Pass the same number to each, "
-            "such as seed=0."
+            f"A loader for {num_processes} of the processes has no seed, and torch.distributed has "
+            f"{f'a group of {group}' if group > 1 else 'no group'}: they cannot agree on one. Pass the same number to "
+            "each process that needs the same order, such as seed=0."
         )
+    if group == 1:
+        return seed
     found = [seed]
     dist.broadcast_object_list(found, src=0)
     return found[0]

@@ -132,7 +132,7 @@ def test_a_loader_that_draws_nothing_takes_no_number_and_is_the_same_in_each_run
     ],
 )
 def test_processes_without_a_group_need_a_number(make: Callable[..., Any]):
-    with pytest.raises(ValueError, match="2 processes share an epoch, and their loader has no seed.* no group.*seed=0"):
+    with pytest.raises(ValueError, match=r"A loader for 2 of the processes has no seed.* no group.*seed=0"):
         next(iter(make(rank=0, world_size=2)))
     assert next(iter(make(rank=0, world_size=2, seed=1))) is not None
     assert next(iter(make(rank=0, world_size=1))) is not None
@@ -150,8 +150,12 @@ def test_processes_of_a_group_have_the_seed_of_the_first(monkeypatch: pytest.Mon
     next(iter(triples))
     assert triples.seed == 11  # although each process goes through all batches
     assert SEEDED["graphs"](seed=5).seed == 5
-    with pytest.raises(ValueError, match="3 processes share an epoch.* a group of 2"):
+    with pytest.raises(ValueError, match=r"for 3 of the processes has no seed.* a group of 2"):
         agreed(1, 3)
+    with pytest.raises(ValueError, match=r"for 1 of the processes has no seed.* a group of 2"):
+        next(iter(SEEDED["graphs"](seed=None, rank=0, world_size=1)))  # others may need the same batches
+    listed = FixedSizeDataLoader(GRAPHS, fixed_size_options=OPTIONS, rank=0, world_size=1)
+    assert len(seeds(listed)) == 40
 
 
 def triples_of() -> tuple[Any, Any]:
