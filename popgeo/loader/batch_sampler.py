@@ -141,14 +141,9 @@ class FixedSizeBatchSampler(EpochSampler, Sampler[list[int]], metaclass=AskedFor
     def __len__(self) -> int:
         return len(self._checked_plan().packs)
 
-    def draw_seed(self) -> None:
-        """Draw the seed if there is none; where accelerate deals the batches out, all its processes need the same."""
-        self.num_alike = self.shard.group if self._is_dealt_out else None
-        super().draw_seed()
-
     def __iter__(self) -> Iterator[list[int]]:
-        self.draw_seed()
         self._checked_plan()
+        self.num_alike = self.shard.group if self._is_dealt_out else 0  # accelerate deals one order out to all
         run, plan = self.begin()
         group = plan.shard.group
         for number in range(run.position * group, len(plan.packs)):
@@ -221,8 +216,8 @@ class FixedSizeBatchSampler(EpochSampler, Sampler[list[int]], metaclass=AskedFor
             return f"{type(self).__name__}({self.packer.num_items:,} graphs; no batches: {error})"
         full = zip(packer.names, packer.full(whole).mean(axis=0), strict=True) if len(whole) else ()
         shares = ", ".join(f"{name} {share:.1%}".replace("%", " %") for name, share in full)
-        drawn = "" if self.choices.seed == self.seed else f"; seed {self.seed}"
-        return f"{type(self).__name__}({whole.num_graphs:,} graphs -> {len(whole):,} batches; {shares} full{drawn})"
+        filled = f"{shares} full{self.drawn_seed}"
+        return f"{type(self).__name__}({whole.num_graphs:,} graphs -> {len(whole):,} batches; {filled})"
 
 
 def _costs(cost: Any, packer: SizesPacker) -> np.ndarray:

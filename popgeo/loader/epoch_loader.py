@@ -89,8 +89,7 @@ class EpochLoader(DataLoader, metaclass=AskedForAgain):
             line = self._in_one_line()
         except ValueError as error:
             line = f"{self._epochs.packer.num_items:,} {self._unit}; no batches: {error}"
-        drawn = "" if self._epochs.choices.seed == self.seed else f"; seed {self.seed}"
-        return f"{type(self).__name__}({line}{drawn})"
+        return f"{type(self).__name__}({line}{self._epochs.drawn_seed})"
 
     def _repr_html_(self) -> str:
         try:

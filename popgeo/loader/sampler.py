@@ -15,10 +15,11 @@ import torch
 
 from popgeo.loader.balance import Work, balanced
 from popgeo.loader.epoch_choices import EpochChoices
+from popgeo.loader.epoch_seed import EpochSeed
 from popgeo.loader.run import EpochPlan, Run, used_of
-from popgeo.loader.shard import Shard, agreed, in_whole_steps, num_mini_batches, shard_of_this_process
+from popgeo.loader.shard import Shard, in_whole_steps, num_mini_batches, shard_of_this_process
 from popgeo.packing import Packs
-from popgeo.random_numbers import generator_of, new_key
+from popgeo.random_numbers import generator_of
 from popgeo.sampling.compressed_graph import check_range
 
 
@@ -83,8 +84,8 @@ class EpochSampler:
             batches in the packer's order.
 
     Attributes:
-        seed: With the number of an epoch it decides every order and every draw; None before it is drawn.
-        num_alike: How many processes need one seed; None if as many as there are shards.
+        drawn_seed: With the number of an epoch it decides every order and every draw.
+        num_alike: How many processes need one seed; 0 if as many as there are shards.
 
     Raises:
         ValueError: `choices.options` asks for replicas that `world_size` ranks cannot share.
@@ -92,8 +93,7 @@ class EpochSampler:
 
     def __init__(self, packer: Packer, choices: EpochChoices, unit: str = "graphs", work: Work | None = None) -> None:
         self.packer, self.choices, self._unit, self.work = packer, choices, unit, work
-        self.seed: int | None = choices.seed
-        self.num_alike: int | None = None
+        self.drawn_seed, self.num_alike = EpochSeed(choices.seed), 0
         num_mini_batches(choices.options, choices.world_size or 1)
         self._run = Run(0)
         self._drawn: Run | None = None  # a pass that was drawn to its end, perhaps ahead of its use
@@ -117,6 +117,11 @@ class EpochSampler:
                     f"DistributedSampler does; or the process's rank= and world_size= if it draws the same in each."
                 )
         return Shard(rank=rank, world_size=world_size, group=num_mini_batches(options, world_size))
+
+    @property
+    def seed(self) -> int | None:
+        """With the number of an epoch it decides every order and every draw; None before the first epoch draws it."""
+        return self.drawn_seed.number
 
     @property
     def epoch(self) -> int:
@@ -156,7 +161,7 @@ class EpochSampler:
     def plan(self, epoch: int | None = None, run: Run | None = None) -> EpochPlan:
         """The batches of an epoch, by default of the one that is running or comes next; made when first asked for."""
         run = run or self._run
-        key, part = (self._seed_now(), run.epoch if epoch is None else epoch), self.shard
+        key, part = (self.drawn_seed.now(), run.epoch if epoch is None else epoch), self.shard
         used = run.used_before(part) if key[1] == run.epoch else ()
         if self._plan is None or (self._plan.key, self._plan.shard, self._plan.used) != (key, part, used):
             left = whole = self.whole(*key)
@@ -166,30 +171,6 @@ class EpochSampler:
             mine = left if part.world_size == 1 else left[part.rank :: part.world_size]
             self._plan = EpochPlan(key=key, shard=part, used=used, whole=whole, left=left, packs=mine)
         return self._plan
-
-    def _seed_now(self) -> int:
-        """Return the seed, or the one that an epoch would draw now; torch's generator stays as it is."""
-        if self.seed is not None:
-            return self.seed
-        ahead = torch.Generator()
-        ahead.set_state(torch.get_rng_state())
-        return new_key(ahead)
-
-    def draw_seed(self) -> None:
-        """Draw the seed from torch's generator if there is none, the same one in all processes that share an epoch.
-
-        As in torch's loaders, each epoch that begins takes a number from the generator, also if it needs none. So a run
-        that was resumed goes on with the random numbers of the whole run, although it may be the first epoch here.
-
-        Raises:
-            ValueError: the processes have no group in which they can agree.
-        """
-        continues = self._run.used and not self._run.has_started
-        if self.choices.seed is None and not continues:
-            drawn = new_key(None)
-            if self.seed is None:
-                count = self.num_alike or self.shard.world_size
-                self.seed = drawn if count == 1 and self.choices.has_own_order else agreed(drawn, count)
 
     def _in_steps(self, packs: Packs, together: int, key: tuple[int, int], number: int) -> Packs:
         """As many batches as make whole steps, in an order in which steps are equally long if costs are given."""
@@ -207,8 +188,10 @@ class EpochSampler:
         Raises:
             ValueError: the state was taken among other batches than these, or a copy would use some of them twice.
         """
-        self.draw_seed()
         at = self._run
+        if not at.used or at.has_started:  # a pass that continues has drawn before
+            count = self.num_alike or self.shard.world_size
+            self.drawn_seed.draw(None if count == 1 and self.choices.has_own_order else count)
         plan = self.plan(at.epoch + at.has_started)
         if at.used and not at.has_started:
             if is_copy:
@@ -302,6 +285,6 @@ class EpochSampler:
                 f"of the same dataset."
             )
         used = used_of(state, self.packer.num_items)
-        self.seed = state["seed"]
+        self.drawn_seed.number = state["seed"]
         self._run, self._drawn = Run(state["epoch"], used, state.get("batches")), None
         self._behind, self._is_loaded = 0, True

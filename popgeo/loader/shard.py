@@ -51,34 +51,6 @@ def shard_of_this_process() -> tuple[int, int]:
     return 0, 1
 
 
-def agreed(seed: int, num_processes: int) -> int:
-    """Return the seed of the first process, in each of the processes that share an epoch.
-
-    Args:
-        seed: The seed that this process has drawn.
-        num_processes: How many processes share the epoch.
-
-    Raises:
-        ValueError: these are not the processes of the group of `torch.distributed`.
-
-    Example:
-        >>> agreed(7, 1)
-        7
-    """
-    group = dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
-    if group != num_processes:
-        raise ValueError(
-            f"A loader for {num_processes} of the processes has no seed, and torch.distributed has "
-            f"{f'a group of {group}' if group > 1 else 'no group'}: they cannot agree on one. Pass the same number to "
-            "each process that needs the same order, such as seed=0."
-        )
-    if group == 1:
-        return seed
-    found = [seed]
-    dist.broadcast_object_list(found, src=0)
-    return found[0]
-
-
 def in_whole_steps(packs: Packs, together: int, drop_last: bool = False) -> Packs:
     """The batches of all ranks, a multiple of `together` of them; rank r takes number r and every world_size-th on.
 

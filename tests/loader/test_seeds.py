@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader
 
 from popgeo import FixedSizeDataLoader, FixedSizeOptions
 from popgeo.loader import FixedSizeBatchSampler, FixedSizeNeighborLoader, TripleLoader
-from popgeo.loader.shard import agreed
+from popgeo.loader.epoch_seed import agreed
 from tests.loader.test_every_loader import LOADERS, noted
 from tests.support.large_graphs import random_graph
 from tests.support.loaders import GRAPHS, OPTIONS, seeds
