@@ -150,9 +150,10 @@ class CompiledModule(LightningModule):
 
         Lightning forgets the place if it counts batches first.
         """
-        run, loader = self._resumed_run(), self.trainer.train_dataloader
+        run = self._resumed_run()
         if run is None:
             return
+        loader: Any = self.trainer.train_dataloader
         if self._options.random_seed is None:
             restore_torchs_generator(run)
         if self._resumed.get("loader") is not None:

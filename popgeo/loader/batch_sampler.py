@@ -61,7 +61,7 @@ class FixedSizeBatchSampler(EpochSampler, Sampler[list[int]], metaclass=AskedFor
 
     Example:
         >>> options = FixedSizeOptions(num_nodes=9, num_edges=20, num_graphs=4)
-        >>> sampler = FixedSizeBatchSampler([3, 5, 4, 2], [6, 9, 8, 2], fixed_size_options=options)
+        >>> sampler = FixedSizeBatchSampler([3, 5, 4, 2], [6, 9, 8, 2], fixed_size_options=options, seed=0)
         >>> [sum((3, 5, 4, 2)[i] for i in batch) for batch in sampler]
         [8, 6]
         >>> len(sampler), sampler

@@ -73,7 +73,8 @@ class FixedSizeClusterLoader(SubgraphLoader):
         >>> from torch_geometric.data import Data
         >>> path = torch.tensor([[0, 1, 2, 3, 4], [1, 2, 3, 4, 5]])
         >>> data = Data(x=torch.arange(6.0)[:, None], edge_index=path)
-        >>> loader = FixedSizeClusterLoader(data, parts=torch.tensor([0, 0, 1, 1, 2, 2]), batch_size=2, shuffle=False)
+        >>> parts = torch.tensor([0, 0, 1, 1, 2, 2])
+        >>> loader = FixedSizeClusterLoader(data, parts=parts, batch_size=2, shuffle=False, seed=0)
         >>> [batch.n_id[batch.nodes_mask].tolist() for batch in loader]
         [[0, 1, 2, 3], [4, 5]]
         >>> loader
