@@ -1,15 +1,16 @@
 """With one replica, random numbers inside and outside a step are those of eager code, bit for bit, in any mixture."""
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
+from torch_geometric.data import Data
 
-from popgeo import StepOptions, compile_forward, compile_step
+from popgeo import FixedSizeDataLoader, StepOptions, compile_forward, compile_step
 
 
 class Layers(nn.Module):
@@ -230,3 +231,35 @@ def test_a_fixed_seed_is_a_stream_of_its_own_and_other_replicas_follow_torchs_se
     assert torch.equal(drawn[0], drawn[1])
     assert not torch.equal(drawn[0][64:], drawn[2][64:])
     assert not torch.equal(drawn[0][:64], drawn[0][64:])
+
+
+@pytest.mark.filterwarnings("ignore")  # of accelerate's own
+def test_accelerate_resumes_with_the_bits_of_the_whole_run(tmp_path):
+    accelerate = pytest.importorskip("accelerate")
+
+    def prepared(seed: int) -> tuple[object, object, object]:
+        torch.manual_seed(seed)
+        accelerator, model = accelerate.Accelerator(cpu=True), Dropout()
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+        graphs = [Data(x=torch.full((2, 6), i / 30), edge_index=torch.zeros(2, 1, dtype=torch.long)) for i in range(30)]
+        loader = accelerator.prepare(FixedSizeDataLoader(graphs, 6, shuffle=True))
+        accelerator.register_for_checkpointing(model, optimizer)
+        return accelerator, loader, compile_step(model, optimizer)
+
+    def losses(loader: object, step: object) -> Iterator[Tensor]:
+        for _ in range(3):
+            for batch in loader:
+                yield step(batch.x + torch.rand(()))
+
+    accelerator, *whole = prepared(3)
+    going = losses(*whole)
+    for number in range(9):
+        if number in (4, 8):  # in the middle of an epoch
+            accelerator.save_state(str(tmp_path / str(number)))
+        next(going)
+    rest = torch.stack(list(going))
+    for number in (4, 8):
+        accelerator, *resumed = prepared(9)
+        accelerator.load_state(str(tmp_path / str(number)))
+        found = list(losses(*resumed))[: 18 - number]
+        assert torch.equal(torch.stack(found[9 - number :]), rest)
