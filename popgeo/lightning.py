@@ -19,6 +19,7 @@ from popgeo.capture.pytree import flatten
 from popgeo.engine.backend import Backend
 from popgeo.engine.compile_step import as_call, compile_forward, compile_step
 from popgeo.engine.compiled_step import CompiledStep
+from popgeo.engine.resume import restore_torchs_generator
 from popgeo.engine.step_options import StepOptions
 
 _IN_THE_STEP = (
@@ -145,9 +146,17 @@ class CompiledModule(LightningModule):
             )
 
     def on_train_start(self) -> None:
-        """Brings the loader back to its place in the epoch, which Lightning forgets if it counts batches first."""
+        """Bring the loader back to its place in the epoch, and torch's random numbers to where the run was saved.
+
+        Lightning forgets the place if it counts batches first.
+        """
+        run = self._resumed_run()
+        if run is None:
+            return
         loader: Any = self.trainer.train_dataloader
-        if self.trainer.fit_loop.restarting and self._resumed.get("loader") is not None:
+        if self._options.random_seed is None:
+            restore_torchs_generator(run)
+        if self._resumed.get("loader") is not None:
             loader.load_state_dict(self._resumed["loader"])
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
@@ -202,10 +211,16 @@ class CompiledModule(LightningModule):
         raises = options.floating_point_exceptions or torch.is_anomaly_enabled()
         options = replace(options, replication_factor=replicas, floating_point_exceptions=raises)
         step = compile_step(self.model, optimizer, backend=self._backend_here(), options=options)
-        runs = self._resumed.get("runs", ())
-        if trainer.ckpt_path is not None and len(runs) == trainer.world_size:
-            step.load_run_state(runs[trainer.global_rank])
+        run = self._resumed_run()
+        if run is not None:
+            with torch.random.fork_rng(devices=()):  # on_train_start has restored them, and they have gone on since
+                step.load_run_state(run)
         return step
+
+    def _resumed_run(self) -> Mapping[str, Any] | None:
+        """Return what the checkpoint that this fit continues from holds of this process; None without a checkpoint."""
+        runs = self._resumed.get("runs", ()) if self.trainer.ckpt_path is not None else ()
+        return runs[self.trainer.global_rank] if len(runs) == self.trainer.world_size else None
 
 
 def _refuse(what: str) -> NoReturn:

@@ -43,9 +43,11 @@ def panels() -> list[Panel]:
     molecules = Molecules()[:NUM_MOLECULES]
     torch.manual_seed(0)
     ordinary = list(DataLoader(molecules, BATCH_SIZE, shuffle=True))
-    padded = FixedSizeDataLoader(molecules, BATCH_SIZE + 1, shuffle=True)
+    padded = FixedSizeDataLoader(molecules, BATCH_SIZE + 1, shuffle=True, seed=0)
     tuned = FixedSizeOptions.tune(molecules, target_graphs=BATCH_SIZE, verbose=False)
-    packed = FixedSizeDataLoader(molecules, shuffle=True, fixed_size_options=tuned, fixed_size_strategy="Window")
+    packed = FixedSizeDataLoader(
+        molecules, shuffle=True, seed=0, fixed_size_options=tuned, fixed_size_strategy="Window"
+    )
     shapes = len({(batch.num_nodes, batch.num_edges) for batch in ordinary})
     return [
         Panel(

@@ -3,6 +3,7 @@
 import csv
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -252,23 +253,30 @@ def test_clipping_that_is_changed_during_a_run_is_rejected(tmp_path: Path):
         )
 
 
-def test_a_run_that_is_resumed_in_the_middle_of_an_epoch_ends_with_the_same_bits(tmp_path: Path):
+@pytest.mark.parametrize(("after", "seed"), [(5, 0), (5, None), (0, None)])
+def test_a_run_that_is_resumed_ends_with_the_same_bits(after: int, seed: int | None, tmp_path: Path):
     from tests.support import lightning_runs as runs
 
-    ended = []
-    for stops in ([], [5]):
-        module, path = runs.Compiled(runs.Regression(dropout=0.3)), tmp_path / "stopped.ckpt"
+    class Noisy(runs.Compiled):
+        def on_train_batch_start(self, batch: Any, number: int) -> None:
+            batch.x = batch.x + torch.rand(()) / 9  # drawn outside of the step
+
+    ended, path = [], tmp_path / "stopped.ckpt"
+    for stops in (False, True):
+        module = Noisy(runs.Regression(dropout=0.3))
         if stops:
             torch.manual_seed(3)
-            stop = runs.Stop(path, after=5)
-            runs.trainer_in(tmp_path, max_epochs=2, callbacks=[stop]).fit(module, runs.loader(shuffle=True))
-            module = runs.Compiled(runs.Regression(dropout=0.3))
+            stop = runs.Stop(path, after=after or len(runs.loader(shuffle=True, seed=seed)))
+            trainer = runs.trainer_in(tmp_path, max_epochs=2, callbacks=[stop])
+            trainer.fit(module, runs.loader(shuffle=True, seed=seed))
+            module = Noisy(runs.Regression(dropout=0.3))
         torch.manual_seed(7 if stops else 3)
         trainer = runs.trainer_in(tmp_path, max_epochs=2)
-        trainer.fit(module, runs.loader(shuffle=True), ckpt_path=path if stops else None)
-        ended.append((trainer.global_step, runs.weights(module)))
+        trainer.fit(module, runs.loader(shuffle=True, seed=seed), ckpt_path=path if stops else None)
+        ended.append((trainer.global_step, runs.weights(module), torch.rand(2)))
     assert ended[0][0] == ended[1][0]
     assert torch.equal(ended[0][1], ended[1][1])
+    assert torch.equal(ended[0][2], ended[1][2])
 
 
 @pytest.mark.parametrize("package", ["tensorboardX", "wandb"])

@@ -133,6 +133,8 @@ class FollowedStep:
     def continue_from(self, content: Mapping[str, Any]) -> None:
         """Continues with the random numbers and counts that a checkpoint holds, now or once the step is compiled."""
         resume.require_replicas(content, self._replicas_here())
+        if self.recipe.options.random_seed is None:  # now, since the caller may draw before the step does
+            resume.restore_torchs_generator(content)
         self._pending = content
         if self.bound is not None:
             self._go_on(self.bound)

@@ -36,6 +36,7 @@ class GraphRunner:
         places: Tensors that certain outputs are to be written to, by position; the others are valid until the next run.
         floating_point_exceptions: Check each operation's result; then none are joined.
         weights_stay: What depends on parameters and buffers alone is computed when one of them has changed.
+        joins: Whether operations may be joined, and then run in another order than the graph's.
 
     Attributes:
         graph: The given graph, with constants computed.
@@ -54,13 +55,14 @@ class GraphRunner:
         places: Mapping[int, Tensor] | None = None,
         floating_point_exceptions: bool = False,
         weights_stay: bool = False,
+        joins: bool = True,
     ) -> None:
         self.graph = fold_constants(graph)
         self.draws_random_numbers = any(is_random(op) for op in self.graph.ops)
         given = {v: state[one].detach() for one, v in graph.inputs.items() if one in state}
         keeps = weights_stay and not floating_point_exceptions and library.is_available()
         late = self._begin_with_weights(given, state) if keeps else self.graph
-        self.runs = expand(late) if floating_point_exceptions else fuse(late)
+        self.runs = fuse(late) if joins and not floating_point_exceptions else expand(late)
         values = self.graph.values
         given |= {v: tensor.detach() for v, tensor in late.constants.items()}
         new = [v for one, v in graph.inputs.items() if one not in state]

@@ -92,7 +92,7 @@ class ReplicaState:
     """What a replica keeps from call to call next to the weights, which all of them share.
 
     Attributes:
-        generator: If it draws random numbers.
+        generator: Source of its random numbers.
         buffers: Its own copies of the buffers that the step changes, by name; a single replica has the module's own.
     """
 
@@ -100,12 +100,27 @@ class ReplicaState:
     buffers: dict[str, Tensor] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, replica: int, seed: int) -> "ReplicaState":
-        """Replica 0 draws what PyTorch draws after `torch.manual_seed(seed)`; the others have streams of their own."""
+    def of(cls, replica: int, seed: int | None) -> "ReplicaState":
+        """Return the state of a replica that begins.
+
+        Args:
+            replica: Its number. Replica 0 draws what eager code draws, and each other one has a stream of its own.
+            seed: The seed of all streams. None lets replica 0 draw from torch's own generator, and takes the others'
+                streams from that generator's seed.
+        """
+        if seed is None:
+            if replica == 0:
+                return cls(generator=torch.default_generator)
+            seed = torch.initial_seed()
         if replica:
             words = np.random.SeedSequence(seed % 2**64, spawn_key=(replica,)).generate_state(1, np.uint64)
             seed = int(words[0] >> np.uint64(1))
         return cls(generator=torch.Generator().manual_seed(seed))
+
+    @property
+    def draws_as_torch(self) -> bool:
+        """Whether the replica draws from torch's own generator, as eager code does."""
+        return self.generator is torch.default_generator
 
     def copy_buffers(self, module: nn.Module, names: Sequence[str]) -> None:
         """Takes a module's buffers of these names, and of those that the replica has, as they are now."""
@@ -128,11 +143,12 @@ class ReplicaState:
             tensor.copy_(buffers[name])
 
     def restore(self, generator: Tensor, buffers: dict[str, Any], module: nn.Module) -> None:
-        """Goes on from what a checkpoint holds: where the generator was, and all the buffers of the replica's own.
+        """Goes on from what a checkpoint holds: where its own generator was, and all the buffers of the replica's own.
 
         In another mode the step may leave buffers alone that were the replica's own.
         """
-        self.generator.set_state(generator)
+        if not self.draws_as_torch:  # `resume.restore_torchs_generator` sets that one, once
+            self.generator.set_state(generator)
         places = dict(module.named_buffers())
         self.buffers.update({name: places[name].clone().copy_(tensor) for name, tensor in buffers.items()})
 

@@ -4,6 +4,7 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
+import torch
 from torch import nn
 from torch.optim import Optimizer
 
@@ -64,6 +65,19 @@ def restore_weights(
             restore_types(optimizer, content["optimizer"])
         except _UNLIKE as error:
             raise ValueError(f"{path} does not fit the optimizer: {error}") from error
+
+
+def restore_torchs_generator(content: Mapping[str, Any]) -> None:
+    """Set torch's own generator to where it was when a checkpoint was taken, if replica 0 drew from it there.
+
+    Raises:
+        ValueError: the checkpoint holds something else.
+    """
+    if content["replicas"][0] == 0 and "generators" in content:
+        try:
+            torch.default_generator.set_state(content["generators"][0])
+        except _UNLIKE as error:
+            raise ValueError(f"The checkpoint holds no random numbers of torch: {error}.") from error
 
 
 def restore_run(content: Mapping[str, Any], runner: StepRunner | CudaGraphRunner) -> None:

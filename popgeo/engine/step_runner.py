@@ -2,6 +2,7 @@
 
 import contextlib
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -9,8 +10,8 @@ from torch import Tensor
 
 from popgeo.capture.captured_step import CapturedStep
 from popgeo.capture.drawn_numbers import SET_STATE
-from popgeo.capture.held_state import module_state
-from popgeo.capture.op_graph import LOSS_SCALE, OpGraph, Role
+from popgeo.capture.held_state import ONE_AT_A_TIME, module_state
+from popgeo.capture.op_graph import LOSS_SCALE, Input, OpGraph, Role
 from popgeo.capture.passes import without_row_indexing
 from popgeo.engine.backend import Backend
 from popgeo.engine.denormals import DenormalsFlushed
@@ -66,11 +67,11 @@ class StepRunner:
         arguments = step.graph.inputs_of(Role.ARGUMENT)
         self._row_indices = [position for position, given in enumerate(arguments) if given in step.row_indices]
         self._written = [position for position, given in enumerate(arguments) if given in step.written]
-        seed = options.random_seed if options.random_seed is not None else torch.initial_seed()
-        self.replica_states = [ReplicaState.of(replica, seed) for replica in replicas.local]
-        self._followed: int | None = seed
+        self.replica_states = [ReplicaState.of(replica, options.random_seed) for replica in replicas.local]
+        self._followed: int | None = torch.initial_seed()
         seeds_itself = any(op.target == SET_STATE for op in step.graph.ops)
-        self._follows = options.random_seed is None and not seeds_itself
+        has_own_streams = not all(state.draws_as_torch for state in self.replica_states)
+        self._follows = has_own_streams and options.random_seed is None and not seeds_itself
         self.reset_buffers()
         if update is not None:
             update.share_seed(replicas)
@@ -120,18 +121,20 @@ class StepRunner:
         return results.join()
 
     def _follow_seed(self) -> None:
-        """Starts the random numbers again where `torch.manual_seed` was called since the last call.
+        """Starts the replicas' own streams again if `torch.manual_seed` was called since the last call.
 
-        A seed from which nothing has been drawn shows it. One number is drawn, so that the next call shows, too.
+        A seed from which nothing has been drawn shows it. Where no replica draws from torch's own generator, one number
+        is drawn from it, so that the next call shows, too.
         """
         own = torch.default_generator
         seed = own.initial_seed()
         if torch.equal(own.get_state(), torch.Generator().manual_seed(seed).get_state()):
-            if seed != self._followed:
-                for replica, state in zip(self.replicas.local, self.replica_states, strict=True):
+            for replica, state in zip(self.replicas.local, self.replica_states, strict=True):
+                if seed != self._followed and not state.draws_as_torch:
                     state.generator.set_state(ReplicaState.of(replica, seed).generator.get_state())
             self._followed = None
-            torch.rand(())
+            if not self.replica_states[0].draws_as_torch:
+                torch.rand(())
 
     def _run_round(self, runner: Runner, inputs: Sequence[Sequence[Tensor]], results: Results, first: int) -> None:
         """Runs the micro-batches of each replica, one after the other, or in the order of the stages.
@@ -155,25 +158,32 @@ class StepRunner:
 
         if isinstance(runner, RoundRunner):
             steps = range(first, first + self._round)
-            runner.run(
-                [inputs[step * count : (step + 1) * count] for step in steps],
-                [state.generator for state in states],
-                on_results=take,
-                on_gradients=None if self.update is None else self.update.accumulate,
-                of_replica=lambda replica: states[replica].lent_to(self._model),
-            )
+            with ONE_AT_A_TIME if runner.draws_random_numbers else contextlib.nullcontext():
+                runner.run(
+                    [inputs[step * count : (step + 1) * count] for step in steps],
+                    [state.generator for state in states],
+                    on_results=take,
+                    on_gradients=None if self.update is None else self.update.accumulate,
+                    of_replica=lambda replica: states[replica].lent_to(self._model),
+                )
             return
         for number in range(self._round):
             for replica, state in enumerate(states):
                 given = inputs[(first + number) * count + replica]
                 with state.lent_to(self._model) if state.buffers else contextlib.nullcontext():
                     if runner.draws_random_numbers:
-                        made = drawing_from(state.generator, runner.run, given)
+                        again = partial(self._run_in_order, runner.graph)
+                        made = drawing_from(state.generator, runner.run, given, as_eager=again)
                     else:
                         made = runner.run(given)
                 take(number, replica, made)
                 if self.update is not None:
                     self.update.accumulate(first=number == 0 and replica == 0)
+
+    def _run_in_order(self, graph: OpGraph, given: Sequence[Tensor]) -> None:
+        """Run a micro-batch one operation after the other, as eager code does, on copies of weights and buffers."""
+        state = {one: tensor.detach().clone() for one, tensor in self._state().items()}
+        GraphRunner(graph, state, joins=False).run(given)
 
     def reset_buffers(self) -> None:
         """Gives every replica the module's buffers, if there are several replicas to keep apart."""
@@ -243,12 +253,15 @@ class StepRunner:
             self._careful = self._bound(without_row_indexing(self._step.graph, self._step.row_indices))
         return self._careful
 
+    def _state(self) -> dict[Input, Tensor]:
+        """Return what the graph reads next to its arguments."""
+        scale = None if self.update is None else self.update.scale
+        return {**module_state(self._model), **({} if scale is None else {LOSS_SCALE: scale.tensor})}
+
     @plain_surroundings()
     def _bound(self, graph: OpGraph) -> Runner:
-        state, gradients, checks = module_state(self._model), {}, self._options.floating_point_exceptions
+        state, gradients, checks = self._state(), {}, self._options.floating_point_exceptions
         if self.update is not None:
-            if self.update.scale is not None:
-                state[LOSS_SCALE] = self.update.scale.tensor
             gradients = {name: self.update.gradients[name] for name in self._step.trained}
         if self._staging is not None:
             return RoundRunner(graph, self._staging, state, self._step.num_results, gradients, checks)

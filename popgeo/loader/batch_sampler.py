@@ -46,7 +46,8 @@ class FixedSizeBatchSampler(EpochSampler, Sampler[list[int]], metaclass=AskedFor
             function of the table of sizes, int64 [num_graphs, num_dimensions]. Batches that ranks work on at the same
             time then cost nearly the same. None leaves the order as it is drawn.
         shuffle: Whether each epoch has an order of its own, given by `seed` and the number of the epoch.
-        seed: With the number of the epoch it decides every order.
+        seed: With the number of the epoch it decides every order. None draws it from torch's generator when the first
+            epoch begins; processes of a group agree on the first one's.
         rank: Which shard of the batches to give; by default that of this process in `torch.distributed`.
         world_size: Number of shards.
         drop_last: Drops the batches that are too many for equal shards; otherwise some are split in two.
@@ -60,7 +61,7 @@ class FixedSizeBatchSampler(EpochSampler, Sampler[list[int]], metaclass=AskedFor
 
     Example:
         >>> options = FixedSizeOptions(num_nodes=9, num_edges=20, num_graphs=4)
-        >>> sampler = FixedSizeBatchSampler([3, 5, 4, 2], [6, 9, 8, 2], fixed_size_options=options)
+        >>> sampler = FixedSizeBatchSampler([3, 5, 4, 2], [6, 9, 8, 2], fixed_size_options=options, seed=0)
         >>> [sum((3, 5, 4, 2)[i] for i in batch) for batch in sampler]
         [8, 6]
         >>> len(sampler), sampler
@@ -80,7 +81,7 @@ class FixedSizeBatchSampler(EpochSampler, Sampler[list[int]], metaclass=AskedFor
         budgets: Mapping[str, tuple[Sizes, int]] | None = None,
         cost: Sizes | str | Callable[[np.ndarray], np.ndarray] | None = None,
         shuffle: bool = True,
-        seed: int = 0,
+        seed: int | None = None,
         rank: int | None = None,
         world_size: int | None = None,
         drop_last: bool = False,
@@ -100,6 +101,7 @@ class FixedSizeBatchSampler(EpochSampler, Sampler[list[int]], metaclass=AskedFor
             raise ValueError(f"world_size is {world_size}, num_replicas {num_replicas}; they mean the same: pass one.")
         world_size = num_replicas if world_size is None else world_size
         choices = EpochChoices(shuffle=shuffle, seed=seed, rank=rank, world_size=world_size, drop_last=drop_last)
+        choices = choices.seeded_if(draws=False)
         work = None if cost is None else Work(costs=_costs(cost, packer), sizes=packer.sizes, budget=packer.budget)
         super().__init__(packer, choices, work=work)
         self._is_dealt_out = False
@@ -141,6 +143,7 @@ class FixedSizeBatchSampler(EpochSampler, Sampler[list[int]], metaclass=AskedFor
 
     def __iter__(self) -> Iterator[list[int]]:
         self._checked_plan()
+        self.num_alike = self.shard.group if self._is_dealt_out else 0  # accelerate deals one order out to all
         run, plan = self.begin()
         group = plan.shard.group
         for number in range(run.position * group, len(plan.packs)):
@@ -165,7 +168,16 @@ class FixedSizeBatchSampler(EpochSampler, Sampler[list[int]], metaclass=AskedFor
         self.follow(epoch)
 
     def set_epoch_and_start_iteration(self, epoch: int, start_iter: int) -> None:
-        """Chooses the epoch and how many of its batches are left out, as fairchem does to resume."""
+        """Chooses the epoch and how many of its batches are left out, as fairchem does to resume.
+
+        Raises:
+            ValueError: batches are left out, and no seed says which.
+        """
+        if start_iter and self.seed is None:
+            raise ValueError(
+                f"{start_iter} batches of epoch {epoch} are left out, but the seed that decides them is not known. "
+                "Pass seed= as in the run before, or load its state_dict()."
+            )
         part = self.shard
         self._run = Run(epoch, (Used(part.world_size, part.group, start_iter),) if start_iter else ())
 
@@ -204,7 +216,8 @@ class FixedSizeBatchSampler(EpochSampler, Sampler[list[int]], metaclass=AskedFor
             return f"{type(self).__name__}({self.packer.num_items:,} graphs; no batches: {error})"
         full = zip(packer.names, packer.full(whole).mean(axis=0), strict=True) if len(whole) else ()
         shares = ", ".join(f"{name} {share:.1%}".replace("%", " %") for name, share in full)
-        return f"{type(self).__name__}({whole.num_graphs:,} graphs -> {len(whole):,} batches; {shares} full)"
+        filled = f"{shares} full{self.drawn_seed}"
+        return f"{type(self).__name__}({whole.num_graphs:,} graphs -> {len(whole):,} batches; {filled})"
 
 
 def _costs(cost: Any, packer: SizesPacker) -> np.ndarray:

@@ -50,7 +50,8 @@ class FixedSizeDataLoader(EpochLoader):
             whose replicas are shared by the ranks.
         num_nodes: Short for `fixed_size_options`, with `num_edges` and `batch_size`.
         num_edges: See `num_nodes`.
-        seed: With the number of the epoch it decides every order.
+        seed: With the number of the epoch it decides every order. None draws it from torch's generator when the first
+            epoch begins, so that it follows `torch.manual_seed`; processes of a group agree on the first one's.
         protect: A boolean node attribute, True for nodes that trimming must keep.
         shuffle_bytes: Bytes of graphs among which a store on disk is shuffled, so that it is read in stretches; a store
             that is not larger is shuffled as a whole. See `popgeo.loader.chunk_order`.
@@ -90,7 +91,7 @@ class FixedSizeDataLoader(EpochLoader):
         *,
         num_nodes: int | dict[str, int] | None = None,
         num_edges: int | dict[tuple[str, str, str], int] | None = None,
-        seed: int = 0,
+        seed: int | None = None,
         protect: str | None = None,
         shuffle_bytes: int = SHUFFLE_BYTES,
         progress_bar: bool | None = None,
@@ -103,6 +104,7 @@ class FixedSizeDataLoader(EpochLoader):
         if isinstance(dataset, BaseData):
             raise ValueError(f"The dataset is one {type(dataset).__name__}; pass a list, even of one: [graph].")
         epoch = chosen(EpochChoices, kwargs, shuffle=shuffle, seed=seed, options=options)
+        epoch = epoch.seeded_if(over_size.trims_nodes or over_size.trims_edges)
         layout = chosen(
             LayoutChoices, kwargs, add_pad_masks=add_pad_masks, follow_batch=follow_batch, exclude_keys=exclude_keys
         )

@@ -1,7 +1,7 @@
 """What an epoch is: the one declaration of its order, its shards, and how its batches are made and handed over."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any, TypeVar
 
 import torch
@@ -22,7 +22,9 @@ class EpochChoices:
         sampler: What an epoch holds, in order, instead of everything; next to several processes it needs `rank` and
             `world_size`.
         batch_sampler: What each batch holds, instead of a strategy; like `sampler`.
-        seed: With the number of the epoch it decides every order and every draw.
+        seed: With the number of the epoch it decides every order and every draw. None draws it from torch's generator
+            when the first epoch begins, so that it follows `torch.manual_seed`; processes that share the batches agree
+            on the first one's. Where nothing is shuffled, trimmed or sampled there is nothing to draw.
         rank: Which shard of the batches to load; by default that of this process in `torch.distributed`, looked up when
             an epoch begins. `rank=0` and `world_size=1` load everything in each process.
         world_size: Number of shards; they are disjoint, complete, and of equal length.
@@ -52,7 +54,7 @@ class EpochChoices:
     shuffle: bool = False
     sampler: Iterable[int] | None = None
     batch_sampler: Iterable[Sequence[int]] | None = None
-    seed: int = 0
+    seed: int | None = None
     rank: int | None = None
     world_size: int | None = None
     drop_last: bool = False
@@ -84,6 +86,16 @@ class EpochChoices:
             raise ValueError(f"output is 'numpy' and device {self.device!r}; NumPy knows the processor's memory only.")
         if self.feature_dtype is not None and self.device is None:
             raise ValueError("feature_dtype converts batches on their way to a device. Pass device=, 'cpu' if need be.")
+
+    def seeded_if(self, draws: bool) -> "EpochChoices":
+        """Return the choices for a loader that draws something or, if it draws nothing, with a seed that none notices.
+
+        Example:
+            >>> EpochChoices().seeded_if(draws=False).seed, EpochChoices(shuffle=True).seeded_if(draws=False).seed
+            (0, None)
+        """
+        draws = draws or self.shuffle or self.sampler is not None
+        return replace(self, seed=0) if self.seed is None and not draws else self
 
     @property
     def has_own_order(self) -> bool:

@@ -29,7 +29,8 @@ from popgeo.plain_surroundings import plain_surroundings
 
 _DECIDED = {
     "collate_fn": "The loader collates by itself, so it takes no collate_fn. Use a transform of the dataset.",
-    "generator": "The order comes from seed and epoch, so the loader takes no generator. Pass seed=.",
+    "generator": "The order comes from seed and epoch, so the loader takes no generator. Pass seed=, or neither: then "
+    "the seed is drawn from torch's generator.",
 }
 
 _OF_TORCH = signature(DataLoader.__init__).parameters.keys()
@@ -90,7 +91,7 @@ class EpochLoader(DataLoader, metaclass=AskedForAgain):
             line = self._in_one_line()
         except ValueError as error:
             line = f"{self._epochs.packer.num_items:,} {self._unit}; no batches: {error}"
-        return f"{type(self).__name__}({line})"
+        return f"{type(self).__name__}({line}{self._epochs.drawn_seed})"
 
     def _repr_html_(self) -> str:
         try:
@@ -122,8 +123,8 @@ class EpochLoader(DataLoader, metaclass=AskedForAgain):
         return self._epochs.shard.world_size
 
     @property
-    def seed(self) -> int:
-        """With the number of the epoch it decides every order."""
+    def seed(self) -> int | None:
+        """With the number of the epoch it decides every order; None before the first epoch draws it."""
         return self._epochs.seed
 
     def set_epoch(self, epoch: int) -> None:

@@ -121,7 +121,7 @@ class FixedSizeEventLoader(EpochLoader):
         negatives: The nodes that negatives are drawn from: the first, and the one after the last. By default from the
             smallest to the largest destination of these events; a part of a stream needs the range of the whole.
         same_negatives: Draws the same in every epoch, as an evaluation should.
-        seed: Of the negatives; drawn from torch's random numbers when left out.
+        seed: Of the negatives. None draws it from torch's generator when the first epoch begins.
         kwargs: By their names, what else `EpochChoices` has, but for an order, such as `rank` and `device`; and what
             torch's `DataLoader` takes, such as `num_workers`.
 
@@ -157,7 +157,7 @@ class FixedSizeEventLoader(EpochLoader):
             raise ValueError(f"negatives is {negatives}; it must be the first node and the one after the last.")
         if negatives is not None and negatives[1] - 1 > torch.iinfo(data.dst.dtype).max:
             raise ValueError(f"negatives is {negatives}, but dst is {data.dst.dtype}. Pass dst as torch.int64.")
-        choices = chosen(EpochChoices, kwargs, seed=new_key(seed))
+        choices = chosen(EpochChoices, kwargs, seed=None if seed is None else new_key(seed))
         if choices.shuffle or choices.has_own_order:
             raise ValueError("Events come in the order of time; leave shuffle, sampler and batch_sampler out.")
         self.num_events, self.negatives, self.same_negatives = len(data.src), negatives, same_negatives

@@ -54,7 +54,9 @@ def used_of(state: Mapping[str, Any], num_items: int) -> tuple[Used, ...]:
     is_table = isinstance(used, list | tuple) and all(isinstance(one, list | tuple) and len(one) == 3 for one in used)
     if not is_table:
         raise ValueError(f"The state says that 'used' is {str(used)[:99]}; it is a list of three numbers each.")
-    limits = {"epoch": (0, _MOST), "seed": (-_MOST, _MOST), "position": (0, num_items)}
+    limits = {"epoch": (0, _MOST), "position": (0, num_items)}
+    if state.get("seed", 0) is not None or used:  # there is none before the first epoch
+        limits["seed"] = -_MOST, _MOST
     numbers = [(name, state.get(name, 0 if name == "position" else None), limit) for name, limit in limits.items()]
     numbers += [("batches", batches, (0, _MOST))] if used or batches is not None else []
     for one in used:

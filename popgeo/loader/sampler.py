@@ -15,6 +15,7 @@ import torch
 
 from popgeo.loader.balance import Work, balanced
 from popgeo.loader.epoch_choices import EpochChoices
+from popgeo.loader.epoch_seed import EpochSeed
 from popgeo.loader.run import EpochPlan, Run, used_of
 from popgeo.loader.shard import Shard, in_whole_steps, num_mini_batches, shard_of_this_process
 from popgeo.packing import Packs
@@ -76,7 +77,8 @@ class OrderPacker(Packer):
 class EpochSampler:
     """The epochs of a loader, one after another.
 
-    An epoch begins with its first item: an iterator from which nothing is drawn changes nothing.
+    An epoch begins with its first item: an iterator from which nothing is drawn changes nothing. Without a seed the
+    first epoch draws one from torch's generator. Until then a plan is that of an epoch that would begin now.
 
     Args:
         packer: Puts indices together into batches.
@@ -85,12 +87,17 @@ class EpochSampler:
         work: What each of them costs, for steps that are equally long on all ranks; see `balanced`. None leaves the
             batches in the packer's order.
 
+    Attributes:
+        drawn_seed: With the number of an epoch it decides every order and every draw.
+        num_alike: How many processes need one seed; 0 if as many as there are shards.
+
     Raises:
         ValueError: `choices.options` asks for replicas that `world_size` ranks cannot share.
     """
 
     def __init__(self, packer: Packer, choices: EpochChoices, unit: str = "graphs", work: Work | None = None) -> None:
-        self.packer, self.choices, self.seed, self._unit, self.work = packer, choices, choices.seed, unit, work
+        self.packer, self.choices, self._unit, self.work = packer, choices, unit, work
+        self.drawn_seed, self.num_alike = EpochSeed(choices.seed), 0
         num_mini_batches(choices.options, choices.world_size or 1)
         self._run = Run(0)
         self._drawn: Run | None = None  # a pass that was drawn to its end, perhaps ahead of its use
@@ -115,6 +122,11 @@ class EpochSampler:
                     f"DistributedSampler does; or the process's rank= and world_size= if it draws the same in each."
                 )
         return Shard(rank=rank, world_size=world_size, group=num_mini_batches(options, world_size))
+
+    @property
+    def seed(self) -> int | None:
+        """With the number of an epoch it decides every order and every draw; None before the first epoch draws it."""
+        return self.drawn_seed.number
 
     @property
     def epoch(self) -> int:
@@ -157,7 +169,7 @@ class EpochSampler:
     def plan(self, epoch: int | None = None, run: Run | None = None) -> EpochPlan:
         """The batches of an epoch, by default of the one that is running or comes next; made when first asked for."""
         run = run or self._run
-        key, part = (self.seed, run.epoch if epoch is None else epoch), self.shard
+        key, part = (self.drawn_seed.now(), run.epoch if epoch is None else epoch), self.shard
         used = run.used_before(part) if key[1] == run.epoch else ()
         plan = self._plan
         if plan is None or (plan.key, plan.shard, plan.used) != (key, part, used):
@@ -187,6 +199,9 @@ class EpochSampler:
         """
         self.packer.check_unchanged()
         at = self._run
+        if not at.used or at.has_started:  # a pass that continues has drawn before
+            count = self.num_alike or self.shard.world_size
+            self.drawn_seed.draw(None if count == 1 and self.choices.has_own_order else count)
         plan = self.plan(at.epoch + at.has_started)
         if at.used and not at.has_started:
             if is_copy:
@@ -298,6 +313,6 @@ class EpochSampler:
                 f"of the same dataset."
             )
         used = used_of(state, self.packer.num_items)
-        self.seed = state["seed"]
+        self.drawn_seed.number = state["seed"]
         self._run, self._drawn, self._given = Run(state["epoch"], used, state.get("batches")), None, None
         self._behind, self._is_loaded = 0, True

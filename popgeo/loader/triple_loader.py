@@ -130,7 +130,8 @@ class TripleLoader(EpochLoader):
         slots: Triples of a batch for each pair of shards; a batch holds `num_shards ** 2` times as many.
         num_negatives: Entities that each shard draws for each shard, with replacement; None takes all that it has.
         shuffle: Whether each epoch has an order of its own.
-        seed: Decides orders and negatives.
+        seed: Decides orders and negatives. None draws it from torch's generator when the first epoch begins; processes
+            of a group agree on the first one's.
         rank: Which process this is; by default that of this process in `torch.distributed`.
         world_size: Of how many, which share the shards evenly: process 0 has the first ones.
         kwargs: By their names, what else `EpochChoices` has, such as `background` and `device`; and what torch's
@@ -157,7 +158,7 @@ class TripleLoader(EpochLoader):
         num_negatives: int | None = None,
         *,
         shuffle: bool = True,
-        seed: int = 0,
+        seed: int | None = None,
         rank: int | None = None,
         world_size: int | None = None,
         **kwargs: Any,
@@ -185,6 +186,7 @@ class TripleLoader(EpochLoader):
         # Processes share each batch, so all of them go through the batches of one shard.
         choices, batch_size = replace(choices, rank=0, world_size=1), shards.num_shards**2 * slots
         super().__init__(triples, source, packer, choices, batch_size=batch_size, **kwargs)
+        self._epochs.num_alike = self._world_size
 
     @property
     def rank(self) -> int:

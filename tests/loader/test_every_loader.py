@@ -33,18 +33,26 @@ EVENTS = TemporalData(torch.arange(23) % 5, 7 + torch.arange(23) % 9, torch.aran
 
 LOADERS: dict[str, Callable[..., EpochLoader]] = {
     "graphs": lambda **choices: FixedSizeDataLoader(
-        GRAPHS, fixed_size_options=OPTIONS, fixed_size_strategy="StreamPack", **{"shuffle": True, **choices}
+        GRAPHS, fixed_size_options=OPTIONS, fixed_size_strategy="StreamPack", **{"shuffle": True, "seed": 0, **choices}
     ),
     "neighbors": lambda **choices: FixedSizeNeighborLoader(
-        GRAPH, [3, 2], batch_size=8, shuffle=True, fixed_size_options=WHOLE, **choices
+        GRAPH, [3, 2], batch_size=8, shuffle=True, fixed_size_options=WHOLE, **{"seed": 0, **choices}
     ),
     "links": lambda **choices: FixedSizeLinkLoader(
-        GRAPH, [2], batch_size=40, neg_sampling="binary", shuffle=True, fixed_size_options=WHOLE, **choices
+        GRAPH,
+        [2],
+        batch_size=40,
+        neg_sampling="binary",
+        shuffle=True,
+        fixed_size_options=WHOLE,
+        **{"seed": 0, **choices},
     ),
-    "clusters": lambda **choices: FixedSizeClusterLoader(GRAPH, parts=torch.arange(60) % 12, batch_size=2, **choices),
-    "events": lambda **choices: FixedSizeEventLoader(EVENTS, 4, seed=5, **choices),
+    "clusters": lambda **choices: FixedSizeClusterLoader(
+        GRAPH, parts=torch.arange(60) % 12, batch_size=2, **{"seed": 0, **choices}
+    ),
+    "events": lambda **choices: FixedSizeEventLoader(EVENTS, 4, **{"seed": 5, **choices}),
     "triples": lambda **choices: TripleLoader(
-        TRIPLES, EntityShards.deal(11, num_shards=2), slots=5, num_negatives=3, seed=5, **choices
+        TRIPLES, EntityShards.deal(11, num_shards=2), slots=5, num_negatives=3, **{"seed": 5, **choices}
     ),
 }
 SHARED_OUT = {  # what numbers the things that batches are made of, and if it is real

@@ -19,7 +19,6 @@ WHOLE = "it must be a whole number"
         ({"batch_size": 2, "seed": 1.5}, f"seed is 1.5; {WHOLE}"),
         ({"batch_size": 2, "num_workers": "2"}, f"num_workers is '2'; {WHOLE}"),
         ({"batch_size": 2, "shuffle": "yes"}, "shuffle is 'yes'; it must be True or False"),
-        ({"batch_size": 2, "seed": None}, f"seed is None; {WHOLE}"),
         ({"batch_size": 2, "sampler": "random"}, "which each epoch reads again. For random order pass shuffle"),
         ({"batch_size": 2, "sampler": iter([0, 1])}, "which each epoch reads again"),
         ({"batch_size": 2, "batch_sampler": iter([[0], [1]])}, "which each epoch reads again"),

@@ -52,6 +52,7 @@ def train(at_call: dict[int, str] | None = None) -> tuple[list[Tensor], nn.Modul
     loader = FixedSizeDataLoader(
         [molecule.update({"pos": molecule.pos.double()}) for molecule in Molecules()[:90]],
         shuffle=True,
+        seed=0,
         fixed_size_options=sizes,
         fixed_size_strategy="Window",
         exclude_keys=["x", "edge_index", "edge_attr", "smiles", "name", "idx"],

@@ -30,7 +30,7 @@ class OnDisk(PyGDataset):
 
 
 def loader_of(dataset=GRAPHS, strategy=FixedSizeStrategy.StreamPack, **kwargs) -> FixedSizeDataLoader:
-    kwargs.setdefault("fixed_size_options", OPTIONS)
+    kwargs = {"fixed_size_options": OPTIONS, "seed": 0, **kwargs}
     return FixedSizeDataLoader(dataset, fixed_size_strategy=strategy, **kwargs)
 
 

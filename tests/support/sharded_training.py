@@ -41,7 +41,7 @@ def train(rank: int = 0, world_size: int = 1, epochs: int = 2) -> dict[str, Tens
     model = ShardedTraining(part, LogSigmoidLoss(), num_shards=SHARDS.num_shards, num_local=num_local, n3=0.1)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.05)
     step = training_model(model, Options(replication_factor=world_size, strict=False), optimizer)
-    loader = TripleLoader(make_triples(), SHARDS, slots=9, num_negatives=3, rank=rank, world_size=world_size)
+    loader = TripleLoader(make_triples(), SHARDS, slots=9, num_negatives=3, seed=0, rank=rank, world_size=world_size)
     losses = [step(*batch._replace(weight=batch.weight.double())) for _ in range(epochs) for batch in loader]
     return {"losses": torch.stack(losses), **dict(part.state_dict())}
 

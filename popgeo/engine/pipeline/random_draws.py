@@ -3,6 +3,7 @@
 That is what it would draw if it went through all stages alone.
 """
 
+import contextlib
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeVar
 
@@ -20,7 +21,7 @@ T = TypeVar("T")
 
 
 class DrawsAhead(NamedTuple):
-    """The states of a generator before each part that draws, by micro-batch, stage and direction, and after a round."""
+    """The states of a generator before each part, by micro-batch, stage and direction, and after a round."""
 
     before: dict[tuple[int, int, bool], Tensor]
     after: Tensor
@@ -59,8 +60,7 @@ def draws_ahead(
     def draw_all() -> None:
         for micro_batch in range(micro_batches):
             for part in parts:
-                if part.draws:
-                    before[micro_batch, part.stage, part.backward] = torch.get_rng_state()
+                before[micro_batch, part.stage, part.backward] = torch.get_rng_state()
                 for op in (graph.ops[index] for index in part.draws):
                     run_op(op, {v: empty_like(graph.values[v]).zero_() for v in op.reads()})
 
@@ -71,15 +71,27 @@ def draws_ahead(
     return DrawsAhead(before, ahead.get_state())
 
 
-def drawing_from(generator: torch.Generator, run: Callable[..., T], *given: Any) -> T:
-    """Runs what draws from torch's own generator, and lets it draw from another, which not every operation takes.
+def drawing_from(
+    generator: torch.Generator, run: Callable[..., T], *given: Any, as_eager: Callable[..., object] | None = None
+) -> T:
+    """Runs what draws from torch's own generator, or lets it draw from another, which not every operation takes.
 
-    Torch's own is as before afterwards, also if this is interrupted: each of its moves is a single call, and Python
-    looks for interrupts between calls. What fails draws the same numbers when it is run again.
+    Torch's own generator is left where eager code leaves it, also by what fails: `as_eager` then runs the same again in
+    the order of eager code, up to the operation that fails.
+
+    If it is another, torch's own is as before afterwards, also if this is interrupted: each of its moves is a single
+    call, and Python looks for interrupts between calls. What fails draws the same numbers when it is run again.
     """
     own = torch.default_generator
     with ONE_AT_A_TIME:
         before = own.get_state()
+        if generator is own:
+            try:
+                return run(*given)
+            except Exception:
+                if as_eager is not None:
+                    _fail_again(as_eager, given, before)
+                raise
         try:
             own.set_state(generator.get_state())
             made = run(*given)
@@ -87,3 +99,13 @@ def drawing_from(generator: torch.Generator, run: Callable[..., T], *given: Any)
             return made
         finally:
             own.set_state(before)
+
+
+def _fail_again(as_eager: Callable[..., object], given: Sequence[Any], before: Tensor) -> None:
+    """Put torch's generator to where a run in the order of eager code fails; leave it if that run does not fail."""
+    own = torch.default_generator
+    after = own.get_state()
+    own.set_state(before)
+    with contextlib.suppress(Exception):
+        as_eager(*given)
+        own.set_state(after)

@@ -98,9 +98,9 @@ class RoundRunner:
             for replica in replicas:
                 held = live[now.micro_batch, replica]
                 with of_replica(replica):
+                    if ahead is not None:
+                        random[replica].set_state(ahead[replica].before[now.micro_batch, now.stage, now.backward])
                     if bound.part.draws:
-                        if ahead is not None:
-                            random[replica].set_state(ahead[replica].before[now.micro_batch, now.stage, now.backward])
                         drawing_from(random[replica], bound.run, held)
                     else:
                         bound.run(held)

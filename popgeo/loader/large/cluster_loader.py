@@ -75,7 +75,8 @@ class FixedSizeClusterLoader(SubgraphLoader):
         >>> from torch_geometric.data import Data
         >>> path = torch.tensor([[0, 1, 2, 3, 4], [1, 2, 3, 4, 5]])
         >>> data = Data(x=torch.arange(6.0)[:, None], edge_index=path)
-        >>> loader = FixedSizeClusterLoader(data, parts=torch.tensor([0, 0, 1, 1, 2, 2]), batch_size=2, shuffle=False)
+        >>> parts = torch.tensor([0, 0, 1, 1, 2, 2])
+        >>> loader = FixedSizeClusterLoader(data, parts=parts, batch_size=2, shuffle=False, seed=0)
         >>> [batch.n_id[batch.nodes_mask].tolist() for batch in loader]
         [[0, 1, 2, 3], [4, 5]]
         >>> loader
@@ -105,7 +106,7 @@ class FixedSizeClusterLoader(SubgraphLoader):
             raise ValueError("Clusters are made of a graph of one node type; for HeteroData use neighbours of seeds.")
         edge_index = edge_indices(store)[None]
         if parts is None and num_parts is not None:
-            parts = partition(edge_index, num_parts, num_nodes=num_rows(store, _NODES), seed=kwargs.get("seed", 0))
+            parts = partition(edge_index, num_parts, num_nodes=num_rows(store, _NODES), seed=kwargs.get("seed") or 0)
         assert parts is not None  # one of the two is given
         parts, num_parts = _checked(store, parts)
         self.cluster_sizes = ClusterSizes.count(edge_index, parts, num_parts)

@@ -138,7 +138,7 @@ class FixedSizeNeighborLoader(SubgraphLoader):
         >>> from torch_geometric.data import Data
         >>> ring = torch.stack([torch.arange(6), (torch.arange(6) + 1) % 6])
         >>> data = Data(x=torch.arange(6.0)[:, None], edge_index=ring)
-        >>> loader = FixedSizeNeighborLoader(data, [1, 1], batch_size=2)
+        >>> loader = FixedSizeNeighborLoader(data, [1, 1], batch_size=2, seed=0)
         >>> batch = next(iter(loader))
         >>> batch.n_id.tolist(), batch.seeds_mask.tolist()
         ([0, 1, 5, 4, 0, 0, 0], [True, True, False, False, False, False, False])

@@ -77,7 +77,7 @@ class SubgraphLoader(EpochLoader):
         part_sampler.sample(np.empty(0, np.int64), seed=0)  # refuses what cannot be sampled before an epoch begins
         self.size_estimate: SizeEstimate | None = None
         """What the sizes were measured on; None if they were given."""
-        sizes = fixed_size_options or self._measured(store, choices.seed)
+        sizes = fixed_size_options or self._measured(store, choices.seed or 0)
         sizes = sizes.to_hetero(store.node_types, store.edge_types) if store.is_hetero else sizes
         rows = {name: v.shape[-1 if "index" in name else 0] for name, v in part_sampler.labels.items()}
         self.fixed_size_options = replace(sizes, num_rows={**(sizes.num_rows or {}), **rows} or None)
@@ -90,7 +90,7 @@ class SubgraphLoader(EpochLoader):
         source = SubgraphSource(part_sampler, store, self.collater, features)
         measure = getattr(features and features.feature_store, "measure", None)
         if measure is not None:
-            measure(self._sampled_rows(store, choices.seed))
+            measure(self._sampled_rows(store, choices.seed or 0))
         self.data = data
         # As in PyG the dataset is the seeds, so that len(loader.dataset) is their number.
         seeds = range(part_sampler.num_items)
@@ -143,7 +143,7 @@ class SubgraphLoader(EpochLoader):
             One row for each node and edge type: `slots` of a batch, `real` ones of a mean batch, their share `full`,
             and `lost`, the share that trimming removed, 0 to 1.
         """
-        packs, key, axes = self.plan(), (self.seed, self.epoch), self._axes
+        packs, key, axes = self.plan(), self._epochs.plan().key, self._axes
         step = max(1, len(packs) // _PROBED)
         parts = [self.source.part(packs[i], key) for i in range(0, len(packs), step)[:_PROBED]]
         found = np.array([[*part.sizes(axes), *part.num_lost] for part in parts] or [[0] * len(axes) + [0, 0]])

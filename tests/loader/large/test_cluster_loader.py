@@ -22,6 +22,7 @@ def loader_of(data=DATA, **kwargs) -> FixedSizeClusterLoader:
     if not isinstance(data, ClusterData):
         kwargs.setdefault("parts", PARTS)
     kwargs.setdefault("batch_size", 3)
+    kwargs.setdefault("seed", 0)
     return FixedSizeClusterLoader(data, **kwargs)
 
 

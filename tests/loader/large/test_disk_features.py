@@ -51,7 +51,7 @@ def test_a_loader_gives_from_disk_what_it_gives_from_memory(tmp_path):
     np.save(tmp_path / "x.npy", data.x.numpy())
     del data.y, data.edge_attr
     features = DiskFeatures({None: {"x": tmp_path / "x.npy"}})
-    how = {"batch_size": 7, "fixed_size_options": FixedSizeOptions(61, 240)}
+    how = {"batch_size": 7, "seed": 0, "fixed_size_options": FixedSizeOptions(61, 240)}
     for workers in (0, 1):
         again = FixedSizeNeighborLoader((features, graph), [3], num_workers=workers, **how)
         loaders = (FixedSizeNeighborLoader(data, [3], **how), again)

@@ -12,7 +12,7 @@ from tests.support.stores import in_stores
 
 DATA, LIBRARY = random_graph(), library()
 SIZES = FixedSizeOptions(num_nodes=200, num_edges=600)
-SEVEN = {"batch_size": 7, "fixed_size_options": SIZES}
+SEVEN = {"batch_size": 7, "seed": 0, "fixed_size_options": SIZES}
 LIBRARY["author", "writes", "paper"].edge_attr = torch.arange(80.0)[:, None]
 
 
@@ -41,8 +41,8 @@ def test_batches_are_those_from_memory_in_every_layout(layout):
     links = [FixedSizeLinkLoader(graph, [2], neg_sampling="binary", **kinds) for graph in (data, tuple(stores))]
     check_equal(*links)
     parts = torch.arange(60) // 10
-    check_equal(*(FixedSizeClusterLoader(graph, parts=parts, batch_size=2) for graph in (data, tuple(stores))))
-    check_equal(*(FixedSizeClusterLoader(graph, num_parts=4, batch_size=2) for graph in (data, tuple(stores))))
+    check_equal(*(FixedSizeClusterLoader(graph, parts=parts, batch_size=2, seed=0) for graph in (data, tuple(stores))))
+    check_equal(*(FixedSizeClusterLoader(graph, num_parts=4, batch_size=2, seed=0) for graph in (data, tuple(stores))))
 
 
 @pytest.mark.parametrize("layout", ["coo", "csr", "csc"])
@@ -64,7 +64,9 @@ def test_edge_types_without_attributes_keep_their_place_in_the_order_of_draws(mo
     del data["author", "writes", "paper"].edge_attr
     data["paper", "cites", "author"].edge_attr = torch.arange(80.0)[:, None]
     data, *stores = in_stores(data)
-    check_equal(*(FixedSizeNeighborLoader(graph, [3, 2], "paper", batch_size=7) for graph in (data, tuple(stores))))
+    check_equal(
+        *(FixedSizeNeighborLoader(graph, [3, 2], "paper", batch_size=7, seed=0) for graph in (data, tuple(stores)))
+    )
 
 
 def test_a_batch_asks_once_for_each_attribute_and_only_for_its_rows():
@@ -126,8 +128,8 @@ def test_sizes_that_no_store_knows_are_found_and_batches_have_one_shape(monkeypa
     assert int(data.edge_index.max()) == 59
     features.tensors.pop((None, "y"))
     del data.y
-    loader = FixedSizeNeighborLoader((features, graph), [3, 2], batch_size=7, shuffle=True)
-    batches = check_equal(FixedSizeNeighborLoader(data, [3, 2], batch_size=7, shuffle=True), loader)
+    loader = FixedSizeNeighborLoader((features, graph), [3, 2], batch_size=7, shuffle=True, seed=0)
+    batches = check_equal(FixedSizeNeighborLoader(data, [3, 2], batch_size=7, shuffle=True, seed=0), loader)
     assert len({(batch.num_nodes, batch.num_edges) for batch in batches}) == 1
 
 

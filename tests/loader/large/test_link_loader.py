@@ -15,6 +15,7 @@ SIZES = FixedSizeOptions(num_nodes=61, num_edges=240)
 def loader_of(data=DATA, num_neighbors=(3,), **kwargs) -> FixedSizeLinkLoader:
     kwargs.setdefault("fixed_size_options", SIZES)
     kwargs.setdefault("batch_size", 50)
+    kwargs.setdefault("seed", 0)
     return FixedSizeLinkLoader(data, list(num_neighbors), **kwargs)
 
 

@@ -21,6 +21,7 @@ SIZES = FixedSizeOptions(num_nodes=61, num_edges=240)
 def loader_of(data=DATA, num_neighbors=(4, 3), **kwargs) -> FixedSizeNeighborLoader:
     kwargs.setdefault("fixed_size_options", SIZES)
     kwargs.setdefault("batch_size", 8)
+    kwargs.setdefault("seed", 0)
     return FixedSizeNeighborLoader(data, list(num_neighbors), **kwargs)
 
 
