@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from sphinx.ext import autosummary
 
 import popgeo
 import popgeo.plots
@@ -50,6 +51,8 @@ autodoc_default_options = {
 # The page of popgeo.lightning is made without Lightning, too.
 autodoc_mock_imports = [] if find_spec("lightning") else ["lightning"]
 autosummary_generate = False
+# A sentence of a table does not end at these.
+autosummary.WELL_KNOWN_ABBREVIATIONS += ("eq.", "sec.", ", .")
 napoleon_google_docstring = True
 napoleon_numpy_docstring = False
 napoleon_use_ivar = True
@@ -266,6 +269,7 @@ def open_with_a_table(
             f".. autoclass:: {name}.{MAIN[name]}",
             "   :no-index:",
             "   :no-members:",
+            "   :no-inherited-members:",
             "",
             f"   :py:obj:`All methods of {MAIN[name]} <{name}.{MAIN[name]}>` have a page of their own.",
             "",

@@ -2,8 +2,8 @@
 
     python scripts/draw_flow.py
 
-The bars are batches of the bundled molecules as the loaders make them. flow_phone.svg has the bars alone, one panel below
-the other, for narrow screens. The pictures are written as text, so that the same molecules give the same files.
+The bars are batches of the bundled molecules as the loaders make them. flow_phone.svg has the bars alone for narrow
+screens, one panel below the other. The pictures are written as text, so that the same molecules give the same files.
 """
 
 import argparse

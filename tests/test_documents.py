@@ -222,6 +222,12 @@ def test_the_site_is_built_without_a_warning(tmp_path: Path):
         assert public
         # What stands at the top of the package, too, is described once, where its part is.
         assert [name for name in public if not any(f"{part}.{name}" in described for part in MODULES)] == []
+        if face != "popgeo":
+            begin, _, rest = (tmp_path / "api" / f"{face.rpartition('.')[2]}.html").read_text().partition("</table>")
+            assert [name for name in public if f">{name}</span>" not in begin] == [], f"{face}: not in the first table"
+            heads = re.findall(r'class="sig-name descname"><span class="pre">(\w+)<', rest)
+            main = {"popgeo.data": "FixedSizeOptions", "popgeo.loader": "FixedSizeDataLoader", "popgeo.ipu": "Options"}
+            assert heads[0] == main.get(face, heads[0])
 
 
 def test_every_promise_names_a_test_that_is_there():
