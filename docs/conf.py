@@ -4,10 +4,12 @@ import json
 import re
 import shutil
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import torch
+from sphinx.ext import autosummary
 
 import popgeo
 import popgeo.plots
@@ -46,7 +48,11 @@ autodoc_default_options = {
     "imported-members": True,
     "inherited-members": OF_OTHERS,
 }
+# The page of popgeo.lightning is made without Lightning, too.
+autodoc_mock_imports = [] if find_spec("lightning") else ["lightning"]
 autosummary_generate = False
+# A sentence of a table does not end at these.
+autosummary.WELL_KNOWN_ABBREVIATIONS += ("eq.", "sec.", ", .")
 napoleon_google_docstring = True
 napoleon_numpy_docstring = False
 napoleon_use_ivar = True
@@ -149,6 +155,12 @@ OWN_PAGES = {
     "engine": ("popgeo.StepOptions", "loss_scaling.LossScale"),
     "deploy": ("popgeo.Predictor", "Calculator", "ForceField"),
 }
+# The class that most programs begin with stands below the table of its part, before smaller ones.
+MAIN = {
+    "popgeo.data": "FixedSizeOptions",
+    "popgeo.loader": "FixedSizeDataLoader",
+    "popgeo.ipu": "Options",
+}
 # What a class of ours has from torch is not listed; that it is there is said.
 ALSO = {
     torch.nn.Module: "It is a `torch.nn.Module`: `parameters()`, `state_dict()`, `load_state_dict()`, `to()`, `train()`, "
@@ -235,15 +247,33 @@ def shorten(
 def open_with_a_table(
     app: Any, what: str, name: str, obj: Any, options: Any, lines: list[str]
 ) -> None:
-    """Each module's page begins with all its names, and what each is in a sentence."""
-    if what == "module":
-        own = {
-            one: value
-            for one, value in vars(obj).items()
-            if getattr(value, "__module__", "").startswith("popgeo")
-        }
-        names = [f"   {one}" for one in own if not one.startswith("_")]
-        lines += ["", ".. autosummary::", "   :nosignatures:", "", *names, ""]
+    """Begin a module's page with a table of all its names, the classes with pages of their own first, then the main class."""
+    if what != "module":
+        return
+    large = [
+        one
+        for one in OWN_PAGES.get(name.rpartition(".")[2], ())
+        if "." not in one and hasattr(obj, one)
+    ]
+    # A package that imports its names when they are used lists them in __all__; others hold them.
+    own = [
+        one
+        for one in getattr(obj, "__all__", vars(obj))
+        if getattr(getattr(obj, one), "__module__", "").startswith("popgeo")
+        and not one.startswith("_")
+    ]
+    names = [f"   {one}" for one in dict.fromkeys([*large, *own])]
+    lines += ["", ".. autosummary::", "   :nosignatures:", "", *names, ""]
+    if name in MAIN:
+        lines += [
+            f".. autoclass:: {name}.{MAIN[name]}",
+            "   :no-index:",
+            "   :no-members:",
+            "   :no-inherited-members:",
+            "",
+            f"   :py:obj:`All methods of {MAIN[name]} <{name}.{MAIN[name]}>` have a page of their own.",
+            "",
+        ]
 
 
 def leave_to_its_own_page(

@@ -2,12 +2,12 @@
 
     python scripts/draw_flow.py
 
-The bars are batches of the bundled molecules as the loaders make them. The picture is written as text, so that the same
-molecules give the same file.
+The bars are batches of the bundled molecules as the loaders make them. flow_phone.svg has the bars alone for narrow
+screens, one panel below the other. The pictures are written as text, so that the same molecules give the same files.
 """
 
 import argparse
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,11 +18,12 @@ from torch_geometric.loader import DataLoader
 from popgeo import FixedSizeDataLoader, FixedSizeOptions, Molecules
 from popgeo.loader.source import FlatSource
 
-PICTURE = Path(__file__).resolve().parent.parent / "docs" / "pictures" / "flow.svg"
+PICTURES = Path(__file__).resolve().parent.parent / "docs" / "pictures"
 NUM_MOLECULES = 2000
 BATCH_SIZE = 12
 NUM_BARS = 9
 WIDTH, MARGIN = 960, 20
+PHONE_WIDTH, PHONE_MARGIN, PHONE_BARS = 400, 8, 5
 BAR_HEIGHT, BAR_STEP = 12, 16
 LIGHT, DARK = "#56b4e9", "#0173b2"  # of a palette that colour-blind readers tell apart
 EDGE, PADDING, TEXT, QUIET = "#de8f05", "#d9d9d9", "#222222", "#666666"
@@ -85,11 +86,11 @@ def text(x: float, y: float, words: str, size: float = 13, fill: str = TEXT, mor
     return f'<text x="{x:.1f}" y="{y:.1f}" font-size="{size}" fill="{fill}"{more}>{words}</text>'
 
 
-def draw_panel(panel: Panel, x: float, y: float, scale: float) -> Iterator[str]:
+def draw_panel(panel: Panel, x: float, y: float, scale: float, num_bars: int = NUM_BARS) -> Iterator[str]:
     """A bar for each batch, cut into its graphs; padding is grey."""
     yield text(x, y, panel.title, more=' font-weight="bold"')
     yield text(x, y + 17, panel.note, 12, QUIET)
-    for row, sizes in enumerate(panel.batches):
+    for row, sizes in enumerate(panel.batches[:num_bars]):
         top, left = y + 28 + row * BAR_STEP, x
         if panel.slots is not None:
             yield rectangle(x, top, panel.slots * scale, BAR_HEIGHT, PADDING)
@@ -120,33 +121,55 @@ def draw_flow(y: float) -> Iterator[str]:
             yield f'<path d="{arrow}" fill="none" stroke="{EDGE}" stroke-width="2"/>'
 
 
-def draw() -> str:
-    """The whole picture as SVG."""
+def draw() -> dict[str, str]:
+    """Each picture as SVG, by the name of its file."""
     found = panels()
     longest = [panel.slots or max(map(sum, panel.batches)) for panel in found]
+    return {"flow.svg": draw_wide(found, longest), "flow_phone.svg": draw_for_phone(found, longest)}
+
+
+def draw_wide(found: Sequence[Panel], longest: Sequence[int]) -> str:
+    """The way of the batches, and below it the panels next to each other."""
     gap = 36
     scale = (WIDTH - 2 * MARGIN - gap * (len(found) - 1)) / sum(longest)
     parts, x = list(draw_flow(16)), float(MARGIN)
     for panel, length in zip(found, longest, strict=True):
         parts += draw_panel(panel, x, 96, scale)
         x += length * scale + gap
-    height = 96 + 28 + NUM_BARS * BAR_STEP + 28
-    parts.append(text(MARGIN, height - 10, "A bar is a batch, a segment a molecule, grey is padding.", 11, QUIET))
+    return as_svg(parts, WIDTH, 96 + 28 + NUM_BARS * BAR_STEP + 28, MARGIN)
+
+
+def draw_for_phone(found: Sequence[Panel], longest: Sequence[int]) -> str:
+    """The panels below each other, each with a few bars."""
+    scale = (PHONE_WIDTH - 2 * PHONE_MARGIN) / max(longest)
+    step = 28 + PHONE_BARS * BAR_STEP + 24
+    parts = [
+        part
+        for i, panel in enumerate(found)
+        for part in draw_panel(panel, PHONE_MARGIN, 20 + i * step, scale, PHONE_BARS)
+    ]
+    return as_svg(parts, PHONE_WIDTH, 20 + len(found) * step + 8, PHONE_MARGIN)
+
+
+def as_svg(parts: Iterable[str], width: int, height: int, margin: int) -> str:
+    """Shapes as a picture, with the line that explains bars and colours at its lower edge."""
+    caption = text(margin, height - 10, "A bar is a batch, a segment a molecule, grey is padding.", 11, QUIET)
     head = (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" font-family="sans-serif" role="img">'
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" font-family="sans-serif" role="img">'
     )
     words = "Batches of molecules: ordinary ones vary in size, padded and packed ones do not; packed ones are full."
     title = f"<title>{words}</title>"
-    return "\n".join([head, title, rectangle(0, 0, WIDTH, height, "#ffffff"), *parts, "</svg>", ""])
+    return "\n".join([head, title, rectangle(0, 0, width, height, "#ffffff"), *parts, caption, "</svg>", ""])
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=PICTURE, help="where the picture goes")
+    parser.add_argument("--out", type=Path, default=PICTURES, help="the folder of the pictures")
     out = parser.parse_args().out
-    out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(draw())
-    print(f"wrote {out}")
+    out.mkdir(parents=True, exist_ok=True)
+    for name, picture in draw().items():
+        (out / name).write_text(picture)
+        print(f"wrote {out / name}")
 
 
 if __name__ == "__main__":

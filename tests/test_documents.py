@@ -38,13 +38,23 @@ def blocks(page: Path, *languages: str) -> Iterator[tuple[int, str, str]]:
             yield text.count("\n", 0, found.start(2)), found[1], found[2]
 
 
+def installed(code: str) -> bool:
+    """Whether the packages that a block imports are here."""
+    return all(importlib.util.find_spec(module) for module in re.findall(r"^(?:from|import) (\w+)", code, re.MULTILINE))
+
+
 def run_page(page: Path) -> None:
-    """Runs the Python blocks of a page in order, in one namespace, and compares what sessions print."""
+    """Runs the Python blocks of a page in order, in one namespace, and compares what sessions print.
+
+    A block of the language `py` needs an optional package, and is left out where that is missing.
+    """
     namespace: dict[str, object] = {"__name__": "__main__"}
     runner = doctest.DocTestRunner(optionflags=FLAGS, verbose=False)
     said = io.StringIO()
-    for line, language, text in blocks(page, "python", "pycon"):
-        if language == "python":
+    for line, language, text in blocks(page, "python", "py", "pycon"):
+        if language == "py" and not installed(text):
+            continue
+        if language in ("python", "py"):
             exec(compile("\n" * line + text, page, "exec"), namespace)
         else:
             session = doctest.DocTestParser().get_doctest(text, namespace, name(page), str(page), line)
@@ -63,6 +73,8 @@ def test_a_page_that_is_wrong_is_found_out(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(f"{__name__}.REPOSITORY", tmp_path)
     page = tmp_path / "page.md"
     page.write_text("```python\nx = 1\n```\n\n```pycon\n>>> x\n1\n```\n")
+    run_page(page)
+    page.write_text("```py\nimport no_such_package\n```\n")
     run_page(page)
     page.write_text("```python\nx = 1\n```\n\n```pycon\n>>> x\n2\n```\n")
     with pytest.raises(AssertionError, match="Expected"):
@@ -134,6 +146,14 @@ def test_every_page_of_the_site_is_reached_from_its_index():
     assert [name(page) for page in GUIDES if page.name != "index.md" and page.stem not in listed] == []
 
 
+def test_the_index_of_the_reference_has_a_line_for_each_page():
+    index = (REPOSITORY / "docs" / "api" / "index.md").read_text()
+    described = re.findall(r"^\| \[[^\]]+\]\((\w+)\.md\) \| \S.*\|$", index, flags=re.MULTILINE)
+    in_the_sidebar = index.partition(":maxdepth: 1\n\n")[2].removesuffix("```\n").split()
+    assert described == in_the_sidebar  # in one order
+    assert {*described} == {page.stem for page in GUIDES if page.parent.name == "api"} - {"index"}
+
+
 def test_the_page_for_contributors_names_the_files_and_the_floors_that_there_are():
     text = (REPOSITORY / "docs" / "house.md").read_text()
     named = re.findall(r"`((?:[a-z_]+/)*[a-z_]+\.(?:py|csv))`", text)
@@ -149,11 +169,13 @@ def test_the_page_for_contributors_names_the_files_and_the_floors_that_there_are
     assert set(re.findall(r"\w+", ground[1])) == GROUND
 
 
-def test_the_picture_is_what_its_script_draws(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_the_pictures_are_what_their_script_draws(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.syspath_prepend(str(REPOSITORY / "scripts"))
     import draw_flow
 
-    assert draw_flow.draw() == draw_flow.PICTURE.read_text()
+    drawn = draw_flow.draw()
+    assert {"flow.svg", "flow_phone.svg"} == {*drawn}
+    assert {name: (draw_flow.PICTURES / name).read_text() for name in drawn} == drawn
 
 
 def test_the_picture_of_the_folders_is_what_the_imports_say(monkeypatch: pytest.MonkeyPatch):
@@ -200,6 +222,12 @@ def test_the_site_is_built_without_a_warning(tmp_path: Path):
         assert public
         # What stands at the top of the package, too, is described once, where its part is.
         assert [name for name in public if not any(f"{part}.{name}" in described for part in MODULES)] == []
+        if face != "popgeo":
+            begin, _, rest = (tmp_path / "api" / f"{face.rpartition('.')[2]}.html").read_text().partition("</table>")
+            assert [name for name in public if f">{name}</span>" not in begin] == [], f"{face}: not in the first table"
+            heads = re.findall(r'class="sig-name descname"><span class="pre">(\w+)<', rest)
+            main = {"popgeo.data": "FixedSizeOptions", "popgeo.loader": "FixedSizeDataLoader", "popgeo.ipu": "Options"}
+            assert heads[0] == main.get(face, heads[0])
 
 
 def test_every_promise_names_a_test_that_is_there():

@@ -257,3 +257,20 @@ def test_bad_input_is_refused_by_its_number() -> None:
         TrainingStep(small_mace(), LOSSES["weighted"])(**batch.to_dict())
     with pytest.raises(ValueError, match="Graph 1 has 3 nodes, a batch holds 2 real ones"):
         fixed_size_loader(items(), num_nodes=7, num_edges=700, batch_size=6, fixed_size_strategy="StreamPack").plan()
+
+
+def test_the_guide_makes_items_of_atoms_and_trains_on_them():
+    """The block for a script of one's own, with shorter cutoffs, fewer slots and one epoch."""
+    page = (Path(__file__).parents[2] / "docs" / "guides" / "potentials.md").read_text()
+    block = page.partition("from mace import data, tools\n")
+    block = block[1] + block[2].partition("```")[0]
+    for written, here in {"5.0": "4.0", "512": "40", "12_000": "700", "=24": "=6", "(100)": "(1)"}.items():
+        assert written in block
+        block = block.replace(written, here)
+    model = small_mace()
+    before = [parameter.clone() for parameter in model.parameters()]
+    optimizer = torch.optim.Adam(model.parameters())
+    held = {"structures": metals(12), "model": model, "loss_fn": LOSSES["weighted"], "optimizer": optimizer}
+    exec(compile(block, "potentials.md", "exec"), held)
+    assert torch.isfinite(held["loss"]).all()
+    assert any(not torch.equal(old, new) for old, new in zip(before, model.parameters(), strict=True))

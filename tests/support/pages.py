@@ -10,9 +10,10 @@ import pytest
 
 
 def run_page(path: Path, at: tuple[float, float] | None = None) -> Any:
-    """What the page in a file `drawn` on its canvases, and what it `told` of a point of its timeline.
+    """What the page in a file `drawn` on its canvases, what it `told` of a point of its timeline, and its `labels`.
 
-    Each drawn entry is `[fillRect or fillText, colour, ...arguments]`, on a page of 1150 pixels.
+    Labels are texts of boxes with a width of their own, with that width. Each drawn entry is
+    `[fillRect or fillText, colour, ...arguments]`, on a page of 1150 pixels.
     """
     if (node := shutil.which("node")) is None:
         pytest.skip("no node to run the script with")

@@ -59,4 +59,6 @@ if (process.argv.length > 3) {
   told = element("tip").textContent;
   if (typeof told !== "string") told = "";
 }
-console.log(JSON.stringify({ drawn, told }));
+// What is written on boxes of a given width that are no part of a canvas.
+const labels = [...made.values()].filter((e) => "width" in e.style).map((e) => [e.textContent, e.style.width]);
+console.log(JSON.stringify({ drawn, told, labels }));

@@ -121,3 +121,26 @@ def test_the_script_of_the_page_draws_every_superstep_in_its_lane(report, tmp_pa
         own = [box for box in boxes if box[1] == f"--{activity}" and box[3] == 24 + 42 * lane + 3]
         assert len(own) == sum(step["activity"] == activity for step in steps)
     assert page["told"].startswith(f"{longest['op']}: {longest['step']} (compute)\n")
+
+
+@pytest.mark.parametrize(("limit", "words"), [(2.0, ""), (5.0, ""), (50.0, "times as high as this picture")])
+def test_each_picture_of_memory_has_a_line_where_a_tile_is_full(report, tmp_path, limit, words):
+    page = report.to_html()
+    memory = data(page)["memory"]
+    memory["limit"] = round(limit * max(memory["peak"]))
+    held = re.search(r'id="report">(.*?)</script>', page, re.S)[1]
+    (tmp_path / "page.html").write_text(page.replace(held, json.dumps(data(page) | {"memory": memory})))
+    drawn = run_page(tmp_path / "page.html")["drawn"]
+    said = [box for box in drawn if box[0] == "fillText" and str(box[2]).startswith("a tile has ")]
+    assert len(said) == 2
+    assert all(words in box[2] and 0 < box[4] < 200 for box in said)
+
+
+def test_a_name_in_the_flame_view_is_whole_or_ends_in_an_ellipsis(report, tmp_path):
+    page = report.to_html()
+    assert "text-overflow: ellipsis" in re.search(r"#flame-view div \{(.*?)\}", page, re.S)[1]
+    (tmp_path / "page.html").write_text(page)
+    named = [(name, float(width[:-2])) for name, width in run_page(tmp_path / "page.html")["labels"]]
+    assert len(named) > 10  # a letter is 6 pixels wide there
+    assert [name for name, width in named if name and 6 * len(name) > width - 10 and width < 50] == []
+    assert [width for name, width in named if not name and width > 50] == []

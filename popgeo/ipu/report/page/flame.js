@@ -18,7 +18,13 @@
   const families = report.families
       .filter((family) => family.cycles > 0 && family.family !== "host")
       .map((family) => family.family),
-    path = [root];
+    path = [root],
+    pen = document.createElement("canvas").getContext("2d");
+  pen.font = "12px system-ui, sans-serif";
+  /* The first of these names that a box has room for. A long name that has none ends in an ellipsis, a short box is blank. */
+  const label = ({ name, family }, room) =>
+    [name, ...(family ? [name.split(" ")[0]] : [])].find((text) => pen.measureText(text).width <= room) ||
+    (room > 40 ? name : "");
   function draw() {
     const top = path.at(-1),
       width = place.clientWidth,
@@ -29,7 +35,7 @@
       if (size < 1.5) return;
       depth = Math.max(depth, row);
       const div = document.createElement("div");
-      div.textContent = size > 30 ? node.name : "";
+      div.textContent = label(node, size - 10);
       Object.assign(div.style, {
         left: left + "px",
         width: size + "px",

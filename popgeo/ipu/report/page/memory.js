@@ -29,21 +29,24 @@ if (report.memory) {
     g.fillText(label, LEFT + (w - LEFT) / 2, h - 4);
     return y;
   };
-  const limitLine = (g, w, y) => {
+  // The line stands where a tile is full; if that is far above the picture, at its top edge, and says how far above.
+  const limitLine = (g, w, y, top) => {
+    const at = y(Math.min(top, memory.limit)),
+      above = top < memory.limit ? `, ${number(memory.limit / top, 1)} times as high as this picture` : "";
     g.strokeStyle = style("--warn");
     g.setLineDash([6, 4]);
     g.beginPath();
-    g.moveTo(LEFT, y(memory.limit));
-    g.lineTo(w, y(memory.limit));
+    g.moveTo(LEFT, at);
+    g.lineTo(w, at);
     g.stroke();
     g.setLineDash([]);
     g.fillStyle = style("--warn");
     g.textAlign = "right";
-    g.fillText(`a tile has ${bytes(memory.limit)}`, w - 4, y(memory.limit) + 14);
+    g.fillText(`a tile has ${bytes(memory.limit)}${above}`, w - 4, at + 14);
     g.textAlign = "left";
   };
   const scale = (highest) =>
-    highest > 0.4 * memory.limit ? 1.05 * Math.max(highest, memory.limit) : 1.15 * Math.max(highest, 1);
+    highest > 0.1 * memory.limit ? 1.05 * Math.max(highest, memory.limit) : 1.3 * Math.max(highest, 1);
   const total = memory.peak.length;
   canvas("tiles", 230, (g, w, h, element) => {
     const top = scale(Math.max(...memory.peak)),
@@ -60,7 +63,7 @@ if (report.memory) {
         base += value;
       });
     }
-    if (top >= memory.limit) limitLine(g, w, y);
+    limitLine(g, w, y, top);
     element.onpointerleave = hideTip;
     element.onpointermove = (event) => {
       const tile = Math.floor((event.clientX - element.getBoundingClientRect().left - LEFT) / size);
@@ -91,7 +94,7 @@ if (report.memory) {
     g.globalAlpha = 1;
     g.strokeStyle = style("--compute");
     g.stroke();
-    if (top >= memory.limit) limitLine(g, w, y);
+    limitLine(g, w, y, top);
     const peak = LEFT + (memory.peak_op + 0.5) * step;
     g.fillStyle = style("--warn");
     g.beginPath();
