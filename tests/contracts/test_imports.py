@@ -13,7 +13,7 @@ GROUND = {
     "native",
     "plots",
     "datasets",
-    "settings",
+    "command_parsers",
     "command_line",
     "progress",
     "quantity",

@@ -244,3 +244,15 @@ def test_the_command_gives_a_model_positions_in_float64(tmp_path, monkeypatch, m
     assert main([*command, "--forces", "--cutoff", "4"]) == 0
     forces = np.load(tmp_path / "a.npz")["forces"]
     np.testing.assert_allclose(forces[:12], forces[12:], atol=5e-2 if model == "bfloat16" else 2e-6)
+
+
+def test_a_program_in_a_file_takes_graphs_that_do_not_state_their_cutoff(tmp_path):
+    model = SchNet(8, 8, 1, 8, cutoff=3.0)
+    chains = [Data(z=torch.ones(n, dtype=torch.long), pos=torch.arange(3.0 * n).reshape(n, 3) / 3) for n in (2, 3, 4)]
+    graphs = [PrecomputeInteractionGraph(3.0)(one) for one in chains]
+    sizes = FixedSizeOptions(num_nodes=16, num_edges=64, num_graphs=4)
+    export(model, sizes, tmp_path / "a.pt2", graphs=graphs, forces=True)
+    plain = [{name: one[name] for name in ("z", "pos", "edge_index")} for one in graphs]
+    found, expected = (load(tmp_path / "a.pt2", backend="none")(of) for of in (plain, graphs))
+    assert torch.equal(found["energy"], expected["energy"])
+    assert torch.equal(found["forces"], expected["forces"])
