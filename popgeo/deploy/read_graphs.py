@@ -1,6 +1,5 @@
 """Converts users' graphs to a program's flat inputs; rejects, by number, graphs that differ from these inputs."""
 
-import copy
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import chain, islice
@@ -86,20 +85,12 @@ class GraphReader:
 
     def _flat(self, graphs: Any, keys: set[str]) -> FlatStore:
         """The graphs, without those attributes that the program does not take."""
-        if "cutoff" in (self.kinds or {}) and "cutoff" not in keys and not isinstance(graphs, FlatStore):
-            graphs, keys = [self._with_cutoff(graph) for graph in graphs], {*keys, "cutoff"}
         known, counting = self.names or keys, set(COUNT_NODES)
         # Nodes are counted by what the program takes, or else by what PyG counts them by.
         left_out = sorted(keys - known - (set() if keys & known & counting else counting))
         how: dict[str, Any] = {"levels": self.layout.levels, "progress_bar": False, "validate": True}
         store = FlatStore.from_dataset(graphs, exclude_keys=left_out, **how)
         return sort_edges(store) if self.layout.sort_edges else store
-
-    def _with_cutoff(self, graph: Any) -> Any:
-        """Return a graph that states a cutoff: its list of pairs, made with an unknown one, is taken for complete."""
-        assert self.kinds is not None
-        states = {"cutoff": torch.full((1,), torch.inf, dtype=self.kinds["cutoff"][1])}
-        return {**graph, **states} if isinstance(graph, dict) else copy.copy(graph).update(states)
 
     @staticmethod
     def _attributes(graphs: Any) -> set[str]:
