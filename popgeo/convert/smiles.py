@@ -10,9 +10,11 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data
 
-from popgeo.convert.atom_files import require_unpacked
+from popgeo.convert.packed_files import open_unpacked
 
-_ROWS_AT_ONCE = 4096
+_ROWS_AT_ONCE, _CELLS_AT_ONCE, _MOST_COLUMNS = 4096, 1 << 20, 10_000
+# Rings are found in time that grows with rings and the square of atoms: these limits keep it below some seconds a row.
+_MOST_CHARACTERS, _MOST_ATOMS, _MOST_RING_ATOMS, _MOST_PLACED = 10_000, 2_000, 200_000, 500
 _OF_ATOM = ("GetDegree", "GetFormalCharge", "GetTotalNumHs", "GetIsAromatic", "IsInRing", "GetChiralTag")
 
 
@@ -53,18 +55,24 @@ def read_smiles(
     for table in _tables(path):
         name = _column(path, table, column, targets)
         for smiles, y in zip(table[name], _numbers(path, number, table[list(targets)]), strict=True):
-            molecule = Chem.MolFromSmiles(smiles) if isinstance(smiles, str) else None
-            pos = None
+            molecule, pos, too_large = None, None, ""
+            if isinstance(smiles, str) and not (too_large := _too_large(smiles)):
+                molecule = Chem.MolFromSmiles(smiles)
             if molecule is not None and positions and all(atom.GetAtomicNum() for atom in molecule.GetAtoms()):
                 molecule = Chem.AddHs(molecule)
-                pos = _place(molecule, seed)
+                if molecule.GetNumAtoms() > _MOST_PLACED:
+                    too_large = f"it has more than {_MOST_PLACED} atoms, for which no shape is searched"
+                else:
+                    pos = _place(molecule, seed)
             if molecule is None or molecule.GetNumAtoms() == 0 or (positions and pos is None):
                 if not skip:
                     what = "given a shape" if molecule is not None and molecule.GetNumAtoms() else "read"
                     if positions and molecule is not None and len(Chem.GetMolFrags(molecule)) > 1:
                         what = "given one shape, as it consists of several molecules,"
+                    reason = f": {too_large}" if too_large else ""
                     raise ValueError(
-                        f"{path}, row {number}: {smiles!r} cannot be {what} by rdkit. Correct it or pass --skip."
+                        f"{path}, row {number}: {str(smiles)[:200]!r} cannot be {what} by rdkit{reason}. Correct it or "
+                        "pass --skip."
                     )
                 skipped += 1
             else:
@@ -79,11 +87,16 @@ def _tables(path: Path) -> Iterator[pd.DataFrame]:
     sep = {".smi": r"\s+", ".tsv": "\t"}.get(kind, ",")
     first: Any = {"header": None, "names": ["smiles"], "usecols": [0]} if kind == ".smi" else {}  # SMILES, then a name
     try:
-        require_unpacked(path)
-        names = [] if kind == ".smi" else list(pd.read_csv(path, sep=sep, nrows=0))
-        if names and _has_no_header(names):
-            first = {"header": None, "names": [str(i) for i in range(len(names))]}
-        yield from pd.read_csv(path, sep=sep, chunksize=_ROWS_AT_ONCE, **first)
+        # Pandas unpacks more kinds of archives than these, without a limit.
+        with open_unpacked(path) as file:
+            names = [] if kind == ".smi" else list(pd.read_csv(file, sep=sep, nrows=0))
+            if len(names) > _MOST_COLUMNS:
+                raise ValueError(f"it has {len(names):,} columns, more than {_MOST_COLUMNS:,}")
+            if names and _has_no_header(names):
+                first = {"header": None, "names": [str(i) for i in range(len(names))]}
+            file.seek(0)
+            rows = min(_ROWS_AT_ONCE, _CELLS_AT_ONCE // max(1, len(names)))  # pandas fills up each row
+            yield from pd.read_csv(file, sep=sep, chunksize=rows, **first)
     except Exception as error:  # what is damaged may break pandas, and what it reads through, in any way
         raise ValueError(f"{path} cannot be read: {error!r}. Is it whole?") from error
 
@@ -92,7 +105,22 @@ def _has_no_header(names: list[str]) -> bool:
     """Whether the first row is a molecule instead of the names of columns."""
     from rdkit import Chem
 
-    return "smiles" not in map(str.lower, names) and Chem.MolFromSmiles(names[0]) is not None
+    known = "smiles" in map(str.lower, names) or _too_large(names[0])
+    return not known and Chem.MolFromSmiles(names[0]) is not None
+
+
+def _too_large(smiles: str) -> str:
+    """Return why a molecule is not given to rdkit, whose time and memory grow faster than it; empty if it is."""
+    from rdkit import Chem
+
+    if len(smiles) > _MOST_CHARACTERS:
+        return f"it has more than {_MOST_CHARACTERS:,} characters"
+    if (molecule := Chem.MolFromSmiles(smiles, sanitize=False)) is None:
+        return ""
+    atoms, rings = molecule.GetNumAtoms(), molecule.GetNumBonds() - molecule.GetNumAtoms() + 1
+    if atoms > _MOST_ATOMS or rings * atoms > _MOST_RING_ATOMS:
+        return f"it has {atoms:,} atoms and {max(0, rings):,} rings; {_MOST_ATOMS:,} atoms are read, fewer in rings"
+    return ""
 
 
 def _column(path: Path, table: pd.DataFrame, column: str | None, targets: Sequence[str]) -> str:
