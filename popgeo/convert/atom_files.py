@@ -22,7 +22,7 @@ from popgeo.convert.reached import Reached
 _NAME = re.compile(r"""(?:^|\s)["']?([\w:.-]+)["']?\s*=\s*""")
 _WORD = re.compile(r"\S+")
 _CLOSED_BY = {'"': '"', "'": "'", "[": "]", "{": "}"}
-_LONGEST_COMMENT = 1 << 20  # characters of a comment line, of each of which ASE makes an object
+_LONGEST_COMMENT = 1 << 18  # characters of a comment line, of each of which ASE makes an object
 _SPELLED = {"lattice": "Lattice", "properties": "Properties"}  # as ASE wants it
 _TRUE, _FALSE = {"t", "true", "1", "yes"}, {"f", "false", "0", "no"}
 

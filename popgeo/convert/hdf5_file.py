@@ -38,7 +38,8 @@ def _read(path: Path, size: int, index: int) -> Any:
         group = _own(_own(file, f"config_batch_{index // size}"), f"config_{index % size}")
         held = {*group}
         parts = [group, *(_own(group, one) if one in held else {} for one in ("properties", "property_weights"))]
-        left = [most_unpacked(path.stat().st_size)]
+        size_of_file = path.stat().st_size
+        left = [most_unpacked(size_of_file), size_of_file]
         known, labels, weights = (_values(part, left, _own(group, "atomic_numbers").size) for part in parts)
         units = {f"{name}_unit": said for part in parts[:2] for name in part
                  for key, said in _attributes(_own(part, name)) if "unit" in key.lower()}  # fmt: skip
@@ -76,7 +77,7 @@ def _values(group: Mapping[str, Any], left: list[int], num_atoms: int) -> dict[s
 
     Args:
         group: The group.
-        left: How many bytes may be read, in a list of one number, which is updated.
+        left: How many bytes may be read, and how many of texts, which are never compressed; both are updated.
         num_atoms: Atoms of the structure.
 
     Raises:
@@ -114,7 +115,7 @@ def _texts(name: str, one: Any, left: list[int]) -> Any:
     texts = np.empty(one.shape, object)
     for place in np.ndindex(one.shape):
         texts[place] = one[place]
-        left[0] -= len(texts[place])
-        if left[0] < 0:
+        left[1] -= len(texts[place])
+        if left[1] < 0:
             raise ValueError(f"its {name!r} has longer texts than the file.")
     return texts[()]

@@ -1,9 +1,11 @@
 """Tables of molecules in SMILES, as graphs of atoms and bonds; with positions when asked."""
 
+import csv
+import io
 import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import pandas as pd
 import torch
@@ -12,7 +14,7 @@ from torch_geometric.data import Data
 
 from popgeo.convert.packed_files import open_unpacked
 
-_ROWS_AT_ONCE, _CELLS_AT_ONCE, _MOST_COLUMNS = 4096, 1 << 20, 10_000
+_ROWS_AT_ONCE, _MOST_COLUMNS = 4096, 4_000
 # Rings are found in time that grows with rings and the square of atoms: these limits keep it below some seconds a row.
 _MOST_CHARACTERS, _MOST_ATOMS, _MOST_RING_ATOMS, _MOST_PLACED = 10_000, 2_000, 200_000, 500
 _OF_ATOM = ("GetDegree", "GetFormalCharge", "GetTotalNumHs", "GetIsAromatic", "IsInRing", "GetChiralTag")
@@ -52,8 +54,7 @@ def read_smiles(
         raise ValueError("Reading SMILES needs rdkit: pip install rdkit.") from error
     RDLogger.DisableLog("rdApp.*")  # what is wrong with a row is said by the error
     skipped = number = 0
-    for table in _tables(path):
-        name = _column(path, table, column, targets)
+    for name, table in _tables(path, column, targets):
         for smiles, y in zip(table[name], _numbers(path, number, table[list(targets)]), strict=True):
             molecule, pos, too_large = None, None, ""
             if isinstance(smiles, str) and not (too_large := _too_large(smiles)):
@@ -82,23 +83,54 @@ def read_smiles(
         warnings.warn(f"{skipped:,} of {number:,} rows of {path} were left out.", stacklevel=2)
 
 
-def _tables(path: Path) -> Iterator[pd.DataFrame]:
+def _tables(path: Path, column: str | None, targets: Sequence[str]) -> Iterator[tuple[str, pd.DataFrame]]:
+    """Yield the name of the column of SMILES, and parts of the table with the columns that are read.
+
+    Raises:
+        ValueError: the file cannot be read, or has no such columns.
+    """
     kind = next((suffix for suffix in path.suffixes if suffix in (".csv", ".tsv", ".smi")), ".csv")
     sep = {".smi": r"\s+", ".tsv": "\t"}.get(kind, ",")
-    first: Any = {"header": None, "names": ["smiles"], "usecols": [0]} if kind == ".smi" else {}  # SMILES, then a name
+    first: Any = {"header": None, "names": ["smiles"], "usecols": [0]}  # of .smi: SMILES, then a name
     try:
         # Pandas unpacks more kinds of archives than these, without a limit.
         with open_unpacked(path) as file:
-            names = [] if kind == ".smi" else list(pd.read_csv(file, sep=sep, nrows=0))
-            if len(names) > _MOST_COLUMNS:
-                raise ValueError(f"it has {len(names):,} columns, more than {_MOST_COLUMNS:,}")
-            if names and _has_no_header(names):
-                first = {"header": None, "names": [str(i) for i in range(len(names))]}
-            file.seek(0)
-            rows = min(_ROWS_AT_ONCE, _CELLS_AT_ONCE // max(1, len(names)))  # pandas fills up each row
-            yield from pd.read_csv(file, sep=sep, chunksize=rows, **first)
+            if kind == ".smi":
+                found = _column(["smiles"], column, targets)
+            else:
+                _require_few_columns(file, sep)
+                names = list(pd.read_csv(file, sep=sep, nrows=0))
+                file.seek(0)
+                has_header = not names or not _has_no_header(names)
+                names = names if has_header else [str(i) for i in range(len(names))]
+                found = _column(names, column, targets)
+                # Pandas fills each row up to all columns, and makes numbers of the used ones only.
+                first = {"usecols": list(dict.fromkeys([found, *targets]))}
+                first |= {} if has_header else {"header": None, "names": names}
+            for table in pd.read_csv(file, sep=sep, chunksize=_ROWS_AT_ONCE, **first):
+                yield found, table
+    except _AbsentError as error:
+        raise ValueError(f"{path} {error}") from None
     except Exception as error:  # what is damaged may break pandas, and what it reads through, in any way
         raise ValueError(f"{path} cannot be read: {error!r}. Is it whole?") from error
+
+
+class _AbsentError(ValueError):
+    """A column that a table does not have."""
+
+
+def _require_few_columns(file: IO[bytes], sep: str) -> None:
+    """Check how many columns the first row has; the file is at its start before and after.
+
+    Raises:
+        ValueError: there are more than pandas reads in a time that follows from the size of the file.
+    """
+    text = io.TextIOWrapper(file, "utf-8", errors="replace", newline="")
+    count = len(next(filter(None, csv.reader(text, delimiter=sep)), []))
+    text.detach()
+    file.seek(0)
+    if count > _MOST_COLUMNS:
+        raise ValueError(f"it has {count:,} columns, more than {_MOST_COLUMNS:,}")
 
 
 def _has_no_header(names: list[str]) -> bool:
@@ -123,10 +155,10 @@ def _too_large(smiles: str) -> str:
     return ""
 
 
-def _column(path: Path, table: pd.DataFrame, column: str | None, targets: Sequence[str]) -> str:
-    found = column or next((name for name in table if str(name).lower() == "smiles"), str(table.columns[0]))
-    if missing := [name for name in (found, *targets) if name not in table]:
-        raise ValueError(f"{path} has no column {missing}; it has {list(table)}.")
+def _column(names: Sequence[str], column: str | None, targets: Sequence[str]) -> str:
+    found = column or next((name for name in names if str(name).lower() == "smiles"), str(names[0]) if names else "")
+    if missing := [name for name in (found, *targets) if name not in names]:
+        raise _AbsentError(f"has no column {missing}; it has {names}.")
     return found
 
 
