@@ -92,7 +92,7 @@ def require_types(func: OpOverload, args: Sequence[Any], kwargs: Mapping[str, An
         if argument.name not in given:
             if not argument.has_default_value():
                 raise ValueError(f"{func} lacks the argument {argument.name}")
-        elif not _is_of_type(given[argument.name], str(argument.real_type), argument.N, tensor):
+        elif not _is_of_type(given[argument.name], str(argument.real_type), getattr(argument, "N", None), tensor):
             raise ValueError(f"{func} takes {argument.real_type} as {argument.name}, which a file gives another type")
 
 

@@ -137,8 +137,9 @@ def _has_no_header(names: list[str]) -> bool:
     """Whether the first row is a molecule instead of the names of columns."""
     from rdkit import Chem
 
-    known = "smiles" in map(str.lower, names) or _too_large(names[0])
-    return not known and Chem.MolFromSmiles(names[0]) is not None
+    if "smiles" in map(str.lower, names):
+        return False
+    return bool(_too_large(names[0])) or Chem.MolFromSmiles(names[0]) is not None  # too large: the row is refused
 
 
 def _too_large(smiles: str) -> str:

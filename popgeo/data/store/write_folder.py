@@ -168,9 +168,9 @@ class FolderWriter:
             for file in self.files.values():
                 file.finish()
             write_atomically(self.part / notes.NAME, notes.to_json(self._with_block_sums(self.manifest)))
-        for file in self.manifest.files:  # their parts have been put together
-            for number in range(1, len(file.crc32)):
-                (self.part / f"{file.file}.row{number}").unlink(missing_ok=True)
+        for entry in self.manifest.files:  # their parts have been put together
+            for number in range(1, len(entry.crc32)):
+                (self.part / f"{entry.file}.row{number}").unlink(missing_ok=True)
         (self.part / _JOURNAL).unlink(missing_ok=True)
         os.replace(self.part, self.folder)
         (self.folder / LOCK).unlink(missing_ok=True)
