@@ -8,7 +8,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -63,7 +63,7 @@ def _reach_any(path: Path) -> Reached:
     return Reached(len(steps), steps.__getitem__)
 
 
-def _opener(path: Path) -> Callable[[], IO[bytes]]:
+def _opener(path: Path) -> Callable[[], Any]:
     """Return what opens a file, from which any place is reached at once: a compressed file is unpacked into memory."""
     if (unpacked := PACKED.get(path.suffix)) is None:
         return partial(path.open, "rb")

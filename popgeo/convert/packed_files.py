@@ -52,7 +52,7 @@ def open_unpacked(path: Path) -> IO[bytes]:
     if kind == ".zst":
         return io.BytesIO(_of_zstd(path))
     require_unpacked(path)
-    return PACKED.get(kind, open)(path, "rb")  # type: ignore[no-any-return]
+    return PACKED.get(kind, open)(path, "rb")
 
 
 class _XZ(io.RawIOBase):
@@ -97,12 +97,12 @@ def _only_entry(path: Path) -> bytes:
 
 def _of_zstd(path: Path) -> bytes:
     try:
-        from compression import zstd  # type: ignore[import-not-found]  # since Python 3.14
+        from compression import zstd  # since Python 3.14
 
         with zstd.open(path, "rb") as file:
             return _limited(file, path)
     except ImportError:
-        import zstandard  # type: ignore[import-not-found]
+        import zstandard
 
         with zstandard.open(path, "rb") as file:
             return _limited(file, path)
