@@ -15,6 +15,7 @@ import json
 import os
 import queue
 import random
+import resource
 import shutil
 import subprocess
 import sys
@@ -31,7 +32,7 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(REPOSITORY))
 
 OUTCOMES = ("right", "clear", "unclear", "wrong", "touched", "crash", "endless")
-SECONDS = 60
+SECONDS, MEMORY = 60, 2 << 30  # of one case
 STARTS = ("os.system", "subprocess.Popen", "os.exec", "os.posix_spawn", "os.fork", "socket.connect", "pty.spawn")
 
 
@@ -56,6 +57,7 @@ def work(args: argparse.Namespace) -> None:
         if event in STARTS or (writes and not str(given[0]).startswith(allowed) and not isinstance(given[0], int)):
             touched.append(f"{event} {given[0]!r:.80}")
 
+    resource.setrlimit(resource.RLIMIT_AS, (_address_space() + MEMORY,) * 2)
     sys.addaudithook(watch)
     kinds = args.kinds or [*FORMATS]
     whole: dict[str, tuple[Path, str]] = {}
@@ -96,6 +98,14 @@ def work(args: argparse.Namespace) -> None:
         if touched or outside.read_bytes() != b"a bystander" * 100:
             outcome, why = "touched", str(touched)
         print(json.dumps([number, kind, how, outcome, why[:300]]), flush=True)
+
+
+def _address_space() -> int:
+    """Bytes that this process has mapped, where the system says it."""
+    try:
+        return resource.getpagesize() * int(Path("/proc/self/statm").read_text().split()[0])
+    except OSError:
+        return 0
 
 
 class Child:

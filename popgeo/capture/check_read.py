@@ -13,7 +13,7 @@ from popgeo.capture.control_flow import COND, FOR_LOOP
 from popgeo.capture.marks import layout_of, marked
 from popgeo.capture.op_graph import LOSS_SCALE, Input, Op, OpGraph, Ref, Role, Value, substitute
 from popgeo.capture.pytree import Leaf
-from popgeo.capture.safe_operations import require_fitting, require_forward, safe_operation
+from popgeo.capture.safe_operations import require_fitting, require_forward, require_types, safe_operation
 from popgeo.capture.schemas import written_by
 from popgeo.capture.structures import leaves
 
@@ -170,6 +170,7 @@ def _require_op(values: Sequence[Value], op: Op, known: dict[Any, Made]) -> None
 def _made_by_torch(target: str, args: Any, kwargs: Any, forms: tuple[tuple[Form, int], ...], on: torch.device) -> Made:
     """What torch says that an operation makes of operands of these forms, each in one of several memories."""
     func = safe_operation(target)
+    require_types(func, args, kwargs, Ref)
     takes_device = any(argument.name == "device" for argument in func._schema.arguments)
     try:
         mode = contextlib.nullcontext() if on is _META else FakeTensorMode()

@@ -1,13 +1,15 @@
 """The operations that a file may name, `safe_operations.txt`: none leaves its memory, whatever its tensors hold.
 
 Torch's tags do not say so. Some kernels, most of them derivatives, use sizes or indices that only their own callers
-check; those kernels have a rule here, or are not in the list.
+check; those kernels have a rule here, or are not in the list. Overloads on plain numbers and texts are not allowed, and
+torch's own conversion of arguments is not relied on: it takes a number for a dtype, and reads beyond a table with it.
 """
 
 import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import NoneType, UnionType
 from typing import Any
 
 import torch
@@ -28,19 +30,81 @@ _AFTER_FORWARD = {
     "aten.adaptive_max_pool2d_backward": ("indices", "", "indices"),
 }
 _FORWARD = {"aten.nll_loss": "aten.nll_loss_forward", "aten.nll_loss2d": "aten.nll_loss2d_forward"}
+# What represents an argument of each type of a schema, in addition to tensors; generators are in no file.
+_TYPES: dict[str, type | UnionType] = {
+    "int": int, "float": float | int, "bool": bool, "number": complex | float | int, "str": str,
+    "ScalarType": torch.dtype, "Layout": torch.layout, "MemoryFormat": torch.memory_format, "Device": torch.device,
+    "Generator": NoneType,
+}  # fmt: skip
+_TENSORS = {"Tensor", "List[Tensor]"}
 
 
 @functools.cache
 def safe_operation(target: str) -> OpOverload:
-    """The function of an operation that a file may name.
+    """Return the function of an operation that a file may name: one that takes, and makes or changes, tensors.
 
     Raises:
         ValueError: no file may name it.
     """
     found = overload(target) if target.count(".") == 2 and name_of(target) in _SAFE else None
-    if not isinstance(found, OpOverload):
+    if not isinstance(found, OpOverload) or not _is_of_tensors(found._schema):
         raise ValueError(f"{target!r:.100} is not one of the operations that a file may hold")
     return found
+
+
+def _is_of_tensors(schema: Any) -> bool:
+    """Check that results are tensors and arguments of known types, and that no number stands for a dtype."""
+    types = {argument.name: str(argument.real_type) for argument in schema.arguments}
+    makes = {str(result.type) for result in schema.returns}
+    return (
+        makes <= _TENSORS
+        and bool(makes or _TENSORS & {*types.values()})
+        and all(_part(one) in {*_TYPES, "Tensor"} for one in types.values())
+        and not any(name == "dtype" and _part(one) == "int" for name, one in types.items())
+    )
+
+
+def _part(kind: str) -> str:
+    """Return the type of the parts of an argument, such as int of Optional[List[int]]."""
+    return kind.replace("Optional[", "").replace("List[", "").rstrip("]")
+
+
+def require_types(func: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any], tensor: type) -> None:
+    """Check that each argument of an operation has the type that torch's schema says.
+
+    Args:
+        func: The operation.
+        args: Its arguments by position.
+        kwargs: Its arguments by name.
+        tensor: The class of what represents a tensor among them.
+
+    Raises:
+        ValueError: an argument has another type, has no name in the schema, or is missing.
+    """
+    declared = func._schema.arguments
+    given = dict(zip((one.name for one in declared), args, strict=False))
+    if unknown := {*kwargs} - {one.name for one in declared if one.name not in given}:
+        raise ValueError(f"{func} has no such arguments: {', '.join(sorted(unknown)):.100}")
+    if len(args) > len(declared):
+        raise ValueError(f"{func} takes {len(declared)} arguments, not {len(args)}")
+    given |= kwargs
+    for argument in declared:
+        if argument.name not in given:
+            if not argument.has_default_value():
+                raise ValueError(f"{func} lacks the argument {argument.name}")
+        elif not _is_of_type(given[argument.name], str(argument.real_type), getattr(argument, "N", None), tensor):
+            raise ValueError(f"{func} takes {argument.real_type} as {argument.name}, which a file gives another type")
+
+
+def _is_of_type(value: Any, kind: str, length: int | None, tensor: type) -> bool:
+    if kind.startswith("Optional["):
+        return value is None or _is_of_type(value, kind[9:-1], length, tensor)
+    if kind.startswith("List["):
+        if isinstance(value, list | tuple):
+            return all(_is_of_type(one, kind[5:-1], None, tensor) for one in value)
+        return length is not None and _is_of_type(value, kind[5:-1], None, tensor)  # one number for each dimension
+    # Torch makes a tensor of a number, and graphs hold the number.
+    return isinstance(value, tensor | _TYPES["number"] if kind == "Tensor" else _TYPES[kind])
 
 
 def needs_forward(target: str) -> bool:
@@ -143,6 +207,17 @@ def _convolves_backward(g: Any) -> bool:
     return g.grad_output.shape == torch.ops.aten.convolution.default(g.input, g.weight, None, *like).shape
 
 
+def _lists_fit(g: Any) -> bool:
+    return len({len(one) for one in vars(g).values() if isinstance(one, list | tuple)}) == 1
+
+
+def _transforms(g: Any) -> bool:
+    """Check that the dimensions of a Fourier transform are there, and that each stands once."""
+    dims = {dim % max(1, g.self.dim()) for dim in g.dim if -g.self.dim() <= dim < g.self.dim()}
+    halves = not hasattr(g, "last_dim_size") or g.self.shape[g.dim[-1]] == g.last_dim_size // 2 + 1
+    return 0 < len(dims) == len(g.dim) and halves
+
+
 _FITS: dict[str, Callable[[Any], bool]] = {
     **dict.fromkeys(["aten._softmax_backward_data", "aten._log_softmax_backward_data"],
                     lambda g: g.grad_output.shape == g.output.shape),
@@ -157,7 +232,10 @@ _FITS: dict[str, Callable[[Any], bool]] = {
     "aten.convolution_backward": _convolves_backward,
     "aten.embedding_dense_backward": lambda g: not g.scale_grad_by_freq,
     "aten._adaptive_avg_pool2d_backward": lambda g: g.grad_output.shape[:-2] == g.self.shape[:-2],
-    "aten._fft_c2r": lambda g: g.self.shape[g.dim[-1]] == g.last_dim_size // 2 + 1,
+    **dict.fromkeys(["aten._fft_c2c", "aten._fft_c2r", "aten._fft_r2c"], _transforms),
+    **dict.fromkeys([one for one in _SAFE if one.startswith("aten._foreach_")], _lists_fit),
+    "aten.round": lambda g: abs(getattr(g, "decimals", 0)) < 400,  # torch multiplies as often by 10
+    "aten.smooth_l1_loss_backward": lambda g: g.self.is_floating_point(),
     "aten.unfold_backward": lambda g: g.grad_in.shape
     == torch.empty(g.input_sizes, device="meta").unfold(g.dim, g.size, g.step).shape,
 }  # fmt: skip

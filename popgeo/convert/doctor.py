@@ -11,9 +11,10 @@ import numpy as np
 import pandas as pd
 from torch.utils.data import ConcatDataset, Dataset
 
-from popgeo.convert.atom_files import Reached, reach
+from popgeo.convert.atom_files import reach
 from popgeo.convert.energy_checks import Neighbours, add_energy_columns, compare_derivatives
 from popgeo.convert.one_structure import COLUMNS, Bonds, measure, parts_of, shapes_of
+from popgeo.convert.reached import Reached
 from popgeo.convert.structure_paths import files_of
 from popgeo.progress import progress
 

@@ -10,7 +10,13 @@ import torch
 from torch import Tensor, fx, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from popgeo.capture.safe_operations import has_rule, needs_forward, require_fitting, safe_operation
+from popgeo.capture.safe_operations import (
+    has_rule,
+    needs_forward,
+    require_fitting,
+    require_types,
+    safe_operation,
+)
 
 # What represents an argument in the file, and what it is; sizes are numbers, never expressions.
 _PLAIN = {"as_bool": bool, "as_int": int, "as_float": float, "as_string": str}
@@ -108,10 +114,14 @@ def _add(graph: fx.Graph, nodes: dict[str, fx.Node], node: Mapping[str, Any]) ->
     if unknown := {*given} - {*declared} or {*declared[: len(positions)]} - {*positions}:
         raise ValueError(f"{target} has no such arguments: {', '.join(sorted(unknown)):.100}")
     args = tuple(given[name][0] for name in positions)
-    made = graph.call_function(func, args, {name: one for name, (one, kind) in given.items() if kind != 1})
-    outputs = node["outputs"]
-    is_list = len(outputs) != 1 or "as_tensors" in outputs[0]
-    several = outputs[0]["as_tensors"] if len(outputs) == 1 and is_list else [one.get("as_tensor") for one in outputs]
+    named = {name: one for name, (one, kind) in given.items() if kind != 1}
+    require_types(func, args, named, fx.Node)
+    made = graph.call_function(func, args, named)
+    outputs, makes = node["outputs"], [str(one.type) for one in func._schema.returns]
+    is_list = makes != ["Tensor"]  # torch's own word, as another one would be an index into a tensor, or a list as one
+    several = outputs[0]["as_tensors"] if makes == ["List[Tensor]"] else [one.get("as_tensor") for one in outputs]
+    if makes != ["List[Tensor]"] and len(several) != len(makes):
+        raise ValueError(f"{target} makes {len(makes)} tensors, and the file names {len(several)}")
     for position, one in enumerate(several):
         if one is not None:
             nodes[one["name"]] = graph.call_function(operator.getitem, (made, position)) if is_list else made

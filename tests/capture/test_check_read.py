@@ -378,8 +378,18 @@ def test_an_operation_that_popgeo_does_not_know_is_not_kept_and_a_warning_says_s
     ("target", "args", "kwargs", "why"),
     [
         ("aten.index_put.default", (Ref(0), [], Ref(1), True), {}, "cannot be broadcast|must match|expanded size"),
-        ("aten.zeros.default", ([2, 4],), {"device": ".."}, "where else a result lies"),
-        ("aten.zeros.default", ([2, 4],), {"device": torch.device("cuda")}, "where else a result lies"),
+        (
+            "aten.zeros.default",
+            ([2, 4],),
+            {"device": ".."},
+            "takes Optional.Device. as device|where else a result lies",
+        ),
+        (
+            "aten.zeros.default",
+            ([2, 4],),
+            {"device": torch.device("cuda")},
+            "takes Optional.Device. as device|where else a result lies",
+        ),
     ],
 )
 def test_what_torch_would_refuse_when_the_step_runs_is_refused_when_it_is_read(target, args, kwargs, why):

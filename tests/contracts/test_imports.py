@@ -69,7 +69,7 @@ MAY_IMPORT = {
         "plain_surroundings",
         "quantity",
     },
-    "convert": {"data", "elements", "progress", "command_line", "command_parsers", "lazy_names"},
+    "convert": {"data", "elements", "progress", "command_line", "command_parsers", "lazy_names", "replaced"},
     "loader": {
         "data",
         "packing",

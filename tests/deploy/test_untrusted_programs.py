@@ -75,6 +75,31 @@ def node(model: Any, number: int = 0) -> Any:
     return model["graph_module"]["graph"]["nodes"][number]
 
 
+X = {"as_tensor": {"name": "arg0_1"}}
+XS, YES = {"as_tensors": [{"name": "arg0_1"}] * 3}, {"as_bool": True}
+
+
+def one(number: float) -> Any:
+    return {"as_int" if isinstance(number, int) else "as_float": number}
+
+
+def ints(*numbers: int) -> Any:
+    return {"as_ints": list(numbers)}
+
+
+def plant(target: str, makes: Any = ({},), **given: Any) -> Callable[[Any], None]:
+    """Puts one more operation before the others of a program."""
+    outputs = [] if makes is None else [makes] if isinstance(makes, dict) else list(makes)
+    outputs = [{"as_tensors": [{"name": "e"}]}] if outputs == [XS] else outputs
+
+    def change(model: Any) -> None:
+        named = [{"name": name, "arg": arg, "kind": 2} for name, arg in given.items()]
+        extra = {"target": f"torch.ops.aten.{target}", "inputs": named, "outputs": outputs, "metadata": {}}
+        model["graph_module"]["graph"]["nodes"].insert(0, extra)
+
+    return change
+
+
 CHANGES: dict[str, tuple[Callable[[Any], Any], str]] = {
     "size": (in_size, "expression"),
     "argument": (lambda m: node(m)["inputs"][1].update(arg={"as_sym_int": EXPRESSION}), "expression"),
@@ -90,6 +115,18 @@ CHANGES: dict[str, tuple[Callable[[Any], Any], str]] = {
     "device": (
         lambda m: node(m)["inputs"][1].update(arg={"as_device": {"type": "cuda", "index": 0}}), "on a processor",
     ),
+    "number as a dtype": (plant("full.default", size=ints(2), fill_value=one(1.0), dtype=one(1000)), "dtype"),
+    "number as a layout": (plant("zeros.default", size=ints(2), layout=one(99)), "layout"),
+    "number as a memory format": (plant("clone.default", self=X, memory_format=one(77)), "memory_format"),
+    "number as a device": (plant("ones.default", size=ints(2), device=one(5)), "device"),
+    "dtype as a number": (plant("sum.dim_IntList", self=X, dim={"as_scalar_type": 7}), "dim"),
+    "dtype by number": (plant("to.prim_dtype", self=X, dtype=one(7)), "is not one of the operations"),
+    "division by zero": (plant("remainder.int", a=one(3), b=one(0)), "is not one of the operations"),
+    "lists": (plant("_foreach_copy.default", self={"as_tensors": []}, src=XS, makes=XS), "do not belong together"),
+    "lists in place": (plant("_foreach_add_.List", self=XS, other={"as_tensors": []}, makes=None), "do not belong"),
+    "a dimension": (plant("_fft_r2c.default", self=X, dim=ints(2**40), normalization=one(0), onesided=YES), "belong"),
+    "missing": (plant("add.Tensor", self=X), "lacks the argument other"),
+    "several results": (plant("relu.default", self=X, makes=[{}, {}]), "makes 1 tensors, and the file names 2"),
     "wrong name": (lambda m: node(m)["inputs"][1].update(name="no_such"), "no such arguments"),
     "unknown tensor": (lambda m: node(m)["inputs"][0].update(arg={"as_tensor": {"name": "no_such"}}), "no_such"),
     "no nodes": (lambda m: m["graph_module"]["graph"].update(nodes=7), "of a wrong type"),
@@ -139,7 +176,8 @@ def test_machine_code_runs_only_if_the_caller_asks_for_it(entries: Entries, tmp_
     with pytest.raises(ValueError, match="cannot be loaded") as asked:  # which then fails for lack of machine code
         load(path, run_machine_code=True)
     assert "it is machine code" not in str(asked.value)
-    command = [str(path), str(tmp_path), "--out", str(tmp_path / "out.csv")]
+    (tmp_path / "a.xyz").write_text("1\n\nH 0 0 0\n")
+    command = [str(path), str(tmp_path / "a.xyz"), "--out", str(tmp_path / "out.csv")]
     assert main(["predict", *command]) == 2
     assert "--run-machine-code" in capsys.readouterr().err
     assert main(["predict", *command, "--run-machine-code"]) == 2

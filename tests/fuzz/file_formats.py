@@ -6,6 +6,7 @@ import zlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from popgeo.data.store.save_columns import blocks
 from popgeo.data.store.write_folder import FolderWriter
 from popgeo.ipu import Options, training_model
 from popgeo.sealed_file import sealed, unsealed
+from tests.fuzz.structure_formats import NEEDED, WRITERS, read_all
 from tests.support.graphs import graph
 
 X = torch.tensor([[1.0, 4.0, 2.0], [-2.0, 0.5, 1.0]])
@@ -234,6 +236,20 @@ _TEXTS: Mapping[str, FileFormat] = {
 }
 _NEEDED = {"atoms": ("ase", "vesin"), "molecules": ("rdkit",)}
 
+
+def _read_structures(name: str, folder: Path) -> str:
+    with _naming(folder / name) as path:
+        return digest(read_all(path))
+
+
+def _of_structures(name: str) -> FileFormat:
+    return FileFormat(make=lambda folder: WRITERS[name](folder / name), use=partial(_read_structures, name),
+                      pattern=name, differs=True)  # fmt: skip
+
+
+_READABLE = [name for name in WRITERS if find_spec(NEEDED.get(Path(name.removesuffix(".gz").removesuffix(".xz")).suffix,
+                                                             "rdkit"))]  # fmt: skip
+
 FORMATS: Mapping[str, FileFormat] = {
     "kept step": FileFormat(
         make=lambda f: _train(f) and None, use=_train, json_in=(".popgeo",), json_of=_split_kept, seal=_seal_kept
@@ -254,5 +270,6 @@ FORMATS: Mapping[str, FileFormat] = {
         make=_begin, use=_finish, pattern="store.part/*", json_in=("journal.json",), seal=_seal_manifest,
     ),
     "graphs for convert": FileFormat(make=_save_pt, use=_read_pt),
+    **{name: _of_structures(name) for name in _READABLE},
     **{name: form for name, form in _TEXTS.items() if all(map(find_spec, _NEEDED[name]))},
 }  # fmt: skip

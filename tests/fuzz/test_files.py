@@ -11,19 +11,28 @@ import pytest
 from tests.conftest import REPOSITORY
 from tests.fuzz.damage_files import damage
 from tests.fuzz.file_formats import FORMATS
+from tests.fuzz.structure_formats import WRITERS
 from tests.support import quick_python
 
 
 def test_no_damaged_file_runs_code_crashes_or_is_read_wrong(monkeypatch, capsys):
+    damaged(monkeypatch, capsys, ["kept step", "checkpoint", "report", "store", "part of a store"], 25)
+
+
+def test_no_damaged_file_of_structures_ends_the_process(monkeypatch, capsys):
+    damaged(monkeypatch, capsys, sorted({*WRITERS} & {*FORMATS}), 78)
+
+
+def damaged(monkeypatch, capsys, kinds: list[str], cases: int) -> None:
+    """Damages files in a child process, and expects that each is read, or refused clearly."""
     monkeypatch.syspath_prepend(str(REPOSITORY / "scripts"))
     import fuzz_files
 
-    kinds = ["kept step", "checkpoint", "report", "store", "part of a store"]
     monkeypatch.setattr(fuzz_files, "PYTHON", quick_python.command())
-    monkeypatch.setattr("sys.argv", ["fuzz_files.py", "--cases", "25", "--seed", "suite", "--kinds", *kinds])
+    monkeypatch.setattr("sys.argv", ["fuzz_files.py", "--cases", str(cases), "--seed", "suite", "--kinds", *kinds])
     status, said = fuzz_files.main(), capsys.readouterr().out
     assert status == 0, said
-    assert re.search("^25 cases$", said, re.MULTILINE)
+    assert re.search(rf"^{cases} cases$", said, re.MULTILINE)
 
 
 @pytest.mark.parametrize("name", ["report", "store"])

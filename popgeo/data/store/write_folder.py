@@ -1,6 +1,7 @@
 """Writes the folder of a store, block after block of graphs: whole at the end, and not there before."""
 
 import os
+import re
 import zlib
 from contextlib import ExitStack
 from dataclasses import replace
@@ -19,6 +20,27 @@ from popgeo.data.store.describe import check_alike, describe, digest, plain, poi
 from popgeo.folder_lock import LOCK, folder_lock
 
 _JOURNAL, _SUMS = "journal.json", "block-sums.bin"
+# What `describe` calls files, a lock, and what a writer of a journal that was killed has left.
+_WRITTEN = re.compile(
+    rf"\d\d+-[\w-]{{0,40}}(\.increments)?\.(bin|json)(\.row\d+)?|(rows|row-ends)-\d\d+\.bin"
+    rf"|{re.escape(LOCK)}|{re.escape(_JOURNAL)}\.popgeo-.*\.part"
+)
+
+
+def _require_own(part: Path) -> None:
+    """Check that a folder is empty, or was begun by a writer; one that was killed early has left no journal.
+
+    Raises:
+        ValueError: it holds something else, which would become part of a store.
+    """
+    if (part / notes.NAME).exists() or (part / _JOURNAL).exists():
+        return
+    strange = [one.name for one in part.iterdir() if one.is_dir() or not _WRITTEN.fullmatch(one.name)]
+    if strange:
+        raise ValueError(
+            f"{part} holds {', '.join(sorted(strange)[:3])}, which no writer of a store has left there. Move the "
+            "folder elsewhere, or write a store of another name."
+        )
 
 
 class FolderWriter:
@@ -43,6 +65,7 @@ class FolderWriter:
         if self.part.is_symlink():
             raise ValueError(f"{self.part} is a link, and popgeo writes none. Remove it.")
         self.part.mkdir(parents=True, exist_ok=True)
+        _require_own(self.part)
         self._held = ExitStack()
         self._held.enter_context(folder_lock(self.part))
         self.manifest: notes.Manifest | None = None
@@ -148,8 +171,9 @@ class FolderWriter:
             for file in self.files.values():
                 file.finish()
             write_atomically(self.part / notes.NAME, notes.to_json(self._with_block_sums(self.manifest)))
-        for path in self.part.glob("*.row*"):  # the parts that have been put together
-            path.unlink()
+        for entry in self.manifest.files:  # their parts have been put together
+            for number in range(1, len(entry.crc32)):
+                (self.part / f"{entry.file}.row{number}").unlink(missing_ok=True)
         (self.part / _JOURNAL).unlink(missing_ok=True)
         os.replace(self.part, self.folder)
         (self.folder / LOCK).unlink(missing_ok=True)

@@ -229,3 +229,32 @@ def test_flat_graphs_go_on_behind_what_is_written(folder):
     with FolderWriter(folder) as writer:
         extend(writer, partial(blocks, STORE, max_bytes=1 << 20), 4, False)
     assert_same_graphs(FlatStore.open(folder, verify=True)[:], GRAPHS)
+
+
+@pytest.mark.parametrize("name", ["thesis.pdf", "notes.row.txt", "00-x.bin.rows", "rows-0.bin", "data/x.row1", ".env"])
+def test_a_folder_of_a_users_own_is_left_as_it_is(folder: Path, name: str):
+    held = folder.with_name("store.part") / name
+    held.parent.mkdir(parents=True)
+    held.write_text("years of work")
+    with pytest.raises(ValueError, match=r"store\.part holds .*Move the folder"):
+        write(GRAPHS, folder, progress_bar=False)
+    assert held.read_text() == "years of work"
+    assert os.listdir(folder.parent) == ["store.part"]
+
+
+def test_what_a_writer_left_before_its_first_journal_is_written_again(folder: Path):
+    with FolderWriter(folder) as writer:
+        writer._open(describe(*plain(STORE), None, True))
+    part = folder.with_name("store.part")
+    assert any(path.name.startswith("00-") for path in part.iterdir())
+    (part / ".popgeo-lock").touch()
+    (part / f"journal.json.popgeo-1-{'0' * 16}.part").touch()
+    assert_same_graphs(write(GRAPHS, folder, progress_bar=False)[:], GRAPHS)
+
+
+def test_only_parts_of_the_store_are_removed_at_its_end(folder: Path):
+    begun(folder)
+    (folder.with_name("store.part") / "mine.row1").write_text("mine")
+    write(GRAPHS, folder, progress_bar=False)
+    assert (folder / "mine.row1").read_text() == "mine"
+    assert not list(folder.glob("0*.row*"))

@@ -1,0 +1,121 @@
+"""The HDF5 files of MACE: nothing is read from another file, and no more than the file can hold."""
+
+from collections.abc import Iterator, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from popgeo.convert.packed_files import most_unpacked
+from popgeo.convert.reached import Reached
+
+_OF_ATOM = 1 << 16  # bytes of a dataset, for each atom
+
+
+def reach_hdf5(path: Path) -> Reached:
+    """Look into what MACE's `preprocess_data` writes: a group for each structure, in groups of equally many.
+
+    Raises:
+        ValueError: it has other groups, one group twice, or a link to another file.
+    """
+    import h5py
+
+    with h5py.File(path, "r") as file:
+        names = [name for name in file if name.startswith("config_batch_")]
+        if not names:
+            raise ValueError(f"it has {sorted(file)[:8]}, not the groups config_batch_0, ... of MACE")
+        batches = [_own(file, f"config_batch_{number}") for number in range(len(names))]
+        if len({h5py.h5o.get_info(batch.id).addr for batch in batches}) < len(batches):
+            raise ValueError("it has a group under several names")
+        count = sum(map(len, batches))
+        return Reached(count, partial(_read, path, len(batches[0])), dict(_attributes(file)))
+
+
+def _read(path: Path, size: int, index: int) -> Any:
+    import h5py
+    from ase import Atoms
+
+    with h5py.File(path, "r") as file:
+        group = _own(_own(file, f"config_batch_{index // size}"), f"config_{index % size}")
+        held = {*group}
+        parts = [group, *(_own(group, one) if one in held else {} for one in ("properties", "property_weights"))]
+        size_of_file = path.stat().st_size
+        left = [most_unpacked(size_of_file), size_of_file]
+        known, labels, weights = (_values(part, left, _own(group, "atomic_numbers").size) for part in parts)
+        units = {f"{name}_unit": said for part in parts[:2] for name in part
+                 for key, said in _attributes(_own(part, name)) if "unit" in key.lower()}  # fmt: skip
+    given = {name: known.pop(name, None) for name in ("positions", "cell", "pbc")}
+    atoms = Atoms(known.pop("atomic_numbers"), **given)
+    weights = {f"config_{name.lower()}_weight": value for name, value in weights.items() if name in labels}
+    atoms.info = {**known, **labels, **weights, **units}
+    return atoms
+
+
+def _own(group: Any, name: str) -> Any:
+    """Return what a group has under a name, if it lies in this file.
+
+    Raises:
+        ValueError: it is a link, perhaps to another file.
+        KeyError: there is no such name.
+    """
+    import h5py
+
+    if group.id.links.get_info(name.encode()).type != h5py.h5l.TYPE_HARD:
+        raise ValueError(f"its {name!r} is a link, perhaps to another file. Put the values into this file.")
+    return group[name]
+
+
+def _attributes(owner: Any) -> Iterator[tuple[str, Any]]:
+    """Yield what a group or dataset says of itself, but for lists of texts, which may all be one long text."""
+    for name in owner.attrs:
+        said = owner.attrs.get_id(name)
+        if said.shape in ((), (1,)) or (said.shape is not None and not said.dtype.hasobject):
+            yield name, owner.attrs[name]
+
+
+def _values(group: Mapping[str, Any], left: list[int], num_atoms: int) -> dict[str, Any]:
+    """Return what the datasets of a group hold, without what is "None".
+
+    Args:
+        group: The group.
+        left: How many bytes may be read, and how many of texts, which are never compressed; both are updated.
+        num_atoms: Atoms of the structure.
+
+    Raises:
+        ValueError: one is stored elsewhere, or declares more than the file can hold.
+    """
+    import h5py
+
+    found = {}
+    for name in group:
+        if not isinstance(one := _own(group, name), h5py.Dataset):
+            continue
+        if one.external or one.is_virtual:
+            raise ValueError(f"its {name!r} is stored in another file. Put the values into this file.")
+        if one.nbytes > min(max(num_atoms, 1) * _OF_ATOM, left[0]):
+            raise ValueError(f"its {name!r} declares {one.nbytes:,} bytes for {num_atoms:,} atoms.")
+        left[0] -= one.nbytes
+        value = _texts(name, one, left) if one.dtype.hasobject else one[()]
+        value = value.decode() if isinstance(value, bytes) else value
+        if not (isinstance(value, str) and value == "None"):
+            found[name] = value
+    return found
+
+
+def _texts(name: str, one: Any, left: list[int]) -> Any:
+    """Return texts of any length, each of which may lie at the place of another one in the file.
+
+    Raises:
+        ValueError: they are longer than the file can hold, or something else than texts.
+    """
+    import h5py
+    import numpy as np
+
+    if h5py.check_string_dtype(one.dtype) is None:
+        raise ValueError(f"its {name!r} holds neither numbers nor texts. Leave it out.")
+    texts = np.empty(one.shape, object)
+    for place in np.ndindex(one.shape):
+        texts[place] = one[place]
+        left[1] -= len(texts[place])
+        if left[1] < 0:
+            raise ValueError(f"its {name!r} has longer texts than the file.")
+    return texts[()]
