@@ -113,20 +113,20 @@ class FixedSizeBatch(_Words):
     @property
     def num_graphs(self) -> int:
         """Slots for graphs."""
-        warn_of_counted_slots(self, "num_graphs", "num_real_graphs")
+        warn_of_counted_slots("num_graphs", "num_real_graphs")
         return self._num_graphs
 
     @property
     def num_nodes(self) -> int | None:
         """Slots for nodes, of all types."""
-        warn_of_counted_slots(self, "num_nodes", "num_real_nodes")
+        warn_of_counted_slots("num_nodes", "num_real_nodes")
         counts = [store.num_nodes for store in self.node_stores]
         return None if None in counts else sum(counts)
 
     @property
     def num_edges(self) -> int:
         """Slots for edges, of all types."""
-        warn_of_counted_slots(self, "num_edges", "num_real_edges")
+        warn_of_counted_slots("num_edges", "num_real_edges")
         return sum(store.num_edges for store in self.edge_stores)
 
     @property
@@ -135,7 +135,7 @@ class FixedSizeBatch(_Words):
         seeds = _main(self) if "batch_size" in _main(self) else _store_of_seeds(self)
         if seeds is not None:
             return seeds.batch_size
-        warn_of_counted_slots(self, "batch_size", "num_real_graphs")
+        warn_of_counted_slots("batch_size", "num_real_graphs")
         return self._num_graphs
 
     def __len__(self) -> int:
