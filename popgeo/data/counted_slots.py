@@ -5,7 +5,7 @@ import linecache
 import sys
 import traceback
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache, partial
 from types import FrameType
 
@@ -52,7 +52,7 @@ def _reads_for_sums(filename: str) -> set[tuple[int, str]]:
     return {(read.lineno, read.attr) for read in reads if any(map(is_summed, [read, *_variable(read, parents)]))}
 
 
-def _variable(value: ast.AST, parents: Mapping[ast.AST, ast.AST]) -> list[ast.AST]:
+def _variable(value: ast.AST, parents: Mapping[ast.AST, ast.AST]) -> Sequence[ast.AST]:
     """Return where a variable is read that has no other value."""
     match parents[value]:
         case ast.Assign(targets=[ast.Name(id=name) as target]):
