@@ -11,7 +11,8 @@ from torch_geometric.data import Data
 
 from popgeo.atomic_write import write_atomically
 from popgeo.data import FlatStore, Level, write
-from popgeo.data.axes import GRAPHS as ONE_EACH, levels_of
+from popgeo.data.axes import GRAPHS as ONE_EACH
+from popgeo.data.axes import levels_of
 from popgeo.data.store import write_folder
 from popgeo.data.store.describe import check_alike, describe, digest, plain
 from popgeo.data.store.manifest import from_json, read_manifest
