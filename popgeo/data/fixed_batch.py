@@ -120,7 +120,7 @@ class FixedSizeBatch(_Words):
     def num_nodes(self) -> int | None:
         """Slots for nodes, of all types."""
         warn_of_counted_slots("num_nodes", "num_real_nodes")
-        counts = [store.num_nodes for store in self.node_stores]
+        counts = [store.num_nodes for store in self.node_stores]  # torch.compile does not trace PyG's own
         return None if None in counts else sum(counts)
 
     @property
@@ -184,12 +184,12 @@ class FixedSizeBatch(_Words):
                 "The model takes batch_size, the number of seeds, which is smaller in the last batch; the shapes of a "
                 "compiled step never change. Take seeds_mask instead: cross_entropy(out, y, seeds_mask)."
             )
-        found = [name for mask in SPLIT_MASKS for name in (mask, f"{mask}_dict") if name in names]
+        found = sorted(name for name in names if name.removesuffix("_dict") in SPLIT_MASKS)
         if found and vars(seeds)["_around_seeds"]:
+            own = "seeds_mask_dict" if found[0].endswith("_dict") else "seeds_mask"
             raise ValueError(
                 f"The model takes {found[0]} of a batch with seeds, where it is True for sampled neighbors too, whose "
-                f"own neighbors are missing. Pass the seeds: step(batch, {found[0]}=batch.seeds_mask"
-                f"{'_dict' * found[0].endswith('_dict')}). "
+                f"own neighbors are missing. Pass the seeds: step(batch, {found[0]}=batch.{own}). "
                 "Or read both masks in the model, and join them."
             )
 
