@@ -97,7 +97,9 @@ class NotMet:
     def draw(self, ids: np.ndarray, seed: int) -> Tensor:
         """Return a node for each event that is given by its number, each as likely as the next. int64 [num_ids]"""
         group = self.group[ids]
-        ranks = below(np.full(len(ids), seed, np.uint64), ids.astype(np.uint64), self.nodes.num_free(group).astype(np.uint64))
+        ranks = below(
+            np.full(len(ids), seed, np.uint64), ids.astype(np.uint64), self.nodes.num_free(group).astype(np.uint64)
+        )
         return torch.from_numpy(destinations_of(self.nodes, group, ranks.astype(np.int64))) + self.first
 
 
