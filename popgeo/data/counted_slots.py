@@ -44,7 +44,7 @@ def _reads_for_sums(filename: str) -> set[tuple[int, str]]:
     """Return the line and the attribute of each number of slots that a source text reads for a sum."""
     try:
         tree = ast.parse("".join(linecache.getlines(filename)))
-    except SyntaxError:  # a template, for example, from which the code was made
+    except (SyntaxError, ValueError):  # a template, for example, from which the code was made
         return set()
     parents = {child: node for node in ast.walk(tree) for child in ast.iter_child_nodes(node)}
     reads = [node for node in parents if isinstance(node, ast.Attribute) and node.attr in _COUNTS]
