@@ -82,19 +82,19 @@ def completed(given: Levels | None, inferred: Levels) -> Levels:
     return {**{key: level for key, level in inferred.items() if key[1] not in given}, **given}
 
 
-def levels_of(attributes: Iterable["Attribute"], given: Levels | None = None, keeps_doubt: bool = True) -> Levels:
+def levels_of(attributes: Iterable[Any], given: Levels | None = None, keeps_doubt: bool = True) -> Levels:
     """Return what each attribute's rows belong to, for reading other graphs the same way.
 
     Args:
-        attributes: Attributes of some graphs.
+        attributes: Attributes of some graphs, in memory or as a store on disk lists them.
         given: What the user says, which counts more.
         keeps_doubt: Whether a level that is in doubt stays in doubt.
     """
     inferred: dict[Any, Level | Axis | Guess] = {}
     for one in attributes:
         if one.is_tensor:
-            guess = None if one.doubt is None or not keeps_doubt else Guess(one.axis.level, one.doubt)
-            inferred[one.store, one.name] = GRAPHS if one.axis == GRAPHS else guess or one.axis.level
+            level = one.axis.level if one.doubt is None or not keeps_doubt else Guess(one.axis.level, one.doubt)
+            inferred[one.store, one.name] = GRAPHS if one.axis == GRAPHS else level
     return completed(given, inferred)
 
 

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from popgeo.data.axes import Attribute, Axis, Level, StoreKey
 from popgeo.data.store.mapped import ByReference
+from popgeo.packing.packs import whole_numbers
 
 Self = TypeVar("Self", bound="Columns")
 
@@ -75,10 +76,7 @@ class Columns(ByReference):
             IndexError: no graph has this number.
             ValueError: the numbers are not integers, such as those of a mask.
         """
-        given, count = np.asarray(ids), len(self)
-        if given.size and given.dtype.kind not in "iu":
-            raise ValueError(f"Graphs are chosen by {given.dtype}; pass their numbers: np.flatnonzero(mask) of a mask.")
-        ids = given.astype(np.int64, copy=False)
+        ids, count = whole_numbers(ids), len(self)
         if len(ids) and not -count <= ids.min() <= ids.max() < count:
             raise IndexError(f"Graph {ids[(ids < -count) | (ids >= count)][0]} was asked for; there are {count}.")
         return dataclasses.replace(self, indices=self.rows(np.where(ids < 0, ids + count, ids)), _cache={})

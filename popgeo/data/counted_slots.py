@@ -1,44 +1,36 @@
 """Finds numbers of slots that are taken for numbers of graphs: in the sums and means of a loop, outside of a model."""
 
-import dis
+import ast
+import linecache
 import sys
+import traceback
 import warnings
-from collections.abc import Sequence
-from types import CodeType, FrameType
-from typing import Any
-from weakref import WeakKeyDictionary
+from collections.abc import Mapping, Sequence
+from functools import cache, partial
+from types import FrameType
 
 import torch
 
-_SUMS = {"*", "*=", "/", "/=", "+", "+="}
-_SUMS |= {
-    f"{form}_{name}" for form in ("BINARY", "INPLACE") for name in ("MULTIPLY", "TRUE_DIVIDE", "ADD")
-}  # Python 3.10
-_KEEP = ("append", "update", "log")
-_MODELS = ("torch.nn.modules.module", "torch_geometric", "popgeo")
-_known: WeakKeyDictionary[CodeType, dict[int, bool]] = WeakKeyDictionary()
+_COUNTS = {"num_graphs", "num_nodes", "num_edges", "batch_size"}
+_KEEP = {"append", "update", "log"}
+_MODELS = ("torch.nn.modules.module.", "torch_geometric.", "popgeo.")
 
 
-def warn_of_counted_slots(batch: Any, name: str, real: str) -> None:
+def warn_of_counted_slots(name: str, real: str) -> None:
     """Warn if the code that reads a number of slots puts it into a sum, a product or a quotient.
 
     `total += float(loss) * batch.num_graphs` weights a mean by slots, padding included. Models may compute with slots,
-    since their shapes have that size, and so may PyG's and this package's own code.
+    since their shapes have that size, and so may PyG's and this package's own code. Code whose source text Python does
+    not keep, such as a script from a pipe, never gets the warning.
 
     Args:
-        batch: The batch.
         name: The attribute that is read by the caller of the calling function.
         real: The attribute that leaves padding out.
     """
-    if torch.compiler.is_compiling():
+    if torch.compiler.is_compiling() or _is_of_a_model(frame := sys._getframe(2)):
         return
-    frame = sys._getframe(2)
-    places = _known.setdefault(frame.f_code, {})
-    if frame.f_lasti not in places:
-        steps = list(dis.get_instructions(frame.f_code))
-        at = max(i for i, step in enumerate(steps) if step.offset <= frame.f_lasti)
-        places[frame.f_lasti] = _goes_into_a_sum(steps, at)
-    if places[frame.f_lasti] and not _is_in_a_model(frame):
+    is_for_sum = (frame.f_lineno, name) in _reads_for_sums(frame.f_code.co_filename)
+    if is_for_sum and not any(_is_of_a_model(caller) for caller, _ in traceback.walk_stack(frame)):
         what = real.rpartition("_")[2]
         warnings.warn(
             f"batch.{name} counts the slots of a batch, padding included, and goes into a sum or a mean. Use "
@@ -47,44 +39,62 @@ def warn_of_counted_slots(batch: Any, name: str, real: str) -> None:
         )
 
 
-def _goes_into_a_sum(steps: Sequence[dis.Instruction], at: int) -> bool:
-    """Check if the value that an instruction leaves on the stack is added, multiplied, divided or kept for a sum."""
-    above = 0  # values on the stack above it
-    for before, step in zip(steps[at:], steps[at + 1 :], strict=False):
-        is_sum = (step.argrepr if step.opname == "BINARY_OP" else step.opname) in _SUMS
-        if is_sum and above <= 1:
-            # A whole number next to it, as in 2 * num_graphs, makes a shape.
-            left = steps[at - 2 if steps[at].opname == "LOAD_ATTR" else at - 1]
-            return not any(
-                one.opname.startswith(("LOAD_CONST", "LOAD_SMALL")) and type(one.argval) is int
-                for one in (before, left)
-            )
-        if step.opname.startswith("STORE_") and above == 0:
-            loads = (i for i, one in enumerate(steps) if one.opname.startswith("LOAD_") and one.argval == step.argval)
-            return any(_goes_into_a_sum(steps, i) for i in loads if i != at)
-        if "JUMP" in step.opname:
-            return False
-        above += dis.stack_effect(step.opcode, step.arg, jump=False)
-        if above < 0:
-            return "CALL" in step.opname and _is_kept(steps, at, steps.index(step))
-    return False
+@cache
+def _reads_for_sums(filename: str) -> set[tuple[int, str]]:
+    """Return the line and the attribute of each number of slots that a source text reads for a sum."""
+    try:
+        tree = ast.parse("".join(linecache.getlines(filename)))
+    except (SyntaxError, ValueError):  # a template, for example, from which the code was made
+        return set()
+    parents = {child: node for node in ast.walk(tree) for child in ast.iter_child_nodes(node)}
+    reads = [node for node in parents if isinstance(node, ast.Attribute) and node.attr in _COUNTS]
+    is_summed = partial(_goes_into_a_sum, parents=parents)
+    return {(read.lineno, read.attr) for read in reads if any(map(is_summed, [read, *_variable(read, parents)]))}
 
 
-def _is_kept(steps: Sequence[dis.Instruction], at: int, call: int) -> bool:
-    """Check if a call whose result is not used keeps the value for a sum, as `meter.update(loss, n)` does."""
-    after = steps[call + (2 if steps[call].opname == "PRECALL" else 1)].opname
-    for step in reversed(steps[:at]):
-        if step.opname.startswith(("POP_", "STORE_")) or after != "POP_TOP":
-            return False
-        if step.opname in ("LOAD_METHOD", "LOAD_ATTR") and step.argval in _KEEP:
+def _variable(value: ast.AST, parents: Mapping[ast.AST, ast.AST]) -> Sequence[ast.AST]:
+    """Return where a variable is read that has no other value."""
+    match parents[value]:
+        case ast.Assign(targets=[ast.Name(id=name) as target]):
+            scope = _scope_of(target, parents)
+            same = [one for one in ast.walk(scope) if isinstance(one, ast.Name) and one.id == name]
+            reads = [one for one in same if isinstance(one.ctx, ast.Load)]
+            others = [one for one in same if one not in reads and one is not target]
+            return [] if any(_scope_of(one, parents) is scope for one in others) else reads
+    return []
+
+
+def _goes_into_a_sum(node: ast.AST, parents: Mapping[ast.AST, ast.AST]) -> bool:
+    """Check if a value is added, multiplied, divided or kept for a sum."""
+    parent = parents[node]
+    match parent:
+        case ast.BinOp(left=ast.Constant(value=int())) | ast.BinOp(right=ast.Constant(value=int())):
+            return False  # 2 * num_graphs makes a shape
+        case ast.AugAssign(op=ast.Add() | ast.Mult() | ast.Div()) | ast.BinOp(op=ast.Div()):
             return True
+        case ast.BinOp(op=ast.Add() | ast.Mult()):
+            return not _is_a_shape(parent, parents)
+        case ast.Call(func=ast.Attribute(attr=method)):
+            return method in _KEEP and isinstance(parents[parent], ast.Expr)
+        case ast.IfExp() | ast.keyword():
+            return _goes_into_a_sum(parent, parents)
     return False
 
 
-def _is_in_a_model(frame: FrameType | None) -> bool:
-    while frame is not None:
-        module = frame.f_globals.get("__name__", "")
-        if any(module == one or module.startswith(f"{one}.") for one in _MODELS):
-            return True
-        frame = frame.f_back
-    return False
+def _is_a_shape(product: ast.AST, parents: Mapping[ast.AST, ast.AST]) -> bool:
+    """Check if a product is an index, or an argument of a method such as `torch.zeros`."""
+    match parents[product]:
+        case ast.Call(func=ast.Attribute(attr=method)):
+            return method not in _KEEP
+        case place:
+            return isinstance(place, ast.Slice | ast.Subscript)
+
+
+def _scope_of(node: ast.AST, parents: Mapping[ast.AST, ast.AST]) -> ast.AST:
+    while not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Module):
+        node = parents[node]
+    return node
+
+
+def _is_of_a_model(frame: FrameType) -> bool:
+    return f"{frame.f_globals.get('__name__')}.".startswith(_MODELS)

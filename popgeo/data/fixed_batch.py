@@ -113,20 +113,20 @@ class FixedSizeBatch(_Words):
     @property
     def num_graphs(self) -> int:
         """Slots for graphs."""
-        warn_of_counted_slots(self, "num_graphs", "num_real_graphs")
+        warn_of_counted_slots("num_graphs", "num_real_graphs")
         return self._num_graphs
 
     @property
     def num_nodes(self) -> int | None:
         """Slots for nodes, of all types."""
-        warn_of_counted_slots(self, "num_nodes", "num_real_nodes")
-        counts = [store.num_nodes for store in self.node_stores]
+        warn_of_counted_slots("num_nodes", "num_real_nodes")
+        counts = [store.num_nodes for store in self.node_stores]  # torch.compile does not trace PyG's own
         return None if None in counts else sum(counts)
 
     @property
     def num_edges(self) -> int:
         """Slots for edges, of all types."""
-        warn_of_counted_slots(self, "num_edges", "num_real_edges")
+        warn_of_counted_slots("num_edges", "num_real_edges")
         return sum(store.num_edges for store in self.edge_stores)
 
     @property
@@ -135,7 +135,7 @@ class FixedSizeBatch(_Words):
         seeds = _main(self) if "batch_size" in _main(self) else _store_of_seeds(self)
         if seeds is not None:
             return seeds.batch_size
-        warn_of_counted_slots(self, "batch_size", "num_real_graphs")
+        warn_of_counted_slots("batch_size", "num_real_graphs")
         return self._num_graphs
 
     def __len__(self) -> int:
@@ -184,12 +184,12 @@ class FixedSizeBatch(_Words):
                 "The model takes batch_size, the number of seeds, which is smaller in the last batch; the shapes of a "
                 "compiled step never change. Take seeds_mask instead: cross_entropy(out, y, seeds_mask)."
             )
-        found = [name for mask in SPLIT_MASKS for name in (mask, f"{mask}_dict") if name in names]
+        found = sorted(name for name in names if name.removesuffix("_dict") in SPLIT_MASKS)
         if found and vars(seeds)["_around_seeds"]:
+            own = "seeds_mask_dict" if found[0].endswith("_dict") else "seeds_mask"
             raise ValueError(
                 f"The model takes {found[0]} of a batch with seeds, where it is True for sampled neighbors too, whose "
-                f"own neighbors are missing. Pass the seeds: step(batch, {found[0]}=batch.seeds_mask"
-                f"{'_dict' * found[0].endswith('_dict')}). "
+                f"own neighbors are missing. Pass the seeds: step(batch, {found[0]}=batch.{own}). "
                 "Or read both masks in the model, and join them."
             )
 

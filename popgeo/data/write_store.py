@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 
-from popgeo.data.axes import Levels, completed
+from popgeo.data.axes import Levels, levels_of
 from popgeo.data.columns import Columns
 from popgeo.data.flat_store import FlatStore, why_not_flat
 from popgeo.data.opened import flat_graphs
@@ -68,7 +68,7 @@ def write(
 
         def join(some: list[Graph], start: int) -> FlatStore:
             """Flattens graphs like those that have been written."""
-            numbers, known = range(start, start + len(some)), completed(levels, writer.levels)
+            numbers, known = range(start, start + len(some)), levels_of(writer.attributes, levels)
             return flat_graphs(some, numbers, writer.check, levels=known, **choices)
 
         is_dataset = not isinstance(graphs, (list, tuple)) and _is_indexed(graphs)

@@ -85,25 +85,21 @@ class NotMet:
         group = torch.unique(time * len(src) + source, return_inverse=True)[1]
         met = torch.stack([group.repeat(2), torch.cat([dst, src]).long() - first])
         met = met[:, (met[1] >= 0) & (met[1] < end - first)]
-        found = cls(
-            first=first, group=group.numpy(), nodes=NonEdges.from_edge_index(met, (int(group.max()) + 1, end - first))
-        )
-        if not (free := found.free(found.group)).all():
+        nodes = NonEdges.from_edge_index(met, (int(group.max()) + 1, end - first))
+        if not (free := nodes.num_free(group.numpy())).all():
             event = int(free.argmin())
             raise ValueError(
                 f"Event {event} has no negative: of nodes {first} to {end - 1} each is its source, or one that the "
                 "source meets at that time. Pass negatives=(first, end) of more nodes, or negatives=None."
             )
-        return found
-
-    def free(self, group: np.ndarray) -> np.ndarray:
-        """Return how many nodes are left for each source and time. [number of groups]"""
-        return self.nodes.pairs_before(group + 1) - self.nodes.pairs_before(group)
+        return cls(first=first, group=group.numpy(), nodes=nodes)
 
     def draw(self, ids: np.ndarray, seed: int) -> Tensor:
         """Return a node for each event that is given by its number, each as likely as the next. int64 [num_ids]"""
         group = self.group[ids]
-        ranks = below(np.full(len(ids), seed, np.uint64), ids.astype(np.uint64), self.free(group).astype(np.uint64))
+        ranks = below(
+            np.full(len(ids), seed, np.uint64), ids.astype(np.uint64), self.nodes.num_free(group).astype(np.uint64)
+        )
         return torch.from_numpy(destinations_of(self.nodes, group, ranks.astype(np.int64))) + self.first
 
 

@@ -6,7 +6,8 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from functools import partial
+from typing import Any
 
 import torch
 from torch.utils.data import DataLoader, Dataset
@@ -18,7 +19,6 @@ from popgeo.loader.prefetch import in_background
 from popgeo.loader.source import BatchSource
 from popgeo.packing import Packs
 
-T = TypeVar("T")
 _ONE_STARTS_WORKERS = threading.Lock()  # a process that is forked while another is gets half of its state
 
 
@@ -36,12 +36,10 @@ class BatchMaker:
         self.source, self.of_torch = source, {**of_torch, "in_order": True}  # a run that continues counts items
         self.num_buffers, self.background = choices.num_buffers, choices.background
         self.pin_memory = of_torch.get("pin_memory", False) and torch.cuda.is_available()
-        # Each holds at most one: that of the pass that ended last, for the next one.
-        self._idle_pools: list[DataLoader[Any]] = []
-        self._idle_rings: list[list[BatchMemory | None]] = []
+        self._idle: list[Any] = []  # at most one: the workers, or the memory, of the pass that ended last
         # In the cycle that a loader is part of, the queues of workers would be closed before they receive the message
         # to end.
-        weakref.finalize(self, self._idle_pools.clear)
+        weakref.finalize(self, self._idle.clear)
         self._made_for = 1
 
     def make(self, packs: Packs, group: int, start: int, key: tuple[int, int]) -> Iterator[list[Batch]]:
@@ -55,8 +53,7 @@ class BatchMaker:
         """
         packs = Packs(packs.indices, packs.ptr)[start * group :]  # what was skipped need not travel to workers
         if group != self._made_for:
-            self._idle_pools.clear()
-            self._idle_rings.clear()
+            self._idle.clear()
             self._made_for = group
         if self.of_torch.get("num_workers", 0) > 0:
             return self._from_workers(packs, group, key)
@@ -66,15 +63,15 @@ class BatchMaker:
     def _from_workers(self, packs: Packs, group: int, key: tuple[int, int]) -> Iterator[list[Batch]]:
         starts = range(0, len(packs), group)
         asked = [(packs[i : i + group], key) for i in starts]
-        pool = _taken(self._idle_pools)
+        pool = self._take_idle()
         if pool is None:
-            prepare = _StartWorker(self.of_torch.get("worker_init_fn"))
+            prepare = partial(_start_worker, own=self.of_torch.get("worker_init_fn"))
             of_torch = {**self.of_torch, "worker_init_fn": prepare}
             pool = DataLoader(_Cuts(self.source, group), batch_size=None, sampler=asked, **of_torch)
             with _ONE_STARTS_WORKERS, _no_interrupts():
                 items = iter(pool)
         else:
-            pool.sampler[:] = asked  # type: ignore[index]  # the list that it was made with
+            pool.sampler[:] = asked  # the list that it was made with
             items = iter(pool)
         try:
             for start, batch in zip(starts, items, strict=True):
@@ -84,13 +81,20 @@ class BatchMaker:
                     note_largest((stores[slot.store][slot.name] for slot in layout.slots), layout)
                 yield [batch]
         except GeneratorExit:  # given up between two items; after an error or an interrupt within torch a pool is lost
-            self._keep_pool(pool, group)
+            self._keep_idle(pool, group)
             raise
-        self._keep_pool(pool, group)
+        self._keep_idle(pool, group)
 
-    def _keep_pool(self, pool: "DataLoader[Any]", group: int) -> None:
-        if self.of_torch.get("persistent_workers") and group == self._made_for:
-            self._idle_pools[:] = [pool]
+    def _take_idle(self) -> Any:
+        try:
+            return self._idle.pop()
+        except IndexError:  # there is none, or another thread has just taken it
+            return None
+
+    def _keep_idle(self, own: Any, group: int) -> None:
+        reuses = self.of_torch.get("persistent_workers") if isinstance(own, DataLoader) else self.num_buffers
+        if reuses and group == self._made_for:
+            self._idle[:] = [own]
 
     def _chunks(self, packs: Packs, group: int, key: tuple[int, int]) -> Iterator[list[Batch]]:
         at_once = math.ceil(self.source.batches_at_once(packs) / group) * group
@@ -100,7 +104,7 @@ class BatchMaker:
             # An iterator has a ring of its own: what a peek draws must not stand where an epoch's items are in use.
             # One part is in use while one is filled; with a thread more wait between them.
             parts = range(4 if self.background else 2)
-            ring = _taken(self._idle_rings) or [self._allocate(at_once, group) for _ in parts]
+            ring = self._take_idle() or [self._allocate(at_once, group) for _ in parts]
         start, stop, end = 0, group, len(packs)  # the first item is wanted at once
         turn = 0
         while start < end:
@@ -111,8 +115,7 @@ class BatchMaker:
             self.source.expect(packs, start)
             yield self.source.cut(packs[start:stop], key, group, memory)
             start, stop, turn = stop, stop + at_once, turn + 1
-        if self.num_buffers and group == self._made_for:
-            self._idle_rings[:] = [ring]
+        self._keep_idle(ring, group)
 
     def _allocate(self, num_batches: int, group: int) -> BatchMemory | None:
         layout = self.source.layout
@@ -130,20 +133,11 @@ class _Cuts(Dataset[Batch]):
         return self.source.cut(packs, key, self.group)[0]
 
 
-class _StartWorker:
-    """The first act of a worker: it ignores interrupts, because the main process may catch them and continue.
-
-    Args:
-        own: The user's `worker_init_fn`.
-    """
-
-    def __init__(self, own: Callable[[int], None] | None) -> None:
-        self.own = own
-
-    def __call__(self, number: int) -> None:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-        if self.own is not None:
-            self.own(number)
+def _start_worker(number: int, own: Callable[[int], None] | None) -> None:
+    """Ignore interrupts, because the main process may catch them and continue, and call the user's `worker_init_fn`."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if own is not None:
+        own(number)
 
 
 @contextmanager
@@ -157,11 +151,3 @@ def _no_interrupts() -> Iterator[None]:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-def _taken(idle: list[T]) -> T | None:
-    """Take the last of a list that threads may share; None if it is empty."""
-    try:
-        return idle.pop()
-    except IndexError:
-        return None

@@ -18,7 +18,7 @@ from popgeo.loader.epoch_choices import EpochChoices
 from popgeo.loader.epoch_seed import EpochSeed
 from popgeo.loader.run import EpochPlan, Run, used_of
 from popgeo.loader.shard import Shard, in_whole_steps, num_mini_batches, shard_of_this_process
-from popgeo.packing import Packs
+from popgeo.packing.packs import Packs, whole_numbers
 from popgeo.random_numbers import generator_of
 from popgeo.sampling.compressed_graph import check_range
 
@@ -159,10 +159,7 @@ class EpochSampler:
     def _order(self, generator: torch.Generator) -> np.ndarray | None:
         if self.choices.sampler is None:
             return self.packer.order(self.choices.shuffle, generator)
-        items = [*self.choices.sampler]
-        if np.asarray(items[:1]).dtype.kind == "b":
-            raise ValueError("sampler gives booleans; it gives numbers: np.flatnonzero(mask) instead of a mask.")
-        order = np.fromiter(items, dtype=np.int64, count=len(items))
+        order = whole_numbers([*self.choices.sampler], self._unit.capitalize())
         check_range("sampler", torch.from_numpy(order), self.packer.num_items)
         return order
 

@@ -3,12 +3,13 @@
 from collections.abc import Sequence
 from itertools import chain
 from operator import attrgetter, is_
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 from torch import Tensor
 from torch.utils.data import ConcatDataset, Subset
 
+Owned: TypeAlias = list[tuple[int | str, dict[str, Any]]]
 _version = attrgetter("_version")
 
 
@@ -32,84 +33,82 @@ class SeenTensors:
         self._look(dataset)
 
     def _look(self, dataset: Any) -> None:
-        stores = [store for _, store in _stores(dataset)]
+        owned, self._orders = _contents(dataset)
+        stores = [store for _, store in owned]
         shared: dict[tuple[str, ...], tuple[str, ...]] = {}
-        self._names: list[tuple[str, ...]] | None = [shared.setdefault(names, names) for names in map(tuple, stores)]
+        self._names = [shared.setdefault(names, names) for names in map(tuple, stores)]
         self._values = [*chain.from_iterable(map(dict.values, stores))]
         self._tensors = [one for one in self._values if isinstance(one, Tensor) and not one.is_inference()]
         self._versions = [*map(_version, self._tensors)]
-        self._orders = _orders(dataset)
 
     def first_change(self, dataset: Any) -> str | None:
         """Return the place of the first difference in words, None if there is none."""
-        if self._names is None:
+        if not vars(self):
             self._look(dataset)
-        assert self._names is not None
-        owned = _stores(dataset)
+        owned, orders = _contents(dataset)
         stores = [store for _, store in owned]
         now = [*chain.from_iterable(map(dict.values, stores))]
         # Each line is a loop in C: epochs of many small graphs must not wait for it.
         is_same = len(now) == len(self._values) and all(map(is_, now, self._values))
         is_same = is_same and self._names == [*map(tuple, stores)] and self._versions == [*map(_version, self._tensors)]
-        orders = _orders(dataset)
         if len(orders) != len(self._orders) or not all(map(np.array_equal, orders, self._orders)):
             return "the order of its graphs"
-        return None if is_same else self._difference(owned, self._names)
+        return None if is_same else self._difference(owned)
 
-    def _difference(self, owned: list[tuple[int | str, dict[str, Any]]], known: list[tuple[str, ...]]) -> str | None:
+    def _difference(self, owned: Owned) -> str | None:
         edited = {id(t) for t, seen in zip(self._tensors, self._versions, strict=True) if _version(t) != seen}
         values = iter(self._values)
-        for (owner, store), names in zip(owned, known, strict=False):
+        for (owner, store), names in zip(owned, self._names, strict=False):
             before = dict(zip(names, values, strict=False))
             for name in {**before, **store}:
                 is_there = name in before and name in store
                 if not is_there or id(store[name]) in edited or not _is_equal(before[name], store[name]):
-                    return f"{name!r} of {f'graph {owner}' if isinstance(owner, int) else owner}"
-        return None if len(owned) == len(known) else "a node or edge type"
+                    return f"{name!r} of {_named(owner)}"
+        return None if len(owned) == len(self._names) else "a node or edge type"
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"_names": None}  # a copy has tensors of its own, which it looks at when it is first asked
+        return {}  # a copy has tensors of its own, which it looks at when it is first asked
+
+
+def _contents(dataset: Any) -> tuple[Owned, list[np.ndarray]]:
+    """Return the values by name of each graph, or of all graphs joined, and the numbers by which subsets choose them.
+
+    The graph of each dictionary is a number; joined graphs have a name. Graphs of lists need no numbers of subsets.
+    """
+    if (graphs := _graphs(dataset)) is not None:
+        return [(number, store) for number, graph in enumerate(graphs) for store in _of_graph(graph)], []
+    if isinstance(dataset, Subset):
+        owned, orders = _contents(dataset.dataset)
+        return owned, [np.array(dataset.indices), *orders]
+    if isinstance(dataset, ConcatDataset):
+        parts = [*map(_contents, dataset.datasets)]
+        owned = [(f"{_named(owner)} of part {i}", one) for i, part in enumerate(parts) for owner, one in part[0]]
+        return owned, [order for _, orders in parts for order in orders]
+    joined, indices = getattr(dataset, "_data", None), getattr(dataset, "_indices", None)
+    orders = [] if indices is None else [np.array(indices)]
+    if joined is None:
+        return [], orders
+    slices = dataset.slices or {}
+    owned = [("the dataset", one) for one in _of_graph(joined)]
+    owned += [("the slices of the dataset", one) for one in (slices, *slices.values()) if isinstance(one, dict)]
+    return owned, orders
 
 
 def _graphs(dataset: Any) -> Sequence[Any] | None:
     """Return the graphs of a dataset that is made of lists."""
     if type(dataset) in (list, tuple):  # others may make a graph each time
         return dataset
-    parts = dataset.datasets if isinstance(dataset, ConcatDataset) else [getattr(dataset, "dataset", None)]
-    if not isinstance(dataset, Subset | ConcatDataset) or any(_graphs(part) is None for part in parts):
+    if not isinstance(dataset, Subset | ConcatDataset):
         return None
-    graphs = [graph for part in parts for graph in _graphs(part) or ()]
-    return [graphs[i] for i in dataset.indices] if isinstance(dataset, Subset) else graphs
+    lists = [*map(_graphs, [dataset.dataset] if isinstance(dataset, Subset) else dataset.datasets)]
+    known = [graphs for graphs in lists if graphs is not None]
+    if len(known) < len(lists):
+        return None
+    return [known[0][i] for i in dataset.indices] if isinstance(dataset, Subset) else [*chain.from_iterable(known)]
 
 
-def _stores(dataset: Any) -> list[tuple[int | str, dict[str, Any]]]:
-    """Return the values by name of each graph, or of all graphs joined; each with a number or a name for its owner."""
-    graphs, joined = _graphs(dataset), getattr(dataset, "_data", None)
-    if graphs is not None:
-        return [(number, store) for number, graph in enumerate(graphs) for store in _of_graph(graph)]
-    if isinstance(dataset, Subset):
-        return _stores(dataset.dataset)
-    if isinstance(dataset, ConcatDataset):
-        parts = ((f" of part {i}", _stores(part)) for i, part in enumerate(dataset.datasets))
-        return [(f"{f'graph {n}' if isinstance(n, int) else n}{of}", store) for of, part in parts for n, store in part]
-    if joined is None:
-        return []
-    slices = dataset.slices or {}
-    nested = [slices, *(one for one in slices.values() if isinstance(one, dict))]
-    flat = [{name: one for name, one in part.items() if not isinstance(one, dict)} for part in nested]
-    return [*(("the dataset", one) for one in _of_graph(joined)), *(("the slices of the dataset", one) for one in flat)]
-
-
-def _orders(dataset: Any) -> list[np.ndarray]:
-    """Return the numbers of graphs by which subsets of joined graphs choose."""
-    if _graphs(dataset) is not None:
-        return []
-    if isinstance(dataset, ConcatDataset):
-        return [order for part in dataset.datasets for order in _orders(part)]
-    if isinstance(dataset, Subset):
-        return [np.array(dataset.indices), *_orders(dataset.dataset)]
-    indices = getattr(dataset, "_indices", None)
-    return [] if indices is None else [np.array(indices)]
+def _named(owner: int | str) -> str:
+    return f"graph {owner}" if isinstance(owner, int) else owner
 
 
 def _of_graph(graph: Any) -> list[dict[str, Any]]:

@@ -120,11 +120,14 @@ class Packs(Sequence[Ids]):
     def from_lists(packs: Iterable[ArrayLike], skipped: ArrayLike = ()) -> "Packs":
         """Packs from one sequence of ids per pack, as a packing function of one's own may build them.
 
+        Raises:
+            ValueError: a pack is not a sequence of integers.
+
         Example:
             >>> Packs.from_lists([[2, 0], [1]]).ptr
             array([0, 2, 3])
         """
-        parts = [np.asarray(pack, np.int64) for pack in packs]
+        parts = [whole_numbers(pack) for pack in packs]
         if any(part.ndim != 1 for part in parts):
             raise ValueError("A batch is a list of numbers of graphs, so batches are as [[0, 1], [2]].")
         ptr = np.cumsum([0, *(len(part) for part in parts)], dtype=np.int64)
@@ -168,3 +171,15 @@ def totals_of_packs(sizes: NDArray[np.int64], ids: Ids, ptr: NDArray[np.int64]) 
         np.cumsum(packed[:, dim], out=running[1:])
         totals[:, dim] = running[ptr[1:]] - running[ptr[:-1]]
     return totals
+
+
+def whole_numbers(ids: ArrayLike, items: str = "Graphs") -> Ids:
+    """Return the numbers by which items are chosen. int64 [num_ids]
+
+    Raises:
+        ValueError: they are not integers, such as the values of a mask.
+    """
+    given = np.asarray(ids)
+    if given.size and given.dtype.kind not in "iu":
+        raise ValueError(f"{items} are chosen by {given.dtype}; pass their numbers: np.flatnonzero(mask) of a mask.")
+    return given.astype(np.int64, copy=False)

@@ -98,6 +98,10 @@ class NonEdges:
         """How many pairs without an edge have a smaller source."""
         return sources * self.num_destinations - self.rowptr.numpy()[sources]
 
+    def num_free(self, sources: Places) -> Places:
+        """Return how many destinations have no edge from each source. [num_sources]"""
+        return self.pairs_before(sources + 1) - self.pairs_before(sources)
+
 
 def sample_negatives(
     positives: Tensor,
@@ -139,8 +143,7 @@ def sample_negatives(
     keys = keys_of(new_key(seed), np.arange(number))
     if mode is NegativeMode.TRIPLET:
         sources = positives[0].long().repeat_interleave(int(amount)).numpy()
-        before = non_edges.pairs_before(sources)
-        free = non_edges.pairs_before(sources + 1) - before if number else sources
+        free = non_edges.num_free(sources)
         if number and free.min() == 0:
             node = sources[free.argmin()]
             raise ValueError(

@@ -1,6 +1,7 @@
 """The words of PyG on a batch of fixed size: real graphs and seeds, numbers of slots that go into sums, refusals."""
 
 import copy
+import linecache
 import pickle
 import warnings
 
@@ -71,6 +72,17 @@ def of_tensors(batch, loss):
     return loss * batch.num_graphs
 
 
+def kept_as_a_product(batch, loss):
+    losses = []
+    losses.append(loss.item() * batch.num_graphs)
+
+
+def over_lines(batch, loss):
+    return (
+        loss.item() * batch.num_graphs  # of the whole batch
+    )
+
+
 class Meter:
     def update(self, value, number=1):
         self.seen = value, number
@@ -95,6 +107,8 @@ SUMS = [
     in_a_meter,
     in_a_log,
     in_a_list,
+    kept_as_a_product,
+    over_lines,
     summed,
     added,
     named,
@@ -126,6 +140,12 @@ def shapes(batch):
     outs.append(torch.zeros(batch.num_graphs))
     outs.append(by_name(size, number=batch.num_graphs))
     by_name(batch.num_graphs)
+    width = 3
+    torch.zeros(batch.num_graphs * width).view(batch.num_graphs * width, 1)[: batch.num_graphs * width]
+    number = batch.num_graphs
+    torch.zeros(number)
+    number = 0.5  # has nothing to do with slots any more
+    outs.append(number * 2.0)
     return made.sum(), batch.num_graphs == 4, f"{batch.num_edges}", range(size), torch.zeros(size)
 
 
@@ -134,6 +154,17 @@ def test_slots_that_make_a_shape_are_not():
     shapes(batch)
     (plain,) = [Data(x=torch.ones(2, 1))]
     assert 1.0 * plain.num_nodes == 2.0
+
+
+@pytest.mark.parametrize("line", ["total += 1.5 * batch.num_graphs", "size = batch.num_graphs\ntotal += 1.5 * size"])
+def test_a_cell_of_a_notebook_is_warned_of_and_code_without_text_runs(line, monkeypatch):
+    text = f"total = 0.0\n{line}\n"
+    names = {"batch": next(iter(batches_of_graphs())), "__name__": "__main__"}
+    exec(compile(text, "<no text>", "exec"), names)
+    assert names["total"] == 6.0
+    monkeypatch.setitem(linecache.cache, "<cell 1>", (len(text), None, text.splitlines(keepends=True), "<cell 1>"))
+    with pytest.warns(UserWarning, match="counts the slots of a batch"):
+        exec(compile(text, "<cell 1>", "exec"), names)
 
 
 class ByItsSlots(nn.Module):

@@ -51,5 +51,10 @@ def test_a_mask_is_never_taken_for_numbers_of_graphs(kind):
         store.view(mask)
     with pytest.raises(ValueError, match="Graphs are chosen by bool"):
         FixedSizeDataLoader(Subset(graphs, mask), 3)
-    with pytest.raises(ValueError, match="sampler gives booleans"):
+    with pytest.raises(ValueError, match="Graphs are chosen by bool"):
         list(FixedSizeDataLoader(graphs, 3, sampler=mask))
+    with pytest.raises(ValueError, match="Graphs are chosen by bool"):
+        list(FixedSizeDataLoader(graphs, 5, batch_sampler=[mask]))
+    for choice in ({"sampler": kind([0.6, 1.0])}, {"batch_sampler": [kind([1.0, 2.5])]}):
+        with pytest.raises(ValueError, match="Graphs are chosen by float"):
+            list(FixedSizeDataLoader(graphs, 3, **choice))

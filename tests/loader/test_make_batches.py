@@ -61,7 +61,7 @@ def test_worker_processes_make_the_same_batches(items_of):
     helped = loader_of(shuffle=True, options=items_of, num_workers=2, persistent_workers=True)
     for _ in range(2):
         assert seeds(helped) == seeds(alone)
-    workers = helped._maker._idle_pools[0]._iterator._workers
+    workers = helped._maker._idle[0]._iterator._workers
     del helped
     gc.collect()
     assert [worker.exitcode for worker in workers] == [0, 0]  # told to end; torch kills who has not after five seconds

@@ -1,7 +1,4 @@
-"""The arguments of a model's call and its results, for which PopTorch has rules of its own.
-
-A program's own classes are among them, once it has told how they are taken apart.
-"""
+"""Reads the arguments and results of a model's call by PopTorch's rules, also objects of a program's own classes."""
 
 import inspect
 from collections import OrderedDict
@@ -135,13 +132,11 @@ def of_calls(signature: inspect.Signature, compiled: Structure, given: Structure
     (own, expected), (other, got) = (_by_name(signature, call) for call in (compiled, given))
     if expected != got:
         yield f"Number of positional arguments mismatch: expected {expected} arguments but got {got}."
-        return
-    for name in own.keys() & other.keys():
-        yield from mismatches(name, own[name], other[name])
-    yield from _odd_keys("the call", own, other)
+    else:
+        yield from mismatches("", own, other)
 
 
-def _by_name(signature: inspect.Signature, call: Any) -> tuple[dict[str, Structure], int]:
+def _by_name(signature: inspect.Signature, call: Any) -> tuple[Container, int]:
     """Return the arguments of a call by the names that its caller knows, and the number of them that have a place."""
     own: dict[str, Structure] = {}
     num_places = 0
@@ -155,13 +150,7 @@ def _by_name(signature: inspect.Signature, call: Any) -> tuple[dict[str, Structu
         else:
             own[name] = part
             num_places += kind is not inspect.Parameter.KEYWORD_ONLY
-    return own, num_places
-
-
-def _odd_keys(name: str, own: Collection[Any], other: Collection[Any]) -> Iterator[str]:
-    odd = {"Unexpected": [key for key in other if key not in own], "Missing": [key for key in own if key not in other]}
-    told = [f"{kind} arguments: {', '.join(map(str, keys))}." for kind, keys in odd.items() if keys]
-    yield from [f"Keys mismatch for {name}: {' '.join(told)}"] if told else []
+    return Container(dict, tuple(own), tuple(own.values())), num_places
 
 
 def mismatches(name: str, compiled: Structure, given: Structure) -> Iterator[str]:
@@ -186,8 +175,11 @@ def mismatches(name: str, compiled: Structure, given: Structure) -> Iterator[str
         if issubclass(compiled.kind, list | tuple):
             compared["Length"] = f"{len(own)} elements", f"{len(other)} elements"
         else:
-            yield from _odd_keys(name or "the call", own.keys(), other.keys())
-        for key in own.keys() & other.keys():
+            odd = {"Unexpected": [key for key in other if key not in own]}
+            odd["Missing"] = [key for key in own if key not in other]
+            told = [f"{kind} arguments: {', '.join(map(str, keys))}." for kind, keys in odd.items() if keys]
+            yield from [f"Keys mismatch for {name or 'the call'}: {' '.join(told)}"] if told else []
+        for key in [key for key in own if key in other]:
             yield from mismatches(f"{name}[{key}]" if name else str(key), own[key], other[key])
     for what, (expected, got) in compared.items():
         if str(expected) != str(got):

@@ -52,11 +52,9 @@ class CompiledModule(HasCallTimes):
         self._optimizer = optimizer
         if training and optimizer is None:
             self._optimizer = torch.optim.SGD(self._user_model.parameters(), lr=0.01)
-        if optimizer is not None and not type(optimizer).__module__.startswith(("popgeo.", "torch.")):
-            base = next(
-                kind.__name__ for kind in type(optimizer).__mro__ if kind.__module__.startswith(("popgeo.", "torch."))
-            )
-            logger.warning(said("optimizer step", kind=type(optimizer).__name__, base=base))
+        of_torch = (kind for kind in type(optimizer).__mro__ if kind.__module__.startswith(("popgeo.", "torch.")))
+        if optimizer is not None and (base := next(of_torch)) is not type(optimizer):
+            logger.warning(said("optimizer step", kind=type(optimizer).__name__, base=base.__name__))
         self._compiled: CompiledStep | None = None
         self._form: Structure | None = None  # how the arguments nest that it was compiled for
         self._is_attached = self._has_run = False

@@ -21,12 +21,14 @@ def of_whole_calls(loader: type[Loader]) -> type[Loader]:
         loader: A class of loaders of single batches, over `poptorch.DataLoader`. It takes `options`, too.
     """
 
+    initialize: Any = loader.__init__  # the class's own, or an inherited one
+    create_collater: Any = loader._create_collater  # type: ignore[attr-defined]
+
     def __init__(self: Any, *args: Any, options: poptorch.Options | None = None, **kwargs: Any) -> None:
-        options = poptorch.Options() if options is None else options
-        super(loader, self).__init__(*args, options=options, **kwargs)
+        initialize(self, *args, options=poptorch.Options() if options is None else options, **kwargs)
 
     def _create_collater(self: Any, *args: Any, **kwargs: Any) -> Callable[[list[Any]], Any]:
-        return CombinedBatchingCollater(super(loader, self)._create_collater(*args, **kwargs), self._mini_batch_size)
+        return CombinedBatchingCollater(create_collater(self, *args, **kwargs), self._mini_batch_size)
 
     for method in (__init__, _create_collater):
         setattr(loader, method.__name__, method)

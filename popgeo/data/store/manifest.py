@@ -72,6 +72,11 @@ class AttributeEntry:
     is_json: bool
     doubt: Level | None = None
 
+    @property
+    def is_tensor(self) -> bool:
+        """Whether the values are one flat tensor."""
+        return not self.is_json
+
 
 @dataclass(frozen=True, kw_only=True)
 class Manifest:

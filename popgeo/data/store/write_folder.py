@@ -7,12 +7,11 @@ from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import Any
 
 import torch
 
 from popgeo.atomic_write import name_file, write_atomically
-from popgeo.data.axes import GRAPHS, Axis, Guess, Level
+from popgeo.data.axes import GRAPHS, Axis
 from popgeo.data.columns import Columns
 from popgeo.data.store import manifest as notes
 from popgeo.data.store.append_file import AppendFile
@@ -92,14 +91,9 @@ class FolderWriter:
         return 0 if self.manifest is None else self.manifest.num_graphs
 
     @property
-    def levels(self) -> dict[Any, Level | Axis | Guess]:
-        """What attributes' rows belong to, as the blocks so far say."""
-        entries = () if self.manifest is None else self.manifest.attributes
-        known: dict[Any, Level | Axis | Guess] = {}
-        for one in (entry for entry in entries if not entry.is_json):
-            guess = None if one.doubt is None else Guess(one.axis.level, one.doubt)
-            known[one.store, one.name] = GRAPHS if one.axis == GRAPHS else guess or one.axis.level
-        return known
+    def attributes(self) -> tuple[notes.AttributeEntry, ...]:
+        """The attributes of the blocks so far."""
+        return () if self.manifest is None else self.manifest.attributes
 
     def check_goes_on(self, block: Columns) -> None:
         """Checks that the first graph of a block is the last one that was written.

@@ -12,6 +12,7 @@ from torch_geometric.data import Data
 from popgeo.atomic_write import write_atomically
 from popgeo.data import FlatStore, Level, write
 from popgeo.data.axes import GRAPHS as ONE_EACH
+from popgeo.data.axes import levels_of
 from popgeo.data.store import write_folder
 from popgeo.data.store.describe import check_alike, describe, digest, plain
 from popgeo.data.store.manifest import from_json, read_manifest
@@ -117,10 +118,10 @@ def test_going_on_asks_for_the_same(folder, first, then, message):
 
 def test_the_levels_are_those_of_the_first_graphs(folder):
     with FolderWriter(folder) as writer:
-        assert (writer.levels, writer.num_graphs) == ({}, 0)
+        assert (writer.attributes, writer.num_graphs) == ((), 0)
         writer.check(STORE)
         writer.append(STORE)
-        assert writer.levels == {
+        assert levels_of(writer.attributes) == {
             **{(None, name): Level.NODE for name in ("x", "pos", "z", "train_mask")},
             **{(None, name): Level.EDGE for name in ("edge_index", "edge_attr")},
             **{(None, name): ONE_EACH for name in ("y", "root_index", "charge", "weight")},
