@@ -139,9 +139,9 @@ class InFloat64(nn.Module):
         model: Such as `SchNet`, which computes so if its positions are in float64.
     """
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: AtomModel) -> None:
         super().__init__()
-        self.model = model
+        self.model: AtomModel = model
         self.neighbor_rule = model.neighbor_rule
         self.signature = inspect.Signature(list(_parameters(model)))
 
