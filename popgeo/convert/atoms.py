@@ -143,9 +143,7 @@ class AtomsReader:
             self._names = {keys: find_names(said, self.keys, self.labels != "none")}  # of most structures of a file
         return self._names[keys]
 
-    def graph(
-        self, atoms: Any, said: Mapping[str, Any], names: Mapping[str, str], factors: Mapping[str, float]
-    ) -> Data:
+    def graph(self, atoms: Any, said: dict[str, Any], names: dict[str, str], factors: dict[str, float]) -> Data:
         """Return the graph of a structure, whose numbers are multiplied by factors because of their units.
 
         Raises:
