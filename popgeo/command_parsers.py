@@ -89,8 +89,14 @@ def compare(arguments: Sequence[str]) -> argparse.Namespace:
 
 
 def train(arguments: Sequence[str]) -> argparse.Namespace:
-    """Return the options of `popgeo train`."""
-    return train_parser().parse_args(train_words(arguments))
+    """Return the options of `popgeo train`; options on the command line win over settings of `--config FILE`.
+
+    Raises:
+        ValueError: the file of settings cannot be read, or it has a setting that no option has.
+    """
+    words, parser = train_words(arguments), train_parser()
+    parser.set_defaults(**settings_in(parser.parse_args(words).config))
+    return parser.parse_args(words)
 
 
 def train_parser() -> argparse.ArgumentParser:
@@ -111,51 +117,46 @@ def train_parser() -> argparse.ArgumentParser:
 
 
 def train_words(arguments: Sequence[str]) -> list[str]:
-    """Return the command line of `popgeo train` with the settings of `--config FILE` first, so that options win.
+    """Return a command line with options as they are written here, `--batch-size`, where others write `--batch_size`.
 
-    An option may be written as here, `--batch-size`, or as elsewhere, `--batch_size`.
+    Example:
+        >>> train_words(["a_b.xyz", "--batch_size=2", "--config", "a_b.json"])
+        ['a_b.xyz', '--batch-size=2', '--config', 'a_b.json']
+    """
+    parts = [word.partition("=") if word.startswith("--") else ("", "", word) for word in arguments]
+    return [name.replace("_", "-") + equals + value for name, equals, value in parts]
+
+
+def settings_in(path: Path | None) -> dict[str, Any]:
+    """Return the settings of `popgeo train` in a JSON file, such as a run's `settings.json`; none without a file.
 
     Raises:
-        ValueError: the file of settings cannot be read, or it has a setting that no option has.
+        ValueError: the file cannot be read, or it has a setting that no option has.
     """
-    words = [_with_dashes(word) for word in arguments]
-    first = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    first.add_argument("--config", type=Path)
-    asked, words = first.parse_known_args(words)
-    return words if asked.config is None else [*_words_of(asked.config), *words]
-
-
-def _with_dashes(word: str) -> str:
-    name, equals, value = word.partition("=")
-    return name.replace("_", "-") + equals + value if word.startswith("--") else word
-
-
-def _words_of(path: Path) -> list[str]:
-    """Return the settings in a JSON file, such as a run's `settings.json`, as words of a command line."""
+    if path is None:
+        return {}
     try:
         settings = json.loads(path.read_text())
     except ValueError as error:
         raise ValueError(f"--config {path} is not JSON: {error}. Take settings.json of a run as an example.") from error
-    options = {action.dest: action for action in train_parser()._actions if action.dest not in ("help", "config")}
+    parser = train_parser()
+    options = {action.dest: action for action in parser._actions if action.dest not in ("help", "config")}
     if not isinstance(settings, dict) or settings.keys() - options:
         unknown = sorted(settings.keys() - options) if isinstance(settings, dict) else type(settings).__name__
         raise ValueError(f"--config {path} has {unknown}; its settings are {', '.join(options)}.")
-    words: list[str] = []
-    for name, value in settings.items():
-        words += _words(options[name], value)
-    return words
+    return {name: vars(parser.parse_args(_words(options[name], own)))[name] for name, own in settings.items()}
 
 
 def _words(action: argparse.Action, value: Any) -> list[str]:
     """Return an option and its value as words; no word where the value switches it off, or leaves it out."""
     if value is None or value is False or value == []:
         return []
-    option = next((name for name in action.option_strings if name.startswith("--")), "")
+    option = [name for name in action.option_strings if name.startswith("--")][:1]  # none for FILE
     if action.nargs == 0:  # a flag, or one of several choices that its constant names
-        return [option] if value == action.const else []
+        return option if value == action.const else []
     if isinstance(action, argparse._AppendAction):
-        return [word for one in value for word in (option, str(one))]
-    return [*[option] * bool(option), *map(str, value if isinstance(value, list) else [value])]
+        return [word for one in value for word in (*option, str(one))]
+    return [*option, *map(str, value if isinstance(value, list) else [value])]
 
 
 def _add_source(parser: argparse.ArgumentParser) -> None:

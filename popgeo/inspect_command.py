@@ -60,26 +60,23 @@ def _of_this_computer() -> None:
 
 
 def _of_path(asked: argparse.Namespace) -> None:
-    if all((asked.store / name).exists() for name in ("checkpoint.pt", "model.pt", "settings.json")):
-        _of_run(asked.store)
-        return
-    if asked.store.suffix == ".pt" and asked.store.is_file():
+    path = asked.store
+    if all((path / name).exists() for name in ("checkpoint.pt", "model.pt", "settings.json")):
+        _of_run(path)
+    elif path.suffix == ".pt" and path.is_file():
         try:
-            print(ForceField.load(asked.store))
+            print(ForceField.load(path))
         except ValueError as error:
-            others = (
-                f"popgeo predict {asked.store} FILE uses a model, popgeo convert {asked.store} FOLDER makes a store."
-            )
+            others = f"popgeo predict {path} FILE uses a model, popgeo convert {path} FOLDER makes a store."
             raise ValueError(f"{error} Of other files of torch {others}") from error
-        return
-    if not (asked.store / "manifest.json").exists():
+    elif (path / "manifest.json").exists():
+        store: Any = FlatStore.open(path)
+        _of_store(store, asked)
+        shapes = {one.name: one.tensor for one in store.attributes if one.store is None and one.is_tensor}
+        if "z" in shapes and not shapes["z"].is_floating_point() and "pos" in shapes and shapes["pos"].shape[-1] == 3:
+            _print_faults(examine(store, keys=keys_of(asked.key), cutoff=asked.cutoff))
+    else:
         _of_structures(asked)
-        return
-    store: Any = FlatStore.open(asked.store)
-    _of_store(store, asked)
-    shapes = {one.name: one.tensor for one in store.attributes if one.store is None and one.is_tensor}
-    if "z" in shapes and not shapes["z"].is_floating_point() and "pos" in shapes and shapes["pos"].shape[-1] == 3:
-        _print_faults(examine(store, keys=keys_of(asked.key), cutoff=asked.cutoff))
 
 
 def _of_run(folder: Path) -> None:
@@ -102,14 +99,12 @@ def _of_structures(asked: argparse.Namespace) -> None:
     except ValueError as error:
         keys = f"keys: {error}"
     structures: Any = open_structures(asked.store, [one.note for one in files.datasets] if files else None)
-    if files is not None and any(one.reader.factors for one in files.datasets):  # units are converted
+    if files is not None and any(one.factors for one in files.datasets):  # units are converted
         structures = files
     findings = examine(structures, keys=keys_of(asked.key), cutoff=asked.cutoff)
     print(f"{len(structures):,} structures")
     if files is not None:
-        has_energy = any("energy" in (one.names or {}) for one in files.datasets)
-        keys = files.values.table(files.datasets)
-        keys += "\n\n" + undetermined_elements(files.values.compositions) if has_energy else ""
+        keys = f"{files.values.table(files.datasets)}\n\n{undetermined_elements(files.values.compositions)}"
     if keys := keys.strip():
         print(f"\n{keys}")
     _print_faults(findings)

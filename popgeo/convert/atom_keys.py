@@ -4,6 +4,7 @@ import re
 from collections.abc import Mapping
 from contextlib import suppress
 from functools import cache
+from pathlib import Path
 from typing import Any, TypeAlias
 
 from popgeo.convert.units import QUANTITIES, all_factors, factor_of, unit_in_name
@@ -96,8 +97,7 @@ def _ignored(said: Mapping[str, Any], names: Mapping[str, str], asked: Keys) -> 
     read, found = set(names.values()), {}
     for called in said:
         kind = kind_of(called)
-        is_other = kind in (None, "unit", "cell", "pbc") or called.lower() == "free_energy"  # see `other_energy`
-        if called in read or is_other or is_chosen(called, asked):
+        if called in read or kind is None or is_settled(called, asked):
             continue
         is_one = kind in (*LABELS, "weight") and not re.search("energies|stresses", called.lower())
         name = kind if is_one else called.lower()
@@ -123,9 +123,25 @@ def named_otherwise(name: str, names: Mapping[str, str], first: Mapping[str, str
     )
 
 
-def is_chosen(called: str, asked: Keys) -> bool:
-    """Return whether the user named a key, or left it out."""
-    return bool({kind_of(called), called, called.lower()} & asked.keys())
+def require_same_attributes(names: Mapping[Path, Mapping[str, str]]) -> None:
+    """Check that all files have the attributes of the first one, by whatever keys; weights may be absent.
+
+    Args:
+        names: For each file, the key of each attribute in its first structure.
+
+    Raises:
+        ValueError: a file does not.
+    """
+    (first, of_first), *others = names.items()
+    for path, own in others:
+        if wrong := (own.keys() ^ of_first.keys()) - {*WEIGHTS}:
+            raise ValueError(f"{path}, structure 0: {named_otherwise(min(wrong), own, of_first, str(first))}")
+
+
+def is_settled(called: str, asked: Keys) -> bool:
+    """Return whether the user named or left out a key, or its values are looked at elsewhere: units, cells and pbc."""
+    is_looked_at = kind_of(called) in ("unit", "cell", "pbc") or called.lower() == "free_energy"  # see `other_energy`
+    return is_looked_at or bool({kind_of(called), called, called.lower()} & asked.keys())
 
 
 def check_cell(said: Mapping[str, Any], has_cell: bool) -> None:
@@ -160,12 +176,13 @@ def find_factors(
     for about, word in (pair for key, value in sources for pair in _told(key, value).items()):
         if told.setdefault(about, word).lower() != word.lower():
             raise ValueError(f"it has the units {told[about]!r} and {word!r} of {about}. Remove one.")
+    factors = all_factors(given)
     for name, called in names.items():
-        is_open = name in LABELS and not given and not {name, called.lower()} & told.keys()
+        is_open = name in LABELS and factors[name] == 1.0 and not {name, called.lower()} & (told.keys() | given.keys())
         if is_open and (unit := unit_in_name(called)) is not None:
             raise ValueError(
-                f"the name of {called!r} says {unit}, and no unit is given. Pass units={{{name!r}: ...}} (--units "
-                f"{name}=...), such as eV or hartree for energy, eV/angstrom for forces, GPa for stress."
+                f"the name of {called!r} says {unit}, and no unit of {name} is given. Pass units={{{name!r}: ...}} "
+                f"(--units {name}=...), such as eV or hartree for energy, eV/angstrom for forces, GPa for stress."
             )
     if not told and not given:
         return {}
@@ -176,7 +193,6 @@ def find_factors(
                 f"it has the unit {told[about]!r} of {about!r}, but no such key. Remove the unit, or call it "
                 f"{', '.join(f'{name}_unit' for name in QUANTITIES[:-1])} or {QUANTITIES[-1]}_unit."
             )
-    factors = all_factors(given)
     found = {"length": _one(told, "length", given, factors)}
     for name, called in names.items():
         if name in LABELS:

@@ -24,6 +24,7 @@ from popgeo.convert.atom_keys import (
     find_names,
     level_of,
     named_otherwise,
+    require_same_attributes,
 )
 from popgeo.convert.atom_labels import as_label, numbers
 from popgeo.convert.key_values import KeyValues, other_energy, said_of
@@ -93,7 +94,10 @@ def read_atoms(
     said: dict[str, Any] = {"keys": keys or {}, "units": units or {}, "levels": {**(levels or {})}}
     reader = AtomsReader(**said, cutoff=cutoff, double=double, labels=labels)
     # A warning finds the caller by counting frames, and a comprehension has a frame of its own before Python 3.12.
-    return AtomFiles(list(map(partial(AtomsFile, reader=reader), files_of(Path(path)))))
+    files = AtomFiles(list(map(partial(AtomsFile, reader=reader), files_of(Path(path)))))
+    if labels == "all":
+        require_same_attributes({one.path: one.names or {} for one in files.datasets})
+    return files
 
 
 class AtomFiles(ConcatDataset[Data]):
@@ -129,16 +133,9 @@ class AtomsReader:
     cutoff: float | None
     double: bool
     labels: str
-    factors: dict[str, float] = field(default_factory=dict)
-    """What numbers of the structure read last were multiplied by, because of their units."""
-    first: tuple[dict[str, str], str] | None = None
-    """What the first file calls each attribute, and its path."""
-    values: KeyValues = field(init=False)
+    values: KeyValues = field(default_factory=KeyValues)
     """What the structures that were read say in keys that are not read."""
     _names: dict[tuple[str, ...], tuple[dict[str, str], dict[str, str]]] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        self.values = KeyValues(asked=self.keys)
 
     def names(self, said: Mapping[str, Any]) -> tuple[dict[str, str], dict[str, str]]:
         """What is read by which key, and what is not read, with the option that would read it."""
@@ -146,15 +143,14 @@ class AtomsReader:
             self._names = {keys: find_names(said, self.keys, self.labels != "none")}  # of most structures of a file
         return self._names[keys]
 
-    def graph(self, atoms: Any, said: Mapping[str, Any], names: Mapping[str, str], metadata: Mapping[str, Any]) -> Data:
-        """The graph of a structure.
+    def graph(self, atoms: Any, said: dict[str, Any], names: dict[str, str], factors: dict[str, float]) -> Data:
+        """Return the graph of a structure, whose numbers are multiplied by factors because of their units.
 
         Raises:
             ValueError: the structure is wrong in a way that `read_atoms` lists.
         """
         check_cell(atoms.info, atoms.cell.rank > 0)
         require_elements(atoms.numbers)
-        self.factors = factors = find_factors(said, metadata, names, self.units)
         length = factors.get("length", 1.0)
         pos, cell, pbc = atoms.positions * length, atoms.cell.array * length, atoms.pbc.copy()
         require_places(pos, cell)
@@ -200,6 +196,8 @@ class AtomsFile(Dataset[Data]):
         self._of_file = {"atomrefs": "--E0s, energies of elements"} if self.file.metadata.get("atomrefs") else {}
         self.names: dict[str, str] | None = None
         """What the first structure that was read calls each attribute; None before one is read."""
+        self.factors: dict[str, float] = {}
+        """What numbers of the structures that were read were multiplied by, because of their units."""
         self.ignored: dict[str, str] = {}
         """Keys that look like a label, a charge or a weight and are not read, with the option that reads each."""
         if reader.labels != "none":
@@ -211,13 +209,13 @@ class AtomsFile(Dataset[Data]):
     def __getitem__(self, index: int) -> Data:
         try:
             atoms = self.file.read(index)
-            said = said_of(atoms)
-            names, ignored = self.reader.names(said)
-            graph = self.reader.graph(atoms, said, self._as_first(names), self.file.metadata)
-            ignored = {**ignored, **self._of_file, **other_energy(said, names, self.reader.keys)}
-            self.reader.values.add(f"structure {index} of {self.path.name}", atoms, said, names)
+            said, names, ignored = self._noted(index, atoms)
+            names = self._as_first(names)
+            factors = find_factors(said, self.file.metadata, names, self.reader.units)
+            graph = self.reader.graph(atoms, said, names, factors)
         except Exception as error:  # what is damaged may break a reader of others in any way
             raise ValueError(f"{self.path}, structure {index}: {str(error) or repr(error)}") from error
+        self.factors |= factors
         if ignored and self.reader.labels != "none":
             self._report(ignored)
         return graph
@@ -225,26 +223,27 @@ class AtomsFile(Dataset[Data]):
     def note(self, index: int, atoms: Any) -> None:
         """Note what a structure says in keys that are not read, for `KeyValues.table`."""
         with suppress(ValueError):  # `read_atoms` says what is wrong
-            names, ignored = self.reader.names(said := said_of(atoms))
-            self.reader.values.add(f"structure {index} of {self.path.name}", atoms, said, names)
-            self.ignored |= {**ignored, **other_energy(said, names, self.reader.keys)}
+            self.ignored |= self._noted(index, atoms)[2]
+
+    def _noted(self, index: int, atoms: Any) -> tuple[dict[str, Any], dict[str, str], dict[str, str]]:
+        """Return the values of a structure by its keys, the key of each attribute, and the keys that are not read."""
+        said = said_of(atoms)
+        names, ignored = self.reader.names(said)
+        asked, place = self.reader.keys, f"structure {index} of {self.path.name}"
+        self.reader.values.add(place, atoms, said, names, asked)
+        return said, names, {**ignored, **self._of_file, **other_energy(said, names, asked)}
 
     def _as_first(self, names: dict[str, str]) -> dict[str, str]:
-        """The names of a structure, which must be the names of the first one; weights may be absent.
+        """Return the names of a structure, which must be the names of the file's first one; weights may be absent.
 
         Raises:
             ValueError: they are not.
         """
-        is_new = self.names is None
-        first, where = (self.names, "the first") if self.names is not None else self.reader.first or (names, "")
-        if is_new:  # another file may call the same attributes otherwise
-            wrong = {name for name in names.keys() ^ first.keys() if name not in WEIGHTS}
-        else:
-            names = {**{name: called for name, called in first.items() if name in WEIGHTS}, **names}
-            wrong = {name for name in {*names, *first} if names.get(name) != first.get(name)}
+        first = self.names = names if self.names is None else self.names
+        names = {**{name: called for name, called in first.items() if name in WEIGHTS}, **names}
+        wrong = {name for name in {*names, *first} if names.get(name) != first.get(name)}
         if wrong and self.reader.labels != "partial":
-            raise ValueError(named_otherwise(min(wrong), names, first, where))
-        self.names, self.reader.first = first if not is_new else names, self.reader.first or (names, str(self.path))
+            raise ValueError(named_otherwise(min(wrong), names, first, "the first"))
         return names
 
     def _report(self, ignored: dict[str, str]) -> None:

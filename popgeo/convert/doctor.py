@@ -13,6 +13,7 @@ from torch.utils.data import ConcatDataset, Dataset
 
 from popgeo.convert.atom_files import reach
 from popgeo.convert.energy_checks import Neighbours, add_energy_columns, compare_derivatives
+from popgeo.convert.key_values import Composition, composition_of
 from popgeo.convert.one_structure import COLUMNS, Bonds, measure, parts_of, shapes_of
 from popgeo.convert.reached import Reached
 from popgeo.convert.structure_paths import files_of
@@ -147,7 +148,7 @@ class _Read:
         self.said = ""  # by the first structure that could not be read
         self.index: list[int] = []
         self.values = np.full((total, len(COLUMNS)), np.nan)  # a row per structure; what one does not have stays NaN
-        self.compositions: dict[tuple[tuple[int, int], ...], int] = {}
+        self.compositions: dict[Composition, int] = {}
         self.kinds: dict[tuple[Any, ...], list[int]] = {}  # labels with their shapes: how many, and the first
         self.noted: dict[tuple[str, str], list[int]] = {}
 
@@ -159,9 +160,7 @@ class _Read:
             self.said = self.said or str(error) or repr(error)
             _count(self.noted, ("structures that cannot be read", self.said), index)
             return
-        number, count = np.unique(parts.z, return_counts=True)
-        composition = tuple(zip(number.tolist(), count.tolist(), strict=True))
-        row["composition"] = self.compositions.setdefault(composition, len(self.compositions))
+        row["composition"] = self.compositions.setdefault(composition_of(parts.z), len(self.compositions))
         self.values[len(self.index)] = [row.get(name, np.nan) for name in COLUMNS]
         self.index.append(index)
         shapes = tuple((name, shapes_of(label, len(parts.z))) for name, label in sorted(parts.labels.items()))
@@ -183,7 +182,7 @@ def _count(counts: dict[Any, list[int]], name: Any, index: int) -> None:
     counts.setdefault(name, [0, index])[0] += 1
 
 
-def _counts(compositions: Mapping[tuple[tuple[int, int], ...], int]) -> pd.DataFrame:
+def _counts(compositions: Mapping[Composition, int]) -> pd.DataFrame:
     """Atoms of each element, a row per composition."""
     return pd.DataFrame([dict(one) for one in compositions]).fillna(0).reindex(range(len(compositions)), fill_value=0)
 

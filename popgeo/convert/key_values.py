@@ -1,13 +1,13 @@
 """The table of keys that `popgeo info` and `popgeo train` print: how each is read, and values of keys that are not."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 import numpy as np
 import pandas as pd
 
-from popgeo.convert.atom_keys import WEIGHTS, Keys, is_chosen, kind_of
+from popgeo.convert.atom_keys import WEIGHTS, Keys, is_settled
 
 Composition: TypeAlias = tuple[tuple[int, int], ...]
 """The number of atoms of each atomic number."""
@@ -19,17 +19,13 @@ _SAME_ENERGY = 1e-5  # eV
 class KeyValues:
     """The values of structures that are not read: the first one of each key, and the first different one.
 
-    Args:
-        asked: What the user calls attributes; keys that the user left out are not followed.
-
     Attributes:
         differing: Two different values of a key in words, of keys that are not read and of the head.
         counting: Keys of weights that are above 0 in some structure.
         seen: All keys of all structures.
-        compositions: The different compositions.
+        compositions: The different compositions of structures with an energy.
     """
 
-    asked: Keys
     differing: dict[str, str] = field(default_factory=dict)
     counting: set[str] = field(default_factory=set)
     seen: set[str] = field(default_factory=set)
@@ -37,7 +33,7 @@ class KeyValues:
     _first: dict[str, tuple[str | None, str]] = field(default_factory=dict)  # value and place
     _place: str = ""  # of the first structure
 
-    def add(self, place: str, atoms: Any, said: Mapping[str, Any], names: Mapping[str, str]) -> None:
+    def add(self, place: str, atoms: Any, said: Mapping[str, Any], names: Mapping[str, str], asked: Keys) -> None:
         """Note what a structure says of itself and not of single atoms.
 
         Args:
@@ -45,48 +41,47 @@ class KeyValues:
             atoms: The structure, an `Atoms` of ASE.
             said: Its values by the file's names.
             names: The key that each attribute is read from.
+            asked: What the user calls attributes; keys that the user left out are not followed.
         """
         self._place = self._place or place
-        self.compositions.add(composition_of(atoms.numbers))
+        if "energy" in names:
+            self.compositions.add(composition_of(atoms.numbers))
         self.seen.update(said)
         self.counting.update(called for name, called in names.items() if name in WEIGHTS and np.any(said.get(called)))
         left = said.keys() - {called for name, called in names.items() if name != "head"} - atoms.arrays.keys()
-        values = {called: _in_words(said[called]) for called in left if self._is_followed(called)}
+        values = {called: _in_words(said[called]) for called in left if not is_settled(called, asked)}
         for called in self._first.keys() | values.keys():
             value = values.get(called, "nothing")
             before, where = self._first.setdefault(called, (value if place == self._place else "nothing", self._place))
             if None not in (value, before) and value != before and called not in self.differing:
                 self.differing[called] = f"{before} in {where}, {value} in {place}"
 
-    def _is_followed(self, called: str) -> bool:
-        is_known = kind_of(called) in ("unit", "cell", "pbc") or called.lower() == "free_energy"  # see `other_energy`
-        return not is_known and not is_chosen(called, self.asked)
-
-    def table(self, files: Iterable[Any]) -> str:
+    def table(self, files: Sequence[Any]) -> str:
         """Return the table of the keys of some files, `AtomsFile`s that were read, as text; empty without keys."""
-        rows: list[tuple[str, str, str]] = []
+        rows: dict[tuple[str, str], list[str]] = {}
         for one in files:
-            factors = {name: f" (times {factor:.6g})" for name, factor in one.reader.factors.items() if factor != 1}
-            names, ignored = one.names or {}, {**one.ignored}
-            for name, called in names.items():
+            for name, called in (one.names or {}).items():
+                factor = f" (times {one.factors[name]:.6g})" if one.factors.get(name, 1) != 1 else ""
                 is_idle = name in WEIGHTS and called not in self.counting
                 doubt = "; it is 0 in all structures" if is_idle else self._doubt(called)
-                rows.append((one.path, called, f"{name}{factors.get(name, '')}{doubt}"))
-            for called, option in ignored.items():
-                rows.append((one.path, called, f"not read ({option}){self._doubt(called)}"))
-            others = self.differing.keys() - {*names.values()} - ignored.keys()
-            rows += [("", called, f"not read{self._doubt(called)}") for called in sorted(others)]
-        table = pd.DataFrame(rows, columns=["file", "key", "read as"]).drop_duplicates()
-        is_one = table["file"].drop_duplicates().ne("").sum() <= 1
-        return table.drop(columns="file" if is_one else []).to_string(index=False) if rows else ""
+                rows.setdefault((called, f"{name}{factor}{doubt}"), []).append(str(one.path))
+            for called, option in one.ignored.items():
+                rows.setdefault((called, f"not read ({option}){self._doubt(called)}"), []).append(str(one.path))
+        others = sorted(self.differing.keys() - {called for called, _ in rows})
+        rows |= {(called, f"not read{self._doubt(called)}"): [""] for called in others}
+        table = pd.DataFrame([*rows], columns=["key", "read as"])
+        if len(files) > 1:
+            more = [f" and {len(paths) - 1} more" * (len(paths) > 1) for paths in rows.values()]
+            table.insert(0, "file", [paths[0] + word for paths, word in zip(rows.values(), more, strict=True)])
+        return table.to_string(index=False) if rows else ""
 
-    def require_weights(self) -> None:
+    def require_weights(self, asked: Keys) -> None:
         """Check that some structure has each weight that the user named.
 
         Raises:
             ValueError: no structure has it, so that all would count alike.
         """
-        for name, called in self.asked.items():
+        for name, called in asked.items():
             if name in WEIGHTS and called is not None and called not in self.seen:
                 raise ValueError(
                     f"No structure has {called!r}, which is asked for as {name} ({self._place} is the first without). "

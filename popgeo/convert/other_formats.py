@@ -47,19 +47,18 @@ def read_other(path: Path, kind: str, opened: IO[bytes]) -> list[Any]:
         _require_masses_of_elements(text)
     structures: list[Any] = ase.io.read(path, index=":", format=kind)
     for index, atoms in enumerate(structures):
-        shares = np.array([*_occupancies(atoms)], dtype=float)
-        if ((shares > 0) & (shares < 1)).any():
+        if in_part := [share for share in map(float, _occupancies(atoms)) if 0 < share < 1]:
             raise ValueError(
-                f"structure {index} has atoms that occupy a place in part ({shares[(shares > 0) & (shares < 1)][0]:g})."
-                " Choose an ordered structure, as with pymatgen's OrderDisorderedStructureTransformation."
+                f"structure {index} has atoms that occupy a place in part ({in_part[0]:g}). Choose an ordered "
+                "structure, as with pymatgen's OrderDisorderedStructureTransformation."
             )
         if not len(atoms):
             raise ValueError(f"ASE reads it as {kind} and finds no atoms in structure {index}.")
     results = [one.calc.results for one in structures if one.calc is not None]
-    if not any(one.get("energy") for one in results):  # as the reader of LAMMPS dumps gives each structure the energy 0
-        for one in results:
-            one.pop("energy", None)
-            one.pop("free_energy", None)
+    for name in ("energy", "free_energy"):  # the reader of LAMMPS dumps gives each structure the energy 0
+        if not any(one.get(name) for one in results):
+            for one in results:
+                one.pop(name, None)
     return structures
 
 

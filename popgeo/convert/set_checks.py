@@ -2,6 +2,7 @@
 
 import hashlib
 from collections.abc import Mapping, Sequence
+from itertools import combinations
 from typing import Any
 
 import numpy as np
@@ -22,27 +23,26 @@ def weight_of(one: Any, label: str) -> Tensor:
     return torch.stack(found).prod(0) if found else torch.ones(())
 
 
-def require_options_of_training(keys: Mapping[str, str | None], levels: Mapping[str, str], units: Mapping[str, str],
-                                stores: Sequence[object]) -> None:  # fmt: skip
+def require_options_of_training(
+    keys: Mapping[str, str | None], levels: Mapping[str, str], units: Mapping[str, str], store: object | None
+) -> None:
     """Check that training uses each option on keys.
 
     Raises:
         ValueError: a key is not one of a label, a weight or the head; or a store, whose names and units are settled,
             is to be read with such options.
     """
-    others = {name: called for name, called in keys.items() if called and name not in (*LABELS, *WEIGHTS, "head")}
-    if others or levels:
-        said = " ".join(f"--key {name}={called}" for name, called in others.items()) or f"--level of {[*levels]}"
+    given = [f"--key {name}={called}" for name, called in keys.items() if called]
+    known = {*LABELS, *WEIGHTS, "head"}
+    others = [f"--key {name}={called}" for name, called in keys.items() if called and name not in known]
+    if others := [*others, *(f"--level {called}={level}" for called, level in levels.items())]:
         raise ValueError(
-            f"{said} names something that no model of popgeo train takes; it takes {', '.join(LABELS)}, their weights "
-            "and the head. Leave the option out; popgeo convert writes such values to a store, for a model of your own."
+            f"{' '.join(others)} names something that no model of popgeo train takes; it takes {', '.join(LABELS)}, "
+            "their weights and the head. Leave the option out; popgeo convert writes such values to a store, for a "
+            "model of your own."
         )
-    if stores and (units or any(keys.values())):
-        given = [
-            *(f"--key {name}={called}" for name, called in keys.items() if called),
-            *map("--units {}".format, units),
-        ]
-        raise ValueError(f"{stores[0]} is a store of popgeo, and {given[0]} is for files. Pass it to popgeo convert.")
+    if store is not None and (given := [*given, *(f"--units {name}={unit}" for name, unit in units.items())]):
+        raise ValueError(f"{store} is a store of popgeo, and {given[0]} is for files. Pass it to popgeo convert.")
 
 
 def with_one_head(parts: dict[str, list[Data]], paths: Mapping[str, object], head: str | None) -> dict[str, list[Data]]:
@@ -56,26 +56,25 @@ def with_one_head(parts: dict[str, list[Data]], paths: Mapping[str, object], hea
     Raises:
         ValueError: there are several heads and none is chosen, or a part has none of the chosen head.
     """
-    heads = {name: [_head_of(one) for one in some] for name, some in parts.items()}
-    found = sorted({one for some in heads.values() for one in some})
-    if head is None and len(found) > 1:
-        first = {one: next((n, some.index(one)) for n, some in heads.items() if one in some) for one in found}
-        where = ", ".join(f"{one or 'no head'} (structure {i} of {paths[name]})" for one, (name, i) in first.items())
+    chosen: dict[str, list[Data]] = {}
+    first: dict[str, str] = {}
+    for part, some in parts.items():
+        heads = [_head_of(one) for one in some]
+        for own in {*heads} - first.keys():
+            first[own] = f"{own or 'no head'} (structure {heads.index(own)} of {paths[part]})"
+        if head is not None and some and head not in heads:
+            named = sorted({*heads} - {""}) or "no head"
+            raise ValueError(f"{paths[part]} has no structure of the head {head!r}; it has {named}.")
+        chosen[part] = [one for one, own in zip(some, heads, strict=True) if head in (None, own)]
+        for one in some:
+            one.pop("head", None)
+    if head is None and len(first) > 1:
         raise ValueError(
-            f"There are several heads: {where}. Energies of different heads, as of two levels of theory, do not belong "
-            "together. Pass --head NAME to train on one, or --key head= if all are of the same level."
+            f"There are several heads: {', '.join(first[own] for own in sorted(first))}. Energies of different heads, "
+            "as of two levels of theory, do not belong together. Pass --head NAME to train on one, or --key head= if "
+            "all are of the same level."
         )
-    for name, some in heads.items():
-        if head is not None and some and head not in some:
-            raise ValueError(
-                f"{paths[name]} has no structure of the head {head!r}; it has {sorted({*some} - {''}) or 'no head'}."
-            )
-    for one in (one for some in parts.values() for one in some):
-        one.pop("head", None)
-    return {
-        name: [one for one, own in zip(some, heads[name], strict=True) if head in (None, own)]
-        for name, some in parts.items()
-    }
+    return chosen
 
 
 def _head_of(one: Data) -> str:
@@ -94,31 +93,31 @@ def common_labels(parts: Mapping[str, list[Data]], wanted: Sequence[str] = ()) -
         ValueError: a structure lacks a label that another one has, a label counts in no structure of train, or no
             label counts in some part.
     """
-    given = {(part, i): {*one.keys()} & {*LABELS} for part, some in parts.items() for i, one in enumerate(some)}
+    places = [(part, i, one) for part, some in parts.items() for i, one in enumerate(some)]
+    labels, judged = [], set()
     for label in LABELS:
-        has = [place for place, names in given.items() if label in names]
-        lacks = [place for place, names in given.items() if label not in names]
+        has, lacks = ([place for place in places if (label in place[2]) == there] for there in (True, False))
         if has and lacks:
+            part, i, _ = lacks[0]
             raise ValueError(
-                f"The structures of {lacks[0][0]} have no {label}, the structures of {has[0][0]} have it. Pass "
-                f"--{label}-weight 0 to train without, or structures of {lacks[0][0]} that have it; structure "
-                f"{lacks[0][1]} of {lacks[0][0]} is the first without."
+                f"The structures of {part} have no {label}, the structures of {has[0][0]} have it. Pass "
+                f"--{label}-weight 0 to train without, or structures of {part} that have it; structure {i} of {part} "
+                "is the first without."
             )
-    labels = []
-    for label in (label for label in LABELS if any(label in names for names in given.values())):
-        counting = {part: any(_counts(one, label) for one in some) for part, some in parts.items() if some}
-        if counting["train"]:
+        counting = {part for part, some in parts.items() if any(_counts(one, label) for one in some)}
+        judged |= counting
+        if "train" in counting:
             labels.append(label)
-        elif label in wanted or any(counting.values()):
+        elif has and (label in wanted or counting):
             raise ValueError(
                 f"{label} counts in no structure of train: it is absent or its weight is 0 in all of them. "
                 f"Give structures with {label} that count, or pass --{label}-weight 0 to train without."
             )
         else:
-            for one in (one for some in parts.values() for one in some):
+            for _, _, one in has:
                 del one[label]
     for part, some in parts.items():
-        if some and labels and not any(_counts(one, label) for one in some for label in labels):
+        if some and labels and part not in judged:
             raise ValueError(
                 f"No structure of {part} counts: {' and '.join(labels)} are absent or have the weight 0 in all "
                 f"{len(some)}, so that nothing could be judged. Give structures that count, as by --{part} FILE."
@@ -128,7 +127,7 @@ def common_labels(parts: Mapping[str, list[Data]], wanted: Sequence[str] = ()) -
 
 def _counts(one: Data, label: str) -> bool:
     """Return whether a label of a structure is known and has a weight above 0."""
-    return bool(one[label].isfinite().any() and (weight_of(one, label) > 0).all())
+    return label in one and bool(one[label].isfinite().any() and (weight_of(one, label) > 0).all())
 
 
 def require_varied_energies(structures: Sequence[Data]) -> None:
@@ -137,7 +136,7 @@ def require_varied_energies(structures: Sequence[Data]) -> None:
     Raises:
         ValueError: they are.
     """
-    known = [one for one in structures if "energy" in one and _counts(one, "energy")]
+    known = [one for one in structures if _counts(one, "energy")]
     energies = {float(one.energy) for one in known}
     if len(known) >= 3 and len(energies) == 1 and len({_digest(one) for one in known}) > 1:
         raise ValueError(
@@ -146,33 +145,33 @@ def require_varied_energies(structures: Sequence[Data]) -> None:
         )
 
 
-def remarks_on(parts: Mapping[str, Sequence[Data]], known: Tensor | None = None) -> list[str]:
+def remarks_on(parts: Mapping[str, Sequence[Data]], labels: Sequence[str], known: Tensor | None = None) -> list[str]:
     """Return sentences on what the structures do not determine, and on structures that parts share.
 
     Args:
         parts: Structures for train, valid and test.
+        labels: Labels to learn.
         known: Energies of elements, NaN for energies that are to be found. [100]
     """
     given = () if known is None else known.isfinite().nonzero().flatten().tolist()
-    used = (one for one in parts["train"] if "energy" in one and _counts(one, "energy"))
-    open_ = undetermined_elements({composition_of(one.z.numpy()) for one in used}, given)
-    found = [open_] if open_ else []
-    for label in (name for name in LABELS if name in parts["train"][0]):
-        for part in ("valid", "test"):
-            if parts.get(part) and not any(_counts(one, label) for one in parts[part]):
+    used = (one for one in parts["train"] if _counts(one, "energy"))
+    found = [undetermined_elements({composition_of(one.z.numpy()) for one in used}, given)]
+    for label in labels:
+        for part, some in parts.items():
+            if some and not any(_counts(one, label) for one in some):
                 found.append(
-                    f"{label} counts in no structure for {part}: it is absent or its weight is 0 in all "
-                    f"{len(parts[part]):,}. Errors of {part} do not tell how good it is."
+                    f"{label} counts in no structure for {part}: it is absent or its weight is 0 in all {len(some):,}. "
+                    f"Errors of {part} do not tell how good it is."
                 )
     digests = {part: [_digest(one) for one in some] for part, some in parts.items()}
-    for part, other in (("valid", "train"), ("test", "train"), ("test", "valid")):
-        of_other = {*digests.get(other, ())}
-        if shared := [i for i, digest in enumerate(digests.get(part, ())) if digest in of_other]:
+    for other, part in combinations(digests, 2):
+        of_other = {*digests[other]}
+        if shared := [i for i, digest in enumerate(digests[part]) if digest in of_other]:
             found.append(
                 f"{len(shared):,} of {len(digests[part]):,} structures for {part} are among those for {other}, too "
                 f"(structure {shared[0]} is the first): errors of {part} say little about new structures."
             )
-    return found
+    return [one for one in found if one]
 
 
 def _digest(one: Data) -> bytes:

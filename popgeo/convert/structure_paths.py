@@ -21,11 +21,6 @@ def natural_order(path: Path) -> list[tuple[bool, int, str]]:
     return [(part.isdecimal(), int(part) if part.isdecimal() else 0, part) for part in parts]
 
 
-def files_in(folder: Path) -> list[Path]:
-    """Return the files of a folder that hold structures, by their endings, in natural order."""
-    return sorted((one for one in folder.iterdir() if one.is_file() and ending(one) in SUFFIXES), key=natural_order)
-
-
 def files_of(path: Path) -> list[Path]:
     """Return a file alone, or the files of a folder that hold structures; warn of what the folder holds in addition.
 
@@ -48,11 +43,12 @@ def files_of(path: Path) -> list[Path]:
         )
     if (path / "manifest.json").exists():
         raise ValueError(f"{path} is a store of popgeo, which popgeo.data.FlatStore.open reads.")
-    files = files_in(path)
+    inside = sorted(path.iterdir(), key=natural_order)
+    files = [one for one in inside if one.is_file() and ending(one) in SUFFIXES]
     if not files:
         raise ValueError(f"{path} has no file with one of the endings {SUFFIXES}.")
-    others = sorted({*path.iterdir()} - {*files}, key=natural_order)
-    if names := [one.name for one in others if not one.name.startswith(".") and not one.name.endswith("-lock")]:
+    others = {*inside} - {*files}
+    if names := [one.name for one in inside if one in others and not re.search(r"^\.|-lock$", one.name)]:
         more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
         warnings.warn(
             f"{path}: {', '.join(names[:_MOST_NAMED])}{more} are left out: of a folder, files that end in "

@@ -208,17 +208,16 @@ class Calculator(SystemsCalculator):
                 nothing.
         """
         rule, most = self._rule, int(np.bincount(edge_index[1]).max(initial=0))
-        if rule is None or rule.max_num_neighbors is None or most <= rule.max_num_neighbors:
-            return pos, edge_index, edge_shift
+        limit = None if rule is None else rule.max_num_neighbors
+        if rule is None or limit is None or most <= limit or (rule.is_default and any(atoms.pbc)):
+            return pos, edge_index, edge_shift  # a model with the default limit that knows crystals learned from lists
         if any(atoms.pbc):
-            if rule.is_default:  # a model that knows crystals was trained with lists
-                return pos, edge_index, edge_shift
             raise ValueError(rule.why_not_all(most))
         if rule.is_default and not self._has_warned:
             self._has_warned = True
             warnings.warn(
                 f"An atom of {atoms.symbols} has {most} neighbours within {rule.cutoff} angstrom; the "
-                f"{rule.max_num_neighbors} nearest are taken, as the model does by itself. If it was trained with "
+                f"{limit} nearest are taken, as the model does by itself. If it was trained with "
                 f"listed pairs, make it with interaction_graph=PairInteractionGraph({rule.cutoff}) to take all.",
                 stacklevel=3,
             )

@@ -110,11 +110,8 @@ class WithForces(nn.Module):
         super().__init__()
         self.model = model
         taken = {one.name: one for one in _parameters(model)}
-        rule = getattr(model, "neighbor_rule", None)
-        if rule is not None:
-            self.neighbor_rule = rule
         self.adds_cell = "edge_shift" in taken and "cell" not in taken
-        self.strains = self.adds_cell or rule is not None  # these compare cells with edges, no more
+        self.strains = self.adds_cell or hasattr(model, "neighbor_rule")  # these compare cells with edges, no more
         if self.adds_cell:
             taken["cell"] = inspect.Parameter("cell", inspect.Parameter.KEYWORD_ONLY, default=None)
         self.signature = inspect.Signature(list(taken.values()))
@@ -142,16 +139,16 @@ class InFloat64(nn.Module):
         model: Such as `SchNet`, which computes so if its positions are in float64.
     """
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: AtomModel) -> None:
         super().__init__()
-        self.model = model
+        self.model: AtomModel = model
         self.neighbor_rule = model.neighbor_rule
         self.signature = inspect.Signature(list(_parameters(model)))
 
     def forward(self, z: Tensor, pos: Tensor, *args: Any, **others: Any) -> Tensor:
         """What the model returns, in the type of the positions, or of the weights if these have more digits."""
-        weights = next((one.dtype for one in self.model.parameters()), pos.dtype)
-        return self.model(z, pos.double(), *args, **others).to(torch.promote_types(weights, pos.dtype))
+        kept = torch.promote_types(self.model.embedding.weight.dtype, pos.dtype)
+        return self.model(z, pos.double(), *args, **others).to(kept)
 
 
 def as_predicted(model: nn.Module, forces: bool) -> nn.Module:

@@ -1,8 +1,6 @@
 """A model of atoms with the energies of elements and the scale of its training, and the file that keeps them all."""
 
-from collections.abc import Mapping
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -35,6 +33,8 @@ class ForceField(nn.Module):
         settings: What the network is made with, such as `{"hidden_channels": 64, "cutoff": 5.0}`.
         references: Energy of each element alone, NaN for those that are not known. [100]
         scale: What the network's output is multiplied by, such as the root mean square of the forces.
+
+    Attributes:
         errors: Errors in validation, by their names and units, such as `{"forces meV/A MAE": 12.5}`.
 
     Raises:
@@ -51,16 +51,9 @@ class ForceField(nn.Module):
     references: Tensor
     scale: Tensor
 
-    def __init__(
-        self,
-        name: str,
-        settings: dict[str, Any],
-        references: Tensor,
-        scale: float = 1.0,
-        errors: Mapping[str, float] = MappingProxyType({}),
-    ) -> None:
+    def __init__(self, name: str, settings: dict[str, Any], references: Tensor, scale: float = 1.0) -> None:
         super().__init__()
-        self.errors = dict(errors)
+        self.errors: dict[str, float] = {}
         if name not in MODELS:
             raise ValueError(f"There is no model {name!r}, but {', '.join(MODELS)}.")
         self.name, self.settings = name, dict(settings)

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.distributed as dist
 from torch import nn
 
 from popgeo.capture.held_state import require_shapes
@@ -22,7 +21,7 @@ from popgeo.deploy.compile_program import ProgramMaker, backend_on
 from popgeo.deploy.fixed_program import FixedProgram, as_predicted, names_taken
 from popgeo.deploy.load_weights import load_weights
 from popgeo.deploy.predictions import Predictions, to_records
-from popgeo.deploy.processes import together
+from popgeo.deploy.processes import shared_out
 from popgeo.deploy.read_graphs import GraphReader, named, opened, pieces, reader_of
 from popgeo.deploy.run_batches import TRIED, run_batches, slots_used, warn_of_others
 from popgeo.did_you_mean import names_arguments
@@ -96,6 +95,9 @@ class Predictor:
         model = copy.deepcopy(model).eval().requires_grad_(False)
         found = next((tensor.device for tensor in (*model.parameters(), *model.buffers())), torch.device("cpu"))
         self.device = torch.device(device) if device is not None else found
+        weights = next((one.dtype for one in model.parameters()), None)
+        self.takes_float64 = hasattr(model, "neighbor_rule") or weights is torch.float64
+        """Whether positions may be in float64."""
         self._maker: ProgramMaker | None = ProgramMaker(
             model=as_predicted(model, forces).to(self.device),
             backend=backend_on(backend, self.device),
@@ -120,6 +122,7 @@ class Predictor:
         made._begin([program.sizes for program in programs])
         made.programs = dict(enumerate(programs))
         first = programs[0]
+        made.takes_float64 = "pos" in first.inputs and first.inputs["pos"].dtype is torch.float64
         made._reader = reader_of(first, frozenset(name.partition("[")[0] for name in first.inputs))
         return made
 
@@ -165,24 +168,7 @@ class Predictor:
             ValueError: a graph failed, which is named; or the model cannot be compiled for these graphs.
         """
         keep, graphs = _keeps(errors), opened(graphs)
-        world = dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
-        if world == 1:
-            return self._all(graphs, 0, keep, progress_bar)
-        graphs = graphs if hasattr(graphs, "__len__") else list(graphs)
-        start, stop = (len(graphs) * (dist.get_rank() + i) // world for i in (0, 1))
-        mine: Predictions | Exception
-        try:
-            is_cut = isinstance(graphs, (FlatStore, list))
-            part = graphs[start:stop] if is_cut else [graphs[i] for i in range(start, stop)]
-            mine = self._all(part, start, keep, progress_bar)
-        except Exception as error:  # the other processes wait for something
-            mine = error
-        parts: list[Any] = [None] * world
-        together("collect the predictions", dist.all_gather_object, parts, mine)
-        for part in parts:
-            if isinstance(part, Exception):
-                raise part
-        return Predictions.concatenate(parts)
+        return shared_out(graphs, lambda part, start: self._all(part, start, keep, progress_bar))
 
     def stream(self, graphs: Iterable[Any], *, errors: str = "raise", ahead: int = _OF_STREAM) -> Iterator[Any]:
         """The results of one graph after the other, in order, of an iterable that may never end.
@@ -223,9 +209,8 @@ class Predictor:
             store, right = self._made_to_fit(store, right, start, keep, errors)
             packs = into_shapes(store, self.shapes)
             batches = [(self._program(i, store), of) for i, of in enumerate(packs) if len(of)]
-            several = [batch for batch in batches if any(len(ids) > 1 for ids in batch[1])]
-            if self._left and (several or (batches and not self._used)):
-                self._left = warn_of_others(store, *(several or batches)[0], self.device, self._left)
+            if self._left:
+                self._left = warn_of_others(store, batches, self.device, self._left)
             for label, used in slots_used(store, self.shapes, packs).items():
                 self._used[label] = self._used.get(label, 0) + used
         found = run_batches(store, batches, self.device, right, len(graphs))
@@ -286,14 +271,6 @@ class Predictor:
                 names = names_taken(self._maker.model, {one.name for one in store.attributes})
                 self._reader = reader_of(program, names)
         return self.programs[i]
-
-    @property
-    def takes_float64(self) -> bool:
-        """Whether positions may be in float64."""
-        if self._maker is None:
-            return all(p.inputs["pos"].dtype is torch.float64 for p in self.programs.values() if "pos" in p.inputs)
-        first = next(self._maker.model.parameters(), None)
-        return hasattr(self._maker.model, "neighbor_rule") or (first is not None and first.dtype is torch.float64)
 
     @property
     def waste(self) -> dict[str, float]:

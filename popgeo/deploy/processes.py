@@ -3,12 +3,42 @@
 import os
 import socket
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
 
+from popgeo.data.flat_store import FlatStore
+from popgeo.deploy.predictions import Predictions
+
 _members: tuple[Any, list[tuple[str, int]]] | None = None  # a process group, and the machine and number of each process
+
+
+def shared_out(graphs: Any, predict: Callable[[Any, int], Predictions]) -> Predictions:
+    """Return predictions for all graphs, of which each process of `torch.distributed` predicts a part.
+
+    Args:
+        graphs: An iterable of graphs.
+        predict: Predicts for some of the graphs, of which the first one has the given number.
+    """
+    world = dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+    if world == 1:
+        return predict(graphs, 0)
+    graphs = graphs if hasattr(graphs, "__len__") else list(graphs)
+    start, stop = (len(graphs) * (dist.get_rank() + i) // world for i in (0, 1))
+    mine: Predictions | Exception
+    try:
+        is_cut = isinstance(graphs, (FlatStore, list))
+        mine = predict(graphs[start:stop] if is_cut else [graphs[i] for i in range(start, stop)], start)
+    except Exception as error:  # the other processes wait for something
+        mine = error
+    parts: list[Any] = [None] * world
+    together("collect the predictions", dist.all_gather_object, parts, mine)
+    for part in parts:
+        if isinstance(part, Exception):
+            raise part
+    return Predictions.concatenate(parts)
 
 
 def together(act: str, collective: Any, *arguments: Any) -> None:

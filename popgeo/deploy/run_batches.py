@@ -112,15 +112,28 @@ class _Feed:
                     yield ids, rows
 
 
-def warn_of_others(store: FlatStore, program: FixedProgram, packs: Packs, device: torch.device, left: int) -> int:
+def warn_of_others(
+    store: FlatStore, batches: Sequence[tuple[FixedProgram, Packs]], device: torch.device, left: int
+) -> int:
     """Warn if a graph's result differs where it is alone in a batch of other sizes; two graphs are tried.
 
-    More of them are tried if results are whole numbers, which may agree by chance.
+    More of them are tried if results are whole numbers, which may agree by chance. If all graphs are alone in their
+    batches, one is tried, with other padding.
+
+    Args:
+        store: The graphs.
+        batches: For each shape, the program of it, and which graphs share a batch.
+        device: Where the programs take their inputs.
+        left: How many graphs are to be tried at most, `TRIED` at first.
 
     Returns:
-        How many more graphs are to be tried, of the number `left`, in batches to come.
+        How many more graphs are to be tried in batches to come.
     """
-    for results in islice(_alone_and_beside(store, program, packs, device), left):
+    some = [(program, ids) for program, packs in batches for ids in packs if len(ids) > 1]
+    if left == TRIED:
+        some = some or [(program, packs[0]) for program, packs in batches[:1]]
+    tried = (results for program, ids in some for results in _alone_and_beside(store, program, ids, device))
+    for results in islice(tried, left):
         left -= 1
         for name, (alone, beside) in results.items():
             if (differs := _differs(alone, beside)).any():
@@ -139,26 +152,25 @@ def warn_of_others(store: FlatStore, program: FixedProgram, packs: Packs, device
 
 
 def _alone_and_beside(
-    store: FlatStore, program: FixedProgram, packs: Packs, device: torch.device
+    store: FlatStore, program: FixedProgram, ids: np.ndarray, device: torch.device
 ) -> Iterator[dict[str, tuple[Tensor, Tensor]]]:
     """Yield for one graph after the other its results where it is alone, and those of its batch; none if it fails."""
-    for ids in [several for several in packs if len(several) > 1] or [packs[0]]:
-        # The largest ones, which have rows of all kinds, are the first and the last of the batch.
-        ids = np.roll(ids[np.argsort(-store.sizes[ids].sum(1), kind="stable")], -1)
-        # A graph that fails leaves the others in several parts.
-        parts = [*_Feed(store, program, device).run(Packs.from_lists([ids]), {})]
-        for ids, of_batch in sorted(parts, key=lambda part: -len(part[0]))[:1]:
-            ends = {name: np.cumsum(_rows_of_graphs(store, axis)[ids]) for name, axis in program.axes.items()}
-            for place in dict.fromkeys([0, len(ids) - 1, *range(len(ids))]):
-                one = store.view([ids[place]])
-                found: dict[str, tuple[Tensor, Tensor]] = {}
-                for _, of_one in _Feed(one, _for_one(program, one), device).run(Packs.from_lists([[0]]), {}):
-                    for name, alone in of_one.items():
-                        beside = of_batch[name][ends[name][place] - len(alone) : ends[name][place]]
-                        if alone.is_complex():
-                            alone, beside = torch.view_as_real(alone), torch.view_as_real(beside)
-                        found[name] = alone, beside
-                yield found
+    # The largest ones, which have rows of all kinds, are the first and the last of the batch.
+    ids = np.roll(ids[np.argsort(-store.sizes[ids].sum(1), kind="stable")], -1)
+    # A graph that fails leaves the others in several parts.
+    parts = [*_Feed(store, program, device).run(Packs.from_lists([ids]), {})]
+    for ids, of_batch in sorted(parts, key=lambda part: -len(part[0]))[:1]:
+        ends = {name: np.cumsum(_rows_of_graphs(store, axis)[ids]) for name, axis in program.axes.items()}
+        for place in dict.fromkeys([0, len(ids) - 1, *range(len(ids))]):
+            one = store.view([ids[place]])
+            found: dict[str, tuple[Tensor, Tensor]] = {}
+            for _, of_one in _Feed(one, _for_one(program, one), device).run(Packs.from_lists([[0]]), {}):
+                for name, alone in of_one.items():
+                    beside = of_batch[name][ends[name][place] - len(alone) : ends[name][place]]
+                    if alone.is_complex():
+                        alone, beside = torch.view_as_real(alone), torch.view_as_real(beside)
+                    found[name] = alone, beside
+            yield found
 
 
 def _differs(alone: Tensor, beside: Tensor) -> Tensor:

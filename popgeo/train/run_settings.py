@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from popgeo.atomic_write import write_atomically
-from popgeo.command_parsers import train_parser
+from popgeo.command_parsers import settings_in, train_parser
 from popgeo.train.fit import CHECKPOINT
 
 SETTINGS = "settings.json"
 _NOT_KEPT = {"out", "resume", "config"}
-_MAY_CHANGE = {"out", "resume", "epochs", "patience", "threads", "device"}  # of a run that is resumed
+_MAY_CHANGE = {*_NOT_KEPT, "epochs", "patience", "threads", "device"}  # of a run that is resumed
 
 
 def begun(asked: argparse.Namespace) -> argparse.Namespace:
@@ -37,7 +37,7 @@ def of_run(asked: argparse.Namespace, words: Sequence[str]) -> argparse.Namespac
     """
     if not (asked.out / CHECKPOINT).exists():
         raise ValueError(f"{asked.out} holds no run to continue: it has no {CHECKPOINT}. Leave --resume out.")
-    path, given = asked.out / SETTINGS, _given(words)
+    path, given = asked.out / SETTINGS, _given(words) | settings_in(asked.config).keys()
     try:
         before = {"head": None, **json.loads(path.read_text())}  # runs begun before there were heads have none
         kept = {name: before[name] for name in vars(asked) if name not in (_MAY_CHANGE & given | _NOT_KEPT)}

@@ -10,9 +10,9 @@ import pandas as pd
 import torch
 from torch import Tensor
 
+from popgeo import command_parsers
 from popgeo.atomic_write import write_atomically
 from popgeo.command_line import make_folder
-from popgeo.command_parsers import train_parser, train_words
 from popgeo.convert.command import atoms_options
 from popgeo.convert.set_checks import with_one_head
 from popgeo.data import FixedSizeOptions
@@ -33,11 +33,10 @@ _TAKEN = {name: signature(network).parameters.keys() for name, network in MODELS
 
 def train(arguments: Sequence[str]) -> int:
     """Trains what a command line asks for; the exit status is 130 after Ctrl-C."""
-    words = train_words(arguments)
-    asked = train_parser().parse_args(words)
+    asked = command_parsers.train(arguments)
     make_folder(asked.out)
     with folder_lock(asked.out):
-        return _train(of_run(asked, words) if asked.resume else begun(asked))
+        return _train(of_run(asked, command_parsers.train_words(arguments)) if asked.resume else begun(asked))
 
 
 def _train(asked: argparse.Namespace) -> int:
@@ -107,7 +106,7 @@ def _taken_over(asked: argparse.Namespace) -> ForceField:
     field = ForceField.load(asked.init)
     own = {option: field.settings[name] for name, option in _OPTIONS.items() if name in field.settings}
     own |= {"model": field.name, "cutoff": field.cutoff}
-    defaults = vars(train_parser().parse_args(["FILE"]))
+    defaults = vars(command_parsers.train([]))
     for name, value in own.items():
         if getattr(asked, name) not in (value, defaults[name]):
             option = f"--{name.replace('_', '-')}"

@@ -84,7 +84,7 @@ def read_structures(path: Path, cutoff: float, options: Mapping[str, Any], wante
     is_store = (path / "manifest.json").exists()
     partial = options["labels"] == "partial"
     left_out = {name for name, called in options["keys"].items() if called is None}
-    require_options_of_training(options["keys"], options["levels"], options["units"], [path] * is_store)
+    require_options_of_training(options["keys"], options["levels"], options["units"], path if is_store else None)
     raw: Any = FlatStore.open(path) if is_store else read_atoms(path, double=True, **options)
     there = set(raw[0].keys()) - left_out
     for name in wanted:
@@ -104,7 +104,7 @@ def read_structures(path: Path, cutoff: float, options: Mapping[str, Any], wante
     _check_neighbours(found, cutoff, path)
     if not is_store:
         print(f"keys of {path}:\n{raw.values.table(raw.datasets)}\n")
-        raw.values.require_weights()
+        raw.values.require_weights(options["keys"])
     return found
 
 
@@ -195,7 +195,7 @@ def as_training_set(
             for one in everything:
                 one[name] = one[name] if name in one else torch.ones(1, dtype=torch.float64)
     checksums = {name: checksum(part) for name, part in parts.items()}
-    remarks = remarks_on(parts, fixed if energies == "average" else torch.zeros(MAX_Z))
+    remarks = remarks_on(parts, labels, fixed if energies == "average" else torch.zeros(MAX_Z))
     known = _references(parts["train"], energies, fixed)
     for name, part in parts.items():
         for i, one in enumerate(part):

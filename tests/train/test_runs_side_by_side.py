@@ -98,7 +98,30 @@ CONFIGS = {
 @pytest.mark.parametrize(("settings", "words"), CONFIGS.values(), ids=CONFIGS)
 def test_each_kind_of_setting_is_its_option(settings, words, tmp_path):
     (tmp_path / "c.json").write_text(json.dumps(settings))
-    assert command_parsers.train(["--config", str(tmp_path / "c.json")]) == command_parsers.train(words)
+    of_file = command_parsers.train(["--config", str(tmp_path / "c.json")])
+    assert {**vars(of_file), "config": None} == vars(command_parsers.train(words))
+
+
+@pytest.mark.parametrize("words", [["b.xyz"], ["--lr", "1", "b.xyz"], ["b.xyz", "--units", "length=nm"]])
+@pytest.mark.parametrize("own", [{}, {"units": ["energy=meV"], "source": "a.xyz"}, {"source": "a.xyz", "units": []}])
+def test_a_file_on_the_command_line_wins_over_the_file_in_settings_whatever_options_are_next_to_it(
+    words, own, tmp_path
+):
+    (tmp_path / "c.json").write_text(json.dumps({"epochs": 3, **own}))
+    asked = command_parsers.train(["--config", str(tmp_path / "c.json"), *words])
+    assert (str(asked.source), asked.epochs) == ("b.xyz", 3)
+    assert asked.units == (["length=nm"] if "--units" in words else own.get("units", []))
+
+
+def test_a_run_that_began_with_settings_in_a_file_is_resumed_with_them_and_not_with_others(runs, tmp_path, capsys):
+    for own, status in (({"lr": 0.01, "epochs": 3}, 0), ({"lr": 0.02}, 2)):
+        (tmp_path / "c.json").write_text(json.dumps(own))
+        words = ["--config", str(tmp_path / "c.json"), "--out", str(runs / "third"), "--resume"]
+        if not (runs / "third").exists():
+            store = str(runs / "store")
+            assert main(["train", store, "--config", str(runs / "fast" / "settings.json"), *words[2:4]]) == 0
+        assert main(["train", *words]) == status
+    assert "has other settings: --lr was 0.01, is 0.02" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -223,7 +223,7 @@ def test_an_energy_that_forces_do_not_belong_to_is_told_with_the_option_that_rea
     ("words", "message"),
     [
         (["--key", "charge=charge"], "--key charge=charge names something that no model of popgeo train takes"),
-        (["--level", "charge=graph"], "--level of ['charge'] names something"),
+        (["--level", "charge=graph"], "--level charge=graph names something"),
         (["--key", "weight=wieght"], "No structure has 'wieght', which is asked for as weight"),
         (["--key", "forces_weight=w"], "No structure has 'w', which is asked for as forces_weight"),
     ],
@@ -273,6 +273,24 @@ def test_energies_of_elements_that_do_not_follow_are_told(tmp_path, capsys):
         assert ("note: Energies of the elements 8, 29 do not follow" in printed) == told
     assert main(["info", str(one)]) == 0
     assert "Energies of the elements 8, 29 do not follow" in capsys.readouterr().out
+
+
+def test_a_table_of_keys_has_the_unit_of_each_file_and_one_row_for_files_that_agree(tmp_path, capsys):
+    for name, info in (("a", {"energy_unit": "kcal/mol"}), ("b", {}), ("c", {}), ("d", {})):
+        written(tmp_path / "set" / f"{name}.xyz", 4, ord(name), ("energy",), **info)
+    assert main(["info", str(tmp_path / "set")]) == 0
+    rows = {" ".join(row.split()) for row in capsys.readouterr().out.splitlines()}
+    assert f"{tmp_path}/set/a.xyz energy energy (times 0.0433641)" in rows
+    assert f"{tmp_path}/set/b.xyz and 2 more energy energy" in rows
+
+
+@pytest.mark.parametrize("units", ["length=bohr", "forces=eV/angstrom", ""])
+def test_a_unit_in_the_name_of_a_key_is_not_settled_by_the_unit_of_something_else(tmp_path, units):
+    path = written(tmp_path / "a.xyz", labels=("energy", "forces"))
+    path.write_text(path.read_text().replace(" energy=", " E_kcal="))
+    status, _, said = run(tmp_path, path, "--energy-key", "E_kcal", *(["--units", units] if units else []))
+    assert status == 2
+    assert "the name of 'E_kcal' says kcal, and no unit of energy is given" in said
 
 
 @pytest.mark.parametrize(
