@@ -168,12 +168,11 @@ class Comparison:
         Forward once, backward twice as much, except that the Gaussians, which the filters start from, need no gradient.
         """
         hidden, filters, blocks, gaussians, _ = self.shape
+        num_nodes = len(self.batch.nodes_mask)
         of_edges = 2 * gaussians * filters + 3 * filters * filters
         of_nodes = 3 * (2 * hidden * filters + hidden * hidden)
         of_readout = 3 * (hidden + 1) * (hidden // 2)
-        return 2.0 * (
-            blocks * (num_edges * of_edges + self.batch.num_nodes * of_nodes) + self.batch.num_nodes * of_readout
-        )
+        return 2.0 * (blocks * (num_edges * of_edges + num_nodes * of_nodes) + num_nodes * of_readout)
 
 
 def print_goals(seconds: dict[str, float]) -> None:

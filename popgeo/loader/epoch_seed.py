@@ -31,7 +31,7 @@ class EpochSeed:
         """Draw the number from torch's generator, where an epoch begins and none was chosen.
 
         As in torch's loaders, each epoch that begins takes a number from the generator, also if it needs none. So a run
-        that was resumed goes on with the random numbers of the whole run, although it may be the first epoch here.
+        that was resumed continues with the random numbers of the whole run, although it may be the first epoch here.
 
         Args:
             num_processes: How many processes need the same number; None if none depends on another.

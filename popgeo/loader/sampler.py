@@ -89,7 +89,7 @@ class EpochSampler:
 
     Attributes:
         drawn_seed: With the number of an epoch it decides every order and every draw.
-        num_alike: How many processes need one seed; 0 if as many as there are shards.
+        num_alike: How many processes need one seed; 0 for the number of shards.
 
     Raises:
         ValueError: `choices.options` asks for replicas that `world_size` ranks cannot share.

@@ -193,7 +193,7 @@ def test_the_check_sees_a_file_of_the_same_name():
 
 def test_the_check_sees_a_file_that_is_too_long_or_too_short():
     line = "x = 1\n"
-    assert too_long({"ops/first.py": line * 300, "ops/second.py": line * 301}) == {"ops/second.py": 301}
+    assert too_long({"ops/first.py": line * 350, "ops/second.py": line * 351}) == {"ops/second.py": 351}
     user = "from popgeo.ops.first import x\n"
     short = {"ops/first.py": line * 39, "ops/second.py": user}
     assert too_short(short) == ["popgeo.ops.first"]
