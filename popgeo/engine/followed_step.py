@@ -60,7 +60,7 @@ class FollowedStep:
         if bound is None:
             return self.compile(args, kwargs)
         for part in self._with_filters:
-            part.follow_filters()
+            part.follow_filters(are_others=False)
         given = () if bound.largest_graph is None else bound.flatten(args, kwargs)[0]
         if largest_graph.may_exceed(given, bound.largest_graph):
             self.forget(self.recipe.modes)
@@ -70,7 +70,7 @@ class FollowedStep:
         bound.flatten(args, kwargs)  # which refuses other shapes, as in any call
         with ONE_AT_A_TIME:  # another thread may be capturing the same model
             for part in self._with_filters:
-                part.follow_filters(are_others=True)
+                part.follow_filters()
             if not bound.watch.changes():
                 bound.follow_memory()  # weights that have only moved
                 return bound
@@ -98,7 +98,7 @@ class FollowedStep:
             given = [one for one in (*args, *kwargs.values()) if is_graph_data(one)]
             if not given:
                 raise
-            held = sorted({name for store in given[0].stores for name in [*store]})
+            held = sorted(given[0].keys())
             wanted = [name for name in self.recipe.signature.parameters if name not in held][:1]
             raise ValueError(
                 f"The model was given a {type(given[0]).__name__} and failed: {error}. The batch has no "
