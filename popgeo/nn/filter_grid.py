@@ -17,7 +17,7 @@ from torch.nn.modules.module import _has_any_global_hook
 from popgeo.filter_choice import are_at_each_edge, do_tables_stay
 from popgeo.nn.atom_edges import Edges
 from popgeo.nn.radial import ShiftedSoftplus
-from popgeo.ops.eager import is_captured, is_plain
+from popgeo.ops.eager import is_plain
 from popgeo.ops.interaction import InteractionPlan, interaction, serves
 from popgeo.ops.interaction_call import STENCIL, interpolated
 
@@ -56,8 +56,8 @@ class FilterNetworks:
 
         With distances in float64 everything is computed in float64, whatever type the parameters have.
         """
-        rows, factor = _run(self.expand, r), _run(self.envelope, r).unsqueeze(1)
-        return [_run(network, rows) * factor for network in self.networks]
+        rows, factor = run_as_rows(self.expand, r), run_as_rows(self.envelope, r).unsqueeze(1)
+        return [run_as_rows(network, rows) * factor for network in self.networks]
 
     def tables(self, num_points: int, dtype: torch.dtype) -> list[Tensor]:
         """The filters of each block at equidistant distances from 0 to the cutoff. [num_points, num_filters]"""
@@ -193,8 +193,6 @@ class HasFilterNetworks(nn.Module):
             return None
         if is_plain():
             self.follow_filters()
-        elif not is_captured():  # a transform, or a mode of others, sees each operation
-            return None
         num_points, made = self.filter_points, self.filter_networks()
         is_worth_it = do_tables_stay() or r.shape[0] >= EDGES_FOR_EACH_POINT * (num_points or 0)
         if not (num_points and made and is_worth_it and serves(r, *self.parameters()) and made.can_be_tables()):
@@ -222,8 +220,13 @@ def is_hooked(modules: Iterable[nn.Module]) -> bool:
     )
 
 
-def _run(module: nn.Module, rows: Tensor) -> Tensor:
-    """A module in the type of its rows."""
+def run_as_rows(module: nn.Module, rows: Tensor) -> Tensor:
+    """Return what a module makes of rows, with its parameters and buffers in the type of the rows.
+
+    Example:
+        >>> run_as_rows(nn.Linear(1, 1, bias=False), torch.ones(1, 1, dtype=torch.float64)).dtype
+        torch.float64
+    """
     tensors: dict[str, Any] = {**dict(module.named_parameters()), **dict(module.named_buffers())}
     others = {name: t for name, t in tensors.items() if t.is_floating_point() and t.dtype is not rows.dtype}
     if not others:
