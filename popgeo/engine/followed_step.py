@@ -60,7 +60,7 @@ class FollowedStep:
         if bound is None:
             return self.compile(args, kwargs)
         for part in self._with_filters:
-            part.follow_filters(are_others=False)
+            part.follow_filters()
         given = () if bound.largest_graph is None else bound.flatten(args, kwargs)[0]
         if largest_graph.may_exceed(given, bound.largest_graph):
             self.forget(self.recipe.modes)
@@ -70,7 +70,7 @@ class FollowedStep:
         bound.flatten(args, kwargs)  # which refuses other shapes, as in any call
         with ONE_AT_A_TIME:  # another thread may be capturing the same model
             for part in self._with_filters:
-                part.follow_filters()
+                part.follow_filters(are_others=True)
             if not bound.watch.changes():
                 bound.follow_memory()  # weights that have only moved
                 return bound

@@ -54,8 +54,7 @@ class ModelWatch:
             and list(map(type, self._modules)) == self._kinds
             and list(map(_FORWARD, self._forwards)) == [*self._forwards.values()]
             and RemovableHandle.next_id == self._next_hook
-            and autocast_around() == self._autocast
-            and torch.get_default_dtype() is self._default_dtype
+            and types_around() == self._types
         )
 
     def changes(self) -> list[str]:
@@ -86,8 +85,7 @@ class ModelWatch:
     def _facts(self) -> Iterator[tuple[str, Any]]:
         """All that decides the capture of the model, by name."""
         modes = self.modes()
-        yield "autocast", autocast_around()
-        yield "default type", torch.get_default_dtype()
+        yield "autocast or the default type", types_around()
         yield "hooks of all modules", [list(hooks.items()) for hooks in _HOOKS_OF_ALL]
         for path, module in self.model.named_modules():
             place = f"{path}." if path else ""
@@ -116,8 +114,7 @@ class ModelWatch:
     def look(self) -> None:
         """Gathers what `is_as_seen` compares, as it is now."""
         modules = dict(self.model.named_modules())
-        self._modules, self._autocast = list(modules.values()), autocast_around()
-        self._default_dtype = torch.get_default_dtype()
+        self._modules, self._types = list(modules.values()), types_around()
         self._kinds = list(map(type, self._modules))
         # TorchScript's classes have a forward only for an instance.
         self._forwards = {kind: _FORWARD(kind) for kind in self._kinds if not issubclass(kind, torch.jit.ScriptModule)}
@@ -163,6 +160,11 @@ def autocast_around() -> torch.dtype | None:
         torch.bfloat16
     """
     return torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else None
+
+
+def types_around() -> tuple[torch.dtype | None, torch.dtype]:
+    """Return the types that torch computes in here: `autocast_around()`, and the default type of new tensors."""
+    return autocast_around(), torch.get_default_dtype()
 
 
 def _hooks_of(parameter: nn.Parameter) -> list[Mapping[int, Any]]:

@@ -174,11 +174,11 @@ class HasFilterNetworks(nn.Module):
         self.filter_points = next((n for n in points if n >= least and _is_exact(made, n, dtype)), None)
         _CHECKED[self] = _Checked(made)
 
-    def follow_filters(self, are_others: bool = True) -> None:
+    def follow_filters(self, are_others: bool = False) -> None:
         """Check the grid again if the networks, or more of their weights than updates change, are different.
 
         Args:
-            are_others: Whether other modules and tensors may have taken the place of the checked ones. Default: True.
+            are_others: Whether other modules and tensors may have taken the place of the checked ones. Default: False.
         """
         checked = _CHECKED.get(self)
         made = self.filter_networks() if are_others else None
@@ -192,7 +192,7 @@ class HasFilterNetworks(nn.Module):
         if is_compiling() or self.filters == "edges" or are_at_each_edge():
             return None
         if is_plain():
-            self.follow_filters()
+            self.follow_filters(are_others=True)
         num_points, made = self.filter_points, self.filter_networks()
         is_worth_it = do_tables_stay() or r.shape[0] >= EDGES_FOR_EACH_POINT * (num_points or 0)
         if not (num_points and made and is_worth_it and serves(r, *self.parameters()) and made.can_be_tables()):
