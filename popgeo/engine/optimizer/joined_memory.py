@@ -24,7 +24,7 @@ def copier(given: Sequence[Tensor], places: Sequence[Tensor]) -> Callable[[], bo
         >>> weights
         [tensor([2., 2.]), tensor([1.])]
     """
-    given, places, count = list(given), list(places), len(given)  # kept, so that nobody frees their memory
+    given, places, count = list(given), list(places), len(given)  # kept, so that their memory is not freed
     in_one_piece = all(tensor.is_contiguous() for tensor in (*given, *places))
     addresses = [(ctypes.c_void_p * count)(*map(Tensor.data_ptr, some)) for some in (given, places)]
     sizes = (ctypes.c_int64 * count)(*(tensor.nbytes for tensor in given))
