@@ -1,7 +1,7 @@
 """The state of torch in which popgeo captures models and allocates memory, whatever the caller has switched on."""
 
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager, nullcontext
 
 import torch
 
@@ -19,11 +19,7 @@ def plain_surroundings() -> Iterator[None]:
         >>> made.is_inference(), made.device
         (False, device(type='cpu'))
     """
-    with ExitStack() as left:
-        if torch.is_inference_mode_enabled():
-            differentiates = torch.is_grad_enabled()
-            left.enter_context(torch.inference_mode(False))
-            left.enter_context(torch.set_grad_enabled(differentiates))
-        if torch.get_default_device().type != "cpu":
-            left.enter_context(torch.device("cpu"))
+    on_processor = nullcontext() if torch.get_default_device().type == "cpu" else torch.device("cpu")
+    differentiates = torch.is_grad_enabled()
+    with torch.inference_mode(False), torch.set_grad_enabled(differentiates), on_processor:
         yield

@@ -15,8 +15,8 @@ from popgeo.capture.pytree import SCALARS, Structure, flatten, is_graph_data, te
 from popgeo.capture.structures import reordered
 
 _BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-_COUNTS = ("num_graphs", "batch_size", "num_nodes", "num_edges")
-_SLOTS = {"batch_size": "num_graphs"}  # of a batch with seeds, `batch_size` is not a number of every call
+# By name, the number to look for: of a batch with seeds, `batch_size` is not a number of every call.
+_COUNTS = {"num_graphs": "num_graphs", "batch_size": "num_graphs", "num_nodes": "num_nodes", "num_edges": "num_edges"}
 _REMEDY = "Name the attributes as the model's arguments are named, or pass it too: step(batch, {}=...)."
 
 
@@ -172,16 +172,14 @@ class BatchArguments:
         optional = "batch_size" in names and self._parameters["batch_size"].default is not inspect.Parameter.empty
         if optional and "batch" in names and hasattr(type(batch), "num_graphs"):
             attributes["batch_size"] = "num_graphs"  # as layers of PyG call the number of graphs in `batch`
-        refuse = getattr(type(batch), "refuse_names", None)
-        if refuse is not None:
-            refuse(batch, attributes.values(), given)
+        if hasattr(type(batch), "refuse_names"):
+            batch.refuse_names(attributes.values(), given)
         return attributes
 
 
 def _names_in(batch: Any, wanted: Collection[str]) -> set[str]:
     """What a batch of PyG holds: attributes, `x_dict` and the like if there are types of nodes, and counts wanted."""
-    counts = {
-        name for name in _COUNTS if name in wanted and isinstance(getattr(batch, _SLOTS.get(name, name), None), int)
-    }
+    named = ((name, number) for name, number in _COUNTS.items() if name in wanted)
+    held = {name for name, number in named if isinstance(getattr(batch, number, None), int)}
     stores = [(store._key, store._mapping) for store in batch.stores]
-    return counts.union(*([name if key is None else f"{name}_dict" for name in own] for key, own in stores))
+    return held.union(*([name if key is None else f"{name}_dict" for name in own] for key, own in stores))

@@ -31,7 +31,6 @@ def capture(
     arguments: Arguments,
     *,
     trained: Sequence[str] = (),
-    unregistered: Mapping[str, Sequence[Tensor]] | None = None,
     loss_scaling: float | None = 1.0,
     autocast: torch.dtype | None = None,
     on_operation: Callable[[], object] = lambda: None,
@@ -42,7 +41,6 @@ def capture(
         function: A module, whose parameters and buffers become inputs of the graph, or any function of tensors.
         arguments: What it is called with; each tensor becomes an input, everything else a part of the graph.
         trained: Names of the parameters to differentiate the loss by; none captures the forward pass alone.
-        unregistered: What else is to be trained, by where it is held; the function must not use it.
         loss_scaling: The backward pass starts from this gradient of the loss; None makes it an input of the graph,
             `state:loss_scale`, one float32.
         autocast: The type that the forward pass computes in if that is safe; None leaves torch's setting.
@@ -50,8 +48,7 @@ def capture(
 
     Raises:
         DynamicShapeError: a shape or a decision depends on the data; the message holds the model's line and a remedy.
-        ValueError: no loss, several, a change of what is neither argument nor state, such as the random seed, or a
-            parameter that is to be trained and is not the module's.
+        ValueError: no loss, several, or a change of what is neither argument nor state, such as the random seed.
 
     Example:
         >>> def scale(x, factor):
@@ -104,7 +101,6 @@ def capture(
         if moved := held.carried(before, reads):
             _refuse_carried(held, moved, run, reads, written_first, placed, recorder)
     _refuse_constants_of_the_state(recorder, state)
-    _refuse_unregistered(recorder, unregistered or {})
     changed = recorder.page.changed(placed)
     written = tuple(one for one in inputs if one in changed)
     paths = {id(one): path for path, one in module.named_modules()}
@@ -151,19 +147,6 @@ def _refuse_constants_of_the_state(recorder: Recorder, state: Mapping[Input, Ten
         raise ValueError(
             f"The model, or a hook, reads {', '.join(aside)} out of a closure, a list or a partial, where the compiled "
             "step would neither see it change nor train it. Read it as an attribute of its module, such as self.weight."
-        )
-
-
-def _refuse_unregistered(recorder: Recorder, held: Mapping[str, Sequence[Tensor]]) -> None:
-    used = set(map(id, recorder.page.constants.values()))
-    found = {place: [list(p.shape) for p in own if id(p) in used] for place, own in held.items()}
-    told = [f"{', '.join(map(str, shapes))} in {place}" for place, shapes in found.items() if shapes]
-    if told:
-        raise ValueError(
-            f"The optimizer holds parameters that the model uses and does not register: {'; '.join(told)}. "
-            "The compiled step would not train them, and no state_dict() has them. Register them: nn.ModuleList or "
-            "nn.ParameterList instead of a list or a tuple, nn.ModuleDict or nn.ParameterDict instead of a dictionary, "
-            "an attribute of a module instead of a closure. Or leave them out of the optimizer, and they stay constant."
         )
 
 

@@ -34,7 +34,7 @@ def capture_step(
         function: A module or any function of tensors.
         arguments: What it is called with.
         trained: Parameters to differentiate the loss by.
-        unregistered: Those that the optimizer holds and the function must not use, from `unregistered_parameters`.
+        unregistered: Parameters that the function must not use, from `unregistered_parameters`.
         loss_scaling: Gradient of the loss to start from; None makes it an input, `state:loss_scale`.
         autocast: The type that the forward pass computes in if that is safe.
         show_progress: Show a bar, at a terminal or in a notebook, when it takes longer than a second.
@@ -47,14 +47,9 @@ def capture_step(
     seen = show_progress and is_seen()
     with tqdm(desc="compiling", unit=" operations", delay=1, disable=not seen) as bar:
         captured = capture(
-            function,
-            arguments,
-            trained=trained,
-            unregistered=unregistered,
-            loss_scaling=loss_scaling,
-            autocast=autocast,
-            on_operation=bar.update,
+            function, arguments, trained=trained, loss_scaling=loss_scaling, autocast=autocast, on_operation=bar.update
         )
+    _refuse_unregistered(captured.graph, unregistered or {})
     graph, relied_on = optimize(captured.graph)
     result = note_likeness(captured.result, arguments.graph_data)
     return replace(captured, graph=graph, result=result, row_indices=relied_on)
@@ -83,6 +78,19 @@ def trained_names(model: Callable[..., Any], optimizer: Optimizer | None) -> lis
             raise ValueError("No parameter that the optimizer holds needs a gradient; call requires_grad_() of one.")
         raise ValueError("The optimizer holds no parameter of the model; build it from model.parameters().")
     return trained
+
+
+def _refuse_unregistered(graph: OpGraph, held: Mapping[str, Sequence[nn.Parameter]]) -> None:
+    used = {constant.untyped_storage()._cdata for constant in graph.constants.values()}
+    shapes = {place: [list(p.shape) for p in own if p.untyped_storage()._cdata in used] for place, own in held.items()}
+    found = [f"{', '.join(map(str, some))} in {place}" for place, some in shapes.items() if some]
+    if found:
+        raise ValueError(
+            f"The optimizer holds parameters that the model uses and does not register: {'; '.join(found)}. "
+            "The compiled step would not train them, and no state_dict() has them. Register them: nn.ModuleList or "
+            "nn.ParameterList instead of a list or a tuple, nn.ModuleDict or nn.ParameterDict instead of a dictionary, "
+            "an attribute of a module instead of a closure. Or leave them out of the optimizer, and they stay constant."
+        )
 
 
 def unregistered_parameters(model: Callable[..., Any], optimizer: Optimizer | None) -> dict[str, list[nn.Parameter]]:

@@ -11,11 +11,10 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses import fake_tensor
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
-from torch.utils._pytree import tree_leaves
 
 from popgeo.capture import model_lines, refused_shapes
 from popgeo.capture.interrupts import raise_held
-from popgeo.capture.op_graph import BlockMark, Op, OpGraph
+from popgeo.capture.op_graph import BlockMark, Op, OpGraph, append_parts
 from popgeo.capture.page import Page, UnknownValue
 from popgeo.capture.refused_shapes import Problem
 from popgeo.capture.schemas import (
@@ -190,7 +189,9 @@ class Recorder(TorchDispatchMode):
         if func is torch.ops.aten.detach.default and page.is_constant(args[0]):  # which a stand-in of its own stood for
             page.share_memory(result, args[0])
         results = result if isinstance(result, tuple | list) else () if result is None else (result,)
-        known = [] if func.is_view or changed else _tensors_in((args, kwargs))
+        known: list[Tensor] = []
+        if not (func.is_view or changed):
+            append_parts(Tensor, (*args, *kwargs.values()), known)
         new = [None if any(one is other for other in known) else one for one in results]
         if results and not any(one is not None for one in new):
             return  # it hands on what it was given
@@ -251,16 +252,13 @@ class Recorder(TorchDispatchMode):
             raise ValueError(f"{self.line()}: {func._schema.name} changes what is neither {outside}")
 
 
-def _tensors_in(arguments: Any) -> list[Tensor]:
-    return [one for one in tree_leaves(arguments) if isinstance(one, Tensor)]
-
-
 def _seen_through(result: Any, given: Iterable[Tensor]) -> Tensor | None:
     """Return the tensor whose memory a result shares, if there is one."""
     if not isinstance(result, Tensor) or result.layout is not torch.strided:
         return None
-    memory, alike = result.untyped_storage()._cdata, (one for one in given if one.layout is torch.strided)
-    return next((one for one in alike if one.dtype is result.dtype and one.untyped_storage()._cdata == memory), None)
+    memory, same_type = result.untyped_storage()._cdata, (one for one in given if one.dtype is result.dtype)
+    dense = (one for one in same_type if one.layout is torch.strided)
+    return next((one for one in dense if one.untyped_storage()._cdata == memory), None)
 
 
 def active_recorder() -> Recorder | None:

@@ -74,17 +74,15 @@ def _losses(log_probs: Tensor, targets: Tensor, num_steps: Tensor, num_classes: 
     labels = torch.where(is_read, labels, blank)  # torch does not look at the rest either
     scores = log_probs.gather(2, labels.expand(steps, *labels.shape))  # [steps, batch, labels]
     skips = pad((labels[:, 2:] != blank) & (labels[:, 2:] != labels[:, :-2]), (2, 0))[:, : labels.shape[1]]
-    start = torch.arange(labels.shape[1], device=labels.device) < 2
-    alpha = torch.where(start, scores[0], _NEVER)
-    for step in range(1, steps):
+    alpha = torch.where(torch.arange(labels.shape[1], device=labels.device) == 0, scores.new_zeros(()), _NEVER)
+    alpha = alpha.expand(labels.shape)  # before the first step no class has been read
+    for step in range(steps):
         one_back, two_back = (pad(alpha, (n, 0), value=_NEVER)[:, : alpha.shape[1]] for n in (1, 2))
         ways = torch.stack([alpha, one_back, torch.where(skips, two_back, _NEVER)])
         alpha = torch.where((step < num_steps).unsqueeze(1), scores[step] + ways.logsumexp(0), alpha)
     last = 2 * num_classes.unsqueeze(1)
     ends = torch.cat([alpha.gather(1, last), alpha.gather(1, (last - 1).clamp(min=0))], dim=1)
     ends = torch.where(torch.stack([num_classes >= 0, num_classes > 0], 1), ends, _NEVER)
-    without_steps = pad(torch.where(num_classes > 0, _NEVER, 0.0).unsqueeze(1), (0, 1), value=_NEVER)
-    ends = torch.where((num_steps > 0).unsqueeze(1), ends, without_steps.to(ends.dtype))
     # Torch's derivative has a term exp(log_probs), since it supposes that they are normalized.
     is_seen = torch.arange(steps, device=labels.device).unsqueeze(1) < num_steps  # [steps, batch]
     mass = torch.where(is_seen, log_probs.exp().sum(2), 0.0).sum(0)

@@ -11,11 +11,12 @@ from popgeo.capture import step_cache
 from popgeo.capture.arguments import Arguments
 from popgeo.capture.capture_step import capture_step, trained_names, unregistered_parameters
 from popgeo.capture.captured_step import CapturedStep
-from popgeo.capture.held_state import in_modes, module_state
+from popgeo.capture.held_state import in_modes
 from popgeo.capture.structures import describe, leaves
 from popgeo.engine.backend import Backend
 from popgeo.engine.bound_step import BoundStep
 from popgeo.engine.cuda_graph import CudaGraphRunner
+from popgeo.engine.freed_memory import require_arguments, require_weights
 from popgeo.engine.gradient_accumulation import check_batch_dimension, micro_batch
 from popgeo.engine.misuse import check_masks_of_loss, refuse_empty_updates, warn_of_padded_norms
 from popgeo.engine.model_watch import ModelWatch, autocast_around
@@ -26,7 +27,6 @@ from popgeo.engine.shards import require_all
 from popgeo.engine.step_recipe import Recipe, StepPlan
 from popgeo.engine.step_runner import StepRunner
 from popgeo.filter_choice import filters_at_each_edge, tables_stay
-from popgeo.native.plain_tensor import require_memory
 
 
 def bind_step(recipe: Recipe, arguments: Arguments, replicas: Replicas) -> BoundStep:
@@ -48,16 +48,8 @@ def bind_step(recipe: Recipe, arguments: Arguments, replicas: Replicas) -> Bound
     start = time.perf_counter()
     factor = recipe.options.steps_per_call * len(replicas.local)
     check_batch_dimension(arguments.structure, factor)
-    for (name, _), tensor in zip(leaves(arguments.structure), arguments.tensors, strict=True):
-        if not tensor.is_meta:
-            require_memory(f"`{name}`", tensor)
-        else:
-            raise ValueError(
-                f"A tensor of shape {list(tensor.shape)} lies on torch's meta device, so it has no values to compute "
-                "with. Pass torch.zeros_like(it, device='cpu'); popgeo.ipu.estimate plans from shapes alone."
-            )
-    for given, tensor in module_state(recipe.module).items():
-        require_memory(given.name, tensor)
+    require_arguments(arguments.structure, arguments.tensors)
+    require_weights(recipe.module)
     one = arguments.with_tensors(micro_batch(arguments.tensors, 0, factor))
     trained = trained_names(recipe.function, recipe.optimizer)
     _require_trainable(recipe, trained, replicas)

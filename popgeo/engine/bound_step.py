@@ -11,14 +11,14 @@ from torch import Tensor
 from popgeo.capture.arguments import Arguments, BatchArguments
 from popgeo.capture.captured_step import CapturedStep
 from popgeo.capture.pytree import Container, Structure, unflatten
-from popgeo.capture.structures import first_difference, leaves, same, takes
+from popgeo.capture.structures import first_difference, same, takes
 from popgeo.engine.cuda_graph import CudaGraphRunner
+from popgeo.engine.freed_memory import require_arguments, require_weights
 from popgeo.engine.misuse import mark_as_done, without_derivative
 from popgeo.engine.model_watch import ModelWatch
 from popgeo.engine.step_recipe import StepPlan
 from popgeo.engine.step_runner import StepRunner
-from popgeo.native.plain_tensor import require_memory
-from popgeo.plain_surroundings import plain_surroundings
+from popgeo.native.plain_tensor import lies_in_memory
 
 NOTHING_ON_A_GPU = (
     "A step on a GPU keeps nothing of its own, neither random numbers nor buffers nor an optimizer's state. Save the "
@@ -65,12 +65,8 @@ class BoundStep:
             ValueError: an argument differs from what the step was compiled for; the message names it.
         """
         tensors, graph_data = self.flatten(args, kwargs)
-        try:
-            is_odd = any(one.untyped_storage().nbytes() < one.nbytes or one.is_meta for one in tensors)
-        except NotImplementedError:  # one has no storage
-            is_odd = True
-        if is_odd:
-            self.require_memory(tensors)
+        if not all(map(lies_in_memory, tensors)):
+            require_arguments(self.arguments, tensors)
         start = time.perf_counter()
         results = self.runner.run(tensors)
         self.run_seconds += time.perf_counter() - start
@@ -126,20 +122,10 @@ class BoundStep:
             form: tuple[Any, ...] = (num_positional, *keywords)
             self._forms[form] = [(given.index(key), part) for key, part in parts if key in given]
 
-    @plain_surroundings()
-    def require_memory(self, tensors: Sequence[Tensor]) -> None:
-        """Check that the arguments of a call lie in memory.
-
-        Raises:
-            ValueError: one does not; the message names it.
-        """
-        for (name, _), tensor in zip(leaves(self.arguments), tensors, strict=True):
-            require_memory(f"`{name}`", tensor)
-
     def follow_memory(self) -> None:
         """Binds the step to the memory in which the weights are now, if they have moved."""
         if self.watch.has_moved() and isinstance(self.runner, StepRunner):
-            self.watch.require_memory()
+            require_weights(self.watch.model)
             self.runner.bind()
         self.watch.look()
 

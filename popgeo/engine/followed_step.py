@@ -98,7 +98,7 @@ class FollowedStep:
             given = [one for one in (*args, *kwargs.values()) if is_graph_data(one)]
             if not given:
                 raise
-            held = sorted({name for store in given[0].stores for name in [*store]})
+            held = sorted(given[0].keys())
             wanted = [name for name in self.recipe.signature.parameters if name not in held][:1]
             raise ValueError(
                 f"The model was given a {type(given[0]).__name__} and failed: {error}. The batch has no "

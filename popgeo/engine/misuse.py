@@ -14,7 +14,7 @@ from popgeo import largest_graph
 from popgeo.capture.arguments import Arguments
 from popgeo.capture.captured_step import CapturedStep
 from popgeo.capture.op_graph import Role
-from popgeo.capture.pytree import Container, Fixed
+from popgeo.capture.pytree import unflatten
 from popgeo.capture.structures import leaves
 from popgeo.ops.eager import is_plain, transforms_around
 
@@ -22,6 +22,7 @@ _OF_GRAPHS = {"edge_index", "batch", "nodes_mask", "edges_mask", "graphs_mask"}
 _MASKS = ("nodes_mask", "seeds_mask", "edges_mask", "edge_label_mask", "graphs_mask")
 _NO_LABELS = ("cell", "pbc", "charge", "u")  # features of graphs
 _WHOLE = (torch.int64, torch.int32)
+_A_MASK = "(mask)"
 _CHOOSE_ROWS = ("aten.slice", "aten.index", "aten.select", "aten.narrow", "aten.gather")
 _DONE = (
     "The compiled step has run the backward pass and the optimizer's update already, and leaves no gradients. Leave "
@@ -133,18 +134,17 @@ def check_masks_of_loss(step: CapturedStep, arguments: Arguments, num_steps: int
     Warns:
         UserWarning: the loss reads labels of all rows of a batch that has masks, and none of these.
     """
-    if step.loss is None:
-        return
     read = _read_by_loss(step)
     for batch in arguments.graph_data:
         if hasattr(type(batch), "refuse_names"):
-            batch.refuse_names({path.rpartition(".")[2] for path, kind in read.items() if kind is torch.bool}, ())
-    if torch.bool in read.values() or any("weight" in name for name in read):  # which may be 0 in padding
+            batch.refuse_names({path.rpartition(".")[2] for path in read}, ())
+    if _A_MASK in read or any("weight" in name for name in read):  # which may be 0 in padding
         return
     rows = _padded_rows(arguments, num_steps)
     for (path, _), tensor in zip(leaves(arguments.structure), arguments.tensors, strict=True):
         name, mask = path.rpartition(".")[2], rows.get(len(tensor) if tensor.dim() else -1)
-        if mask is None or path not in read or name in _NO_LABELS or (mask != "graphs_mask" and not _is_label(name)):
+        is_label = name == "y" or "label" in name or "target" in name
+        if mask is None or path not in read or name in _NO_LABELS or (mask != "graphs_mask" and not is_label):
             continue
         if tensor.dtype in _WHOLE and bool((tensor[-1:] < 0).all()):
             continue  # torch's losses leave such a class out
@@ -161,32 +161,32 @@ def _padded_rows(arguments: Arguments, num_steps: int) -> dict[int, str]:
     whole = [*arguments.graph_data, *([] if arguments.batch is None else [arguments.batch])]
     masks = [(name, store[name]) for batch in whole for store in batch.stores for name in _MASKS if name in store]
     found = {len(mask) // num_steps: name for name, mask in masks if bool(mask.any())}
-    given = arguments.structure
-    if isinstance(given, Container) and largest_graph.noted(arguments.tensors) is not None:  # a loader has made `batch`
-        parts = zip(given.keys, given.parts, strict=True)
-        found |= {one.value: "graphs_mask" for key, one in parts if key == "num_graphs" and isinstance(one, Fixed)}
+    count = unflatten(arguments.structure, arguments.tensors).get("num_graphs")
+    if isinstance(count, int) and largest_graph.noted(arguments.tensors) is not None:  # a loader has made `batch`
+        found[count] = "graphs_mask"
     return found
 
 
-def _read_by_loss(step: CapturedStep) -> dict[str, torch.dtype]:
-    """Return the arguments whose rows the loss depends on; a mask that is computed of arguments counts, too."""
+def _read_by_loss(step: CapturedStep) -> set[str]:
+    """Return the arguments whose rows the loss depends on, and `_A_MASK` if one is boolean or a mask is made of them.
+
+    Weights count as an argument without a name: what depends on them is no mask.
+    """
     graph = step.graph
-    found = {v: {"": torch.float32} for given, v in graph.inputs.items() if given.role is not Role.ARGUMENT}
-    found |= {v: {one.name: graph.values[v].dtype} for one, v in graph.inputs_of(Role.ARGUMENT).items()}
-    for op in graph.ops:
-        made, rows = op.makes(), {graph.values[v].shape[:1] for v in op.makes()}
-        of_op: dict[str, torch.dtype] = {}
-        for v in op.reads():
-            chosen = op.target.startswith(_CHOOSE_ROWS) and graph.values[v].shape[:1] not in rows
-            of_op |= {} if chosen else found.get(v, {})
-        if of_op and "" not in of_op and any(graph.values[v].dtype is torch.bool for v in made):
-            of_op["(mask)"] = torch.bool
-        storages = {graph.values[v].storage for v in op.writes}
-        for v in {*made, *(v for v in found if graph.values[v].storage in storages)}:
-            found[v] = found.get(v, {}) | of_op
-    loss = graph.outputs[step.loss or 0]
-    return {} if loss is None else found.get(loss, {})
-
-
-def _is_label(name: str) -> bool:
-    return name == "y" or "label" in name or "target" in name
+    if step.loss is None or (loss := graph.outputs[step.loss]) is None:
+        return set()
+    masks = {v for v, value in enumerate(graph.values) if value.dtype is torch.bool}
+    found = {v: {one.name if one.role is Role.ARGUMENT else ""} for one, v in graph.inputs.items()}
+    found |= {v: {one.name, _A_MASK} for one, v in graph.inputs_of(Role.ARGUMENT).items() if v in masks}
+    for op in (op for op in graph.ops if op.phase == "forward"):
+        made, read = op.makes(), op.reads()
+        if op.target.startswith(_CHOOSE_ROWS):
+            rows = {graph.values[v].shape[:1] for v in made}
+            read = tuple(v for v in read if graph.values[v].shape[:1] in rows)
+        names = set[str]().union(*(found.get(v, ()) for v in read))
+        if names and "" not in names and not masks.isdisjoint(made):
+            names.add(_A_MASK)
+        changed = {graph.values[v].storage for v in op.writes}
+        others = [v for v in found if graph.values[v].storage in changed] if changed else []
+        found |= {v: found.get(v, set()) | names for v in (*made, *others)}
+    return found.get(loss, set())

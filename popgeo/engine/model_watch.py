@@ -17,7 +17,6 @@ from torch.utils.hooks import RemovableHandle
 from popgeo.capture.held_state import OF_EVERY_MODULE
 from popgeo.capture.pytree import SCALARS
 from popgeo.engine.same_objects import holds_the_same
-from popgeo.native.plain_tensor import require_memory
 
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _FORWARD = operator.attrgetter("forward")  # a class may be given another
@@ -40,7 +39,7 @@ class ModelWatch:
     def __init__(
         self, model: nn.Module, modes: Mapping[nn.Module, bool], reads: frozenset[tuple[str, str]] | None, trains: bool
     ) -> None:
-        self._model, self._given_modes, self._reads, self._trains = model, modes, reads, trains
+        self.model, self._given_modes, self._reads, self._trains = model, modes, reads, trains
         self._has_warned = False
         self._captured = dict(self._facts())
         self.look()
@@ -55,8 +54,7 @@ class ModelWatch:
             and list(map(type, self._modules)) == self._kinds
             and list(map(_FORWARD, self._forwards)) == [*self._forwards.values()]
             and RemovableHandle.next_id == self._next_hook
-            and autocast_around() == self._autocast
-            and torch.get_default_dtype() is self._default_dtype
+            and types_around() == self._types
         )
 
     def changes(self) -> list[str]:
@@ -67,25 +65,16 @@ class ModelWatch:
 
     def has_moved(self) -> bool:
         """Whether a weight or buffer is in other memory than at the last look."""
-        return self._addresses != [t.data_ptr() for t in (*self._model.parameters(), *self._model.buffers())]
-
-    def require_memory(self) -> None:
-        """Check that weights and buffers lie in memory.
-
-        Raises:
-            ValueError: one was freed, as a sharded model's are between its calls.
-        """
-        for name, tensor in (*self._model.named_parameters(), *self._model.named_buffers()):
-            require_memory(name, tensor)
+        return self._addresses != [t.data_ptr() for t in (*self.model.parameters(), *self.model.buffers())]
 
     def modes(self) -> Mapping[nn.Module, bool]:
         """Return which submodules are to train, and warn once of a forward pass that trains on after `eval()`."""
-        if not self._trains and self._given_modes.get(self._model) and not self._model.training:
+        if not self._trains and self._given_modes.get(self.model) and not self.model.training:
             self._warn_of_mode()
-        return modes_now(self._model, self._given_modes)
+        return modes_now(self.model, self._given_modes)
 
     def _warn_of_mode(self) -> None:
-        if not self._has_warned and any(isinstance(one, (_DropoutNd, _NormBase)) for one in self._model.modules()):
+        if not self._has_warned and any(isinstance(one, (_DropoutNd, _NormBase)) for one in self.model.modules()):
             self._has_warned = True
             warnings.warn(
                 "The model is in the mode of eval() now, and its compiled forward pass keeps that of train(), in which "
@@ -96,10 +85,9 @@ class ModelWatch:
     def _facts(self) -> Iterator[tuple[str, Any]]:
         """All that decides the capture of the model, by name."""
         modes = self.modes()
-        yield "autocast", autocast_around()
-        yield "default type", torch.get_default_dtype()
+        yield "autocast or the default type", types_around()
         yield "hooks of all modules", [list(hooks.items()) for hooks in _HOOKS_OF_ALL]
-        for path, module in self._model.named_modules():
+        for path, module in self.model.named_modules():
             place = f"{path}." if path else ""
             # PopTorch's programs find their model to be of a class that says which one it is instead of.
             kind = vars(type(module)).get("__wrapped__", type(module))
@@ -125,15 +113,14 @@ class ModelWatch:
 
     def look(self) -> None:
         """Gathers what `is_as_seen` compares, as it is now."""
-        modules = dict(self._model.named_modules())
-        self._modules, self._autocast = list(modules.values()), autocast_around()
-        self._default_dtype = torch.get_default_dtype()
+        modules = dict(self.model.named_modules())
+        self._modules, self._types = list(modules.values()), types_around()
         self._kinds = list(map(type, self._modules))
         # TorchScript's classes have a forward only for an instance.
         self._forwards = {kind: _FORWARD(kind) for kind in self._kinds if not issubclass(kind, torch.jit.ScriptModule)}
         tables = [t for one in modules.values() for t in (one._parameters, one._buffers, one._modules)]
-        self._tensors = [*self._model.parameters(), *self._model.buffers()]
-        trainable = self._model.parameters() if self._trains else []
+        self._tensors = [*self.model.parameters(), *self.model.buffers()]
+        trainable = self.model.parameters() if self._trains else []
         hooks = [*_HOOKS_OF_ALL, *(getattr(one, name) for one in modules.values() for name in _HOOKS)]
         hooks += [own for parameter in trainable for own in _hooks_of(parameter)]
         self._tables = [table for table in tables if isinstance(table, dict)] + [own for own in hooks if own]
@@ -173,6 +160,11 @@ def autocast_around() -> torch.dtype | None:
         torch.bfloat16
     """
     return torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else None
+
+
+def types_around() -> tuple[torch.dtype | None, torch.dtype]:
+    """Return the types that torch computes in here: `autocast_around()`, and the default type of new tensors."""
+    return autocast_around(), torch.get_default_dtype()
 
 
 def _hooks_of(parameter: nn.Parameter) -> list[Mapping[int, Any]]:

@@ -1,6 +1,5 @@
 """What depends on weights alone is computed once, and again only when a weight has changed: for forward passes."""
 
-import ctypes
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 
@@ -9,7 +8,7 @@ from torch import Tensor
 from popgeo.capture.marks import empty_like
 from popgeo.capture.op_graph import Number, Op, OpGraph
 from popgeo.capture.passes import drop_unused, is_random, with_ops
-from popgeo.native import library
+from popgeo.engine.optimizer.joined_memory import copier
 
 # To compare more bytes takes as long as to compute something from them: of one weight, and of all.
 _LARGEST, _MOST = 2**20, 2**22
@@ -77,15 +76,5 @@ def _needed(graph: OpGraph, early: Sequence[Op]) -> tuple[list[int], set[int], s
 
 
 def watch(tensors: Sequence[Tensor]) -> Callable[[], bool]:
-    """A function that says whether a bit of contiguous tensors has changed since it was last called, or made."""
-    native = library.function("popgeo_update_bytes", "PPPq", "q")
-    assert native is not None  # the caller has looked
-    copies = [tensor.detach().clone() for tensor in tensors]
-    count = len(tensors)
-    addresses = [(ctypes.c_void_p * count)(*map(Tensor.data_ptr, some)) for some in (tensors, copies)]
-    sizes = (ctypes.c_int64 * count)(*(tensor.nbytes for tensor in tensors))
-
-    def has_changed(_held: Sequence[Tensor] = (*tensors, *copies)) -> bool:
-        return bool(native(*addresses, sizes, count))
-
-    return has_changed
+    """Return a function that says whether a bit of contiguous tensors has changed since it was last called, or made."""
+    return copier(tensors, [tensor.detach().clone() for tensor in tensors])

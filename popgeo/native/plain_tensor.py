@@ -26,8 +26,7 @@ def plain_tensor(name: str, value: Any) -> Tensor:
     """
     kind = type(value)
     if kind is Tensor and not value.requires_grad and value.is_cpu and value.layout is torch.strided:
-        has_values = value.data_ptr() and value.nbytes <= value.untyped_storage().nbytes()
-        if has_values and not (value.is_neg() or value.is_conj() or value.is_quantized):
+        if lies_in_memory(value) and not (value.is_neg() or value.is_conj() or value.is_quantized):
             return value  # nearly always
     elif kind.__module__.startswith("torch_geometric.") and hasattr(value, "as_tensor"):
         value = value.as_tensor()
@@ -39,6 +38,19 @@ def plain_tensor(name: str, value: Any) -> Tensor:
     return value.detach().resolve_conj().resolve_neg()
 
 
+def lies_in_memory(tensor: Tensor) -> bool:
+    """Check quickly that a tensor lies in memory; False also for some that do, which `require_memory` looks at.
+
+    Example:
+        >>> tensor = torch.ones(6)
+        >>> lies_in_memory(tensor[2:]), lies_in_memory(tensor.to_sparse()), lies_in_memory(torch.ones(1).expand(2))
+        (True, False, False)
+    """
+    if tensor.layout is not torch.strided or not tensor.data_ptr():
+        return False
+    return tensor.storage_offset() * tensor.itemsize + tensor.nbytes <= tensor.untyped_storage().nbytes()
+
+
 def require_memory(name: str, tensor: Tensor) -> None:
     """Check that all elements of a tensor lie in memory, so that reading them cannot end the process.
 
@@ -47,7 +59,7 @@ def require_memory(name: str, tensor: Tensor) -> None:
 
     Example:
         >>> tensor = torch.ones(6)[2:]
-        >>> tensor.untyped_storage().resize_(0)
+        >>> _ = tensor.untyped_storage().resize_(0)
         >>> require_memory("x", tensor)
         Traceback (most recent call last):
             ...

@@ -12,18 +12,19 @@ import torch
 from torch import Tensor, nn
 from torch.compiler import is_compiling
 from torch.func import functional_call
-from torch.nn.modules import module as torch_module
+from torch.nn.modules.module import _has_any_global_hook
 
 from popgeo.filter_choice import are_at_each_edge, do_tables_stay
 from popgeo.nn.atom_edges import Edges
 from popgeo.nn.radial import ShiftedSoftplus
-from popgeo.ops.eager import is_captured, is_plain
+from popgeo.ops.eager import is_plain
 from popgeo.ops.interaction import InteractionPlan, interaction, serves
 from popgeo.ops.interaction_call import STENCIL, interpolated
 
 # Rows of the table that may be tried, and the largest error, relative to the root mean square of filters and of slopes.
 _POINTS = {torch.float32: (193, 257, 385, 513, 769, 1025), torch.float64: (513, 1025, 1537)}
 _LARGEST_ERROR = {torch.float32: (2.5e-7, 5e-7), torch.float64: (1e-10, 1e-9)}
+_SETTINGS = (bool, int, float, str)
 EDGES_FOR_EACH_POINT = 3  # with fewer edges a network runs faster at each edge
 # How far a weight may move, relative to its size, until the grid is checked again: less than a grid has room for.
 _FARTHEST = 0.5
@@ -32,11 +33,6 @@ _BY_ROW = (
     nn.Linear, nn.Sequential, nn.Identity, nn.LayerNorm, ShiftedSoftplus, nn.Softplus, nn.SiLU, nn.ReLU, nn.Tanh,
     nn.Sigmoid, nn.GELU, nn.ELU, nn.LeakyReLU,
 )  # fmt: skip
-
-
-_SETTINGS = (bool, int, float, str, type)
-_HOOKS = "_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks"
-_HOOKS_OF_ALL = [vars(torch_module)[f"_global{name}"] for name in _HOOKS]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,12 +56,12 @@ class FilterNetworks:
 
         With distances in float64 everything is computed in float64, whatever type the parameters have.
         """
-        rows, factor = _run(self.expand, r), _run(self.envelope, r).unsqueeze(1)
-        return [_run(network, rows) * factor for network in self.networks]
+        rows, factor = run_as_rows(self.expand, r), run_as_rows(self.envelope, r).unsqueeze(1)
+        return [run_as_rows(network, rows) * factor for network in self.networks]
 
     def tables(self, num_points: int, dtype: torch.dtype) -> list[Tensor]:
         """The filters of each block at equidistant distances from 0 to the cutoff. [num_points, num_filters]"""
-        device = next((tensor.device for tensor, _ in self.tensors()), None)
+        device = next((tensor.device for some in self.tensors() for tensor in some), None)
         return self.at(torch.linspace(0.0, self.cutoff, num_points, dtype=dtype, device=device))
 
     def can_be_tables(self) -> bool:
@@ -75,16 +71,17 @@ class FilterNetworks:
         are_own = not any("forward" in vars(part) for part in (*parts, self.expand, self.envelope))
         return by_row and are_own and not is_hooked(self._modules())
 
-    def tensors(self) -> list[tuple[Tensor, bool]]:
-        """Return the tensors that make the filters, and whether each is a parameter."""
-        parameters = [(tensor, True) for one in self._modules() for tensor in one.parameters()]
-        return parameters + [(tensor, False) for one in self._modules() for tensor in one.buffers()]
+    def tensors(self) -> tuple[list[Tensor], list[Tensor]]:
+        """Return the parameters and the buffers that make the filters."""
+        modules = self._modules()
+        return [p for one in modules for p in one.parameters()], [b for one in modules for b in one.buffers()]
 
     def form(self) -> tuple[Any, ...]:
         """Return all but the tensors that decides the filters: the cutoff, and the kinds and settings of modules."""
-        parts = [vars(part) | {"training": type(part)} for one in self._modules() for part in one.modules()]
-        settings = [(name, held) for own in parts for name, held in own.items() if isinstance(held, _SETTINGS)]
-        return self.cutoff, settings, [(tensor.shape, tensor.dtype) for tensor, _ in self.tensors()]
+        parts = [part for one in self._modules() for part in one.modules()]
+        held = [item for part in parts for item in vars(part).items() if item[0] != "training"]
+        settings = [(name, value) for name, value in held if isinstance(value, _SETTINGS)]
+        return self.cutoff, [*map(type, parts)], settings, [(t.shape, t.dtype) for some in self.tensors() for t in some]
 
     def _modules(self) -> list[nn.Module]:
         return [self.expand, self.envelope, *self.networks]
@@ -99,16 +96,17 @@ class _Checked:
 
     def __init__(self, made: FilterNetworks) -> None:
         self.form, self.tensors = made.form(), made.tensors()
-        self._copies = [tensor.detach().clone() for tensor, _ in self.tensors]
-        sizes = [max(float(one.double().norm()), 0.1 * math.sqrt(one.numel())) for one in self._copies]
-        # A buffer is changed by hand, not by updates.
-        self._limits = [_FARTHEST * size * trains for size, (_, trains) in zip(sizes, self.tensors, strict=True)]
+        self._weights, self._buffers = ([one.detach().clone() for one in some] for some in self.tensors)
+        sizes = [max(float(one.double().norm()), 0.1 * math.sqrt(one.numel())) for one in self._weights]
+        self._limits = [_FARTHEST * size for size in sizes]
 
     @torch.no_grad()
-    def is_near(self, tensors: Sequence[tuple[Tensor, bool]]) -> bool:
-        """Check whether tensors differ from the checked ones by no more than a number of updates changes them."""
-        moved = torch._foreach_norm(torch._foreach_sub([one for one, _ in tensors], self._copies)) if tensors else ()
-        return not any(map(operator.gt, map(float, moved), self._limits))
+    def is_near(self) -> bool:
+        """Check whether weights have moved no farther than by a number of updates, and buffers not at all."""
+        weights, buffers = self.tensors
+        moved = torch._foreach_norm(torch._foreach_sub(weights, self._weights)) if weights else ()
+        is_far = any(map(operator.gt, map(float, moved), self._limits))
+        return not is_far and all(map(torch.equal, buffers, self._buffers))
 
 
 # Not an attribute of the model, which would make it a different model for a kept step.
@@ -177,32 +175,25 @@ class HasFilterNetworks(nn.Module):
         _CHECKED[self] = _Checked(made)
 
     def follow_filters(self, are_others: bool = False) -> None:
-        """Check the grid again if the weights of the networks differ by more than updates change them.
+        """Check the grid again if the networks, or more of their weights than updates change, are different.
 
         Args:
-            are_others: Whether other tensors may have taken the place of the weights since the last call.
+            are_others: Whether other modules and tensors may have taken the place of the checked ones. Default: False.
         """
-        checked, made = _CHECKED.get(self), self.filter_networks() if are_others else None
-        if checked and made and checked.form == made.form():
-            checked.tensors = made.tensors()
-        elif made:
-            checked = None
-        if checked is None or not checked.is_near(checked.tensors):
+        checked = _CHECKED.get(self)
+        made = self.filter_networks() if are_others else None
+        if checked is not None and made is not None and checked.form == made.form():
+            checked.tensors, are_others = made.tensors(), False
+        if checked is None or are_others or not checked.is_near():
             self.refine_filters()
 
     def grid_filters(self, r: Tensor, edges: Edges, num_nodes: int) -> list[GridFilters] | None:
         """The filters of each block on a grid; None if the networks are to run at each edge."""
         if is_compiling() or self.filters == "edges" or are_at_each_edge():
             return None
-        made = self.filter_networks()
         if is_plain():
-            checked = _CHECKED.get(self)
-            if made and not (checked and checked.form == made.form() and checked.is_near(made.tensors())):
-                self.refine_filters()
-                made = self.filter_networks()
-        elif not is_captured():  # a transform, or a mode of others, sees each operation
-            return None
-        num_points = self.filter_points
+            self.follow_filters(are_others=True)
+        num_points, made = self.filter_points, self.filter_networks()
         is_worth_it = do_tables_stay() or r.shape[0] >= EDGES_FOR_EACH_POINT * (num_points or 0)
         if not (num_points and made and is_worth_it and serves(r, *self.parameters()) and made.can_be_tables()):
             return None
@@ -220,17 +211,22 @@ def _is_dense_of_schnetpack(part: nn.Module) -> bool:
 
 def is_hooked(modules: Iterable[nn.Module]) -> bool:
     """Whether one of these modules, or a part of it, has a hook other than a capture's, or all modules have one."""
-    return any(_HOOKS_OF_ALL) or any(
+    return _has_any_global_hook() or any(
         getattr(hook, "__module__", "") != "popgeo.capture.recorder"
         for module in modules
         for part in module.modules()
-        for hooks in _HOOKS
-        for hook in vars(part)[hooks].values()
+        for hooks in (part._forward_hooks, part._forward_pre_hooks, part._backward_hooks, part._backward_pre_hooks)
+        for hook in hooks.values()
     )
 
 
-def _run(module: nn.Module, rows: Tensor) -> Tensor:
-    """A module in the type of its rows."""
+def run_as_rows(module: nn.Module, rows: Tensor) -> Tensor:
+    """Return what a module makes of rows, with its parameters and buffers in the type of the rows.
+
+    Example:
+        >>> run_as_rows(nn.Linear(1, 1, bias=False), torch.ones(1, 1, dtype=torch.float64)).dtype
+        torch.float64
+    """
     tensors: dict[str, Any] = {**dict(module.named_parameters()), **dict(module.named_buffers())}
     others = {name: t for name, t in tensors.items() if t.is_floating_point() and t.dtype is not rows.dtype}
     if not others:

@@ -58,8 +58,8 @@ class NeighborRule:
             short = (listed > 0) & (listed < reach)
             r = require(~short.any(), r, lambda: self._why_short(float(listed[short].min())))
         if self.max_num_neighbors and not self.is_default:
-            near, centres = (r < self.cutoff).to(r), edge_index.flatten() if half_list else edge_index[1]
-            near = near.repeat(2) if half_list else near
+            near = (r < self.cutoff).float().repeat(2 if half_list else 1)  # counted exactly in every precision
+            centres = edge_index.flatten() if half_list else edge_index[1]
             counts = global_add_pool(near.unsqueeze(1), centres, num_nodes)
             r = require((counts <= self.max_num_neighbors).all(), r, lambda: self.why_not_all(int(counts.max())))
         return r

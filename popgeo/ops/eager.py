@@ -9,7 +9,7 @@ from torch._C import _functorch
 from torch.autograd import forward_ad
 from torch.compiler import is_compiling
 from torch.nn import Parameter
-from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
+from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 
 
 def is_direct(*tensors: Tensor) -> bool:
@@ -46,8 +46,7 @@ def is_captured() -> bool:
         >>> is_captured()
         False
     """
-    modes = _get_current_dispatch_mode_stack()
-    return is_written_down() and any(type(mode).__module__.startswith("popgeo.") for mode in modes)
+    return not _is_transformed() and any(map(_is_of_popgeo, _get_current_dispatch_mode_stack()))
 
 
 def transforms_around() -> str:
@@ -67,18 +66,12 @@ def transforms_around() -> str:
         return "torch.autograd.forward_ad.dual_level"
     if _C._get_tracing_state() is not None:
         return "torch.jit.trace"
-    changing = [mode for mode in modes if mode.is_infra_mode() or type(mode).__module__.startswith("popgeo.")]
+    changing = [mode for mode in modes if mode.is_infra_mode() or _is_of_popgeo(mode)]
     return f"{type(changing[-1]).__module__}.{type(changing[-1]).__name__}" if changing else ""
 
 
-def is_written_down() -> bool:
-    """Whether a dispatch mode, such as a capture's, sees what is called now, and nothing else does.
-
-    Example:
-        >>> is_written_down()
-        False
-    """
-    return not _is_transformed() and _C._len_torch_dispatch_stack() > 0
+def _is_of_popgeo(mode: TorchDispatchMode) -> bool:
+    return type(mode).__module__.startswith("popgeo.")
 
 
 def _is_capturing() -> bool:

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from popgeo.ops import interaction_call
-from popgeo.ops.eager import is_eager, is_written_down
+from popgeo.ops.eager import is_captured, is_eager
 from popgeo.ops.interaction_call import Call
 from popgeo.ops.interaction_checks import check_call
 from popgeo.ops.interaction_ops import interact, make_plan
@@ -127,11 +127,12 @@ def serves(*tensors: Tensor) -> bool:
     """Whether an interaction of these tensors is one operation: in float32 or float64 on a processor, without autocast.
 
     If it runs at once, the processor must have kernels for it; if it is captured, whatever runs it decides.
+    A transform, and a mode of others, sees each operation.
     """
     return (
         all(t.is_cpu and t.dtype in (torch.float32, torch.float64) for t in tensors)
         and not torch.is_autocast_enabled("cpu")
-        and (interaction_call.is_served() if is_eager(tensors) else is_written_down())
+        and (interaction_call.is_served() if is_eager(tensors) else is_captured())
     )
 
 

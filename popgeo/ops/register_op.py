@@ -8,6 +8,7 @@ from torch import Tensor
 
 from popgeo.ops.eager import is_eager, is_transformed_by_func, refuse_forward_mode
 
+_Functions = tuple[type[torch.autograd.Function] | None, type[torch.autograd.Function] | None]
 LIBRARY = torch.library.Library("popgeo", "DEF")
 
 
@@ -19,15 +20,9 @@ class RegisteredOp:
     which knows no derivative of the dispatcher's.
     """
 
-    def __init__(
-        self,
-        name: str,
-        kernel: Callable[..., Any],
-        function: type[torch.autograd.Function] | None,
-        transformed: type[torch.autograd.Function] | None = None,
-    ) -> None:
-        self.packet = getattr(torch.ops.popgeo, name)
-        self.kernel, self.function, self.transformed = kernel, function, transformed
+    def __init__(self, name: str, kernel: Callable[..., Any], functions: _Functions = (None, None)) -> None:
+        self.packet, self.kernel = getattr(torch.ops.popgeo, name), kernel
+        self.function, self.transformed = functions
 
     def __call__(self, *arguments: Any) -> Any:
         if not is_eager(arguments):
@@ -67,11 +62,10 @@ def register(
         LIBRARY.impl(name, refusing_none(name, kernel), device)
     torch.library.register_fake(f"popgeo::{name}", fake, lib=LIBRARY)
     if backward is None:
-        return RegisteredOp(name, kernel, None)
+        return RegisteredOp(name, kernel)
     setup_context = setup_context or _save_inputs
     torch.library.register_autograd(f"popgeo::{name}", backward, setup_context=setup_context, lib=LIBRARY)
-    function, transformed = _autograd_functions(name, kernel, setup_context, backward)
-    return RegisteredOp(name, kernel, function, transformed)
+    return RegisteredOp(name, kernel, _autograd_functions(name, kernel, setup_context, backward))
 
 
 def _save_inputs(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
@@ -103,7 +97,7 @@ def refusing_none(name: str, kernel: Callable[..., Any]) -> Callable[..., Any]:
 
 def _autograd_functions(
     name: str, kernel: Callable[..., Any], setup_context: Callable[..., None], backward: Callable[..., Any]
-) -> tuple[type[torch.autograd.Function], type[torch.autograd.Function]]:
+) -> _Functions:
     """Return the function for plain eager code, and the slower one that `torch.func` can transform."""
 
     def forward(ctx: Any, *inputs: Any) -> Any:

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 import popgeo
+from popgeo.native.plain_tensor import plain_tensor
 
 
 def freed(tensor: Tensor, nbytes: int = 0) -> Tensor:
@@ -19,6 +20,7 @@ GIVEN: dict[str, Callable[[], Tensor]] = {
     "a view with an offset": lambda: freed(torch.randn(9, 4)[3:]),
     "a transposed view": lambda: freed(torch.randn(4, 6).t()),
     "a storage that is too short": lambda: freed(torch.randn(6, 4), 16),
+    "a view beyond the end of a storage that is too short": lambda: freed(torch.randn(100, 4)[50:56], 400),
     "no memory at all": lambda: torch.empty(6, 4, device="meta"),
 }
 
@@ -50,6 +52,12 @@ def test_an_argument_without_memory_is_refused_in_the_first_call_and_later(given
         with pytest.raises(ValueError, match=r"no values|meta device"):
             one(GIVEN[given]())
     assert step(torch.ones(1, 4).expand(6, 4)).isfinite()  # more elements than memory, and right
+
+
+def test_a_tensor_that_a_loader_or_a_program_reads_is_refused_beyond_the_end_of_its_storage():
+    with pytest.raises(ValueError, match="x has no values"):
+        plain_tensor("x", GIVEN["a view beyond the end of a storage that is too short"]())
+    assert plain_tensor("x", freed(torch.randn(9, 4)[:6], 96)).shape == (6, 4)  # all that it looks at is left
 
 
 @pytest.mark.parametrize("name", ["line.weight", "norm.running_mean"])

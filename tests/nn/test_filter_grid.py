@@ -298,6 +298,24 @@ def test_the_grid_is_checked_in_the_call_after_a_change(change: str, is_compiled
         assert error(on_grid, Forces(model)(**data).detach().double()) < 1e-5
 
 
+@pytest.mark.parametrize("buffer", [torch.zeros(1).long(), torch.ones(2, dtype=torch.bool), torch.zeros(0)])
+@pytest.mark.parametrize("is_compiled", [False, True])
+def test_networks_may_have_buffers_of_every_type(buffer: Tensor, is_compiled: bool):
+    model, data = model_of(), molecules()
+    model.interactions[0].mlp.register_buffer("count", buffer)
+    run = popgeo.compile_forward(Forces(model)) if is_compiled else Forces(model)
+    assert torch.equal(run(**data), run(**data))
+    assert model.filter_points
+
+
+def test_networks_with_a_norm_over_edges_run_at_each_edge():
+    model, data = model_of(), molecules()
+    model.interactions[0].mlp.append(nn.BatchNorm1d(model.interactions[0].mlp[-1].out_features))
+    for _ in range(2):
+        assert model(**data, num_graphs=NUM_GRAPHS).isfinite().all()
+    assert model.filter_points is None
+
+
 def test_a_hook_on_all_modules_is_called_for_edges():
     model, rows = model_of(), []
     model(**molecules(), num_graphs=NUM_GRAPHS)

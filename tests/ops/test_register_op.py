@@ -158,8 +158,8 @@ def test_a_tensor_of_another_class_goes_through_torchs_dispatcher():
 
 
 def test_the_shortest_way_is_taken_that_serves():
-    leaf, plain = torch.ones(2, requires_grad=True), torch.ones(2)
-    op = RegisteredOp("gather", lambda *_: "kernel", SimpleNamespace(apply=lambda *_: "autograd"))
+    leaf, plain, ways = torch.ones(2, requires_grad=True), torch.ones(2), ("autograd", "torch.func")
+    op = RegisteredOp("gather", lambda *_: "kernel", [SimpleNamespace(apply=lambda *_, way=way: way) for way in ways])
     op.packet = lambda *_: "dispatcher"
     assert op(plain, None, 3) == "kernel"
     assert op(plain, leaf) == op(3, leaf) == "autograd"
@@ -167,4 +167,7 @@ def test_the_shortest_way_is_taken_that_serves():
         assert op(leaf) == "kernel"
     with FakeTensorMode():
         assert op(plain) == "dispatcher"
-    assert RegisteredOp("gather", lambda *_: "kernel", None)(leaf) == "kernel"  # an op without a derivative
+    seen = []
+    torch.func.vmap(lambda x: seen.append(op(x)) or x)(plain)
+    assert seen == ["torch.func"]
+    assert RegisteredOp("gather", lambda *_: "kernel")(leaf) == "kernel"  # an op without a derivative

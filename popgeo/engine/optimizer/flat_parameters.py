@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from popgeo.engine.optimizer.gradient_scaling import set_gradient
-from popgeo.engine.optimizer.joined_memory import Copies, apart, is_dense
+from popgeo.engine.optimizer.joined_memory import apart, copier, is_dense
 from popgeo.engine.optimizer.precision import gradient_type
 from popgeo.engine.replicas import is_sharded, part_of
 from popgeo.engine.step_options import StepOptions
@@ -67,6 +67,8 @@ class FlatParameters:
         gradient: If one micro-batch's gradient goes. Its parts are `gradient_views`.
         total: What an update applies: the gradient itself, or the sum of several. Its parts are `total_views`.
         own: What this process updates: `flat` itself, or a part of it in the same memory.
+        take_values: Copies the members to `flat`, if that is other memory.
+        give_values: Copies `flat` to the members, if these are other memory.
     """
 
     def __init__(
@@ -94,34 +96,29 @@ class FlatParameters:
             self._range = part_of(self.flat.numel(), *part)
             self.own = nn.Parameter(self.flat.detach().view(-1)[self._range])
             set_gradient(self.own, self.total.view(-1)[self._range])
-        self._copies: Copies | None = None
+        self.take_values = self.give_values = lambda: False
         self._address = self.flat.data_ptr()  # a storage may itself be moved, and with it all tensors that share it
+        self._forget_shown()
+
+    def _forget_shown(self) -> None:
+        self._published: dict[str, Any] = {}
+        self._counts: dict[str, Tensor] = {}  # the numbers among it that say how far they are
+        self._count_bytes: list[np.ndarray] = []
+        self._told: list[bytes] = []  # what the counts were when they were shown
         self._shown: list[Tensor] = []
         self._addresses: list[int] = []
-        self._count_bytes: list[np.ndarray] = []
-        self._told: list[bytes] = []
-        self._forget_shown()
 
     def follow_memory(self) -> bool:
         """Takes the memory in which the members are now; whether they are stepped there, and it is another one."""
         if self._is_joined:
-            self._copies = Copies([p.detach() for p in self.members], self._split(self.flat.detach()))
+            members, joined = [p.detach() for p in self.members], self._split(self.flat.detach())
+            self.take_values, self.give_values = copier(members, joined), copier(joined, members)
             return False
         now, before = self.members[0].detach(), self._address
         self.flat.data, self._address = now, now.data_ptr()
         if self.is_divided:
             self.own.data = now.view(-1)[self._range]
         return self._address != before
-
-    def take_values(self) -> None:
-        """Copies the members to the joined ones, where that is other memory."""
-        if self._copies is not None:
-            self._copies.take()
-
-    def give_values(self) -> None:
-        """Copies the joined ones to the members, where that is other memory."""
-        if self._copies is not None:
-            self._copies.give()
 
     def adopt(self, optimizer: Optimizer, state: dict[Any, Any]) -> bool:
         """Takes the state that the user's optimizer has of the members; False, and nothing, if they differ in it."""
@@ -172,11 +169,6 @@ class FlatParameters:
         """Whether what was shown is where it was, and counts are what they were; other edits in place are followed."""
         told = [count.tobytes() for count in self._count_bytes]
         return told == self._told and list(map(Tensor.data_ptr, self._shown)) == self._addresses
-
-    def _forget_shown(self) -> None:
-        self._published: dict[str, Any] = {}
-        self._counts: dict[str, Tensor] = {}  # the numbers among it that say how far they are
-        self._shown, self._addresses, self._count_bytes, self._told = [], [], [], []
 
     def cut(self, parts: int) -> nn.Parameter:
         """The largest of that many parts of them, with its joined gradient."""

@@ -1,7 +1,7 @@
 """Memory of the step's own in which tensors of others lie side by side: copies each way, and pieces that are shown."""
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import accumulate, pairwise
 from math import prod
 
@@ -11,46 +11,32 @@ from torch import Tensor
 from popgeo.native import library
 
 
-class Copies:
-    """Tensors that belong to others, and a place for each in memory of the step's own.
+def copier(given: Sequence[Tensor], places: Sequence[Tensor]) -> Callable[[], bool]:
+    """Return a function that copies tensors to places of their shapes and types, and returns whether a bit changed.
 
-    Args:
-        owned: What belongs to others, in the memory where it is now.
-        places: As many tensors of the same shapes and types.
+    Without kernels, and if a tensor is not contiguous, it returns True.
 
     Example:
         >>> weights, joined = [torch.ones(2), torch.zeros(1)], torch.empty(3)
-        >>> copies = Copies(weights, joined.split([2, 1]))
-        >>> copies.take()
-        >>> joined.add_(1)
-        tensor([2., 2., 1.])
-        >>> copies.give()
+        >>> take, give = copier(weights, joined.split([2, 1])), copier(joined.split([2, 1]), weights)
+        >>> take(), joined.add_(1), give()
+        (True, tensor([2., 2., 1.]), True)
         >>> weights
         [tensor([2., 2.]), tensor([1.])]
     """
+    given, places, count = list(given), list(places), len(given)  # kept, so that their memory is not freed
+    in_one_piece = all(tensor.is_contiguous() for tensor in (*given, *places))
+    addresses = [(ctypes.c_void_p * count)(*map(Tensor.data_ptr, some)) for some in (given, places)]
+    sizes = (ctypes.c_int64 * count)(*(tensor.nbytes for tensor in given))
 
-    def __init__(self, owned: Sequence[Tensor], places: Sequence[Tensor]) -> None:
-        self._owned, self._places, count = list(owned), list(places), len(owned)
-        self._in_one_piece = all(tensor.is_contiguous() for tensor in (*owned, *places))
-        own, joined = ((ctypes.c_void_p * count)(*map(Tensor.data_ptr, some)) for some in (owned, places))
-        sizes = (ctypes.c_int64 * count)(*(tensor.nbytes for tensor in owned))
-        self._taken, self._given = (own, joined, sizes, count), (joined, own, sizes, count)
+    def copy() -> bool:
+        native = library.function("popgeo_update_bytes", "PPPq", "q") if in_one_piece else None
+        if native is not None:
+            return bool(native(*addresses, sizes, count))
+        torch._foreach_copy_(places, given)
+        return True
 
-    def take(self) -> None:
-        """Copies what the tensors hold to the places."""
-        native = library.function("popgeo_update_bytes", "PPPq", "q")
-        if native is None or not self._in_one_piece:
-            torch._foreach_copy_(self._places, self._owned)
-        else:
-            native(*self._taken)
-
-    def give(self) -> None:
-        """Copies what the places hold to the tensors."""
-        native = library.function("popgeo_update_bytes", "PPPq", "q")
-        if native is None or not self._in_one_piece:
-            torch._foreach_copy_(self._owned, self._places)
-        else:
-            native(*self._given)
+    return copy
 
 
 def apart(joined: Tensor, shapes: Sequence[Sequence[int]]) -> list[Tensor]:

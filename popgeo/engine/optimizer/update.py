@@ -248,19 +248,18 @@ class Update:
                 groups[part.group]["lr"] = chosen["lr"]
         if self._worker is self._own:
             return self._own
-        has_hooks = wants_itself(self.optimizer)
         for part in self._flat:
             part.take_values()
-        if not has_hooks and not self._shares_memory and self._adopt():
+        why = "has hooks; remove them" if wants_itself(self.optimizer) else ""
+        why = "steps parameters that share memory; untie them" if self._shares_memory else why
+        if not why and self._adopt():
             if is_new or self._worker.keeps_types:  # which looks at the weights too
                 own = settings_of(self.optimizer)
                 self._worker.follow([own[part.group] for part in self._flat])
                 self._groups = noted_groups(self.optimizer)
             return self._worker
         if self._worker.keeps_types or any(part.is_divided for part in self._flat):
-            why = "steps parameters that share memory; untie them" if self._shares_memory else "has hooks; remove them"
-            if not has_hooks and not self._shares_memory:
-                why = "had state edited for some parameters; call reset()"
+            why = why or "had state edited for some parameters; call reset()"
             raise ValueError(
                 f"{type(self.optimizer).__name__} {why}, or leave out shard_optimizer_state, optimizer_state_dtype, "
                 "master_weights, stochastic_rounding and accumulation_dtype: with these its own step() cannot run."

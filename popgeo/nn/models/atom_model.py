@@ -6,10 +6,9 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 
 from popgeo.nn.atom_targets import MAX_Z
-from popgeo.nn.filter_grid import HasFilterNetworks
+from popgeo.nn.filter_grid import HasFilterNetworks, run_as_rows
 from popgeo.nn.interaction_graph import InteractionGraph, KNNInteractionGraph
 from popgeo.nn.neighbor_rule import NeighborRule
 from popgeo.nn.readout import READOUTS
@@ -136,11 +135,8 @@ class AtomModel(HasFilterNetworks):
         r = r.to(weights) if is_wide else r
         x = self.features(z, pos, edge_index, r, half_list, edge_shift)  # [num_atoms, hidden_channels]
         x = self.act(self.lin1(x))  # [num_atoms, hidden_channels // 2]
-        if is_wide:  # where energies become large, and small differences of many atoms add up
-            wide = {name: one.double() for name, one in self.lin2.named_parameters()}
-            x = functional_call(self.lin2, wide, (x.double(),))  # [num_atoms, 1]
-        else:
-            x = self.lin2(x)  # [num_atoms, 1]
+        # In float64 energies may become large, and small differences of many atoms add up.
+        x = run_as_rows(self.lin2, x.double()) if is_wide else self.lin2(x)  # [num_atoms, 1]
         return self.read_out(x, z, pos, batch, num_graphs, nodes_mask)
 
     @property

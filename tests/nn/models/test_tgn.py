@@ -286,9 +286,9 @@ def test_compiled_training_and_evaluation_share_state_and_are_eager_ones_over_a_
     """Two epochs, the second from `reset_state`; each trains on four batches and evaluates on two."""
     stream = batches(make_events(60))
     eager, compiled = Training(make_model(dropout=0.0)), Training(make_model(dropout=0.0))
-    optimizer = torch.optim.SGD(eager.parameters(), lr=0.1)
+    optimizer = torch.optim.SGD(eager.parameters(), lr=0.01)
     options = Options(device_iterations=2, output_mode="all")
-    step = training_model(compiled, options, torch.optim.SGD(compiled.parameters(), lr=0.1))
+    step = training_model(compiled, options, torch.optim.SGD(compiled.parameters(), lr=0.01))
     answer = inference_model(compiled.eval())
     for _ in range(2):
         for one in (eager, compiled):
