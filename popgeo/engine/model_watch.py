@@ -117,8 +117,9 @@ class ModelWatch:
                     yield f"{place}{name}.requires_grad", parameter.requires_grad
                     yield f"hooks of {place}{name}", [list(hooks.items()) for hooks in _hooks_of(parameter)]
             for name in self._watched(path, module):
-                of_class = inspect.getattr_static(type(module), name, None)
-                yield f"{place}{name}", _known(vars(module).get(name, of_class))
+                own = name in vars(module)
+                value = vars(module)[name] if own else inspect.getattr_static(type(module), name, None)
+                yield f"{place}{name}", _known(value)
 
     def _watched(self, path: str, module: nn.Module) -> list[str]:
         """Return names of the plain attributes that the capture looked at, or would have, had they been there.
@@ -126,8 +127,9 @@ class ModelWatch:
         An attribute of its class counts, since one of the submodule itself would take its place.
         """
         if self._reads is None:
-            of_class = {name for one in type(module).__mro__ for name in vars(one)}
-            return [name for name in {**vars(module), **dict.fromkeys(of_class)} if name not in OF_EVERY_MODULE]
+            of_class = [vars(one) for one in type(module).__mro__ if one not in nn.Module.__mro__]
+            plain = [name for own in of_class for name, value in own.items() if not hasattr(value, "__get__")]
+            return [name for name in dict.fromkeys([*vars(module), *plain]) if name not in OF_EVERY_MODULE]
         tables = (module._parameters, module._buffers, module._modules)
         return sorted(name for place, name in self._reads if place == path and not any(name in t for t in tables))
 
