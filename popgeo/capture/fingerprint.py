@@ -23,6 +23,8 @@ _HOOKS_AND_TABLES = ("_parameters", "_buffers", "_modules", "_non_persistent_buf
 # Their `repr` says all that they are.
 _READABLE = bool | int | float | complex | str | bytes | torch.dtype | torch.device | torch.Size | enum.Enum
 _READABLE |= slice | types.EllipsisType  # constants of code, too
+_LIBRARIES = ("torch", "torch_geometric", "popgeo", "builtins", "abc", "typing")
+_PLAIN = _READABLE | Tensor | Mapping | list | tuple | set | frozenset
 
 
 class Unknown(Exception):
@@ -64,7 +66,7 @@ def hash_sources(*patterns: str) -> str:
 
 def _describe_model(model: nn.Module) -> Iterator[str]:
     for name, module in model.named_modules():
-        yield f"{name}: {_class(type(module))} training={module.training}"
+        yield f"{name}: {_class(type(module))} training={module.training} {_set_for(type(module))}"
         for attribute, value in sorted(vars(module).items()):
             if attribute not in _HOOKS_AND_TABLES and not (attribute.endswith("hooks") and not value):
                 yield f"{name}.{attribute} = {_describe(value)}"
@@ -89,6 +91,28 @@ def _class(cls: type) -> str:
             except (OSError, TypeError):
                 raise Unknown(f"the source of {base.__qualname__} is not to be found") from None
     return hashlib.sha256("\0".join(sources).encode()).hexdigest()
+
+
+def _set_for(cls: type) -> dict[str, str]:
+    """Return plain values that a program may set without another source.
+
+    These are attributes of a class, and globals of its methods and of functions that they name.
+    """
+    own = [base for base in cls.__mro__ if base.__module__.split(".")[0] not in _LIBRARIES]
+    found = {f"{base.__qualname__}.{name}": one for base in own for name, one in vars(base).items() if name[:2] != "__"}
+    functions = [one for base in own for one in vars(base).values() if isinstance(one, types.FunctionType)]
+    for function in functions:  # which grows
+        known = function.__globals__
+        for name in sorted(_names(function.__code__) & known.keys()):
+            found[f"{function.__module__}.{name}"] = one = known[name]
+            if isinstance(one, types.FunctionType) and one not in functions:
+                functions += [one] if one.__module__.split(".")[0] not in _LIBRARIES else []
+    return {name: _describe(value) for name, value in found.items() if isinstance(value, _PLAIN)}
+
+
+def _names(code: types.CodeType) -> set[str]:
+    inner = [one for one in code.co_consts if isinstance(one, types.CodeType)]
+    return {*code.co_names}.union(*map(_names, inner))
 
 
 def _describe(value: Any) -> str:

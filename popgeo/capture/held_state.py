@@ -2,6 +2,7 @@
 
 import contextlib
 import copy
+import random
 import threading
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator, Mapping
@@ -9,6 +10,7 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
+import numpy as np
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
@@ -19,6 +21,7 @@ from popgeo.replaced import replaced
 
 OF_EVERY_MODULE = frozenset(dir(nn.Module())) - {"forward"}
 """The attributes that torch gives a module."""
+_MOST_CONTAINERS = 64
 _HOLDERS = (dict, OrderedDict, list, set)
 Reads = Mapping[tuple[int, str], tuple[Any, Any]]
 """What a module's attributes held when they were first looked at, each with what `_inside` says of it, by the module's
@@ -175,14 +178,49 @@ class _Held:
 
 
 def _inside(value: Any, depth: int = 4) -> Any:
-    """The numbers and texts in a list, a dictionary or a plain object, so that an edit shows; tensors are left out."""
-    if hasattr(value, "__dict__") and not callable(value) and not isinstance(value, (Tensor, ModuleType)):
-        value = vars(value)
+    """Return the numbers and texts in a list, a dictionary or a plain object, so that an edit shows; not tensors."""
+    if isinstance(value, (random.Random, np.random.RandomState)):
+        return repr(value.getstate() if isinstance(value, random.Random) else value.get_state())
+    if isinstance(value, np.random.Generator):
+        return repr(value.bit_generator.state)
+    if isinstance(value, np.ndarray):
+        return value.shape, value.dtype, value.tobytes()
+    value = _contents(value)
     if depth and isinstance(value, Mapping):
         return {key: _inside(one, depth - 1) for key, one in value.items() if not isinstance(one, Tensor)}
     if depth and isinstance(value, (list, tuple, set, deque)):
         return [_inside(one, depth - 1) for one in value if not isinstance(one, Tensor)]
     return value if isinstance(value, SCALARS) else type(value)
+
+
+def _contents(value: Any) -> Any:
+    """Return the attributes of a plain object, and everything else as it is."""
+    if isinstance(value, (Mapping, list, tuple, set, deque, Tensor, ModuleType)) or callable(value):
+        return value
+    return getattr(value, "__dict__", value)
+
+
+def containers_in(value: Any, depth: int = 4) -> list[Any]:
+    """Return the lists, dictionaries and sets of a value, from outside to inside: a copy of each shows an edit.
+
+    An object with more than 64 of them, such as a Trainer, counts as one that nobody edits for the model.
+
+    Args:
+        value: Anything that a module may have for an attribute; of a plain object its attributes count.
+        depth: How far inside to look.
+
+    Example:
+        >>> containers_in({"energy": 1.0, "forces": [1.0, 2.0]})
+        [{'energy': 1.0, 'forces': [1.0, 2.0]}, [1.0, 2.0]]
+    """
+    found, level = list[Any](), [value]
+    for _ in range(depth):
+        level = [one for one in map(_contents, level) if isinstance(one, (dict, list, tuple, set, deque))]
+        found += [one for one in level if not isinstance(one, tuple)]
+        level = [inner for one in level for inner in (one.values() if isinstance(one, dict) else one)]
+        if len(found) > _MOST_CONTAINERS or len(level) > 100 * _MOST_CONTAINERS:
+            return []
+    return found
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -1,9 +1,11 @@
 """Notices what a compiled step has to follow in its model: memory that moved, and changes of what was captured."""
 
+import copy
 import inspect
 import operator
 import warnings
 from collections.abc import Iterator, Mapping
+from itertools import repeat
 from typing import Any
 
 import torch
@@ -14,7 +16,7 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.dropout import _DropoutNd
 from torch.utils.hooks import RemovableHandle
 
-from popgeo.capture.held_state import OF_EVERY_MODULE
+from popgeo.capture.held_state import OF_EVERY_MODULE, containers_in
 from popgeo.capture.pytree import SCALARS
 from popgeo.engine.same_objects import holds_the_same
 
@@ -53,6 +55,7 @@ class ModelWatch:
             and all(map(operator.is_, map(dict.get, self._holders, self._names), self._kept))
             and list(map(type, self._modules)) == self._kinds
             and list(map(_FORWARD, self._forwards)) == [*self._forwards.values()]
+            and holds_the_same(list(map(getattr, self._classes, self._class_names, repeat(None))), self._class_values)
             and RemovableHandle.next_id == self._next_hook
             and types_around() == self._types
         )
@@ -61,7 +64,7 @@ class ModelWatch:
         """What decides the capture and is no longer as it was captured; none where weights have only moved."""
         facts = dict(self._facts())
         names = [*self._captured, *(name for name in facts if name not in self._captured)]
-        return [name for name in names if facts.get(name, ()) != self._captured.get(name, ())]
+        return [name for name in names if not holds_the_same(facts.get(name, ()), self._captured.get(name, ()))]
 
     def has_moved(self) -> bool:
         """Whether a weight or buffer is in other memory than at the last look."""
@@ -101,15 +104,22 @@ class ModelWatch:
                     yield f"{place}{name} itself", id(parameter)
                     yield f"{place}{name}.requires_grad", parameter.requires_grad
                     yield f"hooks of {place}{name}", [list(hooks.items()) for hooks in _hooks_of(parameter)]
-            yield from ((f"{place}{name}", _known(vars(module).get(name))) for name in self._watched(path, module))
+            for name in self._watched(path, module):
+                own = name in vars(module)
+                value = vars(module)[name] if own else inspect.getattr_static(type(module), name, None)
+                yield f"{place}{name}", _known(value)
 
     def _watched(self, path: str, module: nn.Module) -> list[str]:
-        """Names of a submodule's plain attributes that the capture looked at, or would have, had they been there."""
+        """Return names of the plain attributes that the capture looked at, or would have, had they been there.
+
+        An attribute of its class counts, since one of the submodule itself would take its place.
+        """
         if self._reads is None:
-            return [name for name in vars(module) if name not in OF_EVERY_MODULE]
+            of_class = [vars(one) for one in type(module).__mro__ if one not in nn.Module.__mro__]
+            plain = [name for own in of_class for name, value in own.items() if not hasattr(value, "__get__")]
+            return [name for name in dict.fromkeys([*vars(module), *plain]) if name not in OF_EVERY_MODULE]
         tables = (module._parameters, module._buffers, module._modules)
-        read = sorted(name for place, name in self._reads if place == path and not any(name in t for t in tables))
-        return [name for name in read if name in vars(module) or not hasattr(type(module), name) or name == "forward"]
+        return sorted(name for place, name in self._reads if place == path and not any(name in t for t in tables))
 
     def look(self) -> None:
         """Gathers what `is_as_seen` compares, as it is now."""
@@ -124,9 +134,14 @@ class ModelWatch:
         hooks = [*_HOOKS_OF_ALL, *(getattr(one, name) for one in modules.values() for name in _HOOKS)]
         hooks += [own for parameter in trainable for own in _hooks_of(parameter)]
         self._tables = [table for table in tables if isinstance(table, dict)] + [own for own in hooks if own]
-        self._entries = [dict(table) for table in self._tables]
-        places = [(vars(one), name) for path, one in modules.items() for name in self._watched(path, one)]
-        places += [(vars(one), "training") for one in modules.values()]
+        watched = [(one, name) for path, one in modules.items() for name in self._watched(path, one)]
+        values = [vars(one).get(name, getattr(type(one), name, None)) for one, name in watched]
+        self._tables += [table for value in values for table in containers_in(value)]
+        self._entries = [copy.copy(table) for table in self._tables]
+        of_classes = [(type(one), name) for one, name in watched if not callable(getattr(type(one), name, None))]
+        self._classes, self._class_names = [kind for kind, _ in of_classes], [name for _, name in of_classes]
+        self._class_values = list(map(getattr, self._classes, self._class_names, repeat(None)))
+        places = [(vars(one), name) for one, name in watched] + [(vars(one), "training") for one in modules.values()]
         self._holders: list[Any] = [holder for holder, _ in places]
         self._names, self._kept = [name for _, name in places], [holder.get(name) for holder, name in places]
         self._addresses = [tensor.data_ptr() for tensor in self._tensors]
@@ -176,5 +191,7 @@ def _form(tensor: Tensor | None) -> Any:
 
 
 def _known(value: Any) -> Any:
-    """What tells a value from another: a number or a text itself, and everything else as the object that it is."""
-    return (type(value), value) if isinstance(value, SCALARS) else (id(value), value)
+    """Return a number or a text itself, and everything else as the object that it is, with what it contains now."""
+    if isinstance(value, SCALARS):
+        return type(value), value
+    return id(value), [copy.copy(table) for table in containers_in(value)]

@@ -119,6 +119,23 @@ def test_numbers_that_a_step_would_draw_only_once_are_refused_and_nothing_is_dra
     assert after[2:] == before[2:]
 
 
+@pytest.mark.parametrize(
+    ("generator", "draw"),
+    [
+        (lambda: np.random.default_rng(0), lambda own: own.random()),
+        (lambda: {"own": [np.random.RandomState(0)]}, lambda own: own["own"][0].rand()),
+        (lambda: random.Random(0), lambda own: own.random()),
+        (lambda: np.zeros(3), lambda own: own.__iadd__(1)[0]),
+    ],
+    ids=["a generator of NumPy", "an older one in a list", "a generator of Python", "an array as a counter"],
+)
+def test_numbers_that_an_attribute_without_tensors_gives_in_each_call_are_refused(generator, draw):
+    model = Drawing(lambda model, x: x * float(draw(model.source)))
+    model.source = generator()
+    with pytest.raises(ValueError, match="The model reads source and changes that in each call"):
+        compile_forward(model)(torch.ones(64))
+
+
 def test_a_reentrant_checkpoint_is_refused_with_the_other_form_as_the_remedy():
     model = Drawing(lambda model, x: checkpoint(noisy, x, use_reentrant=True))
     with pytest.raises(ValueError, match="Call it with use_reentrant=False"):

@@ -7,13 +7,14 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import pytest
 import torch
 from torch import Tensor, nn
 from torch_geometric.data import Batch, Data
 
+from popgeo import StepOptions, compile_forward
 from popgeo.capture.serialize import from_bytes, to_bytes
 from popgeo.ipu import IpuTarget, Options, OutOfTileMemory, inference_model, training_model
 from tests.conftest import REPOSITORY
@@ -169,6 +170,44 @@ def test_a_changed_source_file_is_noticed(tmp_path, monkeypatch):
         return float(start(tmp_path / "cache", module.Model())(torch.ones(3)))
 
     assert result(2) == pytest.approx(2 * result(1))
+
+
+SCALE, OF_HELPER, CHOICES = 1.0, 1.0, {"scale": [1.0]}
+
+
+def in_a_helper() -> float:
+    return OF_HELPER
+
+
+class Chosen(nn.Module):
+    scale: float = 1.0
+    choices: ClassVar[dict[str, float]] = {"scale": 1.0}
+
+    def forward(self, x: Tensor) -> Tensor:
+        own = self.scale * self.choices["scale"] * SCALE * in_a_helper()
+        return sum(own * CHOICES["scale"][0] * x for _ in range(1))
+
+
+@pytest.mark.parametrize(
+    "choose",
+    [
+        lambda patch: patch.setattr(Chosen, "scale", 2.0),
+        lambda patch: patch.setitem(Chosen.choices, "scale", 2.0),
+        lambda patch: patch.setitem(globals(), "SCALE", 2.0),
+        lambda patch: patch.setitem(globals(), "OF_HELPER", 2.0),
+        lambda patch: patch.setitem(CHOICES, "scale", [2.0]),
+    ],
+    ids=["an attribute of a class", "inside one", "a global", "a global of a function", "inside a global"],
+)
+def test_numbers_that_a_program_sets_before_it_compiles_have_steps_of_their_own(tmp_path, monkeypatch, choose):
+    options, x = StepOptions(cache_dir=tmp_path), torch.ones(2)
+    assert compile_forward(Chosen(), options=options)(x).tolist() == [1, 1]
+    with monkeypatch.context() as patch:
+        choose(patch)
+        assert compile_forward(Chosen(), options=options)(x).tolist() == [2, 2]
+    assert len(list(tmp_path.iterdir())) == 2
+    monkeypatch.setattr("popgeo.capture.capture_step.capture", None)
+    assert compile_forward(Chosen(), options=options)(x).tolist() == [1, 1]
 
 
 def test_a_step_is_compiled_anew_when_a_helper_in_another_file_of_the_model_has_changed(tmp_path, monkeypatch):

@@ -217,11 +217,11 @@ def test_what_the_optimizer_cannot_do_in_a_capture_is_told_with_its_first_cause(
 
 
 def test_of_a_long_error_the_first_line_is_told(cuda: FakeCuda, monkeypatch):
-    class Raises(Sums):
-        broken = False
+    broken: list[bool] = []
 
+    class Raises(Sums):
         def forward(self, x: Tensor) -> Tensor:
-            if self.broken:
+            if broken:
                 raise RuntimeError("the first line\nthe second line")
             return super().forward(x)
 
@@ -229,7 +229,7 @@ def test_of_a_long_error_the_first_line_is_told(cuda: FakeCuda, monkeypatch):
     step = compile_step(model, torch.optim.SGD(model.parameters(), lr=0.1), torch.ones(2), backend="cuda")
     for _ in range(3):
         step(torch.ones(2))
-    model.broken = True
+    broken.append(True)
     with pytest.raises(ValueError, match=r"in forward: raise Runtime.*\(RuntimeError: the first line\)"):
         step(torch.ones(2))
 

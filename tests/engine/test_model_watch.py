@@ -3,6 +3,8 @@
 import copy
 import warnings
 from collections.abc import Callable
+from types import SimpleNamespace
+from typing import ClassVar
 
 import pytest
 import torch
@@ -16,6 +18,9 @@ from popgeo.ipu import CompiledStep, training_model
 class Model(nn.Module):
     """Has something of each kind that its owner may change."""
 
+    gain, of_all = 1.0, 1.0
+    of_class: ClassVar[dict[str, float]] = {"scale": 1.0}
+
     def __init__(self) -> None:
         super().__init__()
         self.first, self.second, self.drop = nn.Linear(3, 3), nn.Linear(3, 3), nn.Dropout(0.5).eval()
@@ -23,8 +28,15 @@ class Model(nn.Module):
         self.single = torch.ones(1)
         self.layers, self.act = nn.ModuleList([nn.Linear(3, 3)]), torch.tanh
         self.register_buffer("shift", torch.ones(3))
+        self.weights = {"energy": 1.0, "parts": {"forces": [1.0, 2.0]}}
+        self.config, self.moved = SimpleNamespace(slope=1.0, inner=SimpleNamespace(power=1)), [torch.zeros(3)]
+
+    def scaled(self, x: Tensor) -> Tensor:
+        x = x * self.weights["energy"] * self.weights["parts"]["forces"][1] * self.config.slope
+        return x**self.config.inner.power * self.gain * self.of_all * self.of_class["scale"] + self.moved[0]
 
     def forward(self, x: Tensor) -> Tensor:
+        x = self.scaled(x)
         x = self.drop(self.second(self.act(self.first(x)))) * self.mask * self.factor * self.single + self.shift
         for layer in self.layers:
             x = layer(x)
@@ -57,6 +69,15 @@ CHANGES: dict[str, Callable[[Model], object]] = {
     "a submodule is added": lambda m: m.layers.append(nn.Tanh()),
     "a submodule is removed": lambda m: m.layers.__delitem__(0),
     "a bias is removed": lambda m: setattr(m.first, "bias", None),
+    "a number in a dictionary": lambda m: m.weights.update(energy=3.0),
+    "a number in a list of a dictionary": lambda m: m.weights["parts"]["forces"].__setitem__(1, 3.0),
+    "a number in an object": lambda m: setattr(m.config, "slope", 3.0),
+    "a number in an object of an object": lambda m: setattr(m.config.inner, "power", 2),
+    "a tensor in a list": lambda m: m.moved.__setitem__(0, torch.ones(3)),
+    "a number that the class has": lambda m: setattr(m, "gain", 3.0),
+    "a method of the class": lambda m: setattr(m, "scaled", lambda x: -x),
+    "a number of the class": lambda m: setattr(type(m), "of_all", 3.0),
+    "a number in a dictionary of the class": lambda m: type(m).of_class.update(scale=3.0),
     "an attribute appears": lambda m: setattr(m, "extra", 1.0),
     "a forward is replaced": lambda m: setattr(m.second, "forward", lambda x: 2 * x),
     "a forward hook": lambda m: m.second.register_forward_hook(lambda module, given, made: made + 1),
@@ -88,7 +109,7 @@ def both(change: Callable[[Model], object], trains: bool) -> tuple[CompiledStep,
     found = []
     for compiled in (False, True):
         torch.manual_seed(0)
-        model = Model()
+        model = type("Own", (Model,), {"of_class": {"scale": 1.0}})()  # whose class no other test shares
         optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
         if compiled:
             run = step = compile_step(model, optimizer) if trains else compile_forward(model)
@@ -108,7 +129,17 @@ def test_what_is_changed_after_compiling_has_the_effect_that_it_has_in_eager(cha
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("change", ["a number", "a forward hook", "a bias is removed", "a submodule is added"])
+@pytest.mark.parametrize(
+    "change",
+    [
+        "a number",
+        "a number in a dictionary",
+        "a number that the class has",
+        "a forward hook",
+        "a bias is removed",
+        "a submodule is added",
+    ],
+)
 def test_a_forward_pass_follows_too(change: str):
     _, (expected, found) = both(CHANGES[change], trains=False)
     for one, other in zip(found, expected, strict=True):
@@ -121,7 +152,8 @@ def test_what_the_model_does_not_look_at_and_what_is_set_to_the_same_leave_the_s
     step, x = compile_forward(model), torch.ones(2, 3)
     step(x)
     bound = step.bound
-    model.unread, model.factor, model.note = 5, float("2"), "new"
+    model.unread, model.factor, model.note, model.gain = 5, float("2"), "new", float("1")
+    model.weights["energy"], model.moved[:] = float("1"), list(model.moved)
     nn.Linear(1, 1).register_forward_hook(lambda *given: None)
     model.second.weight.data.mul_(2)
     model.train().eval()
