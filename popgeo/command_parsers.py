@@ -119,10 +119,12 @@ def train_words(arguments: Sequence[str]) -> list[str]:
         ValueError: the file of settings cannot be read, or it has a setting that no option has.
     """
     words = [_with_dashes(word) for word in arguments]
-    first = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    first = OneLineParser(prog="popgeo train", add_help=False)
     first.add_argument("--config", type=Path)
     asked, words = first.parse_known_args(words)
-    return words if asked.config is None else [*_words_of(asked.config), *words]
+    if asked.config is None:
+        return words
+    return [*_words_of(asked.config, left_out="source" if train_parser().parse_args(words).source else ""), *words]
 
 
 def _with_dashes(word: str) -> str:
@@ -130,8 +132,8 @@ def _with_dashes(word: str) -> str:
     return name.replace("_", "-") + equals + value if word.startswith("--") else word
 
 
-def _words_of(path: Path) -> list[str]:
-    """Return the settings in a JSON file, such as a run's `settings.json`, as words of a command line."""
+def _words_of(path: Path, left_out: str) -> list[str]:
+    """Return the settings in a JSON file, such as a run's `settings.json`, as words, without the setting `left_out`."""
     try:
         settings = json.loads(path.read_text())
     except ValueError as error:
@@ -142,16 +144,24 @@ def _words_of(path: Path) -> list[str]:
         raise ValueError(f"--config {path} has {unknown}; its settings are {', '.join(options)}.")
     words: list[str] = []
     for name, value in settings.items():
-        words += _words(options[name], value)
+        if name != left_out:
+            words += _words(options[name], value)
     return words
 
 
 def _words(action: argparse.Action, value: Any) -> list[str]:
-    """Return an option and its value as words; no word where the value switches it off, or leaves it out."""
-    if value is None or value is False or value == []:
+    """Return an option and its value as words; no word if the value is null, an empty list, or a flag's default.
+
+    Raises:
+        ValueError: a flag has another value than its two.
+    """
+    if value is None or (value == [] and action.default == []):
         return []
     option = next((name for name in action.option_strings if name.startswith("--")), "")
     if action.nargs == 0:  # a flag, or one of several choices that its constant names
+        if value not in (action.const, action.default):
+            allowed = " or ".join(map(json.dumps, (action.const, action.default)))
+            raise ValueError(f"--config has {json.dumps(value)} as {action.dest}; it is {allowed}.")
         return [option] if value == action.const else []
     if isinstance(action, argparse._AppendAction):
         return [word for one in value for word in (option, str(one))]
