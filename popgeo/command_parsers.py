@@ -148,11 +148,18 @@ def settings_in(path: Path | None) -> dict[str, Any]:
 
 
 def _words(action: argparse.Action, value: Any) -> list[str]:
-    """Return an option and its value as words; no word where the value switches it off, or leaves it out."""
-    if value is None or value is False or value == []:
+    """Return an option and its value as words; no word if the value is null, an empty list, or a flag's default.
+
+    Raises:
+        ValueError: a flag has another value than its two.
+    """
+    if value is None or (value == [] and action.default == []):
         return []
     option = [name for name in action.option_strings if name.startswith("--")][:1]  # none for FILE
     if action.nargs == 0:  # a flag, or one of several choices that its constant names
+        if value not in (action.const, action.default):
+            allowed = " or ".join(map(json.dumps, (action.const, action.default)))
+            raise ValueError(f"--config has {json.dumps(value)} as {action.dest}; it is {allowed}.")
         return option if value == action.const else []
     if isinstance(action, argparse._AppendAction):
         return [word for one in value for word in (*option, str(one))]

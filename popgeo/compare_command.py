@@ -9,8 +9,11 @@ import pandas as pd
 
 from popgeo import command_parsers
 from popgeo.atomic_write import written_whole
+from popgeo.engine.resume import load_checkpoint
 from popgeo.plots.style import write_png
 from popgeo.plots.training import compared_losses
+
+_OF_LOSS = {"loss", "energy_weight", "forces_weight", "stress_weight"}
 
 
 def compare(arguments: Sequence[str]) -> int:
@@ -19,9 +22,16 @@ def compare(arguments: Sequence[str]) -> int:
     runs = {name: _run(folder) for name, folder in zip(_names(asked.runs), asked.runs, strict=True)}
     table = pd.DataFrame({name: errors for name, (errors, _, _) in runs.items()}).T
     print(table.to_string(float_format="{:.4g}".format))
+    checksums = pd.DataFrame([_checksums(folder) for folder in asked.runs])
+    for part in (part for part in ("valid", "test") if checksums[part].nunique() > 1):
+        print(
+            f"\nnote: not all runs have the same structures for {part}; their errors in {part} do not compare models."
+        )
     settings = pd.DataFrame({name: own for name, (_, own, _) in runs.items()}).T.astype(str)
     if others := [name for name in settings if settings[name].nunique() > 1]:
         print("\nsettings that differ\n" + settings[others].to_string())
+    if named := [name for name in others if name in _OF_LOSS]:
+        print(f"\nnote: {', '.join(named)} differ, so that losses are different quantities; compare the errors.")
     with written_whole(asked.out) as partial:
         write_png(compared_losses({name: log for name, (_, _, log) in runs.items()}), partial)
     print(f"\nwrote {asked.out}")
@@ -32,6 +42,13 @@ def _names(folders: Sequence[Path]) -> list[str]:
     """Return the last part of each path; whole paths if two of these are equal."""
     names = [folder.resolve().name for folder in folders]
     return names if len({*names}) == len(names) else list(map(str, folders))
+
+
+def _checksums(folder: Path) -> dict[str, str]:
+    """Return a checksum of each part of the structures of a run."""
+    found = load_checkpoint(folder / "checkpoint.pt").get("checksums")
+    found = found if isinstance(found, dict) else {}
+    return {part: str(found.get(part, "")) for part in ("valid", "test")}
 
 
 def _run(folder: Path) -> tuple[dict[str, Any], dict[str, Any], pd.DataFrame]:

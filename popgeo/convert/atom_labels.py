@@ -1,6 +1,7 @@
 """Labels of structures as numbers in their shapes, and what is refused as one."""
 
 import math
+import warnings
 from typing import Any
 
 import numpy as np
@@ -9,6 +10,7 @@ from popgeo.convert.atom_keys import WEIGHTS
 
 # The most that a label can be; above that it is in another unit, or the calculation failed.
 _LIMITS = {"energy": (1e6, "eV an atom"), "forces": (1e5, "eV/angstrom"), "stress": (1e3, "eV/angstrom^3")}
+_OF_ROUNDING = 1e-4  # eV an atom: how far float32 may round an energy without a warning
 _OF_SYMMETRY = 1e-2  # of the largest entry: how far a calculated stress may be from its transpose
 
 
@@ -75,3 +77,13 @@ def symmetrised(called: str, matrix: np.ndarray) -> np.ndarray:
     if np.abs(matrix - matrix.T).max() > _OF_SYMMETRY * np.abs(matrix).max() + 1e-9:
         raise ValueError(f"it has {called} that is not symmetric: {matrix.tolist()}. Correct it or leave it out.")
     return (matrix + matrix.T) / 2
+
+
+def warn_of_rounding(energy: float, num_atoms: int) -> None:
+    """Warn if float32 rounds a total energy (eV) by more than 0.1 meV an atom."""
+    if np.spacing(np.float32(abs(energy))) / 2 > _OF_ROUNDING * num_atoms:
+        warnings.warn(  # the same words for all structures, so that one warning is shown
+            "Energies in float32 are rounded by more than 0.1 meV an atom, as totals are so large. Keep them in "
+            "float64 (double=True, --double), or subtract energies of atoms.",
+            stacklevel=3,
+        )

@@ -26,7 +26,7 @@ from popgeo.convert.atom_keys import (
     named_otherwise,
     require_same_attributes,
 )
-from popgeo.convert.atom_labels import as_label, numbers
+from popgeo.convert.atom_labels import as_label, numbers, warn_of_rounding
 from popgeo.convert.key_values import KeyValues, other_energy, said_of
 from popgeo.convert.neighbours import list_pairs, near_origin, require_elements, require_places
 from popgeo.convert.structure_paths import files_of
@@ -174,10 +174,11 @@ class AtomsReader:
         if name == "head" or (isinstance(value, str) and not known):
             data[name] = str(value)
             return
-        may_lack = self.labels == "partial" and name in LABELS
-        values = numbers(called, value, "iuf" if known else "iufb", allow_nan=may_lack)
+        values = numbers(called, value, "iuf" if known else "iufb", self.labels == "partial" and name in LABELS)
         if known:
             values = as_label(name, called, values * factor, len(atoms), cell)
+            if name == "energy" and not self.double:
+                warn_of_rounding(float(values[0]), len(atoms))
         else:
             values = values if factor == 1.0 else values * factor
             level = self.levels.get(called) or level_of(called, values.shape, len(atoms), called in atoms.arrays)
@@ -191,8 +192,7 @@ class AtomsFile(Dataset[Data]):
     """One file of `read_atoms`, each structure read when it is asked for."""
 
     def __init__(self, path: Path, reader: AtomsReader) -> None:
-        self.path, self.reader = path, reader
-        self.file = reach(path)
+        self.path, self.reader, self.file = path, reader, reach(path)
         self._of_file = {"atomrefs": "--E0s, energies of elements"} if self.file.metadata.get("atomrefs") else {}
         self.names: dict[str, str] | None = None
         """What the first structure that was read calls each attribute; None before one is read."""

@@ -18,6 +18,8 @@ from popgeo.nn.forces import energy_and_forces, energy_forces_and_stress
 from popgeo.nn.neighbor_rule import NeighborRule
 
 Evaluation = Callable[..., tuple[Tensor, ...]]
+STATES = {"charge", "spin"}
+"""What a model may take of `atoms.info`."""
 
 
 class Potential(nn.Module):
@@ -76,6 +78,8 @@ class SystemsCalculator:
         last: Any = self.atoms  # type: ignore[attr-defined]  # of ASE's class
         if last is None or len(last) != len(atoms):
             return names
+        if any(last.info.get(name) != atoms.info.get(name) for name in STATES & {*last.info, *atoms.info}):
+            return ["info"]
         old, new = ((one.positions, one.numbers, one.cell.array, one.pbc) for one in (last, atoms))
         pairs = dict(zip(names, zip(old, new, strict=True), strict=True))
         if tol:

@@ -38,7 +38,7 @@ def loss_curve(history: pd.DataFrame, *, mean_predictor: float | None = None, ax
         if is_loss and (history[list(columns)] > 0).all(axis=None):
             ax.set_yscale("log")
         else:
-            ax.set_ylim(0, None)
+            _begin_at_zero(ax)
         ax.xaxis.set_major_locator(MaxNLocator(integer=True))
         ax.legend()
     return ax
@@ -67,9 +67,15 @@ def error_curves(history: pd.DataFrame) -> list[Axes]:
         with drawing(ax):
             ax.plot(history["epoch"], history[name], marker="s", color=PALETTE[1])
             ax.set(xlabel="epoch", ylabel=f"{quantity}: validation MAE ({in_angstrom(unit)})")
-            ax.set_ylim(0, None)
+            _begin_at_zero(ax)
             ax.xaxis.set_major_locator(MaxNLocator(integer=True))
     return [first, *others]
+
+
+def _begin_at_zero(ax: Axes) -> None:
+    """Let the vertical axis begin at 0 and end above the highest marker."""
+    highest = ax.dataLim.y1
+    ax.set_ylim(0, 1.05 * highest if 0 < highest < np.inf else None)
 
 
 def compared_losses(logs: Mapping[str, pd.DataFrame]) -> Axes:

@@ -19,6 +19,7 @@ from torch_geometric.data import Batch, Data
 
 from popgeo.convert.neighbours import NeighbourList, require_elements
 from popgeo.data.found_sizes import grown
+from popgeo.deploy.ase_calculator import STATES
 from popgeo.deploy.ase_calculator import SystemsCalculator as SystemsCalculator
 from popgeo.packing import Budget, decreasing
 from popgeo.potentials.padding import PotentialLoader, with_safe_padding
@@ -35,7 +36,8 @@ class Evaluator:
         as_batch: Makes the framework's batch, as that framework's loader does.
         cutoff: The model's, in angstrom.
         species: One that the model knows, as `as_graph` counts them, for padding atoms.
-        levels: What the rows of further attributes belong to: "node", "edge" or "graph".
+        levels: What the rows of further attributes belong to: "node", "edge" or "graph". With `charge` and `spin` among
+            them, these are taken from `atoms.info`, as fairchem does.
         num_nodes: Atoms of a batch, padding included; what a quarter more than the first systems need when left out, as
             `num_edges` and `num_graphs`.
         num_edges: Edges of a batch.
@@ -146,6 +148,8 @@ class Evaluator:
         z, pbc, edge_index = map(torch.from_numpy, (atoms.numbers, atoms.pbc[None], edges))
         pos, cell, shift = (torch.from_numpy(one).to(self.dtype) for one in (places, atoms.cell.array[None], shifts))
         graph = Data(z=z.long(), pos=pos, cell=cell, pbc=pbc, edge_index=edge_index, edge_shift=shift)
+        for name in STATES & {*(self.levels or {})} & {*atoms.info}:
+            graph[name] = torch.tensor([atoms.info[name]])
         return self.as_graph(graph.to(self.device))
 
     def _room_for(self, graphs: list[Data], sizes: np.ndarray) -> PotentialLoader:

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from popgeo.deploy.ase_calculator import STATES
 from popgeo.potentials.evaluator import Evaluator
 
 try:
@@ -42,6 +43,9 @@ class FixedSizeModel(ModelInterface):
         z, pos, cells = (tensor.detach().cpu().numpy() for tensor in tensors)
         atoms = [rows.numpy() for rows in order.cpu().split(torch.bincount(state.system_idx).tolist())]
         systems = [Atoms(z[rows], pos[rows], cell=cell, pbc=pbc) for rows, cell in zip(atoms, cells, strict=True)]
+        for name in (name for name in STATES if getattr(state, name, None) is not None):
+            for system, value in zip(systems, getattr(state, name).tolist(), strict=True):
+                system.info[name] = value
         found = self.evaluator(systems)
         if "forces" in found:
             found["forces"] = torch.empty_like(found["forces"]).index_copy(0, order, found["forces"])

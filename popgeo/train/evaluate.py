@@ -98,13 +98,12 @@ def draw_parity(pairs: Pairs, title: str, path: Path) -> None:
     shown = {name: pair for name, pair in pairs.items() if len(pair.label)}
     if not shown:
         return
-    axes = panels(1, len(shown), size=(4.5 * len(shown), 4.8), title=title)
+    axes, errors = panels(1, len(shown), size=(4.5 * len(shown), 4.8), title=title), errors_of(shown)
     for ax, (name, (label, predicted, _)) in zip(axes, shown.items(), strict=True):
         quantity = "energy of binding" if name == "energy" else name
         unit = in_angstrom(UNITS[name])
         prediction_scatter(label, predicted, quantity=quantity, unit=unit, ax=ax)
-        error = 1000 * float((predicted - label).abs().mean())
-        ax.set_title(f"{name}: MAE {error:.3g} m{unit}")
+        ax.set_title(f"{name}: MAE {errors[f'{name} m{UNITS[name]} MAE']:.3g} m{unit}")
     draw(axes[0], path)
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch_geometric.data import Data
 
 from popgeo.convert.atom_keys import LABELS, WEIGHTS
-from popgeo.convert.atom_labels import as_label, numbers
+from popgeo.convert.atom_labels import as_label, numbers, warn_of_rounding
 from popgeo.convert.atoms import LEVELS, read_atoms, with_pairs
 from popgeo.convert.neighbours import require_elements
 from popgeo.convert.set_checks import (
@@ -121,6 +121,7 @@ def _check_neighbours(structures: Sequence[Data], cutoff: float, path: Path) -> 
         return
     shortest = f"{alone:,} of {total:,} atoms of {path} have no neighbour within the cutoff of {cutoff:g} angstrom"
     remedy = "Raise the cutoff (--cutoff), or correct the unit of positions: --units length=nm or length=bohr."
+    shortest = shortest if some else f"all structures of {path} are single atoms"
     if alone == total:
         raise ValueError(f"{shortest}, so there is nothing to learn from positions. {remedy}")
     warnings.warn(f"{shortest}. {remedy}", stacklevel=4)
@@ -152,6 +153,8 @@ def _checked(name: str, value: Any, one: Data, partial: bool) -> Tensor:
     cell = one.cell.double().view(3, 3).numpy() if "cell" in one else np.zeros((3, 3))
     values = numbers(name, value.double().numpy() if value.is_floating_point() else value.numpy(), "iuf", partial)
     label = torch.from_numpy(as_label(name, name, values.astype(np.float64), len(one.z), cell))
+    if name == "energy" and value.dtype is torch.float32:  # of a store
+        warn_of_rounding(float(label), len(one.z))
     return voigt_to_matrix(label) if name == "stress" else label
 
 

@@ -2,13 +2,17 @@
 
 import importlib
 import re
+import warnings
+from contextlib import nullcontext
 
 import numpy as np
 import pytest
 import torch
 
+from popgeo import data
 from popgeo.__main__ import main
 from popgeo.convert import read_atoms
+from popgeo.convert.atoms import LEVELS
 from popgeo.data import FlatStore
 
 ase = pytest.importorskip("ase")
@@ -535,3 +539,27 @@ def test_a_folder_leaves_no_file_of_structures_out(tmp_path):
     with pytest.warns(UserWarning, match=r"notes.txt are left out: of a folder, files that end in .xyz, .* are read"):
         structures = read_atoms(tmp_path)
     assert [len(one.z) for one in structures] == [1, 2, 3, 4, 5]
+
+
+ROUNDED = {"all electrons": (-2.1e6, 4, True), "two atoms": (-8e4, 2, True), "positive": (9e5, 8, True),
+           "more atoms": (-1.5e4, 12, False), "small": (-500.0, 4, False)}  # fmt: skip
+
+
+@pytest.mark.parametrize(("energy", "num_atoms", "is_rounded"), ROUNDED.values(), ids=ROUNDED)
+def test_energies_that_float32_rounds_are_warned_of_when_read_and_when_trained_on(
+    tmp_path, energy, num_atoms, is_rounded
+):
+    from ase.io import write
+
+    from popgeo.train.training_set import read_structures
+
+    write(tmp_path / "a.xyz", [structure(num_atoms, energy=energy + i) for i in range(2)])
+    options = {"keys": {}, "units": {}, "levels": {}, "labels": "all"}
+    with pytest.warns(UserWarning, match="rounded by more than 0.1 meV") if is_rounded else nullcontext():
+        graphs = list(read_atoms(tmp_path / "a.xyz"))
+    data.write(graphs, tmp_path / "store", levels=LEVELS)
+    with pytest.warns(UserWarning, match="rounded by more than 0.1 meV") if is_rounded else nullcontext():
+        read_structures(tmp_path / "store", 2.0, options, ["energy"])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert read_atoms(tmp_path / "a.xyz", double=True)[0].energy.item() == energy

@@ -1,9 +1,11 @@
 """Curves and scatters of a training show the errors they are given, with their units."""
 
+import pandas as pd
 import pytest
 from numpy.testing import assert_allclose
 
 from popgeo import plots
+from popgeo.plots.training import error_curves
 from tests.support.figures import DRAW, HISTORY, lines
 
 
@@ -33,3 +35,12 @@ def test_prediction_scatter_draws_the_points_their_error_and_the_diagonal():
 def test_predictions_of_another_shape_are_refused(predicted):
     with pytest.raises(ValueError, match=r"computed has shape \(2,\)"):
         plots.prediction_scatter([1.0, 2.0], predicted)
+
+
+@pytest.mark.parametrize("errors", [[930.0, 860.0, 800.0], [5.0], [0.0, 0.0], [float("nan"), 2.0], [float("nan")] * 2])
+def test_each_error_lies_between_zero_and_the_upper_end_of_its_axis(errors):
+    epochs = pd.DataFrame({"epoch": range(1, 1 + len(errors)), "train loss": 1.0, "valid loss": 1.0})
+    _, ax = error_curves(epochs.assign(**{"forces meV/A MAE": errors}))
+    low, high = ax.get_ylim()
+    assert low == 0
+    assert high > 1.04 * max([error for error in errors if error == error], default=0)

@@ -99,3 +99,28 @@ def test_forces_and_stress_of_ases_calculator_are_the_slopes_of_its_energy():
     atoms.calc = SystemsCalculator(evaluator_of())
     np.testing.assert_allclose(atoms.get_forces(), calculate_numerical_forces(atoms, eps=1e-5), atol=1e-6)
     np.testing.assert_allclose(atoms.get_stress(), calculate_numerical_stress(atoms, eps=1e-5), atol=1e-6)
+
+
+@pytest.mark.parametrize(("first", "second"), [({"charge": 0}, {"charge": 1}), ({}, {"spin": 3}), ({"charge": 2}, {})])
+def test_charge_and_spin_reach_a_model_that_takes_them_and_a_change_is_noticed(first, second):
+    def with_states(graph):
+        for name in ("charge", "spin"):
+            graph[name] = graph[name] if name in graph else torch.zeros(1, dtype=torch.int64)
+        return as_graph(graph)
+
+    evaluator = evaluator_of(as_graph=with_states, levels={"charge": "graph", "spin": "graph"})
+    springs = evaluator.evaluate
+    evaluator.evaluate = lambda batch: {
+        **(found := springs(batch)),
+        "energy": found["energy"] + 10 * batch.charge + 100 * batch.spin,
+    }
+    one, other = (molecule("H2O", info=info) for info in (first, second))
+    neutral = float(evaluator_of()([molecule("H2O")])["energy"])
+    wanted = [10 * info.get("charge", 0) + 100 * info.get("spin", 0) for info in (first, second)]
+    assert (evaluator([one, other])["energy"] - neutral).tolist() == pytest.approx(wanted)
+    one.calc = SystemsCalculator(evaluator)
+    found = [one.get_potential_energy() - neutral]
+    one.info.clear()
+    one.info.update(second)
+    assert [*found, one.get_potential_energy() - neutral] == pytest.approx(wanted)
+    assert float(evaluator_of()([other])["energy"]) == neutral  # a model without them takes no notice, as elsewhere

@@ -12,6 +12,7 @@ from popgeo import command_parsers, plots
 from popgeo.__main__ import main
 from popgeo.deploy import ForceField
 from popgeo.deploy.force_field import MODELS
+from popgeo.train import evaluate
 from popgeo.train.force_loss import LOSSES
 from tests.conftest import REPOSITORY
 from tests.support import quick_python
@@ -36,6 +37,21 @@ def test_compared_runs_are_a_table_with_what_differs_and_a_picture(runs, capsys)
     assert all(name in table for name in ("slow", "fast", "best epoch", "valid loss", "test forces meV/A MAE"))
     assert settings.splitlines()[0].split() == ["lr"]
     assert (runs / "both.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [(["--seed", "1"], ["structures for valid", "structures for test"]), (["--loss", "mae"], ["loss differ"]),
+     (["--valid-fraction", "0.2"], ["structures for valid"]), (["--forces-weight", "1"], ["forces_weight differ"])],
+)  # fmt: skip
+def test_numbers_that_do_not_compare_models_are_noted(options, says, runs, tmp_path, capsys):
+    assert train(runs / "store", tmp_path / "other", "--epochs", "1", *options)[0] == 0
+    capsys.readouterr()
+    for other, has_note in ((tmp_path / "other", True), (runs / "slow", False)):
+        assert main(["compare", str(runs / "fast"), str(other), "--out", str(tmp_path / "a.png")]) == 0
+        printed = capsys.readouterr().out
+        assert ("note: " in printed) is has_note
+        assert all(words in printed for words in says) is has_note
 
 
 @pytest.mark.parametrize("name", ["store", "nothing"])
@@ -127,6 +143,9 @@ def test_a_run_that_began_with_settings_in_a_file_is_resumed_with_them_and_not_w
 @pytest.mark.parametrize(
     ("text", "says"),
     [("{", "is not JSON"), ("[1]", "has list"), ('{"lr_": 1}', r"has \['lr_'\]; its settings are source, out"),
+     ('{"recompute_E0s": "true"}', 'has "true" as recompute_E0s; it is true or false'),
+     ('{"labels": "Partial"}', 'has "Partial" as labels; it is "partial" or "all"'),
+     ('{"forces_weight": false}', "invalid float value: 'False'"), ('{"epochs": []}', "epochs"),
      ('{"lr": "fast"}', "--lr: invalid float value"), ('{"model": "gin"}', "--model: invalid choice")],
 )  # fmt: skip
 def test_settings_that_no_option_takes_are_refused(text, says, tmp_path, capsys):
@@ -137,6 +156,22 @@ def test_settings_that_no_option_takes_are_refused(text, says, tmp_path, capsys)
         status = end.code
     assert status == 2
     assert re.search(says, capsys.readouterr().err)
+
+
+@pytest.mark.parametrize("option", ["--config", "--conf", "--con"])
+def test_a_file_on_the_command_line_wins_over_that_of_the_settings(option, tmp_path):
+    (tmp_path / "c.json").write_text('{"source": "a.xyz", "lr": 0.5}')
+    for words in (["b.xyz", option, str(tmp_path / "c.json")], [option, str(tmp_path / "c.json"), "b.xyz"]):
+        found = vars(command_parsers.train(words)) | {"config": None}
+        assert found == vars(command_parsers.train(["b.xyz", "--lr", "0.5"]))
+
+
+def test_a_missing_name_of_settings_is_said_in_one_line(capsys):
+    with pytest.raises(SystemExit):
+        command_parsers.train(["b.xyz", "--config"])
+    assert capsys.readouterr().err == (
+        "popgeo train: argument --config: expected one argument; popgeo train --help lists the options\n"
+    )
 
 
 def test_names_that_the_parser_knows_are_those_of_the_package():
@@ -158,6 +193,18 @@ def test_curves_of_a_log_have_one_picture_for_the_loss_and_one_for_each_error(ru
     assert [one.get_ylabel() for one in axes] == [
         "loss", "energy: validation MAE (meV/atom)", "forces: validation MAE (meV/Å)"
     ]  # fmt: skip
+
+
+def test_a_parity_tells_the_error_of_the_table_also_with_weights(tmp_path, monkeypatch):
+    drawn = []
+    monkeypatch.setattr(evaluate, "draw", lambda ax, path: drawn.append(ax.get_title()))
+    label, predicted, weight = torch.tensor([[0.0, 1.0, 2.0], [0.1, 1.0, 4.0], [1.0, 1.0, 0.0]])
+    for weights in (weight, torch.ones(3)):
+        pairs = {"forces": evaluate.Pair(label, predicted, weights)}
+        evaluate.draw_parity(pairs, "", tmp_path / "a.png")
+        error = float((weights * (predicted - label).abs()).sum() / weights.sum()) * 1000
+        assert evaluate.errors_of(pairs)["forces meV/A MAE"] == pytest.approx(error)
+        assert drawn.pop() == f"forces: MAE {error:.3g} meV/Å"
 
 
 def test_both_axes_of_a_parity_have_one_scale_and_the_same_ticks():
