@@ -21,18 +21,19 @@ PLACES = {
     "kit": ("testing/",),
     "train": ("train/", "lightning.py"),
 }
-# The aim is 42,500 in all, which holds, 28,500 for the core and 600 for `train`, which do not hold yet. So each number
-# may only fall; one may rise only in a change that lowers another one by as much.
+# Round numbers, up to 2 % above what there is, so that a guest can add a model. In November 2026 they rose by 2,700 lines
+# for what public bug reports asked for; with C++ and tables that makes 50,700, and the aim for all of it is 47,500. So
+# each number falls when a mechanism goes, and rises only in a change that says why.
 BUDGETS = {
-    "core": 29_586,
-    "compat": 3_093,
-    "systems": 2_103,
-    "models": 1_441,
-    "reach": 3_195,
-    "kit": 2_031,
-    "train": 799,
+    "core": 32_300,
+    "compat": 3_270,
+    "systems": 2_180,
+    "models": 1_500,
+    "reach": 3_400,
+    "kit": 2_070,
+    "train": 830,
 }
-ALL = 42_248  # may only fall
+ALL = 45_500
 REMEDY = "A new mechanism names the one it replaces: take that out, or raise the budget here and say why."
 LONGEST_FILE, SHORTEST_FILE_OF_ONE_USER = 350, 40
 # An operation's cost and its lowering are found by one name.
