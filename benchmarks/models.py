@@ -54,7 +54,7 @@ def packed_batch(num_nodes: int) -> Batch:
         molecules.append(transform(Data(z=z, pos=pos)))
         free -= len(z)
     padding = Data(z=torch.zeros(free + 1, dtype=torch.long), pos=torch.zeros(free + 1, 3))
-    padding.edge_index = torch.empty(2, 0, dtype=torch.long)
+    padding.edge_index, padding.cutoff = torch.empty(2, 0, dtype=torch.long), torch.tensor([CUTOFF])
     return Batch.from_data_list([*molecules, padding])
 
 
@@ -168,7 +168,7 @@ class Comparison:
         Forward once, backward twice as much, except that the Gaussians, which the filters start from, need no gradient.
         """
         hidden, filters, blocks, gaussians, _ = self.shape
-        num_nodes = len(self.batch.nodes_mask)
+        num_nodes = len(self.batch.z)
         of_edges = 2 * gaussians * filters + 3 * filters * filters
         of_nodes = 3 * (2 * hidden * filters + hidden * hidden)
         of_readout = 3 * (hidden + 1) * (hidden // 2)

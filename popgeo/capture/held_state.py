@@ -203,7 +203,7 @@ def _contents(value: Any) -> Any:
 def containers_in(value: Any, depth: int = 4) -> list[Any]:
     """Return the lists, dictionaries and sets of a value, from outside to inside: a copy of each shows an edit.
 
-    An object with more than 64 of them, such as a Trainer, counts as one that nobody edits for the model.
+    An object with more than 64 of them, such as a Trainer, counts as one that the user does not edit for the model.
 
     Args:
         value: Anything that a module may have for an attribute; of a plain object its attributes count.

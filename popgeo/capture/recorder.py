@@ -197,8 +197,8 @@ class Recorder(TorchDispatchMode):
             return  # it hands on what it was given
         made: Any = new[0] if len(new) == 1 else None
         if (viewed := _seen_through(made, known)) is not None:  # a view, whatever its schema says
-            layout = list(made.shape), list(made.stride()), made.storage_offset()
-            name, recorded_args, recorded_kwargs = "aten.as_strided.default", (page.with_refs(viewed), *layout), {}
+            name, layout = _view_of(viewed, made)
+            recorded_args, recorded_kwargs = (page.with_refs(viewed), *layout), {}
         outputs = tuple(page.output(tensor) if isinstance(tensor, Tensor) else None for tensor in new)
         self._append(name, recorded_args, outputs, kwargs=recorded_kwargs, writes=writes)
         if name == "popgeo.identity_loss.default" and not self._in_body:
@@ -259,6 +259,14 @@ def _seen_through(result: Any, given: Iterable[Tensor]) -> Tensor | None:
     memory, same_type = result.untyped_storage()._cdata, (one for one in given if one.dtype is result.dtype)
     dense = (one for one in same_type if one.layout is torch.strided)
     return next((one for one in dense if one.untyped_storage()._cdata == memory), None)
+
+
+def _view_of(viewed: Tensor, made: Tensor) -> tuple[str, tuple[Any, ...]]:
+    """Return the operation that makes a view of a tensor, and its other arguments."""
+    is_plain = made.is_contiguous() and viewed.is_contiguous() and made.numel() == viewed.numel()
+    if is_plain and made.storage_offset() == viewed.storage_offset():
+        return "aten.view.default", (list(made.shape),)
+    return "aten.as_strided.default", (list(made.shape), list(made.stride()), made.storage_offset())
 
 
 def active_recorder() -> Recorder | None:

@@ -44,10 +44,10 @@ def is_composite(func: Any) -> bool:
         >>> is_composite(torch.ops.aten.dropout.default), is_composite(torch.ops.aten.native_dropout.default)
         (True, False)
     """
-    name = func.name()
-    return torch._C._dispatch_has_kernel(name) and torch._C._dispatch_has_kernel_for_dispatch_key(
-        name, "CompositeImplicitAutograd"
-    )
+    name, has_kernel = func.name(), torch._C._dispatch_has_kernel_for_dispatch_key
+    if not torch._C._dispatch_has_kernel(name):
+        return False
+    return has_kernel(name, "CompositeImplicitAutograd") and not has_kernel(name, "CPU")  # a kernel has other bits
 
 
 def only_raises(func: Any) -> bool:

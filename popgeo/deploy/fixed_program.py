@@ -17,10 +17,11 @@ from popgeo.data.fixed_size_options import FixedSizeOptions
 from popgeo.data.slots import Layout, Slot
 from popgeo.nn.atom_targets import matrix_to_voigt
 from popgeo.nn.forces import energy_and_forces, energy_forces_and_stress, volumes
-from popgeo.nn.models.atom_model import AtomModel
 
 if TYPE_CHECKING:
     from torch_geometric.data import Batch
+
+    from popgeo.nn.models.atom_model import AtomModel
 
 Tensors = Mapping[str, Tensor]
 WHOLE_BATCH = ""
@@ -139,9 +140,9 @@ class InFloat64(nn.Module):
         model: Such as `SchNet`, which computes so if its positions are in float64.
     """
 
-    def __init__(self, model: AtomModel) -> None:
+    def __init__(self, model: "AtomModel") -> None:
         super().__init__()
-        self.model: AtomModel = model
+        self.model = model
         self.neighbor_rule = model.neighbor_rule
         self.signature = inspect.Signature(list(_parameters(model)))
 
@@ -153,6 +154,8 @@ class InFloat64(nn.Module):
 
 def as_predicted(model: nn.Module, forces: bool) -> nn.Module:
     """The model as a program computes it: models of atoms in float64 where that matters, with forces if asked for."""
+    from popgeo.nn.models.atom_model import AtomModel  # which imports PyG
+
     model = InFloat64(model) if isinstance(model, AtomModel) else model
     return WithForces(model) if forces else model
 

@@ -139,7 +139,7 @@ TRAINING: dict[str, Callable[[], Any]] = {
 LOADERS: dict[str, Callable[[], Any]] = {
     "FixedSizeDataLoader": lambda: next(iter(FixedSizeDataLoader(graphs(), 4, fixed_size_options=SIZES))),
     "FixedSizeNeighborLoader": lambda: next(
-        iter(FixedSizeNeighborLoader(graphs()[1], num_neighbors=[2], batch_size=3))
+        iter(FixedSizeNeighborLoader(graphs()[1], num_neighbors=[2], batch_size=3, seed=0))
     ),
 }
 

@@ -141,10 +141,11 @@ def test_a_wrapper_keeps_the_mode_that_the_model_was_in_when_it_was_made():
 @pytest.mark.filterwarnings("ignore:The model is in the mode of")
 def test_each_submodule_keeps_its_own_mode():
     model = Modes()
-    model.drop.eval()
     step = training_model(model, optimizer=torch.optim.SGD(model.parameters(), lr=0.0))
-    model.train()
+    model.drop.eval()
     assert step(torch.ones(3))[0].tolist() == [1, 1, 1]
+    model.drop.train()
+    assert step(torch.ones(3))[0].tolist() != [1, 1, 1]
 
 
 def test_the_mode_can_be_chosen_by_the_wrapper():

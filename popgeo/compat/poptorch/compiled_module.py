@@ -56,6 +56,7 @@ class CompiledModule(HasCallTimes):
         if optimizer is not None and (base := next(of_torch)) is not type(optimizer):
             logger.warning(said("optimizer step", kind=type(optimizer).__name__, base=base.__name__))
         self._compiled: CompiledStep | None = None
+        self._modes: dict[nn.Module, bool] = {}  # of the module and its parts, as they were when it was compiled
         self._form: Structure | None = None  # how the arguments nest that it was compiled for
         self._is_attached = self._has_run = False
         self._attributes: dict[tuple[type, str], set[str]] = {}  # of optimizers, as they were at the last look
@@ -180,6 +181,7 @@ class CompiledModule(HasCallTimes):
         with replaced(self._model, "training", self._mode), compiling(), as_poptorch_errors(), marked:
             step = self._captured(given, popgeo_options(self._options, self._optimizer), self._optimizer)
             self._require_own_buffers(step)
+            self._modes = {part: part.training for part in self._model.modules()}
         if self._options.updatable_named_buffers:  # the host's are its own from here on, until they are copied
             for state in step.replica_states():
                 state.copy_buffers(self._model, buffers)

@@ -3,7 +3,7 @@
 import copy
 import logging
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import Any
 
 import torch
@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from popgeo import ipu
+from popgeo.capture.held_state import in_modes
 from popgeo.compat.account import recorded
 from popgeo.compat.poptorch import enums, executable_file
 from popgeo.compat.poptorch.call_arguments import arguments_of, as_results, narrowed, of_calls, write_back
@@ -55,7 +56,7 @@ class PoplarExecutor(CompiledModule):
             self._loss_scale = compiled.loss_scale.value
         steps = self._ticks(compiled.options.batch_factor)
         times = self._timed(num_inputs=len(given.tensors), num_steps=steps)
-        with as_poptorch_errors(), self._buffers_apart(), self._gradients(), times:
+        with as_poptorch_errors(), self._buffers_apart(), self._gradients(), self._as_compiled(), times:
             try:
                 returned = self._pass(given, compiled)
             except ValueError as error:
@@ -104,6 +105,10 @@ class PoplarExecutor(CompiledModule):
         for state in self.compiled.replica_states():
             for name in state.buffers.keys() & {*names}:
                 state.buffers[name].copy_(self._model.get_buffer(name))
+
+    def _as_compiled(self) -> AbstractContextManager[None]:
+        """Keep the modes in which the model was compiled: an IPU's program does not follow those of the module."""
+        return in_modes(self._model, self._modes)
 
     @contextmanager
     def _gradients(self) -> Iterator[None]:

@@ -131,7 +131,7 @@ def test_the_report_of_one_of_two_processes_exchanges_rows_and_adds_up_relations
     model = ShardedTraining(ComplEx(2 * SHARDS.num_rows, 3, 4), SoftmaxLoss(), num_shards=4, num_local=2)
     options = Options(replication_factor=2)
     step = training_model(model, options, torch.optim.Adam(model.parameters()))
-    half = TripleLoader(make_triples(), SHARDS, slots=4, num_negatives=3, rank=0, world_size=2)
+    half = TripleLoader(make_triples(), SHARDS, slots=4, num_negatives=3, seed=0, rank=0, world_size=2)
     halves = [torch.cat([tensor, tensor]) for tensor in next(iter(half))]  # for both replicas of this process
     table = step.compile(*halves).report.to_frame()
     exchanged = table[table["target"] == "popgeo.all_to_all.default"]
