@@ -1,35 +1,26 @@
 """What a forked child needs: locks of its own, and no threads of OpenMP, since threads do not survive a fork."""
 
+import _thread
 import os
-import threading
 import weakref
-from types import TracebackType
 
 import torch
 
 
-class Lock:
+class Lock(_thread.RLock):
     """A lock as `threading.RLock`, which is free in a forked child, whatever other threads held in the parent.
 
+    A block takes and frees it without a step of Python in between, in which Ctrl-C could leave it taken.
+
     Example:
-        >>> with Lock() as lock, lock:
+        >>> lock = Lock()
+        >>> with lock, lock:
         ...     print("held twice by one thread")
         held twice by one thread
     """
 
     def __init__(self) -> None:
-        self._lock = threading.RLock()
-        self._entered: list[threading.RLock] = []
         _LOCKS.add(self)
-
-    def __enter__(self) -> "Lock":
-        lock = self._lock
-        lock.acquire()
-        self._entered.append(lock)
-        return self
-
-    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self._entered.pop().release()  # that of the parent, if the block has forked
 
 
 _LOCKS: "weakref.WeakSet[Lock]" = weakref.WeakSet()
@@ -37,7 +28,8 @@ _LOCKS: "weakref.WeakSet[Lock]" = weakref.WeakSet()
 
 def _in_child() -> None:
     for lock in list(_LOCKS):
-        lock._lock = threading.RLock()
+        if not lock._is_owned():  # the thread that forks still holds its own
+            lock._at_fork_reinit()
     torch.set_num_threads(1)  # a parallel region would wait for threads of the parent
 
 
