@@ -7,7 +7,7 @@ import weakref
 import torch
 
 
-class Lock(_thread.RLock):
+class Lock(_thread.RLock):  # type: ignore[misc]  # final in the stubs alone
     """A lock as `threading.RLock`, which is free in a forked child, whatever other threads held in the parent.
 
     A block takes and frees it without a step of Python in between, in which Ctrl-C could leave it taken.
@@ -28,8 +28,8 @@ _LOCKS: "weakref.WeakSet[Lock]" = weakref.WeakSet()
 
 def _in_child() -> None:
     for lock in list(_LOCKS):
-        if not lock._is_owned():  # the thread that forks still holds its own
-            lock._at_fork_reinit()
+        if not lock._is_owned():  # type: ignore[attr-defined]  # the thread that forks still holds its own
+            lock._at_fork_reinit()  # type: ignore[attr-defined]
     torch.set_num_threads(1)  # a parallel region would wait for threads of the parent
 
 
