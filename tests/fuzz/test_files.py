@@ -20,7 +20,10 @@ def test_no_damaged_file_runs_code_crashes_or_is_read_wrong(monkeypatch, capsys)
 
 
 def test_no_damaged_file_of_structures_ends_the_process(monkeypatch, capsys):
-    damaged(monkeypatch, capsys, sorted({*WRITERS} & {*FORMATS}), 78)
+    kinds = sorted({*WRITERS} & {*FORMATS})
+    if not kinds:
+        pytest.skip("none of ase, h5py and rdkit is installed")
+    damaged(monkeypatch, capsys, kinds, 78)
 
 
 def damaged(monkeypatch, capsys, kinds: list[str], cases: int) -> None:

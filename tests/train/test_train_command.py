@@ -199,6 +199,7 @@ def test_stress_of_periodic_structures_is_learned_from_the_file_of_ase(tmp_path,
 
 @pytest.mark.parametrize(("cutoff", "status"), [("0.5", 2), ("1.2", 0), ("2.0", 0)])
 def test_a_cutoff_without_neighbours_is_refused_and_one_with_few_is_named(tmp_path, capsys, cutoff, status):
+    pytest.importorskip("ase", reason="ase is not installed")
     from ase import Atoms
     from ase.calculators.singlepoint import SinglePointCalculator
     from ase.io import write
