@@ -148,5 +148,5 @@ def prediction_scatter(
         ax.set(xlim=limits, ylim=limits)  # one scale
         ax.set_yticks([tick for tick in ax.get_xticks() if limits[0] <= tick <= limits[1]])
         ax.set_title(f"Held-out molecules: MAE {np.abs(x - y).mean():.3f} {unit}")
-        ax.legend(loc="upper left")
+        ax.legend(loc="upper left", framealpha=0.5)  # points behind it are seen
     return ax
