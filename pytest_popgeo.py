@@ -9,7 +9,7 @@ import pytest
 
 @pytest.fixture
 def popgeo_conformance() -> Callable[..., Any]:
-    """Tries every claim on a model, loader, sampler or neighbour list, as `popgeo.testing.check_conformance` does, and
+    """Tries every claim on a model, loader, sampler or neighbor list, as `popgeo.testing.check_conformance` does, and
     fails the test where one does not hold; returns the report."""
     from popgeo.testing import check_conformance
 

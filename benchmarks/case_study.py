@@ -4,7 +4,7 @@
     python benchmarks/case_study.py --molecules 7000 --epochs 1      # a part of it
     python benchmarks/case_study.py --root FOLDER                    # FOLDER holds qm9.npz; or set POPGEO_SHARED_DATA
 
-PyG's SchNet learns the HOMO-LUMO gap (eV) with the settings of the study: 28 nearest neighbours within 10 angstrom,
+PyG's SchNet learns the HOMO-LUMO gap (eV) with the settings of the study: 28 nearest neighbors within 10 angstrom,
 eight molecules a batch, one of them padding, 32 device iterations, 16 replicas, AdamW at 1e-4. Prints the mean loss
 (squared error, eV^2) of each epoch next to the published one, the seconds that it took, and what became of each option.
 A part of the molecules makes fewer updates an epoch, so its losses are higher. Without QM9 the bundled ones are in.

@@ -128,7 +128,7 @@ ROWS: dict[str, Callable[[], tuple[bool, str]]] = {
     "fixed-shape SchNet, GCN, GIN, transformers, TGN, NBFNet, embeddings": fixed_models,
     "a step compiled ahead of time, backward and optimizer included": ahead_of_time,
     "cycles and tile memory without the machine": cycles,
-    "sampling of large graphs: clusters, neighbours": sampling,
+    "sampling of large graphs: clusters, neighbors": sampling,
     "programs written for PopTorch": poptorch_programs,
     "runs on an IPU, GPU, TPU": runs_on,
     "framework": framework,

@@ -4,7 +4,7 @@
     python benchmarks/dynamics.py
 
 One thread, random weights, time steps so short that nothing breaks, denormal numbers flushed. The eager models of the
-crystal are in the same calculator, so all find neighbours alike.
+crystal are in the same calculator, so all find neighbors alike.
 """
 
 import argparse

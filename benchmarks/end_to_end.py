@@ -1,11 +1,11 @@
 """Graphs per second of a whole training run, loader included: four arrangements on the same molecules, one thread.
 
 - padded: the arrangement of the notebook published for IPUs, run eagerly: each molecule padded to the largest one,
-  nearest neighbours out of all pairs of atoms of the batch, PyG's SchNet.
-- dynamic: PyG's ordinary batches, the same neighbours found beforehand and only if there are any, PyG's SchNet.
+  nearest neighbors out of all pairs of atoms of the batch, PyG's SchNet.
+- dynamic: PyG's ordinary batches, the same neighbors found beforehand and only if there are any, PyG's SchNet.
 - popgeo: the main job: each pair of atoms within the cutoff listed beforehand, for both directions; batches of fixed
   size, packed; popgeo's SchNet, compiled.
-- knn: the main job with --num-neighbors 16: the same, but neighbours are found within molecules in each step.
+- knn: the main job with --num-neighbors 16: the same, but neighbors are found within molecules in each step.
 
 The first two run twice: as people run them, and with denormal numbers flushed (`torch.set_flush_denormal`), which on
 many processors makes them several times faster; goals are against the latter.
@@ -31,7 +31,7 @@ from popgeo.nn import KNNInteractionGraph, PrecomputeInteractionGraph, SchNet, l
 GAP = Molecules.target_index("gap")
 CHANNELS, BLOCKS, GAUSSIANS = 64, 3, 32
 GOALS = {"padded": 8, "dynamic": 4}  # for the main job, against each with denormal numbers flushed
-NEIGHBOURS, CUTOFF, BATCH_SIZE, DEVICE_ITERATIONS = 16, 5.0, 32, 4
+NEIGHBORS, CUTOFF, BATCH_SIZE, DEVICE_ITERATIONS = 16, 5.0, 32, 4
 
 
 def main() -> None:
@@ -69,10 +69,10 @@ class NearestOfAll(nn.Module):
         distance = nn.functional.pairwise_distance(pos.unsqueeze(0), pos.unsqueeze(1), eps=0.0)
         apart = (batch.unsqueeze(0) != batch.unsqueeze(1)) | torch.eye(len(pos), dtype=torch.bool)
         distance = distance.masked_fill(apart | (distance > CUTOFF), CUTOFF)
-        count = min(NEIGHBOURS, len(pos))
-        weight, neighbour = torch.topk(-distance, count, dim=1)
+        count = min(NEIGHBORS, len(pos))
+        weight, neighbor = torch.topk(-distance, count, dim=1)
         centre = torch.arange(len(pos)).repeat_interleave(count)
-        return torch.stack([neighbour.flatten(), centre]), -weight.flatten()
+        return torch.stack([neighbor.flatten(), centre]), -weight.flatten()
 
 
 class Given(nn.Module):
@@ -143,7 +143,7 @@ class GapModel(nn.Module):
     def __init__(self, num_graphs: int, max_num_nodes: int) -> None:
         super().__init__()
         self.num_graphs = num_graphs
-        graph = KNNInteractionGraph(NEIGHBOURS, CUTOFF, max_num_nodes)
+        graph = KNNInteractionGraph(NEIGHBORS, CUTOFF, max_num_nodes)
         self.schnet = SchNet(CHANNELS, CHANNELS, BLOCKS, GAUSSIANS, CUTOFF, graph, readout="mean")
 
     def forward(self, z: Tensor, pos: Tensor, batch: Tensor, y: Tensor, graphs_mask: Tensor, *pairs: Tensor) -> Tensor:

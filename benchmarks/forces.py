@@ -78,9 +78,9 @@ class SchNetPack(nn.Module):
         num_graphs: int,
         edge_shift: Tensor | float = 0.0,
     ) -> Tensor:
-        neighbour, centre = edge_index
-        vectors = pos[neighbour] - pos[centre] + edge_shift
-        given = {"_atomic_numbers": z, "_Rij": vectors, "_idx_i": centre, "_idx_j": neighbour}
+        neighbor, centre = edge_index
+        vectors = pos[neighbor] - pos[centre] + edge_shift
+        given = {"_atomic_numbers": z, "_Rij": vectors, "_idx_i": centre, "_idx_j": neighbor}
         out = self.readout(self.representation(given)["scalar_representation"])
         return out.new_zeros(num_graphs, 1).index_add(0, batch, out)
 

@@ -130,7 +130,7 @@ class Comparison:
         return pyg.SchNet(*self.shape, interaction_graph=KnownEdges(edge_index, edge_weight))
 
     def peers(self, with_inductor: bool) -> dict[str, Callable[[], Tensor]]:
-        """PyG's steps: on the slots of the nearest neighbours, and on those edges alone that are not absent."""
+        """PyG's steps: on the slots of the nearest neighbors, and on those edges alone that are not absent."""
         edge_index, edge_weight = self.slots
         real = edge_weight < CUTOFF
         alone = edge_index[:, real], edge_weight[real]

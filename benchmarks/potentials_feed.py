@@ -20,7 +20,7 @@ import torch
 from torch_geometric.data import Data
 
 from popgeo.command_line import run
-from popgeo.convert.neighbours import list_pairs
+from popgeo.convert.periodic_pairs import list_pairs
 from popgeo.potentials import nequix
 
 CUTOFF, NUMBERS = 4.0, (13, 29)

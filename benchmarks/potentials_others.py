@@ -79,8 +79,8 @@ class NequIPEpochs(OtherEpochs):
 
         set_global_state()
         self.channels, self.cutoff = channels, cutoff
-        mapper, neighbours = ChemicalSpeciesToAtomTypeMapper(SYMBOLS), NeighborListTransform(cutoff)
-        frames = [neighbours(mapper(from_ase(one))) for one in atoms]
+        mapper, neighbors = ChemicalSpeciesToAtomTypeMapper(SYMBOLS), NeighborListTransform(cutoff)
+        frames = [neighbors(mapper(from_ase(one))) for one in atoms]
         make = AtomicDataDict.batched_from_list
         self.ragged = torch.utils.data.DataLoader(frames, batch_size, shuffle=True, collate_fn=make)  # type: ignore[arg-type]
         self.fixed = fixed_size_loader(frames, cutoff=cutoff, batch_size=batch_size + 1, shuffle=True)

@@ -1,7 +1,7 @@
 """Which graphs go together, for any loader: how full batches are, how equal the ranks' work is, how long a plan takes.
 
 Sizes are drawn as the tables of the datasets give them (mean and largest atoms, most edges; see `DATASETS`), with a
-number of neighbours of its own for each structure, which is what makes two budgets hard. Next to popgeo's sampler
+number of neighbors of its own for each structure, which is what makes two budgets hard. Next to popgeo's sampler
 stand, on the same sizes and in the same run: the rule of fairchem's sampler (one order, atoms alone, batches made
 once), PyG's `DynamicBatchSampler` (nodes alone), and the largest graphs first. Where only atoms are counted, edges run
 over the budget; `over` is the share of such batches, which a fixed shape cannot hold.
@@ -27,7 +27,7 @@ from torch_geometric.loader import DynamicBatchSampler
 
 from popgeo import FixedSizeBatchSampler, FixedSizeOptions
 from popgeo.command_line import run
-from popgeo.loader.balance import Work
+from popgeo.loader.balance import GraphWork
 from popgeo.loader.shard import in_whole_steps
 from popgeo.packing import Budget, Packs, decreasing, totals_of_packs
 
@@ -60,12 +60,12 @@ class Sizes:
 
 
 def drawn(number: int, mean: float, most: int, most_edges: int, atoms_of_batch: int, seed: int = 0) -> Sizes:
-    """Atoms by a log-normal law of the mean and the largest; neighbours of an atom vary by a third."""
+    """Atoms by a log-normal law of the mean and the largest; neighbors of an atom vary by a third."""
     rng = np.random.default_rng(seed)
     spread = 0.75
     atoms = rng.lognormal(np.log(mean) - spread**2 / 2, spread, number).clip(1, most).astype(np.int32)
-    neighbours = rng.normal(most_edges / most * 0.75, most_edges / most * 0.25, number)
-    edges = np.minimum(atoms * neighbours.clip(2, None), most_edges).astype(np.int32)
+    neighbors = rng.normal(most_edges / most * 0.75, most_edges / most * 0.25, number)
+    edges = np.minimum(atoms * neighbors.clip(2, None), most_edges).astype(np.int32)
     return Sizes(atoms, edges, atoms_of_batch)
 
 
@@ -133,7 +133,7 @@ def row(name: str, dataset: str, sizes: Sizes, pack: Callable[[Sizes], Packs]) -
     seconds = time.process_time() - start
     table = np.stack([sizes.atoms, sizes.edges], axis=1)
     full = totals_of_packs(table, packs.indices, packs.ptr) / np.array(sizes.budget.sizes)
-    work = Work(costs=sizes.edges, sizes=table, budget=sizes.budget)
+    work = GraphWork(costs=sizes.edges, sizes=table, budget=sizes.budget)
     steps = in_whole_steps(packs, RANKS)
     slowest = work.slowest(steps, RANKS)
     return {

@@ -1,9 +1,9 @@
-"""How fast neighbours are sampled from a large graph, next to PyTorch Geometric on torch_sparse and a plain gather.
+"""How fast neighbors are sampled from a large graph, next to PyTorch Geometric on torch_sparse and a plain gather.
 
     python benchmarks/sampling.py [--quick] [--plan papers100M]
 
 The graph is R-MAT (Chakrabarti, Zhan, Faloutsos 2004, doi 10.1137/1.9781611972740.43): 2^20 nodes, 16 million edges,
-100 float32 features. Every batch has 1,024 other seeds, random nodes that have neighbours. One thread. Without
+100 float32 features. Every batch has 1,024 other seeds, random nodes that have neighbors. One thread. Without
 torch_sparse (extra `peers`) there is no peer to compare with, and the rest is still printed.
 """
 
@@ -54,7 +54,7 @@ def rmat(scale: int, num_edges: int, seed: int = 0) -> Tensor:
 
 
 def seeds_of_batches(edge_index: Tensor, num_batches: int, batch_size: int) -> list[Tensor]:
-    """Different random nodes with neighbours for each batch."""
+    """Different random nodes with neighbors for each batch."""
     nodes = edge_index[1].unique()
     order = torch.randperm(len(nodes), generator=torch.Generator().manual_seed(0))
     return [nodes[order[i * batch_size : (i + 1) * batch_size]] for i in range(num_batches)]

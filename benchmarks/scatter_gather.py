@@ -35,8 +35,8 @@ except ImportError:
     torch_scatter = None
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of glibc's mallopt
-NEIGHBOURS = 28  # of each atom in a molecular batch
-ATOMS = 29  # of a molecule, so that neighbours are near in memory
+NEIGHBORS = 28  # of each atom in a molecular batch
+ATOMS = 29  # of a molecule, so that neighbors are near in memory
 
 
 def keep_memory() -> str:
@@ -52,7 +52,7 @@ def keep_memory() -> str:
 def molecular_batch(num_nodes: int, channels: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Node features, filters and both ends of k=28 edges a node: sorted destinations, sources in the same molecule."""
     generator = torch.Generator().manual_seed(num_nodes)
-    dst = torch.arange(num_nodes).repeat_interleave(NEIGHBOURS)
+    dst = torch.arange(num_nodes).repeat_interleave(NEIGHBORS)
     src = dst // ATOMS * ATOMS + torch.randint(ATOMS, dst.shape, generator=generator)
     x = torch.randn(num_nodes, channels, generator=generator)
     w = torch.randn(len(dst), channels, generator=generator)

@@ -20,7 +20,7 @@ def measure(
 ) -> dict[str, float]:
     """The median seconds of one call of each variant.
 
-    The variants take turns, so that a busy neighbour slows all of them; each turn repeats the call until `min_seconds`
+    The variants take turns, so that a busy neighbor slows all of them; each turn repeats the call until `min_seconds`
     have passed. The default clock counts the processor time of this process, which at one thread is wall time on a
     quiet machine and does not count the time that other processes take on a busy one.
 

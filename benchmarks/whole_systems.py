@@ -28,7 +28,7 @@ from popgeo.capture.capture_step import capture_step, trained_names
 from popgeo.ipu.cost.plan import Profile
 from popgeo.ipu.report.error_budget import ErrorBudget, error_budget
 from popgeo.ipu.report.report import Pipeline
-from popgeo.ipu.systems.share import Share, update_of
+from popgeo.ipu.systems.ipu_share import IpuShare, update_of
 
 SCALING_GATE, SYSTEM_GATE = 0.10, 1.5
 # SchNet's steps with the host's calls: median and largest error, and the mean of the signed errors, so that no common
@@ -46,8 +46,8 @@ def points(folder: Path, system: str, data: str) -> dict[int, float]:
     return dict(zip(rows.ipus, rows.samples_per_second, strict=True))
 
 
-class NearestNeighbours(nn.Module):
-    """28 neighbours of each atom out of the distances of all pairs of a batch, as the published program finds them."""
+class NearestNeighbors(nn.Module):
+    """28 neighbors of each atom out of the distances of all pairs of a batch, as the published program finds them."""
 
     K, CUTOFF = 28, 6.0
 
@@ -55,8 +55,8 @@ class NearestNeighbours(nn.Module):
         distance = nn.functional.pairwise_distance(pos.unsqueeze(1), pos, eps=0.0)  # [num_nodes, num_nodes]
         centre = torch.arange(len(batch)).view(-1, 1)
         absent = (centre == centre.T) | (batch.view(-1, 1) != batch) | (distance > self.CUTOFF)
-        nearest, neighbour = torch.topk(-distance.masked_fill(absent, self.CUTOFF), self.K)
-        return torch.stack([neighbour.flatten(), centre.expand(-1, self.K).flatten()]), -nearest.flatten()
+        nearest, neighbor = torch.topk(-distance.masked_fill(absent, self.CUTOFF), self.K)
+        return torch.stack([neighbor.flatten(), centre.expand(-1, self.K).flatten()]), -nearest.flatten()
 
 
 class StableSoftplus(nn.Module):
@@ -73,7 +73,7 @@ class SchNetStep(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        find = NearestNeighbours()
+        find = NearestNeighbors()
         schnet = PygSchNet(100, 100, 4, 25, cutoff=find.CUTOFF, interaction_graph=find)
         for module in list(schnet.modules()):
             for name, child in module.named_children():
@@ -102,7 +102,7 @@ def schnet_scaling() -> dict[int, tuple[float, float, ErrorBudget]]:
     options = ipu.Options(gradient_accumulation=2)
     step = capture_step(model, bind(model.forward, *model.example()), trained=trained_names(model, optimizer))
     update = update_of(model, step, optimizer, options)
-    share = Share(step=step, update=update, target=options.target, shards=1)
+    share = IpuShare(step=step, update=update, target=options.target, shards=1)
     rates = {}
     for ipus in (1, 2, 4, 8, 16, 32, 64):
         costs = share.report(replace(options, replication_factor=ipus)).costs

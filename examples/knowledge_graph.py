@@ -40,9 +40,9 @@ from popgeo.nn import (
     Ranks,
     RotatE,
     ShardedTraining,
-    Side,
     SoftmaxLoss,
     TransE,
+    TripleEnd,
     rank_entities,
 )
 from popgeo.sampling import EntityShards
@@ -151,10 +151,10 @@ def train(arguments: argparse.Namespace, setting: Setting, splits: dict[str, Ten
     torch.set_num_threads(1)
     everything = torch.cat(list(splits.values()))
     num_nodes, num_relations = int(everything[:, [0, 2]].max()) + 1, int(everything[:, 1].max()) + 1
-    sides = tuple(Side)
+    sides = tuple(TripleEnd)
     if arguments.reciprocal:
         splits = {name: both_ways(triples, num_relations) for name, triples in splits.items()}
-        everything, num_relations, sides = both_ways(everything, num_relations), 2 * num_relations, (Side.TAIL,)
+        everything, num_relations, sides = both_ways(everything, num_relations), 2 * num_relations, (TripleEnd.TAIL,)
     known = [KnownTriples(everything, num_nodes, num_relations, side) for side in sides]
 
     process, world_size = place()

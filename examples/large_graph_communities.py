@@ -1,10 +1,10 @@
-"""Find the community of each node of a large generated graph, from sampled neighbours and features kept on disk.
+"""Find the community of each node of a large generated graph, from sampled neighbors and features kept on disk.
 
     python examples/large_graph_communities.py
 
 200,000 nodes belong to 20 communities; of each node's edges a share stays in its own. Features say little: the mean of
 a community, far below the noise, lies in them. So a network that looks at one node alone guesses badly, and one that
-averages over neighbours does well. The features are a memory map in half precision; a batch reads its own rows only.
+averages over neighbors does well. The features are a memory map in half precision; a batch reads its own rows only.
 """
 
 import argparse

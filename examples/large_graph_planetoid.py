@@ -1,10 +1,10 @@
-"""Classify the papers of Cora or CiteSeer from parts of the graph: sampled neighbours, and clusters.
+"""Classify the papers of Cora or CiteSeer from parts of the graph: sampled neighbors, and clusters.
 
     python examples/large_graph_planetoid.py --root data/planetoid --name Cora
 
 The graph is small; that it is never used whole is the point. GraphSAGE (arXiv:1706.02216) learns from labelled papers
-with sampled neighbours, and GCN from clusters with all edges between them (Cluster-GCN, arXiv:1905.07953), both on the
-public split. Every batch has one shape, so the training step is compiled once. The test accuracy, with all neighbours,
+with sampled neighbors, and GCN from clusters with all edges between them (Cluster-GCN, arXiv:1905.07953), both on the
+public split. Every batch has one shape, so the training step is compiled once. The test accuracy, with all neighbors,
 is read where the validation loss is lowest.
 """
 
@@ -39,7 +39,7 @@ class Training(nn.Module):
 
 
 def neighbors(data: Data, num_classes: int, seed: int) -> tuple[nn.Module, FixedSizeNeighborLoader]:
-    """GraphSAGE, and the labelled papers with sampled neighbours."""
+    """GraphSAGE, and the labelled papers with sampled neighbors."""
     network = GraphSAGE(data.num_features, 64, num_layers=2, out_channels=num_classes, dropout=0.5)
     loader = FixedSizeNeighborLoader(
         data, [10, 10], data.train_mask, batch_size=70, shuffle=True, seed=seed, sort_edges=True

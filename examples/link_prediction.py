@@ -1,10 +1,10 @@
-"""Predict which papers of Cora cite each other, from batches of edges, negatives and sampled neighbours.
+"""Predict which papers of Cora cite each other, from batches of edges, negatives and sampled neighbors.
 
     python examples/link_prediction.py --root data/planetoid --name Cora
 
 A tenth of the edges is held out; of the others three in ten are only learned from, and messages flow along the rest,
 so that no edge that is to be predicted can be seen. Batches hold edges, as many pairs that no edge joins, and sampled
-neighbours of all their ends; GCN embeds the papers, and the product of two embeddings says how likely an edge is. AUC
+neighbors of all their ends; GCN embeds the papers, and the product of two embeddings says how likely an edge is. AUC
 is the share of pairs (held-out edge, random pair) that the model ranks rightly.
 """
 

@@ -22,7 +22,7 @@ GAP = Molecules.target_index("gap")
 
 
 class Dynamic(nn.Module):
-    """Atoms tell their neighbours what they are, and each molecule sums its atoms."""
+    """Atoms tell their neighbors what they are, and each molecule sums its atoms."""
 
     def __init__(self, in_channels: int, channels: int) -> None:
         super().__init__()

@@ -3,7 +3,7 @@
     python examples/schnet_on_ipu.py --out schnet-on-ipu
 
 Starts from the published setting (hydronet-gnn on QM9: 100 channels, 4 blocks, 25 Gaussians, batches of 576 atoms, 28
-nearest neighbours each; 28,880 graphs/s measured on one Bow IPU) and follows what the report says. All throughput
+nearest neighbors each; 28,880 graphs/s measured on one Bow IPU) and follows what the report says. All throughput
 after that is modelled. The molecules ship with popgeo and are as large as QM9's (18.0 atoms on average).
 """
 
@@ -25,7 +25,7 @@ from popgeo.nn import KNNInteractionGraph, PolynomialEnvelope, PrecomputeInterac
 
 PUBLISHED = 28_880  # graphs per second, synthetic data: strong_scaling.ipynb of hydronet-gnn
 CUTOFF = 10.0  # angstrom
-MAX_NEIGHBOURS = 28
+MAX_NEIGHBORS = 28
 MEAN_ATOMS = 18.0
 NUM_BATCHES = 20  # over which the fill of batches is averaged
 
@@ -52,7 +52,7 @@ class Setting:
 
 
 STORY = (
-    Setting(name="published", why="k nearest neighbours and a cosine envelope in each step"),
+    Setting(name="published", why="k nearest neighbors and a cosine envelope in each step"),
     Setting(name="polynomial envelope", why="a float32 cosine runs in software", polynomial=True),
     Setting(
         name="packed edges",
@@ -90,7 +90,7 @@ class Step(nn.Module):
             num_interactions=4,
             num_gaussians=25,
             cutoff=CUTOFF,
-            interaction_graph=KNNInteractionGraph(MAX_NEIGHBOURS, CUTOFF),
+            interaction_graph=KNNInteractionGraph(MAX_NEIGHBORS, CUTOFF),
             envelope=PolynomialEnvelope(CUTOFF) if setting.polynomial else None,
             stable_softplus=False,
         )

@@ -8,7 +8,7 @@ without the features of edits), `CollegeMsg.txt` (private messages) or `soc-sign
 
 The first 70 % of the events are trained on, the next 15 % choose the epoch, the last 15 % test it; each is to be told
 from the same event with a random destination. In batches of one shape the model predicts the events from what was
-before the batch, and then learns of them: memories, messages and last neighbours are buffers which the compiled step
+before the batch, and then learns of them: memories, messages and last neighbors are buffers which the compiled step
 writes back. Two baselines see the same: popularity counts the events of the destination before the batch, and
 familiarity says whether this source and this destination have met before (EdgeBank, arXiv:2207.10128).
 

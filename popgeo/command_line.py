@@ -21,7 +21,7 @@ class OneLineParser(argparse.ArgumentParser):
         self.exit(2, f"{self.prog}: {message}; {self.prog} --help lists the options\n")
 
 
-class ShowsDefaults(argparse.ArgumentDefaultsHelpFormatter):
+class DefaultsFormatter(argparse.ArgumentDefaultsHelpFormatter):
     """Tells the default of each option that has one."""
 
     def _get_help_string(self, action: argparse.Action) -> str | None:
@@ -89,7 +89,7 @@ def printable(text: str) -> str:
     return "".join(c if c.isprintable() or c in " \n\t" else c.encode("unicode_escape").decode() for c in text)
 
 
-class Printable:
+class PrintableStream:
     """A stream that writes `printable` text; progress bars, which move the cursor, take its `raw` stream."""
 
     def __init__(self, raw: TextIO) -> None:
@@ -118,7 +118,7 @@ def run(main: Callable[[], int | None]) -> None:
     name = Path(sys.argv[0]).name
     status = None
     try:
-        with redirect_stdout(Printable(sys.stdout)), redirect_stderr(Printable(sys.stderr)):
+        with redirect_stdout(PrintableStream(sys.stdout)), redirect_stderr(PrintableStream(sys.stderr)):
             status = main()
     except KeyboardInterrupt:
         print(f"\n{name}: stopped by Ctrl-C", file=sys.stderr)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from popgeo.command_line import OneLineParser, ShowsDefaults, add_options, at_least
+from popgeo.command_line import DefaultsFormatter, OneLineParser, add_options, at_least
 
 _PACKAGE = Path(__file__).parent
 MODEL_NAMES = ("schnet", "painn")
@@ -107,7 +107,7 @@ def train_parser() -> argparse.ArgumentParser:
         "batches of fixed size; writes the weights, a log, tables of errors and a picture of parity. Energies are in "
         "eV, lengths in angstrom, as in ASE. Options may be written with _ for -.",
         epilog="Ctrl-C stops after the batch and keeps what was reached; --resume continues as if it had not happened.",
-        formatter_class=ShowsDefaults,
+        formatter_class=DefaultsFormatter,
     )
     choices = {"model": MODEL_NAMES, "loss": LOSS_NAMES, "dtype": ("float32", "float64")}
     own: dict[str, Any] = {name: {"choices": names} for name, names in choices.items()}

@@ -112,7 +112,7 @@ def train(settings: Namespace, dataset: InMemoryDataset) -> None:
 
 
 def flatten(dataset: InMemoryDataset, settings: Namespace) -> FlatStore:
-    """The molecules, with each pair of atoms within the cutoff unless neighbours are to be found in every step."""
+    """The molecules, with each pair of atoms within the cutoff unless neighbors are to be found in every step."""
     if settings.num_neighbors is not None:
         return FlatStore.from_dataset(dataset, exclude_keys=UNUSED)
     list_pairs = PrecomputeInteractionGraph(settings.cutoff, half_list=True)
@@ -145,7 +145,7 @@ def make_schnet(settings: Namespace, mean: float, std: float, max_num_nodes: int
 
 
 def call(model: ipu.CompiledStep, batch: Batch) -> tuple[Tensor, Tensor]:
-    """Predictions and losses of the mini-batches of one call; if no pairs are listed the model finds neighbours."""
+    """Predictions and losses of the mini-batches of one call; if no pairs are listed the model finds neighbors."""
     pairs = {"pairs": batch.edge_index} if "edge_index" in batch else {}
     return model(batch.z, batch.pos, batch.batch, batch.y, batch.graphs_mask, **pairs)
 

@@ -1,6 +1,6 @@
 """How many nodes the largest graph of a dataset has: noted at the vectors `batch` of its batches, asked for by models.
 
-What is captured knows no values, so a model that needs as many slots as the largest graph has neighbours cannot look it
+What is captured knows no values, so a model that needs as many slots as the largest graph has neighbors cannot look it
 up. A loader knows it of the whole dataset, notes it, and what captures a model passes it on.
 """
 

@@ -42,7 +42,7 @@ SECONDS = 60
 PATIENCE = 5.0  # seconds until a thread that is ending must have ended
 GRAPHS = [graph(n % 7 + 1, 2 * n % 11 + 1, seed=n) for n in range(60)]
 
-Work = Callable[[int], bool]  # of the thread of this number: whether its results are right
+GraphWork = Callable[[int], bool]  # of the thread of this number: whether its results are right
 
 
 class Wrong(Exception):
@@ -76,7 +76,7 @@ class Total(nn.Module):
         return (self.weight * x).sum()
 
 
-def in_threads(work: Work, number: int) -> None:
+def in_threads(work: GraphWork, number: int) -> None:
     """Runs the work in that many threads, and raises what one of them raised."""
     failed: list[BaseException] = []
 

@@ -98,12 +98,12 @@ class OfNequIP(OfFramework):
 
 class OfSchNetPack(OfFramework):
     def ask(self, batch: Batch) -> dict[str, Tensor]:
-        centre, neighbour = batch.edge_index
+        centre, neighbor = batch.edge_index
         given = {
             "_atomic_numbers": batch.z + 1,
             "_positions": batch.pos,
             "_idx_i": centre,
-            "_idx_j": neighbour,
+            "_idx_j": neighbor,
             "_offsets": self.shift(batch),
             "_idx_m": self.owner(batch),
             "_n_atoms": batch.ptr.diff(),

@@ -96,7 +96,7 @@ class Loss(nn.Module):
 
 @contextlib.contextmanager
 def search_in_python() -> Iterator[None]:
-    """Where pyg-lib is missing, PyG searches for neighbours in plain Python, so that eager has a result."""
+    """Where pyg-lib is missing, PyG searches for neighbors in plain Python, so that eager has a result."""
     if torch_geometric.typing.WITH_KNN:
         yield
         return

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch_geometric.data import Data
 
-from popgeo.command_line import ShowsDefaults, pyg_dataset, run
+from popgeo.command_line import DefaultsFormatter, pyg_dataset, run
 from popgeo.data import write
 from tests.conftest import REPOSITORY
 from tests.support import quick_python
@@ -107,7 +107,7 @@ def test_the_columns_of_a_store_are_printed_without_control_characters(tmp_path)
 
 
 def test_help_shows_a_default_of_zero_and_none_where_there_is_none():
-    parser = argparse.ArgumentParser(formatter_class=ShowsDefaults)
+    parser = argparse.ArgumentParser(formatter_class=DefaultsFormatter)
     for name, default in (("seed", 0), ("decay", 0.0), ("threads", None), ("key", []), ("quiet", False)):
         parser.add_argument(f"--{name}", default=default, help=f"of {name}")
     shown = parser.format_help()

@@ -138,7 +138,7 @@ def test_gcn_classifies_cora(run: Run, shared_data: Path, tmp_path: Path):
     assert numbers(r"Cora +([\d.]+)", printed)[0] > 70
 
 
-def test_cora_is_learned_from_neighbours_and_from_clusters(run: Run, shared_data: Path, tmp_path: Path):
+def test_cora_is_learned_from_neighbors_and_from_clusters(run: Run, shared_data: Path, tmp_path: Path):
     shutil.copytree(shared_data / "planetoid/Cora", tmp_path / "Cora")
     printed = run("large_graph_planetoid.py", "--root", str(tmp_path), "--seeds", "1", "--epochs", "12")
     assert numbers(r"GraphSAGE +([\d.]+)", printed)[0] > 45

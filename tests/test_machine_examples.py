@@ -32,7 +32,7 @@ def test_following_the_insights_doubles_the_throughput_of_schnet_and_still_fits(
     assert last.memory.fits
     titles = {insight.title for insight in first.insights}
     assert "cos in software" in titles
-    assert not {"cos in software", "Neighbours are searched in every step"} & {i.title for i in last.insights}
+    assert not {"cos in software", "Neighbors are searched in every step"} & {i.title for i in last.insights}
 
 
 def test_a_step_of_a_schnet_of_six_blocks_is_costed_for_all_tiles_in_little_time_and_memory():

@@ -96,7 +96,7 @@ def test_the_same_seed_gives_the_same_errors(run: tuple[Path, str], tmp_path: Pa
     pd.testing.assert_frame_equal(again[columns], before[columns])
 
 
-def test_neighbours_can_be_found_in_every_step(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+def test_neighbors_can_be_found_in_every_step(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     assert main([*SMALL, "--num-neighbors", "4", "--out", str(tmp_path)]) == 0
     assert " 0 edges" in capsys.readouterr().out  # the batches have none
     assert pd.read_csv(tmp_path / "metrics.csv")["validation_mae"].notna().all()

@@ -20,7 +20,7 @@ from popgeo.capture.structures import leaves
 _META = torch.device("meta")
 _ROOM = 2**60  # bytes of a memory that is only thought of; where a view ends is checked by `check_graph`
 
-Form = tuple[tuple[int, ...], tuple[int, ...], int, torch.dtype, tuple[bool, bool]]
+SearchKind = tuple[tuple[int, ...], tuple[int, ...], int, torch.dtype, tuple[bool, bool]]
 # Results, each the number of an operand or a form with the number of the memory it looks at; and what is changed.
 Made = tuple[tuple[Any, ...], frozenset[int]]
 
@@ -167,7 +167,9 @@ def _require_op(values: Sequence[Value], op: Op, known: dict[Any, Made]) -> None
     _require(len({*fresh}) == len(fresh), f"the results of {op.target} lie in one memory")
 
 
-def _made_by_torch(target: str, args: Any, kwargs: Any, forms: tuple[tuple[Form, int], ...], on: torch.device) -> Made:
+def _made_by_torch(
+    target: str, args: Any, kwargs: Any, forms: tuple[tuple[SearchKind, int], ...], on: torch.device
+) -> Made:
     """What torch says that an operation makes of operands of these forms, each in one of several memories."""
     func = safe_operation(target)
     require_types(func, args, kwargs, Ref)
@@ -207,7 +209,7 @@ def _require_fitting_values(x: Tensor, indices: Sequence[Tensor | None], values:
         values.broadcast_to(x[tuple(slice(None) if index is None else index for index in indices)].shape)
 
 
-def _form_of(tensor: Tensor) -> Form:
+def _form_of(tensor: Tensor) -> SearchKind:
     return Value(storage=0, producer=None, **layout_of(tensor)).layout
 
 

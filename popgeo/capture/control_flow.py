@@ -106,11 +106,11 @@ def _body(
     wholes = [tensor.as_strided((numel,), (1,), 0) if numel else tensor for tensor, numel in seen]
     with recorder.paused():
         results = [torch.empty(tensor.shape, dtype=tensor.dtype) for tensor in made]
-        results = [_NoGradient.apply(who, result, *sources) for result in results] if sources else results
+        results = [_RefusedGradient.apply(who, result, *sources) for result in results] if sources else results
     return simplified(graph), wholes, results
 
 
-class _NoGradient(torch.autograd.Function):
+class _RefusedGradient(torch.autograd.Function):
     """A result through which no gradient passes: one that would have to is refused when it arrives."""
 
     @staticmethod

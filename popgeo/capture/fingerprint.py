@@ -27,7 +27,7 @@ _LIBRARIES = ("torch", "torch_geometric", "popgeo", "builtins", "abc", "typing")
 _PLAIN = _READABLE | Tensor | Mapping | list | tuple | set | frozenset
 
 
-class Unknown(Exception):
+class UnknownStateError(Exception):
     """Something in a model cannot be distinguished from a changed version of itself."""
 
 
@@ -73,7 +73,7 @@ def _describe_model(model: nn.Module) -> Iterator[str]:
         for table in (module._parameters, module._buffers):
             for key, tensor in table.items():
                 if tensor is not None and tensor._backward_hooks:
-                    raise Unknown(f"{key} has hooks, which may hold anything")
+                    raise UnknownStateError(f"{key} has hooks, which may hold anything")
                 yield f"{name}.{key}: {None if tensor is None else _form(tensor)}"
 
 
@@ -89,7 +89,7 @@ def _class(cls: type) -> str:
             try:
                 sources.append(_hash(inspect.getfile(base)))
             except (OSError, TypeError):
-                raise Unknown(f"the source of {base.__qualname__} is not to be found") from None
+                raise UnknownStateError(f"the source of {base.__qualname__} is not to be found") from None
     return hashlib.sha256("\0".join(sources).encode()).hexdigest()
 
 
@@ -137,4 +137,4 @@ def _describe(value: Any) -> str:
         return " ".join(_describe_model(value))
     if dataclasses.is_dataclass(value):
         return f"{_class(type(value))} {_describe({f.name: getattr(value, f.name) for f in dataclasses.fields(value)})}"
-    raise Unknown(f"{type(value).__qualname__} cannot be read")
+    raise UnknownStateError(f"{type(value).__qualname__} cannot be read")

@@ -88,7 +88,7 @@ def swapped(module: nn.Module, replacement: Mapping[int, Tensor]) -> Iterator["H
         module: A module.
         replacement: What takes the place of a parameter or buffer, by the id of that tensor.
     """
-    held = [_Held(f"{prefix}." if prefix else "", one) for prefix, one in module.named_modules()]
+    held = [_HeldValue(f"{prefix}." if prefix else "", one) for prefix, one in module.named_modules()]
     state = HeldState(held=held, replacement=replacement)
     try:
         state.put_in()
@@ -141,7 +141,7 @@ def in_modes(module: nn.Module, modes: Mapping[nn.Module, bool]) -> Iterator[Non
             one.training = training
 
 
-class _Held:
+class _HeldValue:
     """What one submodule held before the capture."""
 
     def __init__(self, path: str, module: nn.Module) -> None:
@@ -227,7 +227,7 @@ def containers_in(value: Any, depth: int = 4) -> list[Any]:
 class HeldState:
     """What a module held before the block of `swapped`, and the stand-ins that it holds inside."""
 
-    held: list[_Held]
+    held: list[_HeldValue]
     replacement: Mapping[int, Tensor]
 
     def put_in(self) -> None:

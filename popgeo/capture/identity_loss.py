@@ -88,11 +88,11 @@ def losses_marked() -> Iterator[None]:
         >>> loss.shape
         torch.Size([])
     """
-    with _Marks():
+    with _LossMarkMode():
         yield
 
 
-class _Marks(TorchFunctionMode):
+class _LossMarkMode(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         made = func(*args, **(kwargs or {}))
         marks = func in _LOSSES and isinstance(made, Tensor) and made.requires_grad

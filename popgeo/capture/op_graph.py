@@ -86,7 +86,7 @@ class Value:
 
     Attributes:
         shape: Sizes.
-        stride: Elements between neighbours, per dimension.
+        stride: Elements between neighbors, per dimension.
         offset: Elements before the first one in its storage.
         dtype: Type of an element.
         storage: Which memory it lives in; views share one.

@@ -71,7 +71,7 @@ class ChainStep(str, Enum):
     OWN = "own"
 
 
-class Draws(str, Enum):
+class DrawCount(str, Enum):
     """What decides how many random numbers an operation draws, if torch marks it as random.
 
     Attributes:
@@ -113,7 +113,7 @@ class Operation:
     out: Out = Out.SCHEMA
     chain: ChainStep = ChainStep.NO
     moves_rows: bool = False
-    draws: Draws = Draws.DATA
+    draws: DrawCount = DrawCount.DATA
     passes: tuple[str, ...] = ()
 
     @property
@@ -139,7 +139,7 @@ def _rows() -> Iterator[Operation]:
                 out=Out(row["out"]),
                 chain=ChainStep(row["chain"]),
                 moves_rows=row["moves_rows"] == "yes",
-                draws=Draws(row["draws"]),
+                draws=DrawCount(row["draws"]),
                 passes=tuple(name.replace("-", " ") for name in row["passes"].split()),
             )
 

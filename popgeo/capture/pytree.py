@@ -26,7 +26,7 @@ class Leaf:
 
 
 @dataclass(frozen=True)
-class Fixed:
+class FixedValue:
     """Something that is not a tensor and becomes part of the compiled program."""
 
     value: Any
@@ -43,13 +43,13 @@ class Container:
 
     kind: type
     keys: tuple[Any, ...]
-    parts: tuple["Leaf | Fixed | Container", ...]
+    parts: tuple["Leaf | FixedValue | Container", ...]
     template: Any = None
     like: int | None = None
     original: Any = field(default=None, compare=False)
 
 
-Structure = Leaf | Fixed | Container
+Structure = Leaf | FixedValue | Container
 
 TakeApart = Callable[[Any], Iterable[Any]]
 """The parts of an object, in order."""
@@ -114,7 +114,7 @@ def _take_apart(tree: Any, tensors: list[Tensor]) -> Structure:
     elif isinstance(tree, tuple | list):
         parts = dict(zip(getattr(tree, "_fields", range(len(tree))), tree, strict=True))
     else:
-        return Fixed(tree)
+        return FixedValue(tree)
     own = tuple(_take_apart(part, tensors) for part in parts.values())
     return Container(type(tree), tuple(parts), own, template, original=original)
 
@@ -148,7 +148,7 @@ def unflatten(structure: Structure, tensors: Iterable[Any], arguments: Sequence[
     tensors = iter(tensors)
     if isinstance(structure, Leaf):
         return next(tensors)
-    if isinstance(structure, Fixed):
+    if isinstance(structure, FixedValue):
         return structure.value
     parts = [unflatten(part, tensors, arguments) for part in structure.parts]
     if structure.template is not None:

@@ -13,7 +13,7 @@ from torch import Tensor
 from popgeo.capture.captured_step import CapturedStep
 from popgeo.capture.check_read import require_operations
 from popgeo.capture.op_graph import BlockMark, Input, Op, OpGraph, Ref, Value
-from popgeo.capture.pytree import Container, Fixed, Leaf, Structure, besides
+from popgeo.capture.pytree import Container, FixedValue, Leaf, Structure, besides
 from popgeo.torch_archive import entries_of, load_tensors
 
 _TORCH = {"dtype": torch.dtype, "layout": torch.layout, "memory_format": torch.memory_format, "device": torch.device}
@@ -145,7 +145,7 @@ def structure_out(structure: Structure) -> Any:
     """
     if isinstance(structure, Leaf):
         return ["slot", structure.shape, torch_name(structure.dtype)]
-    if isinstance(structure, Fixed):
+    if isinstance(structure, FixedValue):
         return ["fixed", to_json(structure.value)]
     return [_kind_out(structure), list(map(to_json, structure.keys)), list(map(structure_out, structure.parts))]
 
@@ -160,7 +160,7 @@ def structure_in(fields: list[Any], arguments: Sequence[Any]) -> Structure:
     if kind == "slot":
         return Leaf(tuple(rest[0]), torch_thing("dtype", rest[1]))
     if kind == "fixed":
-        return Fixed(from_json(rest[0]))
+        return FixedValue(from_json(rest[0]))
     parts = tuple(structure_in(part, arguments) for part in rest[1])
     if isinstance(kind, Mapping):
         from torch_geometric.data import Data

@@ -1,4 +1,4 @@
-"""PyG's searches for neighbours with a fixed number of slots: -1 means that there is no neighbour."""
+"""PyG's searches for neighbors with a fixed number of slots: -1 means that there is no neighbor."""
 
 import torch
 from torch import Tensor
@@ -19,7 +19,7 @@ def knn(
     """For each row of `y` the nearest `k` rows of `x` in its graph; -1 if there are fewer.
 
     Args:
-        x: Where neighbours lie. [num_x, channels]
+        x: Where neighbors lie. [num_x, channels]
         y: Where to look from. [num_y, channels]
         k: How many each has; there may be fewer.
         batch_x: Graph of each row of `x`. [num_x]
@@ -54,8 +54,8 @@ def knn_graph(
         x: Positions. [num_nodes, channels]
         k: Edges of each node.
         batch: Graph of each node. [num_nodes]
-        loop: Whether a node may be its own neighbour.
-        flow: `"source_to_target"` has the neighbours in row 0, `"target_to_source"` in row 1.
+        loop: Whether a node may be its own neighbor.
+        flow: `"source_to_target"` has the neighbors in row 0, `"target_to_source"` in row 1.
         cosine: Go by the angle instead of the distance.
         num_workers: Taken for the sake of PyG's signature; it changes nothing.
 
@@ -85,14 +85,14 @@ def radius(
     """For each row of `y` the rows of `x` in its graph at a distance of at most `r`, the nearest first.
 
     Args:
-        x: Where neighbours lie. [num_x, channels]
+        x: Where neighbors lie. [num_x, channels]
         y: Where to look from. [num_y, channels]
         r: The distance.
         batch_x: Graph of each row of `x`. [num_x]
         batch_y: Graph of each row of `y`. [num_y]
         max_num_neighbors: Slots of each row of `y`.
         num_workers: Taken for the sake of PyG's signature, as `batch_size` is; they change nothing.
-        ignore_same_index: Whether row `i` of `x` is never a neighbour of row `i` of `y`.
+        ignore_same_index: Whether row `i` of `x` is never a neighbor of row `i` of `y`.
 
     Returns:
         Row 0 names that of `y`, row 1 that of `x`; both are -1 in free slots.
@@ -124,9 +124,9 @@ def radius_graph(
         x: Positions. [num_nodes, channels]
         r: The distance.
         batch: Graph of each node. [num_nodes]
-        loop: Whether a node may be its own neighbour.
+        loop: Whether a node may be its own neighbor.
         max_num_neighbors: Slots of each node, the nearest first.
-        flow: `"source_to_target"` has the neighbours in row 0, `"target_to_source"` in row 1.
+        flow: `"source_to_target"` has the neighbors in row 0, `"target_to_source"` in row 1.
         num_workers: Taken for the sake of PyG's signature, as `batch_size` is; they change nothing.
 
     Returns:
@@ -146,7 +146,7 @@ def nearest(x: Tensor, y: Tensor, batch_x: Graphs = None, batch_y: Graphs = None
 
     Args:
         x: Where to look from. [num_x, channels]
-        y: Where neighbours lie. [num_y, channels]
+        y: Where neighbors lie. [num_y, channels]
         batch_x: Graph of each row of `x`. [num_x]
         batch_y: Graph of each row of `y`. [num_y]
 
@@ -172,7 +172,7 @@ def knn_interpolate(
 ) -> Tensor:
     """Features at `pos_y`: means over the nearest `k` of `pos_x`, weighted by the inverse squared distance.
 
-    A point with fewer neighbours takes those that it has. Source: arXiv:1706.02413, equation 2.
+    A point with fewer neighbors takes those that it has. Source: arXiv:1706.02413, equation 2.
 
     Args:
         x: Features at `pos_x`. [num_x, channels]
@@ -180,7 +180,7 @@ def knn_interpolate(
         pos_y: Positions. [num_y, dimensions]
         batch_x: Graph of each row of `pos_x`. [num_x]
         batch_y: Graph of each row of `pos_y`. [num_y]
-        k: Neighbours of each.
+        k: Neighbors of each.
         num_workers: Taken for the sake of PyG's signature; it changes nothing.
 
     Returns:
@@ -200,10 +200,10 @@ def nearest_rows(x: Tensor, y: Tensor, k: int, allowed: Tensor, cosine: bool = F
     """The rows of `x` nearest to each row of `y`, of equally distant ones the first, and which are real. [num_y, k]
 
     Args:
-        x: Where neighbours lie. [num_x, channels]
+        x: Where neighbors lie. [num_x, channels]
         y: Where to look from. [num_y, channels]
         k: How many each has.
-        allowed: Which may be a neighbour of which. [num_y, num_x]
+        allowed: Which may be a neighbor of which. [num_y, num_x]
         cosine: Go by the angle instead of the distance.
     """
     distances = _squared_distances(*(map(torch.nn.functional.normalize, (x, y)) if cosine else (x, y)))

@@ -108,7 +108,7 @@ def degree(index: Tensor, num_nodes: int | None = None, dtype: torch.dtype | Non
 
 
 def found_only(search: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """A search for neighbours whose pairs are those that it finds, as PyG's are: the slots that hold none are free."""
+    """A search for neighbors whose pairs are those that it finds, as PyG's are: the slots that hold none are free."""
 
     @functools.wraps(search)
     def searches(*args: Any, **kwargs: Any) -> Tensor:

@@ -13,7 +13,7 @@ from popgeo.capture import serialize
 from popgeo.capture.arguments import Arguments
 from popgeo.capture.captured_step import CapturedStep
 from popgeo.capture.check_read import require_fit
-from popgeo.capture.fingerprint import Unknown, fingerprint, hash_files
+from popgeo.capture.fingerprint import UnknownStateError, fingerprint, hash_files
 from popgeo.capture.held_state import module_state
 from popgeo.capture.op_graph import Input, Role
 from popgeo.capture.structures import leaves
@@ -32,7 +32,7 @@ def key_of(model: nn.Module, *choices: object) -> str | None:
     """
     try:
         return fingerprint(model, *choices)
-    except Unknown:
+    except UnknownStateError:
         return None
 
 

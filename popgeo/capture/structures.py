@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor
 
 from popgeo.capture.op_graph import shape_text
-from popgeo.capture.pytree import SCALARS, Container, Fixed, Leaf, Structure, flatten, templates
+from popgeo.capture.pytree import SCALARS, Container, FixedValue, Leaf, Structure, flatten, templates
 
 
 def leaves(structure: Structure) -> Iterator[tuple[str, Leaf]]:
@@ -33,7 +33,7 @@ def describe(structure: Structure) -> Iterator[tuple[str, str]]:
     for path, part in _walk(structure, ""):
         if isinstance(part, Leaf):
             yield path, shape_text(part)
-        elif isinstance(part, Fixed):
+        elif isinstance(part, FixedValue):
             yield path, repr(part.value)
         elif path:
             yield path, f"{part.kind.__name__} of {len(part.parts)}"
@@ -68,7 +68,7 @@ def same(compiled: Structure, given: Structure) -> bool:
         if not (isinstance(given, Container) and compiled.kind is given.kind and compiled.keys == given.keys):
             return False
         return all(map(same, compiled.parts, given.parts))
-    if isinstance(compiled, Fixed) and isinstance(given, Fixed):
+    if isinstance(compiled, FixedValue) and isinstance(given, FixedValue):
         scalars = isinstance(compiled.value, SCALARS) and type(compiled.value) is type(given.value)
         # By their text, which tells 0.0 from -0.0 and knows NaN again.
         return compiled.value is given.value or (scalars and repr(compiled.value) == repr(given.value))

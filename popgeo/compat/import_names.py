@@ -23,7 +23,7 @@ def enable(*, shadow: bool = False) -> None:
     """Makes `poptorch`, `poptorch_geometric`, `torch_scatter` and `torch_cluster` importable, which old programs need.
 
     A package of these names that is installed stays what `import` finds, unless `shadow` is set. From here on popgeo
-    also is in for extensions of PyG that are not installed (searches, clusters, neighbours), until `disable` has
+    also is in for extensions of PyG that are not installed (searches, clusters, neighbors), until `disable` has
     been called as often as this: a library that enables and disables takes nothing away from the program around it.
     Worker processes of the program find the same names, however they are started.
 

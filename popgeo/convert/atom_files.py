@@ -15,9 +15,9 @@ import numpy as np
 from popgeo.convert.atom_labels import symmetrised
 from popgeo.convert.database_files import reach_aselmdb, reach_db, reach_trajectory
 from popgeo.convert.hdf5_file import reach_hdf5
+from popgeo.convert.open_file import OpenFile
 from popgeo.convert.other_formats import format_of, molecule_of, molecule_starts, read_other
 from popgeo.convert.packed_files import PACKED, require_unpacked
-from popgeo.convert.reached import Reached
 
 _NAME = re.compile(r"""(?:^|\s)["']?([\w:.-]+)["']?\s*=\s*""")
 _WORD = re.compile(r"\S+")
@@ -32,7 +32,7 @@ def ending(path: Path) -> str:
     return Path(path.stem if path.suffix in PACKED else path).suffix.lower()
 
 
-def reach(path: Path) -> Reached:
+def reach(path: Path) -> OpenFile:
     """Looks into a file of structures, of which there is at least one.
 
     Raises:
@@ -53,14 +53,14 @@ def reach(path: Path) -> Reached:
     return reached
 
 
-def _reach_any(path: Path) -> Reached:
+def _reach_any(path: Path) -> OpenFile:
     """What ASE reads; its formats are mostly read from the start, so all is kept."""
     require_unpacked(path)
     with PACKED.get(path.suffix, open)(path, "rb") as file:
         if (known := _OF_ASE.get(kind := format_of(path, file))) is not None:
             return known(path)
         steps = read_other(path, kind, file)
-    return Reached(len(steps), steps.__getitem__)
+    return OpenFile(len(steps), steps.__getitem__)
 
 
 def _opener(path: Path) -> Callable[[], Any]:
@@ -72,11 +72,11 @@ def _opener(path: Path) -> Callable[[], Any]:
         return partial(io.BytesIO, file.read())
 
 
-def _reach_sdf(path: Path) -> Reached:
+def _reach_sdf(path: Path) -> OpenFile:
     """Molecules of an SDF, by where each of them begins."""
     opened = _opener(path)
     starts = array("q", molecule_starts(opened()))
-    return Reached(len(starts) - 1, partial(_read_sdf, opened, starts))
+    return OpenFile(len(starts) - 1, partial(_read_sdf, opened, starts))
 
 
 def _read_sdf(opened: Callable[[], Any], starts: Sequence[int], index: int) -> Any:
@@ -85,7 +85,7 @@ def _read_sdf(opened: Callable[[], Any], starts: Sequence[int], index: int) -> A
         return molecule_of(file.read(starts[index + 1] - starts[index]).decode(errors="replace"))
 
 
-def _reach_xyz(path: Path) -> Reached:
+def _reach_xyz(path: Path) -> OpenFile:
     """(Extended) XYZ, by where each structure begins."""
     opened = _opener(path)
     starts = array("q", [0])
@@ -103,7 +103,7 @@ def _reach_xyz(path: Path) -> Reached:
             starts.append(file.tell())
         if any(line.strip() for line in file):
             raise ValueError(f"more follows an empty line where structure {len(starts) - 1} would begin")
-    return Reached(len(starts) - 1, partial(_read_xyz, opened, starts))
+    return OpenFile(len(starts) - 1, partial(_read_xyz, opened, starts))
 
 
 def _read_xyz(opened: Callable[[], Any], starts: Sequence[int], index: int) -> Any:
@@ -136,7 +136,7 @@ def _read_xyz(opened: Callable[[], Any], starts: Sequence[int], index: int) -> A
     return atoms
 
 
-class _Pair(NamedTuple):
+class _CommentEntry(NamedTuple):
     """A key and its value in a comment line, from `start` to `end`."""
 
     name: str
@@ -145,7 +145,7 @@ class _Pair(NamedTuple):
     end: int
 
 
-def _pairs(comment: str) -> Iterator[_Pair]:
+def _pairs(comment: str) -> Iterator[_CommentEntry]:
     """Yield the pairs of a comment line. The time is proportional to its length, whatever is not closed."""
     last = {mark: comment.rfind(mark) for mark in _CLOSED_BY.values()}
     end = 0
@@ -158,10 +158,10 @@ def _pairs(comment: str) -> Iterator[_Pair]:
             end = word.end()
         else:
             return
-        yield _Pair(found[1], comment[start:end], found.start(), end)
+        yield _CommentEntry(found[1], comment[start:end], found.start(), end)
 
 
-def _as_ase_spells(comment: str, pairs: Sequence[_Pair]) -> str:
+def _as_ase_spells(comment: str, pairs: Sequence[_CommentEntry]) -> str:
     """Return a header for ASE, which knows one spelling of each key, without `pbc`, which is read here."""
     parts, end = [], 0
     for pair in pairs:

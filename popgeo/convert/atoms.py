@@ -28,7 +28,7 @@ from popgeo.convert.atom_keys import (
 )
 from popgeo.convert.atom_labels import as_label, numbers, warn_of_rounding
 from popgeo.convert.key_values import KeyValues, other_energy, said_of
-from popgeo.convert.neighbours import list_pairs, near_origin, require_elements, require_places
+from popgeo.convert.periodic_pairs import list_pairs, near_origin, require_elements, require_places
 from popgeo.convert.structure_paths import files_of
 
 _CLOSEST = 0.1  # angstrom

@@ -25,7 +25,7 @@ def convert(arguments: Sequence[str]) -> int:
     listed = {one.name: one.tensor for one in store.attributes if one.is_tensor}
     if "cutoff" in listed and not listed["edge_index"].numel():
         warnings.warn(
-            f"No atom has a neighbour within the cutoff of {asked.cutoff:g} angstrom. Raise --cutoff, or correct the "
+            f"No atom has a neighbor within the cutoff of {asked.cutoff:g} angstrom. Raise --cutoff, or correct the "
             "unit of positions: --units length=nm or length=bohr.",
             stacklevel=1,
         )

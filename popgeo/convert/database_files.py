@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 
 from popgeo.convert.lmdb_file import entries_of
+from popgeo.convert.open_file import OpenFile
 from popgeo.convert.packed_files import most_unpacked
-from popgeo.convert.reached import Reached
 from popgeo.replaced import replaced
 
 _STEPS = 10_000  # of SQLite, between two looks at how many there were
@@ -35,7 +35,7 @@ def own_sizes() -> Iterator[None]:
         yield
 
 
-def reach_aselmdb(path: Path) -> Reached:
+def reach_aselmdb(path: Path) -> OpenFile:
     """Look into what fairchem trains from: rows of ASE's database, compressed JSON each, under their numbers.
 
     Raises:
@@ -54,7 +54,7 @@ def reach_aselmdb(path: Path) -> Reached:
     order = np.argsort(ids, kind="stable")
     order = order[~np.isin(ids[order], np.array(said.get(b"deleted_ids") or [], np.int64))]
     row_of = partial(_row_in_lmdb, path, ids[order], starts[order], lengths[order])
-    return Reached(len(order), partial(_read_row, row_of, range(len(order))), said.get(b"metadata") or {})
+    return OpenFile(len(order), partial(_read_row, row_of, range(len(order))), said.get(b"metadata") or {})
 
 
 def _row_in_lmdb(path: Path, ids: np.ndarray, starts: np.ndarray, lengths: np.ndarray, index: int) -> Any:
@@ -84,7 +84,7 @@ def _unpacked(path: Path, key: str, start: int, length: int) -> Any:
 
 
 @own_sizes()
-def reach_db(path: Path) -> Reached:
+def reach_db(path: Path) -> OpenFile:
     """Look into a database of ASE, SQLite or JSON.
 
     Raises:
@@ -95,9 +95,9 @@ def reach_db(path: Path) -> Reached:
     if path.suffix.lower() == ".json":  # whose every row is read from the start of the file
         rows = ase.db.connect(path)
         found = {row.id: row for row in rows.select()}
-        return Reached(len(found), partial(_read_row, found.__getitem__, sorted(found)), dict(rows.metadata))
+        return OpenFile(len(found), partial(_read_row, found.__getitem__, sorted(found)), dict(rows.metadata))
     ids = array("q", _numbers_of_rows(path))
-    return Reached(len(ids), partial(_read_row, partial(_row_in_db, path), ids), dict(_database(path).metadata))
+    return OpenFile(len(ids), partial(_read_row, partial(_row_in_db, path), ids), dict(_database(path).metadata))
 
 
 def _numbers_of_rows(path: Path) -> Iterator[int]:
@@ -169,7 +169,7 @@ def _read_row(row_of: Callable[[int], Any], ids: Sequence[int], index: int) -> A
 
 
 @own_sizes()
-def reach_trajectory(path: Path) -> Reached:
+def reach_trajectory(path: Path) -> OpenFile:
     """Look into a trajectory of ASE; each thread of each process opens it once.
 
     Raises:
@@ -180,7 +180,7 @@ def reach_trajectory(path: Path) -> Reached:
     if not 0 <= 8 * count <= path.stat().st_size - place:
         raise ValueError(f"it is cut off or damaged: it declares {count:,} structures")
     steps = _trajectory(path, *version(path))
-    return Reached(len(steps), partial(_read_step, path), dict(steps.description or {}))
+    return OpenFile(len(steps), partial(_read_step, path), dict(steps.description or {}))
 
 
 @own_sizes()

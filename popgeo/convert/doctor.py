@@ -12,10 +12,10 @@ import pandas as pd
 from torch.utils.data import ConcatDataset, Dataset
 
 from popgeo.convert.atom_files import reach
-from popgeo.convert.energy_checks import Neighbours, add_energy_columns, compare_derivatives
+from popgeo.convert.energy_checks import Neighbors, add_energy_columns, compare_derivatives
 from popgeo.convert.key_values import Composition, composition_of
 from popgeo.convert.one_structure import COLUMNS, Bonds, measure, parts_of, shapes_of
-from popgeo.convert.reached import Reached
+from popgeo.convert.open_file import OpenFile
 from popgeo.convert.structure_paths import files_of
 from popgeo.progress import progress
 
@@ -51,7 +51,7 @@ class _File(Dataset[Any]):
     def __init__(self, path: Path, note: Callable[[int, Any], None] | None) -> None:
         self.path, self.note = path, note
         try:
-            self.file: Reached | ValueError = reach(path)
+            self.file: OpenFile | ValueError = reach(path)
         except ValueError as error:
             self.file = error
 
@@ -122,7 +122,7 @@ def examine(
         >>> print(examine([pair])[0])
         atoms too close to each other: 1 (structure 0: 0.300 angstrom between atoms 0 and 1). Remove these structures...
     """
-    read = _Read(len(structures))  # type: ignore[arg-type]
+    read = _ReadStructures(len(structures))  # type: ignore[arg-type]
     for index in progress(range(read.total), "examining", "structure", show):
         with np.errstate(all="ignore"):
             read.add(index, structures, keys or {})
@@ -133,18 +133,18 @@ def examine(
     add_energy_columns(table, counts)
     _add_usual(table, read.bonds)
     _add_twins(table)
-    per_set = [*_of_elements(table, counts), *_of_labels(read.kinds), *compare_derivatives(read.neighbours.compare())]
+    per_set = [*_of_elements(table, counts), *_of_labels(read.kinds), *compare_derivatives(read.neighbors.compare())]
     per_set += [(what, count, worst, where) for (what, worst), (count, where) in read.noted.items()]
     found = {what: Fault(what, count, worst, where, _FAULTS.remedy[what]) for what, count, worst, where in per_set}
     found |= {one.what: one for one in _of_rows(table)}
     return sorted(found.values(), key=lambda one: -one.count)
 
 
-class _Read:
+class _ReadStructures:
     """What is kept of the structures that were read so far."""
 
     def __init__(self, total: int) -> None:
-        self.total, self.bonds, self.neighbours = total, Bonds(), Neighbours(total)
+        self.total, self.bonds, self.neighbors = total, Bonds(), Neighbors(total)
         self.said = ""  # by the first structure that could not be read
         self.index: list[int] = []
         self.values = np.full((total, len(COLUMNS)), np.nan)  # a row per structure; what one does not have stays NaN
@@ -171,7 +171,7 @@ class _Read:
         for name in parts.misshapen:
             _count(self.noted, ("energies, forces or stress of a wrong size", name), index)
         if row["finite"]:
-            self.neighbours.add(index, parts)
+            self.neighbors.add(index, parts)
 
     def table(self) -> pd.DataFrame:
         """One row per structure that was read."""

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import numpy as np
 import pandas as pd
 
-from popgeo.convert.one_structure import Parts
+from popgeo.convert.one_structure import StructureParts
 
 # What multiplies an energy that is not in eV: hartree, rydberg, kcal/mol, kJ/mol, meV; the inverse ones; and a sign.
 _UNITS = np.array([1 / 27.2114, 1 / 13.6057, 23.0605, 96.4853, 1e3])
@@ -90,7 +90,7 @@ def _add_kinds(table: pd.DataFrame, one: pd.DataFrame, counts: pd.DataFrame) -> 
 
 
 def compare_derivatives(pairs: dict[str, np.ndarray]) -> Iterator[tuple[str, int, str, int]]:
-    """Faults between close structures, see `Neighbours.compare`: what, how many pairs, how much, and where."""
+    """Faults between close structures, see `Neighbors.compare`: what, how many pairs, how much, and where."""
     # Between close structures: change = work of forces + work of stress, so both coefficients of a fit are 1.
     works = np.stack([pairs["work"], np.nan_to_num(pairs["strain_work"])], axis=1)
     known = np.isfinite(pairs["strain_work"]) & (np.abs(works).max(axis=1, initial=0) > pairs["noise"])
@@ -126,15 +126,15 @@ def compare_derivatives(pairs: dict[str, np.ndarray]) -> Iterator[tuple[str, int
                 yield "energies do not follow forces", int(close.sum()), f"correlation {alike:.2f}", int(index.min())
 
 
-class Neighbours:
+class Neighbors:
     """Keeps some structures in runs, and compares those that are close: energies change by -F dx + V sigma strain."""
 
     def __init__(self, num_structures: int) -> None:
         self.every, self.run = max(num_structures // 10, 1), max(_MOST_KEPT // 10, 1)
-        self.kept: dict[tuple[bytes, bytes], list[tuple[int, Parts]]] = {}
+        self.kept: dict[tuple[bytes, bytes], list[tuple[int, StructureParts]]] = {}
         self.room = _MOST_ATOMS
 
-    def add(self, index: int, parts: Parts) -> None:
+    def add(self, index: int, parts: StructureParts) -> None:
         """Keeps a structure with forces or stress if it belongs to a run."""
         is_labelled = np.isfinite(parts.energy) and (parts.forces is not None or parts.stress is not None)
         if is_labelled and index % self.every < self.run and len(parts.z) <= self.room:
@@ -152,7 +152,7 @@ class Neighbours:
         return dict(zip(names, np.array(rows, dtype=np.float64).reshape(-1, len(names)).T, strict=True))
 
 
-def _closest(group: list[Parts]) -> set[tuple[int, int]]:
+def _closest(group: list[StructureParts]) -> set[tuple[int, int]]:
     """Each structure with the one that is nearest to it, in positions and cell."""
     if len(group) < 2:
         return set()
@@ -164,7 +164,7 @@ def _closest(group: list[Parts]) -> set[tuple[int, int]]:
     return {(min(pair), max(pair)) for pair in enumerate(apart.argmin(axis=1).tolist())}
 
 
-def _aligned(one: Parts, other: Parts) -> tuple[np.ndarray, np.ndarray]:
+def _aligned(one: StructureParts, other: StructureParts) -> tuple[np.ndarray, np.ndarray]:
     """Positions and forces of a structure turned and moved onto the other if nothing repeats, otherwise as they are."""
     forces = np.zeros_like(one.pos) if one.forces is None else one.forces
     if one.pbc.any():
@@ -175,8 +175,8 @@ def _aligned(one: Parts, other: Parts) -> tuple[np.ndarray, np.ndarray]:
     return pos @ turn, forces @ turn
 
 
-def _works(one: Parts, other: Parts) -> tuple[float, ...]:
-    """See `Neighbours.compare`; both works by the trapezoidal rule."""
+def _works(one: StructureParts, other: StructureParts) -> tuple[float, ...]:
+    """See `Neighbors.compare`; both works by the trapezoidal rule."""
     (start, pull), (end, push), strain_work = _aligned(one, one), _aligned(other, one), 0.0
     if one.pbc.any() and (volume := abs(np.linalg.det(one.cell))) > 1e-6 and abs(np.linalg.det(other.cell)) > 1e-6:
         grown = np.linalg.solve(one.cell, other.cell)

@@ -5,13 +5,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from popgeo.convert.open_file import OpenFile
 from popgeo.convert.packed_files import most_unpacked
-from popgeo.convert.reached import Reached
 
 _OF_ATOM = 1 << 16  # bytes of a dataset, for each atom
 
 
-def reach_hdf5(path: Path) -> Reached:
+def reach_hdf5(path: Path) -> OpenFile:
     """Look into what MACE's `preprocess_data` writes: a group for each structure, in groups of equally many.
 
     Raises:
@@ -27,7 +27,7 @@ def reach_hdf5(path: Path) -> Reached:
         if len({h5py.h5o.get_info(batch.id).addr for batch in batches}) < len(batches):
             raise ValueError("it has a group under several names")
         count = sum(map(len, batches))
-        return Reached(count, partial(_read, path, len(batches[0])), dict(_attributes(file)))
+        return OpenFile(count, partial(_read, path, len(batches[0])), dict(_attributes(file)))
 
 
 def _read(path: Path, size: int, index: int) -> Any:

@@ -29,7 +29,7 @@ COLUMNS = _NAMES.split()
 _NOBLE = (0, 2, 10, 18, 36, 54, 86)
 
 
-class Parts(NamedTuple):
+class StructureParts(NamedTuple):
     """A structure in float64: lengths in angstrom, labels as the file says them, None for an absent label."""
 
     z: np.ndarray
@@ -53,7 +53,7 @@ class Bonds:
         self.stretch_squared = self.stretch_times_pull = 0.0
 
 
-def parts_of(structure: Any, keys: Mapping[str, str | None]) -> Parts:
+def parts_of(structure: Any, keys: Mapping[str, str | None]) -> StructureParts:
     """Takes a graph, or an `Atoms` of ASE, apart. A label that has an impossible shape is absent, but in `labels`."""
     if isinstance(structure, Data):
         said = {name: one.numpy() for name, one in structure.to_dict().items() if isinstance(one, Tensor)}
@@ -83,7 +83,7 @@ def parts_of(structure: Any, keys: Mapping[str, str | None]) -> Parts:
         stress = -virial / volume
     if stress is not None and stress.size == 6:
         stress = stress[[0, 5, 4, 5, 1, 3, 4, 3, 2]]
-    return Parts(
+    return StructureParts(
         np.asarray(z, dtype=np.int64), np.asarray(pos, dtype=np.float64), np.asarray(cell, dtype=np.float64),
         np.asarray(pbc, dtype=bool), labels, np.nan if energy is None else float(energy[0]),
         0.0 if energy is None or energy.dtype.kind != "f" else float(np.spacing(np.abs(energy[0]))),
@@ -100,7 +100,7 @@ def shapes_of(label: np.ndarray, num_atoms: int) -> frozenset[tuple[Any, ...]]:
     return frozenset({whole, ("per atom", *shape[1:])} if shape[:1] == (num_atoms,) else {whole})
 
 
-def measure(parts: Parts, bonds: Bonds) -> dict[str, Any]:
+def measure(parts: StructureParts, bonds: Bonds) -> dict[str, Any]:
     """The numbers of one structure; `bonds` is updated."""
     z, pos, cell, pbc = parts.z, parts.pos, parts.cell, parts.pbc
     row: dict[str, Any] = {"num_atoms": len(z), "energy": parts.energy, "pbc": int(pbc @ [1, 2, 4])}
@@ -143,7 +143,7 @@ def measure(parts: Parts, bonds: Bonds) -> dict[str, Any]:
     return row
 
 
-def _measure_cell(parts: Parts, row: dict[str, float]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _measure_cell(parts: StructureParts, row: dict[str, float]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """The cell with vectors of its own for all directions, positions in it, and its thickness in each direction."""
     cell, pbc, lengths = parts.cell, parts.pbc, np.linalg.norm(parts.cell, axis=1)
     there = lengths > 1e-6
@@ -172,7 +172,7 @@ def _measure_cell(parts: Parts, row: dict[str, float]) -> tuple[np.ndarray, np.n
 def _pairs(
     pos: np.ndarray, full: np.ndarray, frac: np.ndarray, heights: np.ndarray, repeats: np.ndarray
 ) -> tuple[np.ndarray, ...]:
-    """Ordered pairs of atoms within `NEAR`, images included: atom, neighbour, vector to it, distance."""
+    """Ordered pairs of atoms within `NEAR`, images included: atom, neighbor, vector to it, distance."""
     images, owner = pos, np.arange(len(pos))
     if repeats.any():
         frac = frac - np.floor(frac) * repeats
@@ -185,14 +185,16 @@ def _pairs(
         pos, images, owner = frac @ full, moved[kept] @ full, np.nonzero(kept)[1]
     trees = [cKDTree(points, compact_nodes=False, balanced_tree=False) for points in (pos, images)]
     density = len(images) / np.maximum(np.ptp(images, axis=0), 1).prod()
-    near = NEAR if len(images) < 2_000 else min(NEAR, (120 / density) ** (1 / 3))  # some 500 neighbours at most
+    near = NEAR if len(images) < 2_000 else min(NEAR, (120 / density) ** (1 / 3))  # some 500 neighbors at most
     found = trees[0].sparse_distance_matrix(trees[1], near, output_type="ndarray")
     first, second, distance = found["i"], owner[found["j"]], found["v"]
     other = (first != second) | (distance > 1e-6)
     return first[other], second[other], (images[found["j"]] - pos[first])[other], distance[other]
 
 
-def _add_prints(parts: Parts, row: dict[str, float], first: np.ndarray, second: np.ndarray, apart: np.ndarray) -> None:
+def _add_prints(
+    parts: StructureParts, row: dict[str, float], first: np.ndarray, second: np.ndarray, apart: np.ndarray
+) -> None:
     """Four numbers that do not change when atoms are moved together, turned, wrapped or listed in another order."""
     kind = np.sqrt(parts.z + 1.37)
     weight = kind[first] * kind[second] * (1 - (apart / NEAR) ** 2) ** 3

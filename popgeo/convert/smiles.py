@@ -114,7 +114,7 @@ def _tables(path: Path, column: str | None, targets: Sequence[str]) -> Iterator[
                     first |= {"usecols": list(dict.fromkeys([found, *targets]))}
             for table in pd.read_csv(file, chunksize=_ROWS_AT_ONCE, **options, **first):
                 yield found, table if kind == ".csv" else _without_marks(table)
-    except _AbsentError as error:
+    except _MissingColumnError as error:
         raise ValueError(f"{path} {error}") from None
     except Exception as error:  # what is damaged may break pandas, and what it reads through, in any way
         raise ValueError(f"{path} cannot be read: {error!r}. Is it whole?") from error
@@ -131,7 +131,7 @@ def _without_marks(table: pd.DataFrame) -> pd.DataFrame:
     return table.assign(**text.apply(lambda column: column.str.replace(r'^"(.*)"$', r"\1", regex=True)))
 
 
-class _AbsentError(ValueError):
+class _MissingColumnError(ValueError):
     """A column that a table does not have."""
 
 
@@ -175,7 +175,7 @@ def _too_large(smiles: str) -> str:
 def _column(names: Sequence[str], column: str | None, targets: Sequence[str]) -> str:
     found = column or next((name for name in names if str(name).lower() == "smiles"), str(names[0]) if names else "")
     if missing := [name for name in (found, *targets) if name not in names]:
-        raise _AbsentError(f"has no column {missing}; it has {names}.")
+        raise _MissingColumnError(f"has no column {missing}; it has {names}.")
     return found
 
 

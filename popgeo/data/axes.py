@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from popgeo.data.store.mapped import ByReference
+from popgeo.data.store.mapped import MappedFilesMixin
 
 StoreKey: TypeAlias = str | tuple[str, str, str] | None
 """A node type, an edge type, or None for the one store of `Data` and the global store of `HeteroData`."""
@@ -138,7 +138,7 @@ def ends_of(edges: Axis) -> tuple[Axis, Axis]:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Attribute(ByReference):
+class Attribute(MappedFilesMixin):
     """One attribute of all graphs, one graph after the other.
 
     Args:

@@ -1,6 +1,6 @@
 """Puts filled tensors into PyG's `Batch`, cheaply, with what `to_data_list` needs worked out only when asked for.
 
-What such a batch holds, tensor by tensor, is said in `slots.py`.
+What such a batch holds, tensor by tensor, is said in `batch_contents.py`.
 """
 
 import weakref
@@ -11,9 +11,9 @@ import numpy as np
 from torch import Tensor
 
 from popgeo.data.axes import Attribute, Axis, Level
+from popgeo.data.batch_contents import Layout
 from popgeo.data.flat_store import FlatStore
 from popgeo.data.separate import LazyDict, Slicer, mark, state_num_nodes
-from popgeo.data.slots import Layout
 
 
 class BatchBuilder:

@@ -8,10 +8,10 @@ from typing import Any
 import torch
 
 from popgeo.data.axes import GRAPHS, Attribute, Level, Levels, ends_of, require_certain
+from popgeo.data.batch_contents import Layout, Slot, SlotKind
 from popgeo.data.fixed_size_options import FixedSizeOptions
 from popgeo.data.flat_store import FlatStore
 from popgeo.data.masks import mask_slot
-from popgeo.data.slots import Layout, Slot, SlotKind
 from popgeo.did_you_mean import require_kinds
 
 

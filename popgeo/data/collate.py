@@ -10,7 +10,7 @@ from popgeo.data.batch_layout import LayoutChoices, lay_out
 from popgeo.data.cut import BatchCutter, check_fits, fills_exactly
 from popgeo.data.fixed_size_options import FixedSizeOptions, require_sizes
 from popgeo.data.flat_store import FlatStore
-from popgeo.data.opened import flat_graphs
+from popgeo.data.open_dataset import flat_graphs
 from popgeo.data.sort_edges import sort_edges
 from popgeo.data.trim import trim
 from popgeo.packing import Packs

@@ -9,14 +9,14 @@ import numpy as np
 from torch import Tensor
 
 from popgeo.data.axes import Attribute, Axis, Level, StoreKey
-from popgeo.data.store.mapped import ByReference
+from popgeo.data.store.mapped import MappedFilesMixin
 from popgeo.packing.packs import whole_numbers
 
 Self = TypeVar("Self", bound="Columns")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Columns(ByReference):
+class Columns(MappedFilesMixin):
     """Flat arrays and row pointers of all graphs, and which of the graphs are shown.
 
     Args:

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from popgeo.data.axes import GRAPHS, Axis, Level, ends_of
+from popgeo.data.batch_contents import Layout, Slot, SlotKind
 from popgeo.data.fill import fill
 from popgeo.data.flat_store import FlatStore
-from popgeo.data.slots import Layout, Slot, SlotKind
 from popgeo.data.store.first_use import compare_stored
 from popgeo.data.subset import take
 from popgeo.data.validate import is_unchecked

@@ -11,10 +11,10 @@ from torch import Tensor
 from popgeo import largest_graph
 from popgeo.data.axes import Level
 from popgeo.data.batch import BatchBuilder
+from popgeo.data.batch_contents import Layout
 from popgeo.data.compiled_fill import Filler
 from popgeo.data.fixed_size_options import FixedSizeOptions
 from popgeo.data.flat_store import FlatStore
-from popgeo.data.slots import Layout
 from popgeo.packing import Packs, totals_of_packs
 
 if TYPE_CHECKING:

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from popgeo.data.axes import GRAPHS, Attribute, Axis
+from popgeo.data.batch_contents import Layout, Slot, SlotKind
 from popgeo.data.flat_store import FlatStore
-from popgeo.data.slots import Layout, Slot, SlotKind
 from popgeo.data.subset import take
 from popgeo.data.validate import is_unchecked
 

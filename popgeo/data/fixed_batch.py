@@ -21,7 +21,7 @@ else:
     _Words = object  # each class of batches has PyG's own as its next base
 
 
-class _Counted:
+class _CountedStore:
     """A store of attributes that knows how many of its rows are real, and which seeds it holds.
 
     Private attributes, each with one entry for each batch of an item:
@@ -68,15 +68,15 @@ class _Counted:
         return torch.from_numpy(own["_seeds"][0])
 
 
-class BatchStorage(_Counted, GlobalStorage):
+class BatchStorage(_CountedStore, GlobalStorage):
     """The attributes of a batch of graphs without types."""
 
 
-class BatchNodeStorage(_Counted, NodeStorage):
+class BatchNodeStorage(_CountedStore, NodeStorage):
     """The attributes of one type of nodes of a batch."""
 
 
-class BatchEdgeStorage(_Counted, EdgeStorage):
+class BatchEdgeStorage(_CountedStore, EdgeStorage):
     """The attributes of one type of edges of a batch."""
 
 

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from popgeo.data.flat_store import FlatStore
-from popgeo.data.opened import Opened
+from popgeo.data.open_dataset import OpenDataset
 from popgeo.packing import tune
 
 Self = TypeVar("Self", bound="FoundSizes")
@@ -49,7 +49,7 @@ class FoundSizes:
             raise ValueError(f"batch_size is {batch_size}; it counts the padding graph, so it must be 2 or more.")
         if not isinstance(dataset, FlatStore) and sample_limit is not None:
             dataset = [dataset[i] for i in range(min(sample_limit, len(dataset)))]
-        opened = Opened.of(dataset, progress_bar=progress_bar)
+        opened = OpenDataset.of(dataset, progress_bar=progress_bar)
         return cls.worst_case(opened.store, opened.sizes.values[:sample_limit], batch_size, **values)
 
     @classmethod
@@ -111,7 +111,7 @@ class FoundSizes:
             (0, 0)
         """
         bar = None if verbose else False
-        opened = Opened.of(dataset, progress_bar=bar)
+        opened = OpenDataset.of(dataset, progress_bar=bar)
         store, sizes = opened.store, opened.sizes.values
         split = len(store.node_types)
         shape = tune(sizes, target_graphs, align=align, cost=cost, num_node_dims=split, progress_bar=bar)

@@ -3,7 +3,7 @@
 import torch
 
 from popgeo.data.axes import Axis, Level
-from popgeo.data.slots import Slot, SlotKind
+from popgeo.data.batch_contents import Slot, SlotKind
 
 MASKS = {Level.NODE: "nodes_mask", Level.EDGE: "edges_mask", Level.GRAPH: "graphs_mask"}
 """The name of the mask of each level."""

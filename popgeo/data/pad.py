@@ -11,12 +11,12 @@ from torch_geometric.transforms.pad import Padding
 
 from popgeo.data.attribute_names import SPLIT_MASKS
 from popgeo.data.axes import GRAPHS, Axis, Level, Levels, ends_of, require_certain
+from popgeo.data.batch_contents import SlotKind
 from popgeo.data.batch_layout import LayoutChoices, lay_out
 from popgeo.data.compiled_fill import Filler
 from popgeo.data.fixed_size_options import FixedSizeOptions
 from popgeo.data.flat_store import FlatStore
 from popgeo.data.masks import MASKS
-from popgeo.data.slots import SlotKind
 from popgeo.data.super_batch import split
 
 

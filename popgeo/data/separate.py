@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from popgeo.data.axes import Attribute, Axis, Level, StoreKey
+from popgeo.data.batch_contents import Layout
 from popgeo.data.flat_store import FlatStore
-from popgeo.data.slots import Layout
 
 if TYPE_CHECKING:
     from torch_geometric.data import Batch

@@ -46,7 +46,7 @@ class OverSizeStrategy(Enum):
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Joined:
+class TrimInput:
     """What trimming looks at of some nodes and edges, wherever they lie.
 
     Args:
@@ -164,7 +164,7 @@ def trim(
         nodes: Whether nodes may be removed.
         edges: Whether edges may be removed on their own.
         generator: Source of randomness.
-        protect: A boolean node attribute, True for nodes that must stay, such as the seeds of a neighbour sampler.
+        protect: A boolean node attribute, True for nodes that must stay, such as the seeds of a neighbor sampler.
 
     Returns:
         The remaining graphs; and how many nodes, and how many edges, over all types, each graph lost.
@@ -189,7 +189,7 @@ def trim(
     counts = dict(zip(store.size_axes, store.sizes.sum(axis=0).tolist(), strict=True))
     types = [axis for axis in counts if axis.level is Level.NODE]
     protected = {a.axis: a.tensor for a in store.attributes if a.name == protect and a.axis in types}
-    joined = Joined(
+    joined = TrimInput(
         counts=counts,
         ends={a.axis: _ends_in_all(store, a) for a in store.attributes if a.name == "edge_index" and a.is_tensor},
         stays=protected,

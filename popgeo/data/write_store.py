@@ -12,7 +12,7 @@ from torch_geometric.data import Data, HeteroData
 from popgeo.data.axes import Levels, levels_of
 from popgeo.data.columns import Columns
 from popgeo.data.flat_store import FlatStore, why_not_flat
-from popgeo.data.opened import flat_graphs
+from popgeo.data.open_dataset import flat_graphs
 from popgeo.data.sort_edges import sort_edges as sorted_by_destination
 from popgeo.data.store.save_columns import BUFFER_BYTES, Blocks, blocks, extend
 from popgeo.data.store.write_folder import FolderWriter

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from popgeo.convert.neighbours import NeighbourList, require_elements
+from popgeo.convert.periodic_pairs import NeighborList, require_elements
 from popgeo.data.found_sizes import grown
 from popgeo.nn.atom_targets import matrix_to_voigt
 from popgeo.nn.forces import energy_and_forces, energy_forces_and_stress
@@ -106,12 +106,12 @@ class SystemsCalculator:
 
 
 class Calculator(SystemsCalculator):
-    """Lets ASE run dynamics, optimizers and the rest with a model; needs `ase`, and `vesin` for fast neighbour lists.
+    """Lets ASE run dynamics, optimizers and the rest with a model; needs `ase`, and `vesin` for fast neighbor lists.
 
     Each structure fills the same number of atom and edge slots, so that whatever compiles the model does so once for a
     run in which edges come and go, or a screening of many structures. If one outgrows its slots, these become half
-    more than it needs, and a warning says so. Neighbours are found over the periodic axes of `atoms.pbc`. A model with
-    a `neighbor_rule`, such as `SchNet`, gets positions in float64. If the rule limits the number of neighbours, and a
+    more than it needs, and a warning says so. Neighbors are found over the periodic axes of `atoms.pbc`. A model with
+    a `neighbor_rule`, such as `SchNet`, gets positions in float64. If the rule limits the number of neighbors, and a
     structure without periodic axes has more, its own search finds them. The model is copied. For models of MACE,
     NequIP, SchNetPack and fairchem see `SystemsCalculator`.
 
@@ -124,7 +124,7 @@ class Calculator(SystemsCalculator):
             edges share a filter in a compiled `SchNet`.
         compile: Makes a module of tensors fast, such as `popgeo.ipu.inference_model`, or `torch.compile`'s like; called
             once for each shape. The module is run as it is when left out.
-        skin: Neighbours up to the cutoff and the skin are kept, in angstrom, and searched again only if an atom has
+        skin: Neighbors up to the cutoff and the skin are kept, in angstrom, and searched again only if an atom has
             moved half of the skin; the edges equal the edges of a new list at each step.
 
     Raises:
@@ -171,7 +171,7 @@ class Calculator(SystemsCalculator):
         self._has_warned = False
         self.num_compilations = 0
         """How often it was compiled: once in a run that fits; twice if only some structures fill space."""
-        self.neighbours = NeighbourList(cutoff, skin)
+        self.neighbors = NeighborList(cutoff, skin)
         self._compile = compile
         self._evaluate: dict[bool, Evaluation] = {}  # with stress, and without
         self._given: tuple[Tensor, ...] = ()
@@ -182,7 +182,7 @@ class Calculator(SystemsCalculator):
 
     def _values(self, atoms: Any) -> tuple[Tensor, ...]:
         require_elements(atoms.numbers, getattr(self._model, "elements", None))
-        pos, edge_index, edge_shift = self._near(atoms, *self.neighbours.near_origin(atoms))
+        pos, edge_index, edge_shift = self._near(atoms, *self.neighbors.near_origin(atoms))
         self._fix_shapes(len(atoms), edge_index.shape[1])
         self._fill(atoms, pos, edge_index, edge_shift)
         with_stress = atoms.cell.rank == 3
@@ -208,7 +208,7 @@ class Calculator(SystemsCalculator):
         """Positions, and the edges that the model's rule takes of all within the cutoff, with their shifts.
 
         Raises:
-            ValueError: the rule limits the number of neighbours, and the cell repeats, of which its search knows
+            ValueError: the rule limits the number of neighbors, and the cell repeats, of which its search knows
                 nothing.
         """
         rule, most = self._rule, int(np.bincount(edge_index[1]).max(initial=0))
@@ -220,7 +220,7 @@ class Calculator(SystemsCalculator):
         if rule.is_default and not self._has_warned:
             self._has_warned = True
             warnings.warn(
-                f"An atom of {atoms.symbols} has {most} neighbours within {rule.cutoff} angstrom; the "
+                f"An atom of {atoms.symbols} has {most} neighbors within {rule.cutoff} angstrom; the "
                 f"{limit} nearest are taken, as the model does by itself. If it was trained with "
                 f"listed pairs, make it with interaction_graph=PairInteractionGraph({rule.cutoff}) to take all.",
                 stacklevel=3,

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from popgeo.capture.arguments import taken_by_name
 from popgeo.capture.capture import signature_of
 from popgeo.data.axes import Axis, Level
+from popgeo.data.batch_contents import Layout, Slot
 from popgeo.data.batch_layout import LayoutChoices
 from popgeo.data.fixed_size_options import FixedSizeOptions
-from popgeo.data.slots import Layout, Slot
 from popgeo.nn.atom_targets import matrix_to_voigt
 from popgeo.nn.forces import energy_and_forces, energy_forces_and_stress, volumes
 
@@ -100,7 +100,7 @@ class FixedModel(nn.Module):
         return dict(_named(self.model(**arguments, **self.call.constants), self.call.results))
 
 
-class WithForces(nn.Module):
+class ForceModel(nn.Module):
     """A model of energies that returns forces, too, and stress where graphs have a cell that the model does not take.
 
     Args:
@@ -133,7 +133,7 @@ class WithForces(nn.Module):
         return {"energy": energy.detach(), "forces": forces}
 
 
-class InFloat64(nn.Module):
+class Float64Model(nn.Module):
     """A model of atoms whose differences of positions, and sums over atoms, are in float64, then rounded.
 
     Args:
@@ -156,8 +156,8 @@ def as_predicted(model: nn.Module, forces: bool) -> nn.Module:
     """The model as a program computes it: models of atoms in float64 where that matters, with forces if asked for."""
     from popgeo.nn.models.atom_model import AtomModel  # which imports PyG
 
-    model = InFloat64(model) if isinstance(model, AtomModel) else model
-    return WithForces(model) if forces else model
+    model = Float64Model(model) if isinstance(model, AtomModel) else model
+    return ForceModel(model) if forces else model
 
 
 def input_name(slot: Slot) -> str:

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch_geometric.data import Data
 
 from popgeo.convert.atoms import with_pairs
-from popgeo.convert.neighbours import require_elements
+from popgeo.convert.periodic_pairs import require_elements
 from popgeo.elements import SYMBOLS
 from popgeo.nn.atom_targets import MAX_Z
 from popgeo.nn.models.atom_model import AtomModel
@@ -63,7 +63,7 @@ class ForceField(nn.Module):
         rule = self.net.neighbor_rule
         if rule.cutoff < self.net.cutoff or (rule.max_num_neighbors is not None and not rule.is_default):
             raise ValueError(
-                f"The settings have the interaction graph {rule.search}; a force field takes all neighbours within its "
+                f"The settings have the interaction graph {rule.search}; a force field takes all neighbors within its "
                 "cutoff, with images. Leave interaction_graph and max_num_neighbors out."
             )
         self.register_buffer("references", references.double())
@@ -120,10 +120,10 @@ class ForceField(nn.Module):
         return (energy * torch.where(of_elements.isnan(), torch.nan, 1.0)).double() + of_elements
 
     def prepared(self, structure: Data) -> Data:
-        """A structure as it is taken: with its neighbours within the cutoff, in float64.
+        """A structure as it is taken: with its neighbors within the cutoff, in float64.
 
         Raises:
-            ValueError: it has an element that was not trained on, or no neighbours can be listed; see `list_pairs`.
+            ValueError: it has an element that was not trained on, or no neighbors can be listed; see `list_pairs`.
         """
         require_elements(structure.z.numpy(), self.elements)
         structure = structure.clone().apply(lambda part: part.double() if part.is_floating_point() else part)

@@ -30,7 +30,7 @@ def predict(arguments: Sequence[str]) -> int:
     graphs: Any = _graphs(asked, predictor is None or predictor.takes_float64)
     files = graphs.file_names if isinstance(graphs, AtomFiles) and Path(asked.source).is_dir() else ()
     if predictor is None:
-        predictor, graphs = _with_neighbours(asked, graphs)
+        predictor, graphs = _with_neighbors(asked, graphs)
     found = replace(predictor(graphs, errors="keep" if asked.keep else "raise"), files=files)
     written = found.save(asked.out)
     for kept in found.errors.values():
@@ -47,8 +47,8 @@ def _graphs(asked: argparse.Namespace, takes_float64: bool) -> Any:
     return source_of(asked)[0]
 
 
-def _with_neighbours(asked: argparse.Namespace, graphs: Any) -> tuple[Predictor, list[Any]]:
-    """A predictor of what `popgeo train` wrote, and the structures with the neighbours that it was trained with.
+def _with_neighbors(asked: argparse.Namespace, graphs: Any) -> tuple[Predictor, list[Any]]:
+    """A predictor of what `popgeo train` wrote, and the structures with the neighbors that it was trained with.
 
     Raises:
         ValueError: `popgeo train` did not write the file.

@@ -18,7 +18,7 @@ _NOTES = "extra/popgeo.json"
 
 Modules = Sequence[fx.GraphModule]
 Examples = Sequence[Tensors]
-Opened = Sequence[Callable[..., Sequence[Tensor]]]
+OpenDataset = Sequence[Callable[..., Sequence[Tensor]]]
 
 
 def write_torch(modules: Modules, examples: Examples, notes: str) -> bytes:
@@ -74,7 +74,7 @@ def read_notes_of_archive(data: bytes) -> str:
     return parts_of_archive(data).get(_NOTES, b"").decode()
 
 
-def open_torch(data: bytes, inputs: Examples) -> Opened:
+def open_torch(data: bytes, inputs: Examples) -> OpenDataset:
     """The programs of a file that `write_torch` made; nothing in it is executed.
 
     Args:
@@ -88,7 +88,7 @@ def open_torch(data: bytes, inputs: Examples) -> Opened:
     return [read_program(parts, _name(i), given) for i, given in enumerate(inputs)]
 
 
-def open_compiled(data: bytes, inputs: Examples) -> Opened:
+def open_compiled(data: bytes, inputs: Examples) -> OpenDataset:
     """The programs of a file that `write_compiled` made, which are machine code."""
     from torch._inductor.package.package import load_package
 

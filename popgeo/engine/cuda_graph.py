@@ -15,7 +15,7 @@ from popgeo.capture.model_lines import line_of_error
 from popgeo.capture.op_graph import Role
 from popgeo.capture.pytree import flatten
 from popgeo.engine.backend import device_of
-from popgeo.engine.gradient_accumulation import Results, micro_batch, write_back
+from popgeo.engine.gradient_accumulation import CallResults, micro_batch, write_back
 from popgeo.engine.optimizer.capturable import CapturableOptimizer
 from popgeo.engine.optimizer.gradient_scaling import GradientScaling
 from popgeo.engine.step_recipe import Recipe
@@ -72,7 +72,7 @@ class CudaGraphRunner:
         """
         options = self._options
         repeats, joined = options.device_iterations, options.gradient_accumulation
-        results = Results(self._mode, options.output_period, options.steps_per_call)
+        results = CallResults(self._mode, options.output_period, options.steps_per_call)
         with self._cuda.device(self._device):
             for repeat in range(repeats):
                 part = micro_batch(tensors, repeat, repeats)

@@ -7,7 +7,7 @@ import torch
 from popgeo.native import library
 
 
-class DenormalsFlushed:
+class DenormalFlushing:
     """Within it the calling thread, and those of its parallel regions, take denormal numbers for zeros.
 
     Afterwards they all do what the caller did before, also when an exception leaves it. Each thread has a setting of

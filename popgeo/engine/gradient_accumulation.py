@@ -45,7 +45,7 @@ def micro_batch(tensors: Sequence[Tensor], index: int, factor: int) -> list[Tens
     return [tensor.narrow(0, index * (tensor.shape[0] // factor), tensor.shape[0] // factor) for tensor in tensors]
 
 
-class Results:
+class CallResults:
     """Collects what the steps of one call return.
 
     Args:

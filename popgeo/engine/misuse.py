@@ -45,7 +45,7 @@ def refuse_transforms() -> None:
         )
 
 
-class _WithoutDerivative(torch.autograd.Function):
+class _NonDifferentiableIdentity(torch.autograd.Function):
     """The identity, whose derivative is refused."""
 
     @staticmethod
@@ -70,7 +70,9 @@ def without_derivative(results: list[Tensor], arguments: Sequence[Tensor]) -> li
     differentiated = next((one for one in arguments if one.requires_grad), None)
     if differentiated is None or not torch.is_grad_enabled():
         return results
-    return [_WithoutDerivative.apply(one, differentiated) if one.is_floating_point() else one for one in results]
+    return [
+        _NonDifferentiableIdentity.apply(one, differentiated) if one.is_floating_point() else one for one in results
+    ]
 
 
 def mark_as_done(results: Iterable[Tensor]) -> None:

@@ -6,7 +6,7 @@ from torch._C import _get_function_stack_at, _len_torch_function_stack
 from torch.overrides import TorchFunctionMode, _pop_mode
 
 
-class _NoTensorEquals(TorchFunctionMode):
+class _IdentityComparison(TorchFunctionMode):
     """While it compares two tensors cannot be compared, so that only the same tensor counts as equal to itself.
 
     An interrupt right after it has been entered leaves it behind. Then it compares nothing, lets everything through,
@@ -35,9 +35,9 @@ def holds_the_same(one: Any, other: Any) -> bool:
         >>> holds_the_same([rate], [torch.ones(1)])
         False
     """
-    while (depth := _len_torch_function_stack()) and isinstance(_get_function_stack_at(depth - 1), _NoTensorEquals):
+    while (depth := _len_torch_function_stack()) and isinstance(_get_function_stack_at(depth - 1), _IdentityComparison):
         _pop_mode()
-    with _NoTensorEquals() as mode:
+    with _IdentityComparison() as mode:
         try:
             mode.comparing = True
             return bool(one == other)

@@ -14,8 +14,8 @@ from popgeo.capture.held_state import ONE_AT_A_TIME, module_state
 from popgeo.capture.op_graph import LOSS_SCALE, Input, OpGraph, Role
 from popgeo.capture.passes import without_row_indexing
 from popgeo.engine.backend import Backend
-from popgeo.engine.denormals import DenormalsFlushed
-from popgeo.engine.gradient_accumulation import Results, check_apart, micro_batch, write_back
+from popgeo.engine.denormals import DenormalFlushing
+from popgeo.engine.gradient_accumulation import CallResults, check_apart, micro_batch, write_back
 from popgeo.engine.graph_runner import GraphRunner
 from popgeo.engine.inductor import InductorRunner
 from popgeo.engine.loss_scaling import LossScale
@@ -94,7 +94,7 @@ class StepRunner:
         """
         if self._written:
             check_apart([*tensors, *module_state(self._model).values()], self._written)
-        flushed, threads, differentiates = DenormalsFlushed(), torch.get_num_threads(), torch.is_grad_enabled()
+        flushed, threads, differentiates = DenormalFlushing(), torch.get_num_threads(), torch.is_grad_enabled()
         try:
             with self.threads, flushed:
                 return self._run(tensors)
@@ -110,7 +110,7 @@ class StepRunner:
         if runner.draws_random_numbers and self._follows:
             self._follow_seed()
         inputs = [micro_batch(tensors, number, factor) for number in range(factor)]  # replica by replica of each step
-        results = Results(self._mode, options.output_period, options.steps_per_call)
+        results = CallResults(self._mode, options.output_period, options.steps_per_call)
         try:
             for first in range(0, options.steps_per_call, self._round):
                 self._run_round(runner, inputs, results, first)
@@ -136,7 +136,7 @@ class StepRunner:
             if not self.replica_states[0].draws_as_torch:
                 torch.rand(())
 
-    def _run_round(self, runner: Runner, inputs: Sequence[Sequence[Tensor]], results: Results, first: int) -> None:
+    def _run_round(self, runner: Runner, inputs: Sequence[Sequence[Tensor]], results: CallResults, first: int) -> None:
         """Runs the micro-batches of each replica, one after the other, or in the order of the stages.
 
         Args:

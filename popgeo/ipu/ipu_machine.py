@@ -21,7 +21,7 @@ from popgeo.ipu.fits_in_memory import require_fit, require_stages_fit, what_woul
 from popgeo.ipu.options import Options
 from popgeo.ipu.report.report import Pipeline, Report
 from popgeo.ipu.step_cost import BESIDE
-from popgeo.ipu.systems.share import Share, is_shared, share_of
+from popgeo.ipu.systems.ipu_share import IpuShare, is_shared, share_of
 from popgeo.ipu.systems.stage_plan import StagePlan, stage_plan
 
 # What a kept step depends on next to its capture: whether it fits the tiles.
@@ -100,7 +100,7 @@ class IpuPlan:
     update: Update | None
     options: Options
     stages: StagePlan | None
-    capture_share: Callable[[], Share] | None
+    capture_share: Callable[[], IpuShare] | None
 
     @property
     def staging(self) -> Staging | None:
@@ -136,11 +136,11 @@ class IpuPlan:
         require_fit(use, costs, str if self.options.target.num_ipus > 1 else advice)
 
     @cached_property
-    def share(self) -> Share:
+    def share(self) -> IpuShare:
         """What one IPU runs of the step: all of it, unless several share the weights."""
         if self.capture_share is not None:
             return self.capture_share()
-        return Share(step=self.step, update=self.update, target=self.options.target, shards=1)
+        return IpuShare(step=self.step, update=self.update, target=self.options.target, shards=1)
 
     @cached_property
     def account(self) -> Report:
@@ -158,7 +158,7 @@ class IpuPlan:
         return replace(account, steps=steps, update_captured=captured, captured_ops=self.step.captured_ops, **run)
 
 
-def _share_of(recipe: Recipe, arguments: Arguments, options: Options) -> Share:
+def _share_of(recipe: Recipe, arguments: Arguments, options: Options) -> IpuShare:
     with in_modes(recipe.module, recipe.modes):
         return share_of(recipe.function, arguments, options, recipe.optimizer)
 

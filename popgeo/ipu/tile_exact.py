@@ -13,8 +13,8 @@ from popgeo.capture.held_state import module_state
 from popgeo.capture.op_graph import Input, OpGraph, Role
 from popgeo.capture.passes import fold_constants
 from popgeo.engine.compiled_step import CompiledStep
-from popgeo.engine.denormals import DenormalsFlushed
-from popgeo.engine.gradient_accumulation import Results, micro_batch, write_back
+from popgeo.engine.denormals import DenormalFlushing
+from popgeo.engine.gradient_accumulation import CallResults, micro_batch, write_back
 from popgeo.engine.optimizer.capture_update import UpdateGraph
 from popgeo.engine.optimizer.captured_worker import Rehearsal
 from popgeo.engine.pipeline.random_draws import draws
@@ -175,7 +175,7 @@ class TileExact:
         """Runs the program of one call on the machine, with the host's side of its streams."""
         options, replicas, step = self._options, len(self._replicas), self._step
         mode = options.chosen_output_mode(trains=self._update is not None)
-        results = Results(mode, options.output_period, options.steps_per_call)
+        results = CallResults(mode, options.output_period, options.steps_per_call)
         arguments = joined.arguments()
         names = list(arguments)
         given = {(name, replica): itertools.count(replica, replicas) for name in names for replica in range(replicas)}
@@ -205,7 +205,7 @@ class TileExact:
                 finished[replica] += 1
 
         # As the engine runs it, whose results these are to equal.
-        with torch.no_grad(), DenormalsFlushed():
+        with torch.no_grad(), DenormalFlushing():
             run_program(joined.program, self._replicas, host_in, host_out)
         return results.join()
 

@@ -13,7 +13,7 @@ _UNEQUAL = 0.01  # how far the slowest rank may be above the mean before batches
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Work:
+class GraphWork:
     """What graphs cost, and what a batch may hold of them.
 
     Args:
@@ -39,7 +39,9 @@ class Work:
         return np.divide(costs.max(axis=1), mean, out=np.ones_like(mean), where=mean > 0) - 1
 
 
-def balanced(packs: Packs, work: Work, together: int, generator: torch.Generator, drop_last: bool = False) -> Packs:
+def balanced(
+    packs: Packs, work: GraphWork, together: int, generator: torch.Generator, drop_last: bool = False
+) -> Packs:
     """Packs in steps whose packs cost nearly the same, whoever has which.
 
     They are ordered by what they cost and cut into steps; steps, and the packs of each, then come in a random order.
@@ -68,7 +70,7 @@ def balanced(packs: Packs, work: Work, together: int, generator: torch.Generator
     return packs.take(np.take_along_axis(steps, within, axis=1).ravel())
 
 
-def _with_an_equal_beginning(packs: Packs, work: Work, together: int, too_many: int) -> Packs:
+def _with_an_equal_beginning(packs: Packs, work: GraphWork, together: int, too_many: int) -> Packs:
     """Whole steps of packs in rising order of cost, the first ones dealt out again if they are unequal."""
     pooled = min(len(packs), too_many + together)
     if not too_many and (not len(packs) or work.slowest(packs[:pooled], together).max() < _UNEQUAL):
@@ -85,7 +87,7 @@ def _with_an_equal_beginning(packs: Packs, work: Work, together: int, too_many: 
     return min(found, key=lambda packs: work.slowest(packs, together).max())
 
 
-def _dealt_out(ids: np.ndarray, work: Work, number: int) -> Packs | None:
+def _dealt_out(ids: np.ndarray, work: GraphWork, number: int) -> Packs | None:
     """Packs of nearly equal cost: each graph, the most expensive first, goes to the cheapest pack that has room.
 
     None where a graph finds no room or a pack no graph. (Graham 1969, doi 10.1137/0117039, without the budget.)

@@ -14,10 +14,10 @@ from torch.utils.data import Sampler
 from popgeo.data.fixed_size_options import FixedSizeOptions
 from popgeo.data.trim import OverSizeStrategy
 from popgeo.did_you_mean import names_arguments
-from popgeo.loader.balance import Work
+from popgeo.loader.balance import GraphWork
 from popgeo.loader.epoch_choices import EpochChoices
 from popgeo.loader.given_sizes import Sizes, SizesPacker, columns_of, side_by_side
-from popgeo.loader.run import EpochPlan, Run, Used
+from popgeo.loader.run import EpochPlan, EpochProgress, Run
 from popgeo.loader.sampler import EpochSampler
 from popgeo.loader.shard import Shard
 from popgeo.loader.strategy import FixedSizeStrategy, Packing, member, strategy_of
@@ -102,7 +102,7 @@ class FixedSizeBatchSampler(EpochSampler, Sampler[list[int]], metaclass=AskedFor
         world_size = num_replicas if world_size is None else world_size
         choices = EpochChoices(shuffle=shuffle, seed=seed, rank=rank, world_size=world_size, drop_last=drop_last)
         choices = choices.seeded_if(draws=False)
-        work = None if cost is None else Work(costs=_costs(cost, packer), sizes=packer.sizes, budget=packer.budget)
+        work = None if cost is None else GraphWork(costs=_costs(cost, packer), sizes=packer.sizes, budget=packer.budget)
         super().__init__(packer, choices, work=work)
         self._is_dealt_out = False
 
@@ -179,7 +179,7 @@ class FixedSizeBatchSampler(EpochSampler, Sampler[list[int]], metaclass=AskedFor
                 "Pass seed= as in the run before, or load its state_dict()."
             )
         part = self.shard
-        self._run = Run(epoch, (Used(part.world_size, part.group, start_iter),) if start_iter else ())
+        self._run = Run(epoch, (EpochProgress(part.world_size, part.group, start_iter),) if start_iter else ())
 
     def state_dict(self, num_batches: int | None = None) -> dict[str, Any]:
         """Where the pass stands, for `load_state_dict`, also of a run with another number of ranks.
@@ -201,7 +201,7 @@ class FixedSizeBatchSampler(EpochSampler, Sampler[list[int]], metaclass=AskedFor
             lines.append(f"skipped: {len(plan.whole.skipped):,} graphs above the budget")
         world_size = plan.shard.world_size
         if world_size > 1 and len(plan.left):
-            by_nodes = Work(costs=packer.sizes[:, 0], sizes=packer.sizes, budget=packer.budget)
+            by_nodes = GraphWork(costs=packer.sizes[:, 0], sizes=packer.sizes, budget=packer.budget)
             slowest = (self.work or by_nodes).slowest(plan.left, world_size)
             lines.append(
                 f"{packer.names[0] if self.work is None else 'cost'} of the slowest of {world_size} ranks: "

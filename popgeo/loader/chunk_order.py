@@ -31,7 +31,7 @@ class ChunkOrder:
 
     Its graphs are cut, as they lie, into chunks. Each epoch draws an order of the chunks, takes `window` graphs' worth
     of them at a time, and draws an order of the graphs of these. So every graph comes once an epoch, at a place that is
-    uniformly random but for the chunk that it shares with its neighbours on disk: two graphs of one chunk always come
+    uniformly random but for the chunk that it shares with its neighbors on disk: two graphs of one chunk always come
     within one window of each other, where in a plain shuffle they would with a chance of `window / num_graphs`. In a
     batch two given graphs of one window meet as in a plain shuffle of that window.
 

@@ -11,16 +11,16 @@ from popgeo.data.batch_layout import LayoutChoices
 from popgeo.data.collate import FixedSizeCollater
 from popgeo.data.fixed_size_options import FixedSizeOptions, require_sizes
 from popgeo.data.flat_store import FlatStore
-from popgeo.data.opened import Opened
+from popgeo.data.open_dataset import OpenDataset
 from popgeo.data.trim import OverSizeStrategy
 from popgeo.did_you_mean import require_kinds
 from popgeo.loader.chunk_order import SHUFFLE_BYTES, ChunkOrder
 from popgeo.loader.epoch_choices import EpochChoices, chosen
 from popgeo.loader.epoch_loader import EpochLoader
 from popgeo.loader.pack_graphs import GraphPacker
-from popgeo.loader.seen_tensors import SeenTensors
 from popgeo.loader.source import BatchSource, FetchingSource, FlatSource, opened_for
 from popgeo.loader.strategy import FixedSizeStrategy, Packing, member, strategy_of
+from popgeo.loader.tensor_versions import TensorVersions
 from popgeo.packing import totals_of_packs
 
 
@@ -119,7 +119,7 @@ class FixedSizeDataLoader(EpochLoader):
         source: BatchSource = FetchingSource(dataset, self.collater, opened.store)
         chunk_order = seen = None
         if opened.holds_all:
-            chunk_order, seen = ChunkOrder.of(opened.store, shuffle_bytes), SeenTensors(dataset)
+            chunk_order, seen = ChunkOrder.of(opened.store, shuffle_bytes), TensorVersions(dataset)
             source = FlatSource(opened.store, self.collater, chunk_order)
         packer = GraphPacker(
             opened=opened,
@@ -183,7 +183,7 @@ class FixedSizeDataLoader(EpochLoader):
 
 
 def _sizes(
-    opened: Opened,
+    opened: OpenDataset,
     batch_size: int | None,
     options: FixedSizeOptions | None,
     num_nodes: int | dict[str, int] | None,

@@ -37,7 +37,7 @@ class EventSource(BatchSource):
 
     columns: Mapping[str, Tensor]
     batch_size: int
-    negatives: "NotMet | None"
+    negatives: "NonNeighbors | None"
     same_negatives: bool
 
     def cut(self, packs: Packs, key: tuple[int, int], group: int, memory: BatchMemory | None = None) -> list[Any]:
@@ -59,7 +59,7 @@ class EventSource(BatchSource):
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class NotMet:
+class NonNeighbors:
     """The nodes that the source of each event does not meet at the time of the event, and that are not the source.
 
     Args:
@@ -73,7 +73,7 @@ class NotMet:
     nodes: NonEdges
 
     @classmethod
-    def of(cls, src: Tensor, dst: Tensor, t: Tensor, negatives: tuple[int, int]) -> "NotMet":
+    def of(cls, src: Tensor, dst: Tensor, t: Tensor, negatives: tuple[int, int]) -> "NonNeighbors":
         """Return the nodes from the first to the last one, less those that are met.
 
         Raises:
@@ -158,7 +158,7 @@ class FixedSizeEventLoader(EpochLoader):
             raise ValueError("Events come in the order of time; leave shuffle, sampler and batch_sampler out.")
         self.num_events, self.negatives, self.same_negatives = len(data.src), negatives, same_negatives
         columns = {name: values for name, values in data.to_dict().items() if name not in _MADE}
-        not_met = None if negatives is None else NotMet.of(data.src, data.dst, data.t, negatives)
+        not_met = None if negatives is None else NonNeighbors.of(data.src, data.dst, data.t, negatives)
         source = EventSource(columns=columns, batch_size=batch_size, negatives=not_met, same_negatives=same_negatives)
         together = partial(in_equal_numbers, number=batch_size, drop_last=choices.drop_last)
         packer = OrderPacker(num_items=self.num_events, together=together)
@@ -182,7 +182,7 @@ class FixedSizeEventLoader(EpochLoader):
         if (lowest := min(int(data.src.min()), int(data.dst.min()))) < 0:
             raise ValueError(f"An event is of node {lowest}; nodes are numbered from 0.")
         times = (data.t.double() if data.t.is_floating_point() else data.t).cpu().numpy()  # NumPy has no bfloat16
-        # Neighbours are compared: differences of whole numbers may overflow.
+        # Neighbors are compared: differences of whole numbers may overflow.
         back = int((~(times[1:] >= times[:-1])).sum()) + int(times[0] != times[0])
         if back:
             raise ValueError(

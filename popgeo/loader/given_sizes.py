@@ -9,7 +9,7 @@ import torch
 
 from popgeo.data.axes import Axis, Level
 from popgeo.data.fixed_size_options import FixedSizeOptions
-from popgeo.data.opened import Opened
+from popgeo.data.open_dataset import OpenDataset
 from popgeo.loader.pack_graphs import PackChoices, pack_epoch
 from popgeo.loader.sampler import Packer
 from popgeo.loader.strategy import DRAWN, FixedSizeStrategy
@@ -86,7 +86,7 @@ def columns_of(
     if dataset is not None and num_nodes is None:
         num_nodes = _atoms_of(dataset)
         if num_nodes is None and options is not None:
-            opened = Opened.of(dataset)
+            opened = OpenDataset.of(dataset)
             axes = opened.store.size_axes
             columns = {
                 axis.label: (column, int(limit))

@@ -67,7 +67,7 @@ class BatchMaker:
         if pool is None:
             prepare = partial(_start_worker, own=self.of_torch.get("worker_init_fn"))
             of_torch = {**self.of_torch, "worker_init_fn": prepare}
-            pool = DataLoader(_Cuts(self.source, group), batch_size=None, sampler=asked, **of_torch)
+            pool = DataLoader(_BatchDataset(self.source, group), batch_size=None, sampler=asked, **of_torch)
             with _ONE_STARTS_WORKERS, _no_interrupts():
                 items = iter(pool)
         else:
@@ -122,7 +122,7 @@ class BatchMaker:
         return None if layout is None else BatchMemory(layout, num_batches, pin_memory=self.pin_memory, group=group)
 
 
-class _Cuts(Dataset[Batch]):
+class _BatchDataset(Dataset[Batch]):
     """What workers look up: the item that some packs make, with a key, which is seed and epoch."""
 
     def __init__(self, source: BatchSource, group: int) -> None:

@@ -11,12 +11,12 @@ import torch
 from popgeo.data.cut import check_fits
 from popgeo.data.fixed_size_options import FixedSizeOptions
 from popgeo.data.flat_store import why_not_flat
-from popgeo.data.opened import Opened
+from popgeo.data.open_dataset import OpenDataset
 from popgeo.data.trim import OverSizeStrategy
 from popgeo.loader.chunk_order import ChunkOrder
 from popgeo.loader.sampler import Packer
-from popgeo.loader.seen_tensors import SeenTensors
 from popgeo.loader.strategy import DRAWN, PACKINGS, FixedSizeStrategy, Packing, in_equal_numbers
+from popgeo.loader.tensor_versions import TensorVersions
 from popgeo.packing import Budget, Packs, totals_of_packs, window
 
 
@@ -48,8 +48,8 @@ class GraphPacker(PackChoices, Packer):
         chunk_order: How a store on disk is shuffled; None where any order is as good, or a sampler has its own.
     """
 
-    opened: Opened
-    seen: SeenTensors | None
+    opened: OpenDataset
+    seen: TensorVersions | None
     options: FixedSizeOptions
     chunk_order: ChunkOrder | None = None
 

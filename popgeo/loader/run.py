@@ -15,7 +15,7 @@ _MOST = 2**64
 _MOST_RANKS = 2**20
 
 
-class Used(NamedTuple):
+class EpochProgress(NamedTuple):
     """How much of an epoch some ranks have used together.
 
     Args:
@@ -34,7 +34,7 @@ class Used(NamedTuple):
         return self.world_size * self.group * self.num_items
 
 
-def used_of(state: Mapping[str, Any], num_items: int) -> tuple[Used, ...]:
+def used_of(state: Mapping[str, Any], num_items: int) -> tuple[EpochProgress, ...]:
     """What has been used of the epoch in which a loader's state was taken.
 
     Args:
@@ -65,7 +65,7 @@ def used_of(state: Mapping[str, Any], num_items: int) -> tuple[Used, ...]:
     for name, number, (least, most) in numbers:
         if not isinstance(number, int | np.integer) or isinstance(number, bool) or not least <= number <= most:
             raise ValueError(f"The state says that {name!r} is {str(number)[:99]}; allowed are {least} to {most}.")
-    ranks = tuple(Used(*one) for one in used)
+    ranks = tuple(EpochProgress(*one) for one in used)
     positions = {0, *(one.num_items for one in ranks)}
     # Each batch has an item, but those of the last round, which may be repeated to fill up.
     full = sum(one.num_packs - one.world_size * one.group for one in ranks if one.num_items)
@@ -92,7 +92,7 @@ class EpochPlan:
 
     key: tuple[int, int]
     shard: Shard
-    used: tuple[Used, ...]
+    used: tuple[EpochProgress, ...]
     whole: Packs
     left: Packs
     packs: Packs
@@ -120,7 +120,7 @@ class Run:
 
     __slots__ = ("beside", "epoch", "has_started", "is_copy", "is_over", "resumes", "used")
 
-    def __init__(self, epoch: int, used: tuple[Used, ...] = (), resumes: int | None = None) -> None:
+    def __init__(self, epoch: int, used: tuple[EpochProgress, ...] = (), resumes: int | None = None) -> None:
         self.epoch, self.used, self.resumes = epoch, used, resumes
         self.has_started = self.is_copy = self.is_over = False
         self.beside: Run | None = None  # the older pass that was running when this one began
@@ -134,11 +134,11 @@ class Run:
     def position(self, number: int) -> None:
         self.used = (*self.used[:-1], self.used[-1]._replace(num_items=number))
 
-    def used_before(self, part: Shard) -> tuple[Used, ...]:
+    def used_before(self, part: Shard) -> tuple[EpochProgress, ...]:
         """Progress of ranks that are not the present ones."""
         return self.used[:-1] if self.used and self.used[-1][:2] == (part.world_size, part.group) else self.used
 
     def go_on(self, part: Shard) -> None:
         """Counts for the ranks that there are now, perhaps other than those of the state that was loaded."""
         if self.used_before(part) == self.used:
-            self.used = (*self.used, Used(part.world_size, part.group, 0))
+            self.used = (*self.used, EpochProgress(part.world_size, part.group, 0))

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from popgeo.loader.balance import Work, balanced
+from popgeo.loader.balance import GraphWork, balanced
 from popgeo.loader.epoch_choices import EpochChoices
 from popgeo.loader.epoch_seed import EpochSeed
 from popgeo.loader.run import EpochPlan, Run, used_of
@@ -95,7 +95,9 @@ class EpochSampler:
         ValueError: `choices.options` asks for replicas that `world_size` ranks cannot share.
     """
 
-    def __init__(self, packer: Packer, choices: EpochChoices, unit: str = "graphs", work: Work | None = None) -> None:
+    def __init__(
+        self, packer: Packer, choices: EpochChoices, unit: str = "graphs", work: GraphWork | None = None
+    ) -> None:
         self.packer, self.choices, self._unit, self.work = packer, choices, unit, work
         self.drawn_seed, self.num_alike = EpochSeed(choices.seed), 0
         num_mini_batches(choices.options, choices.world_size or 1)

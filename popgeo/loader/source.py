@@ -10,12 +10,12 @@ import numpy as np
 import torch
 
 from popgeo.data.axes import levels_of
+from popgeo.data.batch_contents import Layout
 from popgeo.data.batch_layout import LayoutChoices, for_all_graphs, lay_out
 from popgeo.data.collate import FixedSizeCollater
 from popgeo.data.cut import BatchCutter, BatchMemory
 from popgeo.data.flat_store import FlatStore
-from popgeo.data.opened import Opened
-from popgeo.data.slots import Layout
+from popgeo.data.open_dataset import OpenDataset
 from popgeo.data.sort_edges import sort_edges as sorted_by_destination
 from popgeo.data.subset import take
 from popgeo.data.super_batch import join
@@ -116,13 +116,13 @@ class FetchingSource(BatchSource):
         return grouped(batches, group)
 
 
-def opened_for(dataset: Any, layout: LayoutChoices, progress_bar: bool | None) -> tuple[Opened, LayoutChoices]:
+def opened_for(dataset: Any, layout: LayoutChoices, progress_bar: bool | None) -> tuple[OpenDataset, LayoutChoices]:
     """A dataset for a loader, and the layout, completed by what the attributes' rows belong to.
 
     Warns if graphs must be fetched again in each epoch.
     """
     levels = layout.levels
-    opened = Opened.of(dataset, exclude_keys=layout.exclude_keys, levels=levels, progress_bar=progress_bar)
+    opened = OpenDataset.of(dataset, exclude_keys=layout.exclude_keys, levels=levels, progress_bar=progress_bar)
     if opened.holds_all:
         store = sorted_by_destination(opened.store) if layout.sort_edges else opened.store
         return replace(opened, store=store), replace(layout, sort_edges=store.row_ends is not None)

@@ -53,7 +53,7 @@ from popgeo.nn.models.gps import GPS as GPS
 from popgeo.nn.models.gps import GPSConv as GPSConv
 from popgeo.nn.models.gps_plus_plus import GPSPlusPlus as GPSPlusPlus
 from popgeo.nn.models.knowledge_graph import KnowledgeGraphModel as KnowledgeGraphModel
-from popgeo.nn.models.knowledge_graph import Side as Side
+from popgeo.nn.models.knowledge_graph import TripleEnd as TripleEnd
 from popgeo.nn.models.multitask import Multitask as Multitask
 from popgeo.nn.models.multitask import Task as Task
 from popgeo.nn.models.nbfnet import NBFNet as NBFNet

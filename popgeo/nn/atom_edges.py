@@ -1,4 +1,4 @@
-"""Which atoms interact, as the blocks of a model of atoms need it: both ends, directions, and sums over neighbours."""
+"""Which atoms interact, as the blocks of a model of atoms need it: both ends, directions, and sums over neighbors."""
 
 from dataclasses import dataclass
 
@@ -13,7 +13,7 @@ from popgeo.ops.eager import is_direct
 class Edges:
     """Who interacts, as every block needs it."""
 
-    neighbour: Tensor
+    neighbor: Tensor
     centre: Tensor
     half_list: bool
     plan: EdgePlan | None
@@ -24,10 +24,10 @@ class Edges:
         """Plans are made once for all blocks; under capture the compiler makes its own."""
         plan = EdgePlan.from_edge_index(edge_index, num_nodes) if with_plans and is_direct() else None
         reverse = None if plan is None else EdgePlan(src=plan.dst, dst=plan.src)
-        return cls(neighbour=edge_index[0], centre=edge_index[1], half_list=half_list, plan=plan, reverse_plan=reverse)
+        return cls(neighbor=edge_index[0], centre=edge_index[1], half_list=half_list, plan=plan, reverse_plan=reverse)
 
     def convolve(self, x: Tensor, w: Tensor, odd: bool = False) -> Tensor:
-        """Sums x_j * w_ij over the neighbours j of each atom i.
+        """Sums x_j * w_ij over the neighbors j of each atom i.
 
         Args:
             x: What each atom sends. [num_nodes, channels]
@@ -37,22 +37,22 @@ class Edges:
         Returns:
             The sums. [num_nodes, channels]
         """
-        message = cfconv(x, w, self.neighbour, self.centre, x.size(0), self.plan)
+        message = cfconv(x, w, self.neighbor, self.centre, x.size(0), self.plan)
         if not self.half_list:
             return message
-        back = cfconv(x, w, self.centre, self.neighbour, x.size(0), self.reverse_plan)
+        back = cfconv(x, w, self.centre, self.neighbor, x.size(0), self.reverse_plan)
         return message - back if odd else message + back
 
 
 def directions(pos: Tensor, edge_index: Tensor, r: Tensor, cutoff: float, edge_shift: Tensor | None = None) -> Tensor:
-    """Unit vectors from each edge's centre to its neighbour; zero if it is absent or both are in one place.
+    """Unit vectors from each edge's centre to its neighbor; zero if it is absent or both are in one place.
 
     Args:
         pos: Positions. [num_nodes, 3]
-        edge_index: Neighbour and centre of each edge. [2, num_edges]
+        edge_index: Neighbor and centre of each edge. [2, num_edges]
         r: Lengths, the cutoff where the edge is absent. [num_edges]
         cutoff: Longest edge.
-        edge_shift: Added to the neighbour's position. [num_edges, 3]
+        edge_shift: Added to the neighbor's position. [num_edges, 3]
 
     Returns:
         [num_edges, 3]

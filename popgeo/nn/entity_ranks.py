@@ -5,7 +5,7 @@ import copy
 import torch
 from torch import Tensor
 
-from popgeo.nn.models.knowledge_graph import KnowledgeGraphModel, Side
+from popgeo.nn.models.knowledge_graph import KnowledgeGraphModel, TripleEnd
 from popgeo.nn.ranks import Ranks
 from popgeo.ops.refusals import check_least, refuse_index
 
@@ -29,10 +29,10 @@ class KnownTriples:
         ([0, 1, 1], [2, 1, 2])
     """
 
-    def __init__(self, triples: Tensor, num_nodes: int, num_relations: int, side: Side | str) -> None:
+    def __init__(self, triples: Tensor, num_nodes: int, num_relations: int, side: TripleEnd | str) -> None:
         _check(triples, num_nodes, num_relations)
-        self.side, self.num_nodes, self.num_relations = Side(side), num_nodes, num_relations
-        known, answer = (0, 2) if self.side is Side.TAIL else (2, 0)
+        self.side, self.num_nodes, self.num_relations = TripleEnd(side), num_nodes, num_relations
+        known, answer = (0, 2) if self.side is TripleEnd.TAIL else (2, 0)
         # Pairs are numbered by the entities and the relations that occur, whose product 64 bits always hold.
         (self._entities, entity), (self._relations, relation) = (
             triples[:, column].unique(return_inverse=True) for column in (known, 1)
@@ -111,7 +111,7 @@ def rank_entities(
             f"known is of {known.num_nodes} entities and {known.num_relations} relations, the model of "
             f"{model.num_nodes} and {model.num_relations}. Make KnownTriples of the model's graph."
         )
-    fixed, asked = (0, 2) if known.side is Side.TAIL else (2, 0)
+    fixed, asked = (0, 2) if known.side is TripleEnd.TAIL else (2, 0)
     exact = copy.deepcopy(model).double()
     parts = [
         _rank(exact, rows[:, fixed], rows[:, 1], rows[:, asked], known, block_size)

@@ -87,7 +87,7 @@ class FilterNetworks:
         return [self.expand, self.envelope, *self.networks]
 
 
-class _Checked:
+class _GridCheck:
     """The filter networks for which a grid was last checked.
 
     Args:
@@ -110,7 +110,7 @@ class _Checked:
 
 
 # Not an attribute of the model, which would make it a different model for a kept step.
-_CHECKED: "WeakKeyDictionary[nn.Module, _Checked]" = WeakKeyDictionary()
+_CHECKED: "WeakKeyDictionary[nn.Module, _GridCheck]" = WeakKeyDictionary()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,18 +132,18 @@ class GridFilters:
     plan: InteractionPlan
 
     def convolve(self, x: Tensor, direction: Tensor | None = None) -> Tensor:
-        """Sums x_j * w_ij over the neighbours j of each atom i; with directions, messages of scalars and vectors.
+        """Sums x_j * w_ij over the neighbors j of each atom i; with directions, messages of scalars and vectors.
 
         [num_nodes, channels] -> the same shape, or [num_nodes, 5 * channels] -> [num_nodes, 4 * channels]
         """
         edges = self.edges
         return interaction(
-            x, self.table, self.r, edges.neighbour, edges.centre, x.size(0), self.cutoff,
+            x, self.table, self.r, edges.neighbor, edges.centre, x.size(0), self.cutoff,
             direction=direction, half_list=edges.half_list, plan=self.plan,
         )  # fmt: skip
 
 
-class HasFilterNetworks(nn.Module):
+class FilterNetworksMixin(nn.Module):
     """A model whose filters may be on a grid.
 
     Attributes:
@@ -172,7 +172,7 @@ class HasFilterNetworks(nn.Module):
         points = _POINTS.get(dtype, ()) if made.can_be_tables() else ()
         least = self.filter_points or 0
         self.filter_points = next((n for n in points if n >= least and _is_exact(made, n, dtype)), None)
-        _CHECKED[self] = _Checked(made)
+        _CHECKED[self] = _GridCheck(made)
 
     def follow_filters(self, are_others: bool = False) -> None:
         """Check the grid again if the networks, or more of their weights than updates change, are different.
@@ -200,7 +200,7 @@ class HasFilterNetworks(nn.Module):
         # In float64 slopes, which are differences, lose nothing.
         tables = made.tables(num_points, torch.float64 if r.requires_grad else r.dtype)
         sizes = num_nodes, num_nodes, num_points
-        plan = InteractionPlan.of(edges.neighbour, edges.centre, r, sizes, made.cutoff)
+        plan = InteractionPlan.of(edges.neighbor, edges.centre, r, sizes, made.cutoff)
         return [GridFilters(table=table, r=r, cutoff=made.cutoff, edges=edges, plan=plan) for table in tables]
 
 

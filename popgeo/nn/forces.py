@@ -61,8 +61,8 @@ def energy_forces_and_stress(
         z: Atomic numbers. [num_atoms]
         pos: Positions. [num_atoms, 3]
         batch: Cell of each atom. [num_atoms]
-        edge_index: Neighbour and centre of each edge. [2, num_edges]
-        edge_shift: Added to a neighbour's position to reach its image. [num_edges, 3]
+        edge_index: Neighbor and centre of each edge. [2, num_edges]
+        edge_shift: Added to a neighbor's position to reach its image. [num_edges, 3]
         cell: The three vectors of each cell, one a row. [num_graphs, 3, 3]
         num_graphs: Cells in the batch, padding included.
         kwargs: What else the model takes, by name.

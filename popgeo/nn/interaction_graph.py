@@ -40,7 +40,7 @@ class InteractionGraph(nn.Module):
             nodes_mask: True where the atom is real. [num_nodes]
 
         Returns:
-            `edge_index` (neighbour, centre) [2, num_edges] and the length of each edge, the cutoff if it is absent
+            `edge_index` (neighbor, centre) [2, num_edges] and the length of each edge, the cutoff if it is absent
             [num_edges]. Absent edges send nothing in a model of the same cutoff; those of `popgeo.nn` may have a longer
             one.
         """
@@ -80,12 +80,12 @@ class InteractionGraph(nn.Module):
 class KNNInteractionGraph(InteractionGraph):
     """Joins each atom to its `k` nearest within the cutoff: exactly `k` edges an atom, so every shape is fixed.
 
-    Absent neighbours have length `cutoff`, where every envelope of this cutoff is exactly 0, so they send nothing:
+    Absent neighbors have length `cutoff`, where every envelope of this cutoff is exactly 0, so they send nothing:
     `edge_weight < cutoff` is the mask of the real edges. The edges equal the radius graph's wherever each atom
-    has at most `k` neighbours.
+    has at most `k` neighbors.
 
     Args:
-        k: Edges of each atom; one less than the largest molecule's atoms never drops a neighbour.
+        k: Edges of each atom; one less than the largest molecule's atoms never drops a neighbor.
         cutoff: Longest edge, in the unit of the positions.
         max_num_nodes: Atoms of the largest real molecule. Left out, see `window`.
 
@@ -117,7 +117,7 @@ class KNNInteractionGraph(InteractionGraph):
 
 
 class PairInteractionGraph(InteractionGraph):
-    """Lists each pair of atoms within the cutoff once: the same interactions as all neighbours, in half the slots.
+    """Lists each pair of atoms within the cutoff once: the same interactions as all neighbors, in half the slots.
 
     A filter depends on the distance alone, so both directions of a pair share it and `SchNet` computes half as many.
     Absent pairs have length `cutoff`, where every envelope is exactly 0.
@@ -233,8 +233,8 @@ class PrecomputeInteractionGraph(BaseTransform):
         near = (r2 <= self.cutoff * self.cutoff).triu(1)
         if not self.half_list:
             near = near | near.T
-        centre, neighbour = near.nonzero().unbind(1)
-        data.edge_index, data.cutoff = torch.stack([neighbour, centre]), data.pos.new_tensor([self.cutoff])
+        centre, neighbor = near.nonzero().unbind(1)
+        data.edge_index, data.cutoff = torch.stack([neighbor, centre]), data.pos.new_tensor([self.cutoff])
         return data
 
     def __repr__(self) -> str:

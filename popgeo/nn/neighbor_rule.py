@@ -18,7 +18,7 @@ class NeighborRule:
 
     Attributes:
         cutoff: Longest pair, in the unit of the positions.
-        max_num_neighbors: How many neighbours an atom has at most, the nearest ones; None for all within the cutoff,
+        max_num_neighbors: How many neighbors an atom has at most, the nearest ones; None for all within the cutoff,
             0 if only `search` knows.
         is_default: Whether the user did not choose this number. It then holds for `search` alone, not for listed pairs.
         search: Finds edges and their lengths from positions and the molecule of each atom, without images of atoms in
@@ -45,13 +45,13 @@ class NeighborRule:
 
         Args:
             r: Lengths; the cutoff, or more, where an edge is absent. [num_edges]
-            edge_index: Neighbour and centre of each edge. [2, num_edges]
+            edge_index: Neighbor and centre of each edge. [2, num_edges]
             num_nodes: Atoms.
             half_list: Whether each pair is listed once.
             listed: The distance up to which pairs of each graph are listed, 0 for padding. [num_graphs]
 
         Raises:
-            ValueError: pairs are missing, or an atom has more neighbours than the rule allows.
+            ValueError: pairs are missing, or an atom has more neighbors than the rule allows.
         """
         if listed is not None:
             reach = self.cutoff * (1 - 2 * torch.finfo(listed.dtype).eps)
@@ -65,10 +65,10 @@ class NeighborRule:
         return r
 
     def why_not_all(self, count: int) -> str:
-        """Why a list with this number of neighbours of one atom is not what the model takes."""
+        """Why a list with this number of neighbors of one atom is not what the model takes."""
         most = f"the nearest {self.max_num_neighbors}" if self.max_num_neighbors else "an unknown number"
         return (
-            f"An atom has {count} neighbours within {self.cutoff:.6g}, and the model takes {most} of them: its "
+            f"An atom has {count} neighbors within {self.cutoff:.6g}, and the model takes {most} of them: its "
             f"interaction_graph is {self.search}, which knows no images of atoms in a cell. Leave edge_index out if "
             f"nothing repeats, or make the model with interaction_graph=PairInteractionGraph({self.cutoff:.6g})."
         )

@@ -223,7 +223,7 @@ def vector_messages(convolve: Callable[..., Tensor], x: Tensor, w: Tensor, direc
     """Sums of messages of scalars and of vectors, eq. 7 and 8 of PaiNN (arXiv:2102.03150).
 
     Args:
-        convolve: Of `x` and `w`, sums x_j * w_ij over the neighbours j of each atom i; with `odd=True` filters change
+        convolve: Of `x` and `w`, sums x_j * w_ij over the neighbors j of each atom i; with `odd=True` filters change
             their sign where the two ends of a half list's edge change places.
         x: What each atom sends: scalars, vectors axis by axis, scalars that go along the edge.
             [num_nodes, 5 * channels]

@@ -11,7 +11,7 @@ from popgeo.ops.scatter_plan import ScatterPlan
 
 
 @dataclass(frozen=True)
-class Rows:
+class ChannelRows:
     """A scatter along any dimension with any index, as rows of channels with one index each.
 
     An index that differs between channels becomes one row per entry: channel `c` of row `i` is row `i * channels + c`.
@@ -26,7 +26,7 @@ class Rows:
     is_per_entry: bool
 
     @classmethod
-    def of(cls, src: Tensor, index: Tensor, dim: int, out: Tensor | None, dim_size: int | None) -> "Rows":
+    def of(cls, src: Tensor, index: Tensor, dim: int, out: Tensor | None, dim_size: int | None) -> "ChannelRows":
         dim = check_dimension("src", dim, src.dim())
         if out is not None:
             if not isinstance(out, Tensor):  # which stands where PyG's own scatter has dim_size

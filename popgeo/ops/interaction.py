@@ -7,7 +7,7 @@ from torch import Tensor
 
 from popgeo.ops import interaction_call
 from popgeo.ops.eager import is_captured, is_eager
-from popgeo.ops.interaction_call import Call
+from popgeo.ops.interaction_call import InteractionCall
 from popgeo.ops.interaction_checks import check_call
 from popgeo.ops.interaction_ops import interact, make_plan
 
@@ -113,7 +113,7 @@ def interaction(
         tensor([[11.2500],
                 [ 0.0000]])
     """
-    call = Call(x, table, r, direction, src, dst, num_nodes, float(cutoff), half_list)
+    call = InteractionCall(x, table, r, direction, src, dst, num_nodes, float(cutoff), half_list)
     check_call(call)
     if is_eager(call.tensors) and not call.is_served():
         return call.sums()

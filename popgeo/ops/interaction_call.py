@@ -22,7 +22,7 @@ _pack_call = struct.Struct("25qd").pack  # InteractionCall of interaction.h
 
 
 @dataclass(frozen=True)
-class Call:
+class InteractionCall:
     """The arguments of one interaction, in the order of the operations' schemas.
 
     Attributes:
@@ -67,7 +67,7 @@ class Call:
         """Channels of the sums."""
         return self.x.shape[1] if self.direction is None else self.x.shape[1] // 5 * 4
 
-    def of(self, tensors: Sequence[Any]) -> "Call":
+    def of(self, tensors: Sequence[Any]) -> "InteractionCall":
         """The same call on other `tensors`."""
         return replace(self, **dict(zip(("x", "table", "r", "direction"), tensors, strict=True)))
 
@@ -131,7 +131,7 @@ class Call:
         fits = one_type and self.x.dtype in _DTYPES and self.table.dtype in (self.x.dtype, torch.float64)
         return fits and all(t.is_cpu and t.numel() > 0 for t in given) and self.src.numel() > 0 and is_served()
 
-    def laid_out(self) -> "Call":
+    def laid_out(self) -> "InteractionCall":
         """The same call as the kernels read it: with a plan, and every tensor contiguous."""
         plan, weights = self.plan, self.weights
         if plan is None or weights is None:

@@ -5,12 +5,12 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from popgeo.ops.interaction_call import MAX_POINTS, POINTS, STENCIL, Call, plan_size
+from popgeo.ops.interaction_call import MAX_POINTS, POINTS, STENCIL, InteractionCall, plan_size
 from popgeo.ops.kernel_arguments import check_array
 from popgeo.ops.refusals import check_index, check_least, check_shapes
 
 
-def check_call(call: Call) -> None:
+def check_call(call: InteractionCall) -> None:
     """Checks the arguments of an interaction.
 
     Raises:
@@ -40,7 +40,7 @@ def check_call(call: Call) -> None:
     check_array("weights", call.weights, (num_edges, POINTS), call.r.dtype)
 
 
-def check_backward(call: Call, grad: Tensor, wanted: Sequence[bool]) -> None:
+def check_backward(call: InteractionCall, grad: Tensor, wanted: Sequence[bool]) -> None:
     """Checks the arguments of the backward pass, and that each gradient that is wanted is of a tensor.
 
     Raises:
@@ -52,7 +52,7 @@ def check_backward(call: Call, grad: Tensor, wanted: Sequence[bool]) -> None:
 
 
 def check_second(
-    call: Call, grad: Tensor, first: Sequence[bool], along: Sequence[Tensor | None], wanted: Sequence[bool]
+    call: InteractionCall, grad: Tensor, first: Sequence[bool], along: Sequence[Tensor | None], wanted: Sequence[bool]
 ) -> None:
     """Checks the arguments of the second backward pass.
 

@@ -14,13 +14,13 @@ from torch._decomp import register_decomposition
 from popgeo.native import library
 from popgeo.ops import interaction_call
 from popgeo.ops.eager import is_eager
-from popgeo.ops.interaction_call import MAX_POINTS, STENCIL, Call, empty_plan
+from popgeo.ops.interaction_call import MAX_POINTS, STENCIL, InteractionCall, empty_plan
 from popgeo.ops.interaction_checks import check_backward, check_call, check_second
 from popgeo.ops.kernel_arguments import check_array
 from popgeo.ops.refusals import check_index
 from popgeo.ops.register_op import LIBRARY, refusing_none, register
 
-# Those of `Call`, in its order.
+# Those of `InteractionCall`, in its order.
 _ARGUMENTS = (
     "Tensor x, Tensor table, Tensor r, Tensor? direction, Tensor src, Tensor dst, SymInt num_nodes, float cutoff, "
     "bool half_list, Tensor? plan, Tensor? weights"
@@ -29,7 +29,7 @@ NUM_ARGUMENTS = 11
 _TABLE = 1  # its place in `Call.tensors`
 
 
-def interact(call: Call) -> Tensor:
+def interact(call: InteractionCall) -> Tensor:
     """The sums of an interaction; twice differentiable in one pass each, and then as the definition is.
 
     Raises:
@@ -40,7 +40,7 @@ def interact(call: Call) -> Tensor:
     return _below_autograd("interaction", _forward, call.arguments)
 
 
-def interact_backward(call: Call, grad: Tensor, wanted: Sequence[bool]) -> list[Tensor]:
+def interact_backward(call: InteractionCall, grad: Tensor, wanted: Sequence[bool]) -> list[Tensor]:
     """The wanted ones of the gradients by `Call.tensors`; they can be differentiated again."""
     if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (grad, *call.tensors)):
         return list(_Backward.apply(call, list(wanted), grad, *call.tensors))
@@ -48,9 +48,9 @@ def interact_backward(call: Call, grad: Tensor, wanted: Sequence[bool]) -> list[
 
 
 def interact_second(
-    call: Call, grad: Tensor, first: Sequence[bool], along: Sequence[Tensor | None], wanted: Sequence[bool]
+    call: InteractionCall, grad: Tensor, first: Sequence[bool], along: Sequence[Tensor | None], wanted: Sequence[bool]
 ) -> list[Tensor]:
-    """The wanted ones of the gradients by `grad` and `Call.tensors`, from the `first` gradients: see `Call`."""
+    """Return the wanted gradients by `grad` and by `InteractionCall.tensors`, from the `first` gradients."""
     if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (grad, *along, *call.tensors)):
         return call.second_gradients(grad, first, along, wanted)
     return _below_autograd(
@@ -60,7 +60,7 @@ def interact_second(
 
 def _of_arguments(of_call: Callable[..., Any]) -> Callable[..., Any]:
     """Calls a function of a call and more with arguments in turn, as torch calls an operation."""
-    return lambda *arguments: of_call(Call(*arguments[:NUM_ARGUMENTS]), *arguments[NUM_ARGUMENTS:])
+    return lambda *arguments: of_call(InteractionCall(*arguments[:NUM_ARGUMENTS]), *arguments[NUM_ARGUMENTS:])
 
 
 def _where_wanted(made: Iterable[Any], wanted: Sequence[bool]) -> list[Any]:
@@ -69,14 +69,19 @@ def _where_wanted(made: Iterable[Any], wanted: Sequence[bool]) -> list[Any]:
     return [next(given) if is_wanted else None for is_wanted in wanted]
 
 
-def pack_forward(call: Call, results: Sequence[Tensor], num_threads: int) -> bytes:
+def pack_forward(call: InteractionCall, results: Sequence[Tensor], num_threads: int) -> bytes:
     """The structure of a forward call, whose results are the sums and the working memory."""
     out, workspace = results
     return call.pack(out=out, workspace=workspace, num_threads=num_threads)
 
 
 def pack_backward(
-    call: Call, results: Sequence[Tensor], num_threads: int, grad: Tensor, wanted: Sequence[bool], **second: Any
+    call: InteractionCall,
+    results: Sequence[Tensor],
+    num_threads: int,
+    grad: Tensor,
+    wanted: Sequence[bool],
+    **second: Any,
 ) -> bytes:
     """The structure of a backward call; its results are the gradients wanted, and the working memory.
 
@@ -88,7 +93,7 @@ def pack_backward(
 
 
 def pack_second(
-    call: Call,
+    call: InteractionCall,
     results: Sequence[Tensor],
     num_threads: int,
     grad: Tensor,
@@ -105,7 +110,7 @@ def pack_second(
 
 class _Interaction(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, call: Call, *tensors: Tensor | None) -> Tensor:
+    def forward(ctx: Any, call: InteractionCall, *tensors: Tensor | None) -> Tensor:
         ctx.call = call.of([None for _ in tensors])  # torch keeps the tensors, and watches over them
         ctx.save_for_backward(*tensors)
         return _below_autograd("interaction", _forward, call.arguments)
@@ -118,7 +123,9 @@ class _Interaction(torch.autograd.Function):
 
 class _Backward(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, call: Call, first: list[bool], grad: Tensor, *tensors: Tensor | None) -> tuple[Tensor, ...]:
+    def forward(
+        ctx: Any, call: InteractionCall, first: list[bool], grad: Tensor, *tensors: Tensor | None
+    ) -> tuple[Tensor, ...]:
         ctx.call, ctx.first = call.of([None for _ in tensors]), first
         ctx.save_for_backward(*tensors, grad)
         ctx.set_materialize_grads(False)
@@ -141,7 +148,7 @@ def _below_autograd(name: str, kernel: Callable[..., Any], arguments: Sequence[A
 
 
 @_of_arguments
-def _forward(call: Call) -> Tensor:
+def _forward(call: InteractionCall) -> Tensor:
     check_call(call)
     if not call.is_served():
         return call.sums()
@@ -152,7 +159,7 @@ def _forward(call: Call) -> Tensor:
 
 
 @_of_arguments
-def _backward(call: Call, grad: Tensor, wanted: Sequence[bool]) -> list[Tensor]:
+def _backward(call: InteractionCall, grad: Tensor, wanted: Sequence[bool]) -> list[Tensor]:
     check_backward(call, grad, wanted)
     if not call.is_served():
         return call.gradients(grad, wanted)
@@ -166,7 +173,7 @@ def _backward(call: Call, grad: Tensor, wanted: Sequence[bool]) -> list[Tensor]:
 
 @_of_arguments
 def _second(
-    call: Call, grad: Tensor, first: Sequence[bool], along: Sequence[Tensor | None], wanted: Sequence[bool]
+    call: InteractionCall, grad: Tensor, first: Sequence[bool], along: Sequence[Tensor | None], wanted: Sequence[bool]
 ) -> list[Tensor]:
     check_second(call, grad, first, along, wanted)
     if not call.is_served() or not serves_second(first, along):
@@ -202,7 +209,7 @@ def _plan(src: Tensor, dst: Tensor, r: Tensor, cutoff: float, *sizes: int) -> tu
     return plan, weights
 
 
-def _empty_forward(call: Call) -> Tensor:
+def _empty_forward(call: InteractionCall) -> Tensor:
     return call.x.new_empty(call.num_nodes, call.out_channels)
 
 
@@ -228,9 +235,9 @@ register(
     fake=_of_arguments(lambda call, grad, first, along, wanted: _empty_gradients([grad, *call.tensors], wanted)),
 )
 for _name, _run, _definition in (
-    ("interaction", interact, Call.sums),
-    ("interaction_backward", interact_backward, Call.gradients),
-    ("interaction_second", interact_second, Call.second_gradients),
+    ("interaction", interact, InteractionCall.sums),
+    ("interaction_backward", interact_backward, InteractionCall.gradients),
+    ("interaction_second", interact_second, InteractionCall.second_gradients),
 ):
     LIBRARY.impl(_name, refusing_none(_name, _of_arguments(_run)), "Autograd")
     register_decomposition(getattr(torch.ops.popgeo, _name).default)(_of_arguments(_definition))

@@ -1,4 +1,4 @@
-"""Which rows of a batch can hold a node's neighbours: the rows of its own graph, in a window of fixed width."""
+"""Which rows of a batch can hold a node's neighbors: the rows of its own graph, in a window of fixed width."""
 
 from collections.abc import Callable
 

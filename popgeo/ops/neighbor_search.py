@@ -25,7 +25,7 @@ _SERVED = (torch.float32, torch.float64)
 _pack = struct.Struct("=12qd").pack
 
 
-class Form(IntEnum):
+class SearchKind(IntEnum):
     """What is listed; the numbers are those of near_nodes.cpp."""
 
     KNN = 0
@@ -34,14 +34,14 @@ class Form(IntEnum):
 
 
 class Search(NamedTuple):
-    """Where neighbours are looked for.
+    """Where neighbors are looked for.
 
     Attributes:
         pos: Positions, whose gradients do not matter. [num_nodes, 3]
         batch: Graph of each node, ascending. [num_nodes]
         cutoff: Longest edge, in the unit of `pos`.
         num_graphs: Graphs in the batch, padding included.
-        width: Rows from the start of its graph among which a node's neighbours are.
+        width: Rows from the start of its graph among which a node's neighbors are.
         nodes_mask: True where the node is real. [num_nodes]
     """
 
@@ -53,7 +53,7 @@ class Search(NamedTuple):
     nodes_mask: Tensor | None
 
 
-def near_nodes(form: Form, slots: int, search: Search) -> tuple[Tensor, Tensor]:
+def near_nodes(form: SearchKind, slots: int, search: Search) -> tuple[Tensor, Tensor]:
     """The other ends of edges in fixed slots, and which of them are real; without a gradient.
 
     Args:
@@ -62,7 +62,7 @@ def near_nodes(form: Form, slots: int, search: Search) -> tuple[Tensor, Tensor]:
         search: Where.
 
     Returns:
-        Neighbours of each node and where there is one, both [num_nodes, slots]; for `RADIUS` neighbours and centres
+        Neighbors of each node and where there is one, both [num_nodes, slots]; for `RADIUS` neighbors and centres
         [2, slots] and how many edges there are, which may be more. int64 []
     """
     pos = search.pos.detach()
@@ -75,11 +75,11 @@ def near_nodes(form: Form, slots: int, search: Search) -> tuple[Tensor, Tensor]:
 def _define(form: int, slots: int, *arguments: Any) -> tuple[Tensor, Tensor]:
     """See `near_nodes`."""
     search = Search(*arguments)
-    if form == Form.PAIRS:
+    if form == SearchKind.PAIRS:
         return _pairs(slots, search)
     num_nodes = len(search.pos)
     candidates, near = _near_pairs(search)
-    if form == Form.KNN:
+    if form == SearchKind.KNN:
         return _nearest(search.pos, candidates, near, slots)
     centres = torch.arange(num_nodes, device=near.device).unsqueeze(1).expand_as(candidates)
     near = near.flatten()
@@ -92,7 +92,7 @@ def _define(form: int, slots: int, *arguments: Any) -> tuple[Tensor, Tensor]:
 
 
 def _near_pairs(search: Search) -> tuple[Tensor, Tensor]:
-    """For each node the rows where a neighbour can be, never its own, and whether one is. [num_nodes, width - 1]"""
+    """For each node the rows where a neighbor can be, never its own, and whether one is. [num_nodes, width - 1]"""
     first, size = first_and_size(search.batch, search.num_graphs)
     rows = torch.arange(len(search.pos), device=first.device)
     place = torch.arange(search.width - 1, device=first.device).expand(len(rows), -1)
@@ -137,8 +137,8 @@ def _search(form: int, slots: int, *arguments: Any) -> tuple[Tensor, Tensor]:
     num_nodes = len(search.batch)
     check_index("batch", search.batch, num_nodes, search.pos)
     refuse_index("batch", search.batch, search.num_graphs)
-    fits = search.pos.dim() == 2 and len(search.pos) == num_nodes and slots >= 0 and form in list(Form)
-    is_wide = search.width > 0 or form == Form.PAIRS or not num_nodes
+    fits = search.pos.dim() == 2 and len(search.pos) == num_nodes and slots >= 0 and form in list(SearchKind)
+    is_wide = search.width > 0 or form == SearchKind.PAIRS or not num_nodes
     if not fits or not is_wide or max(search.width, search.num_graphs) >= 2**31:
         raise ValueError(f"pos {[*search.pos.shape]} and {num_nodes} nodes, or slots and width, do not fit each other.")
     check_array("nodes_mask", search.nodes_mask, (num_nodes,), torch.bool)
@@ -152,7 +152,7 @@ def _search(form: int, slots: int, *arguments: Any) -> tuple[Tensor, Tensor]:
 
 
 def _empty(form: int, slots: int, pos: Tensor, batch: Tensor, *_: object) -> tuple[Tensor, Tensor]:
-    if form == Form.RADIUS:
+    if form == SearchKind.RADIUS:
         return batch.new_empty(2, slots, dtype=torch.long), batch.new_empty((), dtype=torch.long)
     shape = len(pos), slots
     return batch.new_empty(shape, dtype=torch.long), batch.new_empty(shape, dtype=torch.bool)

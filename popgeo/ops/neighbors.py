@@ -6,12 +6,12 @@ import torch
 from torch import Tensor
 
 from popgeo.ops.neighbor_candidates import fit_windows
-from popgeo.ops.neighbor_search import Form, Search, near_nodes
+from popgeo.ops.neighbor_search import Search, SearchKind, near_nodes
 from popgeo.ops.refusals import check_ends, check_least, require
 
 
 class Neighbors(NamedTuple):
-    """Edges in fixed slots: row 0 of `edge_index` is the neighbour, row 1 the centre.
+    """Edges in fixed slots: row 0 of `edge_index` is the neighbor, row 1 the centre.
 
     Attributes:
         edge_index: An absent edge joins its centre to itself. [2, num_edges]
@@ -34,9 +34,9 @@ def knn(
     max_num_nodes: int | None = None,
     nodes_mask: Tensor | None = None,
 ) -> Neighbors:
-    """Join each node to its `k` nearest neighbours within the cutoff, in the same graph: exactly `k` edges a node.
+    """Join each node to its `k` nearest neighbors within the cutoff, in the same graph: exactly `k` edges a node.
 
-    Of neighbours at the same distance the lowest index goes first. Within a node the order of the edges is unspecified.
+    Of neighbors at the same distance the lowest index goes first. Within a node the order of the edges is unspecified.
 
     Args:
         pos: Positions. [num_nodes, 3]
@@ -66,7 +66,7 @@ def knn(
     """
     check_least(1, "A node needs an edge slot.", k=k)
     search = _search(pos, batch, cutoff, num_graphs, max_num_nodes, nodes_mask)
-    return _in_slots(Form.KNN, k, search, max_num_nodes)
+    return _in_slots(SearchKind.KNN, k, search, max_num_nodes)
 
 
 def pairs(
@@ -78,10 +78,10 @@ def pairs(
     max_num_nodes: int | None = None,
     nodes_mask: Tensor | None = None,
 ) -> Neighbors:
-    """List each pair of nodes of the same graph within the cutoff once: a half neighbour list in fixed slots.
+    """List each pair of nodes of the same graph within the cutoff once: a half neighbor list in fixed slots.
 
     The node at place l of a graph of n nodes is the centre of its pairs with places l + 1 to l + n // 2 (mod n), so
-    pairs spread evenly over the nodes and each node needs half as many slots as it has possible neighbours.
+    pairs spread evenly over the nodes and each node needs half as many slots as it has possible neighbors.
 
     Args:
         pos: Positions. [num_nodes, 3]
@@ -106,7 +106,7 @@ def pairs(
                 [0, 1]])
     """
     search = _search(pos, batch, cutoff, num_graphs, max_num_nodes, nodes_mask)
-    return _in_slots(Form.PAIRS, search.width // 2, search, max_num_nodes)
+    return _in_slots(SearchKind.PAIRS, search.width // 2, search, max_num_nodes)
 
 
 def radius(
@@ -146,7 +146,7 @@ def radius(
         ([[1, 0, 2], [0, 1, 2]], 0)
     """
     search = _search(pos, batch, cutoff, num_graphs, max_num_nodes, nodes_mask)
-    edge_index, num_found = near_nodes(Form.RADIUS, num_edges, search)
+    edge_index, num_found = near_nodes(SearchKind.RADIUS, num_edges, search)
     edges_mask = torch.arange(num_edges, device=pos.device) < num_found
     neighbors = Neighbors(edge_index, distance(pos, edge_index, edges_mask, cutoff), edges_mask)
     neighbors = _in_windows(neighbors, search, max_num_nodes)
@@ -162,10 +162,10 @@ def distance(
 
     Args:
         pos: Positions. [num_nodes, 3]
-        edge_index: Neighbour and centre of each edge. [2, num_edges]
+        edge_index: Neighbor and centre of each edge. [2, num_edges]
         edges_mask: True where the edge is real; None when all are. [num_edges]
         cutoff: Length given to absent edges.
-        edge_shift: Added to the neighbour's position: where its periodic image stands. [num_edges, 3]
+        edge_shift: Added to the neighbor's position: where its periodic image stands. [num_edges, 3]
 
     Returns:
         Lengths in the unit of `pos`. [num_edges]
@@ -197,7 +197,7 @@ def _search(
     return Search(pos, batch, cutoff, num_graphs, width, nodes_mask)
 
 
-def _in_slots(form: Form, slots: int, search: Search, max_num_nodes: int | None) -> Neighbors:
+def _in_slots(form: SearchKind, slots: int, search: Search, max_num_nodes: int | None) -> Neighbors:
     """The edges of each node in its slots, one node after another. [num_nodes * slots]"""
     others, near = near_nodes(form, slots, search)
     centres = torch.arange(len(others), device=others.device).unsqueeze(1).expand_as(others)

@@ -13,9 +13,9 @@ _LOW = (1 << 32) - 1
 
 
 def round_stochastic(x: Tensor, counter: Tensor, dtype: torch.dtype = torch.float16) -> Tensor:
-    """Rounds each element to one of its two neighbours in a narrower type, the nearer one with more probability.
+    """Rounds each element to one of its two neighbors in a narrower type, the nearer one with more probability.
 
-    The probability of rounding up is the distance from the lower neighbour over the distance between both, so the
+    The probability of rounding up is the distance from the lower neighbor over the distance between both, so the
     expectation is the element itself: exactly so in bfloat16 and in the normal range of float16, to 2^-55 among its
     denormal numbers. What the type holds exactly stays. From 65,504 to 65,536 a number becomes 65,504 or infinity;
     beyond that, infinity. NaN stays NaN; float32's own denormal numbers become 0 in float16.
@@ -85,7 +85,7 @@ def _round_with_torch(x: Tensor, first: int, second: int, dtype: torch.dtype) ->
 def _to_half(magnitude: Tensor, random: Tensor) -> Tensor:
     exponent = magnitude >> 23
     base = (exponent - 113).clamp(min=0) << 10
-    # The neighbours are 2^shift units of the mantissa apart, and never so far that 32-bit words do not hold it.
+    # The neighbors are 2^shift units of the mantissa apart, and never so far that 32-bit words do not hold it.
     shift = (126 - exponent).clamp(min=13)
     mantissa = ((magnitude & 0x7FFFFF) | 0x800000) >> (shift - 31).clamp(0, 31)
     kept = shift.clamp(max=31)

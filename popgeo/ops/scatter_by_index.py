@@ -6,7 +6,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from popgeo.ops.channel_rows import Rows, plan_arguments
+from popgeo.ops.channel_rows import ChannelRows, plan_arguments
 from popgeo.ops.gather_scatter import gather_rows, scatter_sum_rows, sum_at_once
 from popgeo.ops.half_precision import in_float32
 from popgeo.ops.refusals import refuse_integers
@@ -80,7 +80,7 @@ def scatter_sum(
         total = sum_at_once(src, index, dim_size, plan)
         if total is not None:
             return total
-    rows = Rows.of(src, index, dim, out, dim_size)
+    rows = ChannelRows.of(src, index, dim, out, dim_size)
     total = rows.restore(scatter_sum_rows(rows.src, rows.index, rows.num_rows, *rows.plan(plan)))
     return total if out is None else out.add_(total)
 
@@ -103,7 +103,7 @@ def scatter_mean(
         >>> scatter_mean(torch.tensor([1.0, 2.0, 3.0]), torch.tensor([0, 2, 0]), dim_size=3)
         tensor([2., 0., 2.])
     """
-    rows = Rows.of(src, index, dim, out, dim_size)
+    rows = ChannelRows.of(src, index, dim, out, dim_size)
     arguments = rows.plan(plan)
     total = rows.restore(scatter_sum_rows(rows.src, rows.index, rows.num_rows, *arguments))
     if out is not None:
@@ -127,7 +127,7 @@ def scatter_mul(
         >>> scatter_mul(torch.tensor([4.0, 2.0, 3.0]), torch.tensor([0, 2, 0]), dim_size=3)
         tensor([12.,  1.,  2.])
     """
-    rows = Rows.of(src, index, dim, out, dim_size)
+    rows = ChannelRows.of(src, index, dim, out, dim_size)
     product = rows.restore(scatter_mul_rows(rows.src, rows.index, rows.num_rows, *rows.plan(plan)))
     return product if out is None else out.mul_(product)
 
@@ -146,7 +146,9 @@ def scatter_min(
         >>> scatter_min(torch.tensor([4.0, 2.0, 3.0]), torch.tensor([0, 2, 0]), dim_size=3)
         (tensor([3., 0., 2.]), tensor([2, 3, 1]))
     """
-    return _extreme(Rows.of(src, index, dim, out, dim_size), plan, out, src.shape[dim], scatter_min_rows, torch.lt)
+    return _extreme(
+        ChannelRows.of(src, index, dim, out, dim_size), plan, out, src.shape[dim], scatter_min_rows, torch.lt
+    )
 
 
 def scatter_max(
@@ -165,7 +167,9 @@ def scatter_max(
         >>> scatter_max(torch.tensor([4.0, 2.0, 3.0]), torch.tensor([0, 2, 0]), dim_size=3)
         (tensor([4., 0., 2.]), tensor([0, 3, 1]))
     """
-    return _extreme(Rows.of(src, index, dim, out, dim_size), plan, out, src.shape[dim], scatter_max_rows, torch.gt)
+    return _extreme(
+        ChannelRows.of(src, index, dim, out, dim_size), plan, out, src.shape[dim], scatter_max_rows, torch.gt
+    )
 
 
 def _mean_at_once(src: Tensor, index: Tensor, num_rows: int, plan: ScatterPlan | None) -> Tensor | None:
@@ -208,7 +212,7 @@ def scatter_std(
         tensor([1.4142, 0.0000])
     """
     refuse_integers(src)
-    rows = Rows.of(src, index, dim, out, dim_size)
+    rows = ChannelRows.of(src, index, dim, out, dim_size)
     arguments = rows.plan(plan)
     total = scatter_sum_rows(rows.src, rows.index, rows.num_rows, *arguments)  # checks the index
     count = rows.count(arguments[0]).to(src.dtype).clamp(min=1)
@@ -251,7 +255,7 @@ def gather(x: Tensor, index: Tensor, dim: int = 0, plan: ScatterPlan | None = No
 
 
 def _extreme(
-    rows: Rows, plan: ScatterPlan | None, out: Tensor | None, absent: int, find: Callable, is_better: Callable
+    rows: ChannelRows, plan: ScatterPlan | None, out: Tensor | None, absent: int, find: Callable, is_better: Callable
 ) -> tuple[Tensor, Tensor]:
     """Extremes and their positions; if there is an `out`, whichever is better, it or what was found."""
     best, arg = find(rows.src, rows.index, rows.num_rows, *rows.plan(plan))

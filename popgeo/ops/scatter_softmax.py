@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from popgeo.ops.channel_rows import Rows
+from popgeo.ops.channel_rows import ChannelRows
 from popgeo.ops.exp_or_zero import exp_or_zero
 from popgeo.ops.gather_scatter import gather_rows, scatter_sum_rows
 from popgeo.ops.half_precision import in_float32
@@ -104,13 +104,13 @@ def scatter_logsumexp(
 
 def _floating(
     src: Tensor, index: Tensor, dim: int, out: Tensor | None, dim_size: int | None, plan: ScatterPlan | None
-) -> tuple[Rows, tuple[Tensor | None, Tensor | None, int]]:
+) -> tuple[ChannelRows, tuple[Tensor | None, Tensor | None, int]]:
     refuse_integers(src)
-    rows = Rows.of(src, index, dim, out, dim_size)
+    rows = ChannelRows.of(src, index, dim, out, dim_size)
     return rows, rows.plan(plan)
 
 
-def _shift(rows: Rows, arguments: tuple[Tensor | None, Tensor | None, int]) -> Tensor:
+def _shift(rows: ChannelRows, arguments: tuple[Tensor | None, Tensor | None, int]) -> Tensor:
     """Each entry less the largest of its row, so that no exponential overflows; it cancels, so it needs no gradient."""
     largest, _ = scatter_max_rows(rows.src.detach(), rows.index, rows.num_rows, *arguments)
     return rows.src - gather_rows(largest, rows.index, *arguments)

@@ -20,7 +20,7 @@ _MIXED_KINDS = 16
 
 
 @dataclass(frozen=True, kw_only=True)
-class Fractional:
+class LinearSolution:
     """The solution of the linear program.
 
     Args:
@@ -34,7 +34,7 @@ class Fractional:
     bound: int
 
 
-def solve_fractional(sizes: Histogram) -> Fractional:
+def solve_fractional(sizes: Histogram) -> LinearSolution:
     """Cover every graph by as few packs as possible, fractions of packs allowed.
 
     Example:
@@ -62,7 +62,7 @@ def solve_fractional(sizes: Histogram) -> Fractional:
         kinds.update(candidates)
         if len(kinds) == before:
             break
-    return Fractional(kinds=matrix, amounts=_evened_out(sizes, matrix, result.x), bound=bound)
+    return LinearSolution(kinds=matrix, amounts=_evened_out(sizes, matrix, result.x), bound=bound)
 
 
 def _least_cost(costs: np.ndarray, rows: np.ndarray, limits: np.ndarray) -> Any:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from popgeo.packing.column_generation import Fractional
+from popgeo.packing.column_generation import LinearSolution
 from popgeo.packing.size_plan import Histogram, SizePlan
 
 
@@ -33,7 +33,7 @@ def fill_exactly(
     return packs
 
 
-def round_to_packs(solution: Fractional, sizes: Histogram) -> SizePlan:
+def round_to_packs(solution: LinearSolution, sizes: Histogram) -> SizePlan:
     """Whole packs that hold each graph exactly once, close to the fractional solution.
 
     Rounding down leaves at most one pack of each kind in use to pack again, and there are at most as many kinds in use

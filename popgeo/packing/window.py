@@ -127,7 +127,7 @@ def _read(sizes: Iterable[Sequence[int]], budget: Budget, window: int, skip: boo
 
 def _pack(chunks: Iterator[_Chunk], budget: Budget, window: int, key: int) -> Iterator[Packs]:
     """Push chunk after chunk through a window; the scarcest dimensions come first, as these are filled with care."""
-    filler: _Compiled | exact_fill.Window | None = None
+    filler: _CompiledWindow | exact_fill.Window | None = None
     given = order = list(range(len(budget.sizes)))
     for ids, table, skipped in chunks:
         if filler is None and len(ids):
@@ -148,15 +148,15 @@ def _by_scarcity(totals: Sequence[int], budget: Budget) -> list[int]:
     return order if need[order[0]] * 50 > need[0] * 51 else [0, *(d for d in order if d)]
 
 
-def _open(budget: Budget, window: int, key: int) -> "_Compiled | exact_fill.Window":
+def _open(budget: Budget, window: int, key: int) -> "_CompiledWindow | exact_fill.Window":
     """The compiled window; the interpreted one without the library, or if 64 bits could overflow."""
     largest = max(budget.sizes) * max(budget.sizes[0], 1) * window * 4
     fits = largest < 2**62 and window < 2**30 and budget.sizes[0] < _MAX_BUCKETS
     new = library.function("popgeo_window_new", "iPqiQ", "P") if fits else None
-    return _Compiled(new, budget, window, key) if new else exact_fill.Window(budget, window, key)
+    return _CompiledWindow(new, budget, window, key) if new else exact_fill.Window(budget, window, key)
 
 
-class _Compiled:
+class _CompiledWindow:
     """`exact_fill.Window`, compiled."""
 
     def __init__(self, new: Callable[..., int | None], budget: Budget, window: int, key: int) -> None:

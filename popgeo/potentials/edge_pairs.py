@@ -1,6 +1,6 @@
 """Opposite edges have one length, so what a model makes of lengths alone is made once for both.
 
-In a list of neighbours that holds each pair in both directions, half of the work on distances, the radial network that
+In a list of neighbors that holds each pair in both directions, half of the work on distances, the radial network that
 gives an edge its weights above all, is done twice. A batch says in `opposite_edge` [E] which edge joins the same atoms
 the other way; padding edges, which are all as long, represent one another two by two.
 """
@@ -66,7 +66,7 @@ def opposite_in_batch(batch: Batch) -> dict[str, Tensor]:
     return {OPPOSITE: torch.where(batch.edges_mask, batch[OPPOSITE] + (counts.cumsum(0) - counts)[owner], beside)}
 
 
-class OnceForEachPair:
+class PairwiseLayers:
     """Lets parts of a model, which make rows of edges out of rows of edges, run on one edge of each pair.
 
     Their parameters and the names of these stay. A batch without `opposite_edge` is taken edge by edge. One thread at a

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Batch, Data
 
-from popgeo.convert.neighbours import NeighbourList, require_elements
+from popgeo.convert.periodic_pairs import NeighborList, require_elements
 from popgeo.data.found_sizes import grown
 from popgeo.deploy.ase_calculator import STATES
 from popgeo.deploy.ase_calculator import SystemsCalculator as SystemsCalculator
@@ -42,14 +42,14 @@ class Evaluator:
             `num_edges` and `num_graphs`.
         num_edges: Edges of a batch.
         num_graphs: Systems of a batch, padding included.
-        skin: Neighbours are looked for again only where an atom has moved half of it; see `NeighbourList`.
+        skin: Neighbors are looked for again only where an atom has moved half of it; see `NeighborList`.
         dtype: Of positions; the model's.
         device: The model's.
         energy_unit: The model's, in eV; its lengths are in angstrom.
 
     Raises:
         ValueError: the cutoff is not positive; or, when systems are evaluated, with the number of the system, that it
-            has no atoms, or what `NeighbourList` and `as_graph` raise.
+            has no atoms, or what `NeighborList` and `as_graph` raise.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class Evaluator:
         self.num_batches = 0
         self.num_real = np.zeros(2, np.int64)
         self.num_slots = np.zeros(2, np.int64)
-        self._neighbours: list[NeighbourList] = []
+        self._neighbors: list[NeighborList] = []
         self._loader: PotentialLoader | None = None
 
     def __call__(self, systems: Sequence[Any]) -> dict[str, Tensor]:
@@ -117,10 +117,10 @@ class Evaluator:
         """Fixes the shape at what the largest of these needs, before a screening one by one.
 
         Args:
-            systems: `ase.Atoms`; only their neighbours are counted.
+            systems: `ase.Atoms`; only their neighbors are counted.
         """
-        neighbours = NeighbourList(self.cutoff, 0.0)
-        sizes = np.array([(len(atoms), neighbours.of(atoms)[0].shape[1]) for atoms in systems]).max(axis=0)
+        neighbors = NeighborList(self.cutoff, 0.0)
+        sizes = np.array([(len(atoms), neighbors.of(atoms)[0].shape[1]) for atoms in systems]).max(axis=0)
         num_graphs = self._asked[2] or 2
         self._asked = int(sizes[0]) + num_graphs - 1, max(int(sizes[1]), 1), num_graphs
         self._loader = None
@@ -131,20 +131,20 @@ class Evaluator:
         return f"{self.num_shapes} shapes, {self.num_batches} batches; nodes {nodes:.1%}, edges {edges:.1%} full"
 
     def _graphs(self, systems: Sequence[Any]) -> list[Data]:
-        self._neighbours += [NeighbourList(self.cutoff, self.skin) for _ in range(len(systems) - len(self._neighbours))]
+        self._neighbors += [NeighborList(self.cutoff, self.skin) for _ in range(len(systems) - len(self._neighbors))]
         graphs = []
-        for number, (atoms, neighbours) in enumerate(zip(systems, self._neighbours, strict=False)):
+        for number, (atoms, neighbors) in enumerate(zip(systems, self._neighbors, strict=False)):
             try:
-                graphs.append(self._graph(atoms, neighbours))
+                graphs.append(self._graph(atoms, neighbors))
             except ValueError as error:
                 raise ValueError(f"System {number}: {error}") from error
         return graphs
 
-    def _graph(self, atoms: Any, neighbours: NeighbourList) -> Data:
+    def _graph(self, atoms: Any, neighbors: NeighborList) -> Data:
         if not len(atoms):
             raise ValueError("it has no atoms. Leave it out.")
         require_elements(atoms.numbers)
-        places, edges, shifts = neighbours.near_origin(atoms, by_fragment=self.dtype is not torch.float64)
+        places, edges, shifts = neighbors.near_origin(atoms, by_fragment=self.dtype is not torch.float64)
         z, pbc, edge_index = map(torch.from_numpy, (atoms.numbers, atoms.pbc[None], edges))
         pos, cell, shift = (torch.from_numpy(one).to(self.dtype) for one in (places, atoms.cell.array[None], shifts))
         graph = Data(z=z.long(), pos=pos, cell=cell, pbc=pbc, edge_index=edge_index, edge_shift=shift)

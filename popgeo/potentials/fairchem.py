@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Batch, Data
 
-from popgeo.convert.neighbours import list_pairs
+from popgeo.convert.periodic_pairs import list_pairs
 from popgeo.potentials.evaluator import Evaluator
 from popgeo.potentials.padding import PotentialLoader, Structures, where_real
 

@@ -20,7 +20,7 @@ from torch.overrides import TorchFunctionMode
 from torch_geometric.data import Batch, Data
 
 from popgeo.data.masks import MASKS
-from popgeo.potentials.edge_pairs import OPPOSITE, OnceForEachPair, note_opposite_edges, opposite_in_batch
+from popgeo.potentials.edge_pairs import OPPOSITE, PairwiseLayers, note_opposite_edges, opposite_in_batch
 from popgeo.potentials.evaluator import Evaluator, places_in, with_unit_shift
 from popgeo.potentials.padding import PotentialLoader, Structures, slots_per_real, where_real
 from popgeo.potentials.tensor_product import SumOfProducts
@@ -53,7 +53,7 @@ def fixed_size_loader(items: Any, *, cutoff: float | None = None, **kwargs: Any)
     a list also say which edges are opposite (`edge_pairs.py`): `in_one_pass` makes their weights once. In padding
     `weight` and every other weight is 0; `energy_weight`, `stress_weight`, `virials_weight` and `forces_weight` of real
     structures are multiplied by slots per real row, so that MACE's weighted losses, unchanged, are means over what is
-    real. Losses that are not proportional to these weights (Huber, L1L2, dipoles) need `OverReal`, which takes all.
+    real. Losses that are not proportional to these weights (Huber, L1L2, dipoles) need `RealMeanLoss`, which takes all.
 
     Args:
         items: A list of `AtomicData`, or whatever dataset of them MACE reads.
@@ -175,7 +175,7 @@ def evaluator(model: Any, head: str | None = None, **kwargs: Any) -> Evaluator:
     )
 
 
-class OverReal(nn.Module):
+class RealMeanLoss(nn.Module):
     """A loss of MACE as a mean over real structures, atoms and components, whatever is made of their errors.
 
     The errors of padding are 0 to the loss. Its terms over structures are distinguished from those over atoms by
@@ -225,7 +225,7 @@ class TrainingStep(nn.Module):
 
     Args:
         model: Any model of MACE, made with its TorchScript parts or without.
-        loss_fn: One of MACE's, as it is or in `OverReal`.
+        loss_fn: One of MACE's, as it is or in `RealMeanLoss`.
         outputs: Which of "forces", "virials" and "stress" the loss needs.
     """
 
@@ -233,7 +233,7 @@ class TrainingStep(nn.Module):
         self, model: nn.Module, loss_fn: nn.Module, outputs: Mapping[str, bool] = MappingProxyType({"forces": True})
     ) -> None:
         super().__init__()
-        self.model, self.loss_fn = model, loss_fn if isinstance(loss_fn, OverReal) else OverReal(loss_fn)
+        self.model, self.loss_fn = model, loss_fn if isinstance(loss_fn, RealMeanLoss) else RealMeanLoss(loss_fn)
         self.asked = {argument: bool(outputs.get(name)) for name, argument in _ARGUMENTS.items()}
 
     def forward(self, **tensors: Tensor) -> Tensor:
@@ -282,7 +282,7 @@ def in_one_pass(model: nn.Module) -> nn.Module:
         raise ValueError(f"There are no interactions of MACE in this {type(model).__name__}.")
     new = [block for block in blocks if not isinstance(block.conv_tp, _Convolution)]
     if new:
-        once = OnceForEachPair(model)
+        once = PairwiseLayers(model)
         for block in new:
             block.conv_tp, block.conv_fusion = _Convolution(block.conv_tp), True
             if getattr(block.conv_tp_weights, "hs", [0])[0] == block.edge_feats_irreps.num_irreps:  # of lengths alone

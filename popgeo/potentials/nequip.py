@@ -29,7 +29,7 @@ from torch.utils.data import DataLoader
 from torch_geometric.data import Batch, Data
 
 from popgeo.data.masks import MASKS
-from popgeo.potentials.edge_pairs import OPPOSITE, OnceForEachPair, note_opposite_edges, opposite_in_batch
+from popgeo.potentials.edge_pairs import OPPOSITE, PairwiseLayers, note_opposite_edges, opposite_in_batch
 from popgeo.potentials.evaluator import Evaluator, places_in, with_unit_shift
 from popgeo.potentials.padding import PotentialLoader, Structures, unpad_outputs, where_real
 from popgeo.potentials.tensor_product import SumOfProducts
@@ -71,13 +71,13 @@ def fixed_size_loader(
     `graphs_mask`, and with `opposite_edge` (`edge_pairs.py`) if the dataset is read once.
 
     Args:
-        dataset: A dataset of NequIP, or a list of frames (`AtomicDataDict`), with neighbour lists and types.
+        dataset: A dataset of NequIP, or a list of frames (`AtomicDataDict`), with neighbor lists and types.
         cutoff: The model's `r_max`: padding edges are longer, and the edges of some frames are counted, as they may
             have been listed with a shorter one.
         type_names: The model's: types beyond it are refused, and types whose name is the symbol of a different element.
         generator: What NequIP's data module passes; the order's seed is taken from it where `seed` is not given.
         collate_fn: What NequIP's data module passes; only its own is taken, as batches are made otherwise.
-        in_memory: Reads the dataset once, so that neighbour lists are made once; False reads it in every epoch.
+        in_memory: Reads the dataset once, so that neighbor lists are made once; False reads it in every epoch.
         padding: False gives NequIP's ragged batches of the same dataset, by torch's loader with what it takes of
             `kwargs`: to compare, and for statistics, `stats_manager: {dataloader_kwargs: {padding: false}}`.
         kwargs: `num_nodes`, `num_edges`, `batch_size`, `shuffle` and the rest of `PotentialLoader`.
@@ -200,7 +200,7 @@ def of_real(outputs: Mapping[str, Tensor], batch: Mapping[str, Tensor]) -> dict[
     return {**unpad_outputs(rest, batch, {name: level for name, level in levels.items() if level}), **two_rows}
 
 
-class RealRows:
+class RealRowsMixin:
     """Makes a training module of NequIP compare real rows only: only models see padding, not losses and metrics.
 
     Comes before the training module among the bases of a class. Batches without masks are treated as ever.
@@ -218,11 +218,11 @@ class RealRows:
         return of_real(super().process_target(batch, *args, **kwargs), batch)  # type: ignore[misc]
 
 
-class FixedSizeLightningModule(RealRows, NequIPLightningModule):
+class FixedSizeLightningModule(RealRowsMixin, NequIPLightningModule):
     """NequIP's training module for batches of `fixed_size_loader`."""
 
 
-class FixedSizeEMALightningModule(RealRows, EMALightningModule):
+class FixedSizeEMALightningModule(RealRowsMixin, EMALightningModule):
     """NequIP's training module with averaged weights, for batches of `fixed_size_loader`."""
 
 
@@ -244,7 +244,7 @@ def in_one_pass(model: nn.Module) -> nn.Module:
     for block in blocks:
         block.tp_scatter = _Convolution(block.tp_scatter.tp)
     if blocks and not any(getattr(one, "_per_edge_type", False) for one in parts):
-        once = OnceForEachPair(model)
+        once = PairwiseLayers(model)
         for block in blocks:
             once.add(block.edge_mlp)
     return model

@@ -22,7 +22,7 @@ from torch.utils.data import ConcatDataset
 from popgeo.command_line import OneLineParser
 from popgeo.engine.compile_step import compile_step
 from popgeo.engine.step_options import StepOptions
-from popgeo.potentials.mace import OverReal, TrainingStep, fixed_size_loader
+from popgeo.potentials.mace import RealMeanLoss, TrainingStep, fixed_size_loader
 
 _BACKENDS = {"engine": "cpu", "inductor": "inductor"}
 
@@ -80,9 +80,9 @@ def fixed_size_training(
         )
         print(f"popgeo: {loader}, step: {step}")
         if swa is not None:
-            swa.loss_fn = OverReal(swa.loss_fn)
+            swa.loss_fn = RealMeanLoss(swa.loss_fn)
         kwargs["train_sampler"] = loader
-        own_train(loss_fn=OverReal(loss_fn), train_loader=loader, model=model, swa=swa, **kwargs)
+        own_train(loss_fn=RealMeanLoss(loss_fn), train_loader=loader, model=model, swa=swa, **kwargs)
 
     taken = own_step if step == "eager" else _CompiledSteps(_BACKENDS[step])
     with patch.object(tools, "train", train), patch.object(sys.modules["mace.tools.train"], "take_step", taken):

@@ -55,7 +55,7 @@ def fixed_size_loader(
     They have `nodes_mask`, `edges_mask` and `graphs_mask` next to; `_idx` is -1 in padding.
 
     Args:
-        dataset: A dataset of SchNetPack, or a list of its items, with a neighbour list; a list is kept in memory.
+        dataset: A dataset of SchNetPack, or a list of its items, with a neighbor list; a list is kept in memory.
         cutoff: The model's: padding edges are longer, and the edges of some items are counted, as they may have been
             listed with a shorter one.
         max_z: The model's, as its representation takes it: atomic numbers are less.
@@ -98,7 +98,7 @@ def _checked(item: Any) -> Any:
             f"loader of its own framework in popgeo.potentials."
         )
     if properties.offsets not in item:
-        raise ValueError("it has no neighbours. Give the dataset a neighbour list of schnetpack.transform.")
+        raise ValueError("it has no neighbors. Give the dataset a neighbor list of schnetpack.transform.")
     if len(item[properties.n_atoms]) != 1:
         raise ValueError(f"it is a batch of {len(item[properties.n_atoms])} structures. Pass them one by one.")
     return item
@@ -240,7 +240,7 @@ class TaskStep(nn.Module):
             ValueError: the batch is of another loader, or an output has rows of neither atoms nor structures.
         """
         require_names(batch, (properties.R, properties.idx_m, *MASKS.values()), "schnetpack")
-        with _LastStructureKnown(batch[properties.idx_m], len(batch[properties.n_atoms])):
+        with _LastStructureMode(batch[properties.idx_m], len(batch[properties.n_atoms])):
             pred = _call(self.model, dict(batch), model=self.model)
         total: Any = 0.0
         every: Any = self.outputs
@@ -256,7 +256,7 @@ class TaskStep(nn.Module):
         return total
 
 
-class _LastStructureKnown(TorchFunctionMode):
+class _LastStructureMode(TorchFunctionMode):
     """Answers SchNetPack's `int(idx_m[-1])`, the number of the last structure, which a fixed shape decides."""
 
     def __init__(self, idx_m: Tensor, num_structures: int) -> None:

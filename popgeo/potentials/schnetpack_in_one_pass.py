@@ -11,7 +11,7 @@ from schnetpack.representation import PaiNN, SchNet
 from torch import Tensor, nn
 
 from popgeo.nn.atom_edges import Edges
-from popgeo.nn.filter_grid import FilterNetworks, GridFilters, HasFilterNetworks
+from popgeo.nn.filter_grid import FilterNetworks, FilterNetworksMixin, GridFilters
 
 
 def in_one_pass(model: nn.Module) -> nn.Module:
@@ -41,7 +41,7 @@ def in_one_pass(model: nn.Module) -> nn.Module:
     return new.get(model, model)
 
 
-class _OnGrid(HasFilterNetworks):
+class _GridRepresentation(FilterNetworksMixin):
     """A representation with filters on a grid; without a grid it runs as SchNetPack wrote it."""
 
     radial_basis: nn.Module
@@ -60,7 +60,7 @@ class _OnGrid(HasFilterNetworks):
         self.cutoff_of_grid = float(self.cutoff_fn.cutoff)
 
     def refine_filters(self) -> None:
-        """As `HasFilterNetworks`; reads the cutoff again, which is a tensor of SchNetPack and may have been loaded."""
+        """Refine the filters, with the cutoff as SchNetPack has it now: a tensor, which may have been loaded."""
         self.cutoff_of_grid = float(self.cutoff_fn.cutoff)
         super().refine_filters()
 
@@ -77,7 +77,7 @@ class _OnGrid(HasFilterNetworks):
         )
 
 
-class OnePassSchNet(_OnGrid, SchNet):
+class OnePassSchNet(_GridRepresentation, SchNet):
     """SchNetPack's SchNet, with eq. 2 of arXiv:1706.08566 as one operation."""
 
     def filter_networks(self) -> FilterNetworks:
@@ -98,7 +98,7 @@ class OnePassSchNet(_OnGrid, SchNet):
         return inputs
 
 
-class OnePassPaiNN(_OnGrid, PaiNN):
+class OnePassPaiNN(_GridRepresentation, PaiNN):
     """SchNetPack's PaiNN, with eq. 7 and 8 of arXiv:2102.03150 as one operation."""
 
     def filter_networks(self) -> FilterNetworks:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch_geometric.data import Data
 
-from popgeo.convert.neighbours import list_pairs
+from popgeo.convert.periodic_pairs import list_pairs
 from popgeo.potentials.padding import Structures
 
 

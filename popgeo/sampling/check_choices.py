@@ -1,4 +1,4 @@
-"""What may be asked of a neighbour sampler: everything is checked here, before anything is drawn."""
+"""What may be asked of a neighbor sampler: everything is checked here, before anything is drawn."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ NumNeighbors = Sequence[int] | Mapping[EdgeType, Sequence[int]]
 
 
 class TemporalStrategy(str, Enum):
-    """Which of the neighbours that are not newer than the seed are taken."""
+    """Which of the neighbors that are not newer than the seed are taken."""
 
     UNIFORM = "uniform"
     """Random ones."""
@@ -36,7 +36,7 @@ class Choices:
         replace: The same edge may be drawn again.
         subgraph_type: Sampled edges only, those and their reverses, or all edges between sampled nodes.
         disjoint: Every seed grows a tree of its own.
-        temporal_strategy: Which neighbours are taken where time matters.
+        temporal_strategy: Which neighbors are taken where time matters.
         temporal: Whether time matters.
     """
 
@@ -61,12 +61,12 @@ class Choices:
 
     @property
     def last(self) -> bool:
-        """Whether the latest neighbours are taken."""
+        """Whether the latest neighbors are taken."""
         return self.temporal_strategy is TemporalStrategy.LAST
 
 
 def ends(edge_type: EdgeType, graph: CompressedGraph) -> tuple[str, str]:
-    """The node type of the rows, and that of the neighbours."""
+    """The node type of the rows, and that of the neighbors."""
     source, _, destination = edge_type
     return (destination, source) if graph.direction is Direction.INCOMING else (source, destination)
 
@@ -87,7 +87,7 @@ def check_graphs(graphs: Mapping[EdgeType, CompressedGraph], choices: Choices) -
     timed = any(graph.time is not None for graph in graphs.values())
     if timed and not choices.temporal:
         raise ValueError(
-            "The graph has times, but seed_time is not given: neighbours could be newer than their seeds. Give "
+            "The graph has times, but seed_time is not given: neighbors could be newer than their seeds. Give "
             "seed_time, or compress the graph without times."
         )
     if choices.temporal and not timed:
@@ -96,7 +96,7 @@ def check_graphs(graphs: Mapping[EdgeType, CompressedGraph], choices: Choices) -
 
 
 def counts_of_hops(num_neighbors: NumNeighbors, edge_types: Sequence[EdgeType]) -> dict[EdgeType, tuple[int, ...]]:
-    """For each edge type how many neighbours each hop takes; -1 for all."""
+    """For each edge type how many neighbors each hop takes; -1 for all."""
     if isinstance(num_neighbors, Mapping):
         if set(num_neighbors) != set(edge_types):
             missing, unknown = set(edge_types) - set(num_neighbors), set(num_neighbors) - set(edge_types)
@@ -112,7 +112,7 @@ def counts_of_hops(num_neighbors: NumNeighbors, edge_types: Sequence[EdgeType]) 
     for hops in counts.values():
         for number in hops:
             if type(number) is not int or not -1 <= number < 2**31:
-                raise ValueError(f"num_neighbors is {list(hops)}; each is 0 or more, or -1 for all neighbours.")
+                raise ValueError(f"num_neighbors is {list(hops)}; each is 0 or more, or -1 for all neighbors.")
     return counts
 
 

@@ -14,12 +14,12 @@ def compress(rows: Tensor, cols: Tensor, num_rows: int, dtype: torch.dtype) -> t
 
     Args:
         rows: The row of each edge, each of 0 ... num_rows - 1. int32 or int64 [num_edges]
-        cols: The neighbour at its other end. The same dtype [num_edges]
+        cols: The neighbor at its other end. The same dtype [num_edges]
         num_rows: How many rows there are.
         dtype: Of the results: torch.int32 or torch.int64.
 
     Returns:
-        Where each row starts, and the end [num_rows + 1]; neighbours [num_edges]; the number of each edge [num_edges],
+        Where each row starts, and the end [num_rows + 1]; neighbors [num_edges]; the number of each edge [num_edges],
         or None where the edges were in order.
 
     Example:
@@ -42,12 +42,12 @@ def compress(rows: Tensor, cols: Tensor, num_rows: int, dtype: torch.dtype) -> t
 
 
 def sort_rows(rowptr: Tensor, key: Tensor, col: Tensor, perm: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
-    """The key, the neighbours and the edge numbers with each row sorted by the key; equal keys stay in order.
+    """The key, the neighbors and the edge numbers with each row sorted by the key; equal keys stay in order.
 
     Args:
         rowptr: Where each row starts, and the end. [num_rows + 1]
         key: What to sort by. int64 [num_edges]
-        col: Neighbours. [num_edges]
+        col: Neighbors. [num_edges]
         perm: The number of each edge; None for its place. [num_edges]
 
     Example:

@@ -1,4 +1,4 @@
-"""The noun of sampling: a large graph by rows, each row the neighbours of one node."""
+"""The noun of sampling: a large graph by rows, each row the neighbors of one node."""
 
 from dataclasses import dataclass
 from enum import Enum
@@ -15,7 +15,7 @@ _WEIGHTS = (torch.float32, torch.float64)
 
 
 class Direction(str, Enum):
-    """Which end of an edge has the other one as its neighbour.
+    """Which end of an edge has the other one as its neighbor.
 
     Example:
         >>> Direction("incoming") is Direction.INCOMING
@@ -23,25 +23,25 @@ class Direction(str, Enum):
     """
 
     INCOMING = "incoming"
-    """The neighbours of a node are the sources of its incoming edges: where its messages come from."""
+    """The neighbors of a node are the sources of its incoming edges: where its messages come from."""
     OUTGOING = "outgoing"
-    """The neighbours of a node are the destinations of its outgoing edges."""
+    """The neighbors of a node are the destinations of its outgoing edges."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class CompressedGraph:
-    """A graph, or one edge type of a heterogeneous one, by rows: `col[rowptr[i]:rowptr[i + 1]]` are i's neighbours.
+    """A graph, or one edge type of a heterogeneous one, by rows: `col[rowptr[i]:rowptr[i + 1]]` are i's neighbors.
 
     `CompressedGraph.from_edge_index` builds one; a mapping from edge type to `CompressedGraph` represents a
     heterogeneous graph.
 
     Args:
         rowptr: Where each row starts, and the end. int32 or int64 [num_rows + 1]
-        col: Neighbours, row after row. The same dtype [num_edges]
-        num_cols: How many nodes the neighbours are numbered among; num_rows in a homogeneous graph.
+        col: Neighbors, row after row. The same dtype [num_edges]
+        num_cols: How many nodes the neighbors are numbered among; num_rows in a homogeneous graph.
         perm: The number in `edge_index` of each edge; None if it is its place here. The same dtype [num_edges]
         weight: How likely each edge is drawn, in proportion to the others of its row. float [num_edges]
-        time: When each edge may be used from: the time of the edge or of the neighbour; ascends in each row. int64
+        time: When each edge may be used from: the time of the edge or of the neighbor; ascends in each row. int64
             [num_edges]
         direction: Which end of an edge the rows are.
 
@@ -96,7 +96,7 @@ class CompressedGraph:
             num_nodes: How many nodes there are; of two node types, how many sources and how many destinations.
             direction: `"incoming"` makes rows of destinations, `"outgoing"` of sources.
             edge_weight: How likely an edge is drawn, in proportion to others of its row. [num_edges]
-            node_time: Time of each node that can be a neighbour. int64 [num_cols]
+            node_time: Time of each node that can be a neighbor. int64 [num_cols]
             edge_time: Time of each edge, instead of that of nodes. int64 [num_edges]
             dtype: torch.int32 or torch.int64; None takes int32 where nodes and edges can be numbered so.
 
@@ -145,7 +145,7 @@ class CompressedGraph:
 
     @property
     def num_rows(self) -> int:
-        """How many nodes have a row of neighbours."""
+        """How many nodes have a row of neighbors."""
         return len(self.rowptr) - 1
 
     @property
@@ -163,7 +163,7 @@ def _index_dtype(dtype: torch.dtype | None, largest: int) -> torch.dtype:
     if dtype is None:
         return torch.int32 if largest <= _LARGEST_INT32 else torch.int64
     if dtype not in (torch.int32, torch.int64):
-        raise ValueError(f"dtype is {dtype}; rows and neighbours are torch.int32 or torch.int64.")
+        raise ValueError(f"dtype is {dtype}; rows and neighbors are torch.int32 or torch.int64.")
     if dtype is torch.int32 and largest > _LARGEST_INT32:
         raise ValueError(f"dtype is torch.int32, but {largest:,} nodes or edges need torch.int64.")
     return dtype
@@ -208,7 +208,7 @@ def _check_rows(rowptr: Tensor, col: Tensor, num_cols: int) -> None:
     if int(rowptr[0]) != 0 or int(rowptr[-1]) != len(col) or bool((rowptr[1:] < rowptr[:-1]).any()):
         raise ValueError(f"rowptr must ascend from 0 to {len(col)}, the number of edges.")
     if len(rowptr) > 1 and int((rowptr[1:] - rowptr[:-1]).max()) >= 2**32:
-        raise ValueError("A row holds 2^32 neighbours or more; random numbers of 32 bits choose among fewer.")
+        raise ValueError("A row holds 2^32 neighbors or more; random numbers of 32 bits choose among fewer.")
     check_range("col", col, num_cols)
 
 

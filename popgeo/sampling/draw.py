@@ -70,7 +70,7 @@ def draw_edges(
     total = count(struct.pack("7q8qQ", *addresses, ptr.data_ptr(), 0, *sizes, *choices, draw.key))
     places = torch.empty(total, dtype=torch.int64)
     if choose(struct.pack("7q8qQ", *addresses, ptr.data_ptr(), places.data_ptr(), *sizes, *choices, draw.key)):
-        raise MemoryError("No memory to draw from the longest row of neighbours.")
+        raise MemoryError("No memory to draw from the longest row of neighbors.")
     return ptr, places
 
 

@@ -1,4 +1,4 @@
-"""A multilevel partitioner whose one move serves all of it: a node joins the label of most of its neighbours.
+"""A multilevel partitioner whose one move serves all of it: a node joins the label of most of its neighbors.
 
 The graph is made coarse by letting nodes join small clusters, again and again; the coarsest graph is divided by a
 stream (linear deterministic greedy, Stanton and Kliot 2012); then each finer graph takes its division over and moves
@@ -28,8 +28,8 @@ class Graph:
     """An undirected graph with weights, each edge in both directions, without loops.
 
     Args:
-        rowptr: Where the neighbours of each node start in `col`, and their total. int64 [num_nodes + 1]
-        col: Neighbours, in ascending order. int64 [2 * num_edges]
+        rowptr: Where the neighbors of each node start in `col`, and their total. int64 [num_nodes + 1]
+        col: Neighbors, in ascending order. int64 [2 * num_edges]
         edge_weight: How many edges of the first graph each represents. int64 [2 * num_edges]
         node_weight: How many nodes of the first graph each represents. int64 [num_nodes]
     """
@@ -85,7 +85,7 @@ def multilevel(graph: Graph, num_parts: int, seed: int) -> np.ndarray:
     attempts = min(_ATTEMPTS, 1 + _EDGES_OF_ALL_ATTEMPTS // (1 + len(joined.col)))
     divisions = (_divide(joined, num_parts, capacity, generator) for _ in range(attempts))
     parts[is_joined] = min(divisions, key=joined.cut)
-    # Nodes without any neighbour fill the parts up; they never cost a cut.
+    # Nodes without any neighbor fill the parts up; they never cost a cut.
     weights = np.bincount(parts[is_joined], minlength=num_parts)
     room = np.repeat(np.arange(num_parts), np.clip(graph.num_nodes // num_parts - weights, 0, None))
     weights += np.bincount(room, minlength=num_parts)
@@ -95,7 +95,7 @@ def multilevel(graph: Graph, num_parts: int, seed: int) -> np.ndarray:
 
 
 def _only(graph: Graph, is_joined: np.ndarray) -> Graph:
-    """The graph without the nodes that have no neighbour."""
+    """The graph without the nodes that have no neighbor."""
     if is_joined.all():
         return graph
     number = np.cumsum(is_joined) - 1
@@ -136,7 +136,7 @@ def _clusters(graph: Graph, capacity: int, generator: torch.Generator) -> np.nda
 
 
 def _start(graph: Graph, num_parts: int, capacity: int, attempt: int, generator: torch.Generator) -> np.ndarray:
-    """A division of the coarsest graph: by neighbourhood, which suits meshes, or at random, which suits communities."""
+    """A division of the coarsest graph: by neighborhood, which suits meshes, or at random, which suits communities."""
     parts, weights = np.full(graph.num_nodes, -1, np.int64), np.zeros(num_parts, np.int64)
     order = torch.randperm(graph.num_nodes, generator=generator).numpy()
     # At the mean, not at the capacity: else the first parts take all and the last get nothing.
@@ -168,7 +168,7 @@ def _refine(graph: Graph, parts: np.ndarray, num_parts: int, capacity: int, gene
     """Moves nodes between parts, in place, until none moves or the passes are over."""
     placed = parts >= 0
     weights = np.bincount(parts[placed], graph.node_weight[placed], num_parts).astype(np.int64)
-    # Without a least weight, small parts would lose all their nodes to their neighbours.
+    # Without a least weight, small parts would lose all their nodes to their neighbors.
     least = 2 * int(graph.node_weight.sum()) // num_parts - capacity
     for _ in range(_PASSES):
         order = torch.randperm(graph.num_nodes, generator=generator).numpy()

@@ -14,10 +14,10 @@ _WIDE = 2**32
 
 
 class NodeTable:
-    """Numbers the sampled nodes of one type: seeds first, then every neighbour that is new.
+    """Numbers the sampled nodes of one type: seeds first, then every neighbor that is new.
 
     Args:
-        seeds: The first nodes. One that stands twice gets two numbers, and as a neighbour it is the first of them.
+        seeds: The first nodes. One that stands twice gets two numbers, and as a neighbor it is the first of them.
             int64 [num_seeds]
         trees: The tree of each seed, where every seed grows a tree of its own; None if they share one sample.
             int64 [num_seeds]
@@ -47,10 +47,10 @@ class NodeTable:
     def add(
         self, graph: CompressedGraph, places: Tensor, ptr: Tensor, first: int, trees: Tensor | None, edges: Tensor
     ) -> Tensor:
-        """Number the neighbours at the other end of drawn edges.
+        """Number the neighbors at the other end of drawn edges.
 
         Args:
-            graph: Whose neighbours are of this type.
+            graph: Whose neighbors are of this type.
             places: Places of the edges in `graph.col`. int64 [num_edges]
             ptr: Where the edges of each row start in `places`, and the end. int64 [num_rows + 1]
             first: The number of the first row, in the table of its type.
@@ -58,7 +58,7 @@ class NodeTable:
             edges: What earlier calls returned. int64 [3, num_before]
 
         Returns:
-            The number of each edge's neighbour, of its row, and of itself in `edge_index`, behind those before.
+            The number of each edge's neighbor, of its row, and of itself in `edge_index`, behind those before.
             int64 [3, num_before + num_edges]
         """
         grown = torch.empty(3, edges.shape[1] + len(places), dtype=torch.int64)
@@ -82,13 +82,13 @@ class NodeTable:
         """All edges from rows to nodes of this table.
 
         Args:
-            graph: Whose neighbours are of this type.
+            graph: Whose neighbors are of this type.
             nodes: The rows. int64 [num_rows]
             trees: The tree that each row is in, if there are several. int64 [num_rows]
             not_after: The latest time that each row may see, if that matters. int64 [num_rows]
 
         Returns:
-            The number of each edge's neighbour, of its row, and of itself in `edge_index`. int64 [3, num_edges]
+            The number of each edge's neighbor, of its row, and of itself in `edge_index`. int64 [3, num_edges]
         """
         find_edges = library.packed("popgeo_induced_edges")
         if find_edges is None:
@@ -119,7 +119,7 @@ class NodeTable:
             self._table = torch.from_numpy(np.zeros(2 << bits if self._wide else 1 << bits, np.int64))
 
     def _add(self, neighbors: Tensor, ptr: Tensor, trees: Tensor | None) -> Tensor:
-        """The number of each neighbour; those that are new become nodes."""
+        """The number of each neighbor; those that are new become nodes."""
         self._list()
         numbers: list[int] = []
         new: list[tuple[int, int]] = []

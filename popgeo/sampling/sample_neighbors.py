@@ -1,4 +1,4 @@
-"""Neighbour sampling: the k-hop surroundings of seeds, with only that many neighbours of each node.
+"""Neighbor sampling: the k-hop surroundings of seeds, with only that many neighbors of each node.
 
     graph = CompressedGraph.from_edge_index(edge_index, num_nodes)
     sample = sample_neighbors(graph, seeds, [15, 10, 5], seed=step)
@@ -8,8 +8,8 @@ A heterogeneous graph is a mapping from edge type to `CompressedGraph`; then see
 mappings too, and so are the fields of the result.
 
 Semantics are those of PyTorch Geometric's `NeighborSampler`, also if it does not say so. A node is expanded once,
-in the hop after the one that reached it. A seed that stands twice is two nodes of the sample, each with neighbours of
-its own drawing; if it is a neighbour of another node, it is the first of the two. A node without neighbours brings
+in the hop after the one that reached it. A seed that stands twice is two nodes of the sample, each with neighbors of
+its own drawing; if it is a neighbor of another node, it is the first of the two. A node without neighbors brings
 nothing.
 A draw depends on `seed`, the edge type and the node's place in the sample alone, so the same sample comes out for any
 number of threads, with and without the compiled library, of 32- and of 64-bit graphs.
@@ -75,24 +75,24 @@ def sample_neighbors(
     temporal_strategy: TemporalStrategy | str = TemporalStrategy.UNIFORM,
     seed: int | None = None,
 ) -> SampledSubgraph | HeteroSampledSubgraph:
-    """Sample the neighbours of seeds, the neighbours of those, and so on, a hop for each entry of `num_neighbors`.
+    """Sample the neighbors of seeds, the neighbors of those, and so on, a hop for each entry of `num_neighbors`.
 
     Args:
         graph: One compressed graph, or one for each edge type. With weights, edges are drawn in proportion to them.
         seeds: Where to start; for a heterogeneous graph by node type. int64 [num_seeds]
-        num_neighbors: How many neighbours of each node each hop takes, -1 for all; for a heterogeneous graph the same
+        num_neighbors: How many neighbors of each node each hop takes, -1 for all; for a heterogeneous graph the same
             for all edge types, or by edge type. A node with fewer gives all it has.
-        replace: Draw with replacement: a node with any neighbour gives as many edges as asked, some of them equal.
+        replace: Draw with replacement: a node with any neighbor gives as many edges as asked, some of them equal.
         subgraph_type: `"directional"` keeps the edges that were drawn; `"bidirectional"` adds their reverses, under the
             same numbers; `"induced"` takes all edges between sampled nodes.
         disjoint: Whether every seed grows a tree of its own that shares no node with others; `batch` tells them apart.
         seed_time: The time of each seed, for a graph with times: nothing newer is reached from it. Makes the sample
             disjoint. int64 [num_seeds]
-        temporal_strategy: With `seed_time`, take `"uniform"`ly drawn neighbours, or the `"last"` ones.
+        temporal_strategy: With `seed_time`, take `"uniform"`ly drawn neighbors, or the `"last"` ones.
         seed: Names the random numbers; None takes a new name from torch's own generator.
 
     Raises:
-        ValueError: a seed is not a node, numbers of neighbours, times or types contradict each other or the graph.
+        ValueError: a seed is not a node, numbers of neighbors, times or types contradict each other or the graph.
 
     Example:
         >>> ring = torch.tensor([[1, 2, 3, 0], [0, 1, 2, 3]])

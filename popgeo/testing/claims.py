@@ -1,4 +1,4 @@
-"""The nouns of the kit: claims about a model, a loader, a sampler or a neighbour list, and their results."""
+"""The nouns of the kit: claims about a model, a loader, a sampler or a neighbor list, and their results."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -15,7 +15,7 @@ class SubjectKind(Enum):
     MODEL = "model"
     LOADER = "loader"
     SAMPLER = "sampler"
-    NEIGHBOUR_LIST = "neighbour list"
+    NEIGHBOR_LIST = "neighbor list"
 
 
 class Status(Enum):
@@ -62,7 +62,7 @@ class Subject(ABC):
     """What claims are tried on. Each kind has a class of its own, which knows how to use what it holds.
 
     Attributes:
-        what: The model, loader, sampler or neighbour list, or what makes it.
+        what: The model, loader, sampler or neighbor list, or what makes it.
         graphs: What it is tried with.
         origin: Where a script finds it, as `package.module:factory`; empty if it was handed over.
         asked: The names of the claims that are tried only on request, as not all subjects make them.

@@ -20,7 +20,7 @@ with Path(__file__).with_name("causes.csv").open(newline="", encoding="utf-8") a
 
 
 @dataclass(frozen=True, kw_only=True)
-class Seen:
+class ModelRun:
     """A run of the model on a batch.
 
     Attributes:
@@ -41,7 +41,7 @@ class Seen:
         """The graph that a row of `rows` belongs to."""
         return int(torch.searchsorted(self.batch.counts[kind].cumsum(0), self.places[kind][row], right=True))
 
-    def of_graphs(self, order: Sequence[int]) -> "Seen":
+    def of_graphs(self, order: Sequence[int]) -> "ModelRun":
         """The same run, of which the rows of some graphs are compared, in this order."""
         places = {}
         for kind, counts in self.batch.counts.items():
@@ -50,7 +50,7 @@ class Seen:
         return replace(self, places=places)
 
 
-def kinds_of_rows(one: Seen, other: Seen) -> dict[str, str | None]:
+def kinds_of_rows(one: ModelRun, other: ModelRun) -> dict[str, str | None]:
     """For each result whether it has a row for each graph, node or edge; None if it has as many in any batch.
 
     Raises:
@@ -69,8 +69,8 @@ def kinds_of_rows(one: Seen, other: Seen) -> dict[str, str | None]:
 
 
 def compare_runs(
-    found: Seen,
-    expected: Seen,
+    found: ModelRun,
+    expected: ModelRun,
     why: str,
     *,
     kinds: Mapping[str, str | None],
@@ -129,7 +129,7 @@ def compare_runs(
         require_alike(f"the gradient of {name}", new_slopes[name], slope, scale=scale)
 
 
-def _loss(seen: Seen, kinds: Mapping[str, str | None], loss: Callable[[Any, Any], Tensor] | None) -> Tensor | None:
+def _loss(seen: ModelRun, kinds: Mapping[str, str | None], loss: Callable[[Any, Any], Tensor] | None) -> Tensor | None:
     """What is trained on; None if nothing is."""
     if loss is not None:
         return loss(seen.run.result, seen.batch.batch)
@@ -148,7 +148,7 @@ def _kind_of_rows(one: Tensor, other: Tensor, in_one: FixedBatch, in_other: Fixe
     return one.shape == other.shape, None
 
 
-def _fail(subject: str, apart: Difference, found: Seen, expected: Seen, why: str, usual: str) -> None:
+def _fail(subject: str, apart: Difference, found: ModelRun, expected: ModelRun, why: str, usual: str) -> None:
     cause = CAUSES["not finite" if not math.isfinite(apart.found) else usual] if why == "padding" else ""
     raise BrokenError(
         f"{subject} depends on {why}: {apart.found:.6g} with {found.batch}, and {apart.expected:.6g} with "
@@ -160,7 +160,7 @@ def _fail(subject: str, apart: Difference, found: Seen, expected: Seen, why: str
     )
 
 
-def _entry(found: Seen, expected: Seen) -> str:
+def _entry(found: ModelRun, expected: ModelRun) -> str:
     """The submodule whose result differs first, and whether what it was given differs already."""
 
     def differ(one: Tensor | None, other: Tensor | None) -> bool:

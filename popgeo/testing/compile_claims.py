@@ -7,16 +7,16 @@ from torch import Tensor, nn
 from torch_geometric.data import Data
 
 from popgeo.testing.claims import BrokenError, Case, NotTriedError, SubjectKind, claim
-from popgeo.testing.compare_runs import Seen
+from popgeo.testing.compare_runs import ModelRun
 from popgeo.testing.differences import require_alike, returned_tensors
 from popgeo.testing.model_subject import MORE, ModelSubject
 from popgeo.testing.static_capture import check_static_capture
 
 
-class _OfTensors(nn.Module):
+class _TensorFunction(nn.Module):
     """The model as a function of the tensors of a batch, which compilers take apart more readily than a batch."""
 
-    def __init__(self, subject: ModelSubject, seen: Seen) -> None:
+    def __init__(self, subject: ModelSubject, seen: ModelRun) -> None:
         super().__init__()
         held = seen.batch.batch
         self.run, self.model = lambda *given: subject.run(*given), subject.evaluated  # copies leave the subject alone
@@ -26,7 +26,7 @@ class _OfTensors(nn.Module):
         return self.run(self.model, Data(**tensors, **self.plain))
 
 
-def _epoch(subject: ModelSubject, case: Case) -> tuple[_OfTensors, list[dict[str, Tensor]]]:
+def _epoch(subject: ModelSubject, case: Case) -> tuple[_TensorFunction, list[dict[str, Tensor]]]:
     """The model, and three batches of one shape with other graphs."""
     few = list(case.graphs)
     orders = [few, few[::-1], [few[0]] * len(few) if len({str(graph) for graph in few}) == 1 else few[1:] + few[:1]]
@@ -34,7 +34,7 @@ def _epoch(subject: ModelSubject, case: Case) -> tuple[_OfTensors, list[dict[str
     if getattr(seen[0].batch.batch, "node_types", None):
         raise NotTriedError("it is tried on graphs of one type only")
     batches = [{k: v for k, v in s.batch.batch.to_dict().items() if isinstance(v, Tensor)} for s in seen]
-    return _OfTensors(subject, seen[0]), batches
+    return _TensorFunction(subject, seen[0]), batches
 
 
 def _require_same(found: Any, expected: Any, how: str, tolerance: float | None) -> None:

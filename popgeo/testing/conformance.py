@@ -1,4 +1,4 @@
-"""Tries what is claimed of a model, a loader, a sampler or a neighbour list, and reports what came of it."""
+"""Tries what is claimed of a model, a loader, a sampler or a neighbor list, and reports what came of it."""
 
 import importlib
 import time
@@ -14,17 +14,17 @@ from popgeo.testing.conformance_report import Conformance
 from popgeo.testing.fixed_batches import a_few
 from popgeo.testing.loader_subject import LoaderSubject, SamplerSubject
 from popgeo.testing.model_subject import ModelSubject
-from popgeo.testing.neighbour_claims import NeighbourSubject
+from popgeo.testing.neighbor_claims import NeighborSubject
 from popgeo.testing.smallest_case import issue_script, shrink
 
 # Each family of claims is a file; to import it is what makes its claims known.
 FAMILIES = (
     *("padding_invariance", "order_claims", "input_claims", "gradient_claims", "physics_claims", "compile_claims"),
-    *("loader_claims", "batch_claims", "neighbour_claims"),
+    *("loader_claims", "batch_claims", "neighbor_claims"),
 )
 
 SUBJECTS: dict[SubjectKind, type[Subject]] = {
-    subject.kind: subject for subject in (ModelSubject, LoaderSubject, SamplerSubject, NeighbourSubject)
+    subject.kind: subject for subject in (ModelSubject, LoaderSubject, SamplerSubject, NeighborSubject)
 }
 
 
@@ -44,7 +44,7 @@ def check_conformance(
     """Tries every claim of its kind on a subject; what does not hold comes with the smallest case that shows it.
 
     Args:
-        what: A model, or a loader's, sampler's or neighbour list's maker; or `"module:factory"`, which makes it or a
+        what: A model, or a loader's, sampler's or neighbor list's maker; or `"module:factory"`, which makes it or a
             `Subject`, or it and its graphs.
         graphs: What it is tried with: a list of graphs, a dataset or a batch; a few of the bundled molecules otherwise.
         kind: What it is, if it is not a model.

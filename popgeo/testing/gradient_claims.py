@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch_geometric.data import Batch
 
 from popgeo.testing.claims import BrokenError, Case, NotTriedError, SubjectKind, claim
-from popgeo.testing.compare_runs import Seen
+from popgeo.testing.compare_runs import ModelRun
 from popgeo.testing.differences import difference, loss_of, noise_of
 from popgeo.testing.model_subject import MORE, ModelSubject
 
@@ -35,7 +35,7 @@ def gradients(subject: ModelSubject, case: Case) -> dict[str, float]:
     if not trained:
         raise BrokenError("no result has a gradient, and the model has parameters that ask for one")
 
-    def loss_of_run(seen: Seen) -> Tensor:
+    def loss_of_run(seen: ModelRun) -> Tensor:
         if subject.loss is not None:
             return subject.loss(seen.run.result, seen.batch.batch)
         return loss_of(seen.run.tensors[name] for name in trained)

@@ -138,11 +138,11 @@ def float32(subject: ModelSubject, case: Case) -> dict[str, float]:
 
 @claim("lone nodes", SubjectKind.MODEL)
 def lone_nodes(subject: ModelSubject, case: Case) -> None:
-    """A graph of a single node without neighbours has finite results and gradients.
+    """A graph of a single node without neighbors has finite results and gradients.
 
     Tried: a graph of one node without edges next to the others; results and gradients are to be finite.
 
-    Cause: a division by a number of neighbours or by a variance that is zero, or the logarithm or maximum of nothing:
+    Cause: a division by a number of neighbors or by a variance that is zero, or the logarithm or maximum of nothing:
     clamp what is divided by.
     """
     few = case.graphs[: max(subject.num_graphs - 2, 1)] if subject.num_graphs else case.graphs

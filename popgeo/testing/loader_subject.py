@@ -13,7 +13,7 @@ from torch_geometric.data import Data
 from popgeo.testing.claims import BrokenError, Case, NotTriedError, Subject, SubjectKind
 from popgeo.testing.planted_graphs import numbers_of, planted_graphs, read_rows
 
-Rows = Mapping[str, Tensor]
+ChannelRows = Mapping[str, Tensor]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,12 +56,12 @@ class LoaderSubject(Subject):
             raise NotTriedError(f"what makes the {self.kind.value} takes no {' and no '.join(lacking)}")
         return self.what(list(graphs) if isinstance(graphs, tuple) else graphs, **choices)
 
-    def epoch(self, loader: Any, case: Case, epoch: int | None = None, needs: Sequence[str] = ()) -> list[Rows]:
+    def epoch(self, loader: Any, case: Case, epoch: int | None = None, needs: Sequence[str] = ()) -> list[ChannelRows]:
         """What each batch holds when it comes; of this epoch, if a loader or sampler takes its number."""
         if epoch is not None:
             set_epoch(loader, epoch)
         most = 4 * len(case.graphs) + 8
-        batches: list[Rows] = [read_rows(self.read(batch), case.graphs) for batch in islice(loader, most)]
+        batches: list[ChannelRows] = [read_rows(self.read(batch), case.graphs) for batch in islice(loader, most)]
         if len(batches) == most:
             raise BrokenError(f"an epoch of {len(case.graphs)} graphs continues after {most} batches")
         lacking = [name for name in needs if any(name not in rows for rows in batches)]
@@ -86,12 +86,12 @@ def set_epoch(loader: Any, number: int) -> bool:
     return False
 
 
-def order_of(batches: Sequence[Rows]) -> list[int]:
+def order_of(batches: Sequence[ChannelRows]) -> list[int]:
     """The numbers of the real graphs, as they come."""
     return [int(number) for rows in batches for number in numbers_of(rows)["graph"][rows["graphs_mask"]]]
 
 
-def require_once(batches: Sequence[Rows], graphs: Sequence[Data], loader: Any, where: str) -> None:
+def require_once(batches: Sequence[ChannelRows], graphs: Sequence[Data], loader: Any, where: str) -> None:
     """Refuses graphs that come twice, or that do not come and are not in the loader's own count."""
     found = Counter(order_of(batches))
     doubled = [number for number, times in found.items() if times > 1]

@@ -16,7 +16,7 @@ from popgeo.capture.arguments import BatchArguments
 from popgeo.command_line import described
 from popgeo.datasets import Molecules
 from popgeo.testing.claims import BrokenError, Claim, NotTriedError, Subject, SubjectKind
-from popgeo.testing.compare_runs import Seen, compare_runs, kinds_of_rows
+from popgeo.testing.compare_runs import ModelRun, compare_runs, kinds_of_rows
 from popgeo.testing.differences import difference
 from popgeo.testing.fixed_batches import FixedBatch, Garbage, a_few, fixed_batch
 from popgeo.testing.observe import observe
@@ -95,7 +95,7 @@ class ModelSubject(Subject):
         wide: bool = False,
         before: Sequence[Data | HeteroData] = (),
         **how: Any,
-    ) -> Seen:
+    ) -> ModelRun:
         """Runs a copy of the model on these graphs.
 
         Args:
@@ -138,7 +138,7 @@ class ModelSubject(Subject):
             raise
         finally:
             torch.set_default_dtype(default)
-        found = Seen(batch=made, run=seen, places={}).of_graphs(range(len(few)))
+        found = ModelRun(batch=made, run=seen, places={}).of_graphs(range(len(few)))
         if plain:
             if len(self._runs) > _KEPT:
                 self._runs.clear()
@@ -153,7 +153,9 @@ class ModelSubject(Subject):
             made.batch.apply(lambda x: x.to(dtype) if x.is_floating_point() else x)
         return made
 
-    def compare(self, found: Seen, expected: Seen, why: str, model: Any = None, *, rows_only: bool = False) -> None:
+    def compare(
+        self, found: ModelRun, expected: ModelRun, why: str, model: Any = None, *, rows_only: bool = False
+    ) -> None:
         """Raises BrokenError where two runs of a model in one of its modes differ.
 
         Args:
@@ -182,7 +184,7 @@ class ModelSubject(Subject):
             except NotTriedError:
                 raise error from None
 
-    def named(self, seen: Seen, key: str | int) -> Tensor | None:
+    def named(self, seen: ModelRun, key: str | int) -> Tensor | None:
         """The result that is returned under a key; None if none is."""
         return next((seen.run.tensors[n] for n in (f"result[{key!r}]", f"result.{key}") if n in seen.run.tensors), None)
 

@@ -79,7 +79,7 @@ def observe(model: Callable[..., Any], run: Callable[[Any], Any], seed: int = 0,
     with (
         torch.random.fork_rng(),
         torch.enable_grad(),
-        nullcontext() if dropout else _WithoutDropout(),
+        nullcontext() if dropout else _NoDropoutMode(),
         _record(module) as parts,
     ):
         # `torch.manual_seed` formats the stack for each kind of device that is not there, which takes longer than a run
@@ -93,7 +93,7 @@ def observe(model: Callable[..., Any], run: Callable[[Any], Any], seed: int = 0,
     return Observation(result=result, tensors=tensors, parameters=parameters, buffers=buffers, parts=parts)
 
 
-class _WithoutDropout(TorchFunctionMode):
+class _NoDropoutMode(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func in _DROPOUTS:
             return args[0] if args else kwargs["input"]

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch_geometric.data import Batch, Data
 
 from popgeo.testing.claims import BrokenError, Case, NotTriedError, SubjectKind, claim
-from popgeo.testing.compare_runs import Seen
+from popgeo.testing.compare_runs import ModelRun
 from popgeo.testing.differences import difference, require_alike
 from popgeo.testing.gradient_claims import STEP
 from popgeo.testing.input_claims import first_nodes
@@ -124,7 +124,7 @@ def forces(subject: ModelSubject, case: Case) -> dict[str, float]:
     return {"largest difference": float((found[: len(expected)] - expected).abs().detach().max())}
 
 
-def _tracked(subject: ModelSubject, graphs: Sequence[Any], place: Tensor | None = None) -> tuple[Seen, Tensor]:
+def _tracked(subject: ModelSubject, graphs: Sequence[Any], place: Tensor | None = None) -> tuple[ModelRun, Tensor]:
     """A run in float64, with atoms at a place if one is given, and their positions, which can be differentiated."""
     leaves: list[Tensor] = []
 
@@ -137,7 +137,7 @@ def _tracked(subject: ModelSubject, graphs: Sequence[Any], place: Tensor | None 
 
 
 @torch.enable_grad()
-def _pulled(subject: ModelSubject, seen: Seen, pos: Tensor) -> Tensor:
+def _pulled(subject: ModelSubject, seen: ModelRun, pos: Tensor) -> Tensor:
     """What forces would be: the negative gradient of all energies, NaN without a gradient. [num_nodes, 3]"""
     energy = _energies(subject, seen)
     if not energy.requires_grad:
@@ -200,7 +200,7 @@ def _positions(batch: Any) -> Tensor:
     return batch.pos
 
 
-def _energies(subject: ModelSubject, seen: Seen) -> Tensor:
+def _energies(subject: ModelSubject, seen: ModelRun) -> Tensor:
     """The energies of graphs: the result of this name, or else all results that have a row for each graph."""
     energy = subject.named(seen, subject.energy)
     if energy is None:

@@ -20,7 +20,7 @@ from popgeo.plots.training import in_angstrom
 from popgeo.train.training_set import UNITS
 
 
-class Pair(NamedTuple):
+class LabelPair(NamedTuple):
     """Known labels, their predictions, and the weight of each."""
 
     label: Tensor
@@ -28,7 +28,7 @@ class Pair(NamedTuple):
     weight: Tensor
 
 
-Pairs = Mapping[str, Pair]
+Pairs = Mapping[str, LabelPair]
 """For each of what is learned, all real entries; energies per atom."""
 
 
@@ -46,7 +46,7 @@ def loss_of(costs: Tensor, factors: Mapping[str, float]) -> float:
 
 def predictions(step: CompiledStep, loader: FixedSizeDataLoader, labels: tuple[str, ...]) -> tuple[Pairs, Tensor]:
     """What a compiled `ForceLoss` predicts for a loader's structures next to their labels, and its summed `costs`."""
-    kept: dict[str, list[Pair]] = {name: [] for name in labels}
+    kept: dict[str, list[LabelPair]] = {name: [] for name in labels}
     costs = torch.zeros(len(labels), 2, dtype=torch.float64)
     for batch in loader:
         _, found = step(**taken_from(batch, labels))
@@ -60,8 +60,8 @@ def predictions(step: CompiledStep, loader: FixedSizeDataLoader, labels: tuple[s
             shape = (-1, *[1] * (label.dim() - 1))
             known = real.view(shape).expand_as(label) & ~label.isnan()
             parts = (label, found[name], weight.view(shape).expand_as(label))
-            kept[name].append(Pair(*(part[known].double().cpu() for part in parts)))
-    return {name: Pair(*map(torch.cat, zip(*parts, strict=True))) for name, parts in kept.items()}, costs
+            kept[name].append(LabelPair(*(part[known].double().cpu() for part in parts)))
+    return {name: LabelPair(*map(torch.cat, zip(*parts, strict=True))) for name, parts in kept.items()}, costs
 
 
 def errors_of(pairs: Pairs) -> dict[str, float]:

@@ -1,4 +1,4 @@
-"""The structures that a force field is trained on: read, checked, split, with their neighbours listed."""
+"""The structures that a force field is trained on: read, checked, split, with their neighbors listed."""
 
 import hashlib
 import warnings
@@ -15,7 +15,7 @@ from torch_geometric.data import Data
 from popgeo.convert.atom_keys import LABELS, WEIGHTS
 from popgeo.convert.atom_labels import as_label, numbers, warn_of_rounding
 from popgeo.convert.atoms import LEVELS, read_atoms, with_pairs
-from popgeo.convert.neighbours import require_elements
+from popgeo.convert.periodic_pairs import require_elements
 from popgeo.convert.set_checks import (
     common_labels,
     remarks_on,
@@ -101,25 +101,25 @@ def read_structures(path: Path, cutoff: float, options: Mapping[str, Any], wante
             found.append(_prepared(raw[i], cutoff, partial, left_out))
         except ValueError as error:
             raise error if str(path) in str(error) else ValueError(f"{path}, structure {i}: {error}") from error
-    _check_neighbours(found, cutoff, path)
+    _check_neighbors(found, cutoff, path)
     if not is_store:
         print(f"keys of {path}:\n{raw.values.table(raw.datasets)}\n")
         raw.values.require_weights(options["keys"])
     return found
 
 
-def _check_neighbours(structures: Sequence[Data], cutoff: float, path: Path) -> None:
-    """Warns if most atoms have no neighbours, of all structures that are more than one free atom.
+def _check_neighbors(structures: Sequence[Data], cutoff: float, path: Path) -> None:
+    """Warns if most atoms have no neighbors, of all structures that are more than one free atom.
 
     Raises:
-        ValueError: no atom has a neighbour.
+        ValueError: no atom has a neighbor.
     """
     some = [one for one in structures if len(one.z) > 1 or one.edge_index.shape[1]]
     total = sum(len(one.z) for one in some)
     alone = total - sum(len(one.edge_index[1].unique()) for one in some)
     if 2 * alone <= total and some:
         return
-    shortest = f"{alone:,} of {total:,} atoms of {path} have no neighbour within the cutoff of {cutoff:g} angstrom"
+    shortest = f"{alone:,} of {total:,} atoms of {path} have no neighbor within the cutoff of {cutoff:g} angstrom"
     remedy = "Raise the cutoff (--cutoff), or correct the unit of positions: --units length=nm or length=bohr."
     shortest = shortest if some else f"all structures of {path} are single atoms"
     if alone == total:

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from popgeo.capture import fingerprint as module
-from popgeo.capture.fingerprint import DECIDES, Unknown, fingerprint, hash_sources
+from popgeo.capture.fingerprint import DECIDES, UnknownStateError, fingerprint, hash_sources
 from popgeo.ipu import Options, inference_model, ipu_machine
 
 PACKAGE = Path(module.__file__).parents[1]
@@ -87,5 +87,5 @@ class Holds(nn.Module):
 def test_models_that_hold_different_things_have_different_names(one, other):
     assert fingerprint(Holds(one)) == fingerprint(Holds(one))
     assert fingerprint(Holds(one)) != fingerprint(Holds(other))
-    with pytest.raises(Unknown, match="object cannot be read"):
+    with pytest.raises(UnknownStateError, match="object cannot be read"):
         fingerprint(Holds(object()))

@@ -12,7 +12,7 @@ from popgeo.capture.pytree import flatten, note_likeness, templates, unflatten
 from popgeo.capture.structures import describe, first_difference, leaves, same
 
 
-class Pair(NamedTuple):
+class LabelPair(NamedTuple):
     first: Any
     second: Any
 
@@ -24,12 +24,12 @@ def water(**changed: Any) -> Data:
 
 def test_tensors_come_in_the_order_in_which_a_reader_meets_them():
     a, b, c, d = (torch.full((k,), float(k)) for k in range(4))
-    tensors, structure = flatten({"b": [a, (b, "text")], "a": Pair(first=c, second={"x": d})})
+    tensors, structure = flatten({"b": [a, (b, "text")], "a": LabelPair(first=c, second={"x": d})})
     assert [id(tensor) for tensor in tensors] == [id(a), id(b), id(c), id(d)]
     assert [path for path, _ in leaves(structure)] == ["b[0]", "b[1][0]", "a.first", "a.second['x']"]
     again = unflatten(structure, ["A", "B", "C", "D"])
-    assert again == {"b": ["A", ("B", "text")], "a": Pair("C", {"x": "D"})}
-    assert isinstance(again["a"], Pair)
+    assert again == {"b": ["A", ("B", "text")], "a": LabelPair("C", {"x": "D"})}
+    assert isinstance(again["a"], LabelPair)
 
 
 LEAVES = st.one_of(
@@ -44,7 +44,7 @@ NESTS = st.recursive(
         st.lists(inner, max_size=3),
         st.lists(inner, max_size=3).map(tuple),
         st.dictionaries(st.text("ab", max_size=2), inner, max_size=3),
-        st.builds(Pair, inner, inner),
+        st.builds(LabelPair, inner, inner),
     ),
     max_leaves=8,
 )

@@ -54,21 +54,21 @@ def test_a_second_start_trains_alike_without_capturing(tmp_path, monkeypatch):
     assert losses(start(tmp_path, ContinuousFilters())) == first
 
 
-class Results(NamedTuple):
+class CallResults(NamedTuple):
     energy: Tensor
     loss: Tensor
 
 
 class Named(ContinuousFilters):
-    def forward(self, **batch: Tensor) -> Results:
-        return Results(*super().forward(**batch))
+    def forward(self, **batch: Tensor) -> CallResults:
+        return CallResults(*super().forward(**batch))
 
 
 def test_a_named_tuple_comes_back_as_one(tmp_path, monkeypatch):
     first = start(tmp_path, Named())(**make_batch(0, torch.float32))
     monkeypatch.setattr("popgeo.capture.capture_step.capture", None)
     again = start(tmp_path, Named())(**make_batch(0, torch.float32))
-    assert type(again) is Results
+    assert type(again) is CallResults
     assert torch.equal(again.loss, first.loss)
 
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from popgeo import ipu, ops
 from popgeo.capture.control_flow import cond, for_loop
 from popgeo.capture.op_graph import Op, overload
-from popgeo.capture.operations import OPERATIONS, UNKNOWN, ChainStep, Division, Draws, Out, name_of, operation_of
+from popgeo.capture.operations import OPERATIONS, UNKNOWN, ChainStep, Division, DrawCount, Out, name_of, operation_of
 from popgeo.engine.fuse import chain_steps
 from popgeo.engine.out_variants import copy_or_fill, into
 from popgeo.ipu import IpuTarget, TileExact
@@ -87,7 +87,7 @@ def test_what_joins_chains_has_a_writer_and_what_has_one_joins():
 
 
 def test_what_draws_by_its_shape_is_marked_as_random_by_torch():
-    for name in (name for name, row in OPERATIONS.items() if row.draws is not Draws.DATA):
+    for name in (name for name, row in OPERATIONS.items() if row.draws is not DrawCount.DATA):
         assert any(torch.Tag.nondeterministic_seeded in overload(target).tags for target in forms_of(name)), name
 
 

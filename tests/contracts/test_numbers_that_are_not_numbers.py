@@ -120,7 +120,7 @@ def test_a_logarithm_of_sums_goes_on_from_what_is_there(native):
 
 
 @pytest.mark.parametrize("compiled", [False, True])
-def test_a_maximum_over_neighbours_shows_a_neighbour_of_nan(native, compiled):
+def test_a_maximum_over_neighbors_shows_a_neighbor_of_nan(native, compiled):
     torch.manual_seed(0)
     model = GraphSAGE(1, 2, 1, out_channels=2, aggr="max")
     x, edges = torch.tensor([[NAN], [1.0], [5.0], [2.0]]), torch.tensor([[0, 1, 2], [3, 3, 1]])

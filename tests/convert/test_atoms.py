@@ -9,7 +9,7 @@ import torch
 from popgeo import FixedSizeDataLoader
 from popgeo.__main__ import main
 from popgeo.convert import read_atoms
-from popgeo.convert.neighbours import list_pairs
+from popgeo.convert.periodic_pairs import list_pairs
 from popgeo.data import FlatStore
 
 ase = pytest.importorskip("ase")

@@ -9,7 +9,7 @@ from torch_geometric.data import Batch, InMemoryDataset
 
 from popgeo.__main__ import main
 from popgeo.convert.atoms import read_atoms
-from popgeo.convert.neighbours import list_pairs
+from popgeo.convert.periodic_pairs import list_pairs
 from popgeo.convert.pyg import read_pt
 from popgeo.convert.smiles import read_smiles
 from popgeo.data import FlatStore

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from popgeo.convert.neighbours import list_pairs
+from popgeo.convert.periodic_pairs import list_pairs
 
 NONE = np.zeros(3, bool)
 

@@ -9,7 +9,7 @@ from torch_geometric.data import Batch, Data
 
 from popgeo.data import FixedSizeCollater, FixedSizeOptions, FlatStore, unpad
 from popgeo.data.cut import check_fits, fills_exactly
-from popgeo.data.opened import _KEPT, GraphSizes, first_graphs
+from popgeo.data.open_dataset import _KEPT, GraphSizes, first_graphs
 from popgeo.data.sort_edges import sort_edges
 from popgeo.packing import Packs
 from tests.support import loaders

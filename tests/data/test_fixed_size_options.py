@@ -7,7 +7,7 @@ from torch_geometric.loader import DataLoader
 from torch_geometric.transforms.pad import AttrNamePadding
 
 from popgeo.data import FixedSizeCollater, FixedSizeOptions, FlatStore, Level
-from popgeo.data.opened import GraphSizes, Opened
+from popgeo.data.open_dataset import GraphSizes, OpenDataset
 from popgeo.loader import FixedSizeDataLoader
 from tests.support.graphs import CITES, WRITES, graph, hetero_graph
 from tests.support.loaders import OnDisk
@@ -242,8 +242,8 @@ def test_a_measured_dataset_that_makes_its_graphs_is_read_once_for_all():
 
 @pytest.mark.parametrize(("verbose", "bar"), [(True, None), (False, False)])
 def test_a_bar_is_shown_only_where_words_are(monkeypatch, verbose, bar):
-    asked, of = [], Opened.of
-    monkeypatch.setattr(Opened, "of", lambda *given, progress_bar: asked.append(progress_bar) or of(*given))
+    asked, of = [], OpenDataset.of
+    monkeypatch.setattr(OpenDataset, "of", lambda *given, progress_bar: asked.append(progress_bar) or of(*given))
     FixedSizeOptions.tune(GRAPHS * 9, target_graphs=3, verbose=verbose)
     assert asked == [bar]
 

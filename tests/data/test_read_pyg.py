@@ -13,14 +13,14 @@ OPTIONS = FixedSizeOptions(12, 12, 4)
 
 
 def test_increments_of_a_users_class_are_asked_for(native):
-    class Pair(Data):
+    class LabelPair(Data):
         def __inc__(self, key, value, *args, **kwargs):
             if key == "edge_index_t":
                 return self.x_t.size(0)
             return super().__inc__(key, value, *args, **kwargs)
 
     graphs = [
-        Pair(x=torch.ones(n, 1), x_t=torch.ones(n + 1, 2), edge_index_t=torch.arange(2 * n).view(2, n) % (n + 1))
+        LabelPair(x=torch.ones(n, 1), x_t=torch.ones(n + 1, 2), edge_index_t=torch.arange(2 * n).view(2, n) % (n + 1))
         for n in (2, 3)
     ]
     options = FixedSizeOptions(9, 6, 4, num_rows={"x_t": 10})
@@ -33,11 +33,11 @@ def test_increments_of_a_users_class_are_asked_for(native):
 
 def test_classes_of_one_name_have_batches_of_their_own():
     def graphs_joined_along(dim):
-        class Joined(Data):
+        class TrimInput(Data):
             def __cat_dim__(self, key, value, *args, **kwargs):
                 return dim if key == "image" else super().__cat_dim__(key, value, *args, **kwargs)
 
-        return [Joined(x=torch.ones(2, 1), image=torch.rand(2, 2, 3)) for _ in range(2)]
+        return [TrimInput(x=torch.ones(2, 1), image=torch.rand(2, 2, 3)) for _ in range(2)]
 
     for dim in (0, 1, 0):
         graphs = graphs_joined_along(dim)

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from popgeo.convert.neighbours import list_pairs
+from popgeo.convert.periodic_pairs import list_pairs
 from popgeo.deploy import Calculator
 from popgeo.deploy.ase_calculator import Potential
 from popgeo.ipu import inference_model
@@ -129,14 +129,14 @@ def test_a_screening_of_mixed_structures_compiles_once_for_crystals_and_once_for
     assert (calculator.num_atoms, calculator.num_compilations) == (18, 3)
 
 
-def test_an_atom_without_neighbours_has_an_energy_and_no_force(model: SchNet):
+def test_an_atom_without_neighbors_has_an_energy_and_no_force(model: SchNet):
     atoms = ase.Atoms("O", [[0.0, 0, 0]])
     atoms.calc = Calculator(model)
     assert np.isfinite(atoms.get_potential_energy())
     assert (atoms.get_forces() == 0).all()
 
 
-def test_neighbours_are_the_same_without_the_fast_library(model: SchNet, monkeypatch: pytest.MonkeyPatch):
+def test_neighbors_are_the_same_without_the_fast_library(model: SchNet, monkeypatch: pytest.MonkeyPatch):
     atoms = copper()
     atoms.calc = Calculator(model)
     forces = atoms.get_forces()
@@ -192,7 +192,7 @@ def test_a_run_with_a_skin_is_the_run_without(model: SchNet):
         atoms.set_momenta(np.random.default_rng(0).normal(0, 4, (8, 3)))
         VelocityVerlet(atoms, 2 * fs).run(30)
         found.append(atoms.positions)
-    assert atoms.calc.neighbours.num_found < 15
+    assert atoms.calc.neighbors.num_found < 15
     np.testing.assert_allclose(*found, rtol=0, atol=1e-9)
 
 

@@ -12,7 +12,7 @@ from popgeo.convert.atoms import with_pairs
 from popgeo.deploy.force_field import ForceField
 from popgeo.nn import PaiNN, SchNet
 
-pytest.importorskip("vesin", reason="vesin, which lists neighbours in a cell, is not installed")
+pytest.importorskip("vesin", reason="vesin, which lists neighbors in a cell, is not installed")
 REFERENCES = torch.zeros(100)
 MODELS = {
     "SchNet": lambda: SchNet(8, 8, 1, 8, cutoff=4.0),

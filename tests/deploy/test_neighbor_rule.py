@@ -1,4 +1,4 @@
-"""A model has one rule of neighbours: whatever runs it agrees with the rule, or refuses."""
+"""A model has one rule of neighbors: whatever runs it agrees with the rule, or refuses."""
 
 import sys
 
@@ -11,7 +11,7 @@ from torch_geometric.data import Data
 from popgeo import FlatStore, Predictor, compile_forward, export, load
 from popgeo.__main__ import main
 from popgeo.convert import read_atoms
-from popgeo.convert.neighbours import NeighbourList, list_pairs
+from popgeo.convert.periodic_pairs import NeighborList, list_pairs
 from popgeo.data import FixedSizeOptions, write
 from popgeo.deploy import Calculator
 from popgeo.deploy.force_field import ForceField
@@ -62,7 +62,7 @@ def copper(pbc=True, seed=0):
 @pytest.mark.parametrize("compile", [None, inference_model], ids=["eager", "compiled"])
 @pytest.mark.parametrize("search", SEARCHES)
 @pytest.mark.parametrize("kind", [SchNet, PaiNN])
-def test_a_calculator_takes_the_neighbours_that_the_model_takes(kind, search, compile):
+def test_a_calculator_takes_the_neighbors_that_the_model_takes(kind, search, compile):
     net, atoms = net_of(kind, **SEARCHES[search]()), molecule()
     z, pos = torch.tensor(atoms.numbers), torch.tensor(atoms.positions, dtype=torch.float32)
     energy, forces = energy_and_forces(net, z, pos, num_graphs=1)
@@ -87,34 +87,34 @@ def test_a_calculator_of_a_model_with_a_search_of_its_own_uses_the_search():
         atoms.get_potential_energy()
 
 
-def test_the_default_limit_is_said_where_it_leaves_out_neighbours_of_a_molecule():
+def test_the_default_limit_is_said_where_it_leaves_out_neighbors_of_a_molecule():
     atoms = ase.Atoms("H40", np.random.default_rng(0).uniform(0, 3, (40, 3)))
     net = net_of()
     pos = torch.tensor(atoms.positions, dtype=torch.float32)
     atoms.calc = Calculator(net)
-    with pytest.warns(UserWarning, match="39 neighbours within 4.0 angstrom; the 32 nearest are taken"):
+    with pytest.warns(UserWarning, match="39 neighbors within 4.0 angstrom; the 32 nearest are taken"):
         energy = atoms.get_potential_energy()
     assert_close(energy, net(torch.tensor(atoms.numbers), pos, num_graphs=1).item(), rtol=1e-5, atol=1e-5)
     atoms.calc = Calculator(net_of(interaction_graph=PairInteractionGraph(4.0)))
     assert abs(atoms.get_potential_energy() - energy) > 1e-3
 
 
-def test_a_limit_is_refused_where_atoms_have_more_listed_neighbours_and_harmless_where_not():
+def test_a_limit_is_refused_where_atoms_have_more_listed_neighbors_and_harmless_where_not():
     net = net_of(interaction_graph=KNNInteractionGraph(4, 4.0))
     atoms = copper()
     atoms.calc = Calculator(net)
-    with pytest.raises(ValueError, match="An atom has 18 neighbours within 4, and the model takes the nearest 4"):
+    with pytest.raises(ValueError, match="An atom has 18 neighbors within 4, and the model takes the nearest 4"):
         atoms.get_potential_energy()
     z, pos = torch.tensor([6, 1, 1, 1, 1, 1]), torch.randn(6, 3)
     for half in (False, True):
         one = PrecomputeInteractionGraph(4.0, half_list=half)(Data(z=z, pos=pos))
-        with pytest.raises(ValueError, match="An atom has 5 neighbours"):
+        with pytest.raises(ValueError, match="An atom has 5 neighbors"):
             net(z, pos, edge_index=one.edge_index, half_list=half, num_graphs=1)
         few = one.edge_index[:, (one.edge_index < 5).all(0)]
         assert_close(
             net(z[:5], pos[:5], edge_index=few, half_list=half, num_graphs=1), net(z[:5], pos[:5], num_graphs=1)
         )
-    with pytest.raises(ValueError, match="a force field takes all neighbours"):
+    with pytest.raises(ValueError, match="a force field takes all neighbors"):
         ForceField("schnet", {"max_num_neighbors": 4, "hidden_channels": 8}, torch.zeros(100))
 
 
@@ -196,7 +196,7 @@ def test_fragments_are_moved_near_the_origin_one_by_one_with_whole_cells_between
     crystal = copper((True, True, False))
     crystal.positions[2] += 400 * crystal.cell.array[1] + [0, 0, 5_000]
     for atoms in (one + other, crystal):
-        pos, edges, shift = NeighbourList(4.0, 0.5).near_origin(atoms, by_fragment=True)
+        pos, edges, shift = NeighborList(4.0, 0.5).near_origin(atoms, by_fragment=True)
         assert np.abs(pos).max() < 10
         expected, found = list_pairs(atoms.positions, atoms.cell.array, atoms.pbc, 4.0)
         assert np.sort(edges.T, axis=0).tolist() == np.sort(expected.numpy().T, axis=0).tolist()

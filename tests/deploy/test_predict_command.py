@@ -28,7 +28,7 @@ def never_made() -> nn.Module:
     raise AssertionError("the file is looked at first")
 
 
-class Results(nn.Module):
+class CallResults(nn.Module):
     """What `make` makes of the features."""
 
     def __init__(self, make):
@@ -104,7 +104,7 @@ def test_a_file_that_holds_other_weights_is_refused(tmp_path):
 
 
 def test_results_of_bfloat16_are_written_to_every_kind_of_file(tmp_path, graphs):
-    found = Predictor(Results(lambda x: x.bfloat16()), backend="none")(graphs)
+    found = Predictor(CallResults(lambda x: x.bfloat16()), backend="none")(graphs)
     expected = torch.cat([graph.x for graph in graphs]).bfloat16().float().numpy()
     found.save(tmp_path / "out.npz")
     with np.load(tmp_path / "out.npz") as arrays:
@@ -114,7 +114,7 @@ def test_results_of_bfloat16_are_written_to_every_kind_of_file(tmp_path, graphs)
 
 @pytest.mark.parametrize("other", ["out_1", "graph"])
 def test_results_that_would_share_a_column_are_refused_in_tables(tmp_path, graphs, other):
-    found = Predictor(Results(lambda x: {"out": x, other: x[:, 0]}), backend="none")(graphs)
+    found = Predictor(CallResults(lambda x: {"out": x, other: x[:, 0]}), backend="none")(graphs)
     with pytest.raises(ValueError, match=rf"Two results have the columns \['{other}'\]"):
         found.save(tmp_path / "out.csv")
     assert found.save(tmp_path / "out.npz") == [tmp_path / "out.npz"]

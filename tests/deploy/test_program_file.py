@@ -166,7 +166,7 @@ def test_a_graph_of_one_node_among_the_examples_leaves_no_attribute_open(tmp_pat
     torch.testing.assert_close(found, torch.cat([graph.x * graph.state for graph in graphs]))
 
 
-class Draws(nn.Module):
+class DrawCount(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return x + torch.rand_like(x)
 
@@ -178,7 +178,7 @@ class Draws(nn.Module):
         ({"sizes": FixedSizeOptions(3, 2, 2)}, "Graph 0 has 5 nodes.*Pass larger sizes"),
         ({"units": {"enrgy": "eV"}}, "units has"),
         ({"graphs": []}, "graphs is empty"),
-        ({"model": Draws()}, "random"),
+        ({"model": DrawCount()}, "random"),
         ({"format": "onnx", "sizes": [SIZES, FixedSizeOptions(9, 40, 3)]}, "one program"),
     ],
 )

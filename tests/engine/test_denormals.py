@@ -10,7 +10,7 @@ from torch.testing import assert_close
 from torch_geometric.nn.models import SchNet as PygSchNet
 
 from popgeo import ipu
-from popgeo.engine.denormals import DenormalsFlushed
+from popgeo.engine.denormals import DenormalFlushing
 from popgeo.ipu import TileExact
 from popgeo.native import library
 from tests.support.denormals import DenormalsMade, count_denormals
@@ -34,12 +34,12 @@ def flushed_elements(x: Tensor) -> int:
 @pytest.mark.parametrize("caller_flushes", [False, True])
 def test_the_caller_has_its_own_setting_back_after_a_block_and_after_an_error(native: str, caller_flushes: bool):
     torch.set_flush_denormal(caller_flushes)
-    with DenormalsFlushed():
-        with DenormalsFlushed():
+    with DenormalFlushing():
+        with DenormalFlushing():
             assert flushed_elements(SMALL) == 4
         assert flushed_elements(SMALL) == 4
     assert flushed_elements(SMALL) == 4 * caller_flushes
-    with pytest.raises(RuntimeError, match="no such"), DenormalsFlushed():
+    with pytest.raises(RuntimeError, match="no such"), DenormalFlushing():
         raise RuntimeError("no such thing")
     assert flushed_elements(SMALL) == 4 * caller_flushes
     torch.set_flush_denormal(False)
@@ -52,14 +52,14 @@ def test_threads_that_are_there_already_flush_too_and_stop_with_the_caller():
     torch.set_flush_denormal(True)
     assert flushed_elements(LARGE) == LARGE.numel() // 2, "torch's own switch has come to reach every thread"
     torch.set_flush_denormal(False)
-    with DenormalsFlushed():
+    with DenormalFlushing():
         assert flushed_elements(LARGE) == LARGE.numel()
     assert flushed_elements(LARGE) == 0
 
 
 def test_other_threads_of_the_program_keep_their_setting(native: str):
     found = []
-    with DenormalsFlushed():
+    with DenormalFlushing():
         inside = threading.Thread(target=lambda: found.append(flushed_elements(SMALL)))
         # A thread starts with what the one has that starts it.
         inside.start()
@@ -138,7 +138,7 @@ class Chain(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         torch.manual_seed(0)
-        self.schnet = PygSchNet(8, 8, 1, 50, 5.0, interaction_graph=Neighbours())
+        self.schnet = PygSchNet(8, 8, 1, 50, 5.0, interaction_graph=Neighbors())
         self.schnet.readout = SumOfAll()  # PyG's reads a size from the data
 
     def forward(self, z: Tensor, pos: Tensor) -> tuple[Tensor, Tensor]:
@@ -153,7 +153,7 @@ class SumOfAll(nn.Module):
         return x.sum(dim, keepdim=True)
 
 
-class Neighbours(nn.Module):
+class Neighbors(nn.Module):
     """Each atom and the next one."""
 
     def forward(self, pos: Tensor, batch: Tensor) -> tuple[Tensor, Tensor]:

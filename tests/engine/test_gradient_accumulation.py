@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from popgeo.capture.pytree import flatten
-from popgeo.engine.gradient_accumulation import Results, check_batch_dimension, micro_batch
+from popgeo.engine.gradient_accumulation import CallResults, check_batch_dimension, micro_batch
 from popgeo.engine.step_options import OutputMode
 
 
@@ -40,7 +40,7 @@ JOINED = {
 
 @pytest.mark.parametrize("mode", JOINED)
 def test_the_mode_says_which_steps_count(mode):
-    results = Results(mode, period=3, num_steps=6)
+    results = CallResults(mode, period=3, num_steps=6)
     loss = torch.zeros(())
     for step in range(6):
         for replica in range(2):
@@ -53,7 +53,7 @@ def test_the_mode_says_which_steps_count(mode):
 
 
 def test_the_only_result_keeps_its_shape():
-    results = Results(OutputMode.FINAL, period=1, num_steps=1)
+    results = CallResults(OutputMode.FINAL, period=1, num_steps=1)
     results.add(0, 0, [torch.tensor(2.0)])
     assert results.join() == [torch.tensor(2.0)]
     assert results.join()[0].shape == ()

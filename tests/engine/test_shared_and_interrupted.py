@@ -84,7 +84,7 @@ def test_threads_that_share_a_training_step_lose_and_double_no_update(door: str)
     assert torch.equal(model.weight, torch.full_like(model.weight, -300.0))
 
 
-class Draws(nn.Module):
+class DrawCount(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         for _ in range(8):
             x = x + torch.rand_like(x)
@@ -93,7 +93,7 @@ class Draws(nn.Module):
 
 def test_two_steps_that_draw_in_two_threads_have_the_random_numbers_of_each_alone():
     def run(seed: int) -> list[Tensor]:
-        step = inference_model(Draws(), Options(random_seed=seed))
+        step = inference_model(DrawCount(), Options(random_seed=seed))
         return [step(torch.zeros(256)) for _ in range(40)]
 
     expected, found = [run(seed) for seed in range(2)], {}
@@ -109,7 +109,7 @@ def test_an_interrupt_at_any_moment_leaves_torchs_random_numbers_and_a_step_that
     def interrupt(*of_the_signal: object) -> None:
         raise KeyboardInterrupt
 
-    step, x, moments = inference_model(Draws(), Options(random_seed=3)), torch.zeros(64), random.Random(0)
+    step, x, moments = inference_model(DrawCount(), Options(random_seed=3)), torch.zeros(64), random.Random(0)
     step(x)
     torch.manual_seed(5)
     before, handler = torch.get_rng_state(), signal.signal(signal.SIGALRM, interrupt)

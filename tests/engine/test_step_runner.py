@@ -80,7 +80,7 @@ def test_each_step_of_each_replica_returns_its_results_and_each_update_joins_all
     assert [state.buffers["seen"].tolist() for state in step.replica_states()] == [[7, 7], [7, 7]]
 
 
-class Draws(nn.Module):
+class DrawCount(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return torch.rand_like(x)
 
@@ -94,11 +94,11 @@ def test_the_first_replica_draws_what_torch_draws_and_torchs_own_numbers_are_lef
     expected = [torch.rand(4).tolist() for _ in range(2)]
     torch.manual_seed(5)
     before = torch.get_rng_state()
-    assert drawn(inference_model(Draws(), Options(random_seed=3))) == expected
+    assert drawn(inference_model(DrawCount(), Options(random_seed=3))) == expected
     assert torch.equal(torch.get_rng_state(), before)
     torch.manual_seed(3)
-    assert drawn(inference_model(Draws(), Options())) == expected  # without a seed it is torch's
-    first = drawn(inference_model(Draws(), Options(random_seed=3, replication_factor=2)))
+    assert drawn(inference_model(DrawCount(), Options())) == expected  # without a seed it is torch's
+    first = drawn(inference_model(DrawCount(), Options(random_seed=3, replication_factor=2)))
     assert [call[:2] for call in first] == [expected[0][:2], expected[0][2:]]
     assert first[0][2:] != first[0][:2]
 
@@ -113,7 +113,7 @@ def test_streams_of_replicas_differ_by_every_bit_of_the_seed_and_of_their_number
     assert one.initial_seed() == other.initial_seed()  # as torch takes -1
 
 
-class Rows(nn.Module):
+class ChannelRows(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.table = nn.Parameter(torch.arange(6.0).view(3, 2))
@@ -124,7 +124,7 @@ class Rows(nn.Module):
 
 @pytest.mark.parametrize("position", [0, 1])
 def test_indices_that_count_from_the_end_are_taken_as_such_in_any_argument(position: int):
-    model = Rows()
+    model = ChannelRows()
     step = inference_model(model)
     for index in ([0, 1], [2, -3], [1, 0], [-1, -2]):
         given = [torch.tensor([2, 0]), torch.tensor([0, 2])]
@@ -135,7 +135,7 @@ def test_indices_that_count_from_the_end_are_taken_as_such_in_any_argument(posit
 
 
 def test_indices_there_need_not_be_any():
-    assert inference_model(Rows())(*[torch.zeros(0, dtype=torch.int64)] * 2).shape == (0, 2)
+    assert inference_model(ChannelRows())(*[torch.zeros(0, dtype=torch.int64)] * 2).shape == (0, 2)
 
 
 def test_weights_and_buffers_that_move_are_found_again():

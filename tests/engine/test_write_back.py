@@ -111,7 +111,7 @@ def test_a_weight_that_is_an_argument_too_is_refused_where_it_changes():
         step(model.weight.detach(), torch.ones(1))
 
 
-def test_neighbours_in_one_storage_are_apart_and_empty_tensors_share_nothing():
+def test_neighbors_in_one_storage_are_apart_and_empty_tensors_share_nothing():
     x = torch.zeros(6, dtype=torch.float64)
     check_apart([x[:3], x[3:], x[:0], x[1:2][:0]], written=[0, 2])
     check_apart([x.view(2, 3)[:, 0], x.view(2, 3)[:, 1:]], written=[0])

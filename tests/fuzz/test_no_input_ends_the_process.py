@@ -84,7 +84,7 @@ OPTIONS = FixedSizeOptions(16, 16, num_graphs=3)
 
 
 class Sums(torch.nn.Module):
-    """Sums what each node's neighbours hold."""
+    """Sums what each node's neighbors hold."""
 
     def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
         return ops.scatter(x[edge_index[0]], edge_index[1], 0, dim_size=x.size(0))
@@ -96,7 +96,7 @@ DOORS: dict[str, Callable[[Data, Any], Any]] = {
     "pad": lambda graph, _: Pad(16, 16)(graph),
     "write": lambda graph, path: write([graph, graph], path / "store"),
     "predictor": lambda graph, _: Predictor(Sums(), OPTIONS, "none")([graph, graph]),
-    "neighbours": lambda graph, _: next(iter(FixedSizeNeighborLoader(graph, [2, 2], batch_size=2))),
+    "neighbors": lambda graph, _: next(iter(FixedSizeNeighborLoader(graph, [2, 2], batch_size=2))),
     "clusters": lambda graph, _: next(iter(FixedSizeClusterLoader(graph, num_parts=2, batch_size=1))),
     "links": lambda graph, _: next(iter(FixedSizeLinkLoader(graph, [2], batch_size=2))),
 }
@@ -116,10 +116,10 @@ def test_no_tensor_of_a_graph_ends_the_process(door, name, plain, tmp_path_facto
         survives(lambda graph=graph: DOORS[door](graph, tmp_path_factory.mktemp("fuzz")))
 
 
-@pytest.mark.parametrize("door", ["loader", "collater", "pad", "neighbours"])
+@pytest.mark.parametrize("door", ["loader", "collater", "pad", "neighbors"])
 def test_pygs_own_classes_are_what_they_hold(door, tmp_path):
     plain, own = Data(x=X, edge_index=EDGES), Data(x=X, edge_index=EdgeIndex(EDGES, sparse_size=(4, 4)))
-    if door != "neighbours":  # which refuses what counts nodes
+    if door != "neighbors":  # which refuses what counts nodes
         plain.far_index, own.far_index = ROWS, Index(ROWS)
     one, other = (DOORS[door](graph, tmp_path) for graph in (plain, own))
     for name in plain.keys():  # noqa: SIM118

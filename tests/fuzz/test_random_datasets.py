@@ -45,7 +45,7 @@ class Lazy(torch.utils.data.Dataset):
         return self.graphs[i]
 
 
-class Kept(InMemoryDataset):
+class StashedValue(InMemoryDataset):
     def __init__(self, graphs: list[Data]) -> None:
         super().__init__()
         self.data, self.slices = self.collate(graphs)
@@ -90,7 +90,7 @@ def ways_in(graphs: list[Data], levels: dict[str, str], folder) -> dict:
     return {
         "a list": lambda: first(graphs),
         "one by one": lambda: first(Lazy(graphs)),
-        "in memory": lambda: first(Kept(graphs)),
+        "in memory": lambda: first(StashedValue(graphs)),
         "a flat store": lambda: first(FlatStore.from_dataset(graphs, levels=levels)),
         "a store on disk": lambda: first(write(graphs, folder, levels=levels)),
         "a collater": lambda: collater(graphs),

@@ -75,7 +75,7 @@ class Molecular(nn.Module):
             out = self.model(z, pos, batch, num_graphs=y.shape[0])
         else:
             src, dst = edge_index
-            dst = torch.where(src == dst, (dst + 1) % z.shape[0], dst)  # no atom is its own neighbour
+            dst = torch.where(src == dst, (dst + 1) % z.shape[0], dst)  # no atom is its own neighbor
             both = torch.stack([torch.cat([src, dst]), torch.cat([dst, src])])
             out = self.model(z, pos, batch, both, num_graphs=y.shape[0])
         return l1_loss(out.flatten(), y)

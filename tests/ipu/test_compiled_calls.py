@@ -251,10 +251,10 @@ class OfGraphs(nn.Module):
 
     def forward(self, data, extra):
         sums = torch.zeros(data.num_graphs, 1).index_add(0, data.batch, self.linear(data.x) * extra["scale"][0])
-        return {"data": data, "sums": Pair(sums, [data.x])}
+        return {"data": data, "sums": LabelPair(sums, [data.x])}
 
 
-Pair = namedtuple("Pair", ["sums", "parts"])
+LabelPair = namedtuple("LabelPair", ["sums", "parts"])
 
 
 def test_graph_batches_and_nests_are_arguments_and_results():
@@ -263,7 +263,7 @@ def test_graph_batches_and_nests_are_arguments_and_results():
     batch, model = Batch.from_data_list(graphs), OfGraphs()
     result = inference_model(model)(batch, {"scale": (torch.tensor(2.0),)})
     expected = model(batch, {"scale": (torch.tensor(2.0),)})
-    assert type(result["sums"]) is Pair
+    assert type(result["sums"]) is LabelPair
     torch.testing.assert_close(result["sums"].sums, expected["sums"].sums.detach())
     torch.testing.assert_close(result["sums"].parts[0], batch.x)
     assert type(result["data"]) is type(batch)

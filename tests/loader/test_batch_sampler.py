@@ -16,7 +16,7 @@ OPTIONS = FixedSizeOptions(num_nodes=401, num_edges=24_000, num_graphs=100)
 
 
 def structures(number: int = 2000, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
-    """Atoms and edges as in datasets of crystals: few atoms or many, and a number of neighbours of its own in each."""
+    """Atoms and edges as in datasets of crystals: few atoms or many, and a number of neighbors of its own in each."""
     rng = np.random.default_rng(seed)
     atoms = np.clip(rng.lognormal(3.0, 0.7, number).astype(int), 1, 200)
     return atoms, np.minimum(atoms * np.clip(rng.normal(60, 15, number), 5, 100), 20_000).astype(int)

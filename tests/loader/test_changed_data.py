@@ -17,7 +17,7 @@ def graphs(count: int = 300) -> list[Data]:
     return [Data(x=torch.ones(n % 3 + 2, 1), edge_index=edge, y=torch.tensor([float(n)]), tag=n) for n in range(count)]
 
 
-class Kept(InMemoryDataset):
+class StashedValue(InMemoryDataset):
     def __init__(self, items: list[Data]) -> None:
         super().__init__()
         self.data, self.slices = self.collate(items)
@@ -56,7 +56,7 @@ def test_an_edit_of_graphs_is_noticed(change, wrap, epochs):
 
 
 def test_another_tensor_of_a_dataset_in_memory_is_noticed():
-    dataset = Kept(graphs())
+    dataset = StashedValue(graphs())
     loader = FixedSizeDataLoader(dataset, 8)
     list(loader)
     dataset._data.y = dataset._data.y / 2
@@ -74,7 +74,7 @@ def test_what_is_only_read_or_copied_is_no_change():
     list(loader)
 
 
-@pytest.mark.parametrize("wrap", [list, lambda g: Subset(g, range(10)), Kept])
+@pytest.mark.parametrize("wrap", [list, lambda g: Subset(g, range(10)), StashedValue])
 @pytest.mark.parametrize(
     "copied", [copy.deepcopy, lambda one: pickle.loads(pickle.dumps(one))], ids=["deep", "pickled"]
 )
@@ -83,7 +83,7 @@ def test_a_copied_loader_is_one_of_unchanged_data_until_they_change(copied, wrap
     other = copied(loader)
     assert [batch.y.tolist() for batch in other] == [batch.y.tolist() for batch in loader]
     dataset = other.dataset
-    changed = dataset._data if isinstance(dataset, Kept) else dataset[0]
+    changed = dataset._data if isinstance(dataset, StashedValue) else dataset[0]
     changed.y.mul_(3)
     with pytest.raises(ValueError, match="The dataset has changed since the loader read it: 'y' of"):
         next(iter(other))
@@ -150,7 +150,7 @@ def set_order(data):
     ],
 )
 def test_an_edit_of_a_dataset_in_memory_is_named(edit, message):
-    kept = Kept(graphs(20))
+    kept = StashedValue(graphs(20))
     loaders = [FixedSizeDataLoader(one, 4) for one in (kept, Subset(kept, [3, 4, 5]), ConcatDataset([kept, kept]))]
     for loader in loaders:
         list(loader)
@@ -161,7 +161,7 @@ def test_an_edit_of_a_dataset_in_memory_is_named(edit, message):
             next(iter(loader))
 
 
-@pytest.mark.parametrize("wrap", [list, Kept, FlatStore.from_dataset])
+@pytest.mark.parametrize("wrap", [list, StashedValue, FlatStore.from_dataset])
 def test_replaced_numbers_of_a_subset_are_noticed(wrap):
     subset = Subset(wrap(graphs(20)), [1, 2, 3])
     loader = FixedSizeDataLoader(subset, 4)

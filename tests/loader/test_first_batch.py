@@ -7,7 +7,7 @@ import torch
 from torch_geometric.data import Data, Dataset
 
 from popgeo.data import FixedSizeOptions
-from popgeo.data.opened import GraphSizes
+from popgeo.data.open_dataset import GraphSizes
 from popgeo.loader import FixedSizeDataLoader
 
 NUM_GRAPHS, NUM_NODES = 300, (2, 3, 4)
@@ -105,8 +105,8 @@ def test_sizes_are_read_anew_where_the_transform_has_changed_and_forgotten_with_
     assert GraphSizes(dataset).values[:3].tolist() == [[4, 1], [6, 2], [8, 3]]
     other = Counted(3)
     assert len(GraphSizes(other).values) == 3
-    from popgeo.data import opened
+    from popgeo.data import open_dataset
 
-    num_kept = len(opened._KEPT)
+    num_kept = len(open_dataset._KEPT)
     del other
-    assert len(opened._KEPT) == num_kept - 1
+    assert len(open_dataset._KEPT) == num_kept - 1

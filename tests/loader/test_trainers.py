@@ -16,7 +16,7 @@ from torch.utils.data.distributed import DistributedSampler
 from tests.support import quick_python, sampler_runs
 from tests.support.graphs import same
 from tests.support.loaders import GRAPHS, loader_of, seeds
-from tests.support.trainer_runs import EPOCHS, KILLED_AFTER, KILLED_IN, RUNS, Seen, lives, make_loader
+from tests.support.trainer_runs import EPOCHS, KILLED_AFTER, KILLED_IN, RUNS, ModelRun, lives, make_loader
 
 ALL = list(range(37))
 
@@ -37,9 +37,9 @@ def skip_without(package: str) -> None:
         pytest.skip(f"{package} is not installed: pip install '.[trainers]' in a clone")
 
 
-def check(runs: list[tuple[Seen, Seen]]) -> None:
+def check(runs: list[tuple[ModelRun, ModelRun]]) -> None:
     """What the ranks saw before they were killed and after is what they would have seen without."""
-    whole: list[list[Seen]] = []
+    whole: list[list[ModelRun]] = []
     for rank, (before, after) in enumerate(runs):
         loader = make_loader(rank=rank, world_size=len(runs))
         expected = [[seeds([batch]) for batch in loader] for _ in range(EPOCHS)]

@@ -255,7 +255,7 @@ def interactions(chance: random.Random, nodes: int, src: Any, dst: Any) -> tuple
     import torch
 
     from popgeo.ops.interaction import interaction
-    from popgeo.ops.interaction_call import Call
+    from popgeo.ops.interaction_call import InteractionCall
 
     channels, half_list, has_vectors = chance.choice([1, 3, 16, 33, 100]), chance.random() < 0.5, chance.random() < 0.4
     waves = torch.randn(4, channels * (3 if has_vectors else 1), dtype=torch.float64)
@@ -270,7 +270,7 @@ def interactions(chance: random.Random, nodes: int, src: Any, dst: Any) -> tuple
         table = torch.stack([torch.sin(k * grid) for k in range(1, 5)], dim=1) @ factors
         axes = toward[0] if toward else None
         if is_plain:
-            out = Call(rows, table, apart, axes, src, dst, nodes, 5.0, half_list).sums()
+            out = InteractionCall(rows, table, apart, axes, src, dst, nodes, 5.0, half_list).sums()
         else:
             out = interaction(rows, table, apart, src, dst, nodes, 5.0, direction=axes, half_list=half_list)
         made = [out, *torch.autograd.grad(out.sum(), [rows, factors, apart, *toward])]

@@ -29,8 +29,8 @@ def crystal() -> tuple[Tensor, Tensor]:
     return torch.tensor([8, 14, 8]), inside @ CELL
 
 
-def neighbours(pos: Tensor, cell: Tensor, reach: int = 3) -> tuple[Tensor, Tensor]:
-    """Edges (neighbour, centre) and shifts, by looking at every image."""
+def neighbors(pos: Tensor, cell: Tensor, reach: int = 3) -> tuple[Tensor, Tensor]:
+    """Edges (neighbor, centre) and shifts, by looking at every image."""
     edges, shifts = [], []
     for steps in product(range(-reach, reach + 1), repeat=3):
         shift = torch.tensor(steps, dtype=pos.dtype) @ cell
@@ -43,12 +43,12 @@ def neighbours(pos: Tensor, cell: Tensor, reach: int = 3) -> tuple[Tensor, Tenso
 
 
 def energy(model: nn.Module, z: Tensor, pos: Tensor, cell: Tensor) -> Tensor:
-    edge_index, edge_shift = neighbours(pos, cell)
+    edge_index, edge_shift = neighbors(pos, cell)
     return model(z, pos, torch.zeros_like(z), edge_index, edge_shift=edge_shift, num_graphs=1).sum()
 
 
 def of_cell(model: nn.Module, z: Tensor, pos: Tensor, cell: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    edge_index, edge_shift = neighbours(pos, cell)
+    edge_index, edge_shift = neighbors(pos, cell)
     found = energy_forces_and_stress(
         model, z, pos, torch.zeros_like(z), edge_index, edge_shift=edge_shift, cell=cell[None], num_graphs=1
     )
@@ -104,7 +104,7 @@ def test_a_supercell_has_the_same_forces_and_stress_and_its_share_of_energy(mode
 
 def test_padding_changes_no_force_and_no_stress_and_has_none(model: SchNet):
     z, pos = crystal()
-    edge_index, edge_shift = neighbours(pos, CELL)
+    edge_index, edge_shift = neighbors(pos, CELL)
     expected = of_cell(model, z, pos, CELL)
     found = energy_forces_and_stress(
         model,
@@ -131,7 +131,7 @@ def test_compiled_forces_and_stress_are_those_of_the_model(model: SchNet):
             return energy_forces_and_stress(self.model, z, pos, batch, edges, edge_shift=shift, cell=cell, num_graphs=1)
 
     z, pos = crystal()
-    edge_index, edge_shift = neighbours(pos, CELL)
+    edge_index, edge_shift = neighbors(pos, CELL)
     found = inference_model(Potential().eval())(z, pos, torch.zeros_like(z), edge_index, edge_shift, CELL[None])
     for mine, expected in zip(found, of_cell(model, z, pos, CELL), strict=True):
         assert_close(mine, expected.detach())
@@ -146,7 +146,7 @@ def test_learning_from_stress_reaches_the_parameters(model: SchNet):
 
 def test_wrong_cells_and_shifts_without_edges_are_refused(model: SchNet):
     z, pos = crystal()
-    edge_index, edge_shift = neighbours(pos, CELL)
+    edge_index, edge_shift = neighbors(pos, CELL)
     with pytest.raises(ValueError, match=r"cell has shape \(3, 3\); it must be \(1, 3, 3\)"):
         energy_forces_and_stress(
             model, z, pos, torch.zeros_like(z), edge_index, edge_shift=edge_shift, cell=CELL, num_graphs=1

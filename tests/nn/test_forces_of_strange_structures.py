@@ -33,8 +33,8 @@ def batch_of(names: list[str], half_list: bool, dtype: torch.dtype) -> tuple[Ten
         placed = torch.tensor(STRUCTURES[name], dtype=dtype).view(-1, 3)
         near = (placed.unsqueeze(0) - placed.unsqueeze(1)).square().sum(2) <= CUTOFF * CUTOFF
         near = near.triu(1) if half_list else near & ~torch.eye(len(placed), dtype=torch.bool)
-        centre, neighbour = near.nonzero().unbind(1)
-        edges.append(torch.stack([neighbour, centre]) + len(z))
+        centre, neighbor = near.nonzero().unbind(1)
+        edges.append(torch.stack([neighbor, centre]) + len(z))
         pos.append(placed)
         z += [6] * len(placed)
         batch += [graph] * len(placed)

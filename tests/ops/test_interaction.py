@@ -13,7 +13,7 @@ from torch.testing import assert_close
 from popgeo.native import library
 from popgeo.ops import interaction_call
 from popgeo.ops.interaction import InteractionPlan, interaction, serves
-from popgeo.ops.interaction_call import Call, interpolated, plan_size
+from popgeo.ops.interaction_call import InteractionCall, interpolated, plan_size
 
 served = pytest.mark.skipif(not interaction_call.is_served(), reason="no kernels for this processor")
 CUTOFF = 5.0
@@ -53,7 +53,7 @@ def run(data: dict[str, Tensor], dtype: torch.dtype, *, half_list=False, plain=F
     x, r, direction = leaves["x"], leaves["r"], leaves.get("direction")
     table, ends, num_nodes = table_of(leaves["waves"]), (leaves["src"], leaves["dst"]), len(x)
     if plain:
-        out = Call(x, table, r, direction, *ends, num_nodes, CUTOFF, half_list).sums()
+        out = InteractionCall(x, table, r, direction, *ends, num_nodes, CUTOFF, half_list).sums()
     else:
         out = interaction(x, table, r, *ends, num_nodes, CUTOFF, direction=direction, half_list=half_list)
     grad = torch.linspace(-1, 1, out.numel(), dtype=torch.float64).view_as(out).to(dtype).requires_grad_()

@@ -1,4 +1,4 @@
-"""Claims about the fixed neighbour lists."""
+"""Claims about the fixed neighbor lists."""
 
 import pytest
 import torch
@@ -76,7 +76,7 @@ def test_a_half_list_has_half_the_slots():
     assert pairs(pos, batch, 9.0, num_graphs=2, max_num_nodes=6).edge_index.shape == (2, 10 * 3)
 
 
-def test_absent_neighbours_sit_at_the_cutoff_and_point_home():
+def test_absent_neighbors_sit_at_the_cutoff_and_point_home():
     pos, batch = make_batch([1, 3])
     edge_index, edge_weight, edges_mask = knn(pos, batch, k=5, cutoff=9.0, num_graphs=2, max_num_nodes=3)
     assert edges_mask.sum() == 6

@@ -1,4 +1,4 @@
-"""Every field of a neighbour list against the definition, pair by pair, with padding, windows and exact cutoffs."""
+"""Every field of a neighbor list against the definition, pair by pair, with padding, windows and exact cutoffs."""
 
 import itertools
 import time

@@ -34,7 +34,7 @@ def test_what_the_type_holds_stays_bit_by_bit(native, dtype: torch.dtype):
         (65504 + 8.0, 65504.0, torch.inf, 0.25),
     ],
 )
-def test_the_chance_of_a_neighbour_is_how_near_it_is(x: float, below: float, above: float, chance: float):
+def test_the_chance_of_a_neighbor_is_how_near_it_is(x: float, below: float, above: float, chance: float):
     num = 100_000
     rounded = round_stochastic(torch.full((num,), x), COUNTER)
     assert {*rounded.unique().tolist()} == {below, above}
@@ -48,7 +48,7 @@ def test_bfloat16_too():
     assert float((rounded > 1).float().mean()) == pytest.approx(0.25, abs=0.006)
 
 
-def test_what_has_no_neighbours_is_kept(native):
+def test_what_has_no_neighbors_is_kept(native):
     x = torch.tensor([torch.inf, -torch.inf, torch.nan, 1e6, -70000.0, 1e-40, -0.0])
     made = round_stochastic(x, COUNTER)
     assert made[[0, 1, 3, 4]].tolist() == [torch.inf, -torch.inf, torch.inf, -torch.inf]

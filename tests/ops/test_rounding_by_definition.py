@@ -1,4 +1,4 @@
-"""Stochastic rounding, number by number: neighbours as fractions, random words by the published functions."""
+"""Stochastic rounding, number by number: neighbors as fractions, random words by the published functions."""
 
 import math
 from fractions import Fraction
@@ -34,7 +34,7 @@ def random_word(number: int, counter: int) -> int:
 
 
 def rounded(x: float, word: int, dtype: torch.dtype) -> float:
-    """The upper neighbour in that many of all words as x lies above the lower one."""
+    """The upper neighbor in that many of all words as x lies above the lower one."""
     nearest = torch.tensor(abs(x)).to(dtype)
     bits = int(nearest.view(torch.int16)) - int(float(nearest) > abs(x))
     below, above = torch.tensor([bits, bits + 1], dtype=torch.int16).view(dtype).tolist()
@@ -56,7 +56,7 @@ def words(x: Tensor) -> list[int]:
 
 @pytest.mark.parametrize("counter", COUNTERS)
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_each_number_goes_to_the_neighbour_that_its_word_says(native, dtype: torch.dtype, counter: int):
+def test_each_number_goes_to_the_neighbor_that_its_word_says(native, dtype: torch.dtype, counter: int):
     values = [float(torch.tensor(value)) for value in VALUES] * 4
     made = round_stochastic(torch.tensor(values), torch.tensor(counter), dtype)
     expected = [rounded(value, random_word(n, counter), dtype) for n, value in enumerate(values)]

@@ -9,7 +9,7 @@ import pytest
 from popgeo.native import library
 from popgeo.packing import Budget
 from popgeo.packing.exact_fill import Window
-from popgeo.packing.window import _Compiled, _open
+from popgeo.packing.window import _CompiledWindow, _open
 
 
 def pieces(draw: random.Random, rows: list[list[int]]) -> list[tuple[np.ndarray, np.ndarray]]:
@@ -49,7 +49,7 @@ def test_the_interpreted_window_gives_what_the_compiled_one_gives_piece_by_piece
     for seed in range(60 * part, 60 * part + 60):
         budget, pending, rows = cases(seed)
         compiled, interpreted = _open(budget, pending, seed), Window(budget, pending, seed)
-        assert isinstance(compiled, _Compiled)
+        assert isinstance(compiled, _CompiledWindow)
         given = pieces(random.Random(seed), rows)
         for number, (ids, table) in enumerate(given, 1):
             expected = compiled.push(ids, table, last=number == len(given))

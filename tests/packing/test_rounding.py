@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from popgeo.packing import Histogram
-from popgeo.packing.column_generation import Fractional
+from popgeo.packing.column_generation import LinearSolution
 from popgeo.packing.rounding import fill_exactly, round_to_packs
 
 
@@ -59,7 +59,7 @@ def histogram(sizes, counts, capacity, num_graphs=9, **more) -> Histogram:
 
 def test_whole_packs_are_kept_and_the_rest_is_packed_again():
     # Twice 3 + 3, and of 1.9 times 2 + 2 + 2 one; of six twos three are left over, with a three.
-    solution = Fractional(kinds=np.array([[0, 3], [2, 0]]), amounts=np.array([2 - 1e-10, 1.9]), bound=4)
+    solution = LinearSolution(kinds=np.array([[0, 3], [2, 0]]), amounts=np.array([2 - 1e-10, 1.9]), bound=4)
     plan = round_to_packs(solution, histogram((2, 3), (6, 5), 6, dim=2, bound=1))
     assert dict(zip(plan.composition, plan.counts, strict=True)) == {(3, 3): 2, (2, 2, 2): 2, (3,): 1}
     assert plan.composition == tuple(sorted(plan.composition))
@@ -67,26 +67,26 @@ def test_whole_packs_are_kept_and_the_rest_is_packed_again():
 
 
 def test_only_volume_bounds_sizes_that_were_rounded_up():
-    solution = Fractional(kinds=np.array([[1]]), amounts=np.array([2.0]), bound=2)
+    solution = LinearSolution(kinds=np.array([[1]]), amounts=np.array([2.0]), bound=2)
     plan = round_to_packs(solution, histogram((5,), (2,), 9, bound=1, unit=3))
     assert (plan.composition, plan.counts, plan.bound, plan.unit) == (((5,),), (2,), 1, 3)
 
 
 def test_packs_that_are_asked_for_too_many_graphs_take_what_is_left():
     # Twice 2 + 2, but there are three; then three times 3 + 2, but there are two threes.
-    solution = Fractional(kinds=np.array([[2, 1], [0, 1]]), amounts=np.array([2.0, 3.0]), bound=4)
+    solution = LinearSolution(kinds=np.array([[2, 1], [0, 1]]), amounts=np.array([2.0, 3.0]), bound=4)
     plan = round_to_packs(solution, histogram((2, 3), (3, 2), 5))
     assert dict(zip(plan.composition, plan.counts, strict=True)) == {(2, 2): 1, (2,): 1, (3,): 2}
-    solution = Fractional(kinds=np.array([[3, 0], [1, 0], [0, 1]]), amounts=np.array([4.0, 5.0]), bound=4)
+    solution = LinearSolution(kinds=np.array([[3, 0], [1, 0], [0, 1]]), amounts=np.array([4.0, 5.0]), bound=4)
     plan = round_to_packs(solution, histogram((1, 3, 5), (8, 1, 2), 6))
     # 3 + 1 + 1 + 1, then 1 + 1 + 1 and what is left of them; the fives are alone.
     assert dict(zip(plan.composition, plan.counts, strict=True)) == {(3, 1, 1, 1): 1, (1, 1, 1): 1, (1, 1): 1, (5,): 2}
 
 
 def test_what_is_less_than_a_pack_is_packed_again_and_no_more_packs_are_made_than_asked_for():
-    solution = Fractional(kinds=np.array([[2]]), amounts=np.array([0.5]), bound=1)
+    solution = LinearSolution(kinds=np.array([[2]]), amounts=np.array([0.5]), bound=1)
     assert round_to_packs(solution, histogram((2,), (3,), 6)).composition == ((2, 2, 2),)
-    solution = Fractional(kinds=np.array([[1]]), amounts=np.array([1.0]), bound=1)
+    solution = LinearSolution(kinds=np.array([[1]]), amounts=np.array([1.0]), bound=1)
     plan = round_to_packs(solution, histogram((2,), (6,), 6))
     assert dict(zip(plan.composition, plan.counts, strict=True)) == {(2,): 1, (2, 2, 2): 1, (2, 2): 1}
 
@@ -99,7 +99,7 @@ def test_any_fractions_become_a_plan_of_every_graph():
         kinds = [kind for kind in product(range(4), repeat=3) if 0 < np.dot(kind, sizes) <= 12][: draw.randint(1, 30)]
         amounts = np.array([draw.choice((0, 0.4, 1, 2.5)) for _ in kinds])
         plan = round_to_packs(
-            Fractional(kinds=np.array(kinds).T, amounts=amounts, bound=0), histogram(sizes, counts, 12)
+            LinearSolution(kinds=np.array(kinds).T, amounts=amounts, bound=0), histogram(sizes, counts, 12)
         )
         held = Counter[int]()
         for contents, number in zip(plan.composition, plan.counts, strict=True):

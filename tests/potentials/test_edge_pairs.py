@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 from torch_geometric.data import Data
 
-from popgeo.convert.neighbours import list_pairs
-from popgeo.potentials.edge_pairs import OnceForEachPair, note_opposite_edges, opposite_edges, opposite_in_batch
+from popgeo.convert.periodic_pairs import list_pairs
+from popgeo.potentials.edge_pairs import PairwiseLayers, note_opposite_edges, opposite_edges, opposite_in_batch
 from popgeo.potentials.padding import PotentialLoader
 
 CUTOFF = 3.0
@@ -88,7 +88,7 @@ def test_a_network_of_lengths_runs_on_half_of_the_edges_with_the_same_gradients(
     note_opposite_edges(graphs)
     model, plain = Model().double(), Model().double()
     plain.load_state_dict(model.state_dict())
-    OnceForEachPair(model).add(model.network)
+    PairwiseLayers(model).add(model.network)
     seen: list[int] = []
     model.network[0].register_forward_hook(lambda _, given, made: seen.append(len(made)))
     for batch in loader(graphs, 120):

@@ -47,7 +47,7 @@ def test_capacity_grows_once_with_a_warning_and_drops_no_edge():
     assert len(evaluator.evaluate.shapes) == evaluator.num_shapes == 2
 
 
-def test_one_atom_without_neighbours_and_molecules_without_a_cell():
+def test_one_atom_without_neighbors_and_molecules_without_a_cell():
     evaluator = evaluator_of(num_nodes=12, num_edges=40, num_graphs=4)
     lone = evaluator([ase.Atoms("Au", cell=[9] * 3, pbc=True)])
     assert lone["energy"].tolist() == pytest.approx([7.9])

@@ -165,7 +165,7 @@ def unknown():
 
 
 def short_of_edges():
-    from popgeo.convert.neighbours import list_pairs
+    from popgeo.convert.periodic_pairs import list_pairs
 
     one = item(0)
     one.edge_index, shift = list_pairs(one.pos.numpy(), one.cell[0].numpy(), one.pbc[0].numpy(), 3.0)

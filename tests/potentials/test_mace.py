@@ -25,7 +25,7 @@ with warnings.catch_warnings():
     from mace.tools.torch_geometric import Batch, DataLoader
 
     from popgeo.potentials import run_mace
-    from popgeo.potentials.mace import OverReal, TrainingStep, evaluator, fixed_size_loader, in_one_pass
+    from popgeo.potentials.mace import RealMeanLoss, TrainingStep, evaluator, fixed_size_loader, in_one_pass
 
 ase = pytest.importorskip("ase")
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -104,7 +104,7 @@ def test_padding_changes_no_energy_force_stress_loss_or_gradient(precision: torc
         own = Batch.from_data_list([listed[i] for i in ids.tolist()])
         for name, loss_fn in LOSSES.items():
             loss_fn.to(precision)
-            given = loss_fn if name in ("weighted", "stress", "virials") else OverReal(loss_fn)
+            given = loss_fn if name in ("weighted", "stress", "virials") else RealMeanLoss(loss_fn)
             expected, found = results(model, loss_fn, own), results(model, given, batch)
             for key, value in expected.items():
                 error = (found[key][: len(value)] if value.dim() else found[key]) - value

@@ -6,7 +6,7 @@ import torch
 from torch_geometric.data import Data
 
 pytest.importorskip("vesin")
-from popgeo.convert.neighbours import list_pairs
+from popgeo.convert.periodic_pairs import list_pairs
 from popgeo.potentials import nequix
 
 CUTOFF = 4.0

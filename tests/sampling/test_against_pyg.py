@@ -1,4 +1,4 @@
-"""With all neighbours taken there is nothing to draw: samples have the nodes and edges of PyTorch Geometric's."""
+"""With all neighbors taken there is nothing to draw: samples have the nodes and edges of PyTorch Geometric's."""
 
 import pytest
 import torch
@@ -21,7 +21,7 @@ def edges(node: Tensor, other: Tensor, row: Tensor, col: Tensor) -> list[tuple[i
 
 @pytest.mark.parametrize("subgraph_type", ["directional", "bidirectional", "induced"])
 @pytest.mark.parametrize("hops", [1, 2, 3])
-def test_all_neighbours_are_those_of_pyg(subgraph_type, hops):
+def test_all_neighbors_are_those_of_pyg(subgraph_type, hops):
     data = graph(num_nodes=60, num_edges=90)
     data.edge_index = coalesce(data.edge_index)  # PyG joins parallel edges of a bidirectional sample
     seeds = torch.tensor([7, 3, 31, 7])[: 3 if subgraph_type == "bidirectional" else 4]
@@ -37,7 +37,7 @@ def test_all_neighbours_are_those_of_pyg(subgraph_type, hops):
         assert sorted(ours.edge.tolist()) == sorted(numbers.tolist())
 
 
-def test_all_neighbours_of_a_heterogeneous_graph_are_those_of_pyg():
+def test_all_neighbors_of_a_heterogeneous_graph_are_those_of_pyg():
     random = torch.Generator().manual_seed(0)
     sizes = {"a": 30, "b": 20}
     data = HeteroData()

@@ -37,13 +37,13 @@ def probability(counts: np.ndarray, expected: np.ndarray | None = None) -> float
 
 @pytest.mark.parametrize(("leaves", "number"), [(20, 5), (3, 1), (200, 100), (7, 6)])
 @pytest.mark.parametrize("replace", [False, True])
-def test_every_neighbour_is_as_likely_as_the_next(leaves, number, replace):
+def test_every_neighbor_is_as_likely_as_the_next(leaves, number, replace):
     drawn = draws(star(leaves), number, replace=replace)
     assert probability(np.bincount(drawn.flatten(), minlength=leaves)) > LEAST_LIKELY
     assert replace or bool((drawn.sort(1).values.diff(dim=1) > 0).all())
 
 
-def test_every_pair_of_neighbours_is_as_likely_as_the_next():
+def test_every_pair_of_neighbors_is_as_likely_as_the_next():
     drawn = draws(star(7), 2).sort(1).values
     counts = np.bincount(drawn[:, 0] * 7 + drawn[:, 1], minlength=49)
     assert np.count_nonzero(counts) == 21
@@ -69,7 +69,7 @@ def test_weighted_draws_with_replacement_are_in_proportion():
     assert probability(counts[kept], weight[kept].double().numpy() / 12 * counts.sum()) > LEAST_LIKELY
 
 
-def test_neighbours_that_may_be_seen_are_as_likely_as_the_next():
+def test_neighbors_that_may_be_seen_are_as_likely_as_the_next():
     graph = star(8, edge_time=torch.tensor([4, 9, 1, 3, 8, 2, 7, 0]))
     seeds = torch.zeros(DRAWS // 2, dtype=torch.int64)
     sample = sample_neighbors(graph, seeds, [2], seed_time=torch.full_like(seeds, 4), seed=1)
@@ -111,7 +111,7 @@ def test_random_fractions_reach_neither_end():
     assert 1 - 1e-4 < drawn.max() < 1
 
 
-def test_a_hub_of_a_million_neighbours_is_drawn_from_alike_with_and_without_the_library():
+def test_a_hub_of_a_million_neighbors_is_drawn_from_alike_with_and_without_the_library():
     """Of so many draws below a million about twenty are rejected, and repeated."""
     graph, seeds = star(1_000_000), torch.zeros(DRAWS // 10, dtype=torch.int64)
     sample = sample_neighbors(graph, seeds, [10], replace=True, seed=1)

@@ -1,4 +1,4 @@
-"""Neighbours in a graph of several node and edge types."""
+"""Neighbors in a graph of several node and edge types."""
 
 from typing import Any
 

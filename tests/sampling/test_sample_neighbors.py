@@ -1,4 +1,4 @@
-"""Neighbours of seeds: by hand, then against the plain definition, for every combination of what can be asked."""
+"""Neighbors of seeds: by hand, then against the plain definition, for every combination of what can be asked."""
 
 from typing import Any
 
@@ -23,7 +23,7 @@ def tensor(*numbers: int) -> torch.Tensor:
     return torch.tensor(numbers, dtype=torch.int64)
 
 
-def test_all_neighbours_of_two_hops_come_in_order(native):
+def test_all_neighbors_of_two_hops_come_in_order(native):
     sample = sample_neighbors(tree(), tensor(0), [-1, -1])
     assert sample.node.tolist() == [0, 1, 2, 3, 4]
     assert sample.edge_index.tolist() == [[1, 2, 3, 2, 4], [0, 0, 0, 1, 3]]
@@ -32,7 +32,7 @@ def test_all_neighbours_of_two_hops_come_in_order(native):
     assert sample.batch is None
 
 
-def test_outgoing_neighbours_are_destinations(native):
+def test_outgoing_neighbors_are_destinations(native):
     sample = sample_neighbors(tree(direction="outgoing"), tensor(2), [-1, -1])
     assert sample.node.tolist() == [2, 0, 1]
     assert sample.edge_index.tolist() == [[0, 0, 2], [1, 2, 1]]
@@ -78,7 +78,7 @@ def test_an_induced_sample_has_all_edges_between_its_nodes(native):
     assert sample.edge.tolist() == [0, 1, 2, 3]
 
 
-def test_no_neighbour_is_newer_than_its_seed_however_the_edges_stand(native):
+def test_no_neighbor_is_newer_than_its_seed_however_the_edges_stand(native):
     graph = tree(node_time=tensor(0, 30, 10, 20, 5, 0))
     sample = sample_neighbors(graph, tensor(0, 0), [-1, -1], seed_time=tensor(20, 9))
     assert sample.node.tolist() == [0, 0, 2, 3, 4]

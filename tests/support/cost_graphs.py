@@ -30,7 +30,7 @@ class Given:
     Attributes:
         shape: Sizes.
         dtype: Type of an element.
-        stride: Elements between neighbours; as they lie in order by default.
+        stride: Elements between neighbors; as they lie in order by default.
     """
 
     shape: tuple[int, ...]

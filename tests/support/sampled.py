@@ -1,4 +1,4 @@
-"""What a sample of neighbours must be, in plain Python: from the numbers of the drawn edges all the rest follows."""
+"""What a sample of neighbors must be, in plain Python: from the numbers of the drawn edges all the rest follows."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -39,7 +39,7 @@ class Edges:
 
     @cached_property
     def near_far(self) -> list[tuple[int, int]]:
-        """The node that has the other as its neighbour, and that other, of each edge."""
+        """The node that has the other as its neighbor, and that other, of each edge."""
         sources, destinations = self.edge_index.tolist()
         ends = (destinations, sources) if self.direction == "incoming" else (sources, destinations)
         return list(zip(*ends, strict=True))
@@ -157,7 +157,7 @@ def check_directional(question: Question, sample: HeteroSampledSubgraph) -> None
 
 
 def _columns(question: Question, sample: HeteroSampledSubgraph) -> dict[EdgeType, tuple[list[int], ...]]:
-    """For each edge type the numbers of edges, of their rows, and of their neighbours."""
+    """For each edge type the numbers of edges, of their rows, and of their neighbors."""
     found = {}
     for edge_type, edges in question.edges.items():
         ends = (sample.col, sample.row) if edges.direction == "incoming" else (sample.row, sample.col)

@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader, Dataset
 from popgeo import FixedSizeBatchSampler, FixedSizeOptions
 
 NUMBER, EPOCHS, KILLED_AFTER = 300, 2, 3
-Seen = dict[str, list[int]]
+ModelRun = dict[str, list[int]]
 
 
 class Numbers(Dataset[int]):
@@ -48,7 +48,7 @@ def flat(batches: Any) -> list[int]:
     return [i for batch in batches for i in batch]
 
 
-def plain() -> Seen:
+def plain() -> ModelRun:
     """A loop of one's own, broken off and gone on with."""
     sampler = make_sampler()
     seen = {"epoch 0": flat(loader_of(sampler))}
@@ -59,7 +59,7 @@ def plain() -> Seen:
     return {**seen, "epoch 1": first + flat(loader_of(again))}
 
 
-def with_accelerate() -> Seen:
+def with_accelerate() -> ModelRun:
     """`accelerator.prepare`, which draws a batch ahead of what is used."""
     from accelerate import Accelerator
     from accelerate.state import AcceleratorState
@@ -76,7 +76,7 @@ def with_accelerate() -> Seen:
     return seen
 
 
-def with_torchdata() -> Seen:
+def with_torchdata() -> ModelRun:
     """A `StatefulDataLoader` with workers, whose own state goes on in the middle of an epoch."""
     from torchdata.stateful_dataloader import StatefulDataLoader
 
@@ -90,14 +90,14 @@ def with_torchdata() -> Seen:
     return {**seen, "epoch 1": first + flat(again)}
 
 
-def with_lightning() -> Seen:
+def with_lightning() -> ModelRun:
     """`Trainer.fit` and `Trainer.predict` with their defaults, which share loaders out among processes."""
     import lightning
 
     class Module(lightning.LightningModule):
         def __init__(self) -> None:
             super().__init__()
-            self.model, self.seen, self.predicted = nn.Linear(1, 1), Seen(), list[int]()
+            self.model, self.seen, self.predicted = nn.Linear(1, 1), ModelRun(), list[int]()
 
         def training_step(self, batch: Any, number: int) -> Tensor:
             self.seen.setdefault(f"epoch {self.current_epoch}", []).extend(batch)
@@ -120,7 +120,7 @@ def with_lightning() -> Seen:
     return {**module.seen, "predicted": module.predicted}
 
 
-RUNS: dict[str, Callable[[], Seen]] = {
+RUNS: dict[str, Callable[[], ModelRun]] = {
     "plain": plain,
     "accelerate": with_accelerate,
     "torchdata": with_torchdata,

@@ -20,7 +20,7 @@ from popgeo.ipu.systems.stage_cut import cut, cut_by_layers, layers_of
 
 
 @dataclass(kw_only=True)
-class Seen:
+class ModelRun:
     """What is left after a round: results by micro-batch and replica, gradients, buffers, random numbers."""
 
     results: dict[tuple[int, int], list[Tensor]] = field(default_factory=dict)
@@ -33,9 +33,9 @@ def generators(replicas: int) -> list[torch.Generator]:
     return [torch.Generator().manual_seed(7 + replica) for replica in range(replicas)]
 
 
-def eager(model: nn.Module, inputs: Sequence[Sequence[Sequence[Tensor]]]) -> Seen:
+def eager(model: nn.Module, inputs: Sequence[Sequence[Sequence[Tensor]]]) -> ModelRun:
     """One micro-batch after the other; replicas have parameters in common, and here buffers too."""
-    model, seen = copy.deepcopy(model), Seen()
+    model, seen = copy.deepcopy(model), ModelRun()
     sources = generators(len(inputs[0]))
     before = torch.get_rng_state()
     for micro_batch, of_replicas in enumerate(inputs):
@@ -89,8 +89,8 @@ class Staged:
         self.entered.append(replica)
         yield
 
-    def run(self, inputs: Sequence[Sequence[Sequence[Tensor]]]) -> Seen:
-        seen, sources = Seen(), generators(len(inputs[0]))
+    def run(self, inputs: Sequence[Sequence[Sequence[Tensor]]]) -> ModelRun:
+        seen, sources = ModelRun(), generators(len(inputs[0]))
 
         def accumulate(names: Sequence[str], first: bool) -> None:
             for name in names:
@@ -110,7 +110,7 @@ class Staged:
         return seen
 
 
-def assert_same(found: Seen, expected: Seen) -> None:
+def assert_same(found: ModelRun, expected: ModelRun) -> None:
     assert found.results.keys() == expected.results.keys()
     for key, results in expected.results.items():
         torch.testing.assert_close(found.results[key], results, rtol=1e-9, atol=1e-11)

@@ -18,8 +18,8 @@ from popgeo.loader import FixedSizeDataLoader
 from tests.support.loaders import GRAPHS, loader_of, seeds
 
 EPOCHS, KILLED_IN, KILLED_AFTER = 3, 1, 2
-Seen = list[list[int]]
-Runs = dict[str, Callable[[Path, bool], Seen]]
+ModelRun = list[list[int]]
+Runs = dict[str, Callable[[Path, bool], ModelRun]]
 """What one life of a process saw, epoch by epoch: until it is killed, or from the file that it then left to the end."""
 
 
@@ -33,11 +33,11 @@ def loss_of(model: nn.Module, batch: Any) -> Tensor:
     return (model(batch.x).flatten() * batch.nodes_mask).sum()
 
 
-def plain(path: Path, resumes: bool) -> Seen:
+def plain(path: Path, resumes: bool) -> ModelRun:
     """A loop of one's own, with DistributedDataParallel where there are several processes."""
     model: nn.Module = nn.Linear(3, 1)
     model = nn.parallel.DistributedDataParallel(model) if dist.is_initialized() else model
-    loader, seen = make_loader(num_workers=0), Seen()
+    loader, seen = make_loader(num_workers=0), ModelRun()
     if resumes:
         loader.load_state_dict(torch.load(path))
     for epoch in range(loader.epoch, EPOCHS):
@@ -51,7 +51,7 @@ def plain(path: Path, resumes: bool) -> Seen:
     return seen
 
 
-def with_accelerate(path: Path, resumes: bool) -> Seen:
+def with_accelerate(path: Path, resumes: bool) -> ModelRun:
     """`accelerator.prepare`, `save_state` and `load_state`."""
     from accelerate import Accelerator
 
@@ -60,7 +60,7 @@ def with_accelerate(path: Path, resumes: bool) -> Seen:
     model, optimizer, loader = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1), loader)
     if resumes:
         accelerator.load_state(str(path))
-    seen = Seen()
+    seen = ModelRun()
     for epoch in range(loader.epoch, EPOCHS):
         seen.append([])
         start, step = loader.state_dict()["position"], 0
@@ -78,7 +78,7 @@ def with_accelerate(path: Path, resumes: bool) -> Seen:
     return seen
 
 
-def with_lightning(path: Path, resumes: bool) -> Seen:
+def with_lightning(path: Path, resumes: bool) -> ModelRun:
     """`Trainer.fit`, with validation; the loader comes from the caller."""
     import lightning
 
@@ -86,7 +86,7 @@ def with_lightning(path: Path, resumes: bool) -> Seen:
         def __init__(self) -> None:
             super().__init__()
             self.model, self.seen = nn.Linear(3, 1), dict[int, list[int]]()
-            self.validated, self.predicted = Seen(), list[int]()
+            self.validated, self.predicted = ModelRun(), list[int]()
 
         def training_step(self, batch: Any, number: int) -> Tensor:
             self.seen.setdefault(self.current_epoch, []).extend(seeds([batch]))
@@ -130,7 +130,7 @@ def with_lightning(path: Path, resumes: bool) -> Seen:
 RUNS: Runs = {"plain": plain, "accelerate": with_accelerate, "lightning": with_lightning}
 
 
-def lives(name: str, folder: Path) -> Iterator[Seen]:
+def lives(name: str, folder: Path) -> Iterator[ModelRun]:
     """What a trainer saw before it was killed, and what it saw when it was started again."""
     for resumes in (False, True):
         yield RUNS[name](folder / name, resumes)

@@ -30,7 +30,7 @@ class Training(nn.Module):
 def schnet(
     num_nodes: int = 60, num_graphs: int = 4, k: int = 8, channels: int = 16, blocks: int = 2, gaussians: int = 10
 ) -> tuple[nn.Module, list[Any]]:
-    """A SchNet that finds the neighbours itself, and a batch."""
+    """A SchNet that finds the neighbors itself, and a batch."""
     model = SchNet(channels, channels, blocks, gaussians, 6.0, interaction_graph=KNNInteractionGraph(k, 6.0))
     batch = torch.arange(num_nodes) * num_graphs // num_nodes
     inputs = [torch.randint(1, 9, (num_nodes,)), torch.randn(num_nodes, 3)]

@@ -1,4 +1,4 @@
-"""The kit finds what is wrong in a loader, a sampler or a list of neighbours, and nothing in right ones."""
+"""The kit finds what is wrong in a loader, a sampler or a list of neighbors, and nothing in right ones."""
 
 import importlib.util
 from typing import Any
@@ -13,7 +13,7 @@ from popgeo.testing import BrokenError, Case, NotTriedError, check_conformance
 from popgeo.testing.claims import Subject
 from popgeo.testing.conformance import known_claims, subject_of
 from popgeo.testing.planted_graphs import planted_graphs
-from tests.support import planted_loaders, planted_neighbours
+from tests.support import planted_loaders, planted_neighbors
 
 SIZES = FixedSizeOptions(num_nodes=41, num_edges=130, num_graphs=9)
 MANY_WORKERS = {"once from workers", "new random numbers"}  # two processes each
@@ -101,21 +101,21 @@ def test_nothing_is_found_in_a_right_sampler(make: Any):
     assert failing(subject, claims_of(subject)) == []
 
 
-LISTS = {**planted_neighbours.WRONG, **planted_neighbours.HELD_OUT}
+LISTS = {**planted_neighbors.WRONG, **planted_neighbors.HELD_OUT}
 
 
 @pytest.mark.parametrize("name", LISTS)
-def test_a_wrong_list_of_neighbours_is_found_by_the_claim_meant_for_it(name: str):
+def test_a_wrong_list_of_neighbors_is_found_by_the_claim_meant_for_it(name: str):
     find, meant, _ = LISTS[name]
-    assert failing(subject_of(find, kind="neighbour list"), [meant]) == [meant]
+    assert failing(subject_of(find, kind="neighbor list"), [meant]) == [meant]
 
 
-@pytest.mark.parametrize("name", [*planted_neighbours.RIGHT, *planted_neighbours.OTHERS])
-def test_nothing_is_found_in_a_right_list_of_neighbours(name: str):
-    package, find = planted_neighbours.OTHERS.get(name) or ("numpy", planted_neighbours.RIGHT[name])
+@pytest.mark.parametrize("name", [*planted_neighbors.RIGHT, *planted_neighbors.OTHERS])
+def test_nothing_is_found_in_a_right_list_of_neighbors(name: str):
+    package, find = planted_neighbors.OTHERS.get(name) or ("numpy", planted_neighbors.RIGHT[name])
     if importlib.util.find_spec(package) is None:
         pytest.skip(f"{package} is not installed")
-    subject = subject_of(find, kind="neighbour list")
+    subject = subject_of(find, kind="neighbor list")
     assert failing(subject, claims_of(subject)) == []
 
 
@@ -134,8 +134,8 @@ def test_the_smallest_case_of_a_loader_comes_as_a_script_that_shows_it(capsys: p
 
 
 def test_the_smallest_case_of_a_list_has_two_atoms():
-    find = planted_neighbours.WRONG["bins"][0]
-    (finding,) = check_conformance(find, kind="neighbour list", claims=["complete"]).findings
+    find = planted_neighbors.WRONG["bins"][0]
+    (finding,) = check_conformance(find, kind="neighbor list", claims=["complete"]).findings
     assert [graph.num_nodes for graph in finding.case.graphs] == [2]
 
 
@@ -152,7 +152,7 @@ def test_what_cannot_be_tried_is_asked_for():
     with pytest.raises(ValueError, match="without y, which numbers the planted graphs"):
         check_conformance(lambda graphs: [{"x": graph.x} for graph in graphs], kind="loader")
     with pytest.raises(ValueError, match="i, j and S are needed"):
-        check_conformance(lambda *given: None, kind="neighbour list")
+        check_conformance(lambda *given: None, kind="neighbor list")
 
 
 def test_a_loader_of_batches_of_its_own_kind_is_read_by_what_its_user_says():

@@ -49,13 +49,13 @@ def padded_batch() -> Batch:
     return FixedSizeCollater(FixedSizeOptions(9, 6, 4), add_masks_to_batch=True)(graphs)
 
 
-class Parts(NamedTuple):
+class StructureParts(NamedTuple):
     scaled: Tensor
     numbers: list[Any]
 
 
-def parts(x: Tensor, factors: dict[str, Tensor]) -> Parts:
-    return Parts(x * factors["a"], [(x > 0).sum(), 3, x.new_empty(0)])
+def parts(x: Tensor, factors: dict[str, Tensor]) -> StructureParts:
+    return StructureParts(x * factors["a"], [(x > 0).sum(), 3, x.new_empty(0)])
 
 
 def frozen() -> nn.Module:

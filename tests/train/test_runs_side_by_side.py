@@ -200,7 +200,7 @@ def test_a_parity_tells_the_error_of_the_table_also_with_weights(tmp_path, monke
     monkeypatch.setattr(evaluate, "draw", lambda ax, path: drawn.append(ax.get_title()))
     label, predicted, weight = torch.tensor([[0.0, 1.0, 2.0], [0.1, 1.0, 4.0], [1.0, 1.0, 0.0]])
     for weights in (weight, torch.ones(3)):
-        pairs = {"forces": evaluate.Pair(label, predicted, weights)}
+        pairs = {"forces": evaluate.LabelPair(label, predicted, weights)}
         evaluate.draw_parity(pairs, "", tmp_path / "a.png")
         error = float((weights * (predicted - label).abs()).sum() / weights.sum()) * 1000
         assert evaluate.errors_of(pairs)["forces meV/A MAE"] == pytest.approx(error)

@@ -198,7 +198,7 @@ def test_stress_of_periodic_structures_is_learned_from_the_file_of_ase(tmp_path,
 
 
 @pytest.mark.parametrize(("cutoff", "status"), [("0.5", 2), ("1.2", 0), ("2.0", 0)])
-def test_a_cutoff_without_neighbours_is_refused_and_one_with_few_is_named(tmp_path, capsys, cutoff, status):
+def test_a_cutoff_without_neighbors_is_refused_and_one_with_few_is_named(tmp_path, capsys, cutoff, status):
     pytest.importorskip("ase", reason="ase is not installed")
     from ase import Atoms
     from ase.calculators.singlepoint import SinglePointCalculator
@@ -215,7 +215,7 @@ def test_a_cutoff_without_neighbours_is_refused_and_one_with_few_is_named(tmp_pa
     if status == 2:
         assert main(["train", str(tmp_path / "a.xyz"), "--cutoff", cutoff, "--out", str(tmp_path / "run")]) == 2
     elif cutoff == "1.2":
-        with pytest.warns(UserWarning, match=r"36 of 48 atoms .* no neighbour within the cutoff of 1\.2 angstrom"):
+        with pytest.warns(UserWarning, match=r"36 of 48 atoms .* no neighbor within the cutoff of 1\.2 angstrom"):
             read_structures(tmp_path / "a.xyz", 1.2, options, ["energy"])
     else:
         read_structures(tmp_path / "a.xyz", 2.0, options, ["energy"])

@@ -18,7 +18,7 @@ from popgeo.compat.poptorch.options import Options
 from popgeo.loader.prefetch import in_background
 
 
-class PartOfDataset(torch.utils.data.Dataset):
+class DatasetBlock(torch.utils.data.Dataset):
     """A block of a dataset for each process: the elements of process 0 first, then the elements of process 1.
 
     Args:

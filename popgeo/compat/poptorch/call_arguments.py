@@ -10,7 +10,7 @@ from torch import Tensor
 
 from popgeo.capture.arguments import Arguments
 from popgeo.capture.op_graph import Input, Role
-from popgeo.capture.pytree import Container, Fixed, Leaf, Structure, flatten, register_kind, unflatten
+from popgeo.capture.pytree import Container, FixedValue, Leaf, Structure, flatten, register_kind, unflatten
 from popgeo.capture.structures import leaves
 from popgeo.compat.poptorch.enums import CommGroupType
 from popgeo.compat.poptorch.errors import CheckFailed, Error, logger, said
@@ -168,7 +168,7 @@ def mismatches(name: str, compiled: Structure, given: Structure) -> Iterator[str
     elif isinstance(compiled, Leaf) and isinstance(given, Leaf):
         compared["Data type"] = compiled.dtype, given.dtype
         compared["Shape"] = torch.Size(compiled.shape), torch.Size(given.shape)
-    elif isinstance(compiled, Fixed) and isinstance(given, Fixed):
+    elif isinstance(compiled, FixedValue) and isinstance(given, FixedValue):
         compared["Value"] = compiled.value, given.value
     elif isinstance(compiled, Container) and isinstance(given, Container):
         own, other = (dict(zip(nest.keys, nest.parts, strict=True)) for nest in (compiled, given))

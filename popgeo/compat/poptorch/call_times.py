@@ -11,7 +11,7 @@ Counters = dict[str, list[list[float]]]
 Latency = tuple[float, float, float]
 
 
-class HasCallTimes:
+class CallTimesMixin:
     """A model whose calls are timed on this computer: PopTorch's names for what can be asked of that.
 
     The time of a call is divided evenly over its steps. Inputs and results lie in the memory that steps compute in, so

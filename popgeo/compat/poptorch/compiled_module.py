@@ -20,7 +20,7 @@ from popgeo.capture.backward import NothingToTrainError
 from popgeo.capture.identity_loss import losses_marked
 from popgeo.capture.pytree import Structure
 from popgeo.compat.poptorch import call_arguments, enums
-from popgeo.compat.poptorch.call_times import HasCallTimes
+from popgeo.compat.poptorch.call_times import CallTimesMixin
 from popgeo.compat.poptorch.compiling import PoptorchMachine, compiling
 from popgeo.compat.poptorch.errors import Error, as_poptorch_errors, check, log_options, logger, said
 from popgeo.compat.poptorch.optim.poptorch_optimizer import PoptorchOptimizer, new_attributes
@@ -34,7 +34,7 @@ from popgeo.replaced import replaced
 NO_EXECUTABLE_ERR = "Model has not been compiled or has been destroyed."
 
 
-class CompiledModule(HasCallTimes):
+class CompiledModule(CallTimesMixin):
     """A module with its compiled step, once there is one; it takes what `PoplarExecutor` takes.
 
     Raises:

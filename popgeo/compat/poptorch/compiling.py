@@ -102,7 +102,7 @@ def _register(hooks: "OrderedDict[int, Hook]", hook: Hook, kind: str) -> Removab
     return handle
 
 
-class IpuIsHere(TorchFunctionMode):
+class IpuDeviceMode(TorchFunctionMode):
     """A mode in which a model finds the device `ipu`: it is the processor that runs the model.
 
     Example:
@@ -156,7 +156,7 @@ class PoptorchMachine(IpuMachine):
     @contextmanager
     def capturing(self) -> Iterator[None]:
         """The model's code is the machine's, also if it has changed and is compiled again."""
-        with nullcontext() if isRunningOnIpu() else compiling(), OneType(self._upcasts), IpuIsHere():
+        with nullcontext() if isRunningOnIpu() else compiling(), OneType(self._upcasts), IpuDeviceMode():
             yield
 
     def plan(self, *of_a_step: Any) -> IpuPlan:

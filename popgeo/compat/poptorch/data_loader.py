@@ -9,7 +9,7 @@ import torch
 from torch.utils.data import BatchSampler, Sampler
 
 from popgeo.compat.account import honoured
-from popgeo.compat.poptorch.async_data import AsynchronousDataAccessor, PartOfDataset, rebatched
+from popgeo.compat.poptorch.async_data import AsynchronousDataAccessor, DatasetBlock, rebatched
 from popgeo.compat.poptorch.enums import DataLoaderMode
 from popgeo.compat.poptorch.errors import check, said
 from popgeo.compat.poptorch.option_group import at_least_one
@@ -60,14 +60,14 @@ class DataLoader(torch.utils.data.DataLoader):
         factor = options.device_iterations * options.Training.gradient_accumulation
         factor *= options.replication_factor // options.input_group_size
         self._combined = None if batch_size is None else factor * at_least_one("batch_size", batch_size)
-        self._part: PartOfDataset | None = None  # whose order all processes share
+        self._part: DatasetBlock | None = None  # whose order all processes share
         is_iterable = isinstance(dataset, torch.utils.data.IterableDataset)
         if options.Distributed.numProcesses > 1 and auto_distributed_partitioning:
             check(not is_iterable, "auto_distributed_partitioning not supported for IterableDataset")
             check(batch_sampler is None, "auto_distributed_partitioning not supported with a batch_sampler")
             check(self._combined is not None, "batch_size=None not allowed when using auto_distributed_partitioning.")
             check(not shuffle or options.exists("random_seed"), said("DataLoader"))
-            dataset = PartOfDataset(dataset, options, self._combined or 1, drop_last)
+            dataset = DatasetBlock(dataset, options, self._combined or 1, drop_last)
             self._part, shuffle = dataset if shuffle else None, False
         self._rebatched_to = self._combined if mode == DataLoaderMode.AsyncRebatched else None
         loaded = self._combined
@@ -80,7 +80,7 @@ class DataLoader(torch.utils.data.DataLoader):
             check(not shuffle, "batch_sampler option is mutually exclusive with shuffle")
             size = batch_sampler.batch_size if isinstance(batch_sampler, BatchSampler) else None
             self._combined = None if size is None else size * factor
-            kwargs |= {"batch_sampler": _Combined(batch_sampler, factor, drop_last)}  # type: ignore[arg-type]
+            kwargs |= {"batch_sampler": _CombinedBatches(batch_sampler, factor, drop_last)}  # type: ignore[arg-type]
             check(self._rebatched_to is None, "batch_sampler is not supported with DataLoaderMode.AsyncRebatched")
         else:
             last = drop_last and self._rebatched_to is None and loaded is not None
@@ -129,7 +129,7 @@ def generator_for_a_thread() -> torch.Generator:
     return torch.Generator().manual_seed(int(torch.empty((), dtype=torch.int64).random_()))
 
 
-class _Combined(BatchSampler):
+class _CombinedBatches(BatchSampler):
     """The elements of several micro-batches as one batch: torch's batches, of batches."""
 
     def __iter__(self) -> Iterator[list[int]]:

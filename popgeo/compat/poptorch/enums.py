@@ -55,7 +55,7 @@ AutoStage = _IntEnum("AutoStage", "SameAsIpu AutoIncrement", start=0)
 # How several convolutions run together.
 MultiConvPlanType = _IntEnum("MultiConvPlanType", "Parallel Serial", start=0)
 
-# Which replicas share a value: groups of neighbours, groups across, all of them, or none.
+# Which replicas share a value: groups of neighbors, groups across, all of them, or none.
 CommGroupType = _IntEnum("CommGroupType", "All Consecutive Orthogonal NoGrouping", start=0)
 
 # Which of the values come back that groups of replicas hold.

@@ -78,7 +78,7 @@ class CheckFailed(AssertionError, ValueError):
     """What PopTorch asserts of its arguments; caught as either."""
 
 
-class Frozen(AttributeError, ValueError):
+class FrozenOptionsError(AttributeError, ValueError):
     """A change of options that are in use."""
 
 

@@ -17,7 +17,7 @@ from typing import Any, ClassVar, TypeVar
 
 from popgeo.compat.account import Treatment, enter
 from popgeo.compat.poptorch.enums import ConnectionType, HalfFloatCastingBehavior, SyncPattern
-from popgeo.compat.poptorch.errors import Frozen, check
+from popgeo.compat.poptorch.errors import FrozenOptionsError, check
 from popgeo.did_you_mean import meant
 
 Group = TypeVar("Group", bound="OptionGroup")
@@ -94,7 +94,11 @@ class OptionGroup:
         Raises:
             AttributeError: it is; it is a ValueError too.
         """
-        check(not vars(self).get("_is_frozen") or option == "_is_frozen", "Can't modify frozen Options", Frozen)
+        check(
+            not vars(self).get("_is_frozen") or option == "_is_frozen",
+            "Can't modify frozen Options",
+            FrozenOptionsError,
+        )
 
     def toDict(self) -> dict[str, Any]:
         """All options and their values."""

@@ -203,8 +203,8 @@ def apply_file(options: Any, path: str | os.PathLike[str]) -> None:
                 raise _refusal(f"SyntaxError at line {number}", path, error.msg, text) from error
     for number, text, call in calls:
         try:
-            _value_of(call, {"options": options, "poptorch": _Names()})
-        except _NoCall as error:
+            _value_of(call, {"options": options, "poptorch": _PopTorchNames()})
+        except _NotACallError as error:
             raise _refusal(f"Line {number}", path, str(error), text) from None
 
 
@@ -239,16 +239,16 @@ def _member_or_same(argument: Any) -> Any:
     return getattr(getattr(enums, kind, None), member, argument) if member else argument
 
 
-class _NoCall(Exception):
+class _NotACallError(Exception):
     """A part of a line that is neither a setter, an argument nor one of PopTorch's names."""
 
 
-class _Names:
+class _PopTorchNames:
     """PopTorch's classes and enums, which a file may use; found when asked for, since their module imports this one."""
 
     def __getattr__(self, name: str) -> Any:
         found = getattr(sys.modules[__package__ or ""], name, None)
-        check(isinstance(found, type), f"`poptorch.{name}` is not a class of PopTorch", _NoCall)
+        check(isinstance(found, type), f"`poptorch.{name}` is not a class of PopTorch", _NotACallError)
         return found
 
 
@@ -268,4 +268,4 @@ def _value_of(node: ast.expr, names: Mapping[str, Any]) -> Any:
     try:
         return ast.literal_eval(node)
     except ValueError:
-        raise _NoCall(f"`{ast.unparse(node)}` is neither a setter of poptorch.Options nor an argument") from None
+        raise _NotACallError(f"`{ast.unparse(node)}` is neither a setter of poptorch.Options nor an argument") from None

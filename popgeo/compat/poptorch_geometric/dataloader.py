@@ -46,7 +46,7 @@ class FixedSizeDataLoader(pyg_dataloader.FixedSizeDataLoader, poptorch.DataLoade
 
     def _of_sampler(self, dataset: Any, sampler: Any) -> dict[str, Any]:
         # Batches of different numbers of graphs, several of them in one item: each travels as one element.
-        return {"dataset": BatchesOf(dataset), "batch_sampler": _AsElements(sampler)}
+        return {"dataset": GroupedDataset(dataset), "batch_sampler": _SingleElementBatches(sampler)}
 
     def _packing(self, dataset: Any, shuffle: bool, *args: Any) -> Any:
         kwargs = args[-1]
@@ -55,11 +55,11 @@ class FixedSizeDataLoader(pyg_dataloader.FixedSizeDataLoader, poptorch.DataLoade
         return super()._packing(dataset, shuffle, *args)
 
 
-class CustomFixedSizeDataLoader(pyg_dataloader.ByOlderArguments, FixedSizeDataLoader):
+class CustomFixedSizeDataLoader(pyg_dataloader.OlderArguments, FixedSizeDataLoader):
     """The loader of older releases, by its arguments; see `older_releases.in_todays_words`."""
 
 
-class BatchesOf(torch.utils.data.Dataset[Any]):
+class GroupedDataset(torch.utils.data.Dataset[Any]):
     """A dataset of which several graphs, by a tuple of their numbers, are one element; all else is the dataset's.
 
     Args:
@@ -85,7 +85,7 @@ class BatchesOf(torch.utils.data.Dataset[Any]):
         return getattr(self.dataset, name)
 
 
-class _AsElements(Sampler[Any]):
+class _SingleElementBatches(Sampler[Any]):
     """The batches of a sampler, each as a list of one element."""
 
     def __init__(self, sampler: Any) -> None:

@@ -1,4 +1,4 @@
-"""Batches of seeds and their sampled neighbours over torch's and PopTorch's `DataLoader`."""
+"""Batches of seeds and their sampled neighbors over torch's and PopTorch's `DataLoader`."""
 
 import copy
 from collections.abc import Callable, Sequence
@@ -27,13 +27,13 @@ _SEEDS = "seeds_to_keep"  # an attribute of nodes while a batch is padded; PyG w
 
 
 class PyGFixedSizeNeighborLoader(torch.utils.data.DataLoader[Any]):
-    """Loads nodes of a large graph with sampled neighbours, in batches whose shapes never change.
+    """Loads nodes of a large graph with sampled neighbors, in batches whose shapes never change.
 
     The seeds are the first nodes of a batch, and trimming keeps them. No extension of PyG is needed.
 
     Args:
         data: The graph, `Data` or `HeteroData`.
-        num_neighbors: How many neighbours of each node each hop takes, -1 for all; also by edge type.
+        num_neighbors: How many neighbors of each node each hop takes, -1 for all; also by edge type.
         input_nodes: The seeds, as PyG's `NeighborLoader` takes them.
         input_time: The time of each seed, with `time_attr`.
         transform: Changes each sample before it is padded.
@@ -43,7 +43,7 @@ class PyGFixedSizeNeighborLoader(torch.utils.data.DataLoader[Any]):
         add_pad_masks: Whether batches carry masks.
         follow_batch: Attributes to add an assignment vector for.
         exclude_keys: Attributes to leave out.
-        kwargs: How neighbours are sampled, as `popgeo.loader.FixedSizeNeighborLoader` takes it: `replace`, `disjoint`,
+        kwargs: How neighbors are sampled, as `popgeo.loader.FixedSizeNeighborLoader` takes it: `replace`, `disjoint`,
             `subgraph_type`, `directed`, `temporal_strategy`, `time_attr`, `weight_attr`; and what torch's `DataLoader`
             takes, such as `shuffle`.
 

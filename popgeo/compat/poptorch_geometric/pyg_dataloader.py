@@ -52,7 +52,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
 class FixedSizeDataLoader(torch.utils.data.DataLoader[Any]):
     """Loads graphs in batches whose shapes never change.
 
-    What a batch holds says `popgeo.data.slots`.
+    What a batch holds says `popgeo.data.batch_contents`.
 
     Args:
         dataset: The graphs.
@@ -140,7 +140,7 @@ class FixedSizeDataLoader(torch.utils.data.DataLoader[Any]):
         return FixedSizeCollater.of_loader(*args, **kwargs)
 
 
-class ByOlderArguments:
+class OlderArguments:
     """What turns a loader into that of older releases, `CustomFixedSizeDataLoader`; see `older_releases`."""
 
     def __init__(
@@ -150,7 +150,7 @@ class ByOlderArguments:
         super().__init__(dataset, **_words.in_todays_words(dataset, given))  # type: ignore[call-arg]
 
 
-class CustomFixedSizeDataLoader(ByOlderArguments, FixedSizeDataLoader):
+class CustomFixedSizeDataLoader(OlderArguments, FixedSizeDataLoader):
     """The loader of older releases, by its arguments; see `older_releases.in_todays_words`.
 
     Example:

@@ -10,11 +10,11 @@ from popgeo.compat.poptorch.errors import check, said
 from popgeo.compat.poptorch_geometric.collate import FixedSizeCollater
 from popgeo.compat.poptorch_geometric.fixed_size_options import FixedSizeOptions
 from popgeo.data.axes import Level
-from popgeo.data.opened import Opened
+from popgeo.data.open_dataset import OpenDataset
 from popgeo.packing import Budget, stream
 
 
-class UnknownLength(TypeError, NotImplementedError):
+class UnknownLengthError(TypeError, NotImplementedError):
     """How many batches there will be depends on an order that is drawn only when they are."""
 
 
@@ -55,7 +55,7 @@ class StreamPackingSampler(Sampler[list[int]]):
             if isinstance(most, int) and most < max_num_graphs:
                 raise ValueError(said("StreamPackingSampler 3", name=name, max_num_graphs=max_num_graphs, most=most))
         self.data_source, self.max_num_graphs = data_source, max_num_graphs
-        self._opened = Opened.of(data_source)
+        self._opened = OpenDataset.of(data_source)
         self.max_num_nodes = self._counted(Level.NODE, None)[1][0] if max_num_nodes is None else max_num_nodes
         self.max_num_edges = self._counted(Level.EDGE, None)[1][0] if max_num_edges is None else max_num_edges
         self.base_sampler = SequentialSampler(data_source) if base_sampler is None else base_sampler
@@ -86,7 +86,7 @@ class StreamPackingSampler(Sampler[list[int]]):
         Raises:
             TypeError: the order is a random one, which is drawn again for each pass.
         """
-        check(not isinstance(self.base_sampler, RandomSampler), said("StreamPackingSampler 2"), UnknownLength)
+        check(not isinstance(self.base_sampler, RandomSampler), said("StreamPackingSampler 2"), UnknownLengthError)
         return sum(1 for _ in self)
 
     def _counted(self, level: Level, most: Any) -> tuple[np.ndarray, list[int]]:

@@ -19,7 +19,7 @@ def knn(x: Tensor, y: Tensor, k: int, *args: Any, **kwargs: Any) -> Tensor:
     While a model is compiled for the machine, -1 stands if there are fewer; elsewhere those are left out.
 
     Args:
-        x: Where neighbours lie. [num_x, channels]
+        x: Where neighbors lie. [num_x, channels]
         y: Where to look from. [num_y, channels]
         k: How many each has.
         args: `batch_x`, `batch_y`, `cosine`, `num_workers`, `batch_size`.

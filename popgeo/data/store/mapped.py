@@ -105,7 +105,7 @@ def file_of(tensor: Any) -> FileReference | None:
     return None if file is None else file.reference
 
 
-class ByReference:
+class MappedFilesMixin:
     """What travels to another process with references to its mapped files in place of their numbers."""
 
     def __getstate__(self) -> dict[str, Any]:

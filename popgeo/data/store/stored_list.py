@@ -7,10 +7,10 @@ from typing import Any, overload
 import torch
 from torch import Tensor
 
-from popgeo.data.store.mapped import ByReference, mapped_file
+from popgeo.data.store.mapped import MappedFilesMixin, mapped_file
 
 
-class StoredList(ByReference, Sequence[Any]):
+class StoredList(MappedFilesMixin, Sequence[Any]):
     """A list of names and the like, of which only what is asked for is read.
 
     Args:

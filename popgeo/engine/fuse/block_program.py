@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from popgeo.capture.op_graph import Value
-from popgeo.engine.fuse.chain import BLOCK, CODES, JOINING, OPERANDS, Chain, Kind, Place, Source
+from popgeo.engine.fuse.chain import BLOCK, CODES, JOINING, OPERANDS, Chain, ElementPlace, Kind, Source
 
 MAX_REGISTERS = 24  # as in chain.h
 # Elements of a chunk: below, a second thread costs more than it saves. Chunks decide the order of sums, threads do not.
@@ -79,7 +79,7 @@ class BlockProgram:
     def _write(self) -> None:
         chain = self._chain
         last_use = {s.index: k for k, step in enumerate(chain.steps) for s in step.operands if s.kind is Kind.VALUE}
-        late: list[tuple[int, Place]] = []
+        late: list[tuple[int, ElementPlace]] = []
         for k, step in enumerate(chain.steps):
             wanted = [place for number, place in chain.results if number == k]
             endangered = [place for place in wanted if self._is_read_later(place, k, last_use)]
@@ -116,7 +116,7 @@ class BlockProgram:
         place = self._chain.operands[source.index]
         return self._is_one(place) and self._values[place.value].dtype == torch.float32
 
-    def _is_one(self, place: Place) -> bool:
+    def _is_one(self, place: ElementPlace) -> bool:
         return place.index is None and not any(self._strides[place])
 
     def _scalar(self, source: Source) -> int:
@@ -152,7 +152,7 @@ class BlockProgram:
         self._known[key] = slot
         return slot
 
-    def _store(self, number: int, place: Place) -> None:
+    def _store(self, number: int, place: ElementPlace) -> None:
         """Writes the result of a step to its place."""
         step = self._chain.steps[number]
         if step.code in JOINING:
@@ -162,7 +162,7 @@ class BlockProgram:
         slot = self._known[Source(Kind.STEP, number), False]
         self._main.append([CODES[code], 0, self._memory(place, kind=_STRIDED), slot, 0, 0])
 
-    def _store_sum(self, code: str, source: Source, place: Place) -> None:
+    def _store_sum(self, code: str, source: Source, place: ElementPlace) -> None:
         edge, row, column = self._strides[place]
         if code == "sum":
             outer = edge if self.group else row
@@ -172,7 +172,7 @@ class BlockProgram:
         self._main.append([CODES[code], 0, target, self._vector(source), 0, self.partial_size])
         self.partial_size += self.domain[1] * (self.group or 1) if code == "sum_rows" else 1
 
-    def _is_direct(self, place: Place) -> bool:
+    def _is_direct(self, place: ElementPlace) -> bool:
         """Whether its elements lie in memory as those of a block do."""
         edge, row, column = self._strides[place]
         if self._values[place.value].dtype != torch.float32 or place.index is not None or self._chain.order is not None:
@@ -184,7 +184,7 @@ class BlockProgram:
             return True
         return column == 1 and (self.domain[0] == 1 or not self._whole_rows or row == self.domain[1])
 
-    def _is_read_later(self, result: Place, step: int, last_use: Mapping[int, int]) -> bool:
+    def _is_read_later(self, result: ElementPlace, step: int, last_use: Mapping[int, int]) -> bool:
         """Whether something that the chain has yet to read lies if this result is to be written."""
         last = [last_use.get(index, -1) for index in range(len(self._chain.operands))]
         return any(
@@ -193,7 +193,7 @@ class BlockProgram:
             for read, operand in zip(last, self._chain.operands, strict=True)
         )  # fmt: skip
 
-    def _overlap(self, one: Place, other: Place) -> bool:
+    def _overlap(self, one: ElementPlace, other: ElementPlace) -> bool:
         first, second = self._values[one.value], self._values[other.value]
         if first.storage == second.storage:
             return True
@@ -202,7 +202,7 @@ class BlockProgram:
         a, b = self._tensors[one.value].data_ptr(), self._tensors[other.value].data_ptr()
         return a < b + _extent(second) and b < a + _extent(first)
 
-    def _memory(self, place: Place, kind: int = _DIRECT) -> int:
+    def _memory(self, place: ElementPlace, kind: int = _DIRECT) -> int:
         edge, row, column = self._strides[place]
         if self.group:  # of one row or one column the stride may be any
             row = self.domain[1] if self.group == 1 else row

@@ -50,12 +50,12 @@ class Step:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Place:
+class ElementPlace:
     """Where elements of a chain lie in a value.
 
     Attributes:
         value: In the graph.
-        strides: Elements between neighbours, per dimension of the chain; 0 if it has one for all.
+        strides: Elements between neighbors, per dimension of the chain; 0 if it has one for all.
         index: The value that says for each edge, along the first dimension, which row of a table it takes or joins.
     """
 
@@ -81,9 +81,9 @@ class Chain:
 
     shape: tuple[int, ...]
     steps: tuple[Step, ...]
-    operands: tuple[Place, ...]
+    operands: tuple[ElementPlace, ...]
     numbers: tuple[float | Number, ...]
-    results: tuple[tuple[int, Place], ...]
+    results: tuple[tuple[int, ElementPlace], ...]
     num_ops: int
     of_edges: bool = False
     order: int | None = None
@@ -97,7 +97,7 @@ class Chain:
 
 
 def collapse(shape: tuple[int, ...], strides: list[tuple[int, ...]]) -> tuple[tuple[int, ...], list[tuple[int, ...]]]:
-    """The fewest dimensions that describe these elements, where neighbours that lie in a row everywhere are joined.
+    """The fewest dimensions that describe these elements, where neighbors that lie in a row everywhere are joined.
 
     Example:
         >>> collapse((4, 3, 2), [(6, 2, 1), (0, 0, 1)])

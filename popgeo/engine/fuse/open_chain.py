@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from popgeo.capture.op_graph import Number, Op, OpGraph, Ref, Value
-from popgeo.engine.fuse.chain import AT_ROWS, OPERANDS, Chain, Kind, Place, Source, Step, collapse, fits_edges
+from popgeo.engine.fuse.chain import AT_ROWS, OPERANDS, Chain, ElementPlace, Kind, Source, Step, collapse, fits_edges
 from popgeo.engine.fuse.chain_steps import WRITERS
 from popgeo.engine.fuse.edge_rows import RowMove
 
@@ -39,10 +39,10 @@ class ChainContent:
     read: dict[int, set[Key]] = field(default_factory=dict)
     held: dict[Key, Source] = field(default_factory=dict)
     steps: list[Step] = field(default_factory=list)
-    operands: list[Place] = field(default_factory=list)
+    operands: list[ElementPlace] = field(default_factory=list)
     numbers: dict[str, float | Number] = field(default_factory=dict)
-    sums: list[tuple[int, Place]] = field(default_factory=list)
-    places: dict[Key, Place] = field(default_factory=dict)
+    sums: list[tuple[int, ElementPlace]] = field(default_factory=list)
+    places: dict[Key, ElementPlace] = field(default_factory=dict)
 
     def copied(self) -> "ChainContent":
         """A copy that changes apart from this one."""
@@ -168,7 +168,7 @@ class OpenChain:
                 return False
             self.content.changed[value.storage] = key
         self.content.held[key] = source
-        self.content.places.setdefault(key, Place(value=v, strides=key[2]))
+        self.content.places.setdefault(key, ElementPlace(value=v, strides=key[2]))
         return True
 
     def _add_sum(self, op: Op, graph: OpGraph) -> bool:
@@ -187,7 +187,7 @@ class OpenChain:
         named = [step for size, step in zip(operand.shape, strides, strict=True) if size != 1]
         step = self._step("sum", source)
         self.content.made.add(result.storage)
-        self.content.sums.append((step.index, Place(value=made, strides=tuple(named[d] for d in self._order))))
+        self.content.sums.append((step.index, ElementPlace(value=made, strides=tuple(named[d] for d in self._order))))
         return True
 
     def _add_move(self, op: Op, graph: OpGraph, move: RowMove) -> bool:
@@ -203,15 +203,15 @@ class OpenChain:
             if taken.shape[0] == 1:  # one row, whose stride does not count
                 strides = (0, *strides[1:])
             self.content.read.setdefault(storage, set()).add((storage, offset, (*strides, -1 - move.index)))
-            self.content.held[key] = self._operand(Place(value=move.moved, strides=strides, index=move.index))
-            self.content.places.setdefault(key, Place(value=made, strides=key[2]))
+            self.content.held[key] = self._operand(ElementPlace(value=move.moved, strides=strides, index=move.index))
+            self.content.places.setdefault(key, ElementPlace(value=made, strides=key[2]))
         else:
             source = self._source(move.moved, taken, taken.shape)
             if source is None or self.content.joins_at not in (None, table):
                 return False
             self.content.joins_at = table
             strides = (result.stride[0], *self._key(result, taken.shape)[2][1:])
-            place = Place(value=made, strides=strides, index=move.index)
+            place = ElementPlace(value=made, strides=strides, index=move.index)
             self.content.sums.append((self._step(move.code, source).index, place))
         self.content.made.add(result.storage)
         return True
@@ -224,9 +224,9 @@ class OpenChain:
         if value.storage in self.content.made or value.storage in self.content.changed:
             return None
         self.content.read.setdefault(value.storage, set()).add(key)
-        return self._operand(Place(value=v, strides=key[2]))
+        return self._operand(ElementPlace(value=v, strides=key[2]))
 
-    def _operand(self, place: Place) -> Source:
+    def _operand(self, place: ElementPlace) -> Source:
         if place not in self.content.operands:
             self.content.operands.append(place)
         return Source(Kind.VALUE, self.content.operands.index(place))

@@ -13,7 +13,7 @@ from popgeo.engine.fuse.def_use import DefUse, ref
 from popgeo.engine.fuse.prepared import PREPARED, Prepare, PreparedCall, late_arguments
 from popgeo.native import library
 from popgeo.ops import interaction_call
-from popgeo.ops.interaction_call import Call
+from popgeo.ops.interaction_call import InteractionCall
 from popgeo.ops.interaction_ops import NUM_ARGUMENTS, pack_backward, pack_forward, pack_second, serves_second
 
 FORWARD, BACKWARD, SECOND, PLAN = (f"popgeo.interaction{one}.default" for one in ("", "_backward", "_second", "_plan"))
@@ -57,7 +57,7 @@ def describe_interactions(joined: OpGraph) -> str:
 
 def _is_served(uses: DefUse, op: Op) -> bool:
     """Whether the operands lie in memory as the kernels read them, and stay as they are."""
-    call: Any = Call(*op.args[:NUM_ARGUMENTS])
+    call: Any = InteractionCall(*op.args[:NUM_ARGUMENTS])
     num_edges = uses.graph.values[call.src.value].shape[0]
     values = [(ref(t), uses.graph.values[ref(t)]) for t in (*call.tensors, call.plan, call.weights) if t is not None]
     return (
@@ -69,14 +69,14 @@ def _is_served(uses: DefUse, op: Op) -> bool:
     )
 
 
-def _stand_in(op: Op, uses: DefUse) -> Call:
+def _stand_in(op: Op, uses: DefUse) -> InteractionCall:
     """The call on tensors of which only shape and type are read."""
 
     def tensor(v: int) -> Tensor:
         value = uses.graph.values[v]
         return torch.empty(1, dtype=value.dtype).expand(value.shape)
 
-    return Call(*substitute(op.args[:NUM_ARGUMENTS], tensor))
+    return InteractionCall(*substitute(op.args[:NUM_ARGUMENTS], tensor))
 
 
 def _narrowed(uses: DefUse, op: Op) -> Op:
@@ -116,7 +116,7 @@ def _prepare(pack: Callable[..., bytes]) -> Prepare:
             if late or num_threads not in structures:  # the places of late ones are new at each run
                 known = {**tensors, **dict(zip(late, operands, strict=True))}
                 args = substitute(op.args, known.__getitem__)
-                interaction, rest = Call(*args[:NUM_ARGUMENTS]), args[NUM_ARGUMENTS:]
+                interaction, rest = InteractionCall(*args[:NUM_ARGUMENTS]), args[NUM_ARGUMENTS:]
                 structures[num_threads] = pack(interaction, results, num_threads, *rest)
             interaction_call.run(structures[num_threads])
 

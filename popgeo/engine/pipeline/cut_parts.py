@@ -6,7 +6,7 @@ from popgeo.capture.op_graph import Input, Op, OpGraph, Role
 from popgeo.capture.passes import renumbered
 from popgeo.engine.pipeline.random_draws import draws
 from popgeo.engine.pipeline.replay import replayable
-from popgeo.engine.pipeline.staging import Kept, StagePart, Staging, owner_of, phase_of
+from popgeo.engine.pipeline.staging import StagePart, Staging, StashedValue, owner_of, phase_of
 
 
 def parts_of(graph: OpGraph, staging: Staging, *, num_results: int, trained: Sequence[str] = ()) -> list[StagePart]:
@@ -59,8 +59,10 @@ class _Cutter:
                 self._add(rank, index, again)
         taken = [self._taken(rank) for rank in range(len(self._passes))]
         results = self._graph.outputs[: self._num_results]
-        of_host = [Kept(owner_of(self._graph, v)) for v in results if v is not None]  # which comes after the last pass
-        wanted: list[set[Kept]] = [set() for _ in self._passes]  # of each pass by later ones, or by the host
+        of_host = [
+            StashedValue(owner_of(self._graph, v)) for v in results if v is not None
+        ]  # which comes after the last pass
+        wanted: list[set[StashedValue]] = [set() for _ in self._passes]  # of each pass by later ones, or by the host
         for rank, received in enumerate([*taken, of_host]):
             for kept in received:
                 for source in self._sources(kept, rank):
@@ -112,18 +114,18 @@ class _Cutter:
             self._outside[rank].add(v)
         return []
 
-    def _taken(self, rank: int) -> list[Kept]:
+    def _taken(self, rank: int) -> list[StashedValue]:
         """What a pass takes from others, or from the call."""
         found = []
         for v in sorted(self._outside[rank] - self._graph.constants.keys()):
             given = self._given.get(v)
             if given is None or given.role is Role.ARGUMENT:
-                found.append(Kept(v))
+                found.append(StashedValue(v))
             elif self._writers.get(self._graph.values[v].storage):
                 found += self._version(rank, v)
         return found
 
-    def _version(self, rank: int, v: int) -> list[Kept]:
+    def _version(self, rank: int, v: int) -> list[StashedValue]:
         """Which state of a buffer a pass needs that the step changes; none for the buffer itself, as it is then."""
         ops, values, storage = self._graph.ops, self._graph.values, self._graph.values[v].storage
         writers = self._writers[storage]
@@ -143,15 +145,15 @@ class _Cutter:
             return []
         reading = [i for i in touching if not self._views[i]]
         if repeats or all(i < min(writers) for i in reading):
-            return [Kept(v, before=True)]
+            return [StashedValue(v, before=True)]
         if all(i > max(writers) for i in reading):
-            return [Kept(v)]
+            return [StashedValue(v)]
         raise ValueError(
             f"{self._where(reading[0], rank)} reads {self._given[v].name} both before and after another stage changes "
             "it. Put the two in one stage."
         )
 
-    def _sources(self, kept: Kept, rank: int) -> set[int]:
+    def _sources(self, kept: StashedValue, rank: int) -> set[int]:
         """The passes that leave something for a later one: its maker, and all that change it on the way."""
         value = self._graph.values[kept.value]
         earlier = {self._place[i] for i in self._writers.get(value.storage, ()) if self._place[i] < rank}
@@ -166,7 +168,9 @@ class _Cutter:
             )
         return {made, *earlier}
 
-    def _part(self, rank: int, taken: Sequence[Kept], wanted: set[Kept], gradients: dict[str, int]) -> StagePart:
+    def _part(
+        self, rank: int, taken: Sequence[StashedValue], wanted: set[StashedValue], gradients: dict[str, int]
+    ) -> StagePart:
         stage, backward = self._passes[rank]
         graph = self._graph
         received = {kept.value for kept in taken}

@@ -13,7 +13,7 @@ from torch import Tensor
 from popgeo.capture.held_state import ONE_AT_A_TIME
 from popgeo.capture.marks import empty_like
 from popgeo.capture.op_graph import Op, OpGraph
-from popgeo.capture.operations import Draws, operation_of
+from popgeo.capture.operations import DrawCount, operation_of
 from popgeo.capture.passes import is_random, run_op
 from popgeo.engine.pipeline.staging import StagePart
 
@@ -34,7 +34,7 @@ def draws(op: Op) -> bool:
         >>> draws(Op(target="aten.bernoulli.default", args=(), outputs=()))
         True
     """
-    return is_random(op) and (bool(op.bodies) or operation_of(op.target).draws is not Draws.NEVER)
+    return is_random(op) and (bool(op.bodies) or operation_of(op.target).draws is not DrawCount.NEVER)
 
 
 def uncounted(op: Op) -> bool:
@@ -44,7 +44,7 @@ def uncounted(op: Op) -> bool:
         >>> uncounted(Op(target="aten.poisson.default", args=(), outputs=()))
         True
     """
-    return draws(op) and (bool(op.bodies) or operation_of(op.target).draws is not Draws.SHAPE)
+    return draws(op) and (bool(op.bodies) or operation_of(op.target).draws is not DrawCount.SHAPE)
 
 
 def draws_ahead(

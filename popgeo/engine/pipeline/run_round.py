@@ -16,9 +16,9 @@ from popgeo.engine.graph_runner import GraphRunner
 from popgeo.engine.memory_plan import byte_offset, storage_spans, view_of
 from popgeo.engine.pipeline.cut_parts import parts_of
 from popgeo.engine.pipeline.random_draws import drawing_from, draws, draws_ahead, uncounted
-from popgeo.engine.pipeline.staging import Kept, StagePart, Staging, owner_of
+from popgeo.engine.pipeline.staging import StagePart, Staging, StashedValue, owner_of
 
-Held = dict[Kept, Tensor]  # what one micro-batch has left so far for later parts
+Held = dict[StashedValue, Tensor]  # what one micro-batch has left so far for later parts
 
 
 class RoundRunner:
@@ -92,7 +92,7 @@ class RoundRunner:
         numbers = range(self._staging.micro_batches)
         live = {(number, replica): self._given(inputs[number][replica]) for number in numbers for replica in replicas}
         last = {now.micro_batch: number for number, now in enumerate(self._staging.order)}
-        arguments = {Kept(v) for v in self.graph.inputs_of(Role.ARGUMENT).values()}
+        arguments = {StashedValue(v) for v in self.graph.inputs_of(Role.ARGUMENT).values()}
         for number, now in enumerate(self._staging.order):
             bound = self._bound[now.stage, now.backward]
             for replica in replicas:
@@ -130,7 +130,7 @@ class RoundRunner:
 
     def _given(self, tensors: Sequence[Tensor]) -> Held:
         arguments = self.graph.inputs_of(Role.ARGUMENT).values()
-        return {Kept(v): tensor.contiguous() for v, tensor in zip(arguments, tensors, strict=True)}
+        return {StashedValue(v): tensor.contiguous() for v, tensor in zip(arguments, tensors, strict=True)}
 
     def _results(self, held: Held) -> list[Tensor | None]:
         """What a micro-batch returns, from what its parts have left."""
@@ -139,17 +139,19 @@ class RoundRunner:
             if v is None or owner is None:
                 made.append(None)
                 continue
-            whole = held[Kept(owner)] if Kept(owner) in held else self._stays[owner]
+            whole = held[StashedValue(owner)] if StashedValue(owner) in held else self._stays[owner]
             made.append(whole if v == owner else view_of(whole, byte_offset(values[owner]), values[v]))
         return made
 
-    def _last_uses(self) -> dict[tuple[int, bool], list[Kept]]:
+    def _last_uses(self) -> dict[tuple[int, bool], list[StashedValue]]:
         """What no later part needs, by the part after which that is so."""
-        last: dict[Kept, tuple[int, bool]] = {}
+        last: dict[StashedValue, tuple[int, bool]] = {}
         for part in self.parts:
-            last |= dict.fromkeys([*part.receives, *part.saves, *map(Kept, part.sends)], (part.stage, part.backward))
-        found: dict[tuple[int, bool], list[Kept]] = {(part.stage, part.backward): [] for part in self.parts}
-        results = {Kept(owner) for owner in self._owners if owner is not None}
+            last |= dict.fromkeys(
+                [*part.receives, *part.saves, *map(StashedValue, part.sends)], (part.stage, part.backward)
+            )
+        found: dict[tuple[int, bool], list[StashedValue]] = {(part.stage, part.backward): [] for part in self.parts}
+        results = {StashedValue(owner) for owner in self._owners if owner is not None}
         for kept in last.keys() - results:
             found[last[kept]].append(kept)
         return found
@@ -190,4 +192,4 @@ class _BoundPart:
             for v, number, sent in zip(part.sends, part.graph.outputs, made, strict=False):
                 assert number is not None
                 assert sent is not None
-                held[Kept(v)] = empty_like(part.graph.values[number]).copy_(sent)
+                held[StashedValue(v)] = empty_like(part.graph.values[number]).copy_(sent)

@@ -101,7 +101,7 @@ def phase_of(ops: Sequence[Op], writes_state: Callable[[Op], bool]) -> list[bool
 
 
 @dataclass(frozen=True)
-class Kept:
+class StashedValue:
     """Something that one part leaves for later parts of the same micro-batch.
 
     Attributes:
@@ -132,9 +132,9 @@ class StagePart:
     stage: int
     backward: bool
     graph: OpGraph
-    receives: tuple[Kept, ...]
+    receives: tuple[StashedValue, ...]
     sends: tuple[int, ...]
-    saves: Mapping[Kept, Input]
+    saves: Mapping[StashedValue, Input]
     gradients: tuple[str, ...]
     draws: tuple[int, ...]
 

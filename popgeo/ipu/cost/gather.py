@@ -10,7 +10,7 @@ from popgeo.ipu.cost.calibration import Machine
 from popgeo.ipu.cost.operands import made, tensor, width
 from popgeo.ipu.cost.plan import Plan, Superstep
 from popgeo.ipu.cost.published_sizes import gather_validity
-from popgeo.ipu.cost.splits import Found, cheapest, column_grains, largest_block, within
+from popgeo.ipu.cost.splits import CheapestSplit, cheapest, column_grains, largest_block, within
 from popgeo.ipu.cost.supersteps import overhead_step, transfer_cycles
 from popgeo.ipu.cost.vertex_cycles import ceil_div, slice_rows
 from popgeo.ipu.target import IpuTarget
@@ -64,7 +64,7 @@ def plan_gather(table_rows: int, columns: int, lookups: int, width: int, machine
 
 
 @functools.lru_cache(maxsize=4096)
-def _search(table_rows: int, columns: int, lookups: int, width: int, target: IpuTarget) -> Found:
+def _search(table_rows: int, columns: int, lookups: int, width: int, target: IpuTarget) -> CheapestSplit:
     tiles = target.all_tiles
     splits = within(tiles, column_grains(columns, width), max(1, table_rows // 2), lookups)
     rows, wide, mine = largest_block(table_rows, columns, lookups, width, splits)

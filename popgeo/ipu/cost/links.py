@@ -55,7 +55,7 @@ def ring_seconds(nbytes: float, ring: Sequence[int], target: IpuTarget, *, round
 
     Args:
         nbytes: What each IPU holds.
-        ring: The IPUs in the order in which they pass parts on; the last one is taken to be the first one's neighbour.
+        ring: The IPUs in the order in which they pass parts on; the last one is taken to be the first one's neighbor.
         target: One IPU.
         rounds: How often it goes round: once until each has a share of the sum, or until each has all shares.
 

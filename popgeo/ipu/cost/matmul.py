@@ -12,7 +12,7 @@ from popgeo.ipu.cost.elementwise import plan_elementwise
 from popgeo.ipu.cost.operands import made, tensor, width
 from popgeo.ipu.cost.plan import Plan, Superstep
 from popgeo.ipu.cost.published_sizes import matmul_validity
-from popgeo.ipu.cost.splits import Found, cheapest, within
+from popgeo.ipu.cost.splits import CheapestSplit, cheapest, within
 from popgeo.ipu.cost.supersteps import compute_step, overhead_step, transfer_cycles
 from popgeo.ipu.cost.vertex_cycles import OUT_BLOCK, add_partials, amp_vertex, ceil_div, in_block
 from popgeo.ipu.target import IpuTarget
@@ -84,7 +84,7 @@ def plan_matmul(
     return found.plan("matmul", split, steps, matmul_validity(rows, contraction, columns, width, batch, machine), flops)
 
 
-def _steps(found: Found, machine: Machine) -> tuple[Superstep, ...]:
+def _steps(found: CheapestSplit, machine: Machine) -> tuple[Superstep, ...]:
     constants, parts = machine.calibration, found.cuts[1]
     moving, reducing = constants.matmul_move, constants.matmul_reduce
     steps = [
@@ -105,9 +105,9 @@ def _steps(found: Found, machine: Machine) -> tuple[Superstep, ...]:
 
 
 @functools.lru_cache(maxsize=4096)
-def _search(product: Product, target: IpuTarget, tiles: int, proportion: float) -> Found:
+def _search(product: Product, target: IpuTarget, tiles: int, proportion: float) -> CheapestSplit:
     """The cheapest split, either way round, with as few turns as memory allows or somewhat more."""
-    fitting: list[Found] = []
+    fitting: list[CheapestSplit] = []
     more = 0
     for turns in _TURNS:
         both = [_best(product, target, tiles, turns, proportion, is_swapped) for is_swapped in (False, True)]
@@ -118,13 +118,15 @@ def _search(product: Product, target: IpuTarget, tiles: int, proportion: float) 
     return min(fitting or both, key=_cycles)
 
 
-def _cycles(found: Found) -> float:
+def _cycles(found: CheapestSplit) -> float:
     """Cycles of all turns."""
     once = sum(found.terms[name] for name in ("bring", "copy", "amp", "reduce", "add"))
     return found.turns * once + (SERIAL_CYCLES * found.turns if found.turns > 1 else 0)
 
 
-def _best(product: Product, target: IpuTarget, tiles: int, turns: int, proportion: float, is_swapped: bool) -> Found:
+def _best(
+    product: Product, target: IpuTarget, tiles: int, turns: int, proportion: float, is_swapped: bool
+) -> CheapestSplit:
     """The cheapest split that computes a part of the columns at a time; its terms are of one turn.
 
     When swapped, it transposes the product first, so it computes a part of the rows at a time.
@@ -142,7 +144,7 @@ def _best(product: Product, target: IpuTarget, tiles: int, turns: int, proportio
     wide = np.minimum(columns, ceil_div(blocks_out, n_columns) * OUT_BLOCK)
     left, right = of_left * mine * deep * width, of_right * deep * wide * width
     sums = mine * wide * width
-    # Neighbouring tiles that make other columns of the same rows receive the same rows.
+    # Neighboring tiles that make other columns of the same rows receive the same rows.
     bring = transfer_cycles(target, bytes_in=left, is_paired=n_columns % 2 == 0) + transfer_cycles(
         target, bytes_in=right * (1 - 1 / n_rows)
     )

@@ -24,7 +24,7 @@ def pooling_vertex(results: int, taken: int, run: int, width: int, target: IpuTa
     Args:
         results: Elements that it makes; they are cleared first.
         taken: Elements that it takes for them, windows that overlap counted each.
-        run: Neighbouring vectors of a row that are worked on at a time.
+        run: Neighboring vectors of a row that are worked on at a time.
         width: Bytes of an element.
         target: The machine.
         per_vector: Cycles of a worker per vector.
@@ -49,7 +49,7 @@ def plan_pooling(
         results: Elements of the result.
         taken: Elements that go into them, windows that overlap counted each.
         given: Elements of the arguments.
-        run: Neighbouring positions of a row that are worked on at a time.
+        run: Neighboring positions of a row that are worked on at a time.
         width: Bytes of an element.
         machine: What to plan for.
         per_vector: Cycles of a worker per vector of elements taken.
@@ -104,7 +104,7 @@ def rule_nearest(graph: OpGraph, op: Op, machine: Machine) -> Plan:
 
 
 def rule_bilinear(graph: OpGraph, op: Op, machine: Machine) -> Plan:
-    """Each result is a weighted sum of four neighbours, which are brought first."""
+    """Each result is a weighted sum of four neighbors, which are brought first."""
     x, out = tensor(graph, op.args[0]), made(graph, op)[0]
     elements, nbytes = max(1, x.numel, out.numel), width(out)
     kinds = ("multiply", "add product", "add product", "add product")

@@ -13,7 +13,7 @@ from popgeo.ipu.cost.gather import INDEX_BYTES, indexed, named_rows, plan_row_ga
 from popgeo.ipu.cost.operands import made, tensor, width
 from popgeo.ipu.cost.plan import Plan, Superstep, Validity
 from popgeo.ipu.cost.published_sizes import scatter_validity
-from popgeo.ipu.cost.splits import Found, cheapest, column_grains, largest_block, within, work_space
+from popgeo.ipu.cost.splits import CheapestSplit, cheapest, column_grains, largest_block, within, work_space
 from popgeo.ipu.cost.supersteps import compute_step, in_sequence, overhead_step, repeated, transfer_cycles
 from popgeo.ipu.cost.vertex_cycles import add_partials, add_rows, ceil_div, fill
 from popgeo.ipu.target import IpuTarget
@@ -83,7 +83,9 @@ def plan_scatter_add(
 
 
 @functools.lru_cache(maxsize=4096)
-def _search(table_rows: int, columns: int, summands: int, width: int, target: IpuTarget, operation: str) -> Found:
+def _search(
+    table_rows: int, columns: int, summands: int, width: int, target: IpuTarget, operation: str
+) -> CheapestSplit:
     tiles = target.all_tiles
     splits = within(tiles, column_grains(columns, width), max(1, table_rows // 2), summands)
     rows, wide, mine = largest_block(table_rows, columns, summands, width, splits)

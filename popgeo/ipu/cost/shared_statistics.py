@@ -17,7 +17,7 @@ def with_shared_statistics(step: CapturedStep, model: object, replicas: int) -> 
 
     Each replica sums over links, with those that it shares with, two numbers a channel in the forward pass and two in
     the backward pass, as Graphcore's library does (`popnn::bn`, distributed batch norm). Which replicas these are, the
-    layer's `process_group` says: a number of neighbours, such as 2, or None for all.
+    layer's `process_group` says: a number of neighbors, such as 2, or None for all.
 
     Args:
         step: Of one replica.
@@ -58,7 +58,7 @@ def _group(name: str, layer: nn.SyncBatchNorm, replicas: int) -> int:
     size = replicas if layer.process_group is None else layer.process_group
     if not isinstance(size, int) or isinstance(size, bool) or size < 1 or replicas % size:
         raise ValueError(
-            f"{name} has process_group={size!r}; in a plan it says how many neighbouring replicas share their "
+            f"{name} has process_group={size!r}; in a plan it says how many neighboring replicas share their "
             f"statistics: a divisor of replication_factor={replicas}, or None for all."
         )
     if size > 1 and not all(isinstance(one, nn.Parameter) and one.requires_grad for one in (layer.weight, layer.bias)):

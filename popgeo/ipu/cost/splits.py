@@ -44,7 +44,7 @@ def within(num_tiles: int, first: int, second: int, third: int) -> np.ndarray:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Found:
+class CheapestSplit:
     """The cheapest of many splits.
 
     Attributes:
@@ -140,7 +140,7 @@ def work_space(target: IpuTarget, held: float = 0, share: float = MEMORY_SHARE) 
 
 def cheapest(
     splits: np.ndarray, cycles: np.ndarray, terms: Mapping[str, Any], target: IpuTarget, share: float = MEMORY_SHARE
-) -> Found:
+) -> CheapestSplit:
     """The split of fewest cycles among those that fit in their share of memory; among all if none fits.
 
     Args:
@@ -158,7 +158,7 @@ def cheapest(
     fits = terms["nbytes"] <= work_space(target, terms.get("held", 0), share)
     best = int(np.argmin(np.where(fits, cycles, np.inf) if fits.any() else cycles))
     first, second, third = (int(cut[best]) for cut in splits)
-    return Found(
+    return CheapestSplit(
         cuts=(first, second, third),
         terms={name: float(term[best]) if np.ndim(term) else float(term) for name, term in terms.items()},
         considered=splits.shape[1],

@@ -131,7 +131,7 @@ def _is_plain_power(report: Figures, op: Row) -> bool:
 
 
 def repeated_search(report: Figures, ops: Sequence[Row]) -> Iterator[Insight]:
-    """Neighbours that are searched in every step although positions do not change."""
+    """Neighbors that are searched in every step although positions do not change."""
     places = {op["module"] for op in ops if op["op"] in SEARCHES and op["phase"] == "forward"}
     search = [op for op in ops if op["op"] in SEARCHES or (op["module"] and op["module"] in places)]
     share = sum(op["share"] for op in search)

@@ -22,7 +22,7 @@ Memories = dict[tuple[object, ...], MemoryUse]
 
 
 @dataclass
-class _Held:
+class _IpuContents:
     """What the stages of an IPU hold together so far: storages of weights, and operations that their code is for."""
 
     weights: set[int] = field(default_factory=set)
@@ -65,7 +65,7 @@ class CutStep:
 
     def stages(self) -> list[StageCost]:
         """Every stage."""
-        there = {ipu: _Held() for ipu in self.cut.ipus}
+        there = {ipu: _IpuContents() for ipu in self.cut.ipus}
         return [self._stage(number, there[ipu]) for number, ipu in enumerate(self.cut.ipus)]
 
     @cached_property
@@ -106,7 +106,7 @@ class CutStep:
         reads = ((index, v) for index, op in enumerate(self.graph.ops) if index not in self.sums for v in op.reads())
         return {v for index, v in reads if self._is_foreign(v, index)}
 
-    def _stage(self, number: int, on_ipu: "_Held") -> StageCost:
+    def _stage(self, number: int, on_ipu: "_IpuContents") -> StageCost:
         """One stage; `on_ipu` is what stages before it on its IPU hold, and what it holds is added."""
         own = self.own[number]
         cycles = {i: self.costs[i].plan.cycles(Profile.CALIBRATED) for i in own}

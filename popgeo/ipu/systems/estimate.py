@@ -16,7 +16,7 @@ from popgeo.ipu.options import Options
 from popgeo.ipu.report.report import Pipeline, Report
 from popgeo.ipu.stage_choices import Schedule, Stages
 from popgeo.ipu.systems.cut_model import stages_asked_for
-from popgeo.ipu.systems.share import share_of, update_of
+from popgeo.ipu.systems.ipu_share import share_of, update_of
 from popgeo.ipu.systems.stage_costs import outputs_of
 from popgeo.ipu.systems.stage_planner import StagePlanner
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 
 from popgeo.capture.op_graph import Input, OpGraph, Role
-from popgeo.engine.pipeline.staging import Kept, StagePart, owner_of
+from popgeo.engine.pipeline.staging import StagePart, StashedValue, owner_of
 from popgeo.ipu.cost.calibration import Machine
 from popgeo.ipu.cost.graph_cost import plan_all
 from popgeo.ipu.systems.stage_plan import StagePlan
@@ -21,7 +21,7 @@ from popgeo.ipu.tiles.steps import HostCopy, Region, Step, shifted_mapping, shif
 from popgeo.ipu.tiles.tile_mapping import TileMapping
 
 
-def left_by(kept: Kept, part: int | None, micro_batch: int) -> str:
+def left_by(kept: StashedValue, part: int | None, micro_batch: int) -> str:
     """The variable of what later parts of a micro-batch find, by the part that leaves it; None for the call."""
     how = "given" if part is None else "before" if kept.before else "sent"
     return f"{how} {kept.value}, part {part}, micro-batch {micro_batch}"
@@ -132,7 +132,7 @@ class StagedJoiner(Joiner):
             copy(self._scope("save"), saved, region_of(graph, self._places, kept.value))
         self.builder.steps += steps
         for value in part.sends:
-            sent = self._left(Kept(value), rank, micro_batch, value)
+            sent = self._left(StashedValue(value), rank, micro_batch, value)
             copy(self._scope("send"), sent, region_of(graph, places, value))
         wanted = dict(zip(self._trained(), graph.outputs[self._num_results :], strict=True))
         for name in part.gradients:
@@ -140,7 +140,7 @@ class StagedJoiner(Joiner):
             assert v is not None
             self._collect_one(name, region_of(graph, places, v), accumulates)
 
-    def _found(self, kept: Kept, rank: int, micro_batch: int, v: int | None = None) -> Region:
+    def _found(self, kept: StashedValue, rank: int, micro_batch: int, v: int | None = None) -> Region:
         """What was left for a part last, or an argument, or a weight; a view of it, if told which."""
         v = kept.value if v is None else v
         part = max((sender for sender in self._senders.get(kept, ()) if sender < rank), default=None)
@@ -148,27 +148,29 @@ class StagedJoiner(Joiner):
             return self._region(v)
         return self._left(kept, part, micro_batch, v)
 
-    def _left(self, kept: Kept, part: int | None, micro_batch: int, v: int) -> Region:
+    def _left(self, kept: StashedValue, part: int | None, micro_batch: int, v: int) -> Region:
         """Where the elements of a value are, or of a view of it, that a part has left."""
         return Region(variable=left_by(kept, part, micro_batch), elements=elements_of(self._graph.values[v]))
 
     def _receive(self, micro_batch: int) -> None:
-        streams = {left_by(Kept(v), None, micro_batch): str(one) for v, one in self._arguments.items()}
+        streams = {left_by(StashedValue(v), None, micro_batch): str(one) for v, one in self._arguments.items()}
         if streams:
             self.builder.steps.append(HostCopy(to_host=False, streams=streams))
 
     def _return(self, micro_batch: int) -> None:
-        found = {owner: self._found(Kept(owner), len(self._parts), micro_batch) for _, owner in self._results_of}
+        found = {
+            owner: self._found(StashedValue(owner), len(self._parts), micro_batch) for _, owner in self._results_of
+        }
         streams = {region.variable: f"result:{owner}" for owner, region in found.items()}
         self.builder.steps.append(HostCopy(to_host=True, streams=streams))
 
     def result_places(self) -> tuple[tuple[str, np.ndarray], ...]:
-        found = ((owner, self._found(Kept(owner), len(self._parts), 0, v)) for v, owner in self._results_of)
+        found = ((owner, self._found(StashedValue(owner), len(self._parts), 0, v)) for v, owner in self._results_of)
         return tuple((f"result:{owner}", region.elements) for owner, region in found)
 
     def input_places(self) -> dict[Input, Region]:
         return {
-            one: self._found(Kept(v), 0, 0) if one.role is Role.ARGUMENT else self._region(v)
+            one: self._found(StashedValue(v), 0, 0) if one.role is Role.ARGUMENT else self._region(v)
             for one, v in self._graph.inputs.items()
         }
 
@@ -192,18 +194,18 @@ class StagedJoiner(Joiner):
         """A variable for each argument of each micro-batch, where the part that uses it first wants it."""
         for v in self._arguments:
             value = self._graph.values[v]
-            rank = next((r for r, part in enumerate(self._parts) if Kept(v) in part.receives), None)
+            rank = next((r for r, part in enumerate(self._parts) if StashedValue(v) in part.receives), None)
             mapping = spread(storage_sizes(self._graph)[value.storage], self._one.num_tiles)
             if rank is not None:
                 mapping = self.builder.variables[self._steps[rank][1][value.storage][0]].mapping
             for micro_batch in self._micro_batches:
-                self.builder.declare(left_by(Kept(v), None, micro_batch), value.dtype, mapping)
+                self.builder.declare(left_by(StashedValue(v), None, micro_batch), value.dtype, mapping)
 
-    def _declare_left(self) -> dict[Kept, list[int]]:
+    def _declare_left(self) -> dict[StashedValue, list[int]]:
         """A variable for what each part leaves of each micro-batch; tells which parts leave what."""
-        senders: dict[Kept, list[int]] = {}
+        senders: dict[StashedValue, list[int]] = {}
         for rank, part in enumerate(self._parts):
-            for kept in [*map(Kept, part.sends), *part.saves]:
+            for kept in [*map(StashedValue, part.sends), *part.saves]:
                 value = self._graph.values[kept.value]
                 places = self._places if kept.before or value.storage in self._state else self._steps[rank][1]
                 mapping = self.builder.variables[places[value.storage][0]].mapping

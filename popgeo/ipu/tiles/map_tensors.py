@@ -136,7 +136,7 @@ ALIGNMENT = 8  # bytes; every variable of a tile starts at a multiple
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Life:
+class Lifetime:
     """When a storage of the program is needed, and how much of each tile it takes.
 
     Attributes:
@@ -154,7 +154,7 @@ class Life:
     last: int
 
 
-def lives(graph: OpGraph, mappings: Mapping[int, TileMapping], num_tiles: int) -> dict[int, Life]:
+def lives(graph: OpGraph, mappings: Mapping[int, TileMapping], num_tiles: int) -> dict[int, Lifetime]:
     """The life of each storage that an operation touches or that the program is given; views share one.
 
     Args:
@@ -168,12 +168,14 @@ def lives(graph: OpGraph, mappings: Mapping[int, TileMapping], num_tiles: int) -
     for index, op in enumerate(graph.ops):
         if not graph.is_view(op):
             made += [(v, op.target.split(".")[1], op.source, index) for v in op.makes()]
-    found: dict[int, Life] = {}
+    found: dict[int, Lifetime] = {}
     for v, name, source, first in made:
         storage = graph.values[v].storage
         if first < 0 or storage not in found:  # the last of several inputs gives the name, the first of operations
             held = mappings[storage].elements_per_tile(num_tiles) * sizes[storage][1]
             nbytes = -(-held // ALIGNMENT) * ALIGNMENT
             called = f"{name} {shape_text(graph.values[v])}"
-            found[storage] = Life(name=called, source=source, nbytes=nbytes, first=first, last=last.get(storage, -1))
+            found[storage] = Lifetime(
+                name=called, source=source, nbytes=nbytes, first=first, last=last.get(storage, -1)
+            )
     return found

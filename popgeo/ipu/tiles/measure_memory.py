@@ -8,7 +8,7 @@ import numpy as np
 from popgeo.capture.op_graph import OpGraph, Role
 from popgeo.ipu.cost.plan import Activity, OpCost
 from popgeo.ipu.target import IpuTarget
-from popgeo.ipu.tiles.map_tensors import Life, lives, map_storages
+from popgeo.ipu.tiles.map_tensors import Lifetime, lives, map_storages
 from popgeo.ipu.tiles.memory_use import MemoryUse, Resident
 
 # No manual states these; they are estimates after public poplar reports. A codelet takes 0.3 to 3 KB,
@@ -131,7 +131,7 @@ def code_of(costs: Sequence[OpCost], tiles: int) -> dict[str, np.ndarray]:
 
 
 def _over_time(
-    resident: Mapping[str, Sequence[Life]], changing: Sequence[Life], costs: Sequence[OpCost], target: IpuTarget
+    resident: Mapping[str, Sequence[Lifetime]], changing: Sequence[Lifetime], costs: Sequence[OpCost], target: IpuTarget
 ) -> MemoryUse:
     """Walks over the operations with what is alive on each tile.
 
@@ -145,8 +145,8 @@ def _over_time(
     code, nothing = code_of(costs, tiles), np.zeros(tiles, np.int64)
     values = {name: sum((life.nbytes for life in group), nothing) for name, group in resident.items()}
     always = sum([*values.values(), *code.values()], nothing)
-    starts: dict[int, list[Life]] = {}
-    ends: dict[int, list[Life]] = {}
+    starts: dict[int, list[Lifetime]] = {}
+    ends: dict[int, list[Lifetime]] = {}
     for life in changing:
         starts.setdefault(max(life.first, 0), []).append(life)
         ends.setdefault(life.last, []).append(life)

@@ -1,1 +1,1 @@
-"""Loaders of one large graph: clusters of it, or seeds with sampled neighbours."""
+"""Loaders of one large graph: clusters of it, or seeds with sampled neighbors."""

@@ -103,7 +103,7 @@ class FixedSizeClusterLoader(SubgraphLoader):
         data, parts = _graph_and_parts(cluster_data, num_parts, parts)
         store = open_graph(data, layout.exclude_keys, layout.levels)
         if store.is_hetero:
-            raise ValueError("Clusters are made of a graph of one node type; for HeteroData use neighbours of seeds.")
+            raise ValueError("Clusters are made of a graph of one node type; for HeteroData use neighbors of seeds.")
         edge_index = edge_indices(store)[None]
         if parts is None and num_parts is not None:
             parts = partition(edge_index, num_parts, num_nodes=num_rows(store, _NODES), seed=kwargs.get("seed") or 0)

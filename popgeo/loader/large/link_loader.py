@@ -1,4 +1,4 @@
-"""Batches of edges that are seeds, of negatives drawn for them, and of the neighbours of their ends."""
+"""Batches of edges that are seeds, of negatives drawn for them, and of the neighbors of their ends."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -22,10 +22,10 @@ _EDGES_TO_SEE = 1000  # whether a graph is undirected
 
 @dataclass(eq=False)
 class LinkSampler(PartSampler):
-    """Edges that are seeds, and how negatives and neighbours of their ends are sampled.
+    """Edges that are seeds, and how negatives and neighbors of their ends are sampled.
 
     Args:
-        neighborhood: What neighbours are sampled in.
+        neighborhood: What neighbors are sampled in.
         edge_type: The type of the edges.
         links: Source and destination of each. int64 [2, num_links]
         label: The label of each; None if all are positives. [num_links]
@@ -68,7 +68,7 @@ class LinkSampler(PartSampler):
         }
 
     def sample(self, ids: np.ndarray, seed: int) -> Subgraph:
-        """The links `ids`, negatives for them, and the sampled neighbours of all ends."""
+        """The links `ids`, negatives for them, and the sampled neighbors of all ends."""
         chosen = torch.from_numpy(ids)
         links, times = self.links[:, chosen], None if self.times is None else self.times[chosen]
         label = torch.ones(len(ids)) if self.label is None else self.label[chosen]
@@ -94,7 +94,7 @@ class LinkSampler(PartSampler):
     def _seeds(
         self, links: Tensor, times: Tensor | None
     ) -> tuple[dict[StoreKey, Tensor], Tensor, dict[StoreKey, Tensor] | None]:
-        """The ends of links, each once unless every end has neighbours of its own; where they are; their times."""
+        """The ends of links, each once unless every end has neighbors of its own; where they are; their times."""
         source, destination = self.ends
         parts = {source: links.flatten()} if source == destination else {source: links[0], destination: links[1]}
         if self.neighborhood.how["disjoint"]:
@@ -106,7 +106,7 @@ class LinkSampler(PartSampler):
 
 
 class FixedSizeLinkLoader(SubgraphLoader):
-    """Loads edges of a large graph, with negatives and sampled neighbours of their ends, in batches of one shape.
+    """Loads edges of a large graph, with negatives and sampled neighbors of their ends, in batches of one shape.
 
     A batch carries `edge_label_index` [2, num_labels], places of both ends among its nodes; `edge_label` [num_labels],
     1 for the edges that are seeds, 0 for negatives; and `edge_label_mask` [num_labels], True if there is one, since
@@ -114,15 +114,15 @@ class FixedSizeLinkLoader(SubgraphLoader):
     `batch_size` and its negatives, which stand behind.
 
     Args:
-        data: The graph, whose edges neighbours are sampled by, as `FixedSizeNeighborLoader` takes it.
-        num_neighbors: How many neighbours of each node each hop takes, as `FixedSizeNeighborLoader` takes them.
+        data: The graph, whose edges neighbors are sampled by, as `FixedSizeNeighborLoader` takes it.
+        num_neighbors: How many neighbors of each node each hop takes, as `FixedSizeNeighborLoader` takes them.
         edge_label_index: The edges that are seeds, [2, num_links], or None for all; for a heterogeneous graph an edge
             type, or a pair of it and those.
         edge_label: The label of each; None means 1. With `neg_sampling` all must be positives. [num_links]
         edge_label_time: The time of each, with `time_attr`. [num_links]
         replace: Draws with replacement.
         subgraph_type: `"directional"`, `"bidirectional"` or `"induced"`.
-        disjoint: Gives every end neighbours of its own.
+        disjoint: Gives every end neighbors of its own.
         temporal_strategy: `"uniform"` or `"last"`.
         neg_sampling: Negatives for each edge: PyG's `NegativeSampling`, `"binary"` or `"triplet"`, which keeps the
             source of each edge. They are pairs of different nodes that neither an edge of the graph nor a seed joins,

@@ -1,4 +1,4 @@
-"""Batches of seeds and of the neighbours that were sampled for them."""
+"""Batches of seeds and of the neighbors that were sampled for them."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -26,11 +26,11 @@ _NOT_TAKEN = {
 
 
 class Neighborhood:
-    """A compressed graph for each edge type, and how neighbours are sampled from it.
+    """A compressed graph for each edge type, and how neighbors are sampled from it.
 
     Args:
         store: From `open_graph`.
-        num_neighbors: How many neighbours each hop takes.
+        num_neighbors: How many neighbors each hop takes.
         time_attr: The attribute of nodes or of edges that has their time.
         weight_attr: The attribute of edges that says how likely each is drawn.
         how: What `FixedSizeNeighborLoader` takes by these names: `subgraph_type`, `directed`, `disjoint`, `replace`
@@ -62,7 +62,7 @@ class Neighborhood:
     def around(
         self, seeds: Mapping[StoreKey, Tensor], times: Mapping[StoreKey, Tensor] | None, labels: Any, seed: int
     ) -> Subgraph:
-        """The seeds and their sampled neighbours."""
+        """The seeds and their sampled neighbors."""
         of_types: Any = {key or "": nodes for key, nodes in seeds.items()}
         seed_time: Any = None if times is None else {key or "": time for key, time in times.items()}
         sample = sample_neighbors(self.graphs, of_types, self.num_neighbors, seed_time=seed_time, seed=seed, **self.how)
@@ -70,11 +70,11 @@ class Neighborhood:
 
 
 class NeighborSampler(PartSampler):
-    """Seeds of one node type, and the neighbourhood that they are sampled in.
+    """Seeds of one node type, and the neighborhood that they are sampled in.
 
     Args:
         store: From `open_graph`.
-        num_neighbors: How many neighbours each hop takes.
+        num_neighbors: How many neighbors each hop takes.
         seeds: The seeds, as `FixedSizeNeighborLoader` takes them.
         times: The time of each seed. [num_seeds]
         how: As `Neighborhood` takes it.
@@ -94,14 +94,14 @@ class NeighborSampler(PartSampler):
             raise ValueError(f"input_time has shape {tuple(times.shape)} for {self.num_items} seeds; give one each.")
 
     def sample(self, ids: np.ndarray, seed: int) -> Subgraph:
-        """The seeds `ids` and their sampled neighbours."""
+        """The seeds `ids` and their sampled neighbors."""
         chosen = torch.from_numpy(ids)
         times = None if self.times is None else {self.node_type: self.times[chosen]}
         return self.neighborhood.around({self.node_type: self.seeds[chosen]}, times, {}, seed)
 
 
 class FixedSizeNeighborLoader(SubgraphLoader):
-    """Loads nodes of a large graph with sampled neighbours, in batches whose shapes never change.
+    """Loads nodes of a large graph with sampled neighbors, in batches whose shapes never change.
 
     The seeds are the first nodes of a batch: `batch.batch_size` of them, whose places among all seeds are
     `batch.input_id`. A last batch may have fewer, so a step takes `seeds_mask` [num_nodes], True for them. `n_id` and
@@ -113,7 +113,7 @@ class FixedSizeNeighborLoader(SubgraphLoader):
     Args:
         data: The graph, `Data` or `HeteroData`, whose attributes may be numpy arrays, such as a `numpy.memmap`; or
             PyG's `(feature_store, graph_store)`: a batch then asks for its own rows, ahead of the step.
-        num_neighbors: How many neighbours of each node each hop takes, -1 for all, as `[15, 10]`; for a heterogeneous
+        num_neighbors: How many neighbors of each node each hop takes, -1 for all, as `[15, 10]`; for a heterogeneous
             graph also a dictionary by edge type.
         input_nodes: The seeds: node numbers, a boolean mask, or None for all nodes; for a heterogeneous graph a node
             type, or a pair of it and those.
@@ -121,8 +121,8 @@ class FixedSizeNeighborLoader(SubgraphLoader):
         replace: Draws with replacement.
         subgraph_type: `"directional"` keeps the sampled edges, `"bidirectional"` adds their reverses, `"induced"` takes
             all edges between sampled nodes.
-        disjoint: Gives every seed neighbours of its own; `tree` [num_nodes] then is the seed of each node.
-        temporal_strategy: Of neighbours that are not too new, `"uniform"` takes random ones, `"last"` the latest.
+        disjoint: Gives every seed neighbors of its own; `tree` [num_nodes] then is the seed of each node.
+        temporal_strategy: Of neighbors that are not too new, `"uniform"` takes random ones, `"last"` the latest.
         time_attr: The attribute of nodes, or of edges, that has their time.
         weight_attr: The attribute of edges that says how likely each is drawn.
         batch_size: Seeds of a batch.

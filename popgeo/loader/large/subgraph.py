@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from popgeo.data.axes import Axis, Level, StoreKey, ends_of
-from popgeo.data.trim import Joined
+from popgeo.data.trim import TrimInput
 from popgeo.sampling import HeteroSampledSubgraph
 
 ONLY_EDGES = ("", "", "")
@@ -26,7 +26,7 @@ class Subgraph:
         edge_index: For each edge type, the ends of its edges as places in `rows`. int64 [2, number of edges]
         hops: For each node type, how many of its nodes lie at each distance from the seeds. The seeds come first, then
             the others by distance.
-        trees: For each node type, the seed that each node was reached from; empty where seeds share their neighbours.
+        trees: For each node type, the seed that each node was reached from; empty where seeds share their neighbors.
             int64 [number of nodes]
         labels: Attributes of the edges that are seeds, by name.
         num_lost: How many nodes and edges, over all types, trimming has removed.
@@ -43,7 +43,7 @@ class Subgraph:
     def from_sample(
         cls, sample: HeteroSampledSubgraph, axes: tuple[Axis, ...], labels: Mapping[str, Tensor]
     ) -> "Subgraph":
-        """A sample of neighbours, with all node and edge types that batches have.
+        """A sample of neighbors, with all node and edge types that batches have.
 
         Args:
             sample: From `sample_neighbors`.
@@ -93,7 +93,7 @@ class Subgraph:
         distance = {axis: torch.repeat_interleave(torch.tensor(hops)) for axis, hops in self.hops.items()}
         counts = {axis: len(rows) for axis, rows in self.rows.items()}
         stays = {axis: far == 0 for axis, far in distance.items()}
-        joined = Joined(counts=counts, ends=self.edge_index, stays=stays, distance=distance)
+        joined = TrimInput(counts=counts, ends=self.edge_index, stays=stays, distance=distance)
         keep = joined.cut_down(limits, nodes=nodes, edges=edges, generator=generator)
         left = {axis: rows[keep[axis]] if axis in keep else rows for axis, rows in self.rows.items()}
         number = {axis: stays.cumsum(0) - 1 for axis, stays in keep.items()}

@@ -11,13 +11,13 @@ from torch_geometric.data import Batch
 from popgeo.data.attribute_names import TRIMMED
 from popgeo.data.axes import GRAPHS, Attribute, Axis, Level, ends_of
 from popgeo.data.batch import BatchBuilder
+from popgeo.data.batch_contents import Layout, Slot, SlotKind
 from popgeo.data.batch_layout import lay_out
 from popgeo.data.collate import FixedSizeCollater
 from popgeo.data.compiled_fill import Filler
 from popgeo.data.cut import BatchMemory
 from popgeo.data.flat_store import FlatStore
 from popgeo.data.separate import Slicer
-from popgeo.data.slots import Layout, Slot, SlotKind
 from popgeo.loader.large.feature_rows import FeatureRows, stays_in_store
 from popgeo.loader.large.subgraph import PartSampler, Subgraph
 from popgeo.loader.source import BatchSource

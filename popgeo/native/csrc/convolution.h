@@ -1,4 +1,4 @@
-// SchNet's convolution and its gradients: rows of neighbours times filters, summed at each receiver. Included by
+// SchNet's convolution and its gradients: rows of neighbors times filters, summed at each receiver. Included by
 // kernels.cpp, which is compiled once per instruction set.
 #pragma once
 

@@ -1,4 +1,4 @@
-// Neighbours drawn from a large graph: the compiled twin of popgeo/sampling/draw.py, equal to it bit for bit. Each
+// Neighbors drawn from a large graph: the compiled twin of popgeo/sampling/draw.py, equal to it bit for bit. Each
 // function takes one structure of 64-bit numbers, in the order in which Python packs them.
 #include <algorithm>
 #include <cstdint>

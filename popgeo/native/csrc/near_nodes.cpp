@@ -23,7 +23,7 @@ struct Search {  // popgeo/ops/neighbor_search.py packs these fields in this ord
   const void* pos;
   const Int* batch;
   const uint8_t* real;  // null: all nodes are real
-  Int* others;          // [num_nodes, slots]; RADIUS: neighbours and centres [2, slots]
+  Int* others;          // [num_nodes, slots]; RADIUS: neighbors and centres [2, slots]
   uint8_t* near;        // [num_nodes, slots]; RADIUS: how many there are, one int64
   Int num_nodes, num_dims, slots, width, form, is_double, num_threads;
   double cutoff;

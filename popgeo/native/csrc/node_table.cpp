@@ -8,7 +8,7 @@
 namespace {
 
 constexpr int64_t kAhead = 16;     // table entries fetched before they are needed
-constexpr int64_t kFarAhead = 48;  // edges fetched before the table entries of their neighbours are
+constexpr int64_t kFarAhead = 48;  // edges fetched before the table entries of their neighbors are
 
 struct Nodes {  // what the table functions have in common
   int64_t *nodes, *trees;

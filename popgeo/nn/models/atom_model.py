@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from popgeo.nn.atom_targets import MAX_Z
-from popgeo.nn.filter_grid import HasFilterNetworks, run_as_rows
+from popgeo.nn.filter_grid import FilterNetworksMixin, run_as_rows
 from popgeo.nn.interaction_graph import InteractionGraph, KNNInteractionGraph
 from popgeo.nn.neighbor_rule import NeighborRule
 from popgeo.nn.readout import READOUTS
@@ -17,7 +17,7 @@ from popgeo.ops.eager import is_plain
 from popgeo.ops.refusals import check_choice, check_ends, check_index, require
 
 
-class AtomModel(HasFilterNetworks):
+class AtomModel(FilterNetworksMixin):
     """Predicts a property of each molecule; each model says by `features` what its blocks make of atoms and edges.
 
     Attributes:
@@ -76,13 +76,13 @@ class AtomModel(HasFilterNetworks):
             z: Atomic numbers, 0 for padding: such an atom neither sends nor receives, nor is it read out. [num_atoms]
             pos: Positions. [num_atoms, 3]
             batch: Molecule of each atom, ascending; all atoms are one molecule when left out. [num_atoms]
-            edge_index: Neighbour and centre of each edge if they are precomputed. [2, num_edges]
+            edge_index: Neighbor and centre of each edge if they are precomputed. [2, num_edges]
             num_graphs: Molecules in the batch, padding included. Read from `batch` when left out, which fixes no shape.
             nodes_mask: True where the atom is real, if its `z` is not 0 either. [num_atoms]
             edges_mask: True where a precomputed edge is real; those that join an atom to itself, unshifted, never are.
                 [num_edges]
             half_list: Whether `edge_index` lists each pair once and represents both directions.
-            edge_shift: In a periodic cell, what to add to the neighbour's position to reach the image that interacts:
+            edge_shift: In a periodic cell, what to add to the neighbor's position to reach the image that interacts:
                 whole multiples of the cell's vectors, in the unit of `pos`, zero for padding. [num_edges, 3]
             pbc: Along which of its vectors each cell repeats. It is only compared with the edges: what repeats needs
                 listed pairs with their shifts. [num_graphs, 3]
@@ -158,7 +158,7 @@ class AtomModel(HasFilterNetworks):
         Args:
             z: Atomic numbers. [num_atoms]
             pos: Positions. [num_atoms, 3]
-            edge_index: Neighbour and centre of each edge. [2, num_edges]
+            edge_index: Neighbor and centre of each edge. [2, num_edges]
             r: Lengths, the cutoff where an edge is absent. [num_edges]
             half_list: Whether each pair is listed once.
             edge_shift: As in `forward`.

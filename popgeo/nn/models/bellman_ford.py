@@ -111,7 +111,7 @@ def total(h: Tensor, w: Tensor, graph: QueriedGraph) -> Tensor:
 
 @in_float32
 def pna(h: Tensor, w: Tensor, graph: QueriedGraph) -> Tensor:
-    """Principal neighbourhood aggregation of the messages kept and the boundary, arXiv:2004.05718, eq. 6 to 8.
+    """Principal neighborhood aggregation of the messages kept and the boundary, arXiv:2004.05718, eq. 6 to 8.
 
     Args:
         h: Features at the sources. [num_nodes, num_queries, channels]

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor, nn
 
-from popgeo.nn.models.knowledge_graph import Dot, KnowledgeGraphModel, Side
+from popgeo.nn.models.knowledge_graph import Dot, KnowledgeGraphModel, TripleEnd
 
 
 def complex_product(a: Tensor, b: Tensor, conjugate: bool = False) -> Tensor:
@@ -54,6 +54,6 @@ class ComplEx(KnowledgeGraphModel):
         """Real parts, then imaginary ones. [...] -> [..., 2 * hidden_channels]"""
         return torch.cat([self.rel_emb(index), self.rel_emb_im(index)], dim=-1)
 
-    def query(self, known: Tensor, relation: Tensor, side: Side) -> Tensor:
+    def query(self, known: Tensor, relation: Tensor, side: TripleEnd) -> Tensor:
         """h r for a tail, and t conj(r) for a head: Re(h r conj(t)) = Re(t conj(r) conj(h)). [..., width]"""
-        return complex_product(known, relation, conjugate=side is Side.HEAD)
+        return complex_product(known, relation, conjugate=side is TripleEnd.HEAD)

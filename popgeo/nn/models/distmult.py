@@ -2,7 +2,7 @@
 
 from torch import Tensor
 
-from popgeo.nn.models.knowledge_graph import Dot, KnowledgeGraphModel, Side
+from popgeo.nn.models.knowledge_graph import Dot, KnowledgeGraphModel, TripleEnd
 
 
 class DistMult(KnowledgeGraphModel):
@@ -30,6 +30,6 @@ class DistMult(KnowledgeGraphModel):
         super().__init__(num_nodes, num_relations, hidden_channels, Dot())
         self.reset_parameters()
 
-    def query(self, known: Tensor, relation: Tensor, side: Side) -> Tensor:
+    def query(self, known: Tensor, relation: Tensor, side: TripleEnd) -> Tensor:
         """[..., hidden_channels]"""
         return known * relation

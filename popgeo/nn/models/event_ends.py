@@ -89,11 +89,11 @@ def _twice(values: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True, kw_only=True)
-class LastMet:
-    """The last neighbours of some nodes, in no particular order.
+class RecentNeighbors:
+    """The last neighbors of some nodes, in no particular order.
 
     Attributes:
-        node: The neighbours. [num_rows, size]
+        node: The neighbors. [num_rows, size]
         t: When each was met. int64 [num_rows, size]
         msg: What that event carried. [num_rows, size, msg_channels]
         mask: True if there is one. [num_rows, size]
@@ -142,17 +142,17 @@ class LastNeighbors(EventState):
 
     def __init__(self, num_nodes: int, size: int, msg_channels: int) -> None:
         super().__init__()
-        check_least(1, "A node needs a slot for a neighbour.", size=size)
+        check_least(1, "A node needs a slot for a neighbor.", size=size)
         self.size = size
         self.register_buffer("neighbor", torch.zeros(num_nodes, size, dtype=torch.int64))
         self.register_buffer("time", torch.zeros(num_nodes, size, dtype=torch.int64))
         self.register_buffer("msg", torch.zeros(num_nodes, size, msg_channels))
         self.register_buffer("num_events", torch.zeros(num_nodes, dtype=torch.int64))
 
-    def forward(self, node: Tensor) -> LastMet:
-        """The last neighbours of each of the nodes [num_rows]."""
+    def forward(self, node: Tensor) -> RecentNeighbors:
+        """The last neighbors of each of the nodes [num_rows]."""
         filled = torch.arange(self.size, device=node.device) < self.num_events[node].unsqueeze(1)
-        return LastMet(node=self.neighbor[node], t=self.time[node], msg=self.msg[node], mask=filled)
+        return RecentNeighbors(node=self.neighbor[node], t=self.time[node], msg=self.msg[node], mask=filled)
 
     @torch.no_grad()
     def insert(self, ends: EventEnds) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from popgeo.nn.models.gnn import GNN, Batched
+from popgeo.nn.models.gnn import GNN, BatchIndex
 from popgeo.ops import scatter
 
 
@@ -33,7 +33,7 @@ class GCN(GNN):
     def init_conv(self, in_channels: int, out_channels: int) -> nn.Module:
         return GCNConv(in_channels, out_channels)
 
-    def prepare(self, x: Tensor, batched: Batched) -> Batched:
+    def prepare(self, x: Tensor, batched: BatchIndex) -> BatchIndex:
         """The normalised weight of each edge, and behind them that of each node's self-loop."""
         return normalized(batched, self.add_self_loops, x.dtype)
 
@@ -47,7 +47,7 @@ class GCNConv(nn.Module):
         self.bias = nn.Parameter(torch.zeros(out_channels))
         nn.init.xavier_uniform_(self.lin.weight)
 
-    def forward(self, x: Tensor, batched: Batched) -> Tensor:
+    def forward(self, x: Tensor, batched: BatchIndex) -> Tensor:
         """[num_nodes, in_channels] -> [num_nodes, out_channels]"""
         assert batched.edge_weight is not None, "GCN.prepare makes the weights"
         x = self.lin(x)
@@ -55,7 +55,7 @@ class GCNConv(nn.Module):
         return batched.at_destination(batched.at_source(x) * edges) + loops * x + self.bias
 
 
-def normalized(batched: Batched, add_self_loops: bool, dtype: torch.dtype) -> Batched:
+def normalized(batched: BatchIndex, add_self_loops: bool, dtype: torch.dtype) -> BatchIndex:
     """With w_ji / sqrt(d_j d_i) of each edge as weight, and behind those the self-loops': [num_edges + num_nodes].
 
     A node of degree 0 has weights 0, not infinite ones.

@@ -6,11 +6,11 @@ import torch
 from torch import Tensor, nn
 
 from popgeo.nn.mlp import MLP
-from popgeo.nn.models.gnn import GNN, Batched
+from popgeo.nn.models.gnn import GNN, BatchIndex
 
 
 class GIN(GNN):
-    """h_i' = MLP((1 + eps) h_i + sum over neighbours of h_j) in each layer, eq. 4.1 of arXiv:1810.00826.
+    """h_i' = MLP((1 + eps) h_i + sum over neighbors of h_j) in each layer, eq. 4.1 of arXiv:1810.00826.
 
     Checkpoints of `torch_geometric.nn.GIN` load as they are. Arguments as in `GNN`, and:
 
@@ -68,11 +68,11 @@ class GINConv(nn.Module):
         else:
             self.register_buffer("eps", torch.full((1,), eps))
 
-    def forward(self, x: Tensor, batched: Batched) -> Tensor:
+    def forward(self, x: Tensor, batched: BatchIndex) -> Tensor:
         """[num_nodes, in_channels] -> [num_nodes, out_channels]"""
         return self._update(x, batched.at_destination(batched.at_source(x)), batched)
 
-    def _update(self, x: Tensor, messages: Tensor, batched: Batched) -> Tensor:
+    def _update(self, x: Tensor, messages: Tensor, batched: BatchIndex) -> Tensor:
         return self.nn(messages + (1 + self.eps) * x, batched.batch, batched.num_graphs, batched.nodes_mask)
 
 
@@ -83,7 +83,7 @@ class GINEConv(GINConv):
         super().__init__(mlp, eps, train_eps)
         self.lin = nn.Linear(edge_dim, in_channels)
 
-    def forward(self, x: Tensor, batched: Batched) -> Tensor:
+    def forward(self, x: Tensor, batched: BatchIndex) -> Tensor:
         """[num_nodes, in_channels] -> [num_nodes, out_channels]"""
         if batched.edge_attr is None:
             raise ValueError("GINE needs features on edges: pass edge_attr [num_edges, edge_dim], or use GIN.")

@@ -20,7 +20,7 @@ from popgeo.ops.refusals import check_choice, check_ends, check_least, require
 
 
 @dataclass(frozen=True, kw_only=True)
-class Batched:
+class BatchIndex:
     """Edges and graphs of a batch, as the convolutions and norms of every layer need them."""
 
     src: Tensor
@@ -63,7 +63,7 @@ def enter(
     num_graphs: int | None,
     nodes_mask: Tensor | None,
     edges_mask: Tensor | None,
-) -> tuple[Tensor, Batched]:
+) -> tuple[Tensor, BatchIndex]:
     """A batch as it comes to a model: padding, even NaN, is zero from here on, and edges stay in it."""
     if x.dim() != 2:
         raise ValueError(f"x has shape {tuple(x.shape)}; it is [num_nodes, in_channels]. Pass x.view(-1, in_channels).")
@@ -87,7 +87,7 @@ def enter(
             edge_index = require(edges_mask | ~nodes_mask[-1:], edge_index, lambda: reason)
         edge_weight = None if edge_weight is None else torch.where(edges_mask, edge_weight, 0.0)
         edge_attr = None if edge_attr is None else torch.where(edges_mask.unsqueeze(1), edge_attr, 0.0)
-    return x, Batched(
+    return x, BatchIndex(
         src=edge_index[0],
         dst=edge_index[1],
         num_nodes=x.size(0),
@@ -154,9 +154,9 @@ class GNN(nn.Module):
 
     @abstractmethod
     def init_conv(self, in_channels: int, out_channels: int) -> nn.Module:
-        """One convolution: a module called with `x` [num_nodes, in_channels] and the `Batched` edges."""
+        """One convolution: a module called with `x` [num_nodes, in_channels] and the `BatchIndex` edges."""
 
-    def prepare(self, x: Tensor, batched: Batched) -> Batched:
+    def prepare(self, x: Tensor, batched: BatchIndex) -> BatchIndex:
         """What all layers share and the model computes once, such as GCN's edge weights."""
         return batched
 
@@ -205,7 +205,7 @@ class GNN(nn.Module):
             f"dropout={self.dropout}, jk={self.jk!r}, readout={self.readout!r}"
         )
 
-    def _layers(self, x: Tensor, batched: Batched) -> Tensor:
+    def _layers(self, x: Tensor, batched: BatchIndex) -> Tensor:
         layers = []
         for i, conv in enumerate(self.convs):
             x = conv(x, batched)
@@ -218,7 +218,7 @@ class GNN(nn.Module):
             x = torch.stack(layers).amax(0)
         return x if self.jk is None else self.lin(x)
 
-    def _between(self, x: Tensor, norm: nn.Module, batched: Batched) -> Tensor:
+    def _between(self, x: Tensor, norm: nn.Module, batched: BatchIndex) -> Tensor:
         """Norm, activation and dropout after a hidden layer."""
         if self.act_first:
             x = self.act(x)

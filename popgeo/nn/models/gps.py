@@ -11,7 +11,7 @@ from popgeo.nn.graph_attention import AttentionForm, GraphAttention, SameGraph
 from popgeo.nn.mlp import MLP
 from popgeo.nn.models.gcn import GCNConv, normalized
 from popgeo.nn.models.gin import GINConv, GINEConv
-from popgeo.nn.models.gnn import Batched, enter, make_activation
+from popgeo.nn.models.gnn import BatchIndex, enter, make_activation
 from popgeo.nn.norm import make_norm
 from popgeo.nn.readout import READOUTS
 from popgeo.ops.refusals import check_choice
@@ -25,7 +25,7 @@ class GPSConv(nn.Module):
 
     Args:
         channels: Features of a node.
-        conv: Message passing, called with `x` and the `Batched` edges, such as `GINEConv`; None leaves attention alone.
+        conv: Message passing, called with `x` and the `BatchIndex`, such as `GINEConv`; None: attention only.
         heads: Attention heads.
         dropout: Share of features zeroed behind each part in training.
         act: Activation of the MLP, by torch's name for it or as a function.
@@ -59,7 +59,7 @@ class GPSConv(nn.Module):
         self.norm1, self.norm2, self.norm3 = (make_norm(norm, channels) for _ in range(3))
         self.dropout = dropout
 
-    def forward(self, x: Tensor, batched: Batched, same_graph: SameGraph, bias: Tensor | None = None) -> Tensor:
+    def forward(self, x: Tensor, batched: BatchIndex, same_graph: SameGraph, bias: Tensor | None = None) -> Tensor:
         """[num_nodes, channels] -> the same; `bias` as in `GraphAttention`."""
 
         def normed(norm: nn.Module | None, h: Tensor) -> Tensor:

@@ -6,7 +6,7 @@ from torch.nn import functional as F
 
 from popgeo.nn.graph_attention import AttentionForm, GraphAttention, SameGraph
 from popgeo.nn.mlp import MLP
-from popgeo.nn.models.gnn import Batched, enter
+from popgeo.nn.models.gnn import BatchIndex, enter
 from popgeo.ops import gather, global_add_pool
 
 
@@ -152,7 +152,7 @@ class GPSPlusPlusLayer(nn.Module):
         self.norm_y, self.norm_z, self.norm_x = (nn.LayerNorm(node) for _ in range(3))
 
     def forward(
-        self, state: tuple[Tensor, Tensor, Tensor], batched: Batched, same_graph: SameGraph, bias: Tensor | None
+        self, state: tuple[Tensor, Tensor, Tensor], batched: BatchIndex, same_graph: SameGraph, bias: Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor]:
         """X [num_nodes, node], E [num_edges, edge], g [num_graphs, graph] -> the same; `bias` as in attention."""
         x, e, g = state
@@ -166,9 +166,9 @@ class GPSPlusPlusLayer(nn.Module):
         return x, e, g
 
     def _pass_messages(
-        self, x: Tensor, e: Tensor, g: Tensor, batched: Batched, batch: Tensor
+        self, x: Tensor, e: Tensor, g: Tensor, batched: BatchIndex, batch: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """MPNN: edges see their ends, nodes the edges and neighbours of both directions, graphs both (eq. 4 to 10)."""
+        """MPNN: edges see their ends, nodes the edges and neighbors of both directions, graphs both (eq. 4 to 10)."""
         num_graphs = g.size(0)
         of_edge = batch.index_select(0, batched.dst)  # [num_edges]
         x_u, x_v = batched.at_source(x), batched.of_destination(x)

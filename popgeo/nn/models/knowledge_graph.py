@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from popgeo.ops.refusals import check_least
 
 
-class Side(str, Enum):
+class TripleEnd(str, Enum):
     """Which end of a triple is asked for."""
 
     HEAD = "head"
@@ -117,7 +117,7 @@ class KnowledgeGraphModel(nn.Module):
         return {name: p for name, p in self.named_parameters() if name.startswith("node_emb")}
 
     @abstractmethod
-    def query(self, known: Tensor, relation: Tensor, side: Side) -> Tensor:
+    def query(self, known: Tensor, relation: Tensor, side: TripleEnd) -> Tensor:
         """What is compared with the entities that may be at `side`, given the other end. [..., width] both"""
 
     def entities(self, index: Tensor) -> Tensor:
@@ -131,10 +131,10 @@ class KnowledgeGraphModel(nn.Module):
 
     def forward(self, head_index: Tensor, rel_type: Tensor, tail_index: Tensor) -> Tensor:
         """The score of each triple; the larger, the more likely. [...] three times -> [...]"""
-        query = self.query(self.entities(head_index), self.relations(rel_type), Side.TAIL)
+        query = self.query(self.entities(head_index), self.relations(rel_type), TripleEnd.TAIL)
         return self.similarity.of_rows(query, self.entities(tail_index))
 
-    def score_candidates(self, known: Tensor, rel_type: Tensor, side: Side, candidates: Tensor) -> Tensor:
+    def score_candidates(self, known: Tensor, rel_type: Tensor, side: TripleEnd, candidates: Tensor) -> Tensor:
         """The scores of the triples that each candidate would make in place of the end that is asked for.
 
         Args:

@@ -22,7 +22,7 @@ GAIN_OF_A_BLOCK = 0.3
 
 
 class VectorMessage(nn.Module):
-    """What an atom's neighbours add to its scalars and vectors: eq. 7 and 8."""
+    """What an atom's neighbors add to its scalars and vectors: eq. 7 and 8."""
 
     def __init__(self, hidden_channels: int, num_radial: int) -> None:
         super().__init__()

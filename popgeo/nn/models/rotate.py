@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from popgeo.nn.models.complex import complex_product
-from popgeo.nn.models.knowledge_graph import KnowledgeGraphModel, Nearness, Side
+from popgeo.nn.models.knowledge_graph import KnowledgeGraphModel, Nearness, TripleEnd
 
 
 class RotatE(KnowledgeGraphModel):
@@ -46,6 +46,6 @@ class RotatE(KnowledgeGraphModel):
         angle = self.rel_emb(index)
         return torch.cat([angle.cos(), angle.sin()], dim=-1)
 
-    def query(self, known: Tensor, relation: Tensor, side: Side) -> Tensor:
+    def query(self, known: Tensor, relation: Tensor, side: TripleEnd) -> Tensor:
         """The head turned to where the tail should be, or the tail turned back. [..., 2 * hidden_channels]"""
-        return complex_product(known, relation, conjugate=side is Side.HEAD)
+        return complex_product(known, relation, conjugate=side is TripleEnd.HEAD)

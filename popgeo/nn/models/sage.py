@@ -1,20 +1,20 @@
-"""GraphSAGE: each node next to an aggregate of its neighbours (arXiv:1706.02216)."""
+"""GraphSAGE: each node next to an aggregate of its neighbors (arXiv:1706.02216)."""
 
 from typing import Any
 
 from torch import Tensor, nn
 
-from popgeo.nn.models.gnn import GNN, Batched
+from popgeo.nn.models.gnn import GNN, BatchIndex
 from popgeo.ops.refusals import check_choice
 
 
 class GraphSAGE(GNN):
-    """h_i' = W_r h_i + W_l AGG over neighbours of h_j in each layer (arXiv:1706.02216, algorithm 1).
+    """h_i' = W_r h_i + W_l AGG over neighbors of h_j in each layer (arXiv:1706.02216, algorithm 1).
 
     Checkpoints of `torch_geometric.nn.GraphSAGE` load as they are. Arguments as in `GNN`, and:
 
     Args:
-        aggr: `"mean"`, `"sum"` or `"max"`; zero for a node without neighbours.
+        aggr: `"mean"`, `"sum"` or `"max"`; zero for a node without neighbors.
 
     Raises:
         ValueError: an unknown aggregation.
@@ -44,6 +44,6 @@ class SAGEConv(nn.Module):
         self.lin_l = nn.Linear(in_channels, out_channels)
         self.lin_r = nn.Linear(in_channels, out_channels, bias=False)
 
-    def forward(self, x: Tensor, batched: Batched) -> Tensor:
+    def forward(self, x: Tensor, batched: BatchIndex) -> Tensor:
         """[num_nodes, in_channels] -> [num_nodes, out_channels]"""
         return self.lin_l(batched.at_destination(batched.at_source(x), self.aggr)) + self.lin_r(x)

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from popgeo.nn.models.event_ends import EventEnds, LastMet, LastNeighbors
+from popgeo.nn.models.event_ends import EventEnds, LastNeighbors, RecentNeighbors
 from popgeo.nn.models.node_memory import NodeMemory, TimeEncoder
 from popgeo.ops import gather
 from popgeo.ops.exp_or_zero import exp_or_zero
@@ -16,7 +16,7 @@ SINCE = ("now", "last update")
 
 
 class GraphAttentionEmbedding(nn.Module):
-    """A node is its memory next to what attention finds in its last neighbours, eq. 5 of arXiv:2006.10637.
+    """A node is its memory next to what attention finds in its last neighbors, eq. 5 of arXiv:2006.10637.
 
     One layer of PyG's `TransformerConv` (arXiv:2009.09430) over a fixed number of slots; checkpoints of the module of
     this name in PyG's example of TGN load as they are.
@@ -49,14 +49,14 @@ class GraphAttentionEmbedding(nn.Module):
         edge_channels = msg_channels + time_enc.lin.out_features
         self.conv = SlotAttention(in_channels, out_channels, edge_channels, heads=heads, dropout=dropout)
 
-    def forward(self, x: Tensor, since: Tensor, root: Tensor, place: Tensor, neighbors: LastMet) -> Tensor:
+    def forward(self, x: Tensor, since: Tensor, root: Tensor, place: Tensor, neighbors: RecentNeighbors) -> Tensor:
         """The embedding of some of the nodes that `x` holds.
 
         Args:
             x: Memory of nodes. [num_rows, in_channels]
-            since: How long ago each neighbour was met. int64 [num_roots, size]
+            since: How long ago each neighbor was met. int64 [num_roots, size]
             root: Rows of the nodes to embed. [num_roots]
-            place: Rows of their neighbours. [num_roots, size]
+            place: Rows of their neighbors. [num_roots, size]
             neighbors: Their events. [num_roots, size]
 
         Returns:
@@ -67,7 +67,7 @@ class GraphAttentionEmbedding(nn.Module):
 
 
 class SlotAttention(nn.Module):
-    """PyG's `TransformerConv`, eq. 3 and 4 of arXiv:2009.09430, where each node has as many slots for neighbours.
+    """PyG's `TransformerConv`, eq. 3 and 4 of arXiv:2009.09430, where each node has as many slots for neighbors.
 
     Args:
         in_channels: Features of a node.
@@ -99,7 +99,7 @@ class SlotAttention(nn.Module):
         score = (query * key).sum(3) / math.sqrt(key.size(3))  # [num_roots, size, heads]
         filled = mask.unsqueeze(2)
         weight = torch.where(filled, score, -torch.inf)
-        # A node without any neighbour has no largest score; its weights are all zero.
+        # A node without any neighbor has no largest score; its weights are all zero.
         has_met = filled.any(1, keepdim=True)
         weight = weight - torch.where(has_met, weight, 0.0).amax(1, keepdim=True).detach()
         weight = exp_or_zero(torch.where(filled, weight, -torch.inf))
@@ -131,7 +131,7 @@ class TGN(nn.Module):
     """Predicts the events of a stream from those before, a batch at a time (arXiv:2006.10637).
 
     `forward` predicts a batch's events and only then learns of them. Everything that it knows of the past, memories,
-    messages and last neighbours, is in buffers of fixed shape, so a step of it compiles once and writes them back; the
+    messages and last neighbors, is in buffers of fixed shape, so a step of it compiles once and writes them back; the
     slots of a last, smaller batch are masked. See `NodeMemory` for how training and evaluation differ.
 
     Args:
@@ -141,13 +141,13 @@ class TGN(nn.Module):
         num_neighbors: Last events of a node that attention sees.
         heads: Attention heads.
         dropout: Share of attention weights zeroed in training.
-        since: What attention knows of the time of an event with a neighbour: how long before `"now"`, the time of the
-            prediction, as in eq. 9, or before the neighbour's `"last update"`, as in PyG's example.
+        since: What attention knows of the time of an event with a neighbor: how long before `"now"`, the time of the
+            prediction, as in eq. 9, or before the neighbor's `"last update"`, as in PyG's example.
         learn_nodes: Learn features v_i of each node, to which its memory is added, s_i + v_i of section 3.1. Without
             them only what events carry, and when, tells nodes apart.
 
     Raises:
-        ValueError: an unknown `since`, heads that do not divide the channels, or no slot for a neighbour.
+        ValueError: an unknown `since`, heads that do not divide the channels, or no slot for a neighbor.
 
     Example:
         >>> model = TGN(num_nodes=5, msg_channels=1, channels=8, num_neighbors=2)

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from popgeo.nn.models.knowledge_graph import KnowledgeGraphModel, Nearness, Side
+from popgeo.nn.models.knowledge_graph import KnowledgeGraphModel, Nearness, TripleEnd
 
 
 class TransE(KnowledgeGraphModel):
@@ -46,6 +46,6 @@ class TransE(KnowledgeGraphModel):
         """Entities on the unit sphere. [...] -> [..., hidden_channels]"""
         return F.normalize(self.node_emb(index), p=self.p_norm, dim=-1)
 
-    def query(self, known: Tensor, relation: Tensor, side: Side) -> Tensor:
+    def query(self, known: Tensor, relation: Tensor, side: TripleEnd) -> Tensor:
         """h + r is where the tail should be, and t - r where the head should be. [..., hidden_channels]"""
-        return known + relation if side is Side.TAIL else known - relation
+        return known + relation if side is TripleEnd.TAIL else known - relation

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, nn
 
 from popgeo.nn.loss import masked_mean
-from popgeo.nn.models.knowledge_graph import KnowledgeGraphModel, Side
+from popgeo.nn.models.knowledge_graph import KnowledgeGraphModel, TripleEnd
 from popgeo.nn.triple_loss import TripleLoss
 from popgeo.ops.shard_exchange import exchange_shards
 
@@ -44,7 +44,7 @@ class ShardedTraining(nn.Module):
         *,
         num_shards: int = 1,
         num_local: int | None = None,
-        sides: tuple[Side | str, ...] = (Side.HEAD, Side.TAIL),
+        sides: tuple[TripleEnd | str, ...] = (TripleEnd.HEAD, TripleEnd.TAIL),
         n3: float = 0.0,
     ) -> None:
         super().__init__()
@@ -58,7 +58,7 @@ class ShardedTraining(nn.Module):
             )
         self.model, self.loss, self.n3 = model, loss, n3
         self.num_shards, self.num_local = num_shards, num_local
-        self.sides = tuple(Side(side) for side in sides)
+        self.sides = tuple(TripleEnd(side) for side in sides)
         if num_local < num_shards:
             for table in model.entity_tables.values():
                 table.is_sharded = True  # type: ignore[attr-defined]  # the engine reads it
@@ -86,12 +86,12 @@ class ShardedTraining(nn.Module):
         )
         relations = self.model.relations(relation.flatten(1))  # [num_local, triples, width]
         mask, candidates = triples_mask.flatten(1), negative_entity.flatten(1).unsqueeze(1)
-        positive = self.model.similarity.of_rows(self.model.query(heads, relations, Side.TAIL), tails)
+        positive = self.model.similarity.of_rows(self.model.query(heads, relations, TripleEnd.TAIL), tails)
         divisor = weight.sum()  # then the mean over processes is the mean over all triples
 
         total = positive.new_zeros(())
         for side in self.sides:
-            known, asked = (heads, tail_entity) if side is Side.TAIL else (tails, head_entity)
+            known, asked = (heads, tail_entity) if side is TripleEnd.TAIL else (tails, head_entity)
             scores = self.model.similarity.of_pairs(self.model.query(known, relations, side), negatives)
             counts = (candidates != asked.flatten(1).unsqueeze(2)) & (candidates >= 0)
             total = total + self.loss(positive, scores, counts, mask, divisor)

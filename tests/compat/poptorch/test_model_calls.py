@@ -176,20 +176,20 @@ def test_products_run_in_float16_inside_autocast():
     assert ipu.inference_model(Cast())(X).dtype is torch.float16
 
 
-class Pair:
+class LabelPair:
     def __init__(self, first: Tensor, second: Tensor) -> None:
         self.first, self.second = first, second
 
 
 class PairParser(call_arguments.ICustomArgParser):
-    def yieldTensors(self, struct: Pair) -> Iterator[Tensor]:
+    def yieldTensors(self, struct: LabelPair) -> Iterator[Tensor]:
         yield from (struct.first, struct.second)
 
-    def reconstruct(self, original_structure: Pair, tensor_iterator: Iterator[Tensor]) -> Pair:
+    def reconstruct(self, original_structure: LabelPair, tensor_iterator: Iterator[Tensor]) -> LabelPair:
         return type(original_structure)(next(tensor_iterator), next(tensor_iterator))
 
 
-class Twin(Pair):
+class Twin(LabelPair):
     pass
 
 
@@ -210,7 +210,7 @@ class Half(nn.Module):
     """The same kind of thing, each tensor halved."""
 
     def forward(self, given: Any) -> Any:
-        if isinstance(given, Pair):
+        if isinstance(given, LabelPair):
             return type(given)(given.first / 2, given.second / 2)
         if isinstance(given, Record):
             return dataclasses.replace(given, value=given.value / 2)
@@ -222,12 +222,12 @@ class Half(nn.Module):
 
 
 def test_own_classes_are_arguments_and_results():
-    call_arguments.registerCustomArgParser(Pair, PairParser())
+    call_arguments.registerCustomArgParser(LabelPair, PairParser())
     made = ipu.inference_model(Half())(Twin(X, X + 2))
     assert type(made) is Twin
     torch.testing.assert_close(made.second, X / 2 + 1)
     with pytest.raises(ValueError, match="ICustomArgParser"):
-        call_arguments.registerCustomArgParser(Pair, object())
+        call_arguments.registerCustomArgParser(LabelPair, object())
 
 
 def test_records_named_tuples_and_dictionaries_keep_their_kind():

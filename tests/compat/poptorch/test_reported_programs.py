@@ -303,7 +303,7 @@ ON_IPU = {
 
 @pytest.mark.parametrize("make", ON_IPU.values(), ids=ON_IPU)
 def test_a_model_makes_tensors_on_the_device_ipu(make):
-    step, plain = poptorch.inferenceModel(OnIpu(make)), poptorch.compiling.IpuIsHere()
+    step, plain = poptorch.inferenceModel(OnIpu(make)), poptorch.compiling.IpuDeviceMode()
     with plain:
         expected = OnIpu(make)(X)
     assert_close(step(X), expected)

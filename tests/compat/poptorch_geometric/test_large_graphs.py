@@ -1,4 +1,4 @@
-"""Loaders of one large graph: clusters and neighbours, without any extension of PyG."""
+"""Loaders of one large graph: clusters and neighbors, without any extension of PyG."""
 
 import copy
 import pickle
@@ -130,7 +130,7 @@ def test_what_samples_do_not_take_is_refused(ring):
 
 
 @pytest.mark.filterwarnings("ignore:Using 'NeighborSampler' without:UserWarning")
-def test_pygs_own_loader_of_neighbours_samples_too(ring):
+def test_pygs_own_loader_of_neighbors_samples_too(ring):
     loader = NeighborLoader(ring, [-1], batch_size=3, input_nodes=torch.tensor([0, 6, 12]))
     (sample,) = loader
     assert sample.n_id[:3].tolist() == [0, 6, 12]
@@ -139,7 +139,7 @@ def test_pygs_own_loader_of_neighbours_samples_too(ring):
     assert FixedSizeOptions.from_loader(loader).num_nodes == 10
 
 
-def test_pygs_own_searches_find_neighbours_and_leave_absent_ones_out():
+def test_pygs_own_searches_find_neighbors_and_leave_absent_ones_out():
     x, batch = torch.tensor([[0.0], [1.0], [3.0], [9.0]]), torch.tensor([0, 0, 0, 1])
     assert pool.knn_graph(x, 2, batch).tolist() == [[1, 2, 0, 2, 1, 0], [0, 0, 1, 1, 2, 2]]
     assert pool.radius_graph(x, 1.5, batch).tolist() == [[1, 0], [0, 1]]

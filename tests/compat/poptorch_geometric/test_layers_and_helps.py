@@ -1,4 +1,4 @@
-"""Searches with absent neighbours, training next to eager PyTorch, and what else old programs call."""
+"""Searches with absent neighbors, training next to eager PyTorch, and what else old programs call."""
 
 import importlib
 
@@ -37,7 +37,7 @@ def test_all_modules_have_their_places_under_the_old_name():
         assert hasattr(poptorch_geometric, name)
 
 
-def test_absent_neighbours_are_minus_one():
+def test_absent_neighbors_are_minus_one():
     assert ops.knn(LINE, LINE[3:], 2, GRAPH, GRAPH[3:]).tolist() == [[0, -1], [3, -1]]
     assert ops.knn_graph(LINE, 2, GRAPH, loop=True)[:, -2:].tolist() == [[3, -1], [3, -1]]
     assert ops.radius_graph(LINE, 1.5, GRAPH, max_num_neighbors=2).tolist() == [
@@ -96,7 +96,7 @@ def test_a_model_trains_beside_its_eager_self():
 
 
 def test_a_padded_batch_is_compared_with_one_that_is_not_row_by_row():
-    class Rows(nn.Module):
+    class ChannelRows(nn.Module):
         def __init__(self):
             super().__init__()
             self.scale = nn.Parameter(torch.ones(1))
@@ -105,9 +105,9 @@ def test_a_padded_batch_is_compared_with_one_that_is_not_row_by_row():
             return x * self.scale, (x * self.scale).sum()
 
     x = torch.ones(3, 2)
-    TrainingStepper(Rows()).run(2, (x,), (torch.cat([x, torch.zeros(2, 2)]),))
+    TrainingStepper(ChannelRows()).run(2, (x,), (torch.cat([x, torch.zeros(2, 2)]),))
     with pytest.raises(AssertionError, match="Output was not equal"):
-        TrainingStepper(Rows()).run(1, (x,), (torch.cat([2 * x, x]),))
+        TrainingStepper(ChannelRows()).run(1, (x,), (torch.cat([2 * x, x]),))
 
 
 def test_a_layer_that_searches_trains_without_an_extension():

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch_geometric.data import Data
 
-from popgeo.data import FlatStore, opened, write
-from popgeo.data.opened import GraphSizes
+from popgeo.data import FlatStore, open_dataset, write
+from popgeo.data.open_dataset import GraphSizes
 from popgeo.data.sort_edges import sort_edges
 from popgeo.data.store.manifest import read_manifest
 from popgeo.data.store.save_columns import blocks, extend
@@ -79,8 +79,8 @@ def test_a_dataset_that_makes_its_graphs_is_measured_piece_by_piece(monkeypatch)
             taken.append(len(dataset))
             return FlatStore.from_dataset(dataset, **choices)
 
-    monkeypatch.setattr(opened, "FlatStore", Recorded)
-    monkeypatch.setattr(opened, "_MEASURED_AT_ONCE", 16)
+    monkeypatch.setattr(open_dataset, "FlatStore", Recorded)
+    monkeypatch.setattr(open_dataset, "_MEASURED_AT_ONCE", 16)
     assert len(GraphSizes(OnDisk(), progress_bar=False).values) == 40
     assert len(GraphSizes([GRAPHS[0]] * 17, progress_bar=False).values) == 17
     assert taken == [16, 16, 8, 16, 1]

@@ -14,7 +14,7 @@ from popgeo.capture.op_graph import Input, Number, Op, OpGraph, Ref, Role, Value
 from popgeo.engine.fuse import bind_chain
 from popgeo.engine.fuse.bind_chain import prepare_chain
 from popgeo.engine.fuse.block_program import BlockProgram
-from popgeo.engine.fuse.chain import CHAIN, Chain, Kind, Place, Source, Step
+from popgeo.engine.fuse.chain import CHAIN, Chain, ElementPlace, Kind, Source, Step
 from popgeo.engine.fuse.prepared import late_arguments
 from popgeo.engine.out_variants import is_elementwise
 
@@ -54,8 +54,8 @@ def graph_and_op(numbers: tuple[float | Number, ...], in_place: bool = False) ->
     values = tuple(
         Value(shape=SHAPE, stride=STRIDES, offset=0, dtype=torch.float32, storage=v, producer=None) for v in range(4)
     )
-    a, b, out = (Place(value=v, strides=STRIDES) for v in range(3))
-    summed = Place(value=3, strides=(1, 0))
+    a, b, out = (ElementPlace(value=v, strides=STRIDES) for v in range(3))
+    summed = ElementPlace(value=3, strides=(1, 0))
     value, step, number = (lambda i, kind=kind: Source(kind, i) for kind in (Kind.VALUE, Kind.STEP, Kind.NUMBER))
     chain = Chain(
         shape=SHAPE,
@@ -100,7 +100,7 @@ def test_a_chain_in_fixed_memory_is_packed_once(native):
 
 def test_there_is_room_for_the_unfinished_sums_of_each_chunk(native):
     shape = (20_000, 3)
-    place, result = Place(value=0, strides=(3, 1)), Place(value=1, strides=(0, 1))
+    place, result = ElementPlace(value=0, strides=(3, 1)), ElementPlace(value=1, strides=(0, 1))
     chain = Chain(
         shape=shape, steps=(Step("sum", (Source(Kind.VALUE, 0),)),), operands=(place,), numbers=(),
         results=((0, result),), num_ops=1,

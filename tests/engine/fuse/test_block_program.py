@@ -13,7 +13,7 @@ from torch import Tensor
 from popgeo.capture.op_graph import Input, Number, Op, OpGraph, Ref, Role, Value
 from popgeo.engine.fuse.bind_chain import prepare_chain
 from popgeo.engine.fuse.block_program import BLOCK, MAX_REGISTERS, BlockProgram, _extent, fits_registers
-from popgeo.engine.fuse.chain import CHAIN, CODES, Chain, Kind, Place, Source, Step
+from popgeo.engine.fuse.chain import CHAIN, CODES, Chain, ElementPlace, Kind, Source, Step
 from popgeo.native import library
 
 native = pytest.mark.skipif(not library.is_available(), reason="joined operations need the compiled library")
@@ -40,14 +40,14 @@ class Program:
         self.shape, self.draw = shape, draw
         self.values: list[Value] = []
         self.tensors: list[Tensor] = []
-        self.operands: list[Place] = []
+        self.operands: list[ElementPlace] = []
         self.steps: list[Step] = []
-        self.results: list[tuple[int, Place]] = []
+        self.results: list[tuple[int, ElementPlace]] = []
         self.given_numbers = [draw.randint(-3, 3) for _ in range(2)]  # some only when the chain runs
         self.numbers = [Number(i, 99.0) if draw.random() < 0.3 else float(n) for i, n in enumerate(self.given_numbers)]
         self.storages = count()
 
-    def new(self, dtype: torch.dtype, dims: Sequence[int], low: int = -3) -> Place:
+    def new(self, dtype: torch.dtype, dims: Sequence[int], low: int = -3) -> ElementPlace:
         """Memory of its own in any order, with one number for all along the dimensions that are not among `dims`."""
         draw = self.draw
         strides, step = [0] * len(self.shape), 1 + draw.choice((0, 0, 0, 1))
@@ -57,7 +57,7 @@ class Program:
         memory = torch.randint(low, 4, (offset + step,)).to(dtype)
         return self.known(memory.as_strided(self.shape, strides, offset), next(self.storages))
 
-    def known(self, tensor: Tensor, storage: int) -> Place:
+    def known(self, tensor: Tensor, storage: int) -> ElementPlace:
         self.tensors.append(tensor)
         self.values.append(
             Value(
@@ -65,9 +65,9 @@ class Program:
                 storage=storage, producer=None,
             )
         )  # fmt: skip
-        return Place(value=len(self.values) - 1, strides=tensor.stride())
+        return ElementPlace(value=len(self.values) - 1, strides=tensor.stride())
 
-    def operand(self) -> Place:
+    def operand(self) -> ElementPlace:
         dims = [d for d in range(len(self.shape)) if self.draw.random() < 0.7]
         place = self.new(self.draw.choice(TYPES), dims)
         self.operands.append(place)
@@ -190,7 +190,7 @@ def written_out(
         Value(shape=shape, stride=strides, offset=0, dtype=dtype, storage=storage, producer=None)
         for storage, (dtype, strides) in enumerate(kinds)
     ]
-    places = [Place(value=v, strides=value.stride) for v, value in enumerate(values)]
+    places = [ElementPlace(value=v, strides=value.stride) for v, value in enumerate(values)]
     first = len(operands)
     chain = Chain(
         shape=shape, steps=tuple(steps), operands=tuple(places[:first]), numbers=(2.0,), num_ops=len(steps),

@@ -26,7 +26,7 @@ def test_the_same_elements_in_the_same_order_in_the_fewest_dimensions():
             strides.append(tuple(own))
         sizes, joined = collapse(shape, strides)
         assert [offsets(sizes, own) for own in joined] == [offsets(shape, own) for own in strides]
-        for d in range(len(sizes) - 1):  # no two neighbours could be one
+        for d in range(len(sizes) - 1):  # no two neighbors could be one
             assert any(own[d] != own[d + 1] * sizes[d + 1] for own in joined)
 
 

@@ -111,7 +111,7 @@ def test_state_in_float32_gives_a_plain_loop_s_weights(name: str, master: bool):
         training(x, y)
     theirs = reference_loop(reference, OPTIMIZERS[name], 6, master=master)
     assert training.report.update_captured
-    # The executor's chains of operations round float32 now and then to the other neighbour of torch's own.
+    # The executor's chains of operations round float32 now and then to the other neighbor of torch's own.
     ours, theirs_, spacing = flat(model.parameters()), flat(reference.parameters()), 2**-10
     torch.testing.assert_close(ours, theirs_, rtol=spacing, atol=2**-24)
     assert float((ours == theirs_).float().mean()) > 0.9

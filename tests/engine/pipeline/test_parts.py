@@ -11,7 +11,7 @@ from popgeo.capture.capture_step import capture_step
 from popgeo.capture.op_graph import OpGraph, Role
 from popgeo.capture.passes import fold_constants
 from popgeo.engine.pipeline.cut_parts import parts_of
-from popgeo.engine.pipeline.staging import Kept, Pass, Recompute, Staging, owner_of
+from popgeo.engine.pipeline.staging import Pass, Recompute, Staging, StashedValue, owner_of
 from tests.support.parts import PIPELINED, inputs, views_of_views
 
 
@@ -69,14 +69,20 @@ def test_each_part_has_its_operations_and_takes_and_leaves_no_more_than_is_neede
         [],
     ]
     numbers = {given.name: v for given, v in graph.inputs.items()}
-    assert first.receives == tuple(map(Kept, graph.inputs_of(Role.ARGUMENT).values()))
+    assert first.receives == tuple(map(StashedValue, graph.inputs_of(Role.ARGUMENT).values()))
     assert first.sends == (exp,)
-    assert {kept: given.name for kept, given in first.saves.items()} == {Kept(numbers["mean"], before=True): "mean"}
+    assert {kept: given.name for kept, given in first.saves.items()} == {
+        StashedValue(numbers["mean"], before=True): "mean"
+    }
     assert second.receives == tuple(
-        sorted([Kept(exp), Kept(numbers["mean"], before=True)], key=lambda kept: kept.value)
+        sorted([StashedValue(exp), StashedValue(numbers["mean"], before=True)], key=lambda kept: kept.value)
     )
     assert second.sends == (tanh, graph.outputs[0])
-    assert set(back.receives) == {Kept(exp), Kept(tanh), Kept(graph.outputs[0])}  # like which its slope is
+    assert set(back.receives) == {
+        StashedValue(exp),
+        StashedValue(tanh),
+        StashedValue(graph.outputs[0]),
+    }  # like which its slope is
     assert [part.gradients for part in parts] == [(), (), ("weight",), ()]
     assert [part.sends for part in (back, none)] == [(), ()]
     assert not second.saves
@@ -201,7 +207,7 @@ def test_only_what_is_read_of_a_buffer_counts_and_only_what_is_needed_is_sent():
     cos = graph.ops[2].makes()[0]
     (seen,) = (v for given, v in graph.inputs.items() if given.name == "seen")
     assert (first.sends, second.sends, third.sends) == ((seen,), (cos,), graph.outputs)
-    assert set(third.receives) == {Kept(cos), Kept(seen)}
+    assert set(third.receives) == {StashedValue(cos), StashedValue(seen)}
 
 
 def test_without_backward_passes_all_is_of_the_forward_ones():
@@ -222,4 +228,4 @@ def test_a_gradient_that_the_forward_pass_makes_is_finished_by_the_first_backwar
     taken = replace(graph, outputs=(graph.outputs[0], made))
     parts = parts_of(taken, Staging(stage_of=stage_of, order=order), num_results=1, trained=["layers.0.weight"])
     assert [part.gradients for part in parts] == [(), (), ("layers.0.weight",), ()]
-    assert Kept(made) in parts[2].receives
+    assert StashedValue(made) in parts[2].receives

@@ -79,7 +79,7 @@ def plain_way(rows: int, contraction: int, columns: int, cuts: tuple[int, int, i
     """Cycles of a float32 product cut into so many parts, without what starts its steps; and bytes of a tile.
 
     The matrix unit takes blocks of 8 terms and makes 16 columns at once. A tile receives 4 bytes a cycle, or 8 where a
-    neighbour needs the same, and no piece in less than 4; it lays out 8 bytes a cycle and adds vectors of two numbers.
+    neighbor needs the same, and no piece in less than 4; it lays out 8 bytes a cycle and adds vectors of two numbers.
     """
     high = math.ceil(rows / cuts[0])
     deep = min(contraction, 8 * math.ceil(math.ceil(contraction / 8) / cuts[1]))

@@ -51,7 +51,7 @@ def add_up(x, index):
     return torch.zeros(512, x.size(1)).index_add(0, index, x)
 
 
-def neighbours(pos):
+def neighbors(pos):
     return torch.cdist(pos, pos).topk(8, largest=False)[0]
 
 
@@ -69,7 +69,7 @@ CASES = {  # what is found: with the fault, without it
         lambda: of(by_element(torch.log), (8_192, 64)).for_batch(real={8_192: 8_192}),
     ),
     "without a rule": (lambda: of(lambda x: torch.linalg.inv(x), (16, 16)), lambda: of(by_element(torch.relu), 64)),
-    "Neighbours are searched": (lambda: of(neighbours, (576, 3)), lambda: of(take, (576, 3), index=4_608)),
+    "Neighbors are searched": (lambda: of(neighbors, (576, 3)), lambda: of(take, (576, 3), index=4_608)),
     "Memory is exceeded": (
         lambda: of(by_element(torch.exp), 40_000, target=SMALL),
         lambda: of(by_element(torch.exp), 400, target=SMALL),

@@ -5,7 +5,7 @@ import torch
 
 from popgeo.capture.capture import bind, capture
 from popgeo.capture.op_graph import OpGraph
-from popgeo.ipu.tiles.map_tensors import Life, lives, storage_sizes
+from popgeo.ipu.tiles.map_tensors import Lifetime, lives, storage_sizes
 from popgeo.ipu.tiles.tile_mapping import TileMapping, linear
 
 
@@ -21,7 +21,7 @@ def graph_of(function, *inputs) -> OpGraph:
     return capture(function, bind(function, *inputs)).graph
 
 
-def lives_of(graph: OpGraph, num_tiles: int = 4) -> list[Life]:
+def lives_of(graph: OpGraph, num_tiles: int = 4) -> list[Lifetime]:
     mappings = {storage: linear(numel, num_tiles, 32) for storage, (numel, _) in storage_sizes(graph).items()}
     return list(lives(graph, mappings, num_tiles).values())
 

@@ -83,7 +83,7 @@ def test_heterogeneous_links():
 
 
 @pytest.mark.parametrize("hetero", [False, True])
-def test_with_times_every_end_has_neighbours_of_its_own_and_none_is_newer(hetero):
+def test_with_times_every_end_has_neighbors_of_its_own_and_none_is_newer(hetero):
     data = library() if hetero else Data(x=torch.ones(60, 1), edge_index=DATA.edge_index)
     key = ("author", "writes", "paper")
     for node_type in data.node_types if hetero else ():

@@ -1,4 +1,4 @@
-"""Seeds with sampled neighbours: one shape, seeds first and never lost, and what the whole graph would have given."""
+"""Seeds with sampled neighbors: one shape, seeds first and never lost, and what the whole graph would have given."""
 
 from itertools import islice
 
@@ -60,7 +60,7 @@ def test_seeds_come_first_and_a_last_batch_has_fewer():
     assert len(loader_of(input_nodes=torch.arange(20, 40), batch_size=8, drop_last=True)) == 2
 
 
-def test_graph_sage_with_all_neighbours_gives_what_it_gives_on_the_whole_graph(native):
+def test_graph_sage_with_all_neighbors_gives_what_it_gives_on_the_whole_graph(native):
     torch.manual_seed(0)
     model = GraphSAGE(3, 8, num_layers=2, out_channels=4).eval()
     x = torch.randn(60, 3)
@@ -126,7 +126,7 @@ def test_a_batch_of_padding_alone_fills_up_a_shard():
 
 def test_measured_sizes_hold_999_of_1000_further_batches():
     data = random_graph(num_nodes=400, num_edges=3000, seed=3)
-    hubs = torch.arange(400).repeat(3) % 7  # a few nodes that many others have as a neighbour
+    hubs = torch.arange(400).repeat(3) % 7  # a few nodes that many others have as a neighbor
     data.edge_index = torch.cat([data.edge_index, torch.stack([hubs, torch.arange(1200) % 400])], 1)
     data.edge_attr = torch.zeros(data.num_edges, 1)
     loader = FixedSizeNeighborLoader(data, [3, 2], batch_size=16, shuffle=True, seed=1)
@@ -159,7 +159,7 @@ def test_an_epoch_is_repeated_by_its_seed_and_differs_from_the_next():
     assert ids(loader_of(shuffle=True, seed=6)) != first
 
 
-def test_neighbours_are_drawn_anew_in_every_epoch_even_without_shuffle():
+def test_neighbors_are_drawn_anew_in_every_epoch_even_without_shuffle():
     loader = loader_of(num_neighbors=(2,))
     assert [b.n_id.tolist() for b in loader] != [b.n_id.tolist() for b in loader]
 
@@ -292,7 +292,7 @@ def test_isolated_seeds_and_seeds_twice():
 
 
 @pytest.mark.filterwarnings("ignore:.*pyg-lib:UserWarning")  # that torch_sparse is the peer is meant
-def test_with_all_neighbours_batches_hold_what_those_of_pyg_hold():
+def test_with_all_neighbors_batches_hold_what_those_of_pyg_hold():
     pytest.importorskip("torch_sparse", reason="PyG samples by an extension: torch_sparse is not installed")
     theirs = NeighborLoader(DATA, [-1, -1], input_nodes=torch.arange(0, 60, 2), batch_size=6)
     ours = loader_of(num_neighbors=(-1, -1), input_nodes=torch.arange(0, 60, 2), batch_size=6)

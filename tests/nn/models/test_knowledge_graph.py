@@ -5,7 +5,7 @@ import torch
 import torch_geometric.nn.kge as pyg
 from torch.testing import assert_close
 
-from popgeo.nn import ComplEx, DistMult, KnowledgeGraphModel, RotatE, Side, TransE
+from popgeo.nn import ComplEx, DistMult, KnowledgeGraphModel, RotatE, TransE, TripleEnd
 
 SIZES = (9, 4, 6)  # entities, relations, channels
 PAIRS = {
@@ -45,14 +45,16 @@ def test_a_checkpoint_of_pyg_gives_the_same_scores_and_gradients(name: str, trip
 
 
 @EACH_MODEL
-@pytest.mark.parametrize("side", Side)
-def test_candidates_for_either_end_score_as_the_triples_that_they_make(name: str, side: Side, triples: torch.Tensor):
+@pytest.mark.parametrize("side", TripleEnd)
+def test_candidates_for_either_end_score_as_the_triples_that_they_make(
+    name: str, side: TripleEnd, triples: torch.Tensor
+):
     model, (head, relation, tail) = make_pair(name)[0], triples
     candidates = torch.arange(SIZES[0])
-    table = model.score_candidates(head if side is Side.TAIL else tail, relation, side, candidates)
+    table = model.score_candidates(head if side is TripleEnd.TAIL else tail, relation, side, candidates)
     for entity in candidates:
         here = entity.expand_as(head)
-        ends = (head, relation, here) if side is Side.TAIL else (here, relation, tail)
+        ends = (head, relation, here) if side is TripleEnd.TAIL else (here, relation, tail)
         assert_close(table[:, entity], model(*ends))
 
 

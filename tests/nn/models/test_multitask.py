@@ -76,7 +76,7 @@ def test_the_loss_is_the_weighted_sum_of_the_means_over_known_labels():
 
 
 @pytest.mark.parametrize("trunk", [GINE, GIN, GCN])
-def test_padding_and_neighbours_change_no_prediction_loss_or_gradient(trunk: type[nn.Module]):
+def test_padding_and_neighbors_change_no_prediction_loss_or_gradient(trunk: type[nn.Module]):
     multitask = model(trunk).double()
     doubled = [data.clone().apply(lambda t: t.double() if t.is_floating_point() else t) for data in MOLECULES[:3]]
     check_padding_invariance(

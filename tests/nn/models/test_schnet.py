@@ -93,7 +93,7 @@ def test_precomputed_edges_packed_by_a_collater_give_the_same(half_list: bool):
     assert_close(out, theirs(z, pos, batch), rtol=1e-10, atol=1e-10)
 
 
-def test_precomputed_edges_take_fewer_slots_than_neighbours():
+def test_precomputed_edges_take_fewer_slots_than_neighbors():
     z, pos, batch = make_molecules()
     transform = PrecomputeInteractionGraph(5.0)
     num_edges = sum(transform(Data(z=z[batch == i], pos=pos[batch == i])).num_edges for i in range(4))

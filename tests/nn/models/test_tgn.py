@@ -1,4 +1,4 @@
-"""TGN's memory, last neighbours and embedding: equal to PyG's event by event, whatever is in the padding."""
+"""TGN's memory, last neighbors and embedding: equal to PyG's event by event, whatever is in the padding."""
 
 import copy
 from collections import deque
@@ -125,7 +125,7 @@ def test_a_batch_of_padding_alone_changes_no_state():
 
 
 @pytest.mark.parametrize("size", [1, 2, 4, 30])
-def test_the_last_neighbours_are_the_last_after_every_batch(size: int):
+def test_the_last_neighbors_are_the_last_after_every_batch(size: int):
     events = make_events()
     events.msg = torch.arange(len(events.src)).float().unsqueeze(1)  # the number of the event
     own = LastNeighbors(NODES, size, 1)
@@ -142,7 +142,7 @@ def test_the_last_neighbours_are_the_last_after_every_batch(size: int):
 
 
 @pytest.mark.parametrize("size", [4, 30])
-def test_the_last_neighbours_are_pygs_after_every_batch(size: int):
+def test_the_last_neighbors_are_pygs_after_every_batch(size: int):
     """Batches of four: of a node with more than `size` events in one batch PyG's loader keeps any, not the last."""
     events = make_events(is_bipartite=size == 4)
     events.msg = torch.arange(len(events.src)).float().unsqueeze(1)  # PyG keeps the number of the event
@@ -346,7 +346,7 @@ def test_no_activation_gradient_or_state_is_denormal(native: str):
     assert made.found == []
 
 
-def test_attention_tells_a_recent_neighbour_from_an_old_one_only_if_it_knows_what_time_it_is():
+def test_attention_tells_a_recent_neighbor_from_an_old_one_only_if_it_knows_what_time_it_is():
     events = batches(make_events(30))
     for since, knows in (("now", True), ("last update", False)):
         model = make_model(dropout=0.0, since=since)

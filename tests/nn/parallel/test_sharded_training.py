@@ -18,9 +18,9 @@ from popgeo.nn import (
     LogSigmoidLoss,
     RotatE,
     ShardedTraining,
-    Side,
     SoftmaxLoss,
     TransE,
+    TripleEnd,
 )
 from popgeo.ops.shard_exchange import exchange_shards
 from popgeo.sampling import EntityShards
@@ -53,8 +53,8 @@ def plain_loss(model: KnowledgeGraphModel, batch: TripleBatch, loss: LogSigmoidL
         head, relation, tail = (t[shard][mask] for t in (batch.head_entity, batch.relation, batch.tail_entity))
         others = batch.negative_entity[shard].flatten()
         others = others[others >= 0]
-        for side in Side:
-            known, asked = (head, tail) if side is Side.TAIL else (tail, head)
+        for side in TripleEnd:
+            known, asked = (head, tail) if side is TripleEnd.TAIL else (tail, head)
             scores = model.score_candidates(known, relation, side, others)
             counts = others != asked.unsqueeze(1)
             total = total + loss(model(head, relation, tail), scores, counts) * len(head) / 2

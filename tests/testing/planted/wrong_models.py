@@ -128,7 +128,7 @@ def features_of_edges_by_position():
     return forward
 
 
-@planted("order of edges", "SAGEConv(aggr='lstm') over the neighbours as they are listed")
+@planted("order of edges", "SAGEConv(aggr='lstm') over the neighbors as they are listed")
 def last_message_wins():
     class Recurrent(nn.Module):
         def __init__(self) -> None:
@@ -142,7 +142,7 @@ def last_message_wins():
     return Recurrent()
 
 
-@planted("duplicate edges", "a neighbour list that holds a pair twice, as lists of images do", also=["duplicate edges"])
+@planted("duplicate edges", "a neighbor list that holds a pair twice, as lists of images do", also=["duplicate edges"])
 def pairs_counted_as_listed():
     return Net()
 
@@ -215,8 +215,8 @@ def distances_by_squares():
     return apart
 
 
-@planted("lone nodes", "a mean over neighbours that divides by their number, which may be zero")
-def mean_of_no_neighbours():
+@planted("lone nodes", "a mean over neighbors that divides by their number, which may be zero")
+def mean_of_no_neighbors():
     def mean(x: Tensor, batch: Any) -> Tensor:
         ones = ops.scatter(torch.ones_like(batch.edge_index[1], dtype=x.dtype), batch.edge_index[1], 0, dim_size=len(x))
         return x / ones.unsqueeze(1)

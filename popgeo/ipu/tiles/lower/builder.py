@@ -16,7 +16,7 @@ Lowering = Callable[["Scope", Op], None]
 """Adds the steps of an operation to the builder of a scope."""
 Places = dict[int, tuple[str, int]]
 """For each storage its variable, and the element of the variable at which the storage starts."""
-Work = Callable[[int, np.ndarray], tuple[Sequence[Region], tuple[Any, ...]]]
+GraphWork = Callable[[int, np.ndarray], tuple[Sequence[Region], tuple[Any, ...]]]
 """What a vertex reads, and its arguments, for a tile and the positions of a result that it makes."""
 
 
@@ -137,7 +137,7 @@ class Scope:
         return self.builder.partial(self.label, dtype, holders)
 
     def compute(
-        self, name: str, operation: str, out: Region, work: Work, keywords: Mapping[str, Any] | None = None
+        self, name: str, operation: str, out: Region, work: GraphWork, keywords: Mapping[str, Any] | None = None
     ) -> None:
         """A compute set in which each tile makes those elements of a result that it holds.
 

@@ -12,11 +12,11 @@ from popgeo.ipu.tiles.lower.movement import copy
 from popgeo.ipu.tiles.lower.reduce import combine_partials
 from popgeo.ipu.tiles.steps import Region, Vertex
 
-Parts = Mapping[int, tuple[Any, ...]]
+StructureParts = Mapping[int, tuple[Any, ...]]
 """For each tile at work, how the leading dimensions are indexed to get its part."""
 
 
-def rows_for_tiles(scope: Scope, rows: int) -> Parts:
+def rows_for_tiles(scope: Scope, rows: int) -> StructureParts:
     """As many rows for each tile as for any other, as far as there are rows."""
     return {tile: (some,) for tile, some in enumerate(cuts(rows, scope.builder.num_tiles))}
 
@@ -26,7 +26,7 @@ def in_parts(
     operation: str,
     given: Sequence[Region],
     results: Sequence[Region | None],
-    parts: Parts,
+    parts: StructureParts,
     arguments: Mapping[int, tuple[Any, ...]] | tuple[Any, ...],
     *,
     keywords: Mapping[str, Any] | None = None,

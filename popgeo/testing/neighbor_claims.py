@@ -1,4 +1,4 @@
-"""What a list of neighbours promises, against all pairs of atoms and images, one by one."""
+"""What a list of neighbors promises, against all pairs of atoms and images, one by one."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -14,13 +14,13 @@ from popgeo.testing.claims import BrokenError, Case, NotTriedError, Subject, Sub
 
 _NEAR = 1e-5  # of the cutoff: pairs so near to it may be listed or not, as numbers are rounded
 _LAYOUTS = ("columns", "strided", "read-only")
-_CROWD = 31  # neighbours of an atom; lists that keep a fixed number of them often keep 32
+_CROWD = 31  # neighbors of an atom; lists that keep a fixed number of them often keep 32
 
-Row = tuple[int, ...]  # centre i, neighbour j, and the image of j in cells
+Row = tuple[int, ...]  # centre i, neighbor j, and the image of j in cells
 
 
 def structure(positions: Any, cell: Any = None, pbc: Sequence[bool] = (), cutoff: float = 3.0) -> Data:
-    """Atoms, a cell whose rows are its vectors, and how far neighbours reach."""
+    """Atoms, a cell whose rows are its vectors, and how far neighbors reach."""
     return Data(
         pos=torch.as_tensor(np.array(positions), dtype=torch.float64).view(-1, 3),
         cell=torch.as_tensor(np.zeros((3, 3)) if cell is None else np.array(cell, dtype=float)).view(1, 3, 3),
@@ -58,7 +58,7 @@ def structures() -> list[Data]:
 
 
 def all_pairs(atoms: Data, cutoff: float) -> dict[Row, float]:
-    """How far apart the atoms and images nearer than a cutoff are, by centre, neighbour and image."""
+    """How far apart the atoms and images nearer than a cutoff are, by centre, neighbor and image."""
     pos, cell, pbc = atoms.pos.double().numpy(), atoms.cell[0].double().numpy(), atoms.pbc[0].numpy()
     whole = np.where(pbc[:, None], cell, 0)
     inverse = np.linalg.pinv(whole)  # its columns are as long as 1 / the distance of two opposite faces
@@ -74,14 +74,14 @@ def all_pairs(atoms: Data, cutoff: float) -> dict[Row, float]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class NeighbourSubject(Subject):
-    """A list of neighbours, as a function `(positions, cell, pbc, cutoff)` that returns `i, j, S`.
+class NeighborSubject(Subject):
+    """A list of neighbors, as a function `(positions, cell, pbc, cutoff)` that returns `i, j, S`.
 
-    Positions [n, 3], cell [3, 3] and pbc [3] are arrays of numpy; atom j, moved by `S @ cell`, neighbours atom i.
+    Positions [n, 3], cell [3, 3] and pbc [3] are arrays of numpy; atom j, moved by `S @ cell`, neighbors atom i.
     A ValueError or a NotImplementedError is a refusal: that structure is passed over.
     """
 
-    kind: ClassVar[SubjectKind] = SubjectKind.NEIGHBOUR_LIST
+    kind: ClassVar[SubjectKind] = SubjectKind.NEIGHBOR_LIST
     limit: ClassVar[int] = 100
 
     def __post_init__(self) -> None:
@@ -89,9 +89,9 @@ class NeighbourSubject(Subject):
             object.__setattr__(self, "graphs", tuple(structures()))
 
     def prepare(self) -> None:
-        """Lists the neighbours of one structure."""
+        """Lists the neighbors of one structure."""
         if not callable(self.what):
-            raise ValueError("A list of neighbours is tried by a function of positions, cell, pbc and cutoff: i, j, S.")
+            raise ValueError("A list of neighbors is tried by a function of positions, cell, pbc and cutoff: i, j, S.")
         self.rows(self.graphs[0])
 
     def rows(self, atoms: Data, change: Callable[[np.ndarray], np.ndarray] = np.copy) -> list[Row]:
@@ -104,7 +104,7 @@ class NeighbourSubject(Subject):
         return [(*map(int, row),) for row in np.column_stack([i, j, image.reshape(len(i), 3)])]
 
 
-def _calm(subject: NeighbourSubject, case: Case) -> Iterator[tuple[str, Data, list[Row], dict[Row, float]]]:
+def _calm(subject: NeighborSubject, case: Case) -> Iterator[tuple[str, Data, list[Row], dict[Row, float]]]:
     """What to call each structure that is neither crowded nor refused, it, the rows of the list, and all pairs."""
     refused = "structures are crowded"
     tried = 0
@@ -123,7 +123,7 @@ def _calm(subject: NeighbourSubject, case: Case) -> Iterator[tuple[str, Data, li
 
 
 def _most(pairs: dict[Row, float]) -> int:
-    """How many neighbours the atom has that has most."""
+    """How many neighbors the atom has that has most."""
     return max(Counter(row[0] for row in pairs).values(), default=0)
 
 
@@ -134,13 +134,13 @@ def _against_all_pairs(name: str) -> Callable[[Compare], Compare]:
     """Makes a claim of a function that yields each difference between a list's rows and all pairs."""
 
     def register(compare: Compare) -> Compare:
-        def check(subject: NeighbourSubject, case: Case) -> None:
+        def check(subject: NeighborSubject, case: Case) -> None:
             for where, atoms, rows, pairs in _calm(subject, case):
                 for wrong in compare(rows, pairs, float(atoms.cutoff)):
                     raise BrokenError(f"{where}: {wrong}")
 
         check.__doc__ = compare.__doc__
-        claim(name, SubjectKind.NEIGHBOUR_LIST)(check)
+        claim(name, SubjectKind.NEIGHBOR_LIST)(check)
         return compare
 
     return register
@@ -152,7 +152,7 @@ def _sure(pairs: dict[Row, float], cutoff: float) -> dict[Row, float]:
 
 @_against_all_pairs("complete")
 def every_pair_is_listed(rows: list[Row], pairs: dict[Row, float], cutoff: float) -> Iterator[str]:
-    """Any two atoms within the cutoff, whichever their images, are neighbours.
+    """Any two atoms within the cutoff, whichever their images, are neighbors.
 
     Tried: molecules, crystals, thin, skewed, left-handed and partly periodic cells, atoms outside of theirs.
 
@@ -166,7 +166,7 @@ def every_pair_is_listed(rows: list[Row], pairs: dict[Row, float], cutoff: float
 
 @_against_all_pairs("right images")
 def images_are_right(rows: list[Row], pairs: dict[Row, float], cutoff: float) -> Iterator[str]:
-    """A neighbour is listed once for each of its images within the cutoff, the atom's own among them.
+    """A neighbor is listed once for each of its images within the cutoff, the atom's own among them.
 
     Tried: as for complete; a pair that is listed must have each of its images, and an atom its own.
 
@@ -181,7 +181,7 @@ def images_are_right(rows: list[Row], pairs: dict[Row, float], cutoff: float) ->
 
 @_against_all_pairs("within the cutoff")
 def none_is_farther(rows: list[Row], pairs: dict[Row, float], cutoff: float) -> Iterator[str]:
-    """No neighbour lies beyond the cutoff.
+    """No neighbor lies beyond the cutoff.
 
     Tried: the distance of each row is found from positions, cell and S.
 
@@ -194,7 +194,7 @@ def none_is_farther(rows: list[Row], pairs: dict[Row, float], cutoff: float) -> 
 
 @_against_all_pairs("symmetric")
 def both_directions_are_listed(rows: list[Row], pairs: dict[Row, float], cutoff: float) -> Iterator[str]:
-    """If one atom is a neighbour of another, the other is of the first, by the opposite image.
+    """If one atom is a neighbor of another, the other is of the first, by the opposite image.
 
     Tried: each row i, j, S is looked for as j, i, -S.
 
@@ -209,9 +209,9 @@ def both_directions_are_listed(rows: list[Row], pairs: dict[Row, float], cutoff:
 
 @_against_all_pairs("each once")
 def none_is_doubled(rows: list[Row], pairs: dict[Row, float], cutoff: float) -> Iterator[str]:
-    """No row comes twice, and no atom is its own neighbour without an image.
+    """No row comes twice, and no atom is its own neighbor without an image.
 
-    Tried: rows that come again, and atoms that neighbour themselves in their own cell, are counted.
+    Tried: rows that come again, and atoms that neighbor themselves in their own cell, are counted.
 
     Cause: thin cells are walked over from both sides, a half list is doubled with its own images, or i = j is left in.
     """
@@ -220,11 +220,11 @@ def none_is_doubled(rows: list[Row], pairs: dict[Row, float], cutoff: float) -> 
             yield f"{row} is listed {times} time{'s' * (times > 1)}"
 
 
-@claim("capacity is loud", SubjectKind.NEIGHBOUR_LIST)
-def capacity_is_loud(subject: NeighbourSubject, case: Case) -> None:
-    """Where an atom has more neighbours than the list holds, there is an error.
+@claim("capacity is loud", SubjectKind.NEIGHBOR_LIST)
+def capacity_is_loud(subject: NeighborSubject, case: Case) -> None:
+    """Where an atom has more neighbors than the list holds, there is an error.
 
-    Tried: structures in which atoms have more than 31 neighbours; any error is as good as all of them.
+    Tried: structures in which atoms have more than 31 neighbors; any error is as good as all of them.
 
     Cause: arrays of one size are filled and the rest is dropped, as radius_graph of PyG does with its
     max_num_neighbors=32: count them, and raise if there are more.
@@ -239,14 +239,14 @@ def capacity_is_loud(subject: NeighbourSubject, case: Case) -> None:
             except Exception:  # loud, in whatever words
                 continue
             if missing:
-                raise BrokenError(f"structure {number}: {len(missing)} of {len(pairs)} neighbours are dropped silently")
+                raise BrokenError(f"structure {number}: {len(missing)} of {len(pairs)} neighbors are dropped silently")
     if not crowded:
         raise NotTriedError("no structure is crowded")
 
 
-@claim("any memory layout", SubjectKind.NEIGHBOUR_LIST, settings=[{"layout": name} for name in _LAYOUTS])
-def layout_does_not_matter(subject: NeighbourSubject, case: Case) -> None:
-    """Neighbours depend on the numbers, and not on how they lie in memory.
+@claim("any memory layout", SubjectKind.NEIGHBOR_LIST, settings=[{"layout": name} for name in _LAYOUTS])
+def layout_does_not_matter(subject: NeighborSubject, case: Case) -> None:
+    """Neighbors depend on the numbers, and not on how they lie in memory.
 
     Tried: the same numbers in Fortran's order, as a view with strides, and read-only.
 
@@ -268,9 +268,9 @@ def _laid_out(array: np.ndarray, layout: str) -> np.ndarray:
     return array
 
 
-@claim("nothing is kept", SubjectKind.NEIGHBOUR_LIST)
-def nothing_is_kept(subject: NeighbourSubject, case: Case) -> None:
-    """Neighbours belong to the structure at hand, whatever was asked before.
+@claim("nothing is kept", SubjectKind.NEIGHBOR_LIST)
+def nothing_is_kept(subject: NeighborSubject, case: Case) -> None:
+    """Neighbors belong to the structure at hand, whatever was asked before.
 
     Tried: a structure, then one whose atoms have moved, one of another cell, and the first again.
 

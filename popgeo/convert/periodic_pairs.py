@@ -58,7 +58,7 @@ def list_pairs(pos: np.ndarray, cell: np.ndarray, pbc: np.ndarray, cutoff: float
     return torch.from_numpy(edges), torch.from_numpy(shift)
 
 
-class NeighbourList:
+class NeighborList:
     """The edges within a cutoff while atoms move, from a list that reaches a skin farther.
 
     No edge can be missing while no atom has moved half of the skin. Longer edges are left out, so the edges equal the
@@ -73,22 +73,22 @@ class NeighbourList:
 
     Example:
         >>> import pytest; ase = pytest.importorskip("ase")
-        >>> neighbours = NeighbourList(cutoff=1.5, skin=0.5)
-        >>> neighbours.of(ase.Atoms("H3", [[0, 0, 0], [0, 0, 1], [0, 0, 2.6]]))[0].tolist()
+        >>> neighbors = NeighborList(cutoff=1.5, skin=0.5)
+        >>> neighbors.of(ase.Atoms("H3", [[0, 0, 0], [0, 0, 1], [0, 0, 2.6]]))[0].tolist()
         [[1, 0], [0, 1]]
     """
 
     def __init__(self, cutoff: float, skin: float) -> None:
         if skin < 0:
-            raise ValueError(f"The skin is {skin}; neighbours are kept up to the cutoff and the skin, at least 0.")
+            raise ValueError(f"The skin is {skin}; neighbors are kept up to the cutoff and the skin, at least 0.")
         self.cutoff, self.skin = cutoff, skin
         self.num_found = 0
-        """How often all neighbours were searched."""
+        """How often all neighbors were searched."""
         self._made_for: tuple[np.ndarray, ...] | None = None
         self._edges, self._shifts = np.empty((2, 0), np.int64), np.empty((0, 3))
 
     def of(self, atoms: Any) -> tuple[np.ndarray, np.ndarray]:
-        """Edges (neighbour, centre) [2, n], sorted by centre, and what is added to the neighbour's position [n, 3].
+        """Edges (neighbor, centre) [2, n], sorted by centre, and what is added to the neighbor's position [n, 3].
 
         Raises:
             ValueError: see `list_pairs`.
@@ -98,8 +98,8 @@ class NeighbourList:
             self._edges, self._shifts = (part.numpy() for part in found)
             self._made_for = atoms.positions.copy(), atoms.cell.array.copy(), atoms.pbc.copy()
             self.num_found += 1
-        neighbour, centre = self._edges
-        vectors = atoms.positions[neighbour] - atoms.positions[centre] + self._shifts
+        neighbor, centre = self._edges
+        vectors = atoms.positions[neighbor] - atoms.positions[centre] + self._shifts
         near = np.flatnonzero(np.einsum("ij,ij->i", vectors, vectors) < self.cutoff**2)
         return self._edges[:, near], self._shifts[near]
 

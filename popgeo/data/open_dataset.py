@@ -158,7 +158,7 @@ def _kept(dataset: Any) -> _Kept:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Opened:
+class OpenDataset:
     """What is known of a dataset before a batch is made of it.
 
     Attributes:
@@ -182,7 +182,7 @@ class Opened:
         exclude_keys: Sequence[str] | None = None,
         levels: Levels | None = None,
         progress_bar: bool | None = None,
-    ) -> "Opened":
+    ) -> "OpenDataset":
         """Reads a dataset that is in memory or flat on disk; of any other dataset, the first graphs.
 
         Args:

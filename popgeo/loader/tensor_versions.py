@@ -13,7 +13,7 @@ Owned: TypeAlias = list[tuple[int | str, dict[str, Any]]]
 _version = attrgetter("_version")
 
 
-class SeenTensors:
+class TensorVersions:
     """The values of all graphs of a dataset when they were read, by identity and version.
 
     Args:

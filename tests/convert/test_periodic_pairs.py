@@ -1,4 +1,4 @@
-"""Claims about neighbours that are kept while atoms move."""
+"""Claims about neighbors that are kept while atoms move."""
 
 import itertools
 import sys
@@ -6,7 +6,7 @@ import sys
 import numpy as np
 import pytest
 
-from popgeo.convert.neighbours import NeighbourList, list_pairs
+from popgeo.convert.periodic_pairs import NeighborList, list_pairs
 
 ase = pytest.importorskip("ase", reason="ase is not installed: pip install '.[atoms]' in a clone")
 
@@ -25,14 +25,14 @@ def as_set(edges: np.ndarray, shifts: np.ndarray) -> set[tuple[float, ...]]:
 def test_edges_of_a_walk_are_those_of_a_new_list_at_each_step(pbc):
     atoms, generator = copper(), np.random.default_rng(0)
     atoms.pbc = pbc
-    kept = NeighbourList(cutoff=3.0, skin=0.6)
+    kept = NeighborList(cutoff=3.0, skin=0.6)
     counts = set()
     for step in range(60):
         atoms.positions += generator.normal(0, 0.04, atoms.positions.shape)
         if step == 40:
             atoms.wrap()
         edges, shifts = kept.of(atoms)
-        fresh = NeighbourList(cutoff=3.0, skin=0.0)
+        fresh = NeighborList(cutoff=3.0, skin=0.0)
         assert as_set(edges, shifts) == as_set(*fresh.of(atoms))
         assert (np.diff(edges[1]) >= 0).all()
         counts.add(edges.shape[1])
@@ -41,7 +41,7 @@ def test_edges_of_a_walk_are_those_of_a_new_list_at_each_step(pbc):
 
 
 def test_a_list_serves_until_an_atom_has_moved_half_of_the_skin():
-    atoms, kept = copper(), NeighbourList(cutoff=3.0, skin=0.6)
+    atoms, kept = copper(), NeighborList(cutoff=3.0, skin=0.6)
     kept.of(atoms)
     atoms.positions[3, 0] += 0.299
     kept.of(atoms)
@@ -52,7 +52,7 @@ def test_a_list_serves_until_an_atom_has_moved_half_of_the_skin():
 
 
 def test_another_cell_other_boundaries_or_other_atoms_make_a_new_list():
-    atoms, kept = copper(), NeighbourList(cutoff=3.0, skin=0.6)
+    atoms, kept = copper(), NeighborList(cutoff=3.0, skin=0.6)
     for change in (
         lambda: atoms.set_cell(atoms.cell * 1.001),
         lambda: atoms.set_pbc((True, True, False)),
@@ -72,19 +72,19 @@ def test_a_cell_that_repeats_without_a_vector_is_refused_with_vesin_and_without(
     atoms, found = copper(), []
     atoms.pbc = True, False, True
     for _ in range(2):
-        found.append(as_set(*NeighbourList(cutoff=3.0, skin=0.6).of(atoms)))
+        found.append(as_set(*NeighborList(cutoff=3.0, skin=0.6).of(atoms)))
         for vector in (2 * atoms.cell[0], np.zeros(3)):
             flat = copper()
             flat.set_cell([*flat.cell[:2], vector])
             with pytest.raises(ValueError, match="The cell repeats along"):
-                NeighbourList(cutoff=3.0, skin=0.6).of(flat)
+                NeighborList(cutoff=3.0, skin=0.6).of(flat)
         monkeypatch.setitem(sys.modules, "vesin", None)
     assert found[0] == found[1]
 
 
 def test_a_negative_skin_is_refused():
     with pytest.raises(ValueError, match="The skin is -1"):
-        NeighbourList(cutoff=3.0, skin=-1)
+        NeighborList(cutoff=3.0, skin=-1)
 
 
 @pytest.mark.parametrize("where", [np.nan, np.inf, 1e20])
@@ -92,7 +92,7 @@ def test_atoms_that_have_flown_away_are_refused_before_a_library_is_asked(where)
     atoms = copper()
     atoms.positions[3, 1] = where
     with pytest.raises(ValueError, match="dynamics, it has blown up"):
-        NeighbourList(cutoff=3.0, skin=0.6).of(atoms)
+        NeighborList(cutoff=3.0, skin=0.6).of(atoms)
 
 
 @pytest.mark.parametrize("vesin", [True, False])

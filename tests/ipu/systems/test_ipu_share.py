@@ -118,7 +118,7 @@ def test_several_ipus_without_shards_are_said_to_be_counted_as_one():
     assert "Exchange between IPUs is counted as within one" not in titles(4)
 
 
-def test_a_grid_sums_over_neighbours_and_joins_over_its_rows():
+def test_a_grid_sums_over_neighbors_and_joins_over_its_rows():
     report = estimate(ParallelLinear2D(32, 32, (2, 4)), torch.empty(8, 32), replace(BOW, num_ipus=8))
     over_links = {cost.target: cost.plan.split["IPUs"] for cost in report.costs if "IPUs" in cost.plan.split}
     assert over_links == {"popgeo.all_reduce.default": 4, "popgeo.all_gather.default": 2}

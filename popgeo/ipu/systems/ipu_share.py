@@ -28,7 +28,7 @@ from popgeo.ipu.tiles.measure_memory import memory
 
 
 @dataclass(frozen=True, kw_only=True)
-class Share:
+class IpuShare:
     """One IPU's share of a step, or that of the IPUs that hold a shard together.
 
     Attributes:
@@ -110,7 +110,7 @@ def is_shared(model: object, target: IpuTarget) -> bool:
 
 def share_of(
     model: Callable[..., Any], arguments: Arguments, options: Options, optimizer: Optimizer | None = None
-) -> Share:
+) -> IpuShare:
     """The share of one IPU in a model's step; of a model without shards, the whole step.
 
     Args:
@@ -138,7 +138,7 @@ def share_of(
         )
         step = with_shared_statistics(step, model, options.replication_factor if optimizer else 1)
         update = update_of(model, step, optimizer, options) if optimizer and isinstance(model, nn.Module) else None
-    return Share(step=step, update=update, target=target, shards=shards)
+    return IpuShare(step=step, update=update, target=target, shards=shards)
 
 
 def update_of(model: nn.Module, step: CapturedStep, optimizer: Optimizer, options: Options) -> Update:

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch_geometric.data import Data
 
-from popgeo.data import FixedSizeCollater, FixedSizeOptions, slots
+from popgeo.data import FixedSizeCollater, FixedSizeOptions, batch_contents
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "batch.md").read_text()
 SIZES = FixedSizeOptions(num_nodes=8, num_edges=7, num_graphs=4)
@@ -34,7 +34,7 @@ def words(text: str) -> set[str]:
 
 def in_code() -> dict[str, str]:
     """The shape of each tensor by the first table of the code."""
-    table = section(slots.__doc__, "tensor          shape", "\n\nSome")
+    table = section(batch_contents.__doc__, "tensor          shape", "\n\nSome")
     found = re.findall(r"^    (\S.*?)  +(\[.*?\])", table, flags=re.MULTILINE)
     return {name: shape for names, shape in found for name in words(names)}
 
@@ -45,7 +45,7 @@ def in_guide() -> dict[str, str]:
     return {name: shape for names, shape, *_ in rows(table) for name in words(names)}
 
 
-MORE_IN_CODE = section(slots.__doc__, "Some batches hold more:", "Indices are")
+MORE_IN_CODE = section(batch_contents.__doc__, "Some batches hold more:", "Indices are")
 MORE_IN_GUIDE = section(PAGE, "Some batches hold more.", "`index_dtype")
 
 

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 
-class Reached(NamedTuple):
+class OpenFile(NamedTuple):
     """How many structures a file has, what reads one of them as an `Atoms` of ASE, and what is said of the file."""
 
     num_structures: int

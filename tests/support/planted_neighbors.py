@@ -1,6 +1,6 @@
-"""Right lists of neighbours, and wrong ones: each the smallest form of a defect that was shipped.
+"""Right lists of neighbors, and wrong ones: each the smallest form of a defect that was shipped.
 
-A list takes positions, cell, pbc and cutoff, and gives centres i, neighbours j and images S of j.
+A list takes positions, cell, pbc and cutoff, and gives centres i, neighbors j and images S of j.
 """
 
 from collections.abc import Callable
@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from popgeo.testing.neighbour_claims import all_pairs, structure
+from popgeo.testing.neighbor_claims import all_pairs, structure
 
 Listed = tuple[np.ndarray, np.ndarray, np.ndarray]
 
@@ -162,7 +162,7 @@ def cell_by_columns(positions: Any, cell: Any, pbc: Any, cutoff: float) -> Liste
     return right(positions, cell.T, pbc, cutoff)
 
 
-class Kept:
+class StashedValue:
     """A list that is made anew where there is another number of atoms, or of another cell."""
 
     def __init__(self, looks_at_cell: bool) -> None:
@@ -215,12 +215,12 @@ WRONG: dict[str, Wrong] = {
     "periodic if any": (periodic_if_any, "within the cutoff", "pbc.any() of a slab"),
     "periodic if all": (periodic_if_all, "complete", "pbc.all() of a slab"),
     "by buffer": (by_buffer, "any memory layout", "nequip 0.19's changelog: forces of inputs that are not contiguous"),
-    "kept by number": (Kept(False), "nothing is kept", "a skin without a look at how far atoms moved"),
+    "kept by number": (StashedValue(False), "nothing is kept", "a skin without a look at how far atoms moved"),
 }
 HELD_OUT: dict[str, Wrong] = {
     "first 32": (chosen(_first_32), "capacity is loud", "the first that were found"),
     "cell by columns": (cell_by_columns, "within the cutoff", "a cell whose vectors are columns"),
-    "kept by cell": (Kept(True), "nothing is kept", "a list that looks at the cell alone"),
+    "kept by cell": (StashedValue(True), "nothing is kept", "a list that looks at the cell alone"),
     "one less": (one_less, "complete", "the last atom's bin is left out"),
 }
 
@@ -234,7 +234,7 @@ def refuses_cells(positions: Any, cell: Any, pbc: Any, cutoff: float) -> Listed:
 def refuses_crowds(positions: Any, cell: Any, pbc: Any, cutoff: float) -> Listed:
     found = right(positions, cell, pbc, cutoff)
     if len(found[0]) > 500:
-        raise RuntimeError("more than 500 neighbours")
+        raise RuntimeError("more than 500 neighbors")
     return found
 
 
@@ -253,19 +253,19 @@ def of_vesin(positions: Any, cell: Any, pbc: Any, cutoff: float) -> Listed:
 
 
 def of_matscipy(positions: Any, cell: Any, pbc: Any, cutoff: float) -> Listed:
-    from matscipy.neighbours import neighbour_list
+    from matscipy.neighbors import neighbor_list
 
     whole = cell + np.diag(np.where(cell.any(axis=1), 0.0, 1e3))
-    return neighbour_list("ijS", cell=whole, pbc=pbc, positions=positions, cutoff=cutoff)
+    return neighbor_list("ijS", cell=whole, pbc=pbc, positions=positions, cutoff=cutoff)
 
 
 def of_popgeo(positions: Any, cell: Any, pbc: Any, cutoff: float, skin: float = 0.0) -> Listed:
     from ase import Atoms
 
-    from popgeo.convert.neighbours import NeighbourList
+    from popgeo.convert.periodic_pairs import NeighborList
 
     atoms = Atoms(f"H{len(positions)}", positions, cell=cell, pbc=pbc)
-    edges, shifts = NeighbourList(cutoff=cutoff, skin=skin).of(atoms)
+    edges, shifts = NeighborList(cutoff=cutoff, skin=skin).of(atoms)
     return edges[1], edges[0], np.rint(shifts @ np.linalg.pinv(cell))
 
 

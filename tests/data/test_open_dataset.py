@@ -2,7 +2,7 @@
 
 import pickle
 
-from popgeo.data.opened import GraphSizes
+from popgeo.data.open_dataset import GraphSizes
 from tests.support.graphs import graph
 
 
