@@ -1,8 +1,8 @@
 """Graph neural networks on batches of fixed size, and a simulated IPU that runs them.
 
-In the order of the flow: a dataset is measured and packed, batches of one shape come out, a model reads them, an
-executor compiles its training step once and runs it. Models are in `popgeo.nn`, as PyG's are in `torch_geometric.nn`;
-the three of the first pages are here as well. Everything is imported when it is first used; `__init__.pyi` lists it.
+The names are listed in the order of use: measure and pack a dataset, load batches of one shape, pass them to a model,
+compile the training step once and run it. Models are in `popgeo.nn`, as in `torch_geometric.nn`; the three models of
+the first pages are here as well. Each name is imported when it is first used; `__init__.pyi` lists all of them.
 """
 
 from popgeo.lazy_names import lazy_names as _lazy_names

@@ -1,4 +1,4 @@
-"""The commands of `popgeo`: each one is imported when it is asked for, so that help and a wrong word need no torch."""
+"""Entry point of the command `popgeo`; it imports a command only to run it, so `--help` does not load torch."""
 
 import sys
 from collections.abc import Sequence
@@ -19,9 +19,9 @@ COMMANDS = {
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs a command, or the demo if none is named.
+    """Run a command, or the demo if no command is named.
 
-    The exit status is 2, and one line says why, if an argument is wrong or a file cannot be read or written.
+    The exit status is 2, and one line gives the reason, if an argument is wrong or a file cannot be read or written.
     """
     words = list(sys.argv[1:] if arguments is None else arguments)
     if words and words[0] not in COMMANDS and not words[0].startswith("-"):
@@ -31,7 +31,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     name, options = (words[0], words[1:]) if words and words[0] in COMMANDS else ("demo", words)
     module, _, function = COMMANDS[name].partition(":")
     try:
-        # Answers --help, --version and a wrong option, before torch is imported.
+        # The parser answers --help, --version and a wrong option before torch is imported.
         if name == "demo":
             command_parsers.demo(options, __version__)
         else:
@@ -43,7 +43,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def command() -> None:
-    """What the console command `popgeo` does."""
+    """Run `main` as the console command `popgeo`."""
     command_line.run(main)
 
 

@@ -1,4 +1,4 @@
-"""Writes files that are whole at any moment."""
+"""Functions that write a file as a whole: at any moment there is the old file or the new one."""
 
 import os
 import re
@@ -9,22 +9,22 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-_SECONDS_TO_WRITE = 3600.0  # no process finishes a file that was begun longer ago
+_SECONDS_TO_WRITE = 3600.0  # an older temporary file belongs to a process that was killed
 _LEFT = re.compile(r"\.popgeo-(\d+)-[0-9a-f]{16}\.part")
-_NAME_LENGTH = 50  # characters of the file's name in that of its temporary file: names have a limit
+_NAME_LENGTH = 50  # characters of the file's name that its temporary file repeats: names have a limit
 NO_LINKS = getattr(os, "O_NOFOLLOW", 0)
 
 
 @contextmanager
 def written_whole(path: Path, *, is_private: bool = False) -> Iterator[Path]:
-    """A temporary file next to a file; when the block ends without an error it takes the place of the file.
+    """Yield a temporary path that replaces the file when the block ends without an error.
 
-    At any moment there is the old file or the new one, also if the machine stops. The folder of the file is made if it
-    is missing. What killed processes have left of their temporary files is removed after an hour. A private file is for
-    its owner only; other files keep their permissions, and the umask decides the permissions of new files.
+    At any moment there is the old file or the new one, also if the machine stops. A missing folder is made. Temporary
+    files of killed processes are deleted after an hour. A private file can be read by its owner only. Another file
+    keeps its permissions; the umask decides the permissions of a new one.
 
     Raises:
-        OSError: the file cannot be written; the error names it, and the old file stays.
+        OSError: The file cannot be written. The error names the file, and the old file stays.
 
     Example:
         >>> import tempfile
@@ -53,10 +53,10 @@ def written_whole(path: Path, *, is_private: bool = False) -> Iterator[Path]:
 
 
 def write_atomically(path: Path, data: bytes, *, is_private: bool = False) -> None:
-    """Writes bytes as `written_whole` does.
+    """Write bytes to a file as a whole, see `written_whole`.
 
     Raises:
-        OSError: the file cannot be written; the error names it, and the old file stays.
+        OSError: The file cannot be written. The error names the file, and the old file stays.
 
     Example:
         >>> import tempfile
@@ -70,13 +70,13 @@ def write_atomically(path: Path, data: bytes, *, is_private: bool = False) -> No
 
 
 def name_file(error: OSError, path: Path, partial: Path | None = None) -> None:
-    """Makes an error of the system name a file: one of a full disk names none, and a temporary name helps no user."""
+    """Add the path of a file to an error of the system that names no file, or a temporary one."""
     if error.errno is not None and error.filename in (None, str(partial)):
         error.filename = str(path)
 
 
 def _remove_left(path: Path) -> None:
-    """Removes the temporary files of the same file that processes have left which were killed an hour ago."""
+    """Delete temporary files of this path that are an hour old and belong to no living process."""
     for name in os.listdir(path.parent):
         found = _LEFT.fullmatch(name.removeprefix(path.name[:_NAME_LENGTH]))
         if found is None or not name.startswith(path.name[:_NAME_LENGTH]):
@@ -87,7 +87,7 @@ def _remove_left(path: Path) -> None:
             is_old = stat.S_ISREG(known.st_mode) and time.time() - known.st_mtime > _SECONDS_TO_WRITE
             if is_old and not _is_alive(int(found[1])):
                 left.unlink()
-        except OSError:  # of a different user, or gone meanwhile
+        except OSError:  # the file belongs to another user, or is gone by now
             continue
 
 
@@ -96,6 +96,6 @@ def _is_alive(process: int) -> bool:
         os.kill(process, 0)
     except (ProcessLookupError, OverflowError):
         return False
-    except OSError:  # of a different user
+    except OSError:  # the process belongs to another user
         return True
     return True

@@ -1,24 +1,24 @@
-"""Several tensors side by side in one piece of memory, so that a single copy moves all of them."""
+"""Several tensors in one piece of memory, so that a single copy moves all of them."""
 
 from collections.abc import Sequence
 from math import prod
 
 import torch
 
-ALIGNMENT = 256  # bytes; what a GPU reads best, and a multiple of what every type and every processor needs
+ALIGNMENT = 256  # bytes; the best alignment for a GPU, and a multiple of every type's and processor's alignment
 
 
 class ByteBlock:
-    """One piece of memory and the tensors in it.
+    """A piece of memory and the tensors that are views of it.
 
     Args:
         kinds: Shape and type of each tensor.
-        device: Where it lies.
-        pin_memory: Use page-locked memory, from which a GPU copies by itself.
+        device: Device of the memory. Default: the processor.
+        pin_memory: Whether to use page-locked memory, from which a GPU copies by itself. Default: False.
 
     Attributes:
-        memory: All of it. uint8 [num_bytes]
-        tensors: Views of it, one for each kind, in order.
+        memory: The whole piece. uint8 [num_bytes]
+        tensors: One view per kind, in the order of `kinds`.
 
     Example:
         >>> block = ByteBlock([((2, 3), torch.float32), ((4,), torch.bool)])

@@ -1,4 +1,4 @@
-"""How a command starts and ends: errors take one line, and nothing is left half done."""
+"""Tools of the commands: parsers with one-line errors, folders for results, and the end of a process."""
 
 import argparse
 import csv
@@ -15,14 +15,15 @@ Dataset = TypeVar("Dataset")
 
 
 class OneLineParser(argparse.ArgumentParser):
-    """Says what is wrong in one line, without repeating the whole usage."""
+    """A parser that reports an error in one line, without repeating the whole usage."""
 
     def error(self, message: str) -> NoReturn:
+        """Print the error in one line and exit with status 2."""
         self.exit(2, f"{self.prog}: {message}; {self.prog} --help lists the options\n")
 
 
 class DefaultsFormatter(argparse.ArgumentDefaultsHelpFormatter):
-    """Tells the default of each option that has one."""
+    """A help formatter that adds the default of each option with a default."""
 
     def _get_help_string(self, action: argparse.Action) -> str | None:
         has_one = action.default is not None and action.default is not False and action.default != []
@@ -30,7 +31,7 @@ class DefaultsFormatter(argparse.ArgumentDefaultsHelpFormatter):
 
 
 def at_least(least: float, kind: type, most: float = sys.float_info.max) -> Callable[[str], float]:
-    """Reads a number for argparse and refuses what is too small, or too large, as infinity is."""
+    """Return a reader of numbers for argparse that rejects numbers below `least` or above `most`, and infinity."""
 
     def read(text: str) -> float:
         value = kind(text)
@@ -44,7 +45,7 @@ def at_least(least: float, kind: type, most: float = sys.float_info.max) -> Call
     return read
 
 
-# Arguments of argparse for each kind of option, as a table of options calls it.
+# Arguments of argparse for each kind of option that a table of options names.
 _KINDS: Mapping[str, Mapping[str, Any]] = {
     "count": {"type": at_least(1, int)},
     "whole": {"type": at_least(0, int)},
@@ -60,12 +61,12 @@ _KINDS: Mapping[str, Mapping[str, Any]] = {
 
 
 def add_options(parser: Any, table: Path, own: Mapping[str, Mapping[str, Any]] = {}) -> dict[str, Any]:
-    """Adds the options that a table lists to a parser, and returns its groups by name.
+    """Add the options in a table to a parser and return the parser's groups by name.
 
     Args:
-        parser: Of a command, or a group of its options.
-        table: A file with the columns group, names, kind, default, metavar and help.
-        own: Arguments of argparse for the kinds that only this table has.
+        parser: Parser of a command, or a group of its options.
+        table: CSV file with the columns group, names, kind, default, metavar and help.
+        own: Arguments of argparse for kinds that only this table uses. Default: none.
     """
     groups: dict[str, Any] = {"": parser}
     with table.open(newline="", encoding="utf-8") as file:
@@ -78,7 +79,7 @@ def add_options(parser: Any, table: Path, own: Mapping[str, Mapping[str, Any]] =
 
 
 def printable(text: str) -> str:
-    r"""The text with control characters as escapes: a name in a file must not move the cursor or colour a terminal.
+    r"""Return the text with control characters as escapes, since a name in a file must not control a terminal.
 
     Example:
         >>> print(printable("a\x1b[31m\n"), end="")
@@ -90,16 +91,18 @@ def printable(text: str) -> str:
 
 
 class PrintableStream:
-    """A stream that writes `printable` text; progress bars, which move the cursor, take its `raw` stream."""
+    """A stream that writes `printable` text; progress bars, which move the cursor, use its `raw` stream."""
 
     def __init__(self, raw: TextIO) -> None:
         self.raw = raw
 
     def write(self, text: str) -> int:
+        """Write a text with escaped control characters."""
         self.raw.write(printable(text))
         return len(text)
 
     def writelines(self, lines: Iterable[str]) -> None:
+        """Write several texts with escaped control characters."""
         for line in lines:
             self.write(line)
 
@@ -108,9 +111,9 @@ class PrintableStream:
 
 
 def run(main: Callable[[], int | None]) -> None:
-    """Runs a script's `main`; if it returns a status other than 0 the process ends with that.
+    """Run a script's `main` and end the process with the status that it returns, unless that is 0.
 
-    Ctrl-C, and files, folders or networks that cannot be reached, end the process with one line instead of a trace.
+    After Ctrl-C, or if a file, folder or network cannot be reached, the process ends with one line instead of a trace.
 
     Example:
         >>> run(lambda: None)
@@ -122,9 +125,9 @@ def run(main: Callable[[], int | None]) -> None:
             status = main()
     except KeyboardInterrupt:
         print(f"\n{name}: stopped by Ctrl-C", file=sys.stderr)
-        sys.exit(130)  # what a shell reports of a program that Ctrl-C ended
+        sys.exit(130)  # the status that shells report after Ctrl-C
     except BrokenPipeError:
-        # Whoever read the output, such as `head`, has seen enough; Python would complain once more when it ends.
+        # The reader of the output, such as `head`, has ended; Python would report the closed pipe again at its exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except OSError as error:
         sys.exit(f"{name}: {printable(str(error))}")
@@ -133,10 +136,10 @@ def run(main: Callable[[], int | None]) -> None:
 
 
 def found_at(origin: str) -> Any:
-    """The object that `module:name` names; the module may be in the current folder, as for `python -m`.
+    """Return the object that `module:name` names; the module may be in the current folder, as for `python -m`.
 
     Raises:
-        ValueError: the module cannot be imported, or does not have the name.
+        ValueError: The module cannot be imported, or does not have the name.
 
     Example:
         >>> found_at("math:sqrt")(4.0)
@@ -150,7 +153,7 @@ def found_at(origin: str) -> Any:
             found = getattr(found, part)
     except (ImportError, AttributeError, ValueError) as error:
         raise ValueError(f"{origin} is not found: {error}. Name a factory as package.module:function.") from error
-    except (Exception, SystemExit) as error:  # whatever a module does when it is imported
+    except (Exception, SystemExit) as error:  # the import of a module may raise anything
         raise ValueError(f"{module} cannot be imported: {described(error)}.") from error
     finally:
         sys.path.remove("")
@@ -158,15 +161,15 @@ def found_at(origin: str) -> Any:
 
 
 def described(error: BaseException) -> str:
-    """The kind of an error and its words; of `sys.exit()` what it does."""
+    """Return the class and the message of an error, or the status of a `SystemExit`."""
     return f"it calls sys.exit({error.code!r})" if isinstance(error, SystemExit) else f"{type(error).__name__}: {error}"
 
 
 def make_folder(folder: Path, option: str = "--out") -> None:
-    """Makes the folder that results go to and tries to write there, before any work is done.
+    """Make the folder of the results and test that it can be written to, before any work is done.
 
     Raises:
-        OSError: it cannot be written to.
+        OSError: The folder cannot be written to.
 
     Example:
         >>> with tempfile.TemporaryDirectory() as folder:
@@ -181,11 +184,11 @@ def make_folder(folder: Path, option: str = "--out") -> None:
 
 
 def pyg_dataset(make: Callable[[], Dataset], files: str) -> Dataset:
-    """A dataset of PyG, which downloads what it does not find; without a network, one line says what to put where.
+    """Make a dataset of PyG; if its download fails, exit with one line that names the missing files.
 
     Args:
-        make: Makes the dataset.
-        files: The raw files that it reads, with their folder, in words.
+        make: Function that makes the dataset.
+        files: Description of the dataset's raw files, with their folder.
 
     Example:
         >>> pyg_dataset(lambda: [1, 2], "data/MUTAG/raw/MUTAG_A.txt")

@@ -1,4 +1,4 @@
-"""The parsers of all commands of `popgeo`; they import nothing slow, so help and a wrong option answer at once."""
+"""Parsers of all commands of `popgeo`. They import nothing slow, so `--help` and a wrong option answer at once."""
 
 import argparse
 import json
@@ -92,7 +92,7 @@ def train(arguments: Sequence[str]) -> argparse.Namespace:
     """Return the options of `popgeo train`; options on the command line win over settings of `--config FILE`.
 
     Raises:
-        ValueError: the file of settings cannot be read, or it has a setting that no option has.
+        ValueError: The file of settings cannot be read, or a setting in it is not the name of an option.
     """
     words, parser = train_words(arguments), train_parser()
     parser.set_defaults(**settings_in(parser.parse_args(words).config))
@@ -117,7 +117,7 @@ def train_parser() -> argparse.ArgumentParser:
 
 
 def train_words(arguments: Sequence[str]) -> list[str]:
-    """Return a command line with options as they are written here, `--batch-size`, where others write `--batch_size`.
+    """Return a command line with `-` for each `_` in names of options: `--batch-size` for `--batch_size`.
 
     Example:
         >>> train_words(["a_b.xyz", "--batch_size=2", "--config", "a_b.json"])
@@ -128,10 +128,10 @@ def train_words(arguments: Sequence[str]) -> list[str]:
 
 
 def settings_in(path: Path | None) -> dict[str, Any]:
-    """Return the settings of `popgeo train` in a JSON file, such as a run's `settings.json`; none without a file.
+    """Return the settings of `popgeo train` in a JSON file, such as `settings.json` of a run; none without a file.
 
     Raises:
-        ValueError: the file cannot be read, or it has a setting that no option has.
+        ValueError: The file cannot be read, or a setting in it is not the name of an option.
     """
     if path is None:
         return {}
@@ -148,15 +148,15 @@ def settings_in(path: Path | None) -> dict[str, Any]:
 
 
 def _words(action: argparse.Action, value: Any) -> list[str]:
-    """Return an option and its value as words; no word if the value is null, an empty list, or a flag's default.
+    """Return an option and its value as words; no words for null, an empty list, or the default of a flag.
 
     Raises:
-        ValueError: a flag has another value than its two.
+        ValueError: The value of a flag is neither of its two values.
     """
     if value is None or (value == [] and action.default == []):
         return []
-    option = [name for name in action.option_strings if name.startswith("--")][:1]  # none for FILE
-    if action.nargs == 0:  # a flag, or one of several choices that its constant names
+    option = [name for name in action.option_strings if name.startswith("--")][:1]  # empty for FILE
+    if action.nargs == 0:  # a flag, or an option that stores a constant
         if value not in (action.const, action.default):
             allowed = " or ".join(map(json.dumps, (action.const, action.default)))
             raise ValueError(f"--config has {json.dumps(value)} as {action.dest}; it is {allowed}.")
@@ -182,4 +182,4 @@ def _add_atoms(parser: argparse._ArgumentGroup) -> None:
 PARSERS: Mapping[str, Callable[[Sequence[str]], argparse.Namespace]] = {
     "convert": convert, "info": info, "train": train, "compare": compare, "predict": predict, "report": report,
 }  # fmt: skip
-"""The parser of each command but the demo."""
+"""The parser of each command except the demo."""

@@ -17,7 +17,7 @@ _OF_LOSS = {"loss", "energy_weight", "forces_weight", "stress_weight"}
 
 
 def compare(arguments: Sequence[str]) -> int:
-    """Print the errors of runs and the settings in which they differ, and draw their losses."""
+    """Print the errors of runs and the settings that differ, and draw the losses."""
     asked = command_parsers.compare(arguments)
     runs = {name: _run(folder) for name, folder in zip(_names(asked.runs), asked.runs, strict=True)}
     table = pd.DataFrame({name: errors for name, (errors, _, _) in runs.items()}).T
@@ -39,20 +39,20 @@ def compare(arguments: Sequence[str]) -> int:
 
 
 def _names(folders: Sequence[Path]) -> list[str]:
-    """Return the last part of each path; whole paths if two of these are equal."""
+    """Return the last part of each path, or the whole paths if two last parts are equal."""
     names = [folder.resolve().name for folder in folders]
     return names if len({*names}) == len(names) else list(map(str, folders))
 
 
 def _checksums(folder: Path) -> dict[str, str]:
-    """Return a checksum of each part of the structures of a run."""
+    """Return the checksum of each part of a run's structures."""
     found = load_checkpoint(folder / "checkpoint.pt").get("checksums")
     found = found if isinstance(found, dict) else {}
     return {part: str(found.get(part, "")) for part in ("valid", "test")}
 
 
 def _run(folder: Path) -> tuple[dict[str, Any], dict[str, Any], pd.DataFrame]:
-    """Return the errors of a run, those of its last part at the end, its settings, and its log.
+    """Return the errors of a run (with the errors in its test last), its settings, and its log.
 
     Raises:
         ValueError: `popgeo train` did not write the folder, or no epoch of the run has ended.

@@ -1,4 +1,4 @@
-"""`popgeo demo`: trains SchNet on molecules through the simulated IPU, shows how it went, and saves it."""
+"""`popgeo demo`: train SchNet on molecules on the simulated IPU, then print and save the results."""
 
 import time
 from argparse import Namespace
@@ -26,12 +26,12 @@ from popgeo.progress import bar, progress
 
 MEV = 1000.0  # meV in an eV
 GAP = {"molecules": Molecules.target_index("gap"), "qm9": 4}  # the column of y that holds the HOMO-LUMO gap, in eV
-UNUSED = ("x", "edge_index", "edge_attr", "smiles", "name", "idx")  # SchNet reads z and pos; the rest stays at home
-HELD_OUT = 0.1  # share of the molecules kept for validation, and again for the test
+UNUSED = ("x", "edge_index", "edge_attr", "smiles", "name", "idx")  # SchNet reads only z and pos
+HELD_OUT = 0.1  # share of the molecules for validation, and the share for the test
 
 
 class GapModel(torch.nn.Module):
-    """SchNet and the loss it is trained on: `(prediction, loss)`, both in eV, as the executor wants them."""
+    """A SchNet that returns `(prediction, loss)` in eV, as the executor needs them."""
 
     def __init__(self, schnet: SchNet, num_graphs: int, column: int) -> None:
         super().__init__()
@@ -40,13 +40,14 @@ class GapModel(torch.nn.Module):
     def forward(
         self, z: Tensor, pos: Tensor, batch: Tensor, y: Tensor, graphs_mask: Tensor, pairs: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
+        """Return the predicted gaps [num_graphs] and their mean absolute error."""
         out = self.schnet(z, pos, batch, pairs, num_graphs=self.num_graphs, half_list=pairs is not None)
         prediction = out.flatten()  # [num_graphs]
         return prediction, l1_loss(prediction, y[:, self.column], graphs_mask)
 
 
 def demo(arguments: Sequence[str]) -> int:
-    """Runs the main job."""
+    """Run the demo with the options of a command line."""
     settings = command_parsers.demo(arguments, __version__)
     command_line.make_folder(settings.out)
     with folder_lock(settings.out):
@@ -55,7 +56,7 @@ def demo(arguments: Sequence[str]) -> int:
 
 
 def train(settings: Namespace, dataset: InMemoryDataset) -> None:
-    """Trains, validates after each epoch, tests once; prints what happened and writes it to `settings.out`."""
+    """Train, validate after each epoch and test once; print the results and write them to `settings.out`."""
     torch.manual_seed(settings.seed)
     if settings.threads is not None:
         torch.set_num_threads(settings.threads)
@@ -112,7 +113,7 @@ def train(settings: Namespace, dataset: InMemoryDataset) -> None:
 
 
 def flatten(dataset: InMemoryDataset, settings: Namespace) -> FlatStore:
-    """The molecules, with each pair of atoms within the cutoff unless neighbors are to be found in every step."""
+    """Return a store of the molecules, with a list of the pairs of atoms unless each step searches for neighbors."""
     if settings.num_neighbors is not None:
         return FlatStore.from_dataset(dataset, exclude_keys=UNUSED)
     list_pairs = PrecomputeInteractionGraph(settings.cutoff, half_list=True)
@@ -121,7 +122,7 @@ def flatten(dataset: InMemoryDataset, settings: Namespace) -> FlatStore:
 
 
 def split(num_molecules: int, limit: int | None, seed: int) -> dict[str, np.ndarray]:
-    """Which molecules, `limit` of them, are for training, validation and test, drawn at random."""
+    """Draw the molecules for training, validation and test at random, `limit` molecules in total."""
     order = torch.randperm(num_molecules, generator=torch.Generator().manual_seed(seed)).numpy()[:limit]
     held_out = round(HELD_OUT * len(order))
     validation, test, training = np.split(order, [held_out, 2 * held_out])
@@ -129,7 +130,7 @@ def split(num_molecules: int, limit: int | None, seed: int) -> dict[str, np.ndar
 
 
 def make_schnet(settings: Namespace, mean: float, std: float, max_num_nodes: int) -> SchNet:
-    """The model; its outputs start around the mean of the targets, on their scale (eV)."""
+    """Return a SchNet with outputs around the mean of the targets, on the scale of the targets (eV)."""
     k = settings.num_neighbors
     return SchNet(
         hidden_channels=settings.hidden_channels,
@@ -145,13 +146,13 @@ def make_schnet(settings: Namespace, mean: float, std: float, max_num_nodes: int
 
 
 def call(model: ipu.CompiledStep, batch: Batch) -> tuple[Tensor, Tensor]:
-    """Predictions and losses of the mini-batches of one call; if no pairs are listed the model finds neighbors."""
+    """Return the predictions and losses of all mini-batches of one call."""
     pairs = {"pairs": batch.edge_index} if "edge_index" in batch else {}
     return model(batch.z, batch.pos, batch.batch, batch.y, batch.graphs_mask, **pairs)
 
 
 def train_epoch(training: ipu.CompiledStep, batches: FixedSizeDataLoader, title: str, num_graphs: int) -> float:
-    """One pass over the training molecules: their mean absolute error while training (eV)."""
+    """Train for one epoch and return the mean absolute error during it (eV)."""
     error, seen = 0.0, 0
     with bar(title, "graphs", total=num_graphs) as shown:
         for batch in batches:
@@ -165,7 +166,7 @@ def train_epoch(training: ipu.CompiledStep, batches: FixedSizeDataLoader, title:
 
 
 def predict(inference: ipu.CompiledStep, batches: FixedSizeDataLoader) -> pd.DataFrame:
-    """The gap of each real molecule, computed and predicted (eV)."""
+    """Return the label and the prediction of each real molecule (eV)."""
     gaps, predictions = [], []
     for batch in batches:
         prediction, _ = call(inference, batch)
@@ -175,7 +176,7 @@ def predict(inference: ipu.CompiledStep, batches: FixedSizeDataLoader) -> pd.Dat
 
 
 def fill(batches: FixedSizeDataLoader, schnet: SchNet, num_nodes: int) -> dict[str, float]:
-    """The share of slots that are real: nodes, edges (listed pairs, or edges of the interaction graph) and graphs."""
+    """Return the share of real nodes, edges and graphs; edges are listed pairs, or edges of the interaction graph."""
     shares = []
     for batch in islice(batches, 10):
         edges = batch.edges_mask if "edge_index" in batch else near(batch, schnet, num_nodes)
@@ -184,22 +185,22 @@ def fill(batches: FixedSizeDataLoader, schnet: SchNet, num_nodes: int) -> dict[s
 
 
 def near(batch: Batch, schnet: SchNet, num_nodes: int) -> Tensor:
-    """Which edges that the interaction graph finds are within the cutoff."""
+    """Return a mask of the interaction graph's edges that are shorter than the cutoff."""
     parts = (t.split(num_nodes) for t in (batch.pos, batch.batch, batch.nodes_mask))
     graph = schnet.interaction_graph
     return torch.cat([graph(p, of, nodes_mask=m)[1] < schnet.cutoff for p, of, m in zip(*parts, strict=True)])
 
 
 def mae(predicted: pd.DataFrame) -> float:
-    """Mean absolute error (eV)."""
+    """Return the mean absolute error (eV)."""
     return float((predicted["prediction"] - predicted["gap"]).abs().mean())
 
 
 def save(folder: Path, metrics: pd.DataFrame, test: pd.DataFrame, report: ipu.Report, schnet: SchNet) -> None:
-    """Writes the pictures, the figures, the report and the weights; each file appears whole or not at all."""
+    """Write the pictures, the figures, the report and the weights, each file as a whole."""
     curve = plots.loss_curve(metrics, mean_predictor=metrics["mean_predictor_mae"].iloc[-1])
     scatter = plots.prediction_scatter(test["gap"], test["prediction"])
-    weights = BytesIO()  # on a full disk torch itself names neither the file nor the reason
+    weights = BytesIO()  # written to the disk below, since torch's error about a full disk names no file
     torch.save(schnet.state_dict(), weights)
     written: dict[str, Callable[[Path], object]] = {
         "loss.png": lambda path: write_png(curve, path),
@@ -217,10 +218,10 @@ def save(folder: Path, metrics: pd.DataFrame, test: pd.DataFrame, report: ipu.Re
 
 
 def load(settings: Namespace) -> InMemoryDataset:
-    """The molecules, with `z`, `pos` (angstrom) and the targets `y`.
+    """Return the molecules, with `z`, `pos` (angstrom) and the targets `y`.
 
     Raises:
-        ValueError: QM9 was asked for, and its folder was not given, is absent, or cannot be read or filled by PyG.
+        ValueError: The folder of QM9 is not given or missing, or PyG can neither read QM9 nor download it.
     """
     if settings.dataset == "molecules":
         return Molecules()

@@ -1,4 +1,4 @@
-"""Reports wrong arguments: for an unknown keyword it suggests the closest known one, as Python 3.13 does."""
+"""Checks of arguments: an unknown keyword gets a suggestion, as in Python 3.13, and a wrong kind of value an error."""
 
 import functools
 from collections.abc import Iterable, Mapping
@@ -10,7 +10,7 @@ Callable_ = TypeVar("Callable_", bound=Any)
 
 
 def meant(name: str, known: Iterable[str]) -> str:
-    """The question whether the closest known name was intended; empty if no name is close.
+    """Return a question that suggests the closest known name, or an empty text if no name is close.
 
     Example:
         >>> meant("num_node", ["num_nodes", "num_edges"])
@@ -20,16 +20,16 @@ def meant(name: str, known: Iterable[str]) -> str:
 
 
 def require_kinds(owner: str, annotations: Mapping[str, Any], given: Mapping[str, Any]) -> None:
-    """Refuses what is neither True nor False for a switch, as "no" would mean yes, and other numbers for whole ones.
+    """Check that switches are True or False, since "no" would count as true, and that counts are whole numbers.
 
     Args:
-        owner: Whose arguments they are.
-        annotations: What each may be.
-        given: What each is.
+        owner: Name of the function or class, for messages.
+        annotations: Annotation of each argument.
+        given: Value of each argument.
 
     Raises:
-        ValueError: an argument whose annotation is `bool` is something else, or one that may be an `int` is a fraction,
-            a switch or a text.
+        ValueError: The value of an argument with annotation `bool` is not a bool, or the value of an argument with
+            annotation `int` is a fraction, a bool or a text.
 
     Example:
         >>> require_kinds("SchNet", {"hidden_channels": int}, {"hidden_channels": 64.0})
@@ -47,13 +47,13 @@ def require_kinds(owner: str, annotations: Mapping[str, Any], given: Mapping[str
 
 
 def names_arguments(made: Callable_) -> Callable_:
-    """Decorates a function or a class: a call with an unknown keyword suggests the closest one and names it.
+    """Decorate a function or a class with a check of its arguments.
 
-    Switches and whole numbers are checked, see `require_kinds`.
+    A call with an unknown keyword suggests the closest known one. Switches and counts are checked by `require_kinds`.
 
     Raises:
-        TypeError: the keyword is unknown.
-        ValueError: a switch is neither True nor False, or a number is not whole.
+        TypeError: A keyword is unknown.
+        ValueError: A switch is neither True nor False, or a count is not a whole number.
 
     Example:
         >>> @names_arguments
@@ -79,12 +79,12 @@ def names_arguments(made: Callable_) -> Callable_:
         try:
             result = inner(*args, **kwargs)
         except TypeError:
-            require_kinds(owner, known, given)  # which says more than what stumbled over it
+            require_kinds(owner, known, given)  # a clearer message than the TypeError's
             raise
         require_kinds(owner, known, given)
         return result
 
     if inner is made:
-        return call  # type: ignore[return-value]  # called like it
+        return call  # type: ignore[return-value]  # it has the signature of `made`
     made.__init__ = call
     return made

@@ -1,4 +1,7 @@
-"""How a model makes its filters where it is called: on a grid that is checked now and then, or at each edge."""
+"""Two switches of filter networks: whether they run at each edge, and whether their tables are kept between calls.
+
+By default a filter network is read from a table on a grid of distances, and the table is checked from time to time.
+"""
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -12,7 +15,7 @@ _tables_stay: ContextVar[bool] = ContextVar("tables stay", default=False)
 
 
 def filters_at_each_edge() -> AbstractContextManager[None]:
-    """Models that are called in this context evaluate their filter networks at each edge.
+    """Make models evaluate their filter networks at each edge while the context is active.
 
     Example:
         >>> with filters_at_each_edge():
@@ -23,7 +26,7 @@ def filters_at_each_edge() -> AbstractContextManager[None]:
 
 
 def tables_stay() -> AbstractContextManager[None]:
-    """What models compute from weights alone in this context is kept while the weights stay, and so costs nothing."""
+    """Make models keep tables of filters between calls in the context, as long as the weights do not change."""
     return _switched_on(_tables_stay)
 
 
@@ -37,17 +40,17 @@ def _switched_on(switch: ContextVar[bool]) -> Iterator[None]:
 
 
 def are_at_each_edge() -> bool:
-    """Whether filter networks are evaluated at each edge here."""
+    """Check whether filter networks run at each edge in this context."""
     return _at_each_edge.get()
 
 
 def do_tables_stay() -> bool:
-    """Whether a table of filters is made once for many calls here."""
+    """Check whether models keep tables of filters between calls in this context."""
     return _tables_stay.get()
 
 
 def parts_with_filters(module: nn.Module) -> list[Any]:
-    """Return the parts of a module whose filters may be on a grid: `refine_filters` and `follow_filters` check it.
+    """Return the submodules with filters on a grid; their `refine_filters` and `follow_filters` check the grid.
 
     Example:
         >>> parts_with_filters(nn.Linear(2, 3))

@@ -1,4 +1,4 @@
-"""A lock of a folder that one process writes: a second writer is refused, and the lock ends with its process."""
+"""A lock that keeps a second process from writing a folder; it ends with the process that holds it."""
 
 import contextlib
 import errno
@@ -20,13 +20,14 @@ _TAKEN = {errno.EWOULDBLOCK, errno.EAGAIN, errno.EACCES, errno.EDEADLK}
 
 @contextmanager
 def folder_lock(folder: Path) -> Iterator[None]:
-    """Holds a folder for one writer. The system drops the lock when the process ends, also when it is killed.
+    """Lock a folder for one writer while the block runs.
 
-    A file system without locks is used without one.
+    The system ends the lock when the process ends, also when it is killed. On a file system without locks the block
+    runs without a lock.
 
     Raises:
-        ValueError: another process, or another place in this one, holds the folder; or the lock file is a link.
-        OSError: the folder cannot be written to.
+        ValueError: Another process, or another block in this process, holds the lock; or the lock file is a link.
+        OSError: The folder cannot be written to.
 
     Example:
         >>> import tempfile
@@ -42,10 +43,10 @@ def folder_lock(folder: Path) -> Iterator[None]:
         yield
     finally:
         with contextlib.suppress(OSError):
-            os.unlink(folder / LOCK)  # while it is held: who opened it meanwhile sees that it is gone
+            os.unlink(folder / LOCK)  # before the lock ends, so that a waiting process sees that the file is gone
         os.close(handle)
         with contextlib.suppress(OSError):
-            if fcntl is None:  # Windows removes no file that is open
+            if fcntl is None:  # Windows cannot delete an open file
                 os.unlink(folder / LOCK)
 
 
@@ -75,4 +76,4 @@ def _locked(folder: Path) -> int:
         with contextlib.suppress(FileNotFoundError):
             if os.path.samestat(os.fstat(handle), os.stat(path)):
                 return handle
-        os.close(handle)  # the holder before has removed it
+        os.close(handle)  # the previous holder has deleted this file

@@ -1,4 +1,4 @@
-"""What a forked child needs: locks of its own, and no threads of OpenMP, since threads do not survive a fork."""
+"""Locks that are free in a forked child, and one thread for torch there, since threads do not survive a fork."""
 
 import _thread
 import os
@@ -8,9 +8,9 @@ import torch
 
 
 class Lock(_thread.RLock):  # type: ignore[misc]  # final in the stubs alone
-    """A lock as `threading.RLock`, which is free in a forked child, whatever other threads held in the parent.
+    """A `threading.RLock` that is free in a forked child, even if another thread of the parent held it.
 
-    A block takes and frees it without a step of Python in between, in which Ctrl-C could leave it taken.
+    `with` takes and frees it in C. So Ctrl-C cannot arrive in between and leave it taken.
 
     Example:
         >>> lock = Lock()
@@ -28,9 +28,9 @@ _LOCKS: "weakref.WeakSet[Lock]" = weakref.WeakSet()
 
 def _in_child() -> None:
     for lock in list(_LOCKS):
-        if not lock._is_owned():  # type: ignore[attr-defined]  # the thread that forks still holds its own
+        if not lock._is_owned():  # type: ignore[attr-defined]  # the forking thread keeps its locks
             lock._at_fork_reinit()  # type: ignore[attr-defined]
-    torch.set_num_threads(1)  # a parallel region would wait for threads of the parent
+    torch.set_num_threads(1)  # a parallel region would wait for threads that only the parent has
 
 
 if hasattr(os, "register_at_fork"):

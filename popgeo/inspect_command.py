@@ -1,6 +1,6 @@
-"""`popgeo info` and `popgeo report`: print what a store, a file of structures or a report contains.
+"""`popgeo info` and `popgeo report`: print the content of a store, a file of structures or a report.
 
-`popgeo info` without a file says which versions run here and whether the compiled kernels are in use.
+`popgeo info` without a file prints the versions in use and whether the compiled kernels are in use.
 """
 
 import argparse
@@ -27,7 +27,7 @@ from popgeo.native import library
 
 
 def info(arguments: Sequence[str]) -> int:
-    """Prints the attributes of a store, the sizes of its graphs and of good batches, and the faults of structures."""
+    """Print the attributes of a store, the sizes of its graphs and of good batches, and the faults of structures."""
     asked = command_parsers.info(arguments)
     if asked.store is None:
         _of_this_computer()
@@ -37,7 +37,7 @@ def info(arguments: Sequence[str]) -> int:
 
 
 def report(arguments: Sequence[str]) -> int:
-    """Prints a report that was kept as JSON; may write its page or its trace."""
+    """Print a report that was saved as JSON; write its page or its trace if the options ask for them."""
     asked = command_parsers.report(arguments)
     text = asked.file.read_text()
     kind = Pipeline if f'"{Pipeline.VERSION[0]}"' in text[:200] else Report
@@ -67,8 +67,8 @@ def _of_path(asked: argparse.Namespace) -> None:
         try:
             print(ForceField.load(path))
         except ValueError as error:
-            others = f"popgeo predict {path} FILE uses a model, popgeo convert {path} FOLDER makes a store."
-            raise ValueError(f"{error} Of other files of torch {others}") from error
+            other_use = f"popgeo predict {path} FILE uses a model, popgeo convert {path} FOLDER makes a store."
+            raise ValueError(f"{error} If torch wrote it: {other_use}") from error
     elif (path / "manifest.json").exists():
         store: Any = FlatStore.open(path)
         _of_store(store, asked)
@@ -80,7 +80,7 @@ def _of_path(asked: argparse.Namespace) -> None:
 
 
 def _of_run(folder: Path) -> None:
-    """Print the force field of a run, its errors, and the settings that are not left to their defaults."""
+    """Print the force field of a run, its errors, and the settings that differ from their defaults."""
     print(ForceField.load(folder / "model.pt"))
     if (folder / "summary.txt").exists():
         print("\n" + (folder / "summary.txt").read_text().rstrip())
@@ -90,7 +90,7 @@ def _of_run(folder: Path) -> None:
 
 
 def _of_structures(asked: argparse.Namespace) -> None:
-    """Prints which key is read as what, which are not read, and the faults of structures."""
+    """Print the meaning of each key in a file of structures, the keys that are not read, and the faults."""
     files: AtomFiles | None = None
     try:
         with warnings.catch_warnings():

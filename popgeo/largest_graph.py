@@ -1,7 +1,7 @@
-"""How many nodes the largest graph of a dataset has: noted at the vectors `batch` of its batches, asked for by models.
+"""Size of the largest graph in a dataset, as a note that loaders attach to the vectors `batch` and models read.
 
-What is captured knows no values, so a model that needs as many slots as the largest graph has neighbors cannot look it
-up. A loader knows it of the whole dataset, notes it, and what captures a model passes it on.
+A captured model cannot read values, so it cannot count the nodes of the largest graph by itself. A loader knows this
+number for its whole dataset and notes it; the capture passes it on to the model.
 """
 
 from collections.abc import Iterable, Iterator
@@ -16,11 +16,11 @@ _NAME = "_popgeo_largest_graph"
 
 @dataclass
 class LargestGraph:
-    """What is known while a model is captured.
+    """The size of the largest graph during one capture.
 
     Attributes:
-        num_nodes: Nodes of the largest graph of all batches to come; None if nothing is known.
-        was_asked: Whether the model depends on it.
+        num_nodes: Nodes of the largest graph in all batches to come; None if unknown.
+        was_asked: Whether the model has read `num_nodes`, so that the captured program depends on it.
     """
 
     num_nodes: int | None
@@ -31,7 +31,7 @@ _known: ContextVar[LargestGraph | None] = ContextVar("largest graph", default=No
 
 
 def note(batch: Tensor, num_nodes: int) -> None:
-    """Notes at a vector `batch` that no graph of its dataset has more nodes.
+    """Note on a vector `batch` that no graph of its dataset has more than `num_nodes` nodes.
 
     Example:
         >>> import torch
@@ -44,12 +44,12 @@ def note(batch: Tensor, num_nodes: int) -> None:
 
 
 def noted(tensors: Iterable[Tensor]) -> int | None:
-    """The largest number that is noted at some of the tensors; None if there is none."""
+    """Return the largest number that is noted on the tensors; None without a note."""
     return max((number for one in tensors if (number := getattr(one, _NAME, None)) is not None), default=None)
 
 
 def may_exceed(tensors: Iterable[Tensor], num_nodes: int | None) -> bool:
-    """Whether a graph of a batch may have more nodes than that; None allows any number."""
+    """Check whether a graph of the batch may have more than `num_nodes` nodes; None allows any number."""
     if num_nodes is None:
         return False
     largest = noted(tensors)
@@ -58,7 +58,7 @@ def may_exceed(tensors: Iterable[Tensor], num_nodes: int | None) -> bool:
 
 @contextmanager
 def capturing_for(num_nodes: int | None) -> Iterator[LargestGraph]:
-    """Models that are captured in this context may have graphs of that many nodes and no more."""
+    """Tell models that are captured in this context that no graph has more than `num_nodes` nodes."""
     known = LargestGraph(num_nodes)
     token = _known.set(known)
     try:
@@ -68,7 +68,7 @@ def capturing_for(num_nodes: int | None) -> Iterator[LargestGraph]:
 
 
 def ask() -> int | None:
-    """The nodes of the largest graph of what is captured now; None if that is not known."""
+    """Return the number of nodes of the largest graph for the current capture; None if unknown."""
     known = _known.get()
     if known is None:
         return None

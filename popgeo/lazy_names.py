@@ -1,6 +1,6 @@
-"""Names of a package that are imported when they are first used: what a program does not use costs no time.
+"""Lazy public names of a package: each is imported when it is first used, so unused names cost no time.
 
-Names that have changed are found by their old names for two minor versions, with a warning.
+A renamed object keeps its old name for two minor versions, with a warning.
 """
 
 import linecache
@@ -12,7 +12,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-# The old name, the new one, and the version in which the old one ends. A test fails when that version has come.
+# Old name, new name, and the version in which the old name ends. A test fails when that version has come.
 RENAMED = {
     "popgeo.loader.LoaderChoices": ("popgeo.loader.EpochChoices", "0.3"),
     "popgeo.nn.Calculator": ("popgeo.deploy.Calculator", "0.3"),
@@ -22,10 +22,10 @@ _IMPORT = re.compile(r"^ *from (\S+) import (\w+) as \2$", flags=re.MULTILINE)
 
 
 def lazy_names(package: str) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
-    """The `__getattr__`, `__dir__` and `__all__` of a package whose public names are imported when they are used.
+    """Return `__getattr__`, `__dir__` and `__all__` of a package with lazy public names.
 
-    They are the names in the lines `from popgeo.x.y import Z as Z`, which type checkers read: in its `__init__.pyi`, or
-    else under `if TYPE_CHECKING:` in its `__init__.py`. Modules of the package are found by their names as well.
+    The public names are listed as `from popgeo.x.y import Z as Z`, which type checkers read, too: in the package's
+    `__init__.pyi`, or under `if TYPE_CHECKING:` in its `__init__.py`. The package's modules are attributes as well.
 
     Example:
         >>> import popgeo.nn
@@ -38,7 +38,7 @@ def lazy_names(package: str) -> tuple[Callable[[str], Any], Callable[[], list[st
     homes = {name: home for home, name in _IMPORT.findall(source)}
 
     def find(name: str) -> Any:
-        """A public name or a module of the package."""
+        """Import a public name or a module of the package."""
         if f"{package}.{name}" in RENAMED:
             return _by_old_name(f"{package}.{name}")
         home = homes.get(name, package)
@@ -55,7 +55,7 @@ def lazy_names(package: str) -> tuple[Callable[[str], Any], Callable[[], list[st
 
 
 def _by_old_name(old: str) -> Any:
-    """The object that has a new name now; `old` is in `RENAMED`. Gives a FutureWarning."""
+    """Return a renamed object by its old name, a key of `RENAMED`, with a FutureWarning."""
     new, end = RENAMED[old]
     warnings.warn(f"{old} is now {new}; the old name ends with popgeo {end}.", FutureWarning, stacklevel=3)
     module, _, name = new.rpartition(".")

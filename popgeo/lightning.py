@@ -1,7 +1,7 @@
-"""The compiled step inside Lightning, whose counters, checkpoints, schedulers and loggers work as with an eager module.
+"""A LightningModule with a compiled step; Lightning's counters, checkpoints, schedulers and loggers work as usual.
 
 Lightning optimizes automatically: its closure calls `training_step`, which runs forward, backward and update as one
-compiled step, and the optimizer's turn then only runs the closure. Needs the extra `trainers`.
+compiled step; `optimizer_step` then only runs the closure. This module needs the extra `trainers`.
 """
 
 from collections.abc import Mapping
@@ -38,15 +38,16 @@ class CompiledModule(LightningModule):
     """A LightningModule that trains a model by its compiled step.
 
     A subclass defines `configure_optimizers`, and `validation_step` if it validates; there `self(batch)` runs the
-    compiled forward pass. One call of `training_step` is one update: `Trainer(gradient_clip_val=)` is taken over by the
-    step, `accumulate_grad_batches=` is rejected, since `StepOptions(gradient_accumulation=)` joins micro-batches of one
-    item of the loader. Each process of `strategy="ddp"` runs one replica. There are no gradients outside the step, so
-    subclasses and callbacks with a hook for gradients are rejected.
+    compiled forward pass. One call of `training_step` is one update. The step clips gradients as
+    `Trainer(gradient_clip_val=)` says. `accumulate_grad_batches=` raises an error, since
+    `StepOptions(gradient_accumulation=)` joins micro-batches of one item of the loader. Each process of
+    `strategy="ddp"` runs one replica. There are no gradients outside the step, so a subclass or a callback with a hook
+    for gradients raises an error.
 
     Args:
-        model: Returns results and the loss, as `popgeo.compile_step` takes it.
-        options: Options of the step, such as loss scaling.
-        backend: What runs the step: `"cuda"` if the module is on a GPU when left out, otherwise `"cpu"`.
+        model: Model that returns its results and the loss, as for `popgeo.compile_step`.
+        options: Options of the step, such as loss scaling. Default: `StepOptions()`.
+        backend: Backend of the step. Default: `"cuda"` if the module is on a GPU, otherwise `"cpu"`.
 
     Example:
         >>> class Line(nn.Linear):
@@ -65,7 +66,7 @@ class CompiledModule(LightningModule):
         self.model = model
         self._options, self._backend = options or StepOptions(), backend
         self._step: tuple[Optimizer, CompiledStep] | None = None
-        self._forwards: dict[bool, CompiledStep] = {}  # of the model in training and in evaluation
+        self._forwards: dict[bool, CompiledStep] = {}  # forward passes in training mode (True) and evaluation mode
         self._resumed: Mapping[str, Any] = {}
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -78,19 +79,19 @@ class CompiledModule(LightningModule):
             )
 
     def step(self, batch: Any) -> Any:
-        """Runs forward, backward and the optimizer's update; for a `training_step` of your own.
+        """Run forward, backward and the optimizer's update, for use in your own `training_step`.
 
         Args:
             batch: A batch of graphs, or a tuple or dictionary of tensors.
 
         Returns:
-            What the model returns.
+            The model's results.
 
         Raises:
-            ValueError: the Trainer asks for what a compiled step does not do; the message names the remedy.
+            ValueError: A compiled step does not support a setting of the Trainer; the message names the remedy.
         """
         args, kwargs = as_call(tuple(batch) if isinstance(batch, list) else batch)
-        if self.trainer.fit_loop._skip_backward:  # StochasticWeightAveraging computes the statistics of norms
+        if self.trainer.fit_loop._skip_backward:  # StochasticWeightAveraging recomputes the statistics of norms
             return self._without_update(*args, **kwargs)
         optimizer: Any = self.optimizers(use_pl_optimizer=False)
         if self._step is None or self._step[0] is not optimizer:
@@ -107,21 +108,21 @@ class CompiledModule(LightningModule):
         return self._step[1](*args, **kwargs)
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        """The loss of an update, which is complete when this returns; logged as `train_loss`."""
+        """Run one update and return its loss, which is logged as `train_loss`."""
         results = self.step(batch)
-        assert self._step is not None  # step has made it
+        assert self._step is not None  # self.step has compiled it
         loss = flatten(results)[0][self._step[1].captured.loss or 0]
         self.log("train_loss", loss.mean(), prog_bar=True)
         return loss.mean()
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """What the model returns: in evaluation by its compiled forward pass, which also takes a batch alone."""
+        """Return the model's results; in evaluation mode the compiled forward pass runs and accepts a batch alone."""
         if self.training:
             return self.model(*args, **kwargs)
         return self._without_update(*args, **kwargs)
 
     def _without_update(self, *args: Any, **kwargs: Any) -> Any:
-        """The compiled forward pass, in the mode in which the model is."""
+        """Run the compiled forward pass in the model's current mode, training or evaluation."""
         if self.training not in self._forwards:
             replicas = dist.get_world_size() if dist.is_initialized() else 1
             options = StepOptions(replication_factor=replicas)
@@ -129,14 +130,14 @@ class CompiledModule(LightningModule):
         return self._forwards[self.training](*args, **kwargs)
 
     def optimizer_step(self, epoch: int, batch_idx: int, optimizer: Any, optimizer_closure: Any = None) -> None:
-        """Runs the closure, in which the step updates the weights."""
+        """Run the closure; its compiled step updates the weights."""
         optimizer_closure()
 
     def backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:
-        """Does nothing: the step has done it.
+        """Do nothing, since the step has run the backward pass.
 
         Raises:
-            ValueError: the loss is not the compiled step's.
+            ValueError: The loss was not computed by the compiled step.
         """
         if loss.requires_grad:
             raise ValueError(
@@ -146,9 +147,9 @@ class CompiledModule(LightningModule):
             )
 
     def on_train_start(self) -> None:
-        """Bring the loader back to its place in the epoch, and torch's random numbers to where the run was saved.
+        """Restore the loader's position in the epoch and torch's random numbers from the checkpoint.
 
-        Lightning forgets the place if it counts batches first.
+        Lightning loses the position if it counts the batches first.
         """
         run = self._resumed_run()
         if run is None:
@@ -160,7 +161,7 @@ class CompiledModule(LightningModule):
             loader.load_state_dict(self._resumed["loader"])
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Adds the random numbers of each process, and the loader's place in the epoch."""
+        """Add the state of each process's random numbers and the loader's position in the epoch."""
         if self._step is None or not self._step[1].is_compiled:
             return
         runs: list[Any] = [self._step[1].run_state()] * self.trainer.world_size
@@ -171,7 +172,7 @@ class CompiledModule(LightningModule):
         checkpoint[_KEY] = {"runs": runs, "loader": place}
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Keeps what `on_save_checkpoint` added until the step is compiled."""
+        """Keep the entries of `on_save_checkpoint` until the step is compiled."""
         self._resumed = checkpoint.get(_KEY, {})
 
     def __getstate__(self) -> dict[str, Any]:
@@ -181,7 +182,7 @@ class CompiledModule(LightningModule):
         return self._backend or ("cuda" if self.device.type == "cuda" else "cpu")
 
     def _compiled(self, optimizer: Optimizer) -> CompiledStep:
-        """A step for this Trainer."""
+        """Compile the step for this Trainer, or raise a ValueError for a setting that it does not support."""
         trainer, options = self.trainer, self._options
         clips, iterations = trainer.gradient_clip_algorithm, options.device_iterations
         if not self.automatic_optimization:
@@ -213,12 +214,12 @@ class CompiledModule(LightningModule):
         step = compile_step(self.model, optimizer, backend=self._backend_here(), options=options)
         run = self._resumed_run()
         if run is not None:
-            with torch.random.fork_rng(devices=()):  # on_train_start has restored them, and they have gone on since
+            with torch.random.fork_rng(devices=()):  # on_train_start has already restored torch's random numbers
                 step.load_run_state(run)
         return step
 
     def _resumed_run(self) -> Mapping[str, Any] | None:
-        """Return what the checkpoint that this fit continues from holds of this process; None without a checkpoint."""
+        """Return this process's state in the checkpoint that `fit` continues from; None without a checkpoint."""
         runs = self._resumed.get("runs", ()) if self.trainer.ckpt_path is not None else ()
         return runs[self.trainer.global_rank] if len(runs) == self.trainer.world_size else None
 

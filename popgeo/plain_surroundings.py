@@ -1,4 +1,4 @@
-"""The state of torch in which popgeo captures models and allocates memory, whatever the caller has switched on."""
+"""The context for captures and for allocations of memory, independent of the caller's own contexts of torch."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
@@ -8,10 +8,10 @@ import torch
 
 @contextmanager
 def plain_surroundings() -> Iterator[None]:
-    """Leave inference mode, and every default device but the processor, while the block runs.
+    """Leave inference mode, and use the processor as the default device, while the block runs.
 
-    In inference mode torch hands composite operations whole to a capture, and memory that is made there can never be
-    written to outside of it. Gradients remain switched on or off.
+    In inference mode a capture sees composite operations undivided, and memory that is allocated there can never be
+    written to outside of it. The block keeps gradients enabled or disabled, as they are.
 
     Example:
         >>> with torch.inference_mode(), torch.device("meta"), plain_surroundings():

@@ -13,18 +13,18 @@ from tqdm import tqdm
 Item = TypeVar("Item")
 
 
-if hasattr(os, "register_at_fork"):  # each bar takes the lock of all, which a thread of the parent may hold
+if hasattr(os, "register_at_fork"):  # all bars share one lock, which a thread of the parent may hold during the fork
     os.register_at_fork(after_in_child=lambda: tqdm.set_lock(threading.RLock()))
 
 
 def progress(items: Iterable[Item], description: str, unit: str, show: bool | None = None) -> Iterator[Item]:
-    """The items, with a bar once they have taken longer than a second.
+    """Iterate over the items, with a progress bar if this takes longer than a second.
 
     Args:
-        items: What to go through.
-        description: Stands before the bar.
-        unit: What one item is.
-        show: Whether to show it; None means at a terminal and in notebooks.
+        items: Items to iterate over.
+        description: Text before the bar.
+        unit: Name of one item.
+        show: Whether to show the bar. Default: at a terminal and in notebooks.
 
     Example:
         >>> list(progress(range(3), "measuring", "graph", show=False))
@@ -34,13 +34,13 @@ def progress(items: Iterable[Item], description: str, unit: str, show: bool | No
 
 
 def bar(description: str, unit: str, total: int | None = None, show: bool | None = None) -> tqdm:
-    """A progress bar that `update(n)` advances; it disappears when the work is done.
+    """Return a progress bar; its `update(n)` advances it, and it disappears when the work is done.
 
     Args:
-        description: Stands before the bar.
-        unit: The name of the counted items.
-        total: How many there will be.
-        show: As `progress` takes it.
+        description: Text before the bar.
+        unit: Name of the counted items.
+        total: Number of items. Default: unknown.
+        show: Whether to show the bar. Default: at a terminal and in notebooks.
 
     Example:
         >>> with bar("epoch 1", "graphs", total=64, show=False) as shown:
@@ -73,13 +73,13 @@ def announced(line: str, show: bool | None = None, seconds: float = 2.0) -> Iter
 
 
 def _look(show: bool | None) -> dict[str, Any]:
-    """When and where a bar is drawn: past the stream of a command that escapes what moves the cursor."""
+    """Return tqdm's arguments for the delay and the stream of a bar; `PrintableStream` would escape cursor moves."""
     return {"delay": 1, "leave": False, "disable": not is_seen(show), "file": getattr(sys.stderr, "raw", sys.stderr)}
 
 
 def is_seen(show: bool | None = None) -> bool:
-    """Whether a bar would be looked at: at a terminal and in notebooks, where `show` does not say otherwise.
+    """Check whether bars are shown: as `show` says, or else at a terminal and in notebooks.
 
-    In a log file every update would be a line of its own.
+    In a log file each update of a bar would add a line.
     """
     return sys.stderr.isatty() or hasattr(builtins, "__IPYTHON__") if show is None else show

@@ -1,8 +1,8 @@
-"""How sizes are written, everywhere: three digits and a prefix of thousands, so that two figures can be compared."""
+"""One notation for sizes: about three digits and a prefix of thousands, so that figures can be compared."""
 
 
 def quantity(number: float, unit: str) -> str:
-    """A number in words; prefixes are thousands for bytes, too, as in the rates of links and disks.
+    """Return a number with a prefix and its unit; a prefix is a factor of 1,000 for bytes, too.
 
     Example:
         >>> quantity(1234567, "B"), quantity(12, "B"), quantity(624 * 1024, "B")

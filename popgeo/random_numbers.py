@@ -1,12 +1,12 @@
-"""Random numbers by counter, and the one law by which a seed, an epoch and a batch name theirs.
+"""Counter-based random numbers, and the rule that derives a seed from a run's seed, epoch and batch.
 
-Number i of a stream depends on the stream's key and i alone, not on the order of calls. So the same draws come out for
-any number of threads, and compiled and interpreted code draw alike, bit for bit: `native/csrc/random_numbers.h` has the
-same functions. Those here work on whole arrays of unsigned 64-bit numbers.
+Number i of a stream depends only on the stream's key and on i, not on the order of calls. So draws do not depend on
+the number of threads, and compiled and interpreted code draw the same bits: `native/csrc/random_numbers.h` has the
+same functions. The functions here work on whole arrays of unsigned 64-bit numbers.
 
-The law: what a seed decides is named by whole numbers, `(seed, epoch)` for the order of an epoch, `(seed, epoch, ids)`
-for what is drawn for one batch of it, and `seed_of` makes one seed of them. It is the same in every process, and
-after any number of draws, so that a run continues from the batch at which it stopped.
+The rule: `seed_of` combines whole numbers to one seed, `(seed, epoch)` for the order of an epoch and
+`(seed, epoch, ids)` for draws of one batch. The result is the same in every process and after any number of draws,
+so a run can continue from the batch at which it stopped.
 """
 
 from zlib import crc32
@@ -23,7 +23,7 @@ _LOG_TERMS = 11
 
 
 def seed_of(*names: "int | NDArray[np.int64]") -> int:
-    """A seed of 63 bits for what some numbers, 0 or more, name; an array counts as one number, its checksum.
+    """Combine whole numbers, 0 or more, to a seed of 63 bits; an array counts as one number, its checksum.
 
     Example:
         >>> seed_of(0, 1) == seed_of(0, 2), seed_of(0, 1, np.array([3, 4])) == seed_of(0, 1, np.array([4, 3]))
@@ -36,19 +36,19 @@ def seed_of(*names: "int | NDArray[np.int64]") -> int:
 
 
 def generator_of(*names: "int | NDArray[np.int64]") -> torch.Generator:
-    """A source of randomness of its own for what some numbers name; see `seed_of`."""
+    """Return a new generator with the seed that `seed_of` makes of the numbers."""
     return torch.Generator().manual_seed(seed_of(*names))
 
 
 def new_key(source: int | torch.Generator | None) -> int:
-    """The 64 bits that a seed names; without a seed a new key, drawn from a generator (torch's own where None)."""
+    """Return a 64-bit key: the seed itself, or a key drawn from the generator (None: torch's default generator)."""
     if isinstance(source, int | np.integer):
         return int(source) & (2**64 - 1)
     return int(torch.randint(2**63 - 1, (), generator=source))
 
 
 def hash64(keys: Words, numbers: Words) -> Words:
-    """Number `numbers[i]` of the stream `keys[i]`: SplitMix64 (Steele, Lea, Flood 2014, doi 10.1145/2660193.2660195).
+    """Return number `numbers[i]` of stream `keys[i]`, by SplitMix64 (Steele et al. 2014, doi 10.1145/2660193.2660195).
 
     Example:
         >>> hex(hash64(np.uint64([0]), np.uint64([0]))[0])
@@ -61,12 +61,12 @@ def hash64(keys: Words, numbers: Words) -> Words:
 
 
 def keys_of(key: int, numbers: NDArray[np.int64]) -> Words:
-    """A stream of its own for each number."""
+    """Return one key per number, derived from a key, so that each number has a separate stream."""
     return hash64(np.array([key], np.uint64), numbers.astype(np.uint64))
 
 
 def uniform(key: int, start: int, number: int) -> Words:
-    """The 32-bit numbers `start` to `start + number` of the stream that `key` names.
+    """Return the 32-bit numbers `start` to `start + number` of the stream with this key.
 
     Example:
         >>> bool((uniform(7, 0, 5)[2:] == uniform(7, 2, 3)).all())
@@ -76,10 +76,10 @@ def uniform(key: int, start: int, number: int) -> Words:
 
 
 def below(keys: Words, numbers: Words, limits: Words) -> Words:
-    """Whole numbers below `limits` (1 ... 2^32 - 1), every one exactly as likely as the next.
+    """Return whole numbers below `limits` (1 ... 2^32 - 1), all with exactly the same probability.
 
-    Lemire's multiplication with rejection (2019, doi 10.1145/3230636). A rejected draw is repeated at a number
-    2^32 later in the same stream, so that no draw depends on how often another was repeated.
+    The method is Lemire's multiplication with rejection (2019, doi 10.1145/3230636). A rejected draw is repeated with
+    the number 2^32 later in the same stream, so no draw depends on the repetitions of another draw.
     """
     draws = (hash64(keys, numbers) >> _SHIFT_32) * limits
     too_likely = (np.uint64(2**32) - limits) % limits
@@ -90,12 +90,12 @@ def below(keys: Words, numbers: Words, limits: Words) -> Words:
 
 
 def unit(keys: Words, numbers: Words) -> NDArray[np.float64]:
-    """Numbers between 0 and 1, both excluded, of 53 random bits."""
+    """Return numbers between 0 and 1, both excluded, with 53 random bits."""
     return ((hash64(keys, numbers) >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53
 
 
 def log(x: NDArray[np.float64]) -> NDArray[np.float64]:
-    """The natural logarithm from +, *, / alone, in one order: the libraries of two machines differ in the last bit.
+    """Compute the natural logarithm by +, * and / in a fixed order, for the same bits on every machine.
 
     Example:
         >>> bool(np.allclose(log(np.array([1e-9, 0.3, 1.0])), np.log([1e-9, 0.3, 1.0]), rtol=1e-15))

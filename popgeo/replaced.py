@@ -1,4 +1,4 @@
-"""Replaces attributes of other libraries' objects for as long as a block runs."""
+"""Temporary replacement of attributes of other libraries' objects."""
 
 import contextlib
 from collections.abc import Iterator
@@ -9,12 +9,12 @@ _NOTHING = object()
 
 @contextlib.contextmanager
 def replaced(holder: Any, name: str, part: Any) -> Iterator[None]:
-    """Gives an object, a class or a module a different attribute while the block runs.
+    """Replace an attribute of an object, a class or a module while the block runs.
 
     Args:
-        holder: The object; an attribute that it only inherits, or that is missing, is taken away again afterwards.
-        name: The attribute.
-        part: Its value inside the block.
+        holder: The object. An attribute that was inherited or missing before is deleted afterwards.
+        name: Name of the attribute.
+        part: Value of the attribute inside the block.
 
     Example:
         >>> import math

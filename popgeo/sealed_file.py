@@ -1,4 +1,4 @@
-"""Files that end with their kind, their version and a checksum, so that no changed bit passes unnoticed."""
+"""Sealed files: they end with their kind, their version and a checksum, so that every changed bit is noticed."""
 
 import hashlib
 import os
@@ -13,47 +13,47 @@ _SEAL = re.compile(rb" *popgeo ([a-z ]+) (\d+) sha256 ")
 
 
 def sealed(content: bytes, kind: str, version: int, *, is_archive: bool = False) -> bytes:
-    """The content with its seal after it.
+    """Return the content followed by its seal.
 
     Args:
-        content: The content.
-        kind: What the file is, in lower case.
-        version: Of the format.
+        content: Bytes to seal.
+        kind: Kind of the file, in lower case.
+        version: Version of the format.
         is_archive: Whether the content is a zip archive without a comment. The seal becomes its comment.
     """
-    if is_archive:  # which ends with the length of the comment
+    if is_archive:  # an archive ends with the length of its comment
         content = content[:-2] + SEAL_BYTES.to_bytes(2, "little")
     seal = f"popgeo {kind} {version} sha256 ".rjust(SEAL_BYTES - CHECKSUM_DIGITS).encode()
     return _with_checksum(content + seal)
 
 
 def _with_checksum(data: bytes) -> bytes:
-    """The bytes, and the checksum of all of them as hexadecimal digits."""
+    """Return the bytes followed by their checksum as hexadecimal digits."""
     return data + hashlib.sha256(data).hexdigest().encode()
 
 
 def has_checksum(data: bytes) -> bool:
-    """Whether bytes end with the checksum of all bytes before it."""
+    """Check whether the last bytes are the checksum of all bytes before them."""
     return _with_checksum(data[:-CHECKSUM_DIGITS]) == data
 
 
 def kind_of(data: bytes) -> tuple[str, int] | None:
-    """The kind and the version that a file's seal names; None if there is no seal."""
+    """Return the kind and the version in a file's seal; None without a seal."""
     found = _SEAL.fullmatch(data[-SEAL_BYTES:-CHECKSUM_DIGITS])
     return None if found is None else (found[1].decode(), int(found[2]))
 
 
 def unsealed(data: bytes, path: str | os.PathLike[str], kind: str, version: int) -> bytes:
-    """The content of a sealed file.
+    """Return the content of a sealed file.
 
     Args:
         data: All bytes of the file.
-        path: Named in errors.
-        kind: What the file has to be.
-        version: Its version.
+        path: Path of the file, for messages.
+        kind: Expected kind of the file.
+        version: Expected version of the format.
 
     Raises:
-        ValueError: the checksum does not match, or the file is of a different kind or version.
+        ValueError: The checksum does not match, or the kind or the version differs.
 
     Example:
         >>> unsealed(sealed(b"one epoch", "note", 1), "a.note", "note", 1)
@@ -72,17 +72,17 @@ def unsealed(data: bytes, path: str | os.PathLike[str], kind: str, version: int)
 
 
 def write_sealed(path: str | os.PathLike[str], content: bytes, kind: str, version: int, **choices: bool) -> None:
-    """Writes a sealed file that is, at any moment, the old one or the new one.
+    """Write a sealed file as a whole, see `write_atomically`.
 
     Args:
-        path: The file.
-        content: The content.
-        kind: See `sealed`.
-        version: See `sealed`.
+        path: Path of the file.
+        content: Bytes to seal.
+        kind: Kind of the file, in lower case.
+        version: Version of the format.
         choices: `is_archive` of `sealed`, and `is_private` of `write_atomically`.
 
     Raises:
-        OSError: the file cannot be written.
+        OSError: The file cannot be written.
     """
     is_private = choices.pop("is_private", False)
     write_atomically(Path(path), sealed(content, kind, version, **choices), is_private=is_private)

@@ -1,4 +1,4 @@
-"""Reads what `torch.save` wrote from an untrusted source: within the size of the file, and nothing runs."""
+"""A safe reader of files that `torch.save` wrote: it runs no code and uses no more memory than the file's size."""
 
 import io
 import os
@@ -12,22 +12,22 @@ import torch
 
 from popgeo.sealed_file import has_checksum, kind_of, write_sealed
 
-# Formats of popgeo from before there were seals; the CRC-32 of their archives is compared.
+# popgeo's older formats without a seal; the reader compares the CRC-32 of their archives.
 _WITHOUT_SEAL = {"popgeo force field 1", "popgeo checkpoint 2", "popgeo checkpoint 3"}
 
 
 def entries_of(data: bytes) -> dict[str, bytes]:
-    """The entries of an archive as torch writes it: not compressed, each name once, all within the file.
+    """Return the entries of an archive that torch wrote: uncompressed, with different names, not larger than the file.
 
     Raises:
-        ValueError: it is not such an archive, or an entry does not match its CRC-32.
+        ValueError: The data are not such an archive, or an entry does not match its CRC-32.
     """
     try:
         with zipfile.ZipFile(io.BytesIO(data)) as archive:
             found = archive.infolist()
             if any(one.compress_type != zipfile.ZIP_STORED for one in found):
                 raise ValueError("an entry is compressed, which torch never writes")
-            # torch looks for names without regard to case
+            # torch ignores upper and lower case in names
             if len({one.filename.lower() for one in found}) < len(found):
                 raise ValueError("two entries have the same name")
             if sum(one.file_size for one in found) > len(data):
@@ -35,12 +35,12 @@ def entries_of(data: bytes) -> dict[str, bytes]:
             return {one.filename: archive.read(one) for one in found}
     except ValueError:
         raise
-    except Exception as error:  # zipfile raises many kinds for what is not an archive
+    except Exception as error:  # zipfile raises errors of many classes for damaged archives
         raise ValueError(f"it is not a whole archive of torch.save ({_first_line(error)})") from error
 
 
 def written_again(entries: Mapping[str, bytes]) -> io.BytesIO:
-    """An archive of these entries alone, so that torch reads the bytes that were checked."""
+    """Return an archive of these entries alone, so that torch reads exactly the bytes that were checked."""
     file = io.BytesIO()
     with zipfile.ZipFile(file, "w") as archive:
         for name, part in entries.items():
@@ -50,25 +50,25 @@ def written_again(entries: Mapping[str, bytes]) -> io.BytesIO:
 
 
 def load_tensors(entries: Mapping[str, bytes]) -> Any:
-    """The tensors, numbers, texts and nests of them in the entries of an archive that `torch.save` wrote.
+    """Load the tensors, numbers, texts and containers of them from the entries of an archive of `torch.save`.
 
     Raises:
-        ValueError: the archive is damaged, or holds anything else.
+        ValueError: The archive is damaged, or it contains other objects.
     """
     try:
         return torch.load(written_again(entries), map_location="cpu", weights_only=True)
-    except pickle.UnpicklingError as error:  # whose words advise to run what the file holds
+    except pickle.UnpicklingError as error:  # torch's message advises to execute the content of the file
         raise ValueError("it holds more than tensors, numbers and texts, which would be executed") from error
     except Exception as error:
         raise ValueError(f"torch cannot read it ({_first_line(error)})") from error
 
 
 def checked_entries(path: str | os.PathLike[str], what: str) -> tuple[dict[str, bytes], bool]:
-    """The entries of an archive whose checksums match, and whether popgeo sealed it.
+    """Read an archive; return its entries and whether popgeo sealed it.
 
     Raises:
-        ValueError: the checksum of a seal, or a CRC-32, does not match.
-        OSError: the file cannot be read.
+        ValueError: The checksum of the seal, or a CRC-32, does not match.
+        OSError: The file cannot be read.
     """
     data = Path(path).read_bytes()
     is_sealed = kind_of(data) is not None
@@ -81,17 +81,17 @@ def checked_entries(path: str | os.PathLike[str], what: str) -> tuple[dict[str, 
 
 
 def read_content(path: str | os.PathLike[str], what: str = "file of torch.save") -> Any:
-    """What a file of `torch.save`, or of popgeo, holds.
+    """Return the content of a file that `torch.save` or popgeo wrote.
 
     Raises:
-        ValueError: a checksum does not match, or the file holds what could be executed.
-        OSError: the file cannot be read.
+        ValueError: A checksum does not match, or the file contains objects that could execute code.
+        OSError: The file cannot be read.
     """
     entries, is_sealed = checked_entries(path, what)
     try:
         content = load_tensors(entries)
         name = content.get("format") if isinstance(content, dict) else None
-        # A changed bit in a seal may make a file look like one from before there were seals.
+        # A damaged seal may look like no seal, so a newer format without a seal is an error.
         if isinstance(name, str) and name.startswith("popgeo ") and name not in _WITHOUT_SEAL and not is_sealed:
             raise ValueError("its checksum is missing")
     except ValueError as error:
@@ -100,18 +100,18 @@ def read_content(path: str | os.PathLike[str], what: str = "file of torch.save")
 
 
 def write_format(path: str | os.PathLike[str], content: Mapping[str, Any], kind: str, version: int) -> None:
-    """Writes tensors and numbers as a sealed file, which `torch.load` reads, too."""
+    """Write tensors and numbers to a sealed file, which `torch.load` can read, too."""
     file = io.BytesIO()
     torch.save({"format": f"popgeo {kind} {version}", **content}, file)
     write_sealed(path, file.getvalue(), kind, version, is_archive=True)
 
 
 def read_format(path: str | os.PathLike[str], kind: str, version: int) -> dict[str, Any]:
-    """What `write_format` wrote, in this version or in one from before there were seals.
+    """Read a file of `write_format`, in this version or in an older version without a seal.
 
     Raises:
-        ValueError: the file is damaged, or it is not of this kind and version.
-        OSError: the file cannot be read.
+        ValueError: The file is damaged, or its kind or version differs.
+        OSError: The file cannot be read.
     """
     content = read_content(path, f"{kind} of popgeo")
     name = content.get("format") if isinstance(content, dict) else None

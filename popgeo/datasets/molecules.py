@@ -34,10 +34,10 @@ class Molecules(InMemoryDataset):
         (doi:10.1021/acs.jctc.8b01176, by tblite) at the positions as stored, which lie on a grid of 0.0005 angstrom.
         A molecule whose gap is below 1 eV is left out, for its closed shell is doubtful.
 
-        **Limits.** One conformer a molecule, stereochemistry as the embedding chose it; the geometry is a minimum of
-        the force field, not of xTB; xTB levels are not DFT levels, so errors do not compare with published ones on
-        QM9. `energy` is a total energy of valence electrons: take out a sum over atoms before learning it, and mind
-        that float32 holds it to 0.06 meV.
+        **Limits.** There is one conformer per molecule, with the stereochemistry that the embedding chose. The geometry
+        is a minimum of the force field, not of xTB. xTB levels are not DFT levels, so errors cannot be compared with
+        published errors on QM9. `energy` is a total energy of valence electrons: subtract a sum over atoms before
+        training on it, and note that float32 stores it to 0.06 meV.
 
     Each molecule is a `Data` of
 
@@ -53,16 +53,17 @@ class Molecules(InMemoryDataset):
     ============  ==================  ========================================================================
 
     Args:
-        root: Folder that keeps the result of `pre_transform` and `pre_filter` between runs, as PyG's datasets do.
-            Without it nothing is written and both run in memory.
-        transform: Applied at each access.
-        pre_transform: Applied to each molecule once.
-        pre_filter: Molecules for which it is false are left out; runs before `pre_transform`.
-        force_reload: Apply `pre_transform` and `pre_filter` again though `root` holds their result.
-        log: Whether to say, as PyG does, that files are written, and to show a bar where `pre_transform` lasts.
+        root: Folder for the result of `pre_transform` and `pre_filter`, as in PyG's datasets. Default: nothing is
+            written, and both run in memory.
+        transform: Function that is applied to a molecule at each access. Default: none.
+        pre_transform: Function that is applied to each molecule once. Default: none.
+        pre_filter: Function that returns False for molecules to leave out; runs before `pre_transform`. Default: none.
+        force_reload: Whether to run `pre_transform` and `pre_filter` again if `root` has their result. Default: False.
+        log: Whether to print a line when files are written, as PyG does, and a bar if `pre_transform` takes long.
+            Default: True.
 
     Raises:
-        ValueError: `pre_filter` leaves no molecule.
+        ValueError: `pre_filter` leaves out all molecules.
 
     Example:
         >>> dataset = Molecules(transform=SelectTarget("gap"))
@@ -98,10 +99,10 @@ class Molecules(InMemoryDataset):
 
     @classmethod
     def target_index(cls, name: str) -> int:
-        """The column of `y` that holds a target.
+        """Return the column of a target in `y`.
 
         Raises:
-            ValueError: there is no such target.
+            ValueError: The name is not a target's.
 
         Example:
             >>> Molecules.target_index("gap")
@@ -113,19 +114,21 @@ class Molecules(InMemoryDataset):
 
     @property
     def has_process(self) -> bool:
-        """Whether PyG keeps a processed file: only where a root was given."""
+        """Whether PyG keeps a processed file: True if a root was given."""
         return self._keeps_files
 
     @property
     def raw_file_names(self) -> list[str]:
+        """An empty list, since the data are part of the package."""
         return []
 
     @property
     def processed_file_names(self) -> list[str]:
+        """Name of the file that `process` writes under `root`."""
         return ["molecules.pt"]
 
     def process(self) -> None:
-        """Writes the molecules, filtered and transformed, under `root`."""
+        """Write the filtered and transformed molecules under `root`."""
         data, slices = self._prepare()
         torch.save((data.to_dict(), slices, type(data)), self.processed_paths[0])
 
@@ -146,13 +149,13 @@ class Molecules(InMemoryDataset):
 
 
 class SelectTarget(BaseTransform):
-    """Narrows `y` from all targets to one, as `Molecules(transform=...)`.
+    """A transform that selects one target of `y`, for `Molecules(transform=...)`.
 
     Args:
-        name: One of `Molecules.targets`.
+        name: Key of `Molecules.targets`.
 
     Raises:
-        ValueError: there is no such target.
+        ValueError: The name is not a target's.
 
     Example:
         >>> Molecules(transform=SelectTarget("dipole"))[0].y.shape
@@ -164,6 +167,7 @@ class SelectTarget(BaseTransform):
         self.index = Molecules.target_index(name)
 
     def forward(self, data: Data) -> Data:
+        """Replace `y` [1, 5] by the selected column [1]."""
         data.y = data.y[:, self.index]
         return data
 
@@ -172,7 +176,7 @@ class SelectTarget(BaseTransform):
 
 
 def _read() -> tuple[Data, dict[str, Tensor]]:
-    """All molecules of the bundled file in `InMemoryDataset`'s own storage: one flat `Data` and its slices."""
+    """Read all molecules of the bundled file as one flat `Data` and its slices, as in `InMemoryDataset`."""
     with resources.files(__package__).joinpath("molecules.npz").open("rb") as file, np.load(file) as npz:
         held = dict(npz)
     num_atoms, num_bonds = held["num_atoms"].astype(np.int64), held["num_bonds"].astype(np.int64)
@@ -203,11 +207,11 @@ def _read() -> tuple[Data, dict[str, Tensor]]:
 
 
 def _edges(bond: np.ndarray, molecule: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Both directions of each bond, sorted by molecule, then row 0, then row 1.
+    """Return both directions of each bond, sorted by molecule, then row 0, then row 1.
 
     Args:
-        bond: Atom, atom (counted within the molecule), kind. [num_bonds, 3]
-        molecule: The molecule of each bond, ascending. [num_bonds]
+        bond: Two atoms (counted within the molecule) and the kind of each bond. [num_bonds, 3]
+        molecule: Molecule of each bond, ascending. [num_bonds]
 
     Returns:
         edge_index [2, 2 num_bonds] and the kind of each edge [2 num_bonds].

@@ -1,4 +1,4 @@
-"""How far off a force field is: tables of errors, the loss of a whole part of the data, and the picture of parity."""
+"""Errors of a force field: tables, the loss of a whole part of the data, and the plot of parity."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -29,23 +29,23 @@ class LabelPair(NamedTuple):
 
 
 Pairs = Mapping[str, LabelPair]
-"""For each of what is learned, all real entries; energies per atom."""
+"""The real entries of each label that is learned; energies are per atom."""
 
 
 def taken_from(batch: object, labels: tuple[str, ...]) -> dict[str, Tensor]:
-    """What `ForceLoss` takes of a batch."""
+    """Return the attributes of a batch that `ForceLoss` takes as arguments."""
     names = ("z", "pos", "batch", "edge_index", "edge_shift", "cell", "graphs_mask", *WEIGHTS, *labels)
     return {name: batch[name] for name in names if name in batch}  # type: ignore[index, operator]
 
 
 def loss_of(costs: Tensor, factors: Mapping[str, float]) -> float:
-    """The loss of batches as one, from the sum of their `costs`. [number of labels, 2]"""
+    """Return the loss of several batches together, from the sum of their `costs` [number of labels, 2]."""
     weighted = zip(factors.values(), costs.tolist(), strict=True)
     return sum(factor * cost / max(count, 1.0) for factor, (cost, count) in weighted)
 
 
 def predictions(step: CompiledStep, loader: FixedSizeDataLoader, labels: tuple[str, ...]) -> tuple[Pairs, Tensor]:
-    """What a compiled `ForceLoss` predicts for a loader's structures next to their labels, and its summed `costs`."""
+    """Return labels and predictions of a compiled `ForceLoss` for a loader's structures, and the sum of its `costs`."""
     kept: dict[str, list[LabelPair]] = {name: [] for name in labels}
     costs = torch.zeros(len(labels), 2, dtype=torch.float64)
     for batch in loader:
@@ -65,7 +65,7 @@ def predictions(step: CompiledStep, loader: FixedSizeDataLoader, labels: tuple[s
 
 
 def errors_of(pairs: Pairs) -> dict[str, float]:
-    """Mean absolute and root mean squared errors, in thousandths of `UNITS`; NaN if nothing is known."""
+    """Return mean absolute and root mean squared errors in thousandths of `UNITS`; NaN without a known label."""
     found: dict[str, float] = {}
     for name, (label, predicted, weight) in pairs.items():
         error, total = 1000 * (predicted - label), weight.sum()
@@ -76,12 +76,12 @@ def errors_of(pairs: Pairs) -> dict[str, float]:
 
 
 def table(parts: Mapping[str, Pairs]) -> pd.DataFrame:
-    """The errors of each part of the data, one row per part."""
+    """Return a table of errors with one row per part of the data."""
     return pd.DataFrame({name: errors_of(pairs) for name, pairs in parts.items()}).T
 
 
 def doubts(pairs: Pairs) -> list[str]:
-    """A sentence for each label that is predicted no better than by 0, though it is learned."""
+    """Return a sentence for each learned label with predictions that are not better than 0."""
     found = []
     for name, (label, predicted, weight) in pairs.items():
         error, size = ((weight * part.square()).sum() for part in (predicted - label, label))
@@ -94,7 +94,7 @@ def doubts(pairs: Pairs) -> list[str]:
 
 
 def draw_parity(pairs: Pairs, title: str, path: Path) -> None:
-    """Writes a picture of what was predicted over the labels."""
+    """Write a plot of the predictions over the labels."""
     shown = {name: pair for name, pair in pairs.items() if len(pair.label)}
     if not shown:
         return
@@ -108,6 +108,6 @@ def draw_parity(pairs: Pairs, title: str, path: Path) -> None:
 
 
 def draw(axes: Axes, path: Path) -> None:
-    """Writes the figure that holds the axes as PNG; the file appears whole or not at all."""
+    """Write the figure of the axes as a PNG file, as a whole."""
     with written_whole(path) as partial:
         write_png(axes, partial)

@@ -1,4 +1,4 @@
-"""A run of training that can stop after any batch and continue as if it had not stopped."""
+"""A training run that can stop after any batch and continue with the same results as without the stop."""
 
 import math
 import signal
@@ -29,14 +29,14 @@ CHECKPOINT, BEST = "checkpoint.pt", "model.pt"
 
 
 class Fit:
-    """Trains a force field, keeps the best of its averages, and where the run stands.
+    """A training run of a force field; it saves the best averaged weights and the state of the run.
 
     Args:
-        field: The force field to train.
-        loaders: Of the structures for `train` and `valid`.
-        weights: Of what is learned, in the loss.
-        options: The rest, by the names of the command line.
-        checksums: Of the data of each part; a run that is resumed must have the same.
+        field: Force field to train.
+        loaders: Loaders of the structures for `train` and `valid`.
+        weights: Weight of each learned label in the loss.
+        options: All other settings, by their names on the command line.
+        checksums: Checksum of each part of the data; a resumed run must have the same checksums.
     """
 
     def __init__(
@@ -64,23 +64,23 @@ class Fit:
 
     @property
     def epoch(self) -> int:
-        """Epochs that are through."""
+        """Number of completed epochs."""
         return len(self.history)
 
     @property
     def why_over(self) -> str:
-        """Why there is nothing left to do; empty if there is."""
+        """Reason why the run is complete; an empty text if it is not."""
         if self.epoch >= self.options.epochs:
-            return f"all {self.epoch} epochs are through"
+            return f"all {self.epoch} epochs are complete"
         waited = self.epoch - int(self.reached["best_epoch"])
         return f"no better epoch in {waited}" if waited >= self.options.patience else ""
 
     def run(self) -> Iterator[dict[str, float]]:
-        """Trains on, one epoch after the other, and says how each went; the state is saved first.
+        """Train epoch by epoch; save the state after each epoch, then yield its losses and errors.
 
         Raises:
-            KeyboardInterrupt: Ctrl-C; where the run stands is kept, to the batch.
-            ValueError: the loss is not a number any more.
+            KeyboardInterrupt: The user pressed Ctrl-C. The state after the last complete batch is saved.
+            ValueError: The loss is NaN or infinite.
         """
         with _after_the_batch() as interrupts:
             while not self.why_over:
@@ -119,7 +119,7 @@ class Fit:
         return loss_of(costs, self.weights)
 
     def _judge(self, train_loss: float, seconds: float) -> None:
-        """Validates the averages, keeps them if none were better, and lets the learning rate fall."""
+        """Validate the averaged weights, save them if they are the best so far, and lower the learning rate if due."""
         pairs, costs = predictions(self.evaluate, self.loaders["valid"], self.labels)
         loss = loss_of(costs, self.weights)
         rate = self.optimizer.param_groups[0]["lr"]
@@ -132,7 +132,7 @@ class Fit:
         self.plateau.step(loss)
 
     def save(self) -> None:
-        """Keeps where the run stands."""
+        """Save the state of the run and its log."""
         parts: dict[str, Any] = {"model": self.model, "optimizer": self.optimizer, "average": self.average}
         parts |= {"plateau": self.plateau, "loader": self.loaders["train"]}
         content = {name: part.state_dict() for name, part in parts.items()}
@@ -141,10 +141,10 @@ class Fit:
         write_atomically(self.folder / "log.csv", pd.DataFrame(self.history).to_csv(index=False).encode())
 
     def resume(self) -> None:
-        """Continues from what `save` kept.
+        """Restore the state that `save` wrote.
 
         Raises:
-            ValueError: the file is damaged or of another run, or the data have changed.
+            ValueError: The file is damaged or belongs to a different run, or the data have changed.
         """
         path = self.folder / CHECKPOINT
         content = load_checkpoint(path)
@@ -153,8 +153,8 @@ class Fit:
             raise ValueError(f"{path} was not written by `popgeo train`: it has no checksums of structures.")
         if changed := [name for name, own in self.checksums.items() if before.get(name) != own]:
             raise ValueError(
-                f"The structures for {', '.join(changed)} are not those that the run in {self.folder} was started "
-                f"with. Restore the files, or start a new run from its weights: --init {self.folder / BEST} --out NEW."
+                f"The structures for {', '.join(changed)} have changed since the run in {self.folder} began. Restore "
+                f"the files, or start a new run from its weights: --init {self.folder / BEST} --out NEW."
             )
         restore_weights(content, self.model, self.optimizer, path)
         try:
@@ -163,23 +163,25 @@ class Fit:
             is_whole = [row["epoch"] for row in history] == list(range(1, len(history) + 1))
             is_within = 0 <= reached["best_epoch"] <= len(history) and 0 <= reached["graphs"] <= total
             if not (is_whole and is_within and costs.shape == (len(self.labels), 2)):
-                raise ValueError(f"its history and position cannot be: {reached}")
+                raise ValueError(f"its history and its position contradict each other: {reached}")
             self.average.load_state_dict(content["average"])
             self.plateau.load_state_dict(_like(self.plateau.state_dict(), content["plateau"]))
             self.loaders["train"].load_state_dict(content["loader"])
-        except Exception as error:  # of whatever kind, from a file that was changed
+        except Exception as error:  # a changed file may cause an error of any class
             raise ValueError(
                 f"{path} does not hold a run that can be resumed: {str(error) or repr(error)}. Start a new one with "
-                f"--init {self.folder / BEST} and another --out."
+                f"--init {self.folder / BEST} and a different --out."
             ) from error
         self.history, self.reached = history, reached
 
 
 def _like(own: dict[str, Any], found: dict[str, Any]) -> dict[str, Any]:
-    """A state with the names and kinds of another, as torch's schedulers take anything.
+    """Check that a state has the names and types of the scheduler's own state, and return it.
+
+    torch's schedulers load a state without a check.
 
     Raises:
-        ValueError: it has others.
+        ValueError: A name is missing or unknown, or a value has a different type.
     """
     number = (int, float)
     for name in own.keys() | found.keys():
@@ -190,7 +192,7 @@ def _like(own: dict[str, Any], found: dict[str, Any]) -> dict[str, Any]:
 
 
 def _moving_average(decay: float) -> Any:
-    """An exponential moving average that begins to forget at once; 0 follows the weights."""
+    """Return the update of an exponential moving average, which forgets faster at first; decay 0 copies the weights."""
 
     def update(averages: Sequence[Tensor], weights: Sequence[Tensor], number: Tensor | int) -> None:
         forget = 1 - min(decay, (1 + int(number)) / (10 + int(number)))
@@ -201,7 +203,7 @@ def _moving_average(decay: float) -> Any:
 
 @contextmanager
 def _after_the_batch() -> Iterator[list[int]]:
-    """Collects a Ctrl-C until the batch is done, since half a batch cannot be continued; a second one ends at once."""
+    """Delay a Ctrl-C until the batch is complete, since a run cannot continue within a batch; a second one stops."""
     seen: list[int] = []
 
     def note(number: int, frame: FrameType | None) -> None:

@@ -1,4 +1,4 @@
-"""What a force field is trained on: errors of energies per atom, forces and stress, each with its weight."""
+"""Training loss of a force field: errors of energies per atom, forces and stress, each with its weight."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -18,16 +18,16 @@ def _huber(error: Tensor) -> Tensor:
 
 
 LOSSES: dict[str, Callable[[Tensor], Tensor]] = {"mse": torch.square, "mae": torch.abs, "huber": _huber}
-"""From an error to what it costs; Huber's is squared below 0.01, in the units of the labels."""
+"""Functions from an error to its cost; Huber's cost is quadratic for errors below 0.01, in the units of the labels."""
 
 
 class ForceLoss(nn.Module):
-    """The loss of a force field on a batch, and the errors that it is made of.
+    """A module that returns the loss of a force field on a batch, and the predictions.
 
     Args:
-        field: The force field.
-        weights: Of the labels that are learned, out of `energy`, `forces` and `stress`.
-        loss: A key of `LOSSES`.
+        field: Force field.
+        weights: Weight of each learned label: `energy`, `forces`, `stress`.
+        loss: Key of `LOSSES`. Default: `"mse"`.
     """
 
     def __init__(self, field: ForceField, weights: Mapping[str, float], loss: str = "mse") -> None:
@@ -45,11 +45,12 @@ class ForceLoss(nn.Module):
         graphs_mask: Tensor,
         **labels: Tensor,
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """The loss [], and what was predicted: `energy` in eV per atom [num_graphs], `forces` and `stress`.
+        """Return the loss and the predictions: `energy` in eV per atom [num_graphs], `forces`, `stress` and `costs`.
 
-        `costs` [number of weights, 2] has what each label costs in all, and how many entries are known: losses of
-        batches add up by these. Labels that are NaN, and padding, count for nothing. Next to those that are learned,
-        `labels` may have `weight`, that of each structure, and `energy_weight` and so on, of its labels. [num_graphs]
+        `costs` [number of weights, 2] has the sum of each label's costs and the number of its known entries, from which
+        the loss of several batches is computed. NaN labels and padding do not count. Next to the learned labels,
+        `labels` may contain the `weight` of each structure, and weights of single labels such as `energy_weight`.
+        [num_graphs]
         """
         num_graphs = graphs_mask.size(0)
         given: dict[str, Any] = {"edge_shift": edge_shift, "num_graphs": num_graphs, "binding_only": True}

@@ -1,4 +1,4 @@
-"""The options of `popgeo train`, and the file in which a run keeps them for `--resume`."""
+"""Settings of a training run, and the file in its folder from which `--resume` reads them."""
 
 import argparse
 import json
@@ -12,14 +12,14 @@ from popgeo.train.fit import CHECKPOINT
 
 SETTINGS = "settings.json"
 _NOT_KEPT = {"out", "resume", "config"}
-_MAY_CHANGE = {*_NOT_KEPT, "epochs", "patience", "threads", "device"}  # of a run that is resumed
+_MAY_CHANGE = {*_NOT_KEPT, "epochs", "patience", "threads", "device"}  # settings that --resume may change
 
 
 def begun(asked: argparse.Namespace) -> argparse.Namespace:
-    """Notes the settings of a new run in its folder, for `--resume`.
+    """Write the settings of a new run to its folder, for `--resume`.
 
     Raises:
-        ValueError: the folder holds a run, or no file is named.
+        ValueError: The folder already contains a run, or FILE is missing.
     """
     if (asked.out / CHECKPOINT).exists():
         raise ValueError(f"{asked.out} holds a run. Pass --resume to continue it, or name another folder by --out.")
@@ -30,16 +30,16 @@ def begun(asked: argparse.Namespace) -> argparse.Namespace:
 
 
 def of_run(asked: argparse.Namespace, words: Sequence[str]) -> argparse.Namespace:
-    """The settings of the run in a folder, with those that may change taken from the command line.
+    """Return the settings of the run in a folder, updated by the options that a resumed run may change.
 
     Raises:
-        ValueError: the folder holds no run, its settings are damaged, or another setting is stated.
+        ValueError: The folder contains no run, its settings are damaged, or an option differs that may not change.
     """
     if not (asked.out / CHECKPOINT).exists():
         raise ValueError(f"{asked.out} holds no run to continue: it has no {CHECKPOINT}. Leave --resume out.")
     path, given = asked.out / SETTINGS, _given(words) | settings_in(asked.config).keys()
     try:
-        before = {"head": None, **json.loads(path.read_text())}  # runs begun before there were heads have none
+        before = {"head": None, **json.loads(path.read_text())}  # older versions had no heads
         kept = {name: before[name] for name in vars(asked) if name not in (_MAY_CHANGE & given | _NOT_KEPT)}
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{path} was not written by `popgeo train`: {error!r}. Start a run with --init.") from error
@@ -53,7 +53,7 @@ def of_run(asked: argparse.Namespace, words: Sequence[str]) -> argparse.Namespac
 
 
 def _given(words: Sequence[str]) -> set[str]:
-    """The settings that a command line states, without those that have their defaults."""
+    """Return the names of the settings that a command line contains."""
     silent = train_parser()
     for action in silent._actions:
         action.default = argparse.SUPPRESS
@@ -61,6 +61,6 @@ def _given(words: Sequence[str]) -> set[str]:
 
 
 def _as_json(asked: argparse.Namespace) -> dict[str, Any]:
-    """The settings as they are written down, with paths that hold from any folder."""
+    """Return the settings as plain data, with absolute paths."""
     kept = {name: value for name, value in vars(asked).items() if name not in _NOT_KEPT}
     return {name: str(value.absolute()) if isinstance(value, Path) else value for name, value in kept.items()}

@@ -1,4 +1,4 @@
-"""`popgeo train FILE`: a force field from a file of structures, in one command."""
+"""`popgeo train FILE`: train a force field on a file of structures."""
 
 import argparse
 import ast
@@ -25,14 +25,14 @@ from popgeo.train.fit import BEST, CHECKPOINT, Fit
 from popgeo.train.run_settings import begun, of_run
 from popgeo.train.training_set import UNITS, TrainingSet, as_training_set, drawn_parts, read_structures
 
-# The option that gives each setting of a network, and the settings of each network.
+# Option of each setting of a network; arguments of each network.
 _OPTIONS = {"num_filters": "num_channels", "hidden_channels": "num_channels", "num_interactions": "num_interactions"}
 _OPTIONS |= {"num_gaussians": "num_radial", "num_radial": "num_radial"}
 _TAKEN = {name: signature(network).parameters.keys() for name, network in MODELS.items()}
 
 
 def train(arguments: Sequence[str]) -> int:
-    """Trains what a command line asks for; the exit status is 130 after Ctrl-C."""
+    """Train as the options of a command line say; the exit status is 130 after Ctrl-C."""
     asked = command_parsers.train(arguments)
     make_folder(asked.out)
     with folder_lock(asked.out):
@@ -75,10 +75,10 @@ def _train(asked: argparse.Namespace) -> int:
 
 
 def _tensorboard(asked: argparse.Namespace) -> Callable[[dict[str, float]], None]:
-    """Writes an epoch's row to TensorBoard, if that is asked for.
+    """Return a function that writes an epoch's row to TensorBoard, or does nothing without `--tensorboard`.
 
     Raises:
-        ValueError: tensorboard is not installed.
+        ValueError: The package tensorboard is not installed.
     """
     if not asked.tensorboard:
         return lambda row: None
@@ -98,10 +98,10 @@ def _tensorboard(asked: argparse.Namespace) -> Callable[[dict[str, float]], None
 
 
 def _taken_over(asked: argparse.Namespace) -> ForceField:
-    """The force field that `--init` names; its architecture becomes the run's.
+    """Load the force field that `--init` names, and set the options of its architecture.
 
     Raises:
-        ValueError: an option states another architecture.
+        ValueError: An option contradicts its architecture.
     """
     field = ForceField.load(asked.init)
     own = {option: field.settings[name] for name, option in _OPTIONS.items() if name in field.settings}
@@ -116,7 +116,7 @@ def _taken_over(asked: argparse.Namespace) -> ForceField:
 
 
 def _read(asked: argparse.Namespace, fixed: Tensor | None) -> TrainingSet:
-    """The structures of all files, in their parts."""
+    """Read the structures of all files and divide them into parts."""
     asked.weights = {name: getattr(asked, f"{name}_weight") for name in UNITS}
     wanted = [name for name, weight in asked.weights.items() if weight]
     options = atoms_options(asked)
@@ -176,7 +176,7 @@ def _line(row: dict[str, float], epochs: int, count: int) -> str:
 
 
 def _tell_results(folder: Path, fit: Fit, parts: list[str], why: str, is_weighted: bool) -> None:
-    """Prints the errors of the best weights and writes all results."""
+    """Print the errors of the best weights and write all results."""
     fit.best.load_state_dict(ForceField.load(folder / BEST).state_dict())
     found = {name: predictions(fit.evaluate, fit.loaders[name], fit.labels)[0] for name in parts}
     last = parts[-1]

@@ -1,4 +1,4 @@
-"""The structures that a force field is trained on: read, checked, split, with their neighbors listed."""
+"""Training data of a force field: structures that are read, checked, split, and have lists of neighbors."""
 
 import hashlib
 import warnings
@@ -28,21 +28,21 @@ from popgeo.nn.atom_targets import MAX_Z, element_energies, voigt_to_matrix
 from popgeo.progress import progress
 
 UNITS = {"energy": "eV/atom", "forces": "eV/A", "stress": "eV/A^3"}
-"""What is learned, and the units of the errors."""
+"""Labels that a force field can learn, and the units of their errors."""
 _TAKEN = LEVELS.keys() - {"cutoff"}
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingSet:
-    """What a run trains on, validates on and tests on.
+    """Structures for training, validation and test.
 
     Attributes:
-        store: All structures; their energies are without the energies of elements.
-        parts: Those for `train`, `valid` and `test`, as views of the store.
-        references: Energy of each element, NaN for elements that are not trained on. float64 [100]
-        labels: Which of `energy`, `forces` and `stress` they have.
-        checksums: Of each part as it was read.
-        remarks: Sentences on what the structures do not determine, or share between parts.
+        store: All structures, with the energies of elements subtracted from their energies.
+        parts: Views of the store with the structures for `train`, `valid` and `test`.
+        references: Energy of each element; NaN for elements without training structures. float64 [100]
+        labels: Labels of the structures, out of `energy`, `forces` and `stress`.
+        checksums: Checksum of each part, before energies of elements are subtracted.
+        remarks: Sentences about quantities that the structures do not determine, and structures that parts share.
     """
 
     store: FlatStore
@@ -59,7 +59,7 @@ class TrainingSet:
 
     @property
     def spread(self) -> float:
-        """The root mean square of the forces trained on, or else the deviation of energies per atom; never 0."""
+        """Root mean square of the training forces, or the deviation of energies per atom without forces; never 0."""
         name, values = "forces" if "forces" in self.labels else "energy", []
         for one in self.parts["train"]:
             label = one.forces if name == "forces" else one.get("energy", torch.zeros(1)) / len(one.z)
@@ -70,16 +70,17 @@ class TrainingSet:
 
 
 def read_structures(path: Path, cutoff: float, options: Mapping[str, Any], wanted: Sequence[str]) -> list[Data]:
-    """The structures of a file or of a store, in float64, with their pairs of atoms and the labels that are wanted.
+    """Read the structures of a file or a store in float64, with their pairs of atoms and the wanted labels.
 
     Args:
-        path: The file or store.
+        path: File or store.
         cutoff: Longest edge (angstrom).
-        options: For `read_atoms`; `labels` says whether structures may lack labels, a label of key None is left out.
-        wanted: Labels that all structures need, or some of them if `labels` is "partial".
+        options: Arguments of `read_atoms`. With `labels="partial"` structures may lack labels. A label with the key
+            None is left out.
+        wanted: Labels that all structures need, or that some structures need if `labels` is "partial".
 
     Raises:
-        ValueError: the file cannot be read, a structure is wrong, or what is wanted is missing.
+        ValueError: The file cannot be read, a structure is wrong, or a wanted label is missing.
     """
     is_store = (path / "manifest.json").exists()
     partial = options["labels"] == "partial"
@@ -109,10 +110,10 @@ def read_structures(path: Path, cutoff: float, options: Mapping[str, Any], wante
 
 
 def _check_neighbors(structures: Sequence[Data], cutoff: float, path: Path) -> None:
-    """Warns if most atoms have no neighbors, of all structures that are more than one free atom.
+    """Warn if most atoms have no neighbors; free atoms do not count.
 
     Raises:
-        ValueError: no atom has a neighbor.
+        ValueError: No atom has a neighbor.
     """
     some = [one for one in structures if len(one.z) > 1 or one.edge_index.shape[1]]
     total = sum(len(one.z) for one in some)
@@ -143,23 +144,23 @@ def _prepared(one: Data, cutoff: float, partial: bool, left_out: set[str]) -> Da
 
 
 def _checked(name: str, value: Any, one: Data, partial: bool) -> Tensor:
-    """A label or a weight in its shape, as float64.
+    """Return a label or a weight in float64 and in its standard shape.
 
     Raises:
-        ValueError: it is not made of finite numbers, or its shape or size does not fit.
+        ValueError: A value is not a finite number, or the shape or size does not fit.
     """
     if not isinstance(value, Tensor):
         raise ValueError(f"it has {name} of {value!r}, not a tensor of numbers. Leave the structure out.")
     cell = one.cell.double().view(3, 3).numpy() if "cell" in one else np.zeros((3, 3))
     values = numbers(name, value.double().numpy() if value.is_floating_point() else value.numpy(), "iuf", partial)
     label = torch.from_numpy(as_label(name, name, values.astype(np.float64), len(one.z), cell))
-    if name == "energy" and value.dtype is torch.float32:  # of a store
+    if name == "energy" and value.dtype is torch.float32:  # a store may hold float32
         warn_of_rounding(float(label), len(one.z))
     return voigt_to_matrix(label) if name == "stress" else label
 
 
 def drawn_parts(count: int, valid: float, test: float, seed: int) -> dict[str, np.ndarray]:
-    """Which of these structures are for training, validation and test, drawn at random."""
+    """Draw the structures for training, validation and test at random."""
     order = np.random.default_rng(seed).permutation(count)
     of_valid, of_test, of_train = np.split(order, np.cumsum([round(share * count) for share in (valid, test)]))
     return {"train": np.sort(of_train), "valid": np.sort(of_valid), "test": np.sort(of_test)}
@@ -172,17 +173,18 @@ def as_training_set(
     fixed: Tensor | None = None,
     wanted: Sequence[str] = (),
 ) -> TrainingSet:
-    """The parts of a run in one store, without the energies of elements.
+    """Put the parts of a run into one store and subtract the energies of elements.
 
     Args:
         parts: Structures for `train`, `valid` and `test`.
-        energies: Of elements, by atomic number; `"average"`, by least squares; or `"none"`.
-        dtype: What numbers become.
-        fixed: Energies of elements that least squares leave as they are, NaN for those to find. [100]
-        wanted: Labels that are asked for; another one that counts nowhere is left out.
+        energies: Energies of elements by atomic number; `"average"` for least squares; or `"none"`.
+        dtype: Type of all floating-point numbers.
+        fixed: Known energies of elements, NaN for energies that least squares find. Default: none are known. [100]
+        wanted: Labels that the user asks for; other labels are left out if a part lacks them.
 
     Raises:
-        ValueError: too few structures, a label is missing in a part, or an element has no energy or is not trained on.
+        ValueError: There are too few structures, a part lacks a label, or an element has no energy or is missing in
+            the training structures.
     """
     counts = {name: len(one) for name, one in parts.items()}
     if min(counts["train"], counts["valid"]) < 1:
@@ -216,7 +218,7 @@ def as_training_set(
 
 
 def checksum(structures: Sequence[Data]) -> str:
-    """Of positions, elements, cells, labels and weights, in this order of structures; edges follow from these."""
+    """Return a checksum of positions, elements, cells, labels and weights; edges follow from these."""
     digest = hashlib.sha256()
     for one in structures:
         for name in sorted(_TAKEN - {"edge_index", "edge_shift"}):
@@ -226,7 +228,7 @@ def checksum(structures: Sequence[Data]) -> str:
 
 
 def _references(train: list[Data], energies: Mapping[int, float] | str, fixed: Tensor | None) -> Tensor:
-    """The energies of elements that are asked for; NaN for elements that no structure has. [100]"""
+    """Return the energies of elements [100], with NaN for elements that no structure contains."""
     z = torch.cat([one.z for one in train])
     found = torch.full((MAX_Z,), torch.nan, dtype=torch.float64)
     found[0], seen = 0.0, z.unique()
