@@ -1,4 +1,4 @@
-"""PyG as programs of PopTorch Geometric find it, for the tests of this folder alone."""
+"""PyG in the state that programs of PopTorch Geometric expect, for the tests of this folder."""
 
 from collections.abc import Iterator
 

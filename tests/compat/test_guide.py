@@ -1,4 +1,4 @@
-"""The guide's table says of each thing what the code itself says of it."""
+"""The guide's table agrees with the account in the code."""
 
 import ast
 import re

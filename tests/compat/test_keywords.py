@@ -1,4 +1,4 @@
-"""Everything public of PopTorch and PopTorch Geometric takes its arguments by the names of upstream's signatures."""
+"""Public callables of PopTorch and PopTorch Geometric accept upstream's argument names."""
 
 import csv
 import importlib

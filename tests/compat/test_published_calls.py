@@ -1,4 +1,4 @@
-"""Calls that published programs make, in the order in which they make them."""
+"""Sequences of calls from published programs."""
 
 import os
 import subprocess

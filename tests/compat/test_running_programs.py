@@ -1,4 +1,4 @@
-"""`python -m popgeo.compat` runs scripts and notebooks as Python and Jupyter do, with the old names in place."""
+"""`python -m popgeo.compat` runs scripts and notebooks as Python and Jupyter do, with the old names."""
 
 import json
 import sys
@@ -62,7 +62,7 @@ def test_a_missing_file_is_one_line(run):
     status, _, errors = run("none.py")
     assert status == 2
     assert errors.count("\n") == 1
-    assert "there is no file none.py" in errors
+    assert "file none.py does not exist" in errors
 
 
 def test_a_notebook_runs_in_its_folder_and_says_what_it_leaves_out(tmp_path, capsys, monkeypatch):

@@ -1,4 +1,4 @@
-"""When the steps of a call began and ended, as PopTorch's performance counters, and trace points."""
+"""Times of a call's steps as PopTorch's performance counters, and trace points."""
 
 import time
 from collections.abc import Iterator
@@ -12,13 +12,13 @@ Latency = tuple[float, float, float]
 
 
 class CallTimesMixin:
-    """A model whose calls are timed on this computer: PopTorch's names for what can be asked of that.
+    """Mixin that times a model's calls on this computer, with PopTorch's names for the results.
 
-    The time of a call is divided evenly over its steps. Inputs and results lie in the memory that steps compute in, so
-    that no time passes between an event and its completion.
+    The time of a call is divided evenly over its steps. Inputs and results are in the memory of the computation, so
+    each event completes at once.
 
     Example:
-        >>> model = HasCallTimes()
+        >>> model = CallTimesMixin()
         >>> with model._timed(num_inputs=2, num_steps=4):
         ...     model._results = 1, 2
         >>> counters = model.getPerfCounters()
@@ -27,11 +27,11 @@ class CallTimesMixin:
     """
 
     _start = _end = 0.0  # of the last call
-    _inputs = _results = (1, 0)  # of the last call: how many tensors, and of how many steps
+    _inputs = _results = (1, 0)  # of the last call: number of tensors, number of steps
 
     @contextmanager
     def _timed(self, *, num_inputs: int, num_steps: int) -> Iterator[None]:
-        """Measures a call of that many micro-batches; a call that fails leaves the last one's times."""
+        """Measure a call of `num_steps` micro-batches. A failed call keeps the times of the call before."""
         start = time.perf_counter()
         yield
         self._start, self._end = start, time.perf_counter()
@@ -43,19 +43,20 @@ class CallTimesMixin:
         return [list(ticks) for _ in range(max(1, num_tensors))]
 
     def getPerfCounters(self) -> Counters:
-        """Seconds at which the steps of the last call got their inputs and gave their results, on this computer."""
+        """Return the seconds at which each step of the last call got its inputs and gave its results."""
         inputs, results = self._seconds(*self._inputs, after=0), self._seconds(*self._results, after=1)
         return {"input": inputs, "input_complete": inputs, "output": results, "output_complete": results}
 
     def getLatency(self) -> Latency:
-        """Shortest, longest and mean seconds from a step's inputs to its results, if these are returned."""
+        """Return the shortest, longest and mean seconds from inputs to results. Zeros without results."""
         (_, begun), (_, returned) = self._inputs, self._results
-        return ((self._end - self._start) / returned if begun and returned else 0.0,) * 3  # as time is divided evenly
+        seconds = (self._end - self._start) / returned if begun and returned else 0.0  # the same for every step
+        return seconds, seconds, seconds
 
     getComputeLatency = getLatency
 
     def getHostIpuLatency(self) -> Latency:
-        """Shortest, longest and mean seconds in which a step gets its inputs, which lie where it computes."""
+        """Return the shortest, longest and mean seconds of a step's inputs: zeros, since inputs need no transfer."""
         return 0.0, 0.0, 0.0
 
     getIpuHostLatency = getHostIpuLatency
@@ -65,7 +66,7 @@ T = TypeVar("T")
 
 
 class Channel:
-    """A named set of trace points that are not recorded.
+    """Named group of trace points, which are not recorded.
 
     Example:
         >>> with Channel("training").tracepoint("epoch"):
@@ -74,13 +75,13 @@ class Channel:
 
     def __init__(self, name: str) -> None:
         self.name = name
-        ignored("profiling.Channel", "Graphcore's profiler is not used here; executor.report tells where cycles go")
+        ignored("profiling.Channel", "Graphcore's profiler is not used here; executor.report shows the cycles")
 
     @contextmanager
     def tracepoint(self, name: str) -> Iterator[None]:
-        """The block would be one event of the trace."""
+        """Run the block, which would be one event of a trace."""
         yield
 
     def instrument(self, obj: T, *methods: str) -> T:
-        """The object itself, whose methods would be events of the trace."""
+        """Return the object unchanged. Its methods would be events of a trace."""
         return obj

@@ -1,7 +1,7 @@
-"""The loaders over PopTorch's `DataLoader`: as many batches in one item as a call of the executor takes."""
+"""Loaders over PopTorch's `DataLoader`. Each item holds the batches of a whole call of the executor."""
 
 from collections.abc import Callable, Iterator
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch.utils.data import Sampler
@@ -11,41 +11,34 @@ from popgeo.compat.poptorch.data_loader import generator_for_a_thread
 from popgeo.compat.poptorch_geometric import pyg_dataloader
 from popgeo.compat.poptorch_geometric.collate import CombinedBatchingCollater
 
-Loader = TypeVar("Loader", bound=torch.utils.data.DataLoader[Any])
 
-
-def of_whole_calls(loader: type[Loader]) -> type[Loader]:
-    """Return a class of loaders whose items hold the batches of a whole call; it has no class in between.
+class WholeCallsMixin:
+    """Mixin for loaders of `pyg_dataloader` over `poptorch.DataLoader`: each item holds the batches of a whole call.
 
     Args:
-        loader: A class of loaders of single batches, over `poptorch.DataLoader`. It takes `options`, too.
+        args: Arguments of the loader of single batches.
+        options: Options of the model. Default: `poptorch.Options()`.
+        kwargs: Keyword arguments of the loader of single batches and of `poptorch.DataLoader`.
     """
 
-    initialize: Any = loader.__init__  # the class's own, or an inherited one
-    create_collater: Any = loader._create_collater  # type: ignore[attr-defined]
-
-    def __init__(self: Any, *args: Any, options: poptorch.Options | None = None, **kwargs: Any) -> None:
-        initialize(self, *args, options=poptorch.Options() if options is None else options, **kwargs)
+    def __init__(self, *args: Any, options: poptorch.Options | None = None, **kwargs: Any) -> None:
+        options = poptorch.Options() if options is None else options
+        super().__init__(*args, options=options, **kwargs)  # type: ignore[call-arg]
 
     def _create_collater(self: Any, *args: Any, **kwargs: Any) -> Callable[[list[Any]], Any]:
-        return CombinedBatchingCollater(create_collater(self, *args, **kwargs), self._mini_batch_size)
-
-    for method in (__init__, _create_collater):
-        setattr(loader, method.__name__, method)
-    return loader
+        collate = super()._create_collater(*args, **kwargs)  # type: ignore[misc]
+        return CombinedBatchingCollater(collate, self._mini_batch_size)
 
 
-@of_whole_calls
-class DataLoader(pyg_dataloader.DataLoader, poptorch.DataLoader):
-    """Loads graphs in batches as PyG makes them; see `pyg_dataloader.DataLoader` and `of_whole_calls`."""
+class DataLoader(WholeCallsMixin, pyg_dataloader.DataLoader, poptorch.DataLoader):
+    """Loader of graphs in PyG's batches; see `pyg_dataloader.DataLoader` and `WholeCallsMixin`."""
 
 
-@of_whole_calls
-class FixedSizeDataLoader(pyg_dataloader.FixedSizeDataLoader, poptorch.DataLoader):
-    """Loads graphs in batches of one shape; see `pyg_dataloader.FixedSizeDataLoader` and `of_whole_calls`."""
+class FixedSizeDataLoader(WholeCallsMixin, pyg_dataloader.FixedSizeDataLoader, poptorch.DataLoader):
+    """Loader of graphs in batches of one shape; see `pyg_dataloader.FixedSizeDataLoader` and `WholeCallsMixin`."""
 
-    def _of_sampler(self, dataset: Any, sampler: Any) -> dict[str, Any]:
-        # Batches of different numbers of graphs, several of them in one item: each travels as one element.
+    def _sampler_arguments(self, dataset: Any, sampler: Any) -> dict[str, Any]:
+        # An item holds several batches with different numbers of graphs, so each batch is one element.
         return {"dataset": GroupedDataset(dataset), "batch_sampler": _SingleElementBatches(sampler)}
 
     def _packing(self, dataset: Any, shuffle: bool, *args: Any) -> Any:
@@ -56,17 +49,17 @@ class FixedSizeDataLoader(pyg_dataloader.FixedSizeDataLoader, poptorch.DataLoade
 
 
 class CustomFixedSizeDataLoader(pyg_dataloader.OlderArguments, FixedSizeDataLoader):
-    """The loader of older releases, by its arguments; see `older_releases.in_todays_words`."""
+    """Loader with the arguments of older releases; see `fixed_size_options.in_todays_words`."""
 
 
 class GroupedDataset(torch.utils.data.Dataset[Any]):
-    """A dataset of which several graphs, by a tuple of their numbers, are one element; all else is the dataset's.
+    """Dataset that returns a list of graphs for a tuple of indices. Other attributes are the dataset's.
 
     Args:
-        dataset: The graphs.
+        dataset: Graphs.
 
     Example:
-        >>> BatchesOf("abc")[(0, 2)], BatchesOf("abc")[1], len(BatchesOf("abc"))
+        >>> GroupedDataset("abc")[(0, 2)], GroupedDataset("abc")[1], len(GroupedDataset("abc"))
         (['a', 'c'], 'b', 3)
     """
 
@@ -80,13 +73,16 @@ class GroupedDataset(torch.utils.data.Dataset[Any]):
         return len(self.dataset)
 
     def __getattr__(self, name: str) -> Any:
-        if name in ("dataset", "__getitems__"):  # absent while it is unpickled; and each element is fetched by itself
+        if name in (
+            "dataset",
+            "__getitems__",
+        ):  # "dataset" is missing during unpickling; __getitems__ would skip groups
             raise AttributeError(name)
         return getattr(self.dataset, name)
 
 
 class _SingleElementBatches(Sampler[Any]):
-    """The batches of a sampler, each as a list of one element."""
+    """Sampler that yields each batch of another sampler as a list with one element, a tuple."""
 
     def __init__(self, sampler: Any) -> None:
         self._sampler = sampler
@@ -98,6 +94,5 @@ class _SingleElementBatches(Sampler[Any]):
         return len(self._sampler)
 
 
-@of_whole_calls
-class FixedSizeClusterLoader(pyg_dataloader.FixedSizeClusterLoader, poptorch.DataLoader):
-    """Loads clusters in batches of one shape; see `pyg_dataloader.FixedSizeClusterLoader` and `of_whole_calls`."""
+class FixedSizeClusterLoader(WholeCallsMixin, pyg_dataloader.FixedSizeClusterLoader, poptorch.DataLoader):
+    """Loader of clusters in batches of one shape; see `pyg_dataloader.FixedSizeClusterLoader` and `WholeCallsMixin`."""

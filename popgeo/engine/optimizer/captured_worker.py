@@ -226,7 +226,7 @@ def replace_numbers(graph: OpGraph) -> tuple[OpGraph, list[float]]:
 
 
 def _with_own_counts(state: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a copy of a state whose scalar tensors are copies, so that a step does not change them."""
+    """Return a copy of a state with copies of its scalar tensors, so that a step does not change them."""
     return {key: part.clone() if isinstance(part, Tensor) and not part.dim() else part for key, part in state.items()}
 
 

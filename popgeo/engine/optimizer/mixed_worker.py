@@ -169,7 +169,7 @@ class MixedWorker(Worker):
 
 
 def needs_mixed(optimizer: Optimizer, options: StepOptions) -> bool:
-    """Check whether an optimizer's update needs other types than those of its weights.
+    """Check whether an optimizer's update needs other types than its weights have.
 
     Example:
         >>> sgd = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))])

@@ -20,7 +20,7 @@ def is_mixed(options: StepOptions) -> bool:
 
 
 def gradient_type(options: StepOptions, optimizer: Optimizer, weights: torch.dtype) -> torch.dtype:
-    """Return the type in which gradients are accumulated and scaled.
+    """Return the type of accumulated gradients.
 
     Args:
         options: Options of the run.
@@ -96,7 +96,7 @@ def restore_types(optimizer: Optimizer, saved: dict[str, Any]) -> None:
 
 
 def keep_types_when_loading(optimizer: Optimizer) -> None:
-    """Make `optimizer.load_state_dict` keep the types in which state was saved."""
+    """Make `optimizer.load_state_dict` keep the types of the saved state."""
     if getattr(optimizer, "_keeps_types_when_loading", False):
         return
     saved: list[dict[str, Any]] = []

@@ -159,7 +159,7 @@ def settings_of(optimizer: Optimizer) -> list[dict[str, Any]]:
 
 
 def map_floats(part: Any, function: Callable[[float], Any]) -> Any:
-    """Return a copy of nested settings in which a function has replaced each float.
+    """Return a copy of nested settings with a function applied to each float.
 
     Example:
         >>> map_floats({"lr": 0.5, "betas": [0.9, 1]}, str)
@@ -223,6 +223,6 @@ def require_gradients(optimizer: Optimizer, parameters: Mapping[str, nn.Paramete
     if hooked:
         raise ValueError(
             "A compiled step does not call hooks of register_post_accumulate_grad_hook, which "
-            f"{', '.join(hooked)} has. Use the parameter's register_hook, or the optimizer's register_step_pre_hook, which "
-            "sees all gradients."
+            f"{', '.join(hooked)} has. Use the parameter's register_hook, or the optimizer's register_step_pre_hook, "
+            "which sees all gradients."
         )

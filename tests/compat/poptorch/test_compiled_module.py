@@ -1,4 +1,4 @@
-"""A wrapped module: compiled, attached, saved, and let go as PopTorch's are."""
+"""Wrapped modules: compilation, attachment, files and release as in PopTorch."""
 
 import copy
 import pickle
@@ -157,7 +157,7 @@ def test_tensors_by_poparts_names_are_refused_with_the_reason():
     model = poptorch.inferenceModel(Line(1.0))
     model.compile(torch.ones(1))
     assert model.compilationTime().total_seconds() > 0
-    with pytest.raises(poptorch.Error, match=r"executor\.compiled\.graph lists"):
+    with pytest.raises(poptorch.Error, match=r"executor\.compiled\.graph has"):
         model.getTensorNames()
     with pytest.raises(poptorch.Error, match=r"'loss' is not known.*return it from the model"):
         model.getAnchoredTensor("loss")

@@ -1,4 +1,4 @@
-"""`poptorch.DataLoader` gives the batches of whole calls, also ahead of time, and to each process its own part."""
+"""`poptorch.DataLoader`: batches of whole calls, loading ahead of time, and one process's part."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""`trainingModel` and `inferenceModel`: called, given weights and optimizers, and timed as PopTorch's are."""
+"""`trainingModel` and `inferenceModel`: calls, weights, optimizers and times as in PopTorch."""
 
 import io
 

@@ -1,4 +1,4 @@
-"""Optimizers show and load their state as PopTorch's checkpoints have it, by PopART's names."""
+"""Optimizers show and load their state under PopART's names, as PopTorch's checkpoints do."""
 
 import copy
 import io

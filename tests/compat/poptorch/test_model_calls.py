@@ -1,4 +1,4 @@
-"""What PopTorch's models call: loops, blocks, prints, slices, point clouds and their own classes as arguments."""
+"""Functions that PopTorch's models call: loops, blocks, prints, slices, point clouds and custom arguments."""
 
 import copy
 import dataclasses

@@ -1,4 +1,4 @@
-"""PopTorch's optimizers: by hand, beside torch's, and over float16 weights."""
+"""PopTorch's optimizers compared with numbers by hand and with torch, and with float16 weights."""
 
 import copy
 

@@ -1,4 +1,4 @@
-"""PopTorch's optimizers by themselves: torch's own over float64, plain loops of numbers, moments of narrow types."""
+"""PopTorch's optimizers without a model, compared with torch in float64, plain loops and narrow moments."""
 
 import inspect
 import itertools

@@ -1,4 +1,4 @@
-"""`poptorch.Options`: set in chains, read as attributes, frozen in use, and what it means to popgeo."""
+"""`poptorch.Options`: chained setters, attributes, frozen options, and their translation to popgeo."""
 
 import copy
 

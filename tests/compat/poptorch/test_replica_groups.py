@@ -1,4 +1,4 @@
-"""Parameters that replicas do not share: each group of them trains and reads a row of its own."""
+"""Parameters with replica groups: each group trains and reads its own row."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Programs that ran before a consolidation, or on an IPU, and were reported because they did not run here."""
+"""Programs that users reported because they ran before, or on an IPU, and failed here."""
 
 import copy
 import io
@@ -120,7 +120,7 @@ def test_nearest_takes_lists_and_checks_their_lengths_inside_of_a_model_too(near
 
     x, y = torch.tensor([[0.0], [4.0], [9.0]]), torch.tensor([[5.0], [8.0]])
     assert poptorch.inferenceModel(Model([0, 1]))(x, y).tolist() == [0, 0, 1]
-    with pytest.raises(ValueError, match="the clouds of 3 points, but 2 points"):
+    with pytest.raises(ValueError, match="got 2 points, but clouds for 3 points"):
         poptorch.inferenceModel(Model([0, 1, 1]))(x, y)
 
 

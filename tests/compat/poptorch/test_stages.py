@@ -1,4 +1,4 @@
-"""PopTorch's blocks and execution strategies: they reach the stages that run, and no result changes."""
+"""PopTorch's blocks and execution strategies reach the stages that run, and no result changes."""
 
 import copy
 

@@ -1,4 +1,4 @@
-"""Lists of graphs as batches of one size: what they hold, what does not fit, several in one item."""
+"""Collaters: contents of batches of one size, graphs that do not fit, several batches in one item."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Loaders of one large graph: clusters and neighbors, without any extension of PyG."""
+"""Loaders of clusters and neighbors of one large graph, without extensions of PyG."""
 
 import copy
 import pickle
@@ -125,7 +125,7 @@ def test_seeds_of_one_type_of_several():
 
 
 def test_what_samples_do_not_take_is_refused(ring):
-    with pytest.raises(ValueError, match="neighbor_sampler is not taken"):
+    with pytest.raises(ValueError, match="neighbor_sampler is not supported"):
         PyGFixedSizeNeighborLoader(ring, [1], neighbor_sampler=object())
 
 

@@ -1,4 +1,4 @@
-"""Searches with absent neighbors, training next to eager PyTorch, and what else old programs call."""
+"""Searches with missing neighbors, training compared with eager PyTorch, and other calls of old programs."""
 
 import importlib
 

@@ -1,4 +1,4 @@
-"""Both flavours of the loaders: what an item holds, who is packed with whom, and what is refused."""
+"""Loaders over torch's and PopTorch's DataLoader: items, packing and errors."""
 
 import pickle
 

@@ -1,4 +1,4 @@
-"""The sizes of a batch: fields that can be assigned to, and if they come from."""
+"""Sizes of a batch: assignable fields, and sizes measured on data."""
 
 import pytest
 import torch
