@@ -16,5 +16,5 @@ def _extensions_for_fixtures() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def _extensions_again() -> None:
-    """A test may have called `compat.disable`."""
+    """Replace PyG's extensions again, in case a test has called `compat.disable`."""
     stand_in()

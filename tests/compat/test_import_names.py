@@ -39,7 +39,7 @@ def test_an_installed_package_is_not_shadowed_unless_asked(tmp_path, monkeypatch
     assert importlib.import_module("poptorch").real
     with pytest.raises(ValueError, match="is already imported"):
         compat.enable(shadow=True)
-    del sys.modules["poptorch"]  # for good: monkeypatch would bring it back afterwards
+    del sys.modules["poptorch"]  # not by monkeypatch, which would restore it later
     compat.enable(shadow=True)
     assert not hasattr(importlib.import_module("poptorch"), "real")
 

@@ -25,7 +25,7 @@ class ICustomArgParser:
 
     def yieldTensors(self, struct: Any) -> Iterable[Tensor]:
         """Yield the tensors of an object, always in the same order."""
-        raise ValueError(f"{type(self).__name__} must say with yieldTensors which tensors a {type(struct)} holds.")
+        raise ValueError(f"{type(self).__name__} must define yieldTensors for the tensors of a {type(struct)}.")
 
     def reconstruct(self, original_structure: Any, tensor_iterator: Iterator[Tensor]) -> Any:
         """Return an object like the given one with other tensors."""

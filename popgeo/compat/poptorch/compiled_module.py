@@ -1,8 +1,9 @@
 """A wrapped module with its compiled step: compilation, release, and attachment to the machine."""
 
 import inspect
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
@@ -20,7 +21,6 @@ from popgeo.capture.backward import NothingToTrainError
 from popgeo.capture.identity_loss import losses_marked
 from popgeo.capture.pytree import Structure
 from popgeo.compat.poptorch import call_arguments, enums
-from popgeo.compat.poptorch.call_times import CallTimesMixin
 from popgeo.compat.poptorch.compiling import PoptorchMachine, compiling
 from popgeo.compat.poptorch.errors import Error, as_poptorch_errors, check, log_options, logger, said
 from popgeo.compat.poptorch.optim.poptorch_optimizer import PoptorchOptimizer, new_attributes
@@ -34,12 +34,18 @@ from popgeo.replaced import replaced
 NO_EXECUTABLE_ERR = "Model has not been compiled or has been destroyed."
 
 
-class CompiledModule(CallTimesMixin):
+class CompiledModule:
     """Module with its compiled step, which is None before the first compilation. Arguments: see `PoplarExecutor`.
+
+    Calls are timed on this computer, and the time is divided evenly over the steps of a call. Inputs and results are in
+    the memory of the computation, so each event completes at once.
 
     Raises:
         Error: `options` is not an instance of `poptorch.Options`, or inference does not support an option.
     """
+
+    _start = _end = 0.0  # of the last call
+    _inputs = _results = (1, 0)  # of the last call: number of tensors, number of steps
 
     def __init__(
         self, model: nn.Module, options: Options | None, training: bool, poptorch_version: str | None = None,
@@ -151,6 +157,38 @@ class CompiledModule(CallTimesMixin):
         return self._compiled
 
     compiled = property(_require_compiled, doc="popgeo's compiled step. An Error before it exists.")
+
+    @contextmanager
+    def _timed(self, *, num_inputs: int, num_steps: int) -> Iterator[None]:
+        """Measure a call of `num_steps` micro-batches. A failed call keeps the times of the call before."""
+        start = time.perf_counter()
+        yield
+        self._start, self._end = start, time.perf_counter()
+        self._inputs = num_inputs, num_steps
+
+    def _seconds(self, num_tensors: int, num_steps: int, after: int) -> list[list[float]]:
+        share = (self._end - self._start) / max(1, num_steps)
+        ticks = [self._start + (step + after) * share for step in range(num_steps)]
+        return [list(ticks) for _ in range(max(1, num_tensors))]
+
+    def getPerfCounters(self) -> dict[str, list[list[float]]]:
+        """Return the seconds at which each step of the last call got its inputs and gave its results."""
+        inputs, results = self._seconds(*self._inputs, after=0), self._seconds(*self._results, after=1)
+        return {"input": inputs, "input_complete": inputs, "output": results, "output_complete": results}
+
+    def getLatency(self) -> tuple[float, float, float]:
+        """Return the shortest, longest and mean seconds from inputs to results. Zeros without results."""
+        (_, begun), (_, returned) = self._inputs, self._results
+        seconds = (self._end - self._start) / returned if begun and returned else 0.0  # the same for every step
+        return seconds, seconds, seconds
+
+    getComputeLatency = getLatency
+
+    def getHostIpuLatency(self) -> tuple[float, float, float]:
+        """Return the shortest, longest and mean seconds of a step's inputs: zeros, since inputs need no transfer."""
+        return 0.0, 0.0, 0.0
+
+    getIpuHostLatency = getHostIpuLatency
 
     def _pass(self, given: Arguments, call: Callable[..., Any]) -> Any:
         """Call a step with a micro-batch for each replica, and with the numbers of the replicas if it needs them."""

@@ -92,6 +92,28 @@ class MultiConv:
             raise Error("Unexpected end_multi_conv: a poptorch.MultiConv needs a convolution inside.")
 
 
+class Channel:
+    """Named group of trace points, which are not recorded.
+
+    Example:
+        >>> with Channel("training").tracepoint("epoch"):
+        ...     pass
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        ignored("profiling.Channel", "Graphcore's profiler is not used here; executor.report shows the cycles")
+
+    @contextmanager
+    def tracepoint(self, name: str) -> Iterator[None]:
+        """Run the block, which would be one event of a trace."""
+        yield
+
+    def instrument(self, obj: Any, *methods: str) -> Any:
+        """Return the object unchanged. Its methods would be events of a trace."""
+        return obj
+
+
 class autocast(torch.autocast):
     """Context or decorator that runs products and convolutions in float16, by torch's rules.
 

@@ -28,7 +28,7 @@ def said(of: str, /, **values: Any) -> str:
 
     Example:
         >>> said("getAnchoredTensor", short_name="grad")
-        "Tensor 'grad' is not known, since PopART's names are not; return it from the model instead."
+        "Tensor 'grad' is not known, since popgeo has no names of PopART's tensors; return it from the model instead."
     """
     return _SENTENCES[of].format(**values)
 

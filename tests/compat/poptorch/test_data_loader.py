@@ -10,7 +10,7 @@ MODES = list(poptorch.DataLoaderMode)
 
 
 class Numbers(IterableDataset):
-    """0, 1, 2 and so on, divided over workers."""
+    """Iterable dataset of 0, 1, 2, ... divided over workers."""
 
     def __init__(self, length):
         self.length = length

@@ -125,7 +125,7 @@ def test_no_type_overflows_when_graphs_of_several_types_are_packed():
         return data
 
     options = FixedSizeOptions({"a": 5, "b": 9}, {EDGES: 9}, 4)
-    dataset = [typed(3, 1), typed(3, 1), typed(1, 4)]  # by sums of nodes all three would fit one batch
+    dataset = [typed(3, 1), typed(3, 1), typed(1, 4)]  # the sum of nodes would allow all three in one batch
     loader = pyg_dataloader.FixedSizeDataLoader(
         dataset, 4, fixed_size_options=options, fixed_size_strategy=FixedSizeStrategy.StreamPack
     )

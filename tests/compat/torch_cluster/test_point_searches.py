@@ -96,7 +96,7 @@ def test_a_search_of_the_real_package_is_replaced_while_a_model_is_compiled(monk
     held = package.knn
     model = Calls(lambda x, y: held(x, y, 1))
     assert poptorch.inferenceModel(model)(POINTS, torch.tensor([[4.0]])).tolist() == [[0], [2]]
-    assert model(POINTS, torch.tensor([[4.0]])).tolist() == [[0, 0]]  # what the package says, outside of that
+    assert model(POINTS, torch.tensor([[4.0]])).tolist() == [[0, 0]]  # the real package's result, in eager code
 
 
 @pytest.mark.parametrize("clouds", [([0, 0, 1], None), (CLOUDS[:3], CLOUDS)], ids=["list", "tensor"])
