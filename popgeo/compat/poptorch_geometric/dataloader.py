@@ -7,49 +7,45 @@ import torch
 from torch.utils.data import Sampler
 
 from popgeo.compat import poptorch
-from popgeo.compat.poptorch.data_loader import generator_for_a_thread
 from popgeo.compat.poptorch_geometric import pyg_dataloader
 from popgeo.compat.poptorch_geometric.collate import CombinedBatchingCollater
 
 
-class WholeCallsMixin:
-    """Mixin for loaders of `pyg_dataloader` over `poptorch.DataLoader`: each item holds the batches of a whole call.
+class WholeCallLoader(poptorch.DataLoader):
+    """Base class, after a loader of `pyg_dataloader`, that loads the batches of a whole call in one item.
 
     Args:
-        args: Arguments of the loader of single batches.
+        dataset: Graphs.
+        collate_fn: Collater of a single batch.
         options: Options of the model. Default: `poptorch.Options()`.
-        kwargs: Keyword arguments of the loader of single batches and of `poptorch.DataLoader`.
+        kwargs: Arguments of `poptorch.DataLoader`.
     """
 
-    def __init__(self, *args: Any, options: poptorch.Options | None = None, **kwargs: Any) -> None:
+    def __init__(
+        self: Any, dataset: Any, collate_fn: Callable[[list[Any]], Any], options: poptorch.Options | None = None,
+        **kwargs: Any,
+    ) -> None:  # fmt: skip
+        if self._mini_batch_size is None:  # a sampler makes batches of different sizes, so each batch is one element
+            dataset, kwargs["batch_sampler"] = GroupedDataset(dataset), _SingleElementBatches(kwargs["batch_sampler"])
+        collate = CombinedBatchingCollater(collate_fn, self._mini_batch_size)
         options = poptorch.Options() if options is None else options
-        super().__init__(*args, options=options, **kwargs)  # type: ignore[call-arg]
-
-    def _create_collater(self: Any, *args: Any, **kwargs: Any) -> Callable[[list[Any]], Any]:
-        collate = super()._create_collater(*args, **kwargs)  # type: ignore[misc]
-        return CombinedBatchingCollater(collate, self._mini_batch_size)
+        super().__init__(options=options, dataset=dataset, collate_fn=collate, **kwargs)
 
 
-class DataLoader(WholeCallsMixin, pyg_dataloader.DataLoader, poptorch.DataLoader):
-    """Loader of graphs in PyG's batches; see `pyg_dataloader.DataLoader` and `WholeCallsMixin`."""
+class DataLoader(pyg_dataloader.DataLoader, WholeCallLoader):
+    """Loader of graphs in PyG's batches; see `pyg_dataloader.DataLoader` and `WholeCallLoader`."""
 
 
-class FixedSizeDataLoader(WholeCallsMixin, pyg_dataloader.FixedSizeDataLoader, poptorch.DataLoader):
-    """Loader of graphs in batches of one shape; see `pyg_dataloader.FixedSizeDataLoader` and `WholeCallsMixin`."""
-
-    def _sampler_arguments(self, dataset: Any, sampler: Any) -> dict[str, Any]:
-        # An item holds several batches with different numbers of graphs, so each batch is one element.
-        return {"dataset": GroupedDataset(dataset), "batch_sampler": _SingleElementBatches(sampler)}
-
-    def _packing(self, dataset: Any, shuffle: bool, *args: Any) -> Any:
-        kwargs = args[-1]
-        if shuffle and kwargs.get("mode", poptorch.DataLoaderMode.Sync) != poptorch.DataLoaderMode.Sync:
-            kwargs["generator"] = kwargs.get("generator") or generator_for_a_thread()
-        return super()._packing(dataset, shuffle, *args)
+class FixedSizeDataLoader(pyg_dataloader.FixedSizeDataLoader, WholeCallLoader):
+    """Loader of graphs in batches of one shape; see `pyg_dataloader.FixedSizeDataLoader` and `WholeCallLoader`."""
 
 
 class CustomFixedSizeDataLoader(pyg_dataloader.OlderArguments, FixedSizeDataLoader):
     """Loader with the arguments of older releases; see `fixed_size_options.in_todays_words`."""
+
+
+class FixedSizeClusterLoader(pyg_dataloader.FixedSizeClusterLoader, WholeCallLoader):
+    """Loader of clusters in batches of one shape; see `pyg_dataloader.FixedSizeClusterLoader` and `WholeCallLoader`."""
 
 
 class GroupedDataset(torch.utils.data.Dataset[Any]):
@@ -92,7 +88,3 @@ class _SingleElementBatches(Sampler[Any]):
 
     def __len__(self) -> int:
         return len(self._sampler)
-
-
-class FixedSizeClusterLoader(WholeCallsMixin, pyg_dataloader.FixedSizeClusterLoader, poptorch.DataLoader):
-    """Loader of clusters in batches of one shape; see `pyg_dataloader.FixedSizeClusterLoader` and `WholeCallsMixin`."""

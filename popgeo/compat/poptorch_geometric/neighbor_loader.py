@@ -8,9 +8,8 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Batch, Data, HeteroData
 
-from popgeo.compat import poptorch
 from popgeo.compat.poptorch_geometric.collate import FixedSizeCollater
-from popgeo.compat.poptorch_geometric.dataloader import WholeCallsMixin
+from popgeo.compat.poptorch_geometric.dataloader import WholeCallLoader
 from popgeo.compat.poptorch_geometric.fixed_size_options import FixedSizeOptions
 from popgeo.data.axes import Axis, Level
 from popgeo.data.flat_store import FlatStore
@@ -78,8 +77,10 @@ class PyGFixedSizeNeighborLoader(torch.utils.data.DataLoader[Any]):
         self._transform, self._mini_batch_size = transform, batch_size
         self.fixed_size_options = fixed_size_options or self._measured(num_seeds)
         chosen = {"follow_batch": follow_batch, "exclude_keys": exclude_keys, "protect": _SEEDS}
-        collate = self._create_collater(self.fixed_size_options, over_size_strategy, add_pad_masks, **chosen)
-        super().__init__(dataset=range(num_seeds), batch_size=batch_size, collate_fn=collate, **kwargs)  # type: ignore[arg-type]
+        self.fixed_size_collater = FixedSizeCollater.of_loader(
+            self.fixed_size_options, over_size_strategy, add_pad_masks, **chosen
+        )
+        super().__init__(dataset=range(num_seeds), batch_size=batch_size, collate_fn=self._collate, **kwargs)  # type: ignore[arg-type]
 
     def nativeCollate(self, index: Any) -> Any:
         """Sample the neighbors of some seeds, without padding.
@@ -124,18 +125,14 @@ class PyGFixedSizeNeighborLoader(torch.utils.data.DataLoader[Any]):
     def _collate(self, index: Any) -> Batch:
         return self.fixedSizeCollate(self.nativeCollate(index))
 
-    def _create_collater(self, *args: Any, **kwargs: Any) -> Callable[[Any], Any]:
-        self.fixed_size_collater = FixedSizeCollater.of_loader(*args, **kwargs)
-        return self._collate
-
     def _measured(self, num_seeds: int) -> FixedSizeOptions:
         starts = range(0, num_seeds, self._mini_batch_size)
         ids = (range(start, min(start + self._mini_batch_size, num_seeds)) for start in starts)
         return FixedSizeOptions.from_loader(self.nativeCollate(list(part)) for part in ids)
 
 
-class FixedSizeNeighborLoader(WholeCallsMixin, PyGFixedSizeNeighborLoader, poptorch.DataLoader):
-    """Loader of seeds with sampled neighbors and masks; see `PyGFixedSizeNeighborLoader` and `WholeCallsMixin`."""
+class FixedSizeNeighborLoader(PyGFixedSizeNeighborLoader, WholeCallLoader):
+    """Loader of seeds with sampled neighbors and masks; see `PyGFixedSizeNeighborLoader` and `WholeCallLoader`."""
 
     def __init__(self, *args: Any, add_pad_masks: bool | None = True, **kwargs: Any) -> None:
         super().__init__(*args, add_pad_masks=add_pad_masks, **kwargs)

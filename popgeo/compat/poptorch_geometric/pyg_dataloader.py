@@ -1,6 +1,6 @@
 """Loaders of graphs and clusters over torch's `DataLoader`, in PyG's batches or in batches of one size."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -8,6 +8,7 @@ import torch
 from torch.utils.data import RandomSampler
 from torch_geometric.loader import ClusterLoader
 
+from popgeo.compat.poptorch.data_loader import generator_for_a_thread
 from popgeo.compat.poptorch.errors import check, said
 from popgeo.compat.poptorch_geometric import fixed_size_options as _older
 from popgeo.compat.poptorch_geometric.collate import Collater, FixedSizeCollater, make_per_type
@@ -42,11 +43,8 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         kwargs.pop("collate_fn", None)
         self._mini_batch_size = batch_size
         self.follow_batch, self.exclude_keys = follow_batch, exclude_keys
-        collate = self._create_collater(follow_batch, exclude_keys)
+        collate = Collater(follow_batch, exclude_keys)
         super().__init__(dataset=dataset, batch_size=batch_size, shuffle=shuffle, collate_fn=collate, **kwargs)
-
-    def _create_collater(self, *args: Any) -> Callable[[list[Any]], Any]:
-        return Collater(*args)
 
 
 class FixedSizeDataLoader(torch.utils.data.DataLoader[Any]):
@@ -104,14 +102,9 @@ class FixedSizeDataLoader(torch.utils.data.DataLoader[Any]):
         self.batch_sampler, self.padded_batch_size = sampler, batch_size
         self._mini_batch_size = None if sampler is not None else batch_size - 1
         chosen = {"follow_batch": follow_batch, "exclude_keys": exclude_keys, "skip": skips}
-        collate = self._create_collater(self.fixed_size_options, over_size_strategy, add_pad_masks, **chosen)
-        own = {"dataset": dataset, "batch_size": batch_size - 1, "shuffle": shuffle}
-        own = own if sampler is None else self._sampler_arguments(dataset, sampler)
-        super().__init__(collate_fn=collate, **own, **kwargs)
-
-    def _sampler_arguments(self, dataset: Any, sampler: Any) -> dict[str, Any]:
-        """Return the arguments of torch's loader when a sampler chooses the graphs of each batch."""
-        return {"dataset": dataset, "batch_sampler": sampler}
+        collate = FixedSizeCollater.of_loader(self.fixed_size_options, over_size_strategy, add_pad_masks, **chosen)
+        kwargs |= {"batch_size": batch_size - 1, "shuffle": shuffle} if sampler is None else {"batch_sampler": sampler}
+        super().__init__(dataset=dataset, collate_fn=collate, **kwargs)
 
     def _packing(
         self, dataset: Any, shuffle: bool, over_size_strategy: OverSizeStrategy, kwargs: dict[str, Any]
@@ -121,6 +114,8 @@ class FixedSizeDataLoader(torch.utils.data.DataLoader[Any]):
         Sizes that are trimmed later count over all types, as in PopTorch Geometric.
         """
         order = kwargs.pop("sampler", None)
+        if shuffle and kwargs.get("mode"):  # a thread of PopTorch's DataLoader draws the order
+            kwargs["generator"] = kwargs.get("generator") or generator_for_a_thread()
         if order is None and shuffle:
             order = RandomSampler(dataset, generator=kwargs.get("generator"))
         options: Any = self.fixed_size_options
@@ -132,9 +127,6 @@ class FixedSizeDataLoader(torch.utils.data.DataLoader[Any]):
         )
         skips = over_size_strategy is OverSizeStrategy.Skip
         return StreamPackingSampler(dataset, options.num_graphs - 1, nodes, edges, order, skips)
-
-    def _create_collater(self, *args: Any, **kwargs: Any) -> Callable[[list[Any]], Any]:
-        return FixedSizeCollater.of_loader(*args, **kwargs)
 
 
 class OlderArguments:
@@ -198,11 +190,9 @@ class FixedSizeClusterLoader(torch.utils.data.DataLoader[Any]):
             raise AssertionError(f"`{type(self).__name__}` does not support the following arguments: {sorted(odd)}.")
         self.cluster_data = cluster_data
         self._mini_batch_size = batch_size
-        collate = self._create_collater(fixed_size_options, over_size_strategy, add_pad_masks)
+        pad = FixedSizeCollater.of_loader(fixed_size_options, over_size_strategy, add_pad_masks)
+        collate = partial(_together, ClusterLoader(cluster_data), pad)
         super().__init__(dataset=range(len(cluster_data)), batch_size=batch_size, collate_fn=collate, **kwargs)  # type: ignore[arg-type]
-
-    def _create_collater(self, *args: Any) -> Callable[[list[int]], Any]:
-        return partial(_together, ClusterLoader(self.cluster_data), FixedSizeCollater.of_loader(*args))
 
 
 def _together(loader: ClusterLoader, collate: FixedSizeCollater, clusters: list[int]) -> Any:
