@@ -162,7 +162,7 @@ class PoplarExecutor(CompiledModule):
         return self.train(False)
 
     def setOptimizer(self, optimizer: Optimizer) -> None:
-        """Continue with another optimizer. It inherits the present state if it has none.
+        """Continue with another optimizer. An optimizer without state inherits the present state.
 
         An optimizer of another class, or over other parameters, makes the next call compile the step again.
 

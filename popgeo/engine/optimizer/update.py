@@ -84,8 +84,7 @@ class Update:
         self._totals = self._named([part.total_views for part in self._flat])
         self._own = OwnWorker(optimizer, self._flat)
         self._worker = choose_worker(self._own, self._flat, options, part[0])
-        is_captured = is_elementwise(type(optimizer))
-        self._flat_worker = CapturedWorker(self._worker) if is_captured else self._worker
+        self._flat_worker = CapturedWorker(self._worker) if is_elementwise(type(optimizer)) else self._worker
         self._shares_memory = False
         # Copies of the user's groups and state at the last update. None: read them again.
         self._groups: list[dict[str, Any]] | None = None
@@ -167,7 +166,7 @@ class Update:
         return capture_later_update(worker, self._scaling)
 
     def capture_scaling(self) -> OpGraph | None:
-        """Capture the operations that scale gradients before each update. Return None if there are none."""
+        """Capture the operations that scale gradients before each update. Return None if gradients are not scaled."""
         return None if self._scaling.changes_nothing else capture_scaling(self._worker, self._scaling)
 
     def members(self) -> list[list[str]]:
@@ -247,8 +246,8 @@ class Update:
         if is_new:
             self._require_same_groups(self.optimizer)
         if self._learning_rate is not None:
-            for part, chosen in zip(self._flat, self.settings(self.num_updates), strict=True):
-                groups[part.group]["lr"] = chosen["lr"]
+            for part in self._flat:
+                groups[part.group]["lr"] = self._learning_rate(self.num_updates)
         if self._worker is self._own:
             return self._own
         for part in self._flat:
@@ -259,9 +258,7 @@ class Update:
             if is_new:
                 own = settings_of(self.optimizer)
                 self._settings = [own[part.group] for part in self._flat]
-                self._groups = [
-                    {**one, "params": list(group["params"])} for one, group in zip(own, groups, strict=True)
-                ]
+                self._groups = [{**one, "params": members} for one, members in zip(own, self._shape, strict=True)]
             if is_new or self._worker.keeps_types:  # a MixedWorker compares weights with its master weights here
                 self._flat_worker.take_settings(self._settings)
             return self._worker
