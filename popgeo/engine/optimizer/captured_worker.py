@@ -40,6 +40,7 @@ class CapturedWorker:
     def _reset(self) -> None:
         self.is_captured: bool | None = None
         self._rehearsal: Rehearsal | None = None
+        self._numbers: list[float] | None = None  # of the last captured update
         self._runners: dict[int, GraphRunner | None] = {}  # by id of the update's graph, which the rehearsal keeps
 
     def begin(self, num_updates: int, seed: int) -> None:
@@ -71,8 +72,9 @@ class CapturedWorker:
             self._runners[id(update)] = self._make_runner(update)
             self.is_captured = None not in self._runners.values()
         runner = self._runners[id(update)]
-        if runner is not None:
+        if runner is not None and numbers is not self._numbers:
             runner.set_numbers(numbers)
+            self._numbers = numbers
         return runner
 
     def _make_runner(self, update: UpdateGraph | None) -> GraphRunner | None:
