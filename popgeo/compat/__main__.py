@@ -1,4 +1,4 @@
-"""`python -m popgeo.compat program.py [arguments]`: runs a program that was written for PopTorch, as it is."""
+"""`python -m popgeo.compat program.py [arguments]`: runs a program written for PopTorch without changes."""
 
 import argparse
 import functools
@@ -21,26 +21,26 @@ from popgeo.replaced import replaced
 
 
 def main() -> int | None:
-    """Runs the file that the command line names, as Python itself or Jupyter would."""
+    """Run the file that the command line names, as Python or Jupyter would."""
     parser = OneLineParser(
         prog="python -m popgeo.compat",
-        description="Runs a script or a notebook that was written for PopTorch or PopTorch Geometric, unchanged: "
-        "`import poptorch` finds popgeo. Magics and shell commands of a notebook are left out, and said so.",
-        epilog="In the program, poptorch.compat_report() tells what of it was honoured, recorded or ignored.",
+        description="Run a script or notebook written for PopTorch or PopTorch Geometric without changes: "
+        "`import poptorch` finds popgeo. Magics and shell commands of a notebook are skipped, with a message.",
+        epilog="In the program, poptorch.compat_report() lists the options that were honoured, recorded or ignored.",
     )
-    parser.add_argument("--shadow", action="store_true", help="take popgeo's modules also where PopTorch is installed")
-    trusts = "let torch.load read any pickle, as before torch 2.6; a pickle can run code, so only for files you trust"
+    parser.add_argument("--shadow", action="store_true", help="use popgeo's modules even if PopTorch is installed")
+    trusts = "let torch.load read any pickle, as before torch 2.6; a pickle can run code, so trust its source"
     parser.add_argument("--trust-files", action="store_true", help=trusts)
     parser.add_argument("program", help="a script (.py) or a notebook (.ipynb)")
-    parser.add_argument("arguments", nargs=argparse.REMAINDER, help="what the program is given as sys.argv[1:]")
+    parser.add_argument("arguments", nargs=argparse.REMAINDER, help="arguments of the program, its sys.argv[1:]")
     asked = parser.parse_args()
     path = Path(asked.program)
     if not path.is_file():
-        parser.error(f"there is no file {path}")
+        parser.error(f"file {path} does not exist")
     sys.argv = [str(path), *asked.arguments]
     sys.path[0] = str(path.resolve().parent)
     if asked.trust_files:
-        os.environ["TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD"] = "1"  # which the program's own processes inherit
+        os.environ["TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD"] = "1"  # child processes inherit it
     enable(shadow=asked.shadow)
     try:
         with replaced(torch, "empty", functools.partial(_zeros, torch.empty)):
@@ -57,13 +57,13 @@ def main() -> int | None:
 
 
 def _zeros(empty: Callable[..., Tensor], *size: Any, **choices: Any) -> Tensor:
-    """What old programs find in memory that they do not write before they read it, as fresh memory mostly holds it."""
+    """Return zeros instead of uninitialized memory, which old programs may read. Fresh memory mostly holds zeros."""
     with torch.no_grad():
         return empty(*size, **choices).zero_()
 
 
 def _show(error: Exception, program: str) -> None:
-    """Prints an error as Python prints it, from the program's own first line on."""
+    """Print an error as Python prints it, starting with the program's first line."""
     trace = error.__traceback__
     while trace is not None and not trace.tb_frame.f_code.co_filename.startswith(program):
         trace = trace.tb_next

@@ -1,4 +1,4 @@
-"""The account of what an old program asked for: honoured, recorded for the machine model, or without meaning here."""
+"""The account of a program's requests to PopTorch: honoured, recorded for the modelled machine, or ignored."""
 
 from enum import Enum
 from functools import partial
@@ -7,19 +7,19 @@ import pandas as pd
 
 
 class Treatment(Enum):
-    """What became of something that a program asked of PopTorch."""
+    """Treatment of a request to PopTorch."""
 
-    HONOURED = "honoured"  # it changes results or time here as it did there
+    HONOURED = "honoured"  # it changes results or time, as with PopTorch
     RECORDED = "recorded"  # it changes the modelled machine, not the results
-    IGNORED = "ignored"  # it can mean nothing here
+    IGNORED = "ignored"  # it has no effect here
 
 
 ACCOUNT: dict[str, tuple[Treatment, str]] = {}
-"""What the program in this process asked for, each thing once, in the order of first use, with what became of it."""
+"""Requests of this process's program in the order of first use, each with its treatment and the reason."""
 
 
 def enter(treatment: Treatment, asked: str, because: str = "") -> None:
-    """Enters something that a program asked for into the account.
+    """Enter a request and its treatment into the account, if the account does not have it yet.
 
     Example:
         >>> enter(Treatment.IGNORED, "Options.autoRoundNumIPUs", "there are no IPUs to reserve")
@@ -29,14 +29,14 @@ def enter(treatment: Treatment, asked: str, because: str = "") -> None:
     ACCOUNT.setdefault(asked, (treatment, because))
 
 
-# Each takes what was asked for, and why it becomes that.
+# Each takes the request and the reason for its treatment.
 honoured = partial(enter, Treatment.HONOURED)
 recorded = partial(enter, Treatment.RECORDED)
 ignored = partial(enter, Treatment.IGNORED)
 
 
 def compat_report() -> pd.DataFrame:
-    """Each thing that the program has asked of PopTorch so far: honoured, recorded for the model, or ignored, and why.
+    """Return a table of the program's requests to PopTorch so far: honoured, recorded or ignored, and the reason.
 
     Example:
         >>> list(compat_report())

@@ -1,4 +1,4 @@
-"""Runs the cells of a notebook in order, in this process, without what only Jupyter understands."""
+"""Runs the cells of a notebook in this process, without the syntax of Jupyter."""
 
 import ast
 import json
@@ -11,27 +11,27 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-# Of these the rest of the cell is Python, to be run; any other `%%` makes it something else.
+# Cell magics before Python code. After any other `%%` the cell is not Python.
 _AROUND_PYTHON = ("%%time", "%%timeit", "%%capture", "%%prun")
-# A magic, a command, a question about a name, or `files = !ls`.
+# A magic, a shell command, a help request, or `files = !ls`.
 _NO_PYTHON = re.compile(r"[%!?]|[\w.]+\?{1,2}$|\w+\s*=\s*[%!]")
 
 
 def run_notebook(path: Path) -> None:
-    """Runs a notebook's code cells in its folder; what a cell ends with is printed, as Jupyter shows it.
+    """Run a notebook's code cells in its folder, and print the value of each cell's last expression.
 
-    Magics such as `%pip install` and commands such as `!ls` are left out, and a line on standard error says so.
+    Magics such as `%pip install` and commands such as `!ls` are skipped, with a line on standard error.
 
     Raises:
-        ValueError: the file is not a notebook.
+        ValueError: The file is not a notebook.
     """
     cells = list(_code_cells(path))
     module = ModuleType("__main__")
-    # It has no `__file__`, as in Jupyter: a new process would run the notebook by it.
+    # Without `__file__`, as in Jupyter: otherwise a spawned process would run the notebook.
     vars(module).update(display=_display)
     before, folder = sys.modules["__main__"], Path.cwd()
-    sys.modules["__main__"] = module  # where classes that a cell defines are looked up
-    os.environ.setdefault("MPLBACKEND", "Agg")  # pictures go nowhere, and no window waits to be closed
+    sys.modules["__main__"] = module  # pickle looks up a cell's classes there
+    os.environ.setdefault("MPLBACKEND", "Agg")  # figures open no windows
     os.chdir(path.resolve().parent)
     try:
         for number, source in enumerate(cells, start=1):
@@ -45,10 +45,10 @@ def run_notebook(path: Path) -> None:
 
 
 def python_lines(source: str) -> tuple[list[str], list[str]]:
-    """A cell's lines, each that is not Python turned into a comment, and those lines.
+    r"""Return a cell's lines with commented-out magics and commands, and the list of these.
 
     Example:
-        >>> python_lines("%pip install torch\\nx = 1\\n!ls")
+        >>> python_lines("%pip install torch\nx = 1\n!ls")
         (['pass  # %pip install torch', 'x = 1', 'pass  # !ls'], ['%pip install torch', '!ls'])
     """
     lines = source.splitlines()
@@ -69,7 +69,7 @@ def python_lines(source: str) -> tuple[list[str], list[str]]:
 
 
 def _is_inside(kept: list[str]) -> bool:
-    """Whether the lines so far end inside a bracket, a text or a statement, so that the next one belongs to them."""
+    """Check whether the lines end inside a bracket, a string or a continued line."""
     if kept and kept[-1].endswith("\\"):
         return not kept[-1].lstrip().startswith(("#", "pass  #"))
     try:
@@ -90,7 +90,7 @@ def _code_cells(path: Path) -> Iterator[str]:
 
 
 def _run_cell(source: str, name: str, names: dict[str, Any]) -> None:
-    """Runs a cell; of its last statement the value is shown if it is an expression."""
+    """Run a cell, and print the value of its last statement if it is an expression."""
     linecache.cache[name] = (len(source), None, source.splitlines(keepends=True), name)  # for tracebacks
     tree = ast.parse(source, filename=name)
     is_shown = tree.body and isinstance(tree.body[-1], ast.Expr) and not source.rstrip().endswith(";")
@@ -102,6 +102,6 @@ def _run_cell(source: str, name: str, names: dict[str, Any]) -> None:
 
 
 def _display(*values: Any, **_: Any) -> None:
-    """Stands in for Jupyter's own: prints what it would show."""
+    """Print values, as a replacement of Jupyter's `display`."""
     for value in values:
         print(value if isinstance(value, str) else repr(value))

@@ -1,4 +1,4 @@
-"""The enumerations that old programs take from PopART to set `Options._Popart`; there is no PopART here."""
+"""Enumerations of PopART that old programs pass to `Options._Popart`."""
 
 from enum import IntEnum
 
@@ -14,4 +14,4 @@ RecomputationType = IntEnum("RecomputationType", "NoRecompute Standard NormOnly 
 SubgraphCopyingStrategy = IntEnum("SubgraphCopyingStrategy", "OnEnterAndExit JustInTime", start=0)
 SyntheticDataMode = IntEnum("SyntheticDataMode", "Off Zeros RandomNormal RandomUniform", start=0)
 VirtualGraphMode = IntEnum("VirtualGraphMode", "Off Manual Auto ExecutionPhases", start=0)
-ignored("import popart", "its enumerations are numbers for PopART, which is not used here")
+ignored("import popart", "its enumerations are for PopART, which is not used here")

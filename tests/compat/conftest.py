@@ -1,4 +1,4 @@
-"""PyG as programs of PopTorch Geometric find it, for the tests of this folder alone."""
+"""PyG in the state that programs of PopTorch Geometric expect, for the tests of this folder."""
 
 from collections.abc import Iterator
 
@@ -16,5 +16,5 @@ def _extensions_for_fixtures() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def _extensions_again() -> None:
-    """A test may have called `compat.disable`."""
+    """Replace PyG's extensions again, in case a test has called `compat.disable`."""
     stand_in()

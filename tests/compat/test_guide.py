@@ -1,4 +1,4 @@
-"""The guide's table says of each thing what the code itself says of it."""
+"""The guide's table agrees with the account in the code."""
 
 import ast
 import re
@@ -12,7 +12,7 @@ GUIDE = REPOSITORY / "docs" / "guides" / "coming_from_poptorch.md"
 
 
 def entries() -> Iterator[tuple[str, str]]:
-    """What is asked and what becomes of it, of each entry into the account that names its thing in full."""
+    """Return the request and the treatment of each account entry with a complete name in the code."""
     for path in sorted(COMPAT.rglob("*.py")):
         for call in (node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call)):
             if not call.args or not isinstance(call.args[0], ast.Constant):
@@ -22,7 +22,7 @@ def entries() -> Iterator[tuple[str, str]]:
 
 
 def setters() -> Iterator[tuple[str, str]]:
-    """As `entries`, for the setters of options, which stand in a table."""
+    """Return the same as `entries` for the setters of options, which are in a table."""
     options = Options()
     for group in (options, options.Training, options.Precision, options.Jit, options.TensorLocations):
         for kind in type(group).__mro__:
@@ -32,7 +32,7 @@ def setters() -> Iterator[tuple[str, str]]:
 
 
 def rows() -> str:
-    """The table's rows as they should be."""
+    """Return the expected rows of the guide's table."""
     became: dict[str, list[str]] = {"honoured": [], "recorded": [], "ignored": []}
     for asked, treatment in sorted({*entries(), *setters()}):
         became[treatment].append(f"`{asked}`")

@@ -1,4 +1,4 @@
-"""`import poptorch` finds popgeo's module, one module under two names, and only while it is asked to."""
+"""`import poptorch` finds popgeo's module, one module with two names, only between enable and disable."""
 
 import importlib
 import multiprocessing
@@ -37,9 +37,9 @@ def test_an_installed_package_is_not_shadowed_unless_asked(tmp_path, monkeypatch
     monkeypatch.syspath_prepend(tmp_path)
     compat.enable()
     assert importlib.import_module("poptorch").real
-    with pytest.raises(ValueError, match="imported already"):
+    with pytest.raises(ValueError, match="is already imported"):
         compat.enable(shadow=True)
-    del sys.modules["poptorch"]  # for good: monkeypatch would bring it back afterwards
+    del sys.modules["poptorch"]  # not by monkeypatch, which would restore it later
     compat.enable(shadow=True)
     assert not hasattr(importlib.import_module("poptorch"), "real")
 

@@ -1,4 +1,4 @@
-"""Everything public of PopTorch and PopTorch Geometric takes its arguments by the names of upstream's signatures."""
+"""Public callables of PopTorch and PopTorch Geometric accept upstream's argument names."""
 
 import csv
 import importlib
@@ -41,7 +41,7 @@ def weights() -> list[nn.Parameter]:
 
 
 def calls() -> dict[str, dict[str, object]]:
-    """Everything public that is called, with all arguments by the names that upstream's signatures have."""
+    """Return all public callables with all arguments by upstream's names."""
     import poptorch
     import poptorch_geometric as geometric
 
@@ -201,7 +201,7 @@ def calls() -> dict[str, dict[str, object]]:
         "poptorch_geometric.ops.radius_graph": {
             "x": X, "r": 1.0, "batch": None, "loop": True, "max_num_neighbors": 2, "flow": "source_to_target",
         },
-        # Release 3.2 had the sizes one by one.
+        # Release 3.2 took the sizes one by one.
         "poptorch_geometric.batch_sampler.FixedBatchSampler": {
             "data_source": GRAPHS, "num_graphs": 2, "num_nodes": 9, "num_edges": 9, "sampler": None,
             "allow_skip_data": False,
@@ -210,7 +210,7 @@ def calls() -> dict[str, dict[str, object]]:
 
 
 def told_by_releases(name: str) -> dict[str, object]:
-    """The words of release 3.2 for what is called by today's words in `calls`."""
+    """Return calls with the argument names of release 3.2."""
     sizes = {"num_nodes": 12, "num_edges": 20}
     masks = {"add_masks_to_batch": True, "trim_nodes": True, "trim_edges": True}
     clusters = ClusterData(path(8), num_parts=4, log=False)
@@ -226,7 +226,7 @@ def told_by_releases(name: str) -> dict[str, object]:
 
 
 def found(name: str) -> object:
-    """What a dotted name is: an attribute, or else a module."""
+    """Return the attribute or module of a dotted name."""
     parts = name.split(".")
     one: object = importlib.import_module(parts[0])
     for number, part in enumerate(parts[1:], start=2):
@@ -235,7 +235,7 @@ def found(name: str) -> object:
 
 
 def called(name: str, arguments: dict[str, object]) -> object:
-    """Calls what has a dotted name; a method's `self` comes first."""
+    """Call the object of a dotted name. The `self` of a method comes first."""
     given = dict(arguments)
     own = [given.pop("self")] if "self" in given else []
     return found(name)(*own, **given)  # type: ignore[operator]
@@ -284,5 +284,5 @@ def test_nothing_public_that_has_keywords_is_left_out_of_this_test():
         assert not keywords or name in _ELSEWHERE, f"call {name} by {keywords} in `calls`"
 
 
-# Two are always refused, and one reads a file: other tests call them by keyword.
+# Two always raise, and one reads a file: other tests call them.
 _ELSEWHERE = {"ctc_beam_search_decoder", "custom_op", "load"}

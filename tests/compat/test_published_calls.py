@@ -1,4 +1,4 @@
-"""Calls that published programs make, in the order in which they make them."""
+"""Sequences of calls from published programs."""
 
 import os
 import subprocess
@@ -28,7 +28,7 @@ GRAPHS = [path(n) for n in (2, 3, 4, 3)]  # 2, 4, 6 and 4 edges
 
 @pytest.mark.parametrize("flavour", [dataloader, pyg_dataloader])
 def test_the_loader_of_release_3_2_packs_by_nodes_and_edges(flavour):
-    # One node is padding's: 2 + 3 nodes fit into 8, and 4 more do not; then 4 + 3 do.
+    # One node is padding: 2 + 3 nodes fit into 8, but not 4 more; then 4 + 3 fit.
     loader = flavour.FixedSizeDataLoader(GRAPHS, num_nodes=8, num_edges=12, batch_size=4, drop_last=False)
     batches = list(loader)
     assert [(b.num_nodes, b.num_edges, b.ptr.tolist()[:3]) for b in batches] == [(8, 12, [0, 2, 5]), (8, 12, [0, 4, 7])]
@@ -70,7 +70,7 @@ class Scores(nn.Module):
 
 def test_an_inference_model_that_is_told_to_evaluate_does_so():
     model = Scores()
-    inference = poptorch.inferenceModel(model)  # the module is in training mode still
+    inference = poptorch.inferenceModel(model)  # the module is still in training mode
     inference.eval()
     assert inference(torch.ones(4, 2), torch.zeros(4, dtype=torch.long)).shape == (4, 3)
     training = poptorch.trainingModel(model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1))
@@ -96,7 +96,7 @@ def test_a_program_may_divide_a_graph_before_it_imports_poptorch_geometric(tmp_p
         "print(len(ClusterData(ring, num_parts=2, log=False)))\n"
         "print(poptorch.compat_report().asked.tolist()[before:])\n"
     )
-    # In an interpreter of its own: this one has imported poptorch_geometric already.
+    # In a new interpreter: this one has already imported poptorch_geometric.
     command = [*quick_python.command(), "-m", "popgeo.compat", str(tmp_path / "old.py")]
     environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)

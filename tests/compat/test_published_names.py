@@ -10,7 +10,7 @@ import pytest
 from popgeo import compat
 from tests.support.old_names import take_names_back
 
-# One row per module: the names that are there, and those that are left out on purpose, with the reason.
+# One row per module: its names, or names that are omitted on purpose, with the reason.
 with Path(__file__).with_name("published_names.csv").open() as file:
     ROWS = list(csv.DictReader(file))
 NAMES = [(row["module"], name) for row in ROWS if not row["left_out_because"] for name in row["names"].split()]

@@ -1,4 +1,4 @@
-"""`python -m popgeo.compat` runs scripts and notebooks as Python and Jupyter do, with the old names in place."""
+"""`python -m popgeo.compat` runs scripts and notebooks as Python and Jupyter do, with the old names."""
 
 import json
 import sys
@@ -13,7 +13,7 @@ from tests.support.old_names import take_names_back
 
 @pytest.fixture
 def run(monkeypatch, capsys, tmp_path):
-    """Runs the command in this process; returns its status, and what it printed."""
+    """Run the command in this process, and return its status and output."""
 
     def run(*arguments):
         monkeypatch.setattr(sys, "argv", ["__main__.py", *map(str, arguments)])
@@ -62,7 +62,7 @@ def test_a_missing_file_is_one_line(run):
     status, _, errors = run("none.py")
     assert status == 2
     assert errors.count("\n") == 1
-    assert "there is no file none.py" in errors
+    assert "file none.py does not exist" in errors
 
 
 def test_a_notebook_runs_in_its_folder_and_says_what_it_leaves_out(tmp_path, capsys, monkeypatch):
@@ -132,7 +132,7 @@ def test_torch_is_as_before_when_a_program_has_run(tmp_path, monkeypatch):
 
 
 def test_pickles_of_a_program_are_read_if_its_files_are_trusted(run, tmp_path, monkeypatch):
-    monkeypatch.setenv("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD", "")  # which the command sets for the program's processes
+    monkeypatch.setenv("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD", "")  # the command sets it for child processes
     torch.save(torch.nn.Linear(2, 3), tmp_path / "model.pt")
     (tmp_path / "old.py").write_text("import torch\nprint(torch.load('model.pt').out_features)\n")
     status, printed, errors = run("old.py")

@@ -1,4 +1,4 @@
-"""A process that a program starts finds popdist here."""
+"""Finds popgeo's module of this name in a spawned process."""
 
 from popgeo_door import open_door
 

@@ -1,6 +1,6 @@
-"""What stands under PopTorch's names on `sys.path` once a program has enabled them: processes started again inherit it.
+"""Imports of PopTorch's names in processes that an enabled program spawns, which inherit `sys.path`.
 
-Nothing of popgeo is imported before a name is asked for, so that other processes start as quickly as ever.
+popgeo is imported only when a program imports one of these names, so other processes start as fast as before.
 """
 
 import importlib
@@ -8,14 +8,14 @@ import sys
 
 
 def open_door(name: str) -> None:
-    """Enables popgeo's names in this process, and puts the module of this name in its door's place.
+    """Enable popgeo's names in this process, and import the module of this name again.
 
     Raises:
-        ImportError: PyG asks, while it is imported itself, whether it has this extension; as popgeo imports PyG first,
-            the answer is "no" in the process that enabled the names, too.
+        ImportError: PyG looks for this extension while it is being imported. The answer is "not installed", as in the
+            process that enabled the names, where popgeo imports PyG first.
     """
     if "torch_geometric" in sys.modules and not hasattr(sys.modules["torch_geometric"], "__version__"):
-        raise ImportError(f"{name} is popgeo's, and needs torch_geometric, which is still being imported.")
+        raise ImportError(f"{name} of popgeo needs torch_geometric, which is still being imported.")
     del sys.modules[name]
     importlib.import_module("popgeo.compat").enable()
     importlib.import_module(name)

@@ -1,4 +1,4 @@
-"""Where a process that a program starts again finds PopTorch Geometric."""
+"""Finds popgeo's module of this name in a spawned process."""
 
 from popgeo_door import open_door
 

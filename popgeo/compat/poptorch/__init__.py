@@ -1,6 +1,6 @@
-"""PopTorch's names over popgeo, for programs that were written for it; `names.csv` lists their homes."""
+"""PopTorch's names over popgeo; `names.csv` lists their modules."""
 
 from popgeo.compat.import_names import fill_module
 
-__version__ = "3.3.0"  # the PopTorch whose names these are
+__version__ = "3.3.0"  # the PopTorch with these names
 __getattr__ = fill_module(__name__)

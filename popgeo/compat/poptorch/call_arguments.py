@@ -1,4 +1,4 @@
-"""Reads the arguments and results of a model's call by PopTorch's rules, also objects of a program's own classes."""
+"""Arguments and results of a model's call by PopTorch's rules, including objects of a program's own classes."""
 
 import inspect
 from collections import OrderedDict
@@ -21,22 +21,22 @@ _TYPES = {torch.int64: torch.int32, torch.float64: torch.float32}
 
 
 class ICustomArgParser:
-    """Says which tensors an object holds, and how one like it is made of others; a program fills in both."""
+    """Interface that takes tensors out of an object and rebuilds the object from other tensors."""
 
     def yieldTensors(self, struct: Any) -> Iterable[Tensor]:
-        """The tensors of an object, always in the same order."""
-        raise ValueError(f"{type(self).__name__} must say with yieldTensors which tensors a {type(struct)} holds.")
+        """Yield the tensors of an object, always in the same order."""
+        raise ValueError(f"{type(self).__name__} must define yieldTensors for the tensors of a {type(struct)}.")
 
     def reconstruct(self, original_structure: Any, tensor_iterator: Iterator[Tensor]) -> Any:
-        """An object like the one given, of the tensors to come."""
+        """Return an object like the given one with other tensors."""
         raise ValueError(said("reconstruct", kind=type(self).__name__, original_structure=type(original_structure)))
 
 
 def registerCustomArgParser(arg_data_type: type, arg_parser: ICustomArgParser) -> None:
-    """Lets objects of a class be arguments and results of models. PyG's data need no parser, and are read without one.
+    """Allow objects of a class as arguments and results of models. PyG's data classes need no parser.
 
     Raises:
-        ValueError: the first is not a class, or the second is not an `ICustomArgParser`.
+        ValueError: `arg_data_type` is not a class, or `arg_parser` is not an `ICustomArgParser`.
 
     Example:
         >>> class Pair:
@@ -60,7 +60,7 @@ def registerCustomArgParser(arg_data_type: type, arg_parser: ICustomArgParser) -
 
 
 def flattenTensorStructure(structure: Any) -> list[Tensor]:
-    """The tensors of a nest, in order.
+    """Return the tensors of a nest, in order.
 
     Example:
         >>> flattenTensorStructure({"a": torch.ones(1), "b": [torch.zeros(1)]})
@@ -70,7 +70,7 @@ def flattenTensorStructure(structure: Any) -> list[Tensor]:
 
 
 def reconstructTensorStructure(structure: Any, values: Iterable[Tensor]) -> Any:
-    """A nest like another one, of other tensors.
+    """Return a nest of the same structure with other tensors.
 
     Example:
         >>> reconstructTensorStructure((torch.ones(1), 3), [torch.zeros(1)])
@@ -80,26 +80,26 @@ def reconstructTensorStructure(structure: Any, values: Iterable[Tensor]) -> Any:
 
 
 class ArgsParser:
-    """Reads the arguments of a model's calls; programs derive classes from it.
+    """Parser of the arguments of a model's calls. Programs subclass it.
 
     Args:
-        model: A module or a function.
+        model: Module or function.
     """
 
     def __init__(self, model: Any) -> None:
         self._signature = inspect.signature(getattr(model, "forward", model))
 
     def __call__(self, args: Sequence[Any], kwargs: Mapping[str, Any], fast_path: bool = False) -> Arguments:
-        """The arguments of a call; `fast_path` is ignored."""
+        """Return the arguments of a call. `fast_path` has no effect."""
         return arguments_of(self._signature, args, kwargs)
 
 
 def arguments_of(signature: inspect.Signature, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Arguments:
-    """The arguments of a call; tensors that are defaults are among them, as PopTorch has it.
+    """Return the arguments of a call, including default values that are tensors, as in PopTorch.
 
     Raises:
-        Error: an argument without a default is missing.
-        AssertionError: there are too many, or one that the model does not take; it is a ValueError too.
+        Error: An argument without a default is missing.
+        AssertionError: There are too many arguments, or unknown ones. The error is also a ValueError.
 
     Example:
         >>> arguments_of(inspect.signature(lambda x, y=torch.ones(1): x * y), [torch.ones(3)], {}).tensors
@@ -115,13 +115,13 @@ def arguments_of(signature: inspect.Signature, args: Sequence[Any], kwargs: Mapp
         if parameter.default is parameter.empty:
             raise Error(f"Mandatory parameter {name} missing")
         if isinstance(parameter.default, Tensor):
-            bound.arguments[name] = parameter.default.detach()  # another object, so that the step takes it as an input
+            bound.arguments[name] = parameter.default.detach()  # a new tensor, so that the step treats it as an input
     given = Arguments.of(signature, bound.args, bound.kwargs)
     return given.with_tensors([_detached(tensor) for tensor in given.tensors])
 
 
 def of_calls(signature: inspect.Signature, compiled: Structure, given: Structure) -> Iterator[str]:
-    """Yield the differences of two calls in PopTorch's words, the number of arguments by position first.
+    """Yield the differences between two calls in PopTorch's words, starting with the number of positional arguments.
 
     Example:
         >>> signature = inspect.signature(lambda x, *more: x)
@@ -137,7 +137,7 @@ def of_calls(signature: inspect.Signature, compiled: Structure, given: Structure
 
 
 def _by_name(signature: inspect.Signature, call: Any) -> tuple[Container, int]:
-    """Return the arguments of a call by the names that its caller knows, and the number of them that have a place."""
+    """Return the arguments of a call by the caller's names, and the number of positional arguments."""
     own: dict[str, Structure] = {}
     num_places = 0
     for name, part in zip(map(str, call.keys), call.parts, strict=True):
@@ -154,7 +154,7 @@ def _by_name(signature: inspect.Signature, call: Any) -> tuple[Container, int]:
 
 
 def mismatches(name: str, compiled: Structure, given: Structure) -> Iterator[str]:
-    """What of an argument is not as the model was compiled for, in PopTorch's words.
+    """Yield the differences between an argument and the compiled one, in PopTorch's words.
 
     Example:
         >>> compiled, given = flatten({"x": torch.ones(2)})[1], flatten({"x": torch.ones(1)})[1]
@@ -177,8 +177,8 @@ def mismatches(name: str, compiled: Structure, given: Structure) -> Iterator[str
         else:
             odd = {"Unexpected": [key for key in other if key not in own]}
             odd["Missing"] = [key for key in own if key not in other]
-            told = [f"{kind} arguments: {', '.join(map(str, keys))}." for kind, keys in odd.items() if keys]
-            yield from [f"Keys mismatch for {name or 'the call'}: {' '.join(told)}"] if told else []
+            details = [f"{kind} arguments: {', '.join(map(str, keys))}." for kind, keys in odd.items() if keys]
+            yield from [f"Keys mismatch for {name or 'the call'}: {' '.join(details)}"] if details else []
         for key in [key for key in own if key in other]:
             yield from mismatches(f"{name}[{key}]" if name else str(key), own[key], other[key])
     for what, (expected, got) in compared.items():
@@ -187,10 +187,10 @@ def mismatches(name: str, compiled: Structure, given: Structure) -> Iterator[str
 
 
 def narrowed(given: Arguments) -> Arguments:
-    """The same arguments as an IPU takes them: numbers that fit 32 bits, of float64 as float32.
+    """Return the same arguments in an IPU's types: float64 numbers as float32.
 
     Raises:
-        Error: a number does not fit.
+        Error: A number does not fit 32 bits.
     """
     names = (name for name, _ in leaves(given.structure))
     narrow = [_in_32_bits(tensor, f"Argument `{next(names)}`") for tensor in given.tensors]
@@ -198,23 +198,23 @@ def narrowed(given: Arguments) -> Arguments:
 
 
 def write_back(given: Arguments, narrow: Arguments, written: Collection[Input]) -> None:
-    """Gives the program's own tensors what a call has written into narrower ones."""
+    """Copy the values that a call has written into converted tensors to the program's tensors."""
     for tensor, own, (name, _) in zip(given.tensors, narrow.tensors, leaves(given.structure), strict=True):
         if tensor is not own and Input(Role.ARGUMENT, name) in written:
             tensor.copy_(own)
 
 
 def example_of(signature: inspect.Signature, structure: Structure) -> Arguments:
-    """Arguments that nest like a different call, with zeros in all tensors."""
+    """Return arguments of the same structure with zeros in all tensors."""
     zeros = [torch.zeros(leaf.shape, dtype=leaf.dtype) for _, leaf in leaves(structure)]
     return Arguments(signature=signature, tensors=zeros, structure=structure)
 
 
 def check_batch(given: Arguments, options: Options) -> None:
-    """Checks that the first dimension of each tensor is a multiple of the micro-batches of a call.
+    """Check that the first dimension of each tensor is a multiple of the micro-batches of a call.
 
     Raises:
-        AssertionError: it is not; it is a ValueError too.
+        AssertionError: A tensor has another first dimension. The error is also a ValueError.
     """
     groups = options.replication_factor // options.input_group_size
     factor = options.device_iterations * options.Training.gradient_accumulation * groups
@@ -227,10 +227,10 @@ def check_batch(given: Arguments, options: Options) -> None:
 
 
 def refuse_empty(given: Arguments, error: Exception) -> None:
-    """Says, where a model cannot be compiled, that it was given an empty tensor, as PopTorch refuses them all.
+    """Raise PopTorch's error for empty tensors if one of the arguments is empty.
 
     Raises:
-        Error: one of the tensors is empty.
+        Error: A tensor is empty.
     """
     for tensor in given.tensors:
         if not tensor.numel():
@@ -238,7 +238,7 @@ def refuse_empty(given: Arguments, error: Exception) -> None:
 
 
 def for_each_replica(tensor: Tensor, options: Options) -> Tensor:
-    """A call's tensor with a micro-batch for each replica, where groups of replicas share what they are given.
+    """Return a call's tensor with a micro-batch for each replica when groups of replicas share inputs.
 
     Example:
         >>> options = Options().replicationFactor(4).inputReplicaGrouping(2, CommGroupType.Orthogonal)
@@ -248,16 +248,16 @@ def for_each_replica(tensor: Tensor, options: Options) -> Tensor:
     size, replicas = options.input_group_size, torch.arange(options.replication_factor)
     groups = options.replication_factor // size
     consecutive = options.input_group_type == CommGroupType.Consecutive
-    group = replicas // size if consecutive else replicas % groups  # of each replica
+    group = replicas // size if consecutive else replicas % groups  # group of each replica
     steps = options.device_iterations * options.Training.gradient_accumulation
     return tensor.reshape(steps, groups, -1, *tensor.shape[1:])[:, group].reshape(-1, *tensor.shape[1:])
 
 
 def as_results(returned: Any) -> tuple[Any, list[Tensor]]:
-    """What a model returns with 64-bit numbers in 32 bits, as an IPU has them, and its tensors.
+    """Return a model's results with 64-bit numbers converted to 32 bits, as an IPU has them, and the list of tensors.
 
     Raises:
-        Error: a number does not fit.
+        Error: A number does not fit.
 
     Example:
         >>> results, _ = as_results((torch.tensor([1]), torch.zeros(2)))
@@ -267,7 +267,7 @@ def as_results(returned: Any) -> tuple[Any, list[Tensor]]:
     tensors, structure = flatten(returned)
     tensors = [_in_32_bits(tensor, "A result") for tensor in tensors]
     for tensor in tensors:
-        tensor.backward = _NoBackward()  # type: ignore[method-assign]  # PopTorch's own way to say so
+        tensor.backward = _NoBackward()  # type: ignore[method-assign]  # as in PopTorch
     return unflatten(structure, tensors), tensors
 
 
@@ -276,14 +276,14 @@ def _in_32_bits(tensor: Tensor, what: str) -> Tensor:
     known = (tensor.isfinite(), narrow.isfinite()) if tensor.is_floating_point() else (tensor, narrow)
     if narrow is not tensor and not torch.equal(*known):
         raise Error(
-            f"{what} holds {tensor.abs().max().item()}, which {narrow.dtype} has no room for, and an IPU computes in "
-            f"32 bits. Keep {tensor.dtype} numbers small, or compute with them outside of the model."
+            f"{what} holds {tensor.abs().max().item()}, which does not fit {narrow.dtype}; an IPU computes in 32 bits. "
+            f"Keep {tensor.dtype} numbers small, or compute with them outside of the model."
         )
     return narrow
 
 
 class _NoBackward:
-    """Stands in the place of a result's `backward`."""
+    """Replacement of a result's `backward`, which raises PopTorch's error."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> None:
         raise Error(said("NoBackward"))

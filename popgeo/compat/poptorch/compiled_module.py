@@ -1,8 +1,9 @@
-"""A wrapped module and its compiled step: compiling it, letting it go, and the machine that it is said to be on."""
+"""A wrapped module with its compiled step: compilation, release, and attachment to the machine."""
 
 import inspect
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
@@ -20,7 +21,6 @@ from popgeo.capture.backward import NothingToTrainError
 from popgeo.capture.identity_loss import losses_marked
 from popgeo.capture.pytree import Structure
 from popgeo.compat.poptorch import call_arguments, enums
-from popgeo.compat.poptorch.call_times import CallTimesMixin
 from popgeo.compat.poptorch.compiling import PoptorchMachine, compiling
 from popgeo.compat.poptorch.errors import Error, as_poptorch_errors, check, log_options, logger, said
 from popgeo.compat.poptorch.optim.poptorch_optimizer import PoptorchOptimizer, new_attributes
@@ -34,12 +34,18 @@ from popgeo.replaced import replaced
 NO_EXECUTABLE_ERR = "Model has not been compiled or has been destroyed."
 
 
-class CompiledModule(CallTimesMixin):
-    """A module with its compiled step, once there is one; it takes what `PoplarExecutor` takes.
+class CompiledModule:
+    """Module with its compiled step, which is None before the first compilation. Arguments: see `PoplarExecutor`.
+
+    Calls are timed on this computer, and the time is divided evenly over the steps of a call. Inputs and results are in
+    the memory of the computation, so each event completes at once.
 
     Raises:
-        Error: the options are not `poptorch.Options`, or ask for something that inference does not have.
+        Error: `options` is not an instance of `poptorch.Options`, or inference does not support an option.
     """
+
+    _start = _end = 0.0  # of the last call
+    _inputs = _results = (1, 0)  # of the last call: number of tensors, number of steps
 
     def __init__(
         self, model: nn.Module, options: Options | None, training: bool, poptorch_version: str | None = None,
@@ -47,28 +53,28 @@ class CompiledModule(CallTimesMixin):
     ) -> None:  # fmt: skip
         self._model, self._user_model, self._training = model, user_model or model, training
         self._options = options_in_use(options, training, optimizer)
-        self._mode = model.training  # the module's own; those inside it count when the model is compiled
+        self._mode = model.training  # of the module; the modes of its submodules are read when it is compiled
         self._signature = inspect.signature(model.forward)
         self._optimizer = optimizer
         if training and optimizer is None:
             self._optimizer = torch.optim.SGD(self._user_model.parameters(), lr=0.01)
-        of_torch = (kind for kind in type(optimizer).__mro__ if kind.__module__.startswith(("popgeo.", "torch.")))
-        if optimizer is not None and (base := next(of_torch)) is not type(optimizer):
+        bases = (kind for kind in type(optimizer).__mro__ if kind.__module__.startswith(("popgeo.", "torch.")))
+        if optimizer is not None and (base := next(bases)) is not type(optimizer):
             logger.warning(said("optimizer step", kind=type(optimizer).__name__, base=base.__name__))
         self._compiled: CompiledStep | None = None
-        self._modes: dict[nn.Module, bool] = {}  # of the module and its parts, as they were when it was compiled
-        self._form: Structure | None = None  # how the arguments nest that it was compiled for
+        self._modes: dict[nn.Module, bool] = {}  # of the module and its submodules when it was compiled
+        self._form: Structure | None = None  # structure of the arguments that it was compiled for
         self._is_attached = self._has_run = False
-        self._attributes: dict[tuple[type, str], set[str]] = {}  # of optimizers, as they were at the last look
-        self._numbers: Tensor | None = None  # of the replicas, where parameters differ between them
+        self._attributes: dict[tuple[type, str], set[str]] = {}  # of optimizers, at the last check
+        self._numbers: Tensor | None = None  # of the replicas, if parameters differ between them
         if training:
             wrap(self._user_model, self)
 
     def compile(self, *args: Any, **kwargs: Any) -> None:
-        """Compiles the model for these arguments without running it; a second time nothing happens.
+        """Compile the model for these arguments without running it. A second call has no effect.
 
         Raises:
-            Error: the model cannot be compiled.
+            Error: The model cannot be compiled.
         """
         if self._compiled is not None:
             logger.warning("Call to compile() ignored: the executable is already compiled")
@@ -76,7 +82,7 @@ class CompiledModule(CallTimesMixin):
         self._compile(call_arguments.narrowed(call_arguments.arguments_of(self._signature, args, kwargs)))
 
     def destroy(self) -> None:
-        """Forgets the compiled step and lets the module go; weights and the optimizer's state stay."""
+        """Delete the compiled step and release the module. Weights and the optimizer's state stay."""
         if self._compiled is not None:
             self._compiled.reset()
         self._compiled = self._form = None
@@ -84,18 +90,18 @@ class CompiledModule(CallTimesMixin):
         unwrap(self._user_model)
 
     def isCompiled(self) -> bool:
-        """Whether the model is compiled."""
+        """Check whether the model is compiled."""
         return self._compiled is not None
 
     def isAttachedToDevice(self) -> bool:
-        """Whether the model is compiled and has not been detached since."""
+        """Check whether the model is compiled and attached."""
         return self._compiled is not None and self._is_attached
 
     def attachToDevice(self) -> None:
-        """Takes hold of the machine again, which means nothing here but is checked.
+        """Attach the model to the machine again. This has no effect here except for the checks.
 
         Raises:
-            Error: the model is not compiled, or attached already.
+            Error: The model is not compiled, or already attached.
         """
         self._require_compiled()
         check(self._options.connection_type != enums.ConnectionType.Never, said("attachToDevice"))
@@ -103,38 +109,38 @@ class CompiledModule(CallTimesMixin):
         self._is_attached = True
 
     def detachFromDevice(self) -> None:
-        """Lets the machine go, so that another model can have it; the next call takes it back.
+        """Release the machine for another model. The next call attaches again.
 
         Raises:
-            Error: the model is not compiled, or not attached.
+            Error: The model is not compiled, or not attached.
         """
         self._require_compiled()
         check(self._is_attached, "Device is not attached", Error)
         self._is_attached = False
 
     def copyWeightsToHostIfNeeded(self) -> bool:
-        """Whether the module's weights had to be brought up to date: never."""
+        """Return whether the module's weights were out of date: always False."""
         return False
 
-    _executable = property(attrgetter("_compiled"), doc="The compiled step, or None.")
-    report = property(attrgetter("compiled.report"), doc="What a step costs on the modelled machine.")
-    model = property(attrgetter("_user_model"), doc="The module.")
-    options = property(attrgetter("_options"), doc="The options, which do not change any more.")
+    _executable = property(attrgetter("_compiled"), doc="Compiled step, or None.")
+    report = property(attrgetter("compiled.report"), doc="Cost of a step on the modelled machine.")
+    model = property(attrgetter("_user_model"), doc="Module that the user wrapped.")
+    options = property(attrgetter("_options"), doc="Options, which are frozen.")
 
     def compilationTime(self) -> timedelta:
-        """How long compiling took on this computer.
+        """Return the time of the compilation on this computer.
 
         Raises:
-            Error: the model is not compiled.
+            Error: The model is not compiled.
         """
         return timedelta(seconds=self.compiled.compile_seconds)
 
     @property
     def rng_state(self) -> list[int]:
-        """The states of the replicas' random numbers, one after the other.
+        """States of the replicas' random numbers, one after the other.
 
         Raises:
-            Error: the model is not compiled.
+            Error: The model is not compiled.
         """
         return [number for state in self.compiled.replica_states() for number in state.generator.get_state().tolist()]
 
@@ -143,24 +149,56 @@ class CompiledModule(CallTimesMixin):
         replicas = self.compiled.replica_states()
         parts = torch.tensor(list(state), dtype=torch.uint8).chunk(len(replicas))
         for replica, part in zip(replicas, parts, strict=True):
-            replica.generator.set_state(part.clone())  # torch reads memory of its own size only
+            replica.generator.set_state(part.clone())  # torch needs memory of exactly this size
 
     def _require_compiled(self) -> CompiledStep:
         if self._compiled is None:
             raise Error(NO_EXECUTABLE_ERR)
         return self._compiled
 
-    compiled = property(_require_compiled, doc="popgeo's compiled step; an Error until there is one.")
+    compiled = property(_require_compiled, doc="popgeo's compiled step. An Error before it exists.")
+
+    @contextmanager
+    def _timed(self, *, num_inputs: int, num_steps: int) -> Iterator[None]:
+        """Measure a call of `num_steps` micro-batches. A failed call keeps the times of the call before."""
+        start = time.perf_counter()
+        yield
+        self._start, self._end = start, time.perf_counter()
+        self._inputs = num_inputs, num_steps
+
+    def _seconds(self, num_tensors: int, num_steps: int, after: int) -> list[list[float]]:
+        share = (self._end - self._start) / max(1, num_steps)
+        ticks = [self._start + (step + after) * share for step in range(num_steps)]
+        return [list(ticks) for _ in range(max(1, num_tensors))]
+
+    def getPerfCounters(self) -> dict[str, list[list[float]]]:
+        """Return the seconds at which each step of the last call got its inputs and gave its results."""
+        inputs, results = self._seconds(*self._inputs, after=0), self._seconds(*self._results, after=1)
+        return {"input": inputs, "input_complete": inputs, "output": results, "output_complete": results}
+
+    def getLatency(self) -> tuple[float, float, float]:
+        """Return the shortest, longest and mean seconds from inputs to results. Zeros without results."""
+        (_, begun), (_, returned) = self._inputs, self._results
+        seconds = (self._end - self._start) / returned if begun and returned else 0.0  # the same for every step
+        return seconds, seconds, seconds
+
+    getComputeLatency = getLatency
+
+    def getHostIpuLatency(self) -> tuple[float, float, float]:
+        """Return the shortest, longest and mean seconds of a step's inputs: zeros, since inputs need no transfer."""
+        return 0.0, 0.0, 0.0
+
+    getIpuHostLatency = getHostIpuLatency
 
     def _pass(self, given: Arguments, call: Callable[..., Any]) -> Any:
-        """Calls a step with a micro-batch for each replica, and with the replicas' numbers if it asks for them."""
+        """Call a step with a micro-batch for each replica, and with the numbers of the replicas if it needs them."""
         tensors: Sequence[Tensor] = given.tensors
         if self._options.input_group_size > 1:
             tensors = [call_arguments.for_each_replica(tensor, self._options) for tensor in tensors]
         return given.pass_to(call if self._numbers is None else partial(call, replica_number=self._numbers), tensors)
 
     def _name_optimizer(self, step: CompiledStep) -> None:
-        """Tells PopTorch's own optimizers what the parameters are called, so that they load and show their state."""
+        """Give PopTorch's optimizers the names of the parameters, which they use to load and show their state."""
         for what in new_attributes(self._optimizer, self._attributes) if self._optimizer else ():
             if not self._options._relax_optimizer_checks:
                 logger.warning("Ignoring unexpected %s", what)
@@ -171,7 +209,7 @@ class CompiledModule(CallTimesMixin):
                 self._optimizer.use_names(names, step.loss_scale)
 
     def _compile(self, given: Arguments) -> CompiledStep:
-        """Compiles the model for such arguments; where anything is refused, nothing has changed."""
+        """Compile the model for these arguments. An error leaves everything unchanged."""
         call_arguments.check_batch(given, self._options)
         buffers = [name for name, _ in self._model.named_buffers()]
         if unknown := {*self._options.updatable_named_buffers} - {*buffers}:
@@ -182,7 +220,7 @@ class CompiledModule(CallTimesMixin):
             step = self._captured(given, popgeo_options(self._options, self._optimizer), self._optimizer)
             self._require_own_buffers(step)
             self._modes = {part: part.training for part in self._model.modules()}
-        if self._options.updatable_named_buffers:  # the host's are its own from here on, until they are copied
+        if self._options.updatable_named_buffers:  # each replica gets its own copy
             for state in step.replica_states():
                 state.copy_buffers(self._model, buffers)
         self._name_optimizer(step)
@@ -192,7 +230,7 @@ class CompiledModule(CallTimesMixin):
         return step
 
     def _captured(self, given: Arguments, options: ipu.Options, optimizer: Optimizer | None) -> CompiledStep:
-        """A compiled step; of a model to train whose loss no parameter has a part in, the forward pass alone."""
+        """Return a compiled step. If the loss depends on no parameter, the step is the forward pass alone."""
         upcasts = self._options.Precision.half_float_casting is enums.HalfFloatCastingBehavior.HalfUpcastToFloat
         machine = PoptorchMachine(options, upcasts)
         seen, self._numbers = as_replicas_see(self._model, options)
@@ -208,11 +246,11 @@ class CompiledModule(CallTimesMixin):
         return step
 
     def _compile_for(self, structure: Structure) -> None:
-        """Compiles the model for arguments that nest so, whatever is in their tensors."""
+        """Compile the model for arguments of a structure, whatever their values."""
         self._compile(call_arguments.example_of(self._signature, structure))
 
     def _compile_again(self) -> None:
-        """Forgets the step but not what it was compiled for, and compiles it with the optimizer as it is now."""
+        """Compile the model again for the same structure of arguments, with the present optimizer."""
         assert self._form is not None
         attached, rng_state = self._is_attached, self.rng_state
         self.compiled.reset()
@@ -220,7 +258,7 @@ class CompiledModule(CallTimesMixin):
         self._is_attached, self.rng_state = attached, rng_state
 
     def _require_own_buffers(self, model: CompiledStep) -> None:
-        """Refuses replicas that change buffers which they are to share."""
+        """Raise an error if replicas change buffers that they share."""
         if not self._options.broadcast_buffers or self._options.replication_factor == 1:
             return
         norms = {name for name, part in self._model.named_modules() if isinstance(part, _NormBase)}

@@ -1,4 +1,4 @@
-"""What surrounds a compilation: hooks, whether an IPU runs, and the IPUs by PopTorch's rules."""
+"""Surroundings of a compilation: hooks, the check for an IPU, and the IPUs by PopTorch's rules."""
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
@@ -27,10 +27,10 @@ _COMPILING: ContextVar[bool] = ContextVar("compiling", default=False)
 
 
 def registerPreCompileHook(hook: Hook) -> RemovableHandle:
-    """Calls a function before each compilation, until `remove` of the handle.
+    """Call a function before each compilation, until the returned handle is removed.
 
     Raises:
-        RuntimeError: it is not a function.
+        RuntimeError: `hook` is not callable.
 
     Example:
         >>> handle = registerPreCompileHook(lambda: None)
@@ -40,10 +40,10 @@ def registerPreCompileHook(hook: Hook) -> RemovableHandle:
 
 
 def registerPostCompileHook(hook: Hook) -> RemovableHandle:
-    """Calls a function after each compilation, also one that fails, until `remove` of the handle.
+    """Call a function after each compilation, also a failed one, until the returned handle is removed.
 
     Raises:
-        RuntimeError: it is not a function.
+        RuntimeError: `hook` is not callable.
 
     Example:
         >>> handle = registerPostCompileHook(lambda: None)
@@ -53,7 +53,7 @@ def registerPostCompileHook(hook: Hook) -> RemovableHandle:
 
 
 def ipuHardwareIsAvailable(num_ipus: int = 1) -> bool:
-    """Whether there are that many IPUs: never.
+    """Check whether this number of IPUs exists: always False.
 
     Example:
         >>> ipuHardwareIsAvailable()
@@ -63,16 +63,16 @@ def ipuHardwareIsAvailable(num_ipus: int = 1) -> bool:
 
 
 def ipuHardwareVersion() -> int:
-    """The generation of the IPU.
+    """Return the generation of the IPU.
 
     Raises:
-        AssertionError: there is no such program; it is a ValueError, too.
+        AssertionError: Always, since no IPU exists here. The error is also a ValueError.
     """
     raise CheckFailed("No IPU hardware available on this system; models run on this computer, the machine is modelled.")
 
 
 def isRunningOnIpu() -> bool:
-    """True while a training or inference model is compiled, so that a model can have a branch for the machine.
+    """Return True while a model is compiled, so that a model can have a branch for the machine.
 
     Example:
         >>> isRunningOnIpu()
@@ -83,7 +83,7 @@ def isRunningOnIpu() -> bool:
 
 @contextmanager
 def compiling() -> Iterator[None]:
-    """The block compiles a model: it runs between the hooks, and its code is the machine's."""
+    """Run a block that compiles a model, between the hooks. Its code runs as on the machine."""
     for hook in list(_BEFORE.values()):
         hook()
     token = _COMPILING.set(True)
@@ -103,24 +103,24 @@ def _register(hooks: "OrderedDict[int, Hook]", hook: Hook, kind: str) -> Removab
 
 
 class IpuDeviceMode(TorchFunctionMode):
-    """A mode in which a model finds the device `ipu`: it is the processor that runs the model.
+    """Mode that maps the device `ipu` to the processor while a model is compiled.
 
     Example:
-        >>> with IpuIsHere():
+        >>> with IpuDeviceMode():
         ...     torch.ones(2, device="ipu:0").device.type
         'cpu'
     """
 
     def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
-        if func is Tensor.ipu:  # type: ignore[attr-defined]  # torch has it
+        if func is Tensor.ipu:  # type: ignore[attr-defined]
             return args[0]
         if func is torch.device:
-            return _here(func(*args, **(kwargs or {})))
-        named = {name: _here(given) for name, given in (kwargs or {}).items()}
-        return func(*map(_here, args), **named)
+            return _on_processor(func(*args, **(kwargs or {})))
+        named = {name: _on_processor(given) for name, given in (kwargs or {}).items()}
+        return func(*map(_on_processor, args), **named)
 
 
-def _here(given: Any) -> Any:
+def _on_processor(given: Any) -> Any:
     """Return the processor if an argument is a device named `ipu`, otherwise the argument."""
     name = given.type if isinstance(given, torch.device) else given if isinstance(given, str) else ""
     return torch.device("cpu") if name.partition(":")[0] == "ipu" else given
@@ -130,19 +130,19 @@ def _refuse_ipu(*args: Any, **kwargs: Any) -> Any:
     raise Error(said("ipu tensors"))
 
 
-# Every function that makes a tensor calls one of them, and torch itself knows no such device.
+# Functions that make tensors call one of these, which torch does not have for this device.
 _OF_IPU = torch.library.Library("aten", "IMPL", "IPU")
 for _name in ("empty.memory_format", "empty_strided"):
-    if not torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{_name}", "IPU"):  # PopTorch itself has them
+    if not torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{_name}", "IPU"):  # an installed PopTorch has them
         _OF_IPU.impl(_name, _refuse_ipu)
 
 
 class PoptorchMachine(IpuMachine):
-    """The IPUs that options describe, with PopTorch's rules.
+    """Machine of the options' IPUs, with PopTorch's rules.
 
     Args:
-        options: See `IpuMachine`.
-        upcasts: Whether a product of float16 and float32 is one of float32.
+        options: Options, see `IpuMachine`.
+        upcasts: Whether a product of float16 and float32 is computed in float32.
     """
 
     def __init__(self, options: Options, upcasts: bool) -> None:
@@ -150,20 +150,20 @@ class PoptorchMachine(IpuMachine):
         self._upcasts = upcasts
 
     def what_decides(self, optimizer: Any) -> list[object]:
-        """That it is compiled by PopTorch's rules, too."""
+        """Return the values that decide a compilation, including PopTorch's rules."""
         return [*super().what_decides(optimizer), "PopTorch", self._upcasts]
 
     @contextmanager
     def capturing(self) -> Iterator[None]:
-        """The model's code is the machine's, also if it has changed and is compiled again."""
+        """Run a block that captures the model's code as on the machine."""
         with nullcontext() if isRunningOnIpu() else compiling(), OneType(self._upcasts), IpuDeviceMode():
             yield
 
     def plan(self, *of_a_step: Any) -> IpuPlan:
-        """How the IPUs would run a captured step.
+        """Return the plan of a captured step on the IPUs.
 
         Raises:
-            Error: there are too few micro-batches for its pipeline, or something runs in no block.
+            Error: The pipeline has too few micro-batches, or an operation is in no block.
         """
         try:
             planned = super().plan(*of_a_step)
@@ -179,7 +179,7 @@ class PoptorchMachine(IpuMachine):
 
 
 def _require_blocks(step: CapturedStep) -> None:
-    """Refuses what runs between blocks or after them, where each is to be a stage by its own number."""
+    """Raise an error for an operation between or after blocks, since each block is a stage."""
     forward = (op for op in step.graph.ops if op.phase == "forward" and op.source)
     lost = next((op for op in dropwhile(lambda op: op.block is None, forward) if op.block is None), None)
     if lost is not None:

@@ -1,4 +1,4 @@
-"""What surrounds some of a model's operations: names, convolutions side by side, float16, loops and branches."""
+"""Contexts and control flow of a model: names, MultiConv, autocast, loops and branches."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -16,19 +16,19 @@ from popgeo.compat.poptorch.errors import Error, check
 
 @contextmanager
 def Attribute(**attributes: Any) -> Iterator[None]:
-    """A context whose operations were to carry attributes for Graphcore's compiler, which is not used here.
+    """Give a block's operations attributes for Graphcore's compiler. They have no effect here.
 
     Example:
         >>> with Attribute(__outline={"layer": "embedding"}):
         ...     pass
     """
-    ignored(f"Attribute({', '.join(sorted(attributes))})", "it speaks to Graphcore's own compiler")
+    ignored(f"Attribute({', '.join(sorted(attributes))})", "it configures Graphcore's compiler")
     yield
 
 
 @contextmanager
 def NameScope(name: str) -> Iterator[None]:
-    """Operations inside are listed under this name in the report of a compiled model.
+    """List a block's operations under this name in the report of a compiled model.
 
     Example:
         >>> with NameScope("attention"):
@@ -45,7 +45,7 @@ def NameScope(name: str) -> Iterator[None]:
 
 
 def _setter(kinds: Any, refusal: str) -> Callable[["MultiConv", Any], "MultiConv"]:
-    """A method that takes a choice of a kind for all convolutions, or one for each; it changes nothing here."""
+    """Return a method that checks a value for all convolutions, or one for each. It has no effect here."""
 
     def choose(self: "MultiConv", value: Any) -> "MultiConv":
         listed = list(value) if isinstance(value, list | tuple) else [value]
@@ -53,15 +53,15 @@ def _setter(kinds: Any, refusal: str) -> Callable[["MultiConv", Any], "MultiConv
         check(value is None or (listed and known), refusal)
         return self
 
-    choose.__doc__ = "One choice for all convolutions, or one for each."
+    choose.__doc__ = "Set one value for all convolutions, or a list with one value for each."
     return choose
 
 
 class MultiConv:
-    """A context whose convolutions were to run side by side; here they run one after the other, with equal results.
+    """Context for convolutions that run in parallel on an IPU. Here they run in sequence, with equal results.
 
     Raises:
-        Error: where a model is compiled, it stands inside another one or holds no convolution.
+        Error: While a model is compiled, the context is nested or holds no convolution.
 
     Example:
         >>> with MultiConv().availableMemoryProportions(0.5).cycleBackOff(0.1):
@@ -76,7 +76,7 @@ class MultiConv:
     planType = _setter(MultiConvPlanType, "Invalid plan type!")
     perConvReservedTiles = _setter(int, "Invalid number of reserved tiles!")
     cycleBackOff = _setter(float, "Invalid cycle back off!")
-    _inside = 0  # how many of them the program is in
+    _inside = 0  # depth of nesting
 
     def __enter__(self) -> None:
         recorded("MultiConv", "convolutions are planned one after the other")
@@ -92,11 +92,33 @@ class MultiConv:
             raise Error("Unexpected end_multi_conv: a poptorch.MultiConv needs a convolution inside.")
 
 
+class Channel:
+    """Named group of trace points, which are not recorded.
+
+    Example:
+        >>> with Channel("training").tracepoint("epoch"):
+        ...     pass
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        ignored("profiling.Channel", "Graphcore's profiler is not used here; executor.report shows the cycles")
+
+    @contextmanager
+    def tracepoint(self, name: str) -> Iterator[None]:
+        """Run the block, which would be one event of a trace."""
+        yield
+
+    def instrument(self, obj: Any, *methods: str) -> Any:
+        """Return the object unchanged. Its methods would be events of a trace."""
+        return obj
+
+
 class autocast(torch.autocast):
-    """A context, or a decorator, in which products and convolutions run in float16, by torch's own rules.
+    """Context or decorator that runs products and convolutions in float16, by torch's rules.
 
     Args:
-        enabled: Whether they do.
+        enabled: Whether to use float16. Default: True.
 
     Example:
         >>> with autocast():
@@ -106,20 +128,19 @@ class autocast(torch.autocast):
 
     def __init__(self, enabled: bool = True, *args: Any) -> None:
         super().__init__("cpu", dtype=torch.float16, enabled=enabled)
-        honoured("autocast", "torch's rules say which operations run in float16")
+        honoured("autocast", "torch's rules decide which operations run in float16")
 
 
 def for_loop(count: int, body: Callable[..., Any], inputs: list[Tensor]) -> list[Tensor]:
-    """Calls a body over and over, each time with what it returned before; one operation of the compiled program.
+    """Call a body repeatedly, each time with its last results, as one operation of the compiled program.
 
     Args:
-        count: How often.
-        body: Takes as many tensors as it returns, of the same shapes and types.
-        inputs: What the first call is given.
+        count: Number of calls.
+        body: Function that returns as many tensors as it takes, of the same shapes and types.
+        inputs: Arguments of the first call.
 
     Raises:
-        ValueError: the inputs are not a list of tensors, or the body returns other shapes, or a gradient would have to
-            pass.
+        ValueError: `inputs` is not a list of tensors, the body returns other shapes, or a gradient would pass through.
 
     Example:
         >>> import torch
@@ -127,7 +148,7 @@ def for_loop(count: int, body: Callable[..., Any], inputs: list[Tensor]) -> list
         [tensor([1024.])]
     """
     _require_tensors(inputs, "poptorch.for_loop expects input tensors (inputs) to be a list of tensors")
-    honoured("for_loop", "the body is written down once and counted as often as it runs")
+    honoured("for_loop", "the body is captured once and counted for each run")
     return control_flow.for_loop(count, body, inputs)
 
 
@@ -135,11 +156,11 @@ def cond(
     condition: Tensor, then_body: Callable[..., Any], then_inps: list[Tensor], else_body: Callable[..., Any],
     else_inps: list[Tensor],
 ) -> list[Tensor]:  # fmt: skip
-    """Calls one of two bodies, as a tensor of one element tells at each run.
+    """Call one of two bodies. A tensor of one element decides at each run.
 
     Raises:
-        ValueError: the inputs are not lists of tensors, the bodies return different shapes, or a gradient would have to
-            pass.
+        ValueError: The inputs are not lists of tensors, the bodies return different shapes, or a gradient would pass
+            through.
 
     Example:
         >>> import torch
@@ -149,7 +170,7 @@ def cond(
     """
     for given in (then_inps, else_inps):
         _require_tensors(given, "poptorch.cond expects then_inps and else_inps to be lists of tensors")
-    honoured("cond", "one branch runs; the more expensive one is counted")
+    honoured("cond", "one branch runs; the report counts the more expensive one")
     return control_flow.cond(condition, then_body, then_inps, else_body, else_inps)
 
 

@@ -1,44 +1,44 @@
-"""The choices that PopTorch's functions take, with PopTorch's names and numbers."""
+"""Enumerations of PopTorch, with PopTorch's names and numbers."""
 
 from enum import Enum as _Enum
 from enum import IntEnum as _IntEnum
 
-# Which of the steps of a call return their results; `Default` is `All` for inference and `Final` for training.
+# Steps of a call that return their results. `Default` is `All` for inference and `Final` for training.
 OutputMode = _IntEnum("OutputMode", "Final EveryN All Sum Default", start=0)
 
-AnchorMode = OutputMode  # its name before PopTorch 2.4
+AnchorMode = OutputMode  # name before PopTorch 2.4
 
-# Whether batches are loaded when they are asked for, ahead of time, or ahead of time in parts.
+# Whether to load batches on demand, ahead of time, or ahead of time in parts.
 DataLoaderMode = _IntEnum("DataLoaderMode", "Sync Async AsyncRebatched", start=0)
 
-# How a dataset reaches the process that loads it.
+# Way in which a dataset reaches the process that loads it.
 SharingStrategy = _IntEnum("SharingStrategy", "SharedMemory FileSystem Fork ForkServer", start=0)
 
-# When a model takes hold of a machine; one that `Never` does can be compiled but not called.
+# When a model attaches to a machine. With `Never` it can be compiled but not called.
 ConnectionType = _IntEnum("ConnectionType", "Always OnDemand Never", start=0)
 
-# What an operation of float16 and float32 computes in; PyTorch's rule holds here.
+# Type of an operation with float16 and float32 inputs. Default: PyTorch's rule.
 HalfFloatCastingBehavior = _IntEnum(
     "HalfFloatCastingBehavior", "FloatDowncastToHalf HalfUpcastToFloat Default", start=0
 )
 
-# How losses or gradients become one.
+# Reduction of several losses or gradients to one.
 ReductionType = _IntEnum("ReductionType", "Sum Mean NoReduction", start=0)
 
-# When a mean of gradients is divided by their number.
+# When a mean of gradients is divided by the number of gradients.
 MeanReductionStrategy = _IntEnum("MeanReductionStrategy", "Running Post PostAndLoss", start=0)
 
-# Which IPUs wait for each other.
+# Groups of IPUs that wait for each other.
 SyncPattern = _IntEnum("SyncPattern", "Full SinglePipeline ReplicaAndLadder", start=0)
 
 
 class MatMulSerializationMode(_Enum):
-    """The dimension along which a matrix product is cut into parts."""
+    """Dimension along which a matrix product is divided into parts."""
 
     InputChannels, ReducingDim, OutputChannels, Disabled = "input_channels", "reducing_dim", "output_channels", "none"
 
 
-# Where tensors stay between the phases of a phased execution.
+# Location of tensors between the phases of a phased execution.
 Liveness = _IntEnum("Liveness", "AlwaysLive OffChipAfterFwd OffChipAfterFwdNoOverlap OffChipAfterEachPhase", start=0)
 
 
@@ -49,14 +49,14 @@ class OverlapMode(_Enum):
     OverlapDeviceIterationLoop = "overlap_device_iteration_loop"
 
 
-# How blocks become stages where the program names none.
+# Rule that turns blocks into stages without explicit stages.
 AutoStage = _IntEnum("AutoStage", "SameAsIpu AutoIncrement", start=0)
 
-# How several convolutions run together.
+# Order of the convolutions of a MultiConv.
 MultiConvPlanType = _IntEnum("MultiConvPlanType", "Parallel Serial", start=0)
 
-# Which replicas share a value: groups of neighbors, groups across, all of them, or none.
+# Replicas that share a value: all, consecutive groups, orthogonal groups, or none.
 CommGroupType = _IntEnum("CommGroupType", "All Consecutive Orthogonal NoGrouping", start=0)
 
-# Which of the values come back that groups of replicas hold.
+# Values to return from groups of replicas.
 VariableRetrievalMode = _IntEnum("VariableRetrievalMode", {"OnePerGroup": 0, "AllReplicas": 2})

@@ -1,4 +1,4 @@
-"""The errors of PopTorch, which are also those that Python's users catch, their long sentences, and its log."""
+"""Errors of PopTorch as subclasses of Python's errors, PopTorch's long messages, and its log."""
 
 import csv
 import logging
@@ -20,26 +20,26 @@ with Path(__file__).parent.with_name("sentences.csv").open(newline="") as _file:
 
 
 def said(of: str, /, **values: Any) -> str:
-    """A sentence with its values.
+    """Return a message from `sentences.csv` with its values.
 
     Args:
-        of: The function that says it, or its class, and a number after the first one.
-        values: By their names in the sentence.
+        of: Row of the table: the name of the function or class that raises the message, with a number after the first.
+        values: Values by their names in the message.
 
     Example:
         >>> said("getAnchoredTensor", short_name="grad")
-        "Tensor 'grad' is not known, since PopART's names are not; return it from the model instead."
+        "Tensor 'grad' is not known, since popgeo has no names of PopART's tensors; return it from the model instead."
     """
     return _SENTENCES[of].format(**values)
 
 
 class Error(RuntimeError, ValueError):
-    """What PopTorch refuses.
+    """Error of PopTorch.
 
     Attributes:
-        message: The error, without the kind in front of it.
-        type: The kind that PopTorch gives it.
-        location: Where in PopTorch's own code it arose; empty here.
+        message: Message without PopTorch's kind in front.
+        type: PopTorch's kind of the error.
+        location: Location in PopTorch's code. Always empty here.
 
     Example:
         >>> try:
@@ -61,32 +61,37 @@ class Error(RuntimeError, ValueError):
 
 
 class RecoverableError(Error):
-    """A failure of the machine that goes away when it is reset; it never arises here.
+    """Error of a machine that a reset repairs. It never occurs here.
 
     Attributes:
-        recovery_action: The part to reset.
+        recovery_action: Part of the machine to reset.
     """
 
     recovery_action = "FULL_RESET"
 
 
 class UnrecoverableError(Error):
-    """A failure of the machine that stays; it never arises here."""
+    """Error of a machine that a reset does not repair. It never occurs here."""
 
 
 class CheckFailed(AssertionError, ValueError):
-    """What PopTorch asserts of its arguments; caught as either."""
+    """Failed assertion of PopTorch about its arguments, as AssertionError and as ValueError."""
 
 
 class FrozenOptionsError(AttributeError, ValueError):
-    """A change of options that are in use."""
+    """Error for a change of frozen options."""
 
 
 def check(condition: object, message: str, kind: type[Exception] = CheckFailed) -> None:
-    """Raises an error of this kind, by default what PopTorch's assertions raise, if a condition does not hold.
+    """Raise an error if a condition is false.
+
+    Args:
+        condition: Condition to check.
+        message: Message of the error.
+        kind: Class of the error. Default: the error of PopTorch's assertions.
 
     Raises:
-        CheckFailed: the condition does not hold, and no other kind is given.
+        CheckFailed: The condition is false, and `kind` is not given.
 
     Example:
         >>> check(True, "never said")
@@ -97,7 +102,7 @@ def check(condition: object, message: str, kind: type[Exception] = CheckFailed) 
 
 @contextmanager
 def as_poptorch_errors() -> Iterator[None]:
-    """What popgeo refuses while the block runs is raised as PopTorch's `Error`; the model's own errors stay.
+    """Convert popgeo's errors in a block to PopTorch's `Error`. The model's own errors stay unchanged.
 
     Raises:
         Error: popgeo raised a ValueError, or found NaN or infinity.
@@ -113,20 +118,20 @@ def as_poptorch_errors() -> Iterator[None]:
         yield
     except (Error, CheckFailed):
         raise
-    except TypeError as error:  # torch names the tensors of a capture by their class
+    except TypeError as error:  # torch's messages name the class of captured tensors
         error.args = tuple(str(part).replace("FakeTensor", "Tensor") for part in error.args)
         raise
     except ReplacedStateError as error:
-        told = [said(f"of_buffers {what}", name=name) for name, what in error.buffers.items()]
-        raise Error(" ".join([*told, str(error)])) from error  # PopTorch's words for it first
+        sentences = [said(f"of_buffers {what}", name=name) for name, what in error.buffers.items()]
+        raise Error(" ".join([*sentences, str(error)])) from error  # PopTorch's message first
     except (ValueError, FloatingPointError) as error:
         if not _is_ours(error.__traceback__):
             raise
-        raise Error(str(error).replace("reset()", "destroy()")) from error  # by PopTorch's name of it
+        raise Error(str(error).replace("reset()", "destroy()")) from error  # PopTorch's name for it
 
 
 def _is_ours(trace: TracebackType | None) -> bool:
-    """Whether the line that raised an error belongs to popgeo."""
+    """Check whether the line that raised an error belongs to popgeo."""
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next
     return trace is not None and trace.tb_frame.f_code.co_filename.startswith(_PACKAGE)
@@ -140,10 +145,10 @@ _NUMBERS = {0: "TRACE", 1: "DEBUG", 2: "INFO", 3: "WARN", 4: "ERR", 6: "OFF"}
 
 
 def setLogLevel(level: str | int) -> None:
-    """Prints messages of this level and above: TRACE, DEBUG, INFO, WARN, ERR or OFF, or PopTorch's number for it.
+    """Set the lowest level of printed messages: TRACE, DEBUG, INFO, WARN, ERR or OFF, or PopTorch's number for it.
 
     Raises:
-        ValueError: another name or number.
+        ValueError: The name or number is unknown.
 
     Example:
         >>> setLogLevel("ERR")
@@ -158,27 +163,28 @@ def setLogLevel(level: str | int) -> None:
 
 
 def setPopartLogLevel(level: str) -> None:
-    """Accepts a level of PopART's log.
+    """Accept a level of PopART's log, which has no effect.
 
     Raises:
-        ValueError: PopTorch does not have a level of that name.
+        ValueError: PopTorch does not have a level of this name.
 
     Example:
         >>> setPopartLogLevel("WARN")
     """
     check(level in LEVELS, f"Level must be one of {', '.join(LEVELS)}; it is {level!r}.", ValueError)
-    ignored("_logging.setPopartLogLevel", "there is no PopART that would print anything")
+    ignored("_logging.setPopartLogLevel", "PopART is not used here")
 
 
 class _ToStderr(logging.Handler):
-    """Prints to the standard error as it is at that time, which notebooks and test runners replace."""
+    """Log handler that looks up `sys.stderr` for each message, since notebooks and test runners replace it."""
 
     def emit(self, record: logging.LogRecord) -> None:
+        """Print a message."""
         print(f"[poptorch] [{record.levelname.lower()}] {record.getMessage()}", file=sys.stderr)
 
 
 def log_options(options: Mapping[str, Any]) -> None:
-    """Prints each option where the level of the log is DEBUG or TRACE.
+    """Print each option if the log level is DEBUG or TRACE.
 
     Example:
         >>> log_options({"device_iterations": 4})
@@ -189,10 +195,10 @@ def log_options(options: Mapping[str, Any]) -> None:
 
 
 def option_lines(options: Mapping[str, Any]) -> list[str]:
-    """What is said of each option, lists and dictionaries entry by entry.
+    """Return the log lines of options, with one line per entry of lists and dictionaries.
 
     Raises:
-        Error: a value of a kind that PopART does not take.
+        Error: A value has a type that PopART does not accept.
 
     Example:
         >>> option_lines({"device_iterations": 4, "dotChecks": ["ALL"], "engineOptions": {"debug": True}})

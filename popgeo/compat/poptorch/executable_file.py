@@ -1,4 +1,4 @@
-"""Files of `compileAndExport`: what it takes to compile a model again for the same arguments."""
+"""Files of `compileAndExport`, which hold the input of a later compilation for the same arguments."""
 
 import io
 import os
@@ -20,15 +20,15 @@ _HEAD = b"popgeo poptorch executable 1\n"
 
 @dataclass(frozen=True, kw_only=True)
 class Executable:
-    """What a file holds.
+    """Content of a file.
 
     Attributes:
-        form: How the arguments nest, with their shapes and types.
-        options: Those that the model was compiled with.
-        model: The module, if it was exported.
-        optimizer: Its optimizer, if it was exported.
-        training: Whether it was a training model; None where the module was not exported.
-        rng_state: Where random numbers continue.
+        form: Structure, shapes and types of the arguments.
+        options: Options of the model.
+        model: Module. None if it was not exported.
+        optimizer: Optimizer of the module. None if it was not exported.
+        training: Whether the model trains. None if the module was not exported.
+        rng_state: State of the random numbers.
     """
 
     form: Structure
@@ -40,20 +40,20 @@ class Executable:
 
 
 def write(filename: str | os.PathLike[str], executable: Executable) -> None:
-    """Writes a file, and its folder if that is missing; in a folder that is there it is `model.poptorch`."""
+    """Write a file and its missing folders. For an existing folder, the file is `model.poptorch` inside it."""
     path = Path(filename)
     path = path / "model.poptorch" if path.is_dir() else path
     path.parent.mkdir(parents=True, exist_ok=True)
     content = io.BytesIO()
-    torch.save(executable, content)  # which writes memory that weights share once
+    torch.save(executable, content)  # writes shared memory once
     write_atomically(path, _HEAD + content.getvalue())
 
 
 def read(filename: str | os.PathLike[str]) -> Executable:
-    """What a file holds. Like PopTorch's own it is a pickle: load only files from those whom you trust.
+    """Read a file. Like PopTorch's files it is a pickle: load only files from sources that you trust.
 
     Raises:
-        ValueError: the file was written by something else, or by another version of its classes.
+        ValueError: Another program wrote the file, or another version of its classes.
     """
     data = Path(filename).read_bytes()
     if not data.startswith(_HEAD):

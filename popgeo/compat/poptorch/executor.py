@@ -1,4 +1,4 @@
-"""A model between PopTorch's names and popgeo's compiled model; `trainingModel` and `inferenceModel` make it."""
+"""The executor of `trainingModel` and `inferenceModel`: PopTorch's methods over popgeo's compiled model."""
 
 import copy
 import logging
@@ -22,28 +22,28 @@ from popgeo.compat.poptorch.strategies import module_repr
 
 
 class PoplarExecutor(CompiledModule):
-    """A model to call like the module, compiled at the first call; what it does not have itself, the module may have.
+    """Model to call like its module, which the first call compiles. Other attributes are the module's.
 
     Args:
-        model: The model to call.
-        options: PopTorch's; frozen from here on.
-        training: Whether a call also runs backward and the optimizer.
-        optimizer: For training; SGD with a rate of 0.01 by default.
-        user_model: The module whose weights these are, where `model` only holds it.
-        poptorch_version: Not looked at.
+        model: Module to call.
+        options: PopTorch's options. The executor freezes them.
+        training: Whether a call also runs the backward pass and the optimizer.
+        optimizer: Optimizer for training. Default: SGD with a learning rate of 0.01.
+        user_model: Module with the weights, if `model` only contains it.
+        poptorch_version: No effect.
 
     Raises:
-        Error: the options are not `poptorch.Options`, or ask for something that inference does not have.
+        Error: `options` is not an instance of `poptorch.Options`, or inference does not support an option.
     """
 
-    _loss_scale: float | None = None  # of the last call, if it follows the gradients
+    _loss_scale: float | None = None  # of the last call, if it is dynamic
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Runs a call of as many micro-batches as the options ask for; the first one compiles the model.
+        """Run as many micro-batches as the options ask for. The first call compiles the model.
 
         Raises:
-            Error: an argument differs from what the model was compiled for, or the model cannot be compiled.
-            AssertionError: the options never connect to a machine, or the batch cannot be divided; a ValueError too.
+            Error: An argument differs from the compiled one, or the model cannot be compiled.
+            AssertionError: The options never connect to a machine, or the batch cannot be divided. Also a ValueError.
         """
         check(self._options.connection_type != enums.ConnectionType.Never, said("PoplarExecutor"))
         own = arguments_of(self._signature, args, kwargs)
@@ -60,10 +60,10 @@ class PoplarExecutor(CompiledModule):
             try:
                 returned = self._pass(given, compiled)
             except ValueError as error:
-                told = [*of_calls(self._signature, self._form, given.structure)] if self._form else []
-                if not told:
+                differences = [*of_calls(self._signature, self._form, given.structure)] if self._form else []
+                if not differences:
                     raise
-                raise ValueError(" ".join([*told, str(error)])) from error
+                raise ValueError(" ".join([*differences, str(error)])) from error
         self._has_run = True
         if self._options._Popart.options["instrumentWithHardwareCycleCounter"] and logger.isEnabledFor(logging.INFO):
             logger.info("Total number of IPU cycles: %d", self.cycleCount())
@@ -76,29 +76,29 @@ class PoplarExecutor(CompiledModule):
         return results
 
     def copyWeightsToHost(self) -> None:
-        """Brings the module's weights up to date; each call leaves them so.
+        """Copy the weights to the module. Each call does this already.
 
         Raises:
-            Error: the model is not compiled.
+            Error: The model is not compiled.
         """
         self._require_compiled()
 
     def copyWeightsToDevice(self) -> None:
-        """Gives every replica the module's buffers; each call takes the weights from the module as they are.
+        """Copy the module's buffers to every replica. Each call reads the module's weights anyway.
 
         Raises:
-            Error: the model is not compiled.
+            Error: The model is not compiled.
         """
         self._copy_buffers(dict(self._model.named_buffers()))
 
     def copyNamedBuffersToDevice(self) -> None:
-        """Gives every replica the module's buffers that `Options.updatableNamedBuffers` names.
+        """Copy the buffers named by `Options.updatableNamedBuffers` from the module to every replica.
 
         Raises:
-            Error: the model is not compiled, or the options name no buffer.
+            Error: The model is not compiled, or the options name no buffer.
         """
         if not self._options.updatable_named_buffers:
-            raise Error("There is no buffer to copy: name those that change in Options.updatableNamedBuffers.")
+            raise Error("No buffers to copy: pass the names of changed buffers to Options.updatableNamedBuffers.")
         self._copy_buffers(self._options.updatable_named_buffers)
 
     def _copy_buffers(self, names: Iterable[str]) -> None:
@@ -107,22 +107,24 @@ class PoplarExecutor(CompiledModule):
                 state.buffers[name].copy_(self._model.get_buffer(name))
 
     def _as_compiled(self) -> AbstractContextManager[None]:
-        """Keep the modes in which the model was compiled: an IPU's program does not follow those of the module."""
+        """Keep the training modes of the compilation: an IPU's program does not follow later changes."""
         return in_modes(self._model, self._modes)
 
     @contextmanager
     def _gradients(self) -> Iterator[None]:
-        """Let a training model train wherever it is called, as PopTorch does: also within `torch.no_grad()`."""
+        """Enable gradients for a training model, even within `torch.no_grad()`, as PopTorch does."""
         if not self._training or torch.is_grad_enabled():
             yield
             return
-        recorded("a trainingModel within torch.no_grad()", "it trains there too; poptorch.inferenceModel evaluates")
+        recorded(
+            "a trainingModel within torch.no_grad()", "it also trains there; use poptorch.inferenceModel to evaluate"
+        )
         with torch.inference_mode(False), torch.enable_grad():
             yield
 
     @contextmanager
     def _buffers_apart(self) -> Iterator[None]:
-        """What the program has done to the module's buffers stays with the module, where a step has its own."""
+        """Keep the program's changes of the module's buffers when the compiled step has its own buffers."""
         own = self.compiled.replica_states()[0].buffers if self._options.updatable_named_buffers else {}
         held = dict(self._model.named_buffers()) if own else {}
         changed = {name: held[name].clone() for name, buffer in own.items() if not torch.equal(held[name], buffer)}
@@ -131,10 +133,10 @@ class PoplarExecutor(CompiledModule):
             held[name].copy_(buffer)
 
     def load_state_dict(self, state_dict: Mapping[str, Tensor], strict: bool = True) -> Any:
-        """Replaces weights and buffers, and brings the compiled step up to date with them.
+        """Load weights and buffers into the module and the compiled step.
 
         Returns:
-            What the module's own method returns: the keys that were missing, and those that were not expected.
+            The result of the module's own method: missing keys and unexpected keys.
         """
         found = self._user_model.load_state_dict(state_dict, strict)
         if self._compiled is not None:
@@ -142,30 +144,30 @@ class PoplarExecutor(CompiledModule):
         return found
 
     def train(self, mode: bool = True) -> nn.Module:
-        """Puts what is inside the module into training or evaluation mode.
+        """Set the training mode of the module's submodules.
 
-        An inference model takes the mode as its own until it is compiled; a training model keeps that of its wrapping.
+        An inference model also sets its own mode until it is compiled. A training model keeps the mode of its wrapping.
 
         Returns:
-            The module, as its own method does.
+            The module.
         """
         if self._training:
             return self._user_model.train(mode)
         self._mode = mode
-        copy.copy(self._user_model).train(mode)  # PopTorch's inference holds such a copy: the module's own mode stays
+        copy.copy(self._user_model).train(mode)  # as in PopTorch, the module's own mode stays
         return self._user_model
 
     def eval(self) -> nn.Module:
-        """The same as `train(False)`."""
+        """Call `train(False)`."""
         return self.train(False)
 
     def setOptimizer(self, optimizer: Optimizer) -> None:
-        """Goes on with another optimizer; momentum and the like are kept if it brings none of its own.
+        """Continue with another optimizer. An optimizer without state inherits the present state.
 
-        One of another kind, or over other parameters, has the step compiled again at the next call.
+        An optimizer of another class, or over other parameters, makes the next call compile the step again.
 
         Raises:
-            Error: the model is for inference.
+            Error: The model is for inference.
         """
         if self._optimizer is None:
             raise Error("An inferenceModel has no optimizer; wrap the module with poptorch.trainingModel to train it.")
@@ -183,15 +185,15 @@ class PoplarExecutor(CompiledModule):
         self._compile_again()
 
     def getTensorNames(self) -> list[str]:
-        """Names of PopART's tensors.
+        """Return the names of PopART's tensors.
 
         Raises:
-            Error: always, because there is no such file; the captured operations are `executor.compiled.graph`.
+            Error: Always, because popgeo has no such names. `executor.compiled.graph` has the captured operations.
         """
-        raise Error("PopART's names of tensors are not known here; executor.compiled.graph lists what was captured.")
+        raise Error("popgeo does not know PopART's names of tensors; executor.compiled.graph has the operations.")
 
     def getAnchoredTensor(self, short_name: str) -> Tensor:
-        """Return a tensor inside PopART's graph: only `finalLossScale` is known, the scale of the last call's loss.
+        """Return a tensor inside PopART's graph. Only `finalLossScale` exists: the scale of the last call's loss.
 
         Raises:
             Error: `Options.anchorTensor` gives the name to another tensor, or to none.
@@ -202,7 +204,7 @@ class PoplarExecutor(CompiledModule):
         raise Error(said("getAnchoredTensor", short_name=short_name))
 
     def cycleCount(self) -> int:
-        """Cycles of the last call on one IPU of the modelled machine.
+        """Return the cycles of the last call on one IPU of the modelled machine.
 
         Raises:
             Error: `Options.logCycleCount` is off, or the model has not run.
@@ -213,10 +215,15 @@ class PoplarExecutor(CompiledModule):
         return self.report.total_cycles * self._options.device_iterations
 
     def save(self, filename: str, export_model: bool = True, save_rng_state: bool = True) -> None:
-        """Writes what it takes to compile the model again without its arguments, and the module if it is asked for.
+        """Write a file that compiles the model again without arguments.
+
+        Args:
+            filename: File to write.
+            export_model: Whether to include the module and the optimizer.
+            save_rng_state: Whether to include the state of the random numbers.
 
         Raises:
-            Error: the model is not compiled.
+            Error: The model is not compiled.
         """
         self._require_compiled()
         assert self._form is not None
@@ -227,15 +234,15 @@ class PoplarExecutor(CompiledModule):
         executable_file.write(filename, file)
 
     def compileAndExport(self, filename: str, *args: Any, export_model: bool = True, **kwargs: Any) -> None:
-        """`compile` and `save`."""
+        """Call `compile` and `save`."""
         self.compile(*args, **kwargs)
         self.save(filename, export_model)
 
     def loadExecutable(self, filename: str) -> None:
-        """Compiles the model for what a file of `compileAndExport` holds; its weights stay the module's own.
+        """Compile the model for the arguments in a file of `compileAndExport`. The module keeps its weights.
 
         Raises:
-            Error: the file is of something else.
+            Error: Another program wrote the file.
         """
         with as_poptorch_errors():
             file = executable_file.read(filename)
@@ -247,11 +254,11 @@ class PoplarExecutor(CompiledModule):
         return module_repr(self._user_model)
 
     def __getattr__(self, name: str) -> Any:
-        """What the executor does not have, the module may have."""
-        if name in ("_user_model", "_model"):  # not set yet, so there is nothing to ask
+        """Return an attribute of the module that the executor does not have."""
+        if name in ("_user_model", "_model"):  # before __init__ has set them
             raise AttributeError(name)
         return getattr(self._user_model, name)
 
     def _ticks(self, steps: int) -> int:
-        """Steps that have times: none where the machine would make up its data."""
+        """Return the number of timed steps: 0 if the machine would generate its data."""
         return 0 if self._options._Popart.options.get("syntheticDataMode") else steps

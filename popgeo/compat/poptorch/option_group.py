@@ -1,8 +1,8 @@
-"""A group of named options, frozen once it is in use, and the setters by which programs choose them.
+"""Groups of named options, which are frozen while a model uses them, and the setters that programs call.
 
-A setter is a row of `options.csv`: the group that it belongs to, the name that programs call and its one parameter, the
-name that the choice is kept under, whether it is honoured, recorded or ignored, and why. One that does more than a row
-can say is a method under `setter`. What all choices are in popgeo's terms is said in one place, `popgeo_options`.
+Each row of `options.csv` is a setter: its group, its name, its parameter, the option that it sets, whether popgeo
+honours, records or ignores the option, and the reason. A setter that does more is a method with the decorator `setter`.
+`popgeo_options` translates all options to popgeo's.
 """
 
 import ast
@@ -11,7 +11,7 @@ import csv
 import functools
 import inspect
 from collections.abc import Callable, Mapping
-from enum import Enum
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
@@ -21,14 +21,14 @@ from popgeo.compat.poptorch.errors import FrozenOptionsError, check
 from popgeo.did_you_mean import meant
 
 Group = TypeVar("Group", bound="OptionGroup")
-Accept = Callable[[str, Any], Any]  # turns the name of a setter and its argument into what is kept, or refuses it
+Convert = Callable[[str, Any], Any]  # (name of a setter, its argument) -> the value of the option, or an error
 
 
 class OptionGroup:
-    """Options by name: read as attributes, set by methods that return the group, frozen once a model uses them.
+    """Named options: attributes read them, setters return the group, and a model in use freezes them.
 
     Args:
-        defaults: The options and the values that they have first. A later value has the type of the first.
+        defaults: First value of each option. Later values must have the same type.
 
     Example:
         >>> group = OptionGroup(device_iterations=1)
@@ -40,9 +40,9 @@ class OptionGroup:
         popgeo.compat.poptorch.errors.CheckFailed: Unexpected type <class 'str'> for option device_iterations...
     """
 
-    _asked = ""  # by which name the account lists the group
-    _popart: Any = None  # PopART's own settings, in groups that choose some of them
-    _kinds: ClassVar[Mapping[str, tuple[Any, Accept | None]]] = {}  # of parameters that this group alone has
+    _asked = ""  # name of the group in the account
+    _popart: Any = None  # PopART's settings, in groups that set some of them
+    _kinds: ClassVar[Mapping[str, tuple[Any, Convert]]] = {}  # kinds of arguments that only this group has
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
@@ -57,11 +57,11 @@ class OptionGroup:
         self._values = {row["keeps"]: ast.literal_eval(row["starts"]) for row in own} | defaults
 
     def set(self, **values: Any) -> "OptionGroup":
-        """Changes options that exist.
+        """Set existing options.
 
         Raises:
-            AttributeError: the group is in use.
-            AssertionError: there is no such option, or its value has another type; it is a ValueError too.
+            AttributeError: The group is frozen.
+            AssertionError: An option does not exist, or its value has another type. The error is also a ValueError.
         """
         self.checkIsFrozen()
         for option, value in values.items():
@@ -73,7 +73,7 @@ class OptionGroup:
         return self
 
     def createOrSet(self, **values: Any) -> "OptionGroup":
-        """Changes options, also those that have had no value so far."""
+        """Set options, including options that have no value yet."""
         self.checkIsFrozen()
         for option, value in values.items():
             self._values.setdefault(option, value)
@@ -81,31 +81,28 @@ class OptionGroup:
         return self
 
     def deleteIfExists(self, option: str) -> None:
-        """Takes an option's value away."""
+        """Delete the value of an option."""
         self._values.pop(option, None)
 
     def exists(self, option: str) -> bool:
-        """Whether an option has a value."""
+        """Check whether an option has a value."""
         return option in self._values
 
     def checkIsFrozen(self, option: str | None = None) -> None:
-        """Raises where the group is in use.
+        """Check that the group is not frozen.
 
         Raises:
-            AttributeError: it is; it is a ValueError too.
+            AttributeError: The group is frozen. The error is also a ValueError.
         """
-        check(
-            not vars(self).get("_is_frozen") or option == "_is_frozen",
-            "Can't modify frozen Options",
-            FrozenOptionsError,
-        )
+        is_free = not vars(self).get("_is_frozen") or option == "_is_frozen"
+        check(is_free, "Can't modify frozen Options", FrozenOptionsError)
 
     def toDict(self) -> dict[str, Any]:
-        """All options and their values."""
+        """Return all options and their values."""
         return dict(self._values)
 
     def _keep(self, option: str, value: Any) -> None:
-        """Keeps a choice: `popart:name` with PopART's own settings, `_name` next to the options that `toDict` lists."""
+        """Set an option. `popart:name` is one of PopART's settings, `_name` an attribute that `toDict` omits."""
         if option.startswith("popart:"):
             self._popart.keep(option.removeprefix("popart:"), value)
         elif option.startswith("_"):
@@ -114,7 +111,7 @@ class OptionGroup:
             self.createOrSet(**{option: value})
 
     def _freeze(self) -> None:
-        """Freezes this group and those inside it."""
+        """Freeze this group and the groups inside it."""
         self._is_frozen = True
         for part in vars(self).values():
             if isinstance(part, OptionGroup):
@@ -141,6 +138,7 @@ class OptionGroup:
             self.set(**{option: value})
 
     def __call__(self, option: str) -> Any:
+        """Return the value of an option."""
         return getattr(self, option)
 
     def __repr__(self) -> str:
@@ -150,21 +148,20 @@ class OptionGroup:
 
 
 def setter(keeps: str, becomes: str | None, because: str = "") -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Makes a setter of a method that has a name, an argument and a docstring, and mostly no body.
+    """Make a setter from a method with a name, one argument, a docstring and possibly a body.
 
     Args:
-        keeps: The option that the choice is kept under: `popart:name` is one of PopART's own settings, `_name` stands
-            next to the options that `toDict` lists.
-        becomes: What the account says of it; None leaves that to the method.
-        because: Why, or how.
+        keeps: Option to set. `popart:name` is one of PopART's settings, `_name` an attribute that `toDict` omits.
+        becomes: Treatment that the account lists. None: the method itself enters the account.
+        because: Reason or explanation in the account.
 
     Returns:
-        A decorator. A method with a body may refuse the argument, or turn it into something else: what the method
-        returns is kept, unless it is None.
+        A decorator. The method's result is the value of the option, or the argument if the result is None. The method
+        may raise an error.
 
     Example:
         >>> class Names(OptionGroup):
-        ...     @setter("model_name", "ignored", "nothing is written under that name")
+        ...     @setter("model_name", "ignored", "no file has this name")
         ...     def modelName(self, name): ...
         >>> Names().modelName("resnet").model_name
         'resnet'
@@ -190,10 +187,10 @@ def setter(keeps: str, becomes: str | None, because: str = "") -> Callable[[Call
 
 
 def at_least_one(name: str, count: Any) -> int:
-    """A count, as it is given.
+    """Return a positive integer, or raise an error that names the setter.
 
     Raises:
-        AssertionError: it is not a positive integer; it is a ValueError too.
+        AssertionError: `count` is not a positive integer. The error is also a ValueError.
 
     Example:
         >>> at_least_one("deviceIterations", 4)
@@ -204,56 +201,53 @@ def at_least_one(name: str, count: Any) -> int:
     return int(count)
 
 
-def of_kind(kind: type, what: str) -> Accept:
-    """Takes choices of a kind as they are given, and refuses anything else as `at_least_one` does."""
-
-    def accept(name: str, choice: Any) -> Any:
-        check(isinstance(choice, kind), f"{name} is {choice!r}; it must be {what}.")
-        return choice
-
-    return accept
+def require_kind(kind: type, name: str, choice: Any) -> Any:
+    """Return an argument of a setter, which must be an integer, a bool or a member of one of PopTorch's enums."""
+    what = {int: "an integer", bool: "a bool"}.get(kind, f"a member of poptorch.{kind.__name__}")
+    check(isinstance(choice, kind), f"{name} is {choice!r}; it must be {what}.")
+    return choice
 
 
-def member_of(kind: type[Enum]) -> Accept:
-    """Takes the members of an enum of PopTorch."""
-    return of_kind(kind, f"a member of poptorch.{kind.__name__}")
-
-
-def number_of(kind: type[Enum]) -> Accept:
-    """Takes the members of an enum likewise, and keeps their numbers."""
-    return lambda name, choice: member_of(kind)(name, choice).value
-
-
-whole_number = of_kind(int, "an integer")
-true_or_false = of_kind(bool, "a bool")
+def number_of(kind: type, name: str, choice: Any) -> int:
+    """Return the number of an enum's member."""
+    return int(require_kind(kind, name, choice).value)
 
 
 def zero_or_one(name: str, choice: Any) -> int:
-    """Takes true or false, and keeps it as a number."""
-    return int(true_or_false(name, choice))
+    """Return the number of a bool.
+
+    Raises:
+        AssertionError: `choice` is not a bool. The error is also a ValueError.
+    """
+    return int(require_kind(bool, name, choice))
 
 
-# What a row calls a kind of parameter: its type, and what accepts it; without that it is kept as it is given.
-_KINDS: Mapping[str, tuple[Any, Accept | None]] = {
-    "bool": (bool, None), "true or false": (bool, true_or_false), "0 or 1": (bool, zero_or_one), "str": (str, None),
-    "dithering": (bool, lambda _, choice: {"enableConvDithering": choice}), "int or None": (int | None, None),
+def _unchanged(name: str, choice: Any) -> Any:
+    return choice
+
+
+# Kinds of arguments in `options.csv`: the type in signatures, and the conversion to the value of the option.
+_KINDS: Mapping[str, tuple[Any, Convert]] = {
+    "bool": (bool, _unchanged), "str": (str, _unchanged), "int or None": (int | None, _unchanged),
+    "true or false": (bool, partial(require_kind, bool)), "0 or 1": (bool, zero_or_one),
     "0 or 2": (bool, lambda _, choice: 2 if choice else 0), "names": (list[str], lambda _, names: list(names)),
-    "count": (int, at_least_one), "whole number": (int, whole_number),
-    "ConnectionType": (ConnectionType, number_of(ConnectionType)), "SyncPattern": (SyncPattern, number_of(SyncPattern)),
-    "HalfFloatCastingBehavior": (HalfFloatCastingBehavior, member_of(HalfFloatCastingBehavior)),
+    "count": (int, at_least_one), "whole number": (int, partial(require_kind, int)),
+    "dithering": (bool, lambda _, choice: {"enableConvDithering": choice}),
+    "ConnectionType": (ConnectionType, partial(number_of, ConnectionType)),
+    "SyncPattern": (SyncPattern, partial(number_of, SyncPattern)),
+    "HalfFloatCastingBehavior": (HalfFloatCastingBehavior, partial(require_kind, HalfFloatCastingBehavior)),
 }  # fmt: skip
 
 with Path(__file__).with_name("options.csv").open(newline="") as _file:
     _ROWS = list(csv.DictReader(_file))
 
 
-def _setter_of(row: Mapping[str, str], kinds: Mapping[str, tuple[Any, Accept | None]]) -> Callable[..., Any]:
-    """The method that a row describes, with its name, signature and docstring."""
-
-    kind, accepts = kinds[row["kind"]]
+def _setter_of(row: Mapping[str, str], kinds: Mapping[str, tuple[Any, Convert]]) -> Callable[..., Any]:
+    """Return the method that a row describes, with its name, signature and docstring."""
+    kind, convert = kinds[row["kind"]]
 
     def method(self: OptionGroup, choice: Any) -> Any:
-        return choice if accepts is None else accepts(row["name"], choice)
+        return convert(row["name"], choice)
 
     either = inspect.Parameter.POSITIONAL_OR_KEYWORD
     default = True if row["default"] == "True" else inspect.Parameter.empty

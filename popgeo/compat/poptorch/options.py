@@ -1,4 +1,4 @@
-"""`poptorch.Options`: everything that a program chooses about how a model is compiled and run."""
+"""`poptorch.Options`: options of a program that compile and run a model."""
 
 import ast
 import copy
@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Mapping
 from operator import attrgetter
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -20,7 +21,7 @@ from popgeo.compat.poptorch.strategies import ExecutionStrategy, PipelinedExecut
 
 
 class Options(OptionGroup):
-    """How a model is compiled and run: setters return the options, so that they chain; a model in use freezes them.
+    """Options that compile and run a model. Setters return the options, and a model in use freezes them.
 
     Example:
         >>> options = Options().deviceIterations(4).replicationFactor(2)
@@ -31,14 +32,14 @@ class Options(OptionGroup):
     """
 
     _asked = "Options"
-    Training = property(attrgetter("_training"), doc="How gradients become an update.")
-    Precision = property(attrgetter("_precision"), doc="Types, and what becomes of NaN.")
-    GraphProcessing = Precision  # its name before PopTorch 2.0
-    Distributed = property(attrgetter("_distributed"), doc="Which of several processes this one is.")
-    Jit = property(attrgetter("_jit"), doc="How the model is traced.")
-    TensorLocations = property(attrgetter("_tensor_locations"), doc="Where tensors lie on the machine.")
-    _Popart = property(attrgetter("_popart"), doc="Settings of PopART by their own names.")
-    Popart = _Popart  # its name before PopTorch 2.0
+    Training = property(attrgetter("_training"), doc="Accumulation and reduction of gradients.")
+    Precision = property(attrgetter("_precision"), doc="Types of computations, and errors for NaN.")
+    GraphProcessing = Precision  # name before PopTorch 2.0
+    Distributed = property(attrgetter("_distributed"), doc="Number of this process among several.")
+    Jit = property(attrgetter("_jit"), doc="Options of PyTorch's tracer.")
+    TensorLocations = property(attrgetter("_tensor_locations"), doc="Locations of tensors on the machine.")
+    _Popart = property(attrgetter("_popart"), doc="Settings of PopART by PopART's names.")
+    Popart = _Popart  # name before PopTorch 2.0
 
     def __init__(self) -> None:
         super().__init__(
@@ -60,38 +61,38 @@ class Options(OptionGroup):
             self.from_json(text)
 
     def loadFromFile(self, filepath: str) -> "Options":
-        """Sets what a file asks for, one call a line without `options.` in front; nothing else in it is run.
+        """Call the setters in a file, one per line without `options.` in front. Nothing else in the file runs.
 
         Raises:
-            ConfigFileError: a line is not such a call; the message names it.
+            ConfigFileError: A line is not such a call. The message names the line.
         """
         apply_file(self, filepath)
         return self
 
     def from_json(self, text: str) -> "Options":
-        """Sets what a dictionary in JSON asks for: names of setters, with one argument or a list of them."""
+        """Call the setters in a JSON dictionary: names of setters, each with one argument or a list of arguments."""
         apply_json(self, text)
         return self
 
     def clone(self) -> "Options":
-        """A copy that nothing freezes yet."""
+        """Return a copy that is not frozen."""
         return copy.deepcopy(self)
 
     def toDict(self) -> dict[str, Any]:
-        """All options in one dictionary.
+        """Return all options in one dictionary.
 
         Raises:
-            AssertionError: no output mode has been chosen; it is a ValueError too.
+            AssertionError: No output mode has been chosen. The error is also a ValueError.
         """
         check(not self.defaultOutputMode(), "An output mode must be picked before serialisation")
         groups = (self._popart, self._training, self._precision, self._distributed, self._tensor_locations)
         return {**self._values, **{name: value for group in groups for name, value in group.toDict().items()}}
 
     def inputReplicaGrouping(self, input_group_size: int, input_group_type: CommGroupType) -> "Options":
-        """Lets groups of replicas share their inputs.
+        """Let groups of replicas share their inputs.
 
         Raises:
-            AssertionError: a group of all replicas, or of no size; it is a ValueError too.
+            AssertionError: The size is not positive, or the type is not a group type. The error is also a ValueError.
         """
         known = input_group_type in (CommGroupType.Consecutive, CommGroupType.Orthogonal)
         check(known, f"The input group type is {input_group_type!r}; it must be Consecutive or Orthogonal.")
@@ -101,96 +102,102 @@ class Options(OptionGroup):
         return self
 
     def outputMode(self, output_mode: OutputMode, output_return_period: int | None = None) -> "Options":
-        """Which of the steps of a call return their results.
+        """Choose the steps of a call that return their results.
 
         Raises:
-            AssertionError: `EveryN` without a positive period, or no member of `poptorch.OutputMode`; a ValueError too.
+            AssertionError: `EveryN` without a positive period, or an unknown mode. The error is also a ValueError.
         """
-        mode, every_n = number_of(OutputMode)("outputMode", output_mode), output_mode is OutputMode.EveryN
+        mode, every_n = number_of(OutputMode, "outputMode", output_mode), output_mode is OutputMode.EveryN
         check(not every_n or (output_return_period or 0) > 0, said("outputMode"))
         self.set(output_mode=mode, output_return_period=output_return_period if every_n else 1)
         honoured("Options.outputMode")
         return self
 
     def anchorMode(self, anchor_mode: OutputMode, anchor_return_period: int | None = None) -> "Options":
-        """`outputMode` by its name before PopTorch 2.4."""
+        """Call `outputMode`, which had this name before PopTorch 2.4."""
         return self.outputMode(anchor_mode, anchor_return_period)
 
     def defaultOutputMode(self) -> bool:
-        """Whether no output mode has been chosen."""
+        """Check whether no output mode has been chosen."""
         return self.output_mode == OutputMode.Default
 
     defaultAnchorMode = defaultOutputMode
 
-    @setter("random_seed", "honoured", "the numbers drawn are PyTorch's, not the machine's")
+    @setter("random_seed", "honoured", "random numbers are PyTorch's, not the machine's")
     def randomSeed(self, random_seed: int) -> Any:
-        """Where random numbers start, also torch's own."""
+        """Set the seed of random numbers, including torch's."""
         check(isinstance(random_seed, int), f"The random seed is {random_seed!r}; it must be an integer.")
         self.checkIsFrozen()
         torch.manual_seed(random_seed)
 
-    @setter("popart:enableEngineCaching", "honoured", "captured steps are kept there")
+    @setter("popart:enableEngineCaching", "honoured", "the folder keeps captured steps")
     def enableExecutableCaching(self, path: str | None) -> Any:
-        """Keeps compiled steps in a folder; None keeps none."""
+        """Keep compiled steps in a folder. None: keep none."""
         if path is not None:
             self._popart.keep("cachePath", path)
         return path is not None
 
-    @setter("ipu_version", "recorded", "the modelled machine is of that generation")
+    @setter("ipu_version", "recorded", "the modelled machine has that generation")
     def useOfflineIpuTarget(self, ipu_version: int = 2) -> Any:
-        """Compiles for a machine that is not there: 1 is the first generation, 2 the second."""
+        """Compile for a machine that is not present: generation 1 or 2."""
         self.connectionType(ConnectionType.Never)
 
-    @setter("_execution_strategy", None)  # which enters itself into the account
+    @setter("_execution_strategy", None)  # the strategy enters itself into the account
     def setExecutionStrategy(self, strategy: Any) -> Any:
-        """How the model's blocks are divided over IPUs."""
+        """Choose how the model's blocks are divided over IPUs."""
         check(isinstance(strategy, ExecutionStrategy), said("setExecutionStrategy", strategy=strategy))
         strategy.enter()
 
-    @setter("available_memory_proportion", "recorded", "the modelled machine makes products in parts of that size")
+    @setter("available_memory_proportion", "recorded", "the modelled machine computes products in parts of that size")
     def setAvailableMemoryProportion(self, available_memory_proportion: dict[str, float]) -> Any:
-        """The part of an IPU's memory that its products may take, by IPU; it changes the account and no result."""
+        """Set the part of each IPU's memory that products may use. This changes the report, not the results."""
         for key in available_memory_proportion:
             check(key.startswith("IPU") and key[3:].isdigit(), said("setAvailableMemoryProportion", key=key))
         proportions = {int(key[3:]): part for key, part in available_memory_proportion.items()}
         fit, given = all(0 <= part <= 1 for part in proportions.values()), available_memory_proportion
-        check(fit, f"Available memory proportions are parts of a memory, 0 to 1; found {given}")
+        check(fit, f"Available memory proportions must be from 0 to 1; found {given}.")
         return proportions
 
     def anchorTensor(
         self, short_name: str, long_name: str, output_mode: OutputMode | None = None, output_return_period: int = 1
     ) -> None:
-        """Marks a tensor inside the graph to be read after a call."""
+        """Mark a tensor inside the graph to read after a call."""
         self.checkIsFrozen()
         period = output_return_period if output_mode is OutputMode.EveryN else 1
         self.anchored_tensors[short_name] = [long_name, output_mode is None, output_mode, period]
-        ignored("Options.anchorTensor", "names of PopART's tensors are not known here; return the tensor instead")
+        ignored("Options.anchorTensor", "popgeo does not know the names of PopART's tensors; return the tensor instead")
 
-    @setter("popart:engineOptions", "ignored", "the account of the modelled machine is executor.report")
+    @setter("popart:engineOptions", "ignored", "executor.report is the report of the modelled machine")
     def enableProfiling(self, profile_dir: str | None = None) -> Any:
-        """Writes a report of Graphcore's tools."""
+        """Write a report of Graphcore's tools."""
         engine = {"autoReport.directory": profile_dir or ".", "autoReport.all": "true"}
         return self._popart.options.get("engineOptions", {}) | engine | {"debug.allowOutOfMemory": "true"}
 
     @setter("_module_namescope_enabled", "ignored", "reports name operations by the model's lines")
     def disableModuleNamescope(self) -> Any:
-        """Operations without the names of their modules."""
+        """Omit the names of modules from operations."""
         return False
 
     def appendToLocationExcludes(self, *excludes: str) -> Any:
-        """Further such files."""
+        """Add files to the excluded source locations."""
         return self.sourceLocationExcludes([*self._source_location_excludes, *excludes])
 
 
 class ConfigFileError(Exception):
-    """A line of a configuration file is not a call of a setter."""
+    """Error for a line of a configuration file that is not a call of a setter."""
+
+
+# Syntax in a configuration file, apart from names and attributes.
+_SYNTAX = (
+    ast.Expression | ast.Call | ast.keyword | ast.Constant | ast.List | ast.Tuple | ast.Dict | ast.UnaryOp | ast.USub
+)
 
 
 def apply_file(options: Any, path: str | os.PathLike[str]) -> None:
-    """Runs the setters that a file names, one a line, as `deviceIterations(4)`; `#` starts a comment.
+    """Call the setters that a file names, one per line, such as `deviceIterations(4)`. `#` starts a comment.
 
     Raises:
-        ConfigFileError: a line is something else; the message has its number and its text.
+        ConfigFileError: A line is not such a call. The message has its number and its text.
     """
     calls = []
     with open(path) as file:
@@ -198,25 +205,41 @@ def apply_file(options: Any, path: str | os.PathLike[str]) -> None:
             text = f"options.{line}"
             try:
                 if line and not line.startswith("#"):
-                    calls.append((number, text, ast.parse(text, mode="eval").body))
+                    calls.append((number, text, ast.parse(text, mode="eval")))
             except SyntaxError as error:
                 raise _refusal(f"SyntaxError at line {number}", path, error.msg, text) from error
+    poptorch = vars(sys.modules[__package__ or ""])
+    classes = {name: value for name, value in poptorch.items() if isinstance(value, type)}
+    names = {"options": options, "poptorch": SimpleNamespace(**classes), "__builtins__": {}}
     for number, text, call in calls:
-        try:
-            _value_of(call, {"options": options, "poptorch": _PopTorchNames()})
-        except _NotACallError as error:
-            raise _refusal(f"Line {number}", path, str(error), text) from None
+        for part in ast.walk(call):
+            if not _is_allowed(part, classes):
+                detail = f"`{ast.unparse(part)}` is neither a setter of poptorch.Options nor an argument"
+                raise _refusal(f"Line {number}", path, detail, text)
+        eval(compile(call, os.fspath(path), "eval"), names)
+
+
+def _is_allowed(part: ast.AST, classes: Mapping[str, type]) -> bool:
+    """Check that a part of a line only calls setters, with literals and PopTorch's classes as arguments."""
+    match part:
+        case ast.Name(id=name):
+            return name in ("options", "poptorch")
+        case ast.Attribute(value=ast.Name(id="poptorch"), attr=name):
+            return name in classes
+        case ast.Attribute(attr=name):
+            return not name.startswith("__")
+    return isinstance(part, _SYNTAX | ast.expr_context)
 
 
 def apply_json(options: Any, text: str) -> None:
-    """Runs the setters that a dictionary names: dots lead into groups, a list holds several arguments.
+    """Call the setters that a JSON dictionary names. Dots lead into groups, and a list holds several arguments.
 
     Raises:
-        ValueError: the text is not a dictionary in JSON, or a name no setter.
+        ValueError: The text is not a dictionary, or a name is not a setter.
     """
     asked = json.loads(text)
     if not isinstance(asked, dict):
-        raise ValueError(f"Options in JSON are a dictionary of setters, not {type(asked).__name__}.")
+        raise ValueError(f"Options in JSON must be a dictionary of setters, not {type(asked).__name__}.")
     for name, arguments in asked.items():
         setter: Any = options
         for part in name.split("."):
@@ -232,40 +255,8 @@ def _refusal(where: str, path: str | os.PathLike[str], detail: str, text: str) -
 
 
 def _member_or_same(argument: Any) -> Any:
-    """The member of an enum that a text such as `ConnectionType.Never` names; anything else as it is."""
+    """Return the member of an enum for a text such as `ConnectionType.Never`, and any other argument unchanged."""
     if not isinstance(argument, str):
         return argument
     kind, _, member = argument.removeprefix("poptorch.").partition(".")
     return getattr(getattr(enums, kind, None), member, argument) if member else argument
-
-
-class _NotACallError(Exception):
-    """A part of a line that is neither a setter, an argument nor one of PopTorch's names."""
-
-
-class _PopTorchNames:
-    """PopTorch's classes and enums, which a file may use; found when asked for, since their module imports this one."""
-
-    def __getattr__(self, name: str) -> Any:
-        found = getattr(sys.modules[__package__ or ""], name, None)
-        check(isinstance(found, type), f"`poptorch.{name}` is not a class of PopTorch", _NotACallError)
-        return found
-
-
-def _value_of(node: ast.expr, names: Mapping[str, Any]) -> Any:
-    """The value of a literal, of a name among `names` or its attribute, or of a call."""
-    match node:
-        case ast.Name() if node.id in names:
-            return names[node.id]
-        case ast.Attribute() if not node.attr.startswith("__"):
-            return getattr(_value_of(node.value, names), node.attr)
-        case ast.Call():
-            arguments = [_value_of(part, names) for part in node.args]
-            named = {part.arg: _value_of(part.value, names) for part in node.keywords if part.arg is not None}
-            return _value_of(node.func, names)(*arguments, **named)
-        case ast.List() | ast.Tuple():
-            return [_value_of(part, names) for part in node.elts]
-    try:
-        return ast.literal_eval(node)
-    except ValueError:
-        raise _NotACallError(f"`{ast.unparse(node)}` is neither a setter of poptorch.Options nor an argument") from None

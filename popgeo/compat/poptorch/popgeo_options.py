@@ -1,4 +1,4 @@
-"""PopTorch's options of one model, and what they are in popgeo's terms."""
+"""Translation of PopTorch's options to popgeo's."""
 
 from dataclasses import replace
 from typing import Any
@@ -14,19 +14,19 @@ from popgeo.compat.poptorch.options import Options
 from popgeo.engine.loss_scaling import LossScaling
 from popgeo.engine.optimizer.flat_parameters import is_elementwise
 
-_MODES = {"Final": "final", "EveryN": "every_n", "All": "all", "Sum": "sum"}  # PopTorch's names and popgeo's
-_MOST_IPUS = 64  # of one replica: a pod has no more
+_MODES = {"Final": "final", "EveryN": "every_n", "All": "all", "Sum": "sum"}  # PopTorch's name -> popgeo's name
+_MOST_IPUS = 64  # IPUs of the largest pod
 
 
 def popgeo_options(options: Options, optimizer: Optimizer | None) -> ipu.Options:
-    """The choices that decide results and the modelled machine; an output mode has been picked.
+    """Return popgeo's options for PopTorch's options. The output mode must have been chosen.
 
     Args:
-        options: PopTorch's.
-        optimizer: Holds the scale of the loss and the largest norm of gradients, if it is one of PopTorch's.
+        options: PopTorch's options.
+        optimizer: Optimizer. An optimizer of PopTorch has the scale of the loss and the limit of the gradients' norm.
 
     Raises:
-        ValueError: a period that does not divide the steps of a call.
+        ValueError: The output period does not divide the steps of a call.
 
     Example:
         >>> chosen = Options().deviceIterations(4).outputMode(enums.OutputMode.All)
@@ -46,7 +46,7 @@ def popgeo_options(options: Options, optimizer: Optimizer | None) -> ipu.Options
         cache_dir=popart.get("cachePath") if popart.get("enableEngineCaching") else None,
         show_progress=options._show_compilation_progress_bar, target=_target(options),
         matmul_proportion=_matmul_proportion(options.available_memory_proportion),
-        strict=False,  # such programs ran on several IPUs, or fitted by means that the model knows nothing of
+        strict=False,  # old programs may need several IPUs, or memory options that the modelled machine lacks
         stochastic_rounding=bool(popart.get("enableStochasticRounding", False)),
         stages=strategy.stages(), schedule=strategy.schedule,
         **_of_optimizer(optimizer, follows_gradients=bool(popart.get("automaticLossScalingSettings.enabled", False))),
@@ -54,10 +54,10 @@ def popgeo_options(options: Options, optimizer: Optimizer | None) -> ipu.Options
 
 
 def options_in_use(options: Options | None, training: bool, optimizer: Optimizer | None) -> Options:
-    """The options of one model: a frozen copy with an output mode picked; those given are frozen too.
+    """Return the options of one model: a frozen copy with an output mode. The given options are frozen, too.
 
     Raises:
-        Error: they are not options of PopTorch, or ask for something that inference does not have.
+        Error: `options` is not an instance of `poptorch.Options`, or inference does not support an option.
 
     Example:
         >>> options_in_use(None, True, None).output_mode == enums.OutputMode.Final
@@ -78,14 +78,14 @@ def options_in_use(options: Options | None, training: bool, optimizer: Optimizer
     if own.defaultOutputMode():
         own.set(output_mode=(enums.OutputMode.Final if training else enums.OutputMode.All).value)
     in_half = getattr(optimizer, "accum_type", None) == torch.float16
-    if in_half and not getattr(optimizer, "use_combined_accum", False):  # PopTorch divides such sums as they come
+    if in_half and not getattr(optimizer, "use_combined_accum", False):  # PopTorch then divides while adding up
         own.Training.set(meanAccumulationAndReplicationReductionStrategy=enums.MeanReductionStrategy.Running)
     own._freeze()
     return own
 
 
 def _of_optimizer(optimizer: Optimizer | None, *, follows_gradients: bool) -> dict[str, Any]:
-    """What PopTorch's optimizers decide next to their update, or start from."""
+    """Return the scale of the loss and the limit of the gradients' norm from an optimizer of PopTorch."""
     found = {name: getattr(optimizer, name, None) for name in ("loss_scaling", "max_grad_norm")}
     kept = {name: value for name, value in found.items() if value is not None and value != float("inf")}
     if follows_gradients and optimizer is not None:
@@ -95,24 +95,24 @@ def _of_optimizer(optimizer: Optimizer | None, *, follows_gradients: bool) -> di
 
 
 def _matmul_proportion(by_ipu: dict[int, float]) -> float | tuple[float, ...]:
-    """The share of a tile's memory that products take on each IPU; if not given, as on the machine."""
+    """Return the part of a tile's memory for products on each IPU. Default: the modelled machine's."""
     default = ipu.Options().proportion_of(0)
     return tuple(by_ipu.get(number, default) for number in range(_MOST_IPUS)) if by_ipu else default
 
 
 def _shards_state(options: Options, optimizer: Optimizer | None) -> bool:
-    """Whether replicas keep a part each of the optimizer's state; not if it looks at whole tensors, as LAMB does."""
+    """Check whether replicas each keep a part of the optimizer's state, which needs an elementwise optimizer."""
     location = options.TensorLocations.toDict().get("location_optimizer", {})
     asked = optimizer is not None and bool(location.get("useReplicatedTensorSharding"))
-    alike = is_elementwise(type(optimizer))
-    if asked and not alike:
+    elementwise = is_elementwise(type(optimizer))
+    if asked and not elementwise:
         what = f"Options.TensorLocations.setOptimizerLocation with {type(optimizer).__name__}"
-        ignored(what, "it looks at whole tensors, so every replica keeps its whole state")
-    return asked and alike
+        ignored(what, "it looks at whole tensors, so each replica keeps the whole state")
+    return asked and elementwise
 
 
 def _target(options: Options) -> ipu.IpuTarget:
-    """The machine of the generation asked for, without the tiles kept for transfers."""
+    """Return the machine of the chosen generation, without the tiles reserved for transfers."""
     version = options.ipu_version if options.exists("ipu_version") else 2
     target = ipu.IpuTarget.gc2() if version == 1 else ipu.IpuTarget.bow()
     kept = options.TensorLocations.toDict().get("numIOTiles", 0)

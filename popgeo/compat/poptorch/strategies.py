@@ -1,4 +1,4 @@
-"""Which part of a model runs on which IPU: blocks become stages and phases, which run here one by one."""
+"""Blocks, stages and phases: the parts of a model and their IPUs. Here they run one after the other."""
 
 from collections.abc import Callable, Sequence
 from textwrap import indent
@@ -16,16 +16,15 @@ from popgeo.ipu import stage_choices
 
 def _remember(user_id: str | None, ipu_id: int | None) -> None:
     where = "" if ipu_id is None else f" on IPU {ipu_id}"
-    why = "what follows runs as a stage of its own where the model names several IPUs; results stay as they are"
-    honoured(f"Block({user_id!r}){where}", why)
+    honoured(f"Block({user_id!r}){where}", "the block is a stage if the model names several IPUs; results are the same")
 
 
 class Block(nn.Module, blocks.Block):
-    """A part of a model, as a context.
+    """Context for a part of a model.
 
     Args:
-        user_id: Its name.
-        ipu_id: The IPU that it is to run on.
+        user_id: Name of the block.
+        ipu_id: IPU of the block.
 
     Example:
         >>> with Block("Encoder", ipu_id=0):
@@ -39,23 +38,23 @@ class Block(nn.Module, blocks.Block):
 
     @staticmethod
     def useAutoId() -> None:
-        """Numbers the blocks without a name; they need none here."""
+        """Set the numbering of unnamed blocks. It has no effect, since blocks need no names here."""
 
     @staticmethod
     def start(user_id: str | None = None, ipu_id: int | None = None) -> None:
-        """Begins a block that lasts until the next one."""
+        """Begin a block that lasts until the next block."""
         _remember(user_id, ipu_id)
         blocks.begin_block(user_id, ipu_id)
 
 
 def BeginBlock(layer_to_call: Any, user_id: str | None = None, ipu_id: int | None = None) -> Any:
-    """Begins a block where a module, or a function, is called.
+    """Begin a block at each call of a module or function.
 
     Returns:
-        The module itself, or a function that does the same.
+        The module itself, or a function with the same behaviour.
 
     Raises:
-        Error: it is neither, or begins a block already.
+        Error: `layer_to_call` is neither a module nor a function, or already begins a block.
 
     Example:
         >>> layer = BeginBlock(nn.Linear(2, 2), "first", ipu_id=0)
@@ -65,7 +64,7 @@ def BeginBlock(layer_to_call: Any, user_id: str | None = None, ipu_id: int | Non
     with as_poptorch_errors():
         begun = blocks.BeginBlock(layer_to_call, user_id, ipu_id=ipu_id)
     _remember(user_id, ipu_id)
-    if begun is not layer_to_call:  # a function's, which PopTorch distinguishes in this way
+    if begun is not layer_to_call:  # for a function, PopTorch sets these attributes
         begun._user_id, begun._ipu_id = user_id, ipu_id
     return begun
 
@@ -74,7 +73,7 @@ removeBlocks = blocks.remove_blocks
 
 
 def module_repr(m: nn.Module) -> str:
-    """A module as torch prints it, with the blocks that begin at it and at those inside it.
+    """Return the text of a module as torch prints it, with the blocks that begin inside it.
 
     Example:
         >>> print(module_repr(nn.Sequential(nn.ReLU(), BeginBlock(nn.Dropout(0.5), "last"))))
@@ -92,7 +91,7 @@ def module_repr(m: nn.Module) -> str:
 
 
 def BlockFunction(user_id: str | None = None, ipu_id: int | None = None) -> Callable[[Callable[..., Any]], Any]:
-    """Makes a block of a function.
+    """Return a decorator that makes a block of a function.
 
     Example:
         >>> @BlockFunction("Decoder", ipu_id=1)
@@ -101,13 +100,12 @@ def BlockFunction(user_id: str | None = None, ipu_id: int | None = None) -> Call
         >>> decode(1)
         2
     """
-
     _remember(user_id, ipu_id)
-    return blocks.Block(user_id, ipu_id)  # a context that is a decorator, too
+    return blocks.Block(user_id, ipu_id)  # a context that is also a decorator
 
 
 class Stage(stage_choices.Stage):
-    """Blocks that run together on one IPU: popgeo's own, whose IPU is set in place.
+    """Blocks that run together on one IPU, as popgeo's stage with a setter of the IPU.
 
     Example:
         >>> Stage("encoder", "pooling").ipu(1).blocks
@@ -115,13 +113,13 @@ class Stage(stage_choices.Stage):
     """
 
     def ipu(self, ipu: int) -> "Stage":
-        """Sets the IPU that the stage runs on."""
+        """Set the IPU of the stage."""
         object.__setattr__(self, "on_ipu", checked_ipu(ipu))
         return self
 
     @property
     def blocks(self) -> list[str]:
-        """Names of its blocks."""
+        """Names of the stage's blocks."""
         return list(self.names)
 
 
@@ -129,7 +127,7 @@ class Phase:
     """Stages that run at the same time.
 
     Args:
-        arg: Stages, or the names of blocks that make a stage together.
+        arg: Stages, or names of blocks that form one stage.
 
     Example:
         >>> [stage.blocks for stage in Phase(Stage("a"), Stage("b")).ipus(0, 2).stages]
@@ -140,30 +138,34 @@ class Phase:
         parts = _parts(arg)
         self.stages = [Stage(*parts)] if parts and isinstance(parts[0], str) else parts
         if not self.stages or not all(isinstance(stage, Stage) for stage in self.stages):
-            raise ValueError("A Phase is made of Stages, or of the names of blocks.")
+            raise ValueError("A Phase takes Stages, or names of blocks.")
 
     def stage(self, idx: int) -> Stage:
-        """One of its stages."""
+        """Return one stage."""
         return self.stages[idx]
 
     def ipus(self, *ids: int) -> "Phase":
-        """Sets the IPU of each stage."""
+        """Set the IPU of each stage."""
         if len(ids) != len(self.stages):
-            raise ValueError(f"A Phase of {len(self.stages)} stages needs as many IPUs, found {len(ids)}.")
+            raise ValueError(f"A Phase of {len(self.stages)} stages needs {len(self.stages)} IPUs, found {len(ids)}.")
         for stage, one in zip(self.stages, ids, strict=True):
             stage.ipu(one)
         return self
 
 
 def _parts(args: Sequence[Any]) -> list[Any]:
-    """What is given one by one, or as one list."""
+    """Return arguments that are given separately or as one list."""
     return list(args[0]) if len(args) == 1 and isinstance(args[0], list | tuple) else list(args)
 
 
 class ExecutionStrategy:
-    """What strategies have in common: stages by the names of their blocks."""
+    """Base class of strategies, which give stages by the names of their blocks.
 
-    schedule: str | None = None  # popgeo's name of the order; None for its usual one
+    Args:
+        args: Stages, names of blocks, and possibly an `AutoStage`.
+    """
+
+    schedule: str | None = None  # popgeo's name of the schedule; None for its default
     _takes: tuple[type, ...] = (Phase, Stage, str)
 
     def __init__(self, *args: Any) -> None:
@@ -186,28 +188,28 @@ class ExecutionStrategy:
                 self._by_block[block] = stage
 
     def enter(self) -> None:
-        """Enters itself into the account, as a choice of the program's."""
+        """Enter the strategy into the account."""
         what = f"{type(self).__name__} of {len(self._stages)} stages" if self._stages else type(self).__name__
-        honoured(what, "stages run here one by one, in its order, where the model names blocks; results stay the same")
+        honoured(what, "stages run here one after the other; results are the same")
 
     def stages(self) -> str | list[Any] | None:
-        """The stages in popgeo's terms; None if the IPUs that blocks name decide."""
+        """Return popgeo's stages. None: the IPUs of the blocks decide."""
         automatic = stage_choices.EACH_BLOCK if self.auto_stage == AutoStage.AutoIncrement else None
         return list(self._stages) or automatic
 
     def stage(self, block_id: str) -> Stage:
-        """The stage of a block.
+        """Return the stage of a block.
 
         Raises:
-            ValueError: no stage has it.
+            ValueError: No stage contains the block.
         """
         if block_id not in self._by_block:
-            raise ValueError(f"No stage has block {block_id!r}; there are {', '.join(self._by_block) or 'none'}.")
+            raise ValueError(f"No stage has block {block_id!r}; the blocks are {', '.join(self._by_block) or 'none'}.")
         return self._by_block[block_id]
 
 
 class ShardedExecution(ExecutionStrategy):
-    """Stages one after the other, each on its IPU.
+    """Strategy that runs stages one after the other, each on its IPU.
 
     Example:
         >>> ShardedExecution(Stage("a"), Stage("b").ipu(1)).stage("b").blocks
@@ -218,7 +220,7 @@ class ShardedExecution(ExecutionStrategy):
 
 
 class PipelinedExecution(ExecutionStrategy):
-    """Stages at the same time, each on another micro-batch.
+    """Strategy that runs stages at the same time, each on a different micro-batch.
 
     Example:
         >>> PipelinedExecution("a", "b").stage("a").blocks
@@ -231,26 +233,26 @@ class _PhasedExecution(ExecutionStrategy):
     _takes = (Phase, Stage, str, list, tuple)
 
     def stages(self) -> str | list[Any] | None:
-        """A stage for each phase: they come one after the other, here on one IPU, and so do the stages of each."""
+        """Return one stage per phase, since phases and their stages run one after the other here."""
         names = ([name for stage in phase.stages for name in stage.names] for phase in self._phases)
         return [stage_choices.Stage(*of_phase) for of_phase in names] or super().stages()
 
     def phase(self, phase: int) -> Phase:
-        """One of its phases."""
+        """Return one phase."""
         return self._phases[phase]
 
     def useSeparateBackwardPhase(self, use: bool = True) -> Any:
-        """Keeps the phases of forward and backward apart."""
+        """Separate the phases of the forward and backward pass. It has no effect."""
         return self
 
     def setTensorsLiveness(self, liveness: Any) -> Any:
-        """Where tensors stay between phases."""
+        """Choose the location of tensors between phases. It has no effect."""
         ignored(f"setTensorsLiveness({liveness})", "memory outside of the tiles is not modelled")
         return self
 
 
 class ParallelPhasedExecution(_PhasedExecution):
-    """Phases by turns on two groups of IPUs.
+    """Strategy that alternates phases between two groups of IPUs.
 
     Example:
         >>> ParallelPhasedExecution(Phase(Stage("a"), Stage("b")), ["c"]).phase(1).stage(0).blocks
@@ -258,12 +260,12 @@ class ParallelPhasedExecution(_PhasedExecution):
     """
 
     def sendBetweenConsecutiveIPUs(self, *args: Any) -> Any:
-        """Which IPUs exchange data."""
+        """Choose the IPUs that exchange data. It has no effect."""
         return self
 
 
 class SerialPhasedExecution(_PhasedExecution):
-    """Phases one after the other on the same IPUs.
+    """Strategy that runs phases one after the other on the same IPUs.
 
     Example:
         >>> SerialPhasedExecution(Stage("a"), Stage("b")).phase(0).stage(0).blocks

@@ -1,4 +1,4 @@
-"""What a model does to single tensors: print and slice them, say how they are planned; and what cannot run here."""
+"""Functions of single tensors in a model: print, slice, hints for the plan, and functions that cannot run here."""
 
 from collections.abc import Callable
 from typing import Any
@@ -17,7 +17,7 @@ def _require_tensor(tensor: Any, says: str) -> None:
 
 
 def nop(tensor: Tensor) -> Tensor:
-    """The same tensor.
+    """Return a view of the same tensor.
 
     Example:
         >>> nop(torch.ones(2))
@@ -32,16 +32,16 @@ def ipu_print_tensor(
     edge_items: int = 3, max_line_width: int = 80, digits: int = 4, float_format: str = "auto", separator: str = ", ",
     open_bracket: str = "(", close_bracket: str = ")",
 ) -> Tensor:  # fmt: skip
-    """The same tensor, printed in each run of the step, and its gradient if there is one; its result must be used.
+    """Return the same tensor and print it in each run of the step, with its gradient. Use the returned tensor.
 
-    Lines look as torch prints tensors; brackets, separators and the format of numbers are not looked at.
+    The output has torch's format. Brackets, separator and `float_format` have no effect.
 
     Example:
         >>> y = ipu_print_tensor(torch.tensor([1.0]), "summation") + 1
         summation: tensor([1.])
     """
     _require_tensor(tensor, "ipu print tensor must take a torch.tensor argument")
-    honoured("ipu_print_tensor", "the step prints as torch does")
+    honoured("ipu_print_tensor", "the step prints in torch's format")
     return print_tensor(
         tensor, title, print_gradient=print_gradient, threshold=summarise_threshold, edge_items=edge_items,
         width=max_line_width, digits=digits,
@@ -49,17 +49,17 @@ def ipu_print_tensor(
 
 
 def set_available_memory(tensor: Tensor, available_memory_proportion: float) -> Tensor:
-    """The same tensor; how much memory its operation may use is remembered."""
+    """Return the same tensor, and record the memory that its operation may use."""
     _require_tensor(tensor, "You may only set available memory for torch.tensor values")
-    recorded("set_available_memory", "plans take the memory that is cheapest in cycles")
+    recorded("set_available_memory", "plans use the memory with the fewest cycles")
     return tensor
 
 
 def recomputationCheckpoint(*tensors: Any) -> Any:
-    """The same tensors: kept from the forward to the backward pass, as all values are here.
+    """Return the same tensors. All values are kept for the backward pass here.
 
     Raises:
-        ValueError: something is not a tensor.
+        ValueError: An argument is not a tensor.
 
     Example:
         >>> a, b = recomputationCheckpoint(torch.ones(1), torch.zeros(1))
@@ -67,12 +67,12 @@ def recomputationCheckpoint(*tensors: Any) -> Any:
     if len(tensors) == 1 and isinstance(tensors[0], tuple | list):
         return type(tensors[0])(recomputationCheckpoint(*tensors[0]))
     check(all(isinstance(tensor, Tensor) for tensor in tensors), "All inputs must be tensors", ValueError)
-    recorded("recomputationCheckpoint", "nothing is computed again in the backward pass")
+    recorded("recomputationCheckpoint", "the backward pass computes nothing again")
     return tensors[0] if len(tensors) == 1 else tuple(tensors)
 
 
 def set_overlap_for_input(input_tensors: Any, mode: Any) -> Any:
-    """The same tensors, in any nest of lists, tuples and dictionaries."""
+    """Return the same nest of tensors, and record the overlap of transfers."""
     for leaf in tree_leaves(input_tensors):
         _require_tensor(leaf, "You may only set overlap for torch.tensor inputs")
     recorded("set_overlap_for_input", "the report shows transfers next to the step")
@@ -80,7 +80,7 @@ def set_overlap_for_input(input_tensors: Any, mode: Any) -> Any:
 
 
 def set_overlap_for_output(output_tensors: Any, mode: Any) -> Any:
-    """The same tensors, likewise."""
+    """Return the same nest of tensors, and record the overlap of transfers."""
     for leaf in tree_leaves(output_tensors):
         _require_tensor(leaf, "You may only set overlap for torch.tensor outputs")
     recorded("set_overlap_for_output", "the report shows transfers next to the step")
@@ -88,17 +88,17 @@ def set_overlap_for_output(output_tensors: Any, mode: Any) -> Any:
 
 
 def serializedMatMul(lhs: Tensor, rhs: Tensor, mode: Any, factor: int = 0, keep_precision: bool = False) -> Tensor:
-    """The product of two matrices; that it is to be made in parts, one after the other, is remembered.
+    """Return the product of two matrices, and record that an IPU would compute it in parts.
 
     Args:
-        lhs: [..., m, n]
-        rhs: [..., n, p]
-        mode: The dimension that is cut, of `MatMulSerializationMode`.
-        factor: In how many parts.
-        keep_precision: Whether parts of float16 products are added in float32, as torch does.
+        lhs: Left matrix. [..., m, n]
+        rhs: Right matrix. [..., n, p]
+        mode: Dimension to divide, a member of `MatMulSerializationMode`.
+        factor: Number of parts.
+        keep_precision: Whether parts of float16 products add up in float32, as in torch.
 
     Raises:
-        ValueError: the factor does not divide that dimension.
+        ValueError: The factor does not divide the dimension.
     """
     name = getattr(mode, "name", None)
     sizes = {"InputChannels": lhs.shape[-2:-1], "ReducingDim": lhs.shape[-1:], "OutputChannels": rhs.shape[-1:]}
@@ -106,23 +106,25 @@ def serializedMatMul(lhs: Tensor, rhs: Tensor, mode: Any, factor: int = 0, keep_
         raise ValueError(f"serializedMatMul got mode {mode!r}; pass a member of poptorch.MatMulSerializationMode.")
     size = next(iter(sizes.get(name, ())), 0)
     if name != "Disabled" and (factor < 1 or size % factor):
-        raise ValueError(f"serializedMatMul is to cut a dimension of {size} into {factor} parts, which does not go.")
+        raise ValueError(
+            f"serializedMatMul cannot divide a dimension of {size} into {factor} parts; choose a divisor of {size}."
+        )
     recorded("serializedMatMul", "the product is planned as a whole")
     return torch.matmul(lhs, rhs)
 
 
 def dynamic_slice(tensor: Tensor, dim: int, start: Tensor, size: int, step: int) -> Tensor:
-    """A slice that starts where a tensor says.
+    """Return a slice that starts at the value of a tensor.
 
     Args:
-        tensor: The tensor to cut.
-        dim: Along which dimension.
-        start: Where, one whole number; at a run it must lie so that the slice ends within the tensor.
-        size: How long the part is that the slice is taken of.
-        step: The slice takes each that many-th of it.
+        tensor: Tensor to slice.
+        dim: Dimension of the slice.
+        start: Start of the slice, one integer. The slice must end within the tensor.
+        size: Length of the sliced range.
+        step: Step inside the range.
 
     Raises:
-        ValueError: an argument is of another type.
+        ValueError: An argument has another type.
 
     Example:
         >>> dynamic_slice(torch.arange(6), 0, torch.tensor([1]), 4, 2)
@@ -134,17 +136,17 @@ def dynamic_slice(tensor: Tensor, dim: int, start: Tensor, size: int, step: int)
 
 
 def dynamic_update(input: Tensor, src: Tensor, dim: int, start: Tensor, size: int) -> Tensor:
-    """A copy of a tensor with another in the place of a slice that starts where a tensor says.
+    """Return a copy of a tensor with new values in a slice that starts at the value of a tensor.
 
     Args:
-        input: The tensor to copy.
-        src: The values to put in; as `input` but for dimension `dim`, which is `size`.
-        dim: Along which dimension.
-        start: Where, one whole number.
-        size: How long the slice is.
+        input: Tensor to copy.
+        src: New values, with the shape of `input` except for `size` in dimension `dim`.
+        dim: Dimension of the slice.
+        start: Start of the slice, one integer.
+        size: Length of the slice.
 
     Raises:
-        ValueError: an argument is of another type, or `src` has another size.
+        ValueError: An argument has another type, or `src` has another size.
 
     Example:
         >>> dynamic_update(torch.zeros(4), torch.ones(2), 0, torch.tensor([1]), 2)
@@ -167,11 +169,11 @@ def _require_place(who: str, dim: Any, start: Any, size: Any, step: Any = 1) -> 
 
 
 class CPU:
-    """A function that an IPU was to leave to the host; here its operations are part of the step like all others.
+    """Function that an IPU would leave to the host. Here its operations are part of the step.
 
     Args:
-        layer_to_call: A function of tensors, or a module, whose parameters are then not trained.
-        ID: Its name.
+        layer_to_call: Function of tensors, or a module. A module's parameters are not trained.
+        ID: Name of the function.
 
     Example:
         >>> double = CPU(lambda x: x * 2.0, "double")
@@ -186,35 +188,36 @@ class CPU:
         honoured(f"CPU({ID!r})", "its operations are part of the step")
 
     def __call__(self, *input: Any, **kwargs: Any) -> Any:
+        """Call the function. Return a list if its result is a tuple, as PopTorch does."""
         made = self._layer_to_call(*input, **kwargs)
         return list(made) if isinstance(made, tuple) else made
 
 
 def custom_op(inputs: Any, name: str, domain: str, domain_version: int, example_outputs: Any, **attributes: Any) -> Any:
-    """An operation written in C++ against PopART.
+    """Run an operation written in C++ against PopART.
 
     Raises:
-        Error: always, since such code is compiled for an IPU and there is nothing here that could run it.
+        Error: Always, since such code is compiled for an IPU.
     """
     raise Error(said("custom_op", name=name, domain=domain))
 
 
 def ctc_beam_search_decoder(probs: Any, lengths: Any, blank: int = 0, beam_width: int = 100, top_paths: int = 1) -> Any:
-    """The most likely label sequences of a speech model.
+    """Return the most likely label sequences of a speech model.
 
     Raises:
-        Error: always, since the search is Graphcore's own library and is not part of training or of graph networks.
+        Error: Always, since the search is part of Graphcore's library.
     """
     raise Error(said("ctc_beam_search_decoder"))
 
 
 def allclose(a: Any, b: Any, **kwargs: Any) -> bool:
-    """Whether tensors, or lists and tuples of them, are `torch.allclose` one by one.
+    """Check whether tensors, or lists and tuples of tensors, are pairwise `torch.allclose`.
 
     Args:
-        a: A tensor, or tensors in lists and tuples.
-        b: Likewise.
-        kwargs: What `torch.allclose` takes.
+        a: Tensor, or nest of lists and tuples of tensors.
+        b: Nest of the same structure.
+        kwargs: Arguments of `torch.allclose`.
 
     Example:
         >>> allclose((torch.ones(1), [torch.zeros(2)]), (torch.ones(1), [torch.zeros(2)]))

@@ -1,4 +1,4 @@
-"""`trainingModel`, `inferenceModel` and `load`: a module in, an executor out."""
+"""`trainingModel`, `inferenceModel` and `load`, which make an executor of a module or a file."""
 
 import os
 from collections.abc import Callable
@@ -17,16 +17,16 @@ from popgeo.compat.poptorch.wrapped_module import is_wrapped
 def trainingModel(
     model: nn.Module | PoplarExecutor, options: Options | None = None, optimizer: Optimizer | None = None
 ) -> PoplarExecutor:
-    """Wraps a module so that a call runs forward, backward and the optimizer's update.
+    """Wrap a module so that a call runs the forward pass, the backward pass and the optimizer's update.
 
     Args:
-        model: Trained in place. Its own `training` is that of now whenever the step is compiled, its submodules' that
-            of the first call, as PopTorch has it.
-        options: Device iterations, accumulation, replicas and what a call returns; frozen from here on.
-        optimizer: SGD with a rate of 0.01 by default.
+        model: Module to train in place. Compilations use the module's present training mode, and the mode that its
+            submodules have at the first call, as PopTorch does.
+        options: Device iterations, accumulation, replicas and output mode. The executor freezes them.
+        optimizer: Optimizer. Default: SGD with a learning rate of 0.01.
 
     Raises:
-        RuntimeError: a training model holds the module already.
+        RuntimeError: A training model already holds the module.
 
     Example:
         >>> import torch
@@ -50,10 +50,10 @@ def trainingModel(
 
 
 def inferenceModel(model: nn.Module | PoplarExecutor, options: Options | None = None) -> PoplarExecutor:
-    """Wraps a module so that a call runs its forward pass; it shares the weights of a training model of the module.
+    """Wrap a module so that a call runs its forward pass. It shares the weights of a training model of the module.
 
     Raises:
-        Error: the options ask for gradient accumulation.
+        Error: The options ask for gradient accumulation.
 
     Example:
         >>> import torch
@@ -65,21 +65,21 @@ def inferenceModel(model: nn.Module | PoplarExecutor, options: Options | None = 
 
 
 def load(filename: str | os.PathLike[str], edit_opts_fn: Callable[[Options], object] | None = None) -> PoplarExecutor:
-    """The model that `compileAndExport` wrote, compiled, with the weights in the file.
+    """Load a model that `compileAndExport` wrote, compile it, and use the weights in the file.
 
     Args:
-        filename: Load only files from those whom you trust: they are pickles.
-        edit_opts_fn: Changes the options before the model is compiled.
+        filename: File to load. It is a pickle: load only files from sources that you trust.
+        edit_opts_fn: Function that changes the options before the compilation.
 
     Raises:
-        Error: the file is of something else.
-        AssertionError: the module was not exported; it is a ValueError too.
+        Error: Another program wrote the file.
+        AssertionError: The module was not exported. The error is also a ValueError.
     """
     with as_poptorch_errors():
         file = executable_file.read(filename)
     check(file.model is not None and file.training is not None, said("load", filename=filename))
     assert file.model is not None
-    if file.options.connection_type == enums.ConnectionType.Never:  # it was compiled elsewhere, to be run here
+    if file.options.connection_type == enums.ConnectionType.Never:  # compiled offline, now to be run
         file.options.connectionType(enums.ConnectionType.Always)
     if edit_opts_fn is not None:
         edit_opts_fn(file.options)

@@ -1,4 +1,4 @@
-"""A module that a training model holds, and a module of which each replica sees its own parameters."""
+"""Modules that a training model holds, and modules with different parameters per replica."""
 
 import inspect
 import weakref
@@ -18,12 +18,12 @@ _HELD: "weakref.WeakKeyDictionary[nn.Module, weakref.ref[Any]]" = weakref.WeakKe
 
 
 def wrap(module: nn.Module, owner: Any) -> None:
-    """Notes which training model holds a module; it is not kept alive for that."""
+    """Note the training model that holds a module, without keeping it alive."""
     _HELD[module] = weakref.ref(owner)
 
 
 def is_wrapped(module: nn.Module) -> bool:
-    """Whether a training model holds a module.
+    """Check whether a training model holds a module.
 
     Example:
         >>> is_wrapped(nn.Linear(2, 2))
@@ -33,12 +33,12 @@ def is_wrapped(module: nn.Module) -> bool:
 
 
 def unwrap(module: nn.Module) -> None:
-    """Forgets which training model holds a module, so that a different one can."""
+    """Release a module from its training model, so that another one can hold it."""
     _HELD.pop(module, None)
 
 
 def destroy(self: nn.Module) -> None:
-    """Lets a module go, so that it can be wrapped again; without a training model that holds it, nothing happens."""
+    """Destroy the training model that holds a module, so that the module can be wrapped again."""
     held = _HELD[self]() if is_wrapped(self) else None
     if held is not None:
         held.destroy()
@@ -46,42 +46,42 @@ def destroy(self: nn.Module) -> None:
 
 
 def copyWeightsToHostIfNeeded(self: nn.Module) -> bool:
-    """Whether weights had to be brought up to date: never."""
+    """Return whether the weights were out of date: always False."""
     return False
 
 
 def autocast(self: nn.Module, enabled: bool = True) -> nn.Module:
-    """Return the module: PopTorch 2 cast inside of it, and here `poptorch.autocast()` alone does."""
-    recorded("Module.autocast", "the module computes in the types of its weights; poptorch.autocast() casts")
+    """Return the module unchanged. PopTorch 2 cast inside of it; here only `poptorch.autocast()` casts."""
+    recorded("Module.autocast", "the module computes in the types of its weights; use poptorch.autocast() to cast")
     return self
 
 
-# Programs ask each module for these methods.
+# Programs call these methods on any module.
 nn.Module.autocast = autocast  # type: ignore[attr-defined]
 nn.Module.destroy = destroy  # type: ignore[attr-defined]
 nn.Module.copyWeightsToHostIfNeeded = copyWeightsToHostIfNeeded  # type: ignore[attr-defined]
 
 
 def leave(*of_module: Any) -> None:
-    """Does nothing: weights and buffers of a wrapped module keep their own classes, and PyG's data need no parser."""
+    """Do nothing: wrapped modules keep their classes, and PyG's data need no parser."""
 
 
 def replicaGrouping(self: nn.Parameter, comm_group_type: CommGroupType, shards: int, *mode: Any) -> None:
-    """Which replicas share a parameter: all, groups of this size, or none (`NoGrouping`); set it before compiling."""
+    """Set the replicas that share a parameter: all, groups of a size, or none. Call it before compiling."""
     self.replica_grouping = (CommGroupType(comm_group_type), shards)  # type: ignore[attr-defined]
 
 
-nn.Parameter.replicaGrouping = replicaGrouping  # type: ignore[attr-defined]  # programs ask each parameter for it
+nn.Parameter.replicaGrouping = replicaGrouping  # type: ignore[attr-defined]  # programs call it on any parameter
 
 
 def as_replicas_see(model: nn.Module, options: StepOptions) -> tuple[nn.Module, Tensor | None]:
-    """The same module, of which each replica sees its own rows; then it takes their numbers, `replica_number`, too.
+    """Return a module that gives each replica its own rows of the parameters with replica groups.
 
     Returns:
-        The module, and the numbers to give it in a call, or None where all replicas see the same.
+        The module, and the replica numbers to pass as `replica_number`. None if all replicas share all parameters.
 
     Raises:
-        Error: groups do not divide the replicas, or a parameter has not a row for each of them.
+        Error: Groups do not divide the replicas, or a parameter does not have one row per group.
     """
     asked = {name: getattr(p, "replica_grouping", (CommGroupType.All, 0)) for name, p in model.named_parameters()}
     rows = {name: _row(name, how, model, options) for name, how in asked.items() if how[0] != CommGroupType.All}
@@ -100,13 +100,13 @@ def as_replicas_see(model: nn.Module, options: StepOptions) -> tuple[nn.Module, 
     at = len(own) - (own[-1].kind is inspect.Parameter.VAR_KEYWORD)
     forward.__signature__ = inspect.Signature([*own[:at], number, *own[at:]])  # type: ignore[attr-defined]
     seen: Any = object.__new__(type(kind.__name__, (kind,), {"forward": forward, "__module__": kind.__module__}))
-    seen.__dict__ = model.__dict__  # the very same: what happens to one of them happens to both
+    seen.__dict__ = model.__dict__  # shared, so that both always have the same attributes
     local = torch.tensor(Replicas.of_this_process(options.replication_factor).local)
     return seen, local.repeat(options.batch_factor // options.replication_factor)
 
 
 def _row(name: str, how: tuple[CommGroupType, int], model: nn.Module, options: StepOptions) -> Any:
-    """What gives a replica the row of its group."""
+    """Return a function that selects the row of a replica's group."""
     (kind, size), shape = how, model.get_parameter(name).shape
     groups = options.replication_factor // (size := 1 if kind == CommGroupType.NoGrouping else max(1, size))
     if groups * size != options.replication_factor or shape[:1] != (groups,):

@@ -1,4 +1,4 @@
-"""Lists of graphs in, batches out: as PyG makes them, of fixed size, or several of them as one item."""
+"""Collaters: PyG's batches, batches of fixed size, and several batches joined to one item."""
 
 import copy
 import dataclasses
@@ -27,11 +27,11 @@ from popgeo.packing import Budget
 
 
 class FixedSizeError(RuntimeError, ValueError):
-    """Graphs that do not fit the sizes of a batch: PopTorch Geometric's RuntimeError, popgeo's ValueError."""
+    """Error for graphs that do not fit a batch, as RuntimeError (PopTorch Geometric) and ValueError (popgeo)."""
 
 
 def make_exclude_keys(include_keys: Sequence[str], data: BaseData) -> tuple[str, ...]:
-    """All attributes of a graph but those wanted, as loaders take them.
+    """Return all attributes of a graph except the wanted ones, for a loader's `exclude_keys`.
 
     Example:
         >>> from torch_geometric.data import Data
@@ -43,11 +43,11 @@ def make_exclude_keys(include_keys: Sequence[str], data: BaseData) -> tuple[str,
 
 
 class Collater(PyGCollater):
-    """Makes one `Batch` of a list of graphs.
+    """Collater that makes one `Batch` of a list of graphs.
 
     Args:
-        follow_batch: Attributes to add an assignment vector for.
-        exclude_keys: Attributes to leave out.
+        follow_batch: Attributes that get an assignment vector.
+        exclude_keys: Attributes to omit.
 
     Example:
         >>> from torch_geometric.data import Data
@@ -60,16 +60,16 @@ class Collater(PyGCollater):
 
 
 class FixedSizeCollater(data.FixedSizeCollater):
-    """Makes batches of fixed size of lists of graphs; see `popgeo.data.FixedSizeCollater` for what they hold.
+    """Collater that makes batches of fixed size; see `popgeo.data.FixedSizeCollater` for their contents.
 
-    Graphs that fill nodes and edges to the last one make a batch without padding, of up to `num_graphs` graphs. Where
-    they leave edges and a graph alone, those edges end outside of the batch: a model that reads them is refused.
+    Graphs that fill all nodes and edges make a batch without padding, of up to `num_graphs` graphs. If they leave only
+    edges and a graph, padding edges end outside of the batch, and a model that reads them raises an error.
 
     Args:
-        args: `fixed_size_options`, which a heterogeneous graph makes sizes per type, in place; `add_masks_to_batch`,
-            `trim_nodes`, `trim_edges`, `follow_batch`, `exclude_keys`.
-        skip: Leaves out the graphs that do not fit together with those before them.
-        kwargs: The same by name.
+        args: `fixed_size_options` (a heterogeneous graph converts it to sizes per type, in place),
+            `add_masks_to_batch`, `trim_nodes`, `trim_edges`, `follow_batch`, `exclude_keys`.
+        skip: Whether to omit graphs that do not fit together with earlier graphs.
+        kwargs: The same arguments by name.
 
     Example:
         >>> from torch_geometric.data import Data
@@ -94,16 +94,16 @@ class FixedSizeCollater(data.FixedSizeCollater):
     def of_loader(
         cls, options: FixedSizeOptions, over_size_strategy: OverSizeStrategy, add_pad_masks: bool | None, **kwargs: Any
     ) -> "FixedSizeCollater":
-        """What a loader collates with, by its own arguments."""
+        """Return the collater for a loader's arguments."""
         trims = (over_size_strategy.trims_nodes, over_size_strategy.trims_edges)
         return cls(options, bool(add_pad_masks), *trims, **kwargs)
 
-    def __call__(self, data_list: list[Any]) -> Batch:  # type: ignore[override]  # a list alone, as PopTorch has it
-        """One batch of the graphs, which stay as they are.
+    def __call__(self, data_list: list[Any]) -> Batch:  # type: ignore[override]  # only a list, as in PopTorch
+        """Make one batch of graphs, which stay unchanged.
 
         Raises:
-            TypeError: not a list.
-            FixedSizeError: the graphs do not fit; it is a RuntimeError and a ValueError.
+            TypeError: `data_list` is not a list.
+            FixedSizeError: The graphs do not fit. The error is a RuntimeError and a ValueError.
         """
         if not isinstance(data_list, list):
             raise TypeError(f"Expected list, got {type(data_list).__name__}.")
@@ -118,13 +118,13 @@ class FixedSizeCollater(data.FixedSizeCollater):
             batch = own.collate(store, torch.default_generator)
         except ValueError as error:
             raise FixedSizeError(f"{_what_is_short(len(data_list), own.options, str(error))}: {error}") from error
-        for name in ("num_trimmed_nodes", "num_trimmed_edges"):  # PopTorch Geometric's batches do not say
+        for name in ("num_trimmed_nodes", "num_trimmed_edges"):  # PopTorch Geometric's batches do not have them
             if name in batch and not any(name in graph for graph in data_list):
                 del batch[name]
         return batch
 
     def _pruned(self, level: Level, data_list: list[Any]) -> list[Any]:
-        """The same graphs with as many nodes, or edges, as a batch has."""
+        """Return the graphs trimmed to the nodes, or edges, of a batch."""
         options, store = _options_for(data_list, self.options), self.flat(data_list)
         rows, here = store.sizes.sum(axis=0), [axis.level is level for axis in store.size_axes]
         limits = np.where(here, np.minimum(rows, [options.slots(axis) for axis in store.size_axes]), rows)
@@ -140,11 +140,11 @@ class FixedSizeCollater(data.FixedSizeCollater):
 
 
 class CombinedBatchingCollater:
-    """Makes several batches of one list and joins them on dimension 0, as an executor takes them apart.
+    """Collater that makes several batches of a list and joins them on dimension 0, for a call of an executor.
 
     Args:
-        collater: Makes each batch.
-        mini_batch_size: Entries of the list for each batch; None makes one batch of all.
+        collater: Collater of each batch.
+        mini_batch_size: Elements of each batch. None: one batch of all elements.
 
     Example:
         >>> from torch_geometric.data import Data
@@ -158,10 +158,10 @@ class CombinedBatchingCollater:
         self.collater, self.mini_batch_size = collater, mini_batch_size
 
     def __call__(self, batch: list[Any]) -> Any:
-        """The batches, joined; where the list holds lists, each of them makes one.
+        """Make the batches and join them. If the list holds lists, each of them is a batch.
 
         Raises:
-            AssertionError: the list cannot be shared out evenly.
+            AssertionError: The list cannot be divided evenly.
         """
         lists = batch
         if not isinstance(batch[0], list):
@@ -181,13 +181,13 @@ def _joined(parts: list[Any]) -> Any:
 
 
 def make_per_type(options: data.FixedSizeOptions, graph: Any) -> None:
-    """Gives each type sizes of its own, in place, for graphs of several types."""
+    """Convert options to sizes per type, in place, if the graph has several types."""
     if isinstance(graph, HeteroData) and not options.is_hetero():
         options.to_hetero(graph.node_types, graph.edge_types)
 
 
 def _options_for(data_list: list[Any], options: data.FixedSizeOptions) -> data.FixedSizeOptions:
-    """The sizes, per type for graphs of several; and padding graphs that repeat plain numbers of the first one."""
+    """Return options with sizes per type if the graphs need them, and with the first graph's numbers in padding."""
     make_per_type(options, data_list[0])
     held = (item for store in data_list[0].stores for item in store.items() if item[0] != "num_nodes")
     plain = {name: value for name, value in held if isinstance(value, bool | int | float)}
@@ -195,7 +195,7 @@ def _options_for(data_list: list[Any], options: data.FixedSizeOptions) -> data.F
 
 
 def _what_is_short(count: int, options: data.FixedSizeOptions, error: str) -> str:
-    """PopTorch Geometric's words for graphs that do not fit, before popgeo's own."""
+    """Return PopTorch Geometric's message for graphs that do not fit."""
     if count > options.num_graphs:
         return f"The maximum number of graphs requested doesn't allocate enough room for {count} graphs"
     if count == options.num_graphs:

@@ -1,72 +1,61 @@
-"""The loaders over PopTorch's `DataLoader`: as many batches in one item as a call of the executor takes."""
+"""Loaders over PopTorch's `DataLoader`. Each item holds the batches of a whole call of the executor."""
 
 from collections.abc import Callable, Iterator
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch.utils.data import Sampler
 
 from popgeo.compat import poptorch
-from popgeo.compat.poptorch.data_loader import generator_for_a_thread
 from popgeo.compat.poptorch_geometric import pyg_dataloader
 from popgeo.compat.poptorch_geometric.collate import CombinedBatchingCollater
 
-Loader = TypeVar("Loader", bound=torch.utils.data.DataLoader[Any])
 
-
-def of_whole_calls(loader: type[Loader]) -> type[Loader]:
-    """Return a class of loaders whose items hold the batches of a whole call; it has no class in between.
+class WholeCallLoader(poptorch.DataLoader):
+    """Base class, after a loader of `pyg_dataloader`, that loads the batches of a whole call in one item.
 
     Args:
-        loader: A class of loaders of single batches, over `poptorch.DataLoader`. It takes `options`, too.
+        dataset: Graphs.
+        collate_fn: Collater of a single batch.
+        options: Options of the model. Default: `poptorch.Options()`.
+        kwargs: Arguments of `poptorch.DataLoader`.
     """
 
-    initialize: Any = loader.__init__  # the class's own, or an inherited one
-    create_collater: Any = loader._create_collater  # type: ignore[attr-defined]
-
-    def __init__(self: Any, *args: Any, options: poptorch.Options | None = None, **kwargs: Any) -> None:
-        initialize(self, *args, options=poptorch.Options() if options is None else options, **kwargs)
-
-    def _create_collater(self: Any, *args: Any, **kwargs: Any) -> Callable[[list[Any]], Any]:
-        return CombinedBatchingCollater(create_collater(self, *args, **kwargs), self._mini_batch_size)
-
-    for method in (__init__, _create_collater):
-        setattr(loader, method.__name__, method)
-    return loader
+    def __init__(
+        self: Any, dataset: Any, collate_fn: Callable[[list[Any]], Any], options: poptorch.Options | None = None,
+        **kwargs: Any,
+    ) -> None:  # fmt: skip
+        if self._mini_batch_size is None:  # a sampler makes batches of different sizes, so each batch is one element
+            dataset, kwargs["batch_sampler"] = GroupedDataset(dataset), _SingleElementBatches(kwargs["batch_sampler"])
+        collate = CombinedBatchingCollater(collate_fn, self._mini_batch_size)
+        options = poptorch.Options() if options is None else options
+        super().__init__(options=options, dataset=dataset, collate_fn=collate, **kwargs)
 
 
-@of_whole_calls
-class DataLoader(pyg_dataloader.DataLoader, poptorch.DataLoader):
-    """Loads graphs in batches as PyG makes them; see `pyg_dataloader.DataLoader` and `of_whole_calls`."""
+class DataLoader(pyg_dataloader.DataLoader, WholeCallLoader):
+    """Loader of graphs in PyG's batches; see `pyg_dataloader.DataLoader` and `WholeCallLoader`."""
 
 
-@of_whole_calls
-class FixedSizeDataLoader(pyg_dataloader.FixedSizeDataLoader, poptorch.DataLoader):
-    """Loads graphs in batches of one shape; see `pyg_dataloader.FixedSizeDataLoader` and `of_whole_calls`."""
-
-    def _of_sampler(self, dataset: Any, sampler: Any) -> dict[str, Any]:
-        # Batches of different numbers of graphs, several of them in one item: each travels as one element.
-        return {"dataset": GroupedDataset(dataset), "batch_sampler": _SingleElementBatches(sampler)}
-
-    def _packing(self, dataset: Any, shuffle: bool, *args: Any) -> Any:
-        kwargs = args[-1]
-        if shuffle and kwargs.get("mode", poptorch.DataLoaderMode.Sync) != poptorch.DataLoaderMode.Sync:
-            kwargs["generator"] = kwargs.get("generator") or generator_for_a_thread()
-        return super()._packing(dataset, shuffle, *args)
+class FixedSizeDataLoader(pyg_dataloader.FixedSizeDataLoader, WholeCallLoader):
+    """Loader of graphs in batches of one shape; see `pyg_dataloader.FixedSizeDataLoader` and `WholeCallLoader`."""
 
 
 class CustomFixedSizeDataLoader(pyg_dataloader.OlderArguments, FixedSizeDataLoader):
-    """The loader of older releases, by its arguments; see `older_releases.in_todays_words`."""
+    """Loader with the arguments of older releases; see `fixed_size_options.in_todays_words`."""
+
+
+class FixedSizeClusterLoader(pyg_dataloader.FixedSizeClusterLoader, WholeCallLoader):
+    """Loader of clusters in batches of one shape; see `pyg_dataloader.FixedSizeClusterLoader` and `WholeCallLoader`."""
 
 
 class GroupedDataset(torch.utils.data.Dataset[Any]):
-    """A dataset of which several graphs, by a tuple of their numbers, are one element; all else is the dataset's.
+    """Dataset that returns a list of graphs for a tuple of indices. Other attributes are the dataset's.
 
     Args:
-        dataset: The graphs.
+        dataset: Graphs.
 
     Example:
-        >>> BatchesOf("abc")[(0, 2)], BatchesOf("abc")[1], len(BatchesOf("abc"))
+        >>> GroupedDataset("abc")[(0, 2)], GroupedDataset("abc")[1], len(GroupedDataset("abc"))
         (['a', 'c'], 'b', 3)
     """
 
@@ -80,13 +69,16 @@ class GroupedDataset(torch.utils.data.Dataset[Any]):
         return len(self.dataset)
 
     def __getattr__(self, name: str) -> Any:
-        if name in ("dataset", "__getitems__"):  # absent while it is unpickled; and each element is fetched by itself
+        if name in (
+            "dataset",
+            "__getitems__",
+        ):  # "dataset" is missing during unpickling; __getitems__ would skip groups
             raise AttributeError(name)
         return getattr(self.dataset, name)
 
 
 class _SingleElementBatches(Sampler[Any]):
-    """The batches of a sampler, each as a list of one element."""
+    """Sampler that yields each batch of another sampler as a list with one element, a tuple."""
 
     def __init__(self, sampler: Any) -> None:
         self._sampler = sampler
@@ -96,8 +88,3 @@ class _SingleElementBatches(Sampler[Any]):
 
     def __len__(self) -> int:
         return len(self._sampler)
-
-
-@of_whole_calls
-class FixedSizeClusterLoader(pyg_dataloader.FixedSizeClusterLoader, poptorch.DataLoader):
-    """Loads clusters in batches of one shape; see `pyg_dataloader.FixedSizeClusterLoader` and `of_whole_calls`."""

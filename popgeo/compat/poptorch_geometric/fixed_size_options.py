@@ -1,4 +1,4 @@
-"""The sizes of a batch as PopTorch Geometric has them, and the arguments for them in release 3.2."""
+"""Sizes of a batch as in PopTorch Geometric, and translations of the arguments of release 3.2."""
 
 import functools
 import inspect
@@ -12,19 +12,19 @@ from popgeo.loader.strategy import FixedSizeStrategy
 
 
 class FixedSizeOptions(data.FixedSizeOptions):
-    """How many nodes, edges and graphs every batch has, padding included, and what fills padding.
+    """Number of nodes, edges and graphs of every batch, including padding, and the values of padding.
 
-    Everything else is `popgeo.data.FixedSizeOptions`, which says what each field means.
+    See `popgeo.data.FixedSizeOptions` for the fields. Here they may be changed.
 
     Args:
         num_nodes: Nodes of a batch, or a number for each node type.
-        num_edges: Edges of a batch, or a number for each edge type. None means `num_nodes * (num_nodes - 1)`, of all
-            nodes together, which then holds for each edge type.
+        num_edges: Edges of a batch, or a number for each edge type. Default: `num_nodes * (num_nodes - 1)` with all
+            nodes together, for each edge type.
         num_graphs: Graphs of a batch, at least 2.
-        node_pad_value: Fills node attributes of padding; None means 0.
-        edge_pad_value: Fills edge attributes of padding; None means 0.
-        graph_pad_value: Fills graph attributes of padding; None means 0.
-        pad_graph_defaults: What padding graphs carry for attributes that are not tensors.
+        node_pad_value: Value of node attributes in padding. Default: 0.
+        edge_pad_value: Value of edge attributes in padding. Default: 0.
+        graph_pad_value: Value of graph attributes in padding. Default: 0.
+        pad_graph_defaults: Values of padding graphs for attributes that are not tensors.
 
     Raises:
         ValueError: `num_graphs` is below 2.
@@ -41,7 +41,7 @@ class FixedSizeOptions(data.FixedSizeOptions):
     """
 
     __setattr__ = object.__setattr__
-    __hash__ = None  # type: ignore[assignment]  # its fields change
+    __hash__ = None  # type: ignore[assignment]  # its fields may change
 
     def __post_init__(self) -> None:
         validate_num_graphs(self.num_graphs)
@@ -53,7 +53,7 @@ class FixedSizeOptions(data.FixedSizeOptions):
         super().__post_init__()
 
     def to_hetero(self, node_types: Sequence[Any], edge_types: Sequence[Any]) -> "FixedSizeOptions":
-        """Gives every type a size of its own, in place: that of all, if there is one number."""
+        """Give each type its own size, in place. A single number becomes the size of every type."""
         if not isinstance(self.num_nodes, dict):
             self.__dict__["num_nodes"] = dict.fromkeys(node_types, self.num_nodes)
         if not isinstance(self.num_edges, dict):
@@ -67,7 +67,7 @@ class FixedSizeOptions(data.FixedSizeOptions):
 
 
 def validate_num_graphs(num_graphs: int) -> None:
-    """Raises ValueError if a batch has no room for a real graph and a graph of padding."""
+    """Raise ValueError if a batch has no room for a real graph and a graph of padding."""
     check(num_graphs >= 2, said("validate_num_graphs", num_graphs=num_graphs), ValueError)
 
 
@@ -75,7 +75,7 @@ _SIZES = ("num_nodes", "num_edges", "num_graphs")
 
 
 Init = Callable[..., None]
-_OLDER_WORDS = frozenset({"num_nodes", "num_edges", "collater_args"})  # the sizes of a loader in release 3.2
+_OLDER_WORDS = frozenset({"num_nodes", "num_edges", "collater_args"})  # sizes of a loader in release 3.2
 _OF_OPTIONS = ("num_edges", "num_graphs", "node_pad_value", "edge_pad_value", "graph_pad_value", "pad_graph_defaults")
 
 
@@ -84,17 +84,17 @@ _OF_COLLATER += ["follow_batch", "exclude_keys"]
 
 
 def in_todays_words(dataset: Any, given: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments of `FixedSizeDataLoader` that mean the same as arguments of `CustomFixedSizeDataLoader`.
+    """Translate the arguments of `CustomFixedSizeDataLoader` to arguments of `FixedSizeDataLoader`.
 
     Args:
-        dataset: The graphs.
-        given: `num_nodes` of a batch, by default with room for the largest graphs; `batch_size`, its graphs with one of
-            padding, by default 2 or what a packing `batch_sampler` says; `num_edges`; `collater_args` (sizes, pad
-            values, `add_masks_to_batch`, `trim_nodes`, `trim_edges`); `fixed_size_options`, `batch_sampler`, and what
-            torch's `DataLoader` takes.
+        dataset: Graphs.
+        given: `num_nodes` of a batch (default: room for the largest graphs); `batch_size`, its graphs including one of
+            padding (default: 2, or the number of a packing `batch_sampler`); `num_edges`; `collater_args` (sizes, pad
+            values, `add_masks_to_batch`, `trim_nodes`, `trim_edges`); `fixed_size_options`, `batch_sampler`, and
+            arguments of torch's `DataLoader`.
 
     Raises:
-        AssertionError: a `batch_sampler` makes batches of more nodes than fit.
+        AssertionError: A `batch_sampler` makes batches of more nodes than fit.
 
     Example:
         >>> given = {"num_nodes": 100, "batch_size": 10, "collater_args": {"num_edges": 300, "trim_edges": True}}
@@ -123,17 +123,17 @@ def in_todays_words(dataset: Any, given: Mapping[str, Any]) -> dict[str, Any]:
     masks = bool(of_collater.pop("add_masks_to_batch", False))
     check(not of_collater, f"`collater_args` holds {sorted(of_collater)}; pass them to the loader itself.")
     strategy = next(one for one in OverSizeStrategy if (one.trims_nodes, one.trims_edges) == trims)
-    told = {"fixed_size_options": options, "over_size_strategy": strategy, "add_pad_masks": masks}
-    return {"batch_size": options.num_graphs, **told, **rest}
+    chosen = {"fixed_size_options": options, "over_size_strategy": strategy, "add_pad_masks": masks}
+    return {"batch_size": options.num_graphs, **chosen, **rest}
 
 
 def packed_in_todays_words(dataset: Any, given: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments of `FixedSizeDataLoader` that mean what its own of release 3.2 did: it packed by nodes and edges.
+    """Translate the arguments of release 3.2's `FixedSizeDataLoader`, which packed graphs by nodes and edges.
 
     Args:
-        dataset: The graphs.
-        given: `batch_size` (the most graphs of a batch, one of padding included), `num_nodes`, `num_edges`,
-            `collater_args`, and what torch's `DataLoader` takes.
+        dataset: Graphs.
+        given: `batch_size` (maximum number of graphs, including one of padding), `num_nodes`, `num_edges`,
+            `collater_args`, and arguments of torch's `DataLoader`.
 
     Example:
         >>> told = packed_in_todays_words([], {"batch_size": 10, "num_nodes": 300, "num_edges": 600})
@@ -145,11 +145,11 @@ def packed_in_todays_words(dataset: Any, given: Mapping[str, Any]) -> dict[str, 
 
 
 def clusters_in_todays_words(cluster_data: Any, given: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments of `FixedSizeClusterLoader` that mean what its own of release 3.2 did.
+    """Translate the arguments of release 3.2's `FixedSizeClusterLoader`.
 
     Args:
-        cluster_data: The clusters.
-        given: `num_nodes`, `collater_args`, and what torch's `DataLoader` takes.
+        cluster_data: Clusters.
+        given: `num_nodes`, `collater_args`, and arguments of torch's `DataLoader`.
 
     Raises:
         ValueError: `num_nodes` is missing.
@@ -165,13 +165,13 @@ def clusters_in_todays_words(cluster_data: Any, given: Mapping[str, Any]) -> dic
 
 
 def sizes_in_todays_words(args: Sequence[Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments of `FixedSizeCollater` that mean what its own of release 3.2 did: sizes and pad values one by one.
+    """Translate the arguments of release 3.2's `FixedSizeCollater`, which took sizes and pad values one by one.
 
-    Without `num_graphs` a batch has one graph more than the list.
+    Without `num_graphs`, a batch has one graph more than the list.
 
     Args:
-        args: By position, in the order of that release.
-        given: By name.
+        args: Positional arguments, in the order of that release.
+        given: Keyword arguments.
 
     Example:
         >>> sizes_in_todays_words([9], {"num_edges": 20, "trim_nodes": True})["fixed_size_options"].num_edges
@@ -184,13 +184,13 @@ def sizes_in_todays_words(args: Sequence[Any], given: Mapping[str, Any]) -> dict
 
 
 def with_older_words(translate: Callable[[Any, Mapping[str, Any]], dict[str, Any]]) -> Callable[[Init], Init]:
-    """Lets the constructor of a loader be called with the words of release 3.2 too.
+    """Return a decorator of a loader's constructor that also accepts the arguments of release 3.2.
 
     Args:
-        translate: Makes today's arguments of the graphs and of what was given.
+        translate: Function from the graphs and the given arguments to today's arguments.
 
     Raises:
-        ValueError: by the constructor, where sizes are given in both languages.
+        ValueError: Raised by the constructor if sizes are given in both forms.
     """
 
     def make(init: Init) -> Init:

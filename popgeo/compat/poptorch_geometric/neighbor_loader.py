@@ -1,4 +1,4 @@
-"""Batches of seeds and their sampled neighbors over torch's and PopTorch's `DataLoader`."""
+"""Loaders of seeds and their sampled neighbors over torch's and PopTorch's `DataLoader`."""
 
 import copy
 from collections.abc import Callable, Sequence
@@ -8,9 +8,8 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Batch, Data, HeteroData
 
-from popgeo.compat import poptorch
 from popgeo.compat.poptorch_geometric.collate import FixedSizeCollater
-from popgeo.compat.poptorch_geometric.dataloader import of_whole_calls
+from popgeo.compat.poptorch_geometric.dataloader import WholeCallLoader
 from popgeo.compat.poptorch_geometric.fixed_size_options import FixedSizeOptions
 from popgeo.data.axes import Axis, Level
 from popgeo.data.flat_store import FlatStore
@@ -22,33 +21,32 @@ from popgeo.loader.large.whole_graph import open_graph
 _HOW: dict[str, Any] = {"replace": False, "disjoint": False, "subgraph_type": "directional", "directed": True}
 _HOW |= {"temporal_strategy": "uniform", "time_attr": None, "weight_attr": None}
 _NOT_TAKEN = ("transform_sampler_output", "neighbor_sampler")
-_WITHOUT_MEANING = ("is_sorted", "filter_per_worker")  # taken for the sake of PyG's signature; they change nothing
-_SEEDS = "seeds_to_keep"  # an attribute of nodes while a batch is padded; PyG would count up one named "batch"
+_IGNORED = ("is_sorted", "filter_per_worker")  # arguments of PyG without an effect
+_SEEDS = "seeds_to_keep"  # node attribute during padding; PyG would increment a name with "batch"
 
 
 class PyGFixedSizeNeighborLoader(torch.utils.data.DataLoader[Any]):
-    """Loads nodes of a large graph with sampled neighbors, in batches whose shapes never change.
+    """Loader of nodes of a large graph with sampled neighbors, in batches of one shape.
 
-    The seeds are the first nodes of a batch, and trimming keeps them. No extension of PyG is needed.
+    The seeds are the first nodes of a batch, and trimming keeps them. It needs no extension of PyG.
 
     Args:
-        data: The graph, `Data` or `HeteroData`.
-        num_neighbors: How many neighbors of each node each hop takes, -1 for all; also by edge type.
-        input_nodes: The seeds, as PyG's `NeighborLoader` takes them.
-        input_time: The time of each seed, with `time_attr`.
-        transform: Changes each sample before it is padded.
+        data: Graph, `Data` or `HeteroData`.
+        num_neighbors: Neighbors per node and hop, or a dictionary with them per edge type. -1 takes all neighbors.
+        input_nodes: Seeds, as in PyG's `NeighborLoader`.
+        input_time: Time of each seed, for `time_attr`.
+        transform: Function that changes each sample before padding.
         batch_size: Seeds of a batch.
-        over_size_strategy: What happens to a sample that does not fit.
-        fixed_size_options: Sizes of a batch; None measures up to 1000 samples.
-        add_pad_masks: Whether batches carry masks.
-        follow_batch: Attributes to add an assignment vector for.
-        exclude_keys: Attributes to leave out.
-        kwargs: How neighbors are sampled, as `popgeo.loader.FixedSizeNeighborLoader` takes it: `replace`, `disjoint`,
-            `subgraph_type`, `directed`, `temporal_strategy`, `time_attr`, `weight_attr`; and what torch's `DataLoader`
-            takes, such as `shuffle`.
+        over_size_strategy: Treatment of a sample that does not fit.
+        fixed_size_options: Sizes of a batch. Default: measured on up to 1000 samples.
+        add_pad_masks: Whether batches have masks.
+        follow_batch: Attributes that get an assignment vector.
+        exclude_keys: Attributes to omit.
+        kwargs: Choices of `popgeo.loader.FixedSizeNeighborLoader`: `replace`, `disjoint`, `subgraph_type`, `directed`,
+            `temporal_strategy`, `time_attr`, `weight_attr`; and arguments of torch's `DataLoader`, such as `shuffle`.
 
     Raises:
-        ValueError: arguments contradict each other or the graph.
+        ValueError: Arguments contradict each other or the graph.
 
     Example:
         >>> ring = torch.stack([torch.arange(6), (torch.arange(6) + 1) % 6])
@@ -69,40 +67,42 @@ class PyGFixedSizeNeighborLoader(torch.utils.data.DataLoader[Any]):
     ) -> None:  # fmt: skip
         for name in _NOT_TAKEN:
             if kwargs.pop(name, None) is not None:
-                raise ValueError(f"{name} is not taken, as popgeo samples by itself. Leave it out.")
+                raise ValueError(f"{name} is not supported, since popgeo samples itself. Leave it out.")
         how = {name: kwargs.pop(name, default) for name, default in _HOW.items()}
         how["disjoint"] = how["disjoint"] or input_time is not None
-        kwargs = {name: given for name, given in kwargs.items() if name not in _WITHOUT_MEANING}
+        kwargs = {name: given for name, given in kwargs.items() if name not in _IGNORED}
         self._whole = open_graph(data, exclude_keys, None)
         self._neighbors = NeighborSampler(self._whole, num_neighbors, input_nodes, input_time, **how)
         self.input_type, num_seeds = self._neighbors.node_type, self._neighbors.num_items
         self._transform, self._mini_batch_size = transform, batch_size
         self.fixed_size_options = fixed_size_options or self._measured(num_seeds)
-        told = {"follow_batch": follow_batch, "exclude_keys": exclude_keys, "protect": _SEEDS}
-        collate = self._create_collater(self.fixed_size_options, over_size_strategy, add_pad_masks, **told)
-        super().__init__(dataset=range(num_seeds), batch_size=batch_size, collate_fn=collate, **kwargs)  # type: ignore[arg-type]
+        chosen = {"follow_batch": follow_batch, "exclude_keys": exclude_keys, "protect": _SEEDS}
+        self.fixed_size_collater = FixedSizeCollater.of_loader(
+            self.fixed_size_options, over_size_strategy, add_pad_masks, **chosen
+        )
+        super().__init__(dataset=range(num_seeds), batch_size=batch_size, collate_fn=self._collate, **kwargs)  # type: ignore[arg-type]
 
     def nativeCollate(self, index: Any) -> Any:
-        """The sample of some seeds, of the size that it has.
+        """Sample the neighbors of some seeds, without padding.
 
         Args:
-            index: Numbers of seeds, as the loader's dataset has them.
+            index: Indices of seeds in the loader's dataset.
 
         Returns:
             A graph with `n_id`, `e_id`, `input_id` and `batch_size`.
         """
         ids = torch.as_tensor(index, dtype=torch.int64).flatten()
-        seed = int(torch.randint(2**62, ()))  # by torch.manual_seed
+        seed = int(torch.randint(2**62, ()))  # follows torch.manual_seed
         sample = _as_graph(self._whole, self._neighbors.sample(ids.numpy(), seed))
         place = self._of_seeds(sample)
         place.input_id, place.batch_size = ids, len(ids)
         return sample if self._transform is None else self._transform(sample)
 
     def fixedSizeCollate(self, sample: Any) -> Batch:
-        """A sample as a batch of fixed size; `batch_size` and `input_id` stay as they are.
+        """Pad a sample to a batch of fixed size. `batch_size` and `input_id` stay unchanged.
 
         Raises:
-            FixedSizeError: it does not fit.
+            FixedSizeError: The sample does not fit.
         """
         sample = copy.copy(sample)
         place = self._of_seeds(sample)
@@ -119,15 +119,11 @@ class PyGFixedSizeNeighborLoader(torch.utils.data.DataLoader[Any]):
         return batch
 
     def _of_seeds(self, graph: Any) -> Any:
-        """The graph, or its store of the seeds' type."""
+        """Return the graph, or its store of the seeds' type."""
         return graph if self.input_type is None else graph[self.input_type]
 
     def _collate(self, index: Any) -> Batch:
         return self.fixedSizeCollate(self.nativeCollate(index))
-
-    def _create_collater(self, *args: Any, **kwargs: Any) -> Callable[[Any], Any]:
-        self.fixed_size_collater = FixedSizeCollater.of_loader(*args, **kwargs)
-        return self._collate
 
     def _measured(self, num_seeds: int) -> FixedSizeOptions:
         starts = range(0, num_seeds, self._mini_batch_size)
@@ -135,16 +131,15 @@ class PyGFixedSizeNeighborLoader(torch.utils.data.DataLoader[Any]):
         return FixedSizeOptions.from_loader(self.nativeCollate(list(part)) for part in ids)
 
 
-@of_whole_calls
-class FixedSizeNeighborLoader(PyGFixedSizeNeighborLoader, poptorch.DataLoader):
-    """A loader of seeds with sampled neighbors and masks; see `PyGFixedSizeNeighborLoader` and `of_whole_calls`."""
+class FixedSizeNeighborLoader(PyGFixedSizeNeighborLoader, WholeCallLoader):
+    """Loader of seeds with sampled neighbors and masks; see `PyGFixedSizeNeighborLoader` and `WholeCallLoader`."""
 
     def __init__(self, *args: Any, add_pad_masks: bool | None = True, **kwargs: Any) -> None:
         super().__init__(*args, add_pad_masks=add_pad_masks, **kwargs)
 
 
 def _as_graph(whole: FlatStore, part: Subgraph) -> Any:
-    """A part of a large graph as PyG's object of its own."""
+    """Return a part of a large graph as an object of PyG."""
     graph = whole.graph_class()
     stores: dict[Any, Any] = {key: graph[key] for key in (*whole.node_types, *whole.edge_types) if key is not None}
     for attribute in whole.attributes:

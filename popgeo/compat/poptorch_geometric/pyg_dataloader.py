@@ -1,6 +1,6 @@
-"""Loaders of graphs and clusters over torch's `DataLoader`: as PyG batches them, and with every batch of one size."""
+"""Loaders of graphs and clusters over torch's `DataLoader`, in PyG's batches or in batches of one size."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -8,8 +8,9 @@ import torch
 from torch.utils.data import RandomSampler
 from torch_geometric.loader import ClusterLoader
 
+from popgeo.compat.poptorch.data_loader import generator_for_a_thread
 from popgeo.compat.poptorch.errors import check, said
-from popgeo.compat.poptorch_geometric import fixed_size_options as _words
+from popgeo.compat.poptorch_geometric import fixed_size_options as _older
 from popgeo.compat.poptorch_geometric.collate import Collater, FixedSizeCollater, make_per_type
 from popgeo.compat.poptorch_geometric.fixed_size_options import FixedSizeOptions
 from popgeo.compat.poptorch_geometric.stream_packing_sampler import StreamPackingSampler
@@ -18,15 +19,15 @@ from popgeo.loader.strategy import FixedSizeStrategy as FixedSizeStrategy
 
 
 class DataLoader(torch.utils.data.DataLoader[Any]):
-    """Loads graphs in batches as PyG makes them, such as graphs that `torch_geometric.transforms.Pad` has made equal.
+    """Loader of graphs in PyG's batches, for example of graphs that `torch_geometric.transforms.Pad` has padded.
 
     Args:
-        dataset: The graphs.
+        dataset: Graphs.
         batch_size: Graphs of a batch.
-        shuffle: Whether each epoch has an order of its own, drawn by torch's random numbers.
-        follow_batch: Attributes to add an assignment vector for.
-        exclude_keys: Attributes to leave out.
-        kwargs: What torch's `DataLoader` takes; a `collate_fn` is not used.
+        shuffle: Whether to draw a new order for each epoch with torch's random numbers.
+        follow_batch: Attributes that get an assignment vector.
+        exclude_keys: Attributes to omit.
+        kwargs: Arguments of torch's `DataLoader`. A `collate_fn` has no effect.
 
     Example:
         >>> from torch_geometric.data import Data
@@ -42,35 +43,31 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         kwargs.pop("collate_fn", None)
         self._mini_batch_size = batch_size
         self.follow_batch, self.exclude_keys = follow_batch, exclude_keys
-        collate = self._create_collater(follow_batch, exclude_keys)
+        collate = Collater(follow_batch, exclude_keys)
         super().__init__(dataset=dataset, batch_size=batch_size, shuffle=shuffle, collate_fn=collate, **kwargs)
-
-    def _create_collater(self, *args: Any) -> Callable[[list[Any]], Any]:
-        return Collater(*args)
 
 
 class FixedSizeDataLoader(torch.utils.data.DataLoader[Any]):
-    """Loads graphs in batches whose shapes never change.
-
-    What a batch holds says `popgeo.data.batch_contents`.
+    """Loader of graphs in batches of one shape. See `popgeo.data.batch_contents` for their contents.
 
     Args:
-        dataset: The graphs.
-        batch_size: Graphs of a batch, one of padding included; it must equal `fixed_size_options.num_graphs`.
-        shuffle: Whether each epoch has an order of its own, drawn by torch's random numbers.
-        fixed_size_options: Sizes of a batch; None means `FixedSizeOptions.from_dataset(dataset, batch_size)`. A
-            heterogeneous dataset makes them sizes per type, in place.
-        fixed_size_strategy: `PadToMax` puts `batch_size - 1` graphs into each batch, `StreamPack` the same number as
-        fit. over_size_strategy: What happens to graphs that do not fit.
-        add_pad_masks: Whether batches carry masks.
-        follow_batch: Attributes to add an assignment vector for.
-        exclude_keys: Attributes to leave out.
-        kwargs: What torch's `DataLoader` takes. `num_nodes`, `num_edges` and `collater_args` of release 3.2 are
-            understood: by these words graphs are packed.
+        dataset: Graphs.
+        batch_size: Graphs of a batch, including one graph of padding. It must equal `fixed_size_options.num_graphs`.
+        shuffle: Whether to draw a new order for each epoch with torch's random numbers.
+        fixed_size_options: Sizes of a batch. Default: `FixedSizeOptions.from_dataset(dataset, batch_size)`. A
+            heterogeneous dataset converts it to sizes per type, in place.
+        fixed_size_strategy: `PadToMax` puts `batch_size - 1` graphs into each batch. `StreamPack` puts as many graphs
+            as fit.
+        over_size_strategy: Treatment of graphs that do not fit.
+        add_pad_masks: Whether batches have masks.
+        follow_batch: Attributes that get an assignment vector.
+        exclude_keys: Attributes to omit.
+        kwargs: Arguments of torch's `DataLoader`. `num_nodes`, `num_edges` and `collater_args` of release 3.2 are
+            accepted and pack graphs, as in that release.
 
     Raises:
         AssertionError: `batch_size` is not `fixed_size_options.num_graphs`, or a `collate_fn` is given.
-        ValueError: a strategy and a `batch_sampler` contradict each other.
+        ValueError: A strategy and a `batch_sampler` contradict each other.
 
     Example:
         >>> from torch_geometric.data import Data
@@ -80,7 +77,7 @@ class FixedSizeDataLoader(torch.utils.data.DataLoader[Any]):
         [torch.Size([8, 1]), torch.Size([8, 1])]
     """
 
-    @_words.with_older_words(_words.packed_in_todays_words)
+    @_older.with_older_words(_older.packed_in_todays_words)
     def __init__(
         self, dataset: Any, batch_size: int = 2, shuffle: bool = False,
         fixed_size_options: FixedSizeOptions | None = None,
@@ -104,26 +101,21 @@ class FixedSizeDataLoader(torch.utils.data.DataLoader[Any]):
             sampler = self._packing(dataset, shuffle, over_size_strategy, kwargs)
         self.batch_sampler, self.padded_batch_size = sampler, batch_size
         self._mini_batch_size = None if sampler is not None else batch_size - 1
-        told = {"follow_batch": follow_batch, "exclude_keys": exclude_keys, "skip": skips}
-        collate = self._create_collater(self.fixed_size_options, over_size_strategy, add_pad_masks, **told)
-        if sampler is None:
-            chosen = {"dataset": dataset, "batch_size": batch_size - 1, "shuffle": shuffle}
-        else:
-            chosen = self._of_sampler(dataset, sampler)
-        super().__init__(collate_fn=collate, **chosen, **kwargs)
-
-    def _of_sampler(self, dataset: Any, sampler: Any) -> dict[str, Any]:
-        """What torch's loader takes where a sampler chooses the graphs of each batch."""
-        return {"dataset": dataset, "batch_sampler": sampler}
+        chosen = {"follow_batch": follow_batch, "exclude_keys": exclude_keys, "skip": skips}
+        collate = FixedSizeCollater.of_loader(self.fixed_size_options, over_size_strategy, add_pad_masks, **chosen)
+        kwargs |= {"batch_size": batch_size - 1, "shuffle": shuffle} if sampler is None else {"batch_sampler": sampler}
+        super().__init__(dataset=dataset, collate_fn=collate, **kwargs)
 
     def _packing(
         self, dataset: Any, shuffle: bool, over_size_strategy: OverSizeStrategy, kwargs: dict[str, Any]
     ) -> StreamPackingSampler:
-        """Packs graphs in the loader's order, with one graph, node and edge left for padding.
+        """Return the sampler that packs graphs in the loader's order, with one graph, node and edge left for padding.
 
-        What is trimmed afterwards is counted over all types, as PopTorch Geometric does.
+        Sizes that are trimmed later count over all types, as in PopTorch Geometric.
         """
         order = kwargs.pop("sampler", None)
+        if shuffle and kwargs.get("mode"):  # a thread of PopTorch's DataLoader draws the order
+            kwargs["generator"] = kwargs.get("generator") or generator_for_a_thread()
         if order is None and shuffle:
             order = RandomSampler(dataset, generator=kwargs.get("generator"))
         options: Any = self.fixed_size_options
@@ -136,22 +128,19 @@ class FixedSizeDataLoader(torch.utils.data.DataLoader[Any]):
         skips = over_size_strategy is OverSizeStrategy.Skip
         return StreamPackingSampler(dataset, options.num_graphs - 1, nodes, edges, order, skips)
 
-    def _create_collater(self, *args: Any, **kwargs: Any) -> Callable[[list[Any]], Any]:
-        return FixedSizeCollater.of_loader(*args, **kwargs)
-
 
 class OlderArguments:
-    """What turns a loader into that of older releases, `CustomFixedSizeDataLoader`; see `older_releases`."""
+    """Mixin that accepts the arguments of `CustomFixedSizeDataLoader` in older releases; see `in_todays_words`."""
 
     def __init__(
         self, dataset: Any, num_nodes: int | None = None, batch_size: int | None = None, **kwargs: Any
     ) -> None:
         given = {"num_nodes": num_nodes, "batch_size": batch_size, **kwargs}
-        super().__init__(dataset, **_words.in_todays_words(dataset, given))  # type: ignore[call-arg]
+        super().__init__(dataset, **_older.in_todays_words(dataset, given))  # type: ignore[call-arg]
 
 
 class CustomFixedSizeDataLoader(OlderArguments, FixedSizeDataLoader):
-    """The loader of older releases, by its arguments; see `older_releases.in_todays_words`.
+    """Loader with the arguments of older releases; see `fixed_size_options.in_todays_words`.
 
     Example:
         >>> from torch_geometric.data import Data
@@ -166,25 +155,25 @@ _NOT_TAKEN = {"collate_fn", "batch_sampler", "exclude_keys"}
 
 
 class FixedSizeClusterLoader(torch.utils.data.DataLoader[Any]):
-    """Loads clusters with the edges inside and between them, in batches whose shapes never change.
+    """Loader of clusters with the edges inside and between them, in batches of one shape.
 
-    `popgeo.loader.FixedSizeClusterLoader` is the quicker one, and makes clusters by itself.
+    `popgeo.loader.FixedSizeClusterLoader` is faster and makes the clusters itself.
 
     Args:
         cluster_data: PyG's `ClusterData`.
-        fixed_size_options: Sizes of a batch, of two graphs: one real, one of padding.
+        fixed_size_options: Sizes of a batch with two graphs: one real graph and one graph of padding.
         batch_size: Clusters of a batch.
-        over_size_strategy: What happens to clusters that do not fit together.
-        add_pad_masks: Whether batches carry masks.
-        kwargs: What torch's `DataLoader` takes, such as `shuffle`; `num_nodes` and `collater_args` of release 3.2 are
-            understood in the place of `fixed_size_options` and `over_size_strategy`.
+        over_size_strategy: Treatment of clusters that do not fit together.
+        add_pad_masks: Whether batches have masks.
+        kwargs: Arguments of torch's `DataLoader`, such as `shuffle`. `num_nodes` and `collater_args` of release 3.2 may
+            replace `fixed_size_options` and `over_size_strategy`.
 
     Raises:
-        ValueError: sizes are missing, or given twice.
-        AssertionError: `num_graphs` is not 2, or an argument is not taken.
+        ValueError: Sizes are missing, or given twice.
+        AssertionError: `num_graphs` is not 2, or an argument is not supported.
     """
 
-    @_words.with_older_words(_words.clusters_in_todays_words)
+    @_older.with_older_words(_older.clusters_in_todays_words)
     def __init__(
         self, cluster_data: Any, fixed_size_options: FixedSizeOptions | None = None, batch_size: int = 1,
         over_size_strategy: OverSizeStrategy = OverSizeStrategy.TrimNodesAndEdges, add_pad_masks: bool | None = True,
@@ -201,13 +190,11 @@ class FixedSizeClusterLoader(torch.utils.data.DataLoader[Any]):
             raise AssertionError(f"`{type(self).__name__}` does not support the following arguments: {sorted(odd)}.")
         self.cluster_data = cluster_data
         self._mini_batch_size = batch_size
-        collate = self._create_collater(fixed_size_options, over_size_strategy, add_pad_masks)
+        pad = FixedSizeCollater.of_loader(fixed_size_options, over_size_strategy, add_pad_masks)
+        collate = partial(_together, ClusterLoader(cluster_data), pad)
         super().__init__(dataset=range(len(cluster_data)), batch_size=batch_size, collate_fn=collate, **kwargs)  # type: ignore[arg-type]
-
-    def _create_collater(self, *args: Any) -> Callable[[list[int]], Any]:
-        return partial(_together, ClusterLoader(self.cluster_data), FixedSizeCollater.of_loader(*args))
 
 
 def _together(loader: ClusterLoader, collate: FixedSizeCollater, clusters: list[int]) -> Any:
-    """A batch of the clusters of these numbers."""
+    """Return a batch of the clusters with these numbers."""
     return collate([loader._collate(clusters)])

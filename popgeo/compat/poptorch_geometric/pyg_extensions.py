@@ -1,4 +1,4 @@
-"""Searches, partitions and samples of popgeo, for the extensions of PyG that are not installed."""
+"""Replacements for PyG's missing extensions: searches, partitions and samples of popgeo."""
 
 import functools
 import importlib
@@ -25,12 +25,12 @@ _FLAGS |= {"nearest": "WITH_NEAREST"}
 _LAYERS = ("edge_conv", "gravnet_conv", "x_conv")
 _SAMPLED = ("node", "row", "col", "edge", "batch", "num_sampled_nodes", "num_sampled_edges")
 
-_CHANGES = ExitStack()  # closing it gives PyG its own functions again
-_IN_PLACE: list[str] = []  # the names of the functions that popgeo has replaced
+_CHANGES = ExitStack()  # closing it restores PyG's functions
+_IN_PLACE: list[str] = []  # names of replaced functions
 
 
 def stand_in() -> None:
-    """Lets popgeo replace the extensions of PyG that are not installed, until `take_back`; others stay in use.
+    """Replace PyG's missing extensions until `take_back`. Installed extensions stay in use.
 
     Example:
         >>> stand_in()
@@ -43,23 +43,23 @@ def stand_in() -> None:
         return
     for name, flag in _FLAGS.items():
         if not getattr(pyg_typing, flag):
-            _replace(pool, name, getattr(torch_cluster, name))
+            _replace_function(pool, name, getattr(torch_cluster, name))
     if not getattr(pyg_typing, _FLAGS["knn"]):
-        _let_layers_search()
+        _replace_search_of_layers()
     if not getattr(pyg_typing, "WITH_GRID_CLUSTER", True):
-        _put(torch.ops.pyg, "grid_cluster", torch_cluster.grid_cluster)
-        _put(pyg_typing, "WITH_GRID_CLUSTER", True)
+        _replace_attribute(torch.ops.pyg, "grid_cluster", torch_cluster.grid_cluster)
+        _replace_attribute(pyg_typing, "WITH_GRID_CLUSTER", True)
     if not (pyg_typing.WITH_METIS or pyg_typing.WITH_TORCH_SPARSE):
-        _put(ClusterData, "_metis", _partitioned)
+        _replace_attribute(ClusterData, "_metis", _partitioned)
     if not (pyg_typing.WITH_PYG_LIB or pyg_typing.WITH_TORCH_SPARSE):
-        _put(NeighborSampler, "_sample", _sampled(NeighborSampler._sample))
+        _replace_attribute(NeighborSampler, "_sample", _sampled(NeighborSampler._sample))
     for flag in sorted(set(_FLAGS.values())):
-        _put(pyg_typing, flag, True)
-    _take_what_pyg_took()
+        _replace_attribute(pyg_typing, flag, True)
+    _accept_old_arguments()
 
 
 def take_back() -> None:
-    """Gives PyG its own functions again.
+    """Restore PyG's own functions.
 
     Example:
         >>> take_back()
@@ -68,13 +68,13 @@ def take_back() -> None:
     _IN_PLACE.clear()
 
 
-def _put(holder: Any, name: str, part: Any) -> None:
+def _replace_attribute(holder: Any, name: str, part: Any) -> None:
     _CHANGES.enter_context(replaced(holder, name, part))
     _IN_PLACE.append(name)
 
 
-def _take_what_pyg_took() -> None:
-    """PyG 2.4 took any argument of a layer and ignored it; old programs write `SAGEConv(..., add_self_loops=False)`."""
+def _accept_old_arguments() -> None:
+    """Ignore `add_self_loops` of layers without loops, as PyG 2.4 did; old programs pass it to `SAGEConv`."""
     make = MessagePassing.__init__
     if hasattr(make, "__wrapped__") or "add_self_loops" in inspect.signature(make).parameters:
         return
@@ -82,34 +82,36 @@ def _take_what_pyg_took() -> None:
     @functools.wraps(make)
     def take(layer: MessagePassing, *args: Any, **kwargs: Any) -> None:
         if kwargs.pop("add_self_loops", None) is not None:
-            ignored(f"{type(layer).__name__}(add_self_loops=)", "the layer adds none; PyG 2.4 ignored it too")
+            ignored(
+                f"{type(layer).__name__}(add_self_loops=)", "the layer adds no loops; PyG 2.4 ignored the argument, too"
+            )
         make(layer, *args, **kwargs)
 
-    _put(MessagePassing, "__init__", take)
+    _replace_attribute(MessagePassing, "__init__", take)
 
 
-def _let_layers_search() -> None:
-    """Layers of PyG that search call the extension themselves, with where each graph starts: here with the graphs."""
+def _replace_search_of_layers() -> None:
+    """Replace the search of PyG's layers, which pass graph boundaries. Here they pass the graph of each node."""
     for layer in _LAYERS:
         module = importlib.import_module(f"torch_geometric.nn.conv.{layer}")
-        _put(module, "index2ptr", lambda batch: batch)
-    _put(torch.ops.pyg, "knn", _knn)  # a namespace that takes any name
+        _replace_attribute(module, "index2ptr", lambda batch: batch)
+    _replace_attribute(torch.ops.pyg, "knn", _knn)  # this namespace accepts any name
 
 
 def _knn(x: Tensor, y: Tensor, of_x: Any, of_y: Any, k: int, cosine: bool, num_workers: int) -> Tensor:
     return torch_cluster.knn(x, y, k, of_x, of_y, cosine)
 
 
-def _replace(module: Any, name: str, function: Callable[..., Any]) -> None:
-    """Puts a function where PyG's is, and in each module of PyG that has imported it under that name."""
+def _replace_function(module: Any, name: str, function: Callable[..., Any]) -> None:
+    """Replace a function of PyG in its module, and in each module of PyG that has imported it."""
     original = getattr(module, name)
     for importer in [value for key, value in sys.modules.items() if key.partition(".")[0] == "torch_geometric"]:
         if vars(importer).get(name) is original:
-            _put(importer, name, function)
+            _replace_attribute(importer, name, function)
 
 
 def _partitioned(clusters: Any, edge_index: Tensor, num_nodes: int) -> Tensor:
-    """The part of each node, for `ClusterData`. [num_nodes]"""
+    """Return the part of each node for `ClusterData` [num_nodes]."""
     honoured("torch_geometric.loader.ClusterData", "popgeo's partition replaces METIS")
     return partition(edge_index, clusters.num_parts, num_nodes=num_nodes)
 
@@ -119,7 +121,7 @@ def _sampled(original: Callable[..., Any]) -> Callable[..., Any]:
     def sample(sampler: Any, seed: Any, seed_time: Any = None, **kwargs: Any) -> Any:
         if sampler.sample_direction != "forward":
             return original(sampler, seed, seed_time, **kwargs)
-        honoured("torch_geometric.loader.NeighborLoader", "popgeo samples, for want of pyg-lib")
+        honoured("torch_geometric.loader.NeighborLoader", "popgeo samples, since pyg-lib is missing")
         how = {name: getattr(sampler, name) for name in ("replace", "disjoint", "temporal_strategy")}
         induced = sampler.subgraph_type.value == "induced"
         how |= {"subgraph_type": "induced" if induced else "directional", "seed_time": seed_time}
@@ -136,14 +138,14 @@ def _sampled(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _plain(part: Any) -> Any:
-    """Part of a sample with dictionaries and lists, as PyG has them."""
+    """Return a part of a sample with dictionaries and lists, as in PyG."""
     if isinstance(part, Mapping):
         return {key: _plain(of) for key, of in part.items()}
     return list(part) if isinstance(part, tuple) else part
 
 
 def _compressed(sampler: Any, edge_type: Any) -> CompressedGraph:
-    """The edges of a type, or of a graph without types, their weights, and their times or those of their sources."""
+    """Return the edges of a type, or of a graph without types, with weights and times of edges or source nodes."""
     if edge_type is None:
         colptr, row, num_sources = sampler.colptr, sampler.row, sampler.num_nodes
         weight, of_edges, of_nodes = sampler.edge_weight, sampler.edge_time, sampler.node_time

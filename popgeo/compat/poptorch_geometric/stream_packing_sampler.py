@@ -1,4 +1,4 @@
-"""Batches of as many graphs as fit, in the order of another sampler."""
+"""Samplers that pack as many graphs as fit into each batch, in the order of another sampler."""
 
 from collections.abc import Iterable, Iterator, Sized
 from typing import Any
@@ -15,25 +15,25 @@ from popgeo.packing import Budget, stream
 
 
 class UnknownLengthError(TypeError, NotImplementedError):
-    """How many batches there will be depends on an order that is drawn only when they are."""
+    """Error for the number of batches when their order is random."""
 
 
 class StreamPackingSampler(Sampler[list[int]]):
-    """Puts graphs together into batches in the order of a sampler, a new batch where the next graph does not fit.
+    """Sampler that packs graphs into batches in a given order. A graph that does not fit starts a new batch.
 
-    The sizes of graphs are read once, and kept with the dataset.
+    The sizes of graphs are read once and kept with the dataset.
 
     Args:
-        data_source: The graphs.
-        max_num_graphs: The most graphs of a batch.
-        max_num_nodes: The most nodes of a batch, over all types, or a number for each type; None allows
-            `max_num_graphs` of the largest graph.
-        max_num_edges: The most edges, likewise.
-        base_sampler: The order of the graphs; None takes them as they come.
-        allow_skip_data: Leaves out graphs that fit no batch, instead of an error.
+        data_source: Graphs.
+        max_num_graphs: Maximum number of graphs of a batch.
+        max_num_nodes: Maximum number of nodes of a batch, over all types or for each type. Default: `max_num_graphs`
+            times the largest graph.
+        max_num_edges: Maximum number of edges of a batch, as `max_num_nodes`.
+        base_sampler: Order of the graphs. Default: the dataset's order.
+        allow_skip_data: Whether to omit graphs that fit no batch. Otherwise they raise an error.
 
     Raises:
-        ValueError: a number is too small, or the sampler is empty.
+        ValueError: A number is too small, or the sampler is empty.
 
     Example:
         >>> import torch
@@ -49,7 +49,7 @@ class StreamPackingSampler(Sampler[list[int]]):
         allow_skip_data: bool | None = False,
     ) -> None:  # fmt: skip
         if isinstance(base_sampler, Sized) and len(base_sampler) == 0:
-            raise ValueError(f"The `sampler` {base_sampler} is empty. Pass one of at least one graph.")
+            raise ValueError(f"The `sampler` {base_sampler} is empty. Pass a sampler with at least one graph.")
         check((max_num_graphs or 0) > 0, f"`max_num_graphs` must be at least 1; it is {max_num_graphs}.", ValueError)
         for name, most in (("max_num_nodes", max_num_nodes), ("max_num_edges", max_num_edges)):
             if isinstance(most, int) and most < max_num_graphs:
@@ -62,10 +62,10 @@ class StreamPackingSampler(Sampler[list[int]]):
         self.allow_skip_data = bool(allow_skip_data)
 
     def __iter__(self) -> Iterator[list[int]]:
-        """The graphs of each batch.
+        """Yield the graphs of each batch.
 
         Raises:
-            RuntimeError: a graph fits no batch.
+            RuntimeError: A graph fits no batch.
         """
         order = np.fromiter(self.base_sampler, dtype=np.int64)
         nodes, most_nodes = self._counted(Level.NODE, self.max_num_nodes)
@@ -81,16 +81,16 @@ class StreamPackingSampler(Sampler[list[int]]):
             yield order[pack].tolist()
 
     def __len__(self) -> int:
-        """How many batches there are.
+        """Return the number of batches.
 
         Raises:
-            TypeError: the order is a random one, which is drawn again for each pass.
+            TypeError: The order is random, and drawn again for each pass.
         """
         check(not isinstance(self.base_sampler, RandomSampler), said("StreamPackingSampler 2"), UnknownLengthError)
         return sum(1 for _ in self)
 
     def _counted(self, level: Level, most: Any) -> tuple[np.ndarray, list[int]]:
-        """Nodes or edges of each graph, per type or of all, and the most of a batch: a number, by type, or None."""
+        """Return nodes or edges of each graph, per type or in total, and their limits in a batch."""
         axes = self._opened.store.size_axes
         here = [i for i, axis in enumerate(axes) if axis.level is level]
         sizes = self._opened.sizes.values[:, here]
@@ -101,7 +101,7 @@ class StreamPackingSampler(Sampler[list[int]]):
 
 
 class FixedBatchSampler(StreamPackingSampler):
-    """The sampler of release 3.2: `StreamPackingSampler` by other words, in random order unless `sampler` is given.
+    """Sampler of release 3.2: `StreamPackingSampler` with other argument names, and a random order by default.
 
     Example:
         >>> import torch
@@ -125,10 +125,10 @@ def make_fixed_batch_generator(
     batch_sampler: Any, data_source: Any = None, num_graphs: int | None = None, num_nodes: int | None = None,
     num_edges: int | None = None,
 ) -> Iterator[Any]:  # fmt: skip
-    """The batches that a sampler chooses, padded; a size that is not given is the sampler's own and one for padding.
+    """Yield the padded batches of a sampler. Default sizes: the sampler's, plus one for padding.
 
     Raises:
-        ValueError: neither the call nor the sampler gives a size, or the size leaves no room for padding.
+        ValueError: Neither the call nor the sampler gives a size, or the size leaves no room for padding.
 
     Example:
         >>> import torch
@@ -142,7 +142,9 @@ def make_fixed_batch_generator(
         own = getattr(batch_sampler, name, None)
         sizes[name] = least = size if own is None else own + 1 if size is None else size
         if least is None or (own is not None and least <= own):
-            raise ValueError(f"`{name}` is {size} and the sampler's own is {own}; pass one more than that at least.")
-    collate = FixedSizeCollater(FixedSizeOptions(**sizes))  # type: ignore[arg-type]  # each is a number by now
+            raise ValueError(
+                f"`{name}` is {size} and the sampler's own is {own}; pass at least one more than the sampler's."
+            )
+    collate = FixedSizeCollater(FixedSizeOptions(**sizes))  # type: ignore[arg-type]  # each is a number here
     graphs = batch_sampler.data_source if data_source is None else data_source
     return (collate([graphs[i] for i in batch]) for batch in batch_sampler)

@@ -1,4 +1,4 @@
-"""PyG's graphs as PopTorch takes them apart, PyG while a model is compiled, and interfaces of masks."""
+"""PyG's graphs as arguments of PopTorch models, PyG's mode during compilations, and interfaces of masks."""
 
 import copy
 import functools
@@ -19,14 +19,13 @@ HeteroDataBatch = type(Batch(_base_cls=HeteroData))
 
 
 def call_once(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A function of which only the first call does anything; later ones return None.
+    """Return a function that works at its first call. Later calls return None.
 
     Example:
         >>> begin = call_once(lambda: "begun")
         >>> begin(), begin()
         ('begun', None)
     """
-
     left = [function]
 
     @functools.wraps(function)
@@ -37,7 +36,7 @@ def call_once(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class PyGArgsParser(ICustomArgParser):
-    """Takes graphs and batches of PyG apart: `Data` by name, `HeteroData` whole graph first, then nodes, then edges.
+    """Parser of PyG's graphs and batches: `Data` sorted by name, `HeteroData` in the order graph, nodes, edges.
 
     Example:
         >>> import torch
@@ -49,19 +48,19 @@ class PyGArgsParser(ICustomArgParser):
     """
 
     def yieldTensors(self, struct: BaseData) -> Iterator[Tensor]:
-        """The tensors, in an order that `reconstruct` knows.
+        """Yield the tensors, in the order of `reconstruct`.
 
         Raises:
-            ValueError: not a graph or batch of PyG.
+            ValueError: `struct` is not a graph or batch of PyG.
         """
         for store, name in _places(struct):
             yield store[name]
 
     def reconstruct(self, original_structure: BaseData, tensor_iterator: Iterable[Tensor]) -> Any:
-        """The same with other tensors, in the order of `yieldTensors`; all else stays as it is.
+        """Return the same graph with other tensors, in the order of `yieldTensors`.
 
         Raises:
-            ValueError: not a graph or batch of PyG.
+            ValueError: `original_structure` is not a graph or batch of PyG.
         """
         tensors = iter(tensor_iterator)
         made = copy.copy(original_structure)
@@ -78,9 +77,9 @@ def _places(graph: Any) -> list[tuple[Any, str]]:
 
 
 class SubstitutionManager:
-    """Lets PyG refuse what has no fixed shape, with the argument that it needs, while the block runs.
+    """Context that makes PyG raise an error for dynamic shapes. The error names the missing argument.
 
-    Without a block, `replace` begins and `restore` ends.
+    `replace` and `restore` enter and leave it without a block.
 
     Example:
         >>> import torch
@@ -93,11 +92,11 @@ class SubstitutionManager:
     """
 
     def replace(self) -> None:
-        """Begins."""
+        """Enter the mode."""
         torch_geometric.experimental.set_experimental_mode(True, "disable_dynamic_shapes")
 
     def restore(self) -> None:
-        """Ends."""
+        """Leave the mode."""
         torch_geometric.experimental.set_experimental_mode(False, "disable_dynamic_shapes")
 
     def __enter__(self) -> "SubstitutionManager":
@@ -110,7 +109,7 @@ class SubstitutionManager:
 
 @call_once
 def register() -> None:
-    """Has executors of PopTorch compile models in the block above."""
+    """Enter the mode of `SubstitutionManager` during each compilation."""
     manager = SubstitutionManager()
     registerPreCompileHook(manager.replace)
     registerPostCompileHook(manager.restore)
@@ -122,49 +121,64 @@ Layer = Callable[..., Any]
 
 
 class Masker(ABC):
-    """What a model calls to mask the entries that padding has added."""
+    """Interface of functions that mask padding in a model."""
 
     @abstractmethod
     def node_masker(self, node_entries: Entries, mask: Mask = None) -> Entries:
-        """Masks entries of nodes. [num_nodes, ...]"""
+        """Mask entries of nodes.
+
+        Args:
+            node_entries: Entries. [num_nodes, ...]
+            mask: True for real nodes. [num_nodes]
+        """
 
     @abstractmethod
     def edge_masker(self, edge_entries: Entries, mask: Mask = None) -> Entries:
-        """Masks entries of edges. [num_edges, ...]"""
+        """Mask entries of edges.
+
+        Args:
+            edge_entries: Entries. [num_edges, ...]
+            mask: True for real edges. [num_edges]
+        """
 
     @abstractmethod
     def graph_masker(self, graph_entries: Entries, mask: Mask = None) -> Entries:
-        """Masks entries of graphs. [num_graphs, ...]"""
+        """Mask entries of graphs.
+
+        Args:
+            graph_entries: Entries. [num_graphs, ...]
+            mask: True for real graphs. [num_graphs]
+        """
 
 
 class NoMasker(Masker):
-    """Masks nothing.
+    """Masker that masks nothing.
 
     Example:
         >>> NoMasker().node_masker("entries")
         'entries'
     """
 
-    def _as_they_are(self, entries: Entries, mask: Mask = None) -> Entries:
-        """The entries as they are."""
+    def _unchanged(self, entries: Entries, mask: Mask = None) -> Entries:
+        """Return the entries unchanged."""
         return entries
 
-    node_masker = edge_masker = graph_masker = _as_they_are  # type: ignore[assignment]  # their words differ
+    node_masker = edge_masker = graph_masker = _unchanged  # type: ignore[assignment]  # argument names differ
 
 
 def _masked_first(name: str) -> Callable[["PreLayerMasker", Layer], Layer]:
     def of_layer(self: "PreLayerMasker", layer: Layer) -> Layer:
-        """The layer, whose arguments are masked first; it takes `mask=`."""
+        """Return a layer that masks its arguments first. It takes `mask=`."""
         return lambda *args, mask=None: layer(*getattr(self.masker, name)(args, mask=mask))
 
     return of_layer
 
 
 class LayerMasker:
-    """What turns a layer into one whose arguments are masked first, by methods named as the masker's.
+    """Base class of maskers of a layer's arguments. Its methods have the names of the masker's methods.
 
     Args:
-        masker: Masks the arguments of a layer, given as a tuple.
+        masker: Masker of a layer's arguments, given as a tuple.
     """
 
     def __init__(self, masker: Masker) -> None:
@@ -172,7 +186,7 @@ class LayerMasker:
 
 
 class PreLayerMasker(LayerMasker):
-    """Masks the arguments of layers with a `Masker`.
+    """Masker of a layer's arguments with a `Masker`.
 
     Example:
         >>> PreLayerMasker(NoMasker()).node_masker(max)(1, 2, mask=None)

@@ -1,4 +1,4 @@
-"""Helps of PopTorch Geometric for models: a fixed number of rows, and training next to eager PyTorch."""
+"""Utilities of PopTorch Geometric for models: a fixed number of rows, and training compared with eager PyTorch."""
 
 import copy
 import timeit
@@ -14,11 +14,11 @@ from popgeo.compat.poptorch.optim.optimizers import Adam
 
 
 def set_aggregation_dim_size(model: nn.Module, dim_size: int) -> None:
-    """Gives every message passing layer of a model a fixed number of rows, whatever its edges say.
+    """Set a fixed number of output rows for every message passing layer of a model.
 
     Args:
-        model: Changed in place.
-        dim_size: Rows that messages are aggregated into, at least the nodes of a batch.
+        model: Model, changed in place.
+        dim_size: Number of rows of aggregated messages, at least the nodes of a batch.
 
     Example:
         >>> from torch_geometric.nn import GraphConv
@@ -37,16 +37,16 @@ def set_aggregation_dim_size(model: nn.Module, dim_size: int) -> None:
 
 
 class TrainingStepper:
-    """Trains two copies of a model, one eagerly and one compiled, and checks that they stay equal.
+    """Trainer of two copies of a model, one eager and one compiled, that checks that they stay equal.
 
     Args:
-        model: Returns a result and its loss; it stays as it is.
+        model: Model that returns a result and its loss. It stays unchanged.
         lr: Learning rate.
-        optimizer: Class of the optimizer of both.
-        options: `poptorch.Options` of the compiled one.
-        rtol: Largest relative difference; None takes that of `torch.testing.assert_close`.
-        atol: Largest absolute difference, likewise.
-        enable_fp_exception: Whether operations of the compiled one that make NaN or infinity are errors.
+        optimizer: Class of both optimizers. Default: PopTorch's Adam.
+        options: `poptorch.Options` of the compiled copy.
+        rtol: Maximum relative difference. Default: that of `torch.testing.assert_close`.
+        atol: Maximum absolute difference. Default: that of `torch.testing.assert_close`.
+        enable_fp_exception: Whether NaN or infinity in the compiled copy is an error.
         equal_nan: Whether NaN equals NaN.
     """
 
@@ -70,16 +70,16 @@ class TrainingStepper:
         self.check_parameters()
 
     def run(self, num_steps: int, batch: Sequence[Any], ipu_batch: Sequence[Any] | None = None) -> None:
-        """Trains both for some steps, and compares results, losses and parameters after each.
+        """Train both copies, and compare results, losses and parameters after each step.
 
         Args:
-            num_steps: How many.
-            batch: The arguments of the model.
-            ipu_batch: Other arguments for the compiled one; of results of different lengths the first rows that both
-                have are compared.
+            num_steps: Number of steps.
+            batch: Arguments of the model.
+            ipu_batch: Arguments of the compiled copy. Default: `batch`. If results have different lengths, only the
+                common first rows are compared.
 
         Raises:
-            AssertionError: they differ.
+            AssertionError: The copies differ.
         """
         for _ in range(num_steps):
             expected, actual = self.cpu_step(batch), self.ipu_step(batch if ipu_batch is None else ipu_batch)
@@ -90,10 +90,10 @@ class TrainingStepper:
             self.check_parameters()
 
     def run_inference(self, batch: Sequence[Any], ipu_batch: Sequence[Any] | None = None) -> None:
-        """Compares the results of both in evaluation mode.
+        """Compare the results of both copies in evaluation mode.
 
         Raises:
-            AssertionError: they differ.
+            AssertionError: The results differ.
         """
         self.cpu_model.eval()
         self.ipu_model.eval()
@@ -105,7 +105,7 @@ class TrainingStepper:
         self.ipu_model.train()
 
     def cpu_step(self, batch: Sequence[Any]) -> tuple[Any, Any]:
-        """One eager step: the result and the loss."""
+        """Run one eager step, and return the result and the loss."""
         self.optimizer.zero_grad()
         out, loss = self.cpu_model(*batch)
         loss.backward()
@@ -113,45 +113,44 @@ class TrainingStepper:
         return out, loss
 
     def ipu_step(self, batch: Sequence[Any], copy_weights: bool = True) -> tuple[Any, Any]:
-        """One compiled step: the result and the loss."""
+        """Run one compiled step, and return the result and the loss."""
         out, loss = self.training_model(*batch)
         if copy_weights:
             self.training_model.copyWeightsToHost()
         return out, loss
 
     def check_parameters(self) -> None:
-        """Compares the parameters of both.
+        """Compare the parameters of both copies.
 
         Raises:
-            AssertionError: they differ.
+            AssertionError: The parameters differ.
         """
         own = dict(self.ipu_model.named_parameters())
         for name, expected in self.cpu_model.named_parameters():
             self.assert_close(actual=own[name], expected=expected, id=name)
 
     def assert_close(self, actual: Any, expected: Any, id: str) -> None:
-        """Compares what is called `id`.
+        """Compare two values with the name `id`.
 
         Raises:
-            AssertionError: they differ.
+            AssertionError: The values differ.
         """
-
         close: dict[str, Any] = {"rtol": self.rtol, "atol": self.atol, "equal_nan": self.equal_nan}
         torch.testing.assert_close(actual, expected, msg=lambda text: f"{id} was not equal:\n\n{text}\n", **close)
 
     def benchmark(self, num_steps: int, batch: Sequence[Any], devices: Sequence[str] = ("ipu",)) -> dict[str, float]:
-        """Seconds that some steps take, after one that is not counted.
+        """Return the seconds of some steps, after a warm-up step.
 
         Args:
-            num_steps: How many.
-            batch: The arguments of the model.
-            devices: `"ipu"` for the compiled one, `"cpu"` for the eager one.
+            num_steps: Number of steps.
+            batch: Arguments of the model.
+            devices: `"ipu"` for the compiled copy, `"cpu"` for the eager copy.
 
         Returns:
             `ipu_time` and `cpu_time`.
 
         Raises:
-            ValueError: another device.
+            ValueError: A device has another name.
         """
         devices = [devices] if isinstance(devices, str) else devices
         steps: dict[str, Callable[[], Any]] = {
@@ -159,7 +158,7 @@ class TrainingStepper:
             "cpu": lambda: self.cpu_step(batch),
         }
         if odd := [device for device in devices if device not in steps]:
-            raise ValueError(f"devices holds {odd[0]!r}; pass 'ipu' and 'cpu'.")
+            raise ValueError(f"devices contains {odd[0]!r}; only 'ipu' and 'cpu' are allowed.")
         for device in devices:
             steps[device]()
         return {f"{device}_time": timeit.timeit(steps[device], number=num_steps) for device in devices}

@@ -1,4 +1,4 @@
-"""torch_cluster's searches in point clouds over popgeo's, for programs that import them if it is not installed."""
+"""torch_cluster's searches in point clouds over popgeo's."""
 
 import itertools
 from collections.abc import Sequence
@@ -14,19 +14,19 @@ __all__ = ["fps", "grid_cluster", "knn", "knn_graph", "nearest", "radius", "radi
 
 
 def knn(x: Tensor, y: Tensor, k: int, *args: Any, **kwargs: Any) -> Tensor:
-    """For each row of `y` the nearest `k` rows of `x` in its graph.
+    """Return the nearest `k` rows of `x` in the same graph for each row of `y`.
 
-    While a model is compiled for the machine, -1 stands if there are fewer; elsewhere those are left out.
+    While a model is compiled for the machine, -1 fills missing neighbors. Otherwise they are omitted.
 
     Args:
-        x: Where neighbors lie. [num_x, channels]
-        y: Where to look from. [num_y, channels]
-        k: How many each has.
+        x: Points to find. [num_x, channels]
+        y: Points to search from. [num_y, channels]
+        k: Number of neighbors per row of `y`.
         args: `batch_x`, `batch_y`, `cosine`, `num_workers`, `batch_size`.
-        kwargs: Likewise, by name.
+        kwargs: The same arguments by name.
 
     Returns:
-        Row 0 names that of `y`, row 1 that of `x`. [2, num_pairs]
+        Rows of `y` (row 0) and of `x` (row 1). [2, num_pairs]
 
     Example:
         >>> import torch
@@ -38,7 +38,7 @@ def knn(x: Tensor, y: Tensor, k: int, *args: Any, **kwargs: Any) -> Tensor:
 
 
 def knn_graph(x: Tensor, k: int, *args: Any, **kwargs: Any) -> Tensor:
-    """Edges from the nearest `k` nodes of the same graph to each; arguments as `torch_geometric.nn.knn_graph` has them.
+    """Return edges from the nearest `k` nodes of the same graph to each node. Arguments: see PyG's `knn_graph`.
 
     Example:
         >>> import torch
@@ -50,7 +50,7 @@ def knn_graph(x: Tensor, k: int, *args: Any, **kwargs: Any) -> Tensor:
 
 
 def radius(x: Tensor, y: Tensor, r: float, *args: Any, **kwargs: Any) -> Tensor:
-    """For each row of `y` the rows of `x` in its graph that are at most `r` away, as `knn` names them.
+    """Return the rows of `x` at a distance of at most `r` in the same graph for each row of `y`, in `knn`'s format.
 
     Example:
         >>> import torch
@@ -62,7 +62,7 @@ def radius(x: Tensor, y: Tensor, r: float, *args: Any, **kwargs: Any) -> Tensor:
 
 
 def radius_graph(x: Tensor, r: float, *args: Any, **kwargs: Any) -> Tensor:
-    """Edges to each node from the nodes of its graph at a distance of at most `r`.
+    """Return edges to each node from the nodes of its graph at a distance of at most `r`.
 
     Example:
         >>> import torch
@@ -74,24 +74,24 @@ def radius_graph(x: Tensor, r: float, *args: Any, **kwargs: Any) -> Tensor:
 
 
 def _real(pairs: Tensor) -> Tensor:
-    """The pairs that there are."""
+    """Return the pairs without fill values."""
     return pairs[:, (pairs >= 0).all(0)]
 
 
 def grid_cluster(pos: Tensor, size: Tensor, start: Tensor | None = None, end: Tensor | None = None) -> Tensor:
-    """Return the number of the voxel of each point, in a regular grid over all points.
+    """Return the number of each point's voxel in a regular grid over all points.
 
     Args:
         pos: Positions. [num_points, dimensions]
         size: Width of a voxel in each dimension. [dimensions]
-        start: Corner where the grid starts. Default: the least position in each dimension. [dimensions]
-        end: Corner where the grid ends. Default: the greatest position in each dimension. [dimensions]
+        start: Lower corner of the grid. Default: the minimum position in each dimension. [dimensions]
+        end: Upper corner of the grid. Default: the maximum position in each dimension. [dimensions]
 
     Returns:
         Voxels, counted along the first dimension first. int64 [num_points]
 
     Raises:
-        RuntimeError: a size is not above 0, or a position is not finite.
+        RuntimeError: A size is not above 0, or a position is not finite.
 
     Example:
         >>> grid_cluster(torch.tensor([[0.0, 0.0], [11.0, 9.0], [2.0, 8.0]]), torch.tensor([5.0, 5.0]))
@@ -110,11 +110,11 @@ def grid_cluster(pos: Tensor, size: Tensor, start: Tensor | None = None, end: Te
 def nearest(
     x: Tensor, y: Tensor, batch_x: Tensor | Sequence[int] | None = None, batch_y: Tensor | Sequence[int] | None = None
 ) -> Tensor:
-    """For each point of `x` the nearest of `y` in the same cloud.
+    """Return the nearest point of `y` in the same cloud for each point of `x`.
 
     Args:
-        x: [num_x, dimensions] or [num_x]
-        y: [num_y, dimensions] or [num_y]
+        x: Points to search from. [num_x, dimensions] or [num_x]
+        y: Points to find. [num_y, dimensions] or [num_y]
         batch_x: Cloud of each point of `x`, ascending. [num_x]
         batch_y: Cloud of each point of `y`, ascending. [num_y]
 
@@ -122,8 +122,8 @@ def nearest(
         Rows of `y`. [num_x]
 
     Raises:
-        ValueError: dimensions differ, or the number of points and that of their clouds; or clouds given as lists do not
-            ascend, or are not the same ones.
+        ValueError: Dimensions differ, a list of clouds has the wrong length or is not ascending, or a cloud of `x` is
+            missing in `y`.
 
     Example:
         >>> nearest(torch.tensor([0.0, 4.0]), torch.tensor([5.0, 1.0]))
@@ -131,10 +131,12 @@ def nearest(
     """
     x, y = (points.unsqueeze(-1) if points.dim() == 1 else points for points in (x, y))
     if x.dim() != 2 or y.dim() != 2 or x.shape[1] != y.shape[1]:
-        raise ValueError(f"nearest got points of shapes {list(x.shape)} and {list(y.shape)}; they must be alike.")
+        raise ValueError(
+            f"nearest got points of shapes {list(x.shape)} and {list(y.shape)}; their dimensions must be equal."
+        )
     for points, batch in ((x, batch_x), (y, batch_y)):
         if batch is not None and len(batch) != len(points):
-            raise ValueError(f"nearest got the clouds of {len(batch)} points, but {len(points)} points.")
+            raise ValueError(f"nearest got {len(points)} points, but clouds for {len(batch)} points.")
         if not isinstance(batch, Tensor) and any(a > b for a, b in itertools.pairwise(batch or ())):
             raise ValueError("nearest needs clouds in ascending order: sort the points by batch_x and batch_y.")
     of_y = {0} if batch_y is None else None if isinstance(batch_y, Tensor) else {*batch_y}
@@ -144,4 +146,4 @@ def nearest(
     return static_neighbors.nearest(x, y, *clouds)
 
 
-nearest.is_static = True  # type: ignore[attr-defined]  # it stays in place while a model is captured
+nearest.is_static = True  # type: ignore[attr-defined]  # captures keep this function

@@ -1,6 +1,6 @@
-"""torch_scatter's functions over `popgeo.ops`, for programs on computers if that package is not installed.
+"""torch_scatter's functions over `popgeo.ops`.
 
-While a step is compiled `dim_size`, or `out`, must be given where torch_scatter would read the length from the index.
+While a step is compiled, `dim_size` or `out` is required if torch_scatter would read the length from the index.
 """
 
 from collections.abc import Callable
@@ -12,12 +12,12 @@ from torch import Tensor
 from popgeo.compat.import_names import fill_module
 from popgeo.ops import scatter_max, scatter_min, segment_coo
 
-__version__ = "2.1.2"  # the torch_scatter whose names these are
+__version__ = "2.1.2"  # version of torch_scatter with these names
 __getattr__ = fill_module(__name__)
 
 
 def _of_sorted(scattered: Callable[..., Any], does: str) -> Callable[..., Any]:
-    """A function for entries that share a sorted index, which lies along dimension `index.dim() - 1`."""
+    """Return a function of entries with a sorted index along dimension `index.dim() - 1`."""
 
     def segment(src: Tensor, index: Tensor, out: Tensor | None = None, dim_size: int | None = None) -> Any:
         return scattered(src, index, index.dim() - 1, out, dim_size)
@@ -28,5 +28,9 @@ def _of_sorted(scattered: Callable[..., Any], does: str) -> Callable[..., Any]:
 
 segment_sum_coo = segment_add_coo = partial(segment_coo, reduce="sum")
 segment_mean_coo = partial(segment_coo, reduce="mean")
-segment_min_coo = _of_sorted(scatter_min, "Least, and where each is; the length of `src` if no value is there,")
-segment_max_coo = _of_sorted(scatter_max, "Greatest, and where each is; the length of `src` if no value is there,")
+segment_min_coo = _of_sorted(
+    scatter_min, "Return the minimum and its position (the length of `src` for an empty segment)"
+)
+segment_max_coo = _of_sorted(
+    scatter_max, "Return the maximum and its position (the length of `src` for an empty segment)"
+)

@@ -1,1 +1,1 @@
-"""The optimizer's update as a captured graph."""
+"""Updates of the weights by an optimizer."""

@@ -1,4 +1,4 @@
-"""An optimizer whose update can be captured by a CUDA graph: all of its numbers lie on the device."""
+"""Optimizers for CUDA graphs, which keep all numbers of an update on the device."""
 
 from collections.abc import Callable
 from typing import Any
@@ -7,25 +7,25 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from popgeo.engine.optimizer.worker import settings_of, wants_itself
+from popgeo.engine.optimizer.worker import has_step_hooks, settings_of
 
 _SERVED = "Adam, AdamW, NAdam, RAdam, Adamax, RMSprop, Rprop, Adadelta, ASGD or SGD"
 
 
 class CapturableOptimizer:
-    """An optimizer with its learning rates on a device, where a captured update reads them.
+    """Optimizer with learning rates on a device, where a captured update reads them.
 
-    Its groups are given `capturable=True` and `foreach=True`, SGD's `fused=True`, and its step counts move to the
-    device. The learning rates in the groups stay what they are, and a scheduler may change them between updates;
-    nothing else may change.
+    It sets `capturable=True` and `foreach=True` in the groups (`fused=True` for SGD) and moves step counts to the
+    device. A scheduler may change the learning rates in the groups between updates. No other setting may change.
 
     Args:
-        optimizer: One of torch's that can be captured, over parameters on the device.
-        device: Where the parameters lie.
-        learning_rate: The rate of each update, counted from 0, instead of the optimizer's own.
+        optimizer: Optimizer of torch over parameters on the device.
+        device: Device of the parameters.
+        learning_rate: Function from the number of an update, from 0, to its learning rate. Default: the optimizer's
+            own rates.
 
     Raises:
-        ValueError: the optimizer needs numbers on the host.
+        ValueError: The optimizer cannot be captured.
     """
 
     def __init__(
@@ -39,10 +39,10 @@ class CapturableOptimizer:
         self.prepare()
 
     def prepare(self) -> None:
-        """Makes groups and state capturable, and takes the settings for those of the updates to come."""
+        """Make groups and state capturable, and note the settings, which must not change after this."""
         for group in self.optimizer.param_groups:
             if "capturable" in group:
-                # One parameter at a time, some of torch's optimizers ask for the value of the rate.
+                # Without foreach, some of torch's optimizers read the value of the rate on the host.
                 group["capturable"], group["foreach"] = True, not group.get("fused")
             else:
                 group["fused"], group["foreach"] = True, False
@@ -54,10 +54,10 @@ class CapturableOptimizer:
 
     @property
     def is_as_prepared(self) -> bool:
-        """Whether the state is that of the last `prepare`; loading another replaces it.
+        """Whether the optimizer still has the state of the last `prepare`. Loading a state replaces it.
 
         Raises:
-            ValueError: a setting other than the learning rate has changed since.
+            ValueError: A setting other than the learning rate has changed.
         """
         check_capturable(self.optimizer)
         if self.optimizer.state is not self._state:
@@ -75,7 +75,7 @@ class CapturableOptimizer:
         return True
 
     def write_rates(self) -> None:
-        """Brings the learning rates of the next update to the device, those that have changed."""
+        """Copy the learning rates of the next update to the device, if they have changed."""
         for number, (group, place) in enumerate(zip(self.optimizer.param_groups, self._rates, strict=True)):
             rate = group["lr"]
             if self._learning_rate is not None:
@@ -87,7 +87,7 @@ class CapturableOptimizer:
                 self._written[number] = rate
 
     def step(self) -> None:
-        """One update, eager or under capture, with the rates that lie on the device."""
+        """Update the parameters once, eagerly or during a capture, with the rates on the device."""
         groups = self.optimizer.param_groups
         given = [group["lr"] for group in groups]
         try:
@@ -99,9 +99,9 @@ class CapturableOptimizer:
                 group["lr"] = rate
 
     def count(self) -> None:
-        """Notes that an update has run."""
+        """Count one update."""
         self.num_updates += 1
-        self.optimizer._opt_called = True  # type: ignore[attr-defined]  # schedulers look for it
+        self.optimizer._opt_called = True  # type: ignore[attr-defined]  # schedulers warn without it
 
     def _settings_now(self) -> list[dict[str, Any]]:
         left_out = {"lr": None, "initial_lr": None}
@@ -109,10 +109,10 @@ class CapturableOptimizer:
 
 
 def check_capturable(optimizer: Optimizer) -> None:
-    """Refuses an optimizer whose update cannot be captured.
+    """Check that a CUDA graph can hold an optimizer's update.
 
     Raises:
-        ValueError: it cannot; the message names those that can.
+        ValueError: The optimizer keeps numbers on the host, has hooks around its step, or is differentiable.
 
     Example:
         >>> check_capturable(torch.optim.Adagrad([torch.nn.Parameter(torch.ones(1))]))
@@ -126,11 +126,11 @@ def check_capturable(optimizer: Optimizer) -> None:
             f"{type(optimizer).__name__} keeps numbers of its update on the host, so a CUDA graph cannot hold it. Use "
             f"{_SERVED}, or backend='cpu' or 'inductor'."
         )
-    if wants_itself(optimizer):
+    if has_step_hooks(optimizer):
         raise ValueError(
-            f"{type(optimizer).__name__} has hooks around its step, which a CUDA graph would call while it is captured "
-            "alone. Remove them, or use backend='cpu' or 'inductor'."
+            f"{type(optimizer).__name__} has hooks around its step, which a CUDA graph would call only during the "
+            "capture. Remove them, or use backend='cpu' or 'inductor'."
         )
     for group in optimizer.param_groups:
         if group.get("differentiable"):
-            raise ValueError("The optimizer is differentiable, which a captured update cannot be. Leave that out.")
+            raise ValueError("The optimizer has differentiable=True, which a CUDA graph cannot hold. Leave it out.")

@@ -1,10 +1,12 @@
-"""An optimizer's update as a graph of operations."""
+"""Captures of an optimizer's update as a graph of operations."""
 
 import copy
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from popgeo.capture.interrupts import held_interrupts
@@ -17,13 +19,13 @@ from popgeo.plain_surroundings import plain_surroundings
 
 @dataclass(frozen=True, kw_only=True)
 class UpdateGraph:
-    """One way in which an optimizer updates.
+    """Captured update of an optimizer.
 
     Attributes:
-        graph: Its inputs are the parameters, their gradients and, if there is any yet, their state. It returns the
-            state.
-        state: The state that it returns, in order, each piece with the number of its parameter.
-        num_numbers: How many floating-point arguments a run is given; if 0, the graph holds its own numbers.
+        graph: Operations of the update. Its inputs are the parameters, their gradients and their state, if it exists.
+            Its outputs are the state.
+        state: Each piece of the returned state, in order, with the number of its parameter.
+        num_numbers: Number of floating-point arguments of a run. 0 if the graph holds its numbers.
     """
 
     graph: OpGraph
@@ -32,7 +34,7 @@ class UpdateGraph:
 
 
 def capture_update(worker: Worker, scaling: GradientScaling | None = None) -> UpdateGraph:
-    """Lets a worker step, after its gradients are scaled, and writes down what is done."""
+    """Let a worker scale its gradients and step, and capture the operations."""
 
     def update() -> None:
         if scaling is not None:
@@ -49,48 +51,77 @@ def capture_update(worker: Worker, scaling: GradientScaling | None = None) -> Up
 
 
 def capture_later_update(worker: Worker, scaling: GradientScaling) -> OpGraph:
-    """The operations of an update after the first, which makes the optimizer's state; the worker does not change.
+    """Capture an update after the first one, which makes the optimizer's state. The worker stays unchanged.
 
     Raises:
-        ValueError: it cannot be captured over copies, as where these have shapes only and the optimizer reads numbers.
+        ValueError: The update fails on copies of the parameters, for example because the optimizer reads numbers from
+            tensors that only have shapes.
     """
     try:
         copies = _copied(worker)
         if not worker.has_stepped:
             copies.step()
         return replace(capture_update(copies, scaling).graph, outputs=())
-    except Exception as error:  # what an optimizer of others does to copies may break in any way
+    except Exception as error:  # an optimizer from another library may raise anything
         how = "planned from shapes alone" if any(p.is_meta for p in worker.parameters) else "captured for an account"
         raise ValueError(
-            f"{type(worker.optimizer).__name__}'s update cannot be {how}: {error}. Ask the compiled model for its "
-            "report or pipeline, or none (popgeo.compile_step), or take one that reads no numbers, such as AdamW."
+            f"{type(worker.optimizer).__name__}'s update cannot be {how}: {error}. Compile the model first and ask it "
+            "for its report or pipeline, use popgeo.compile_step, or use an optimizer that reads no numbers from "
+            "tensors, such as AdamW."
         ) from None
 
 
 def capture_scaling(worker: Worker, scaling: GradientScaling) -> OpGraph:
-    """The operations before each update, on the gradients alone; the worker does not change."""
+    """Capture the operations that scale gradients before each update. The worker stays unchanged."""
     copies = _copied(worker)
     gradients = {given: tensor for given, tensor in copies.tensors().items() if given.role is Role.GRADIENT}
     return _record(lambda: scaling.apply(copies.parameters), gradients).page.graph([])
 
 
+def copy_worker(
+    worker: Worker,
+    parameters: Sequence[Tensor],
+    gradients: Sequence[Tensor | None],
+    states: Sequence[Mapping[str, Any]],
+) -> Worker:
+    """Return a copy of a worker over other parameters, possibly of other sizes.
+
+    Args:
+        worker: Worker to copy. It stays unchanged.
+        parameters: Values of the copy's parameters.
+        gradients: Gradient of each parameter, or None.
+        states: State of each of the worker's parameters. A piece of a parameter's shape is copied if the new parameter
+            has the same shape, and becomes ones of the new shape otherwise.
+    """
+    copies = worker.for_parameters([nn.Parameter(values) for values in parameters])
+    for mine, theirs, gradient, state in zip(copies.parameters, worker.parameters, gradients, states, strict=True):
+        if gradient is not None:
+            set_gradient(mine, gradient)
+        if state:
+            copies.optimizer.state[mine] = {key: _resized(part, theirs, mine) for key, part in state.items()}
+    return copies
+
+
+def _resized(part: Any, old: Tensor, new: Tensor) -> Any:
+    if isinstance(part, Tensor) and part.shape == old.shape != new.shape:
+        return torch.ones_like(new.detach(), dtype=part.dtype)
+    return copy.deepcopy(part)
+
+
+def _copied(worker: Worker) -> Worker:
+    """Return a worker with the same state over copies of the parameters and their gradients."""
+    parameters = worker.parameters
+    gradients = [None if p.grad is None else p.grad.clone() for p in parameters]
+    states = [worker.optimizer.state.get(p, {}) for p in parameters]
+    return copy_worker(worker, [p.detach().clone() for p in parameters], gradients, states)
+
+
 @held_interrupts()
 @plain_surroundings()
 def _record(act: Callable[[], None], inputs: Mapping[Input, Tensor]) -> Recorder:
-    """Writes down what is done to tensors."""
+    """Record the operations on tensors while a function runs."""
     recorder = Recorder(inspect.unwrap(_record).__code__, lambda problem: None, phase="update", keeps_state=False)
     recorder.page.add_inputs(inputs)
     with recorder:
         act()
     return recorder
-
-
-def _copied(worker: Worker) -> Worker:
-    """The same worker with the same state over copies of its parameters and gradients."""
-    copies = worker.over([nn.Parameter(p.detach().clone()) for p in worker.parameters])
-    for mine, theirs in zip(copies.parameters, worker.parameters, strict=True):
-        if theirs.grad is not None:
-            set_gradient(mine, theirs.grad.clone())
-        state = worker.optimizer.state.get(theirs, {})
-        copies.optimizer.state[mine] = {key: copy.deepcopy(part) for key, part in state.items()}
-    return copies

@@ -1,4 +1,4 @@
-"""Parameters that an optimizer treats alike, side by side in one tensor of the step's own."""
+"""Flat parameters: several parameters joined in one tensor, so that an optimizer updates them at once."""
 
 import copy
 import itertools
@@ -17,14 +17,16 @@ from popgeo.engine.optimizer.precision import gradient_type
 from popgeo.engine.replicas import is_sharded, part_of
 from popgeo.engine.step_options import StepOptions
 
-# Each element's update depends on that element and on numbers alone, that many parameters may be updated as one.
+# torch's optimizers that update each element by itself, so that parameters may be joined.
 ELEMENTWISE = ("SGD", "Adam", "AdamW", "Adamax", "NAdam", "RAdam", "RMSprop", "Rprop", "Adagrad", "Adadelta", "ASGD")
-# A parameter of as many elements is stepped where it lies: to copy it would cost more than operations that are saved.
+# A parameter with at least this many elements stays alone: copying it would take longer than the saved operations.
 _LARGE = 2**20
 
 
 def is_elementwise(kind: type) -> bool:
-    """Whether a kind of optimizer treats every element alike; one that torch does not know says so by `elementwise`.
+    """Check whether a class of optimizers updates each element by itself.
+
+    An optimizer outside of torch declares this with a class attribute `elementwise`.
 
     Example:
         >>> is_elementwise(torch.optim.Adam), is_elementwise(torch.optim.Adafactor)
@@ -35,40 +37,44 @@ def is_elementwise(kind: type) -> bool:
 
 
 def refuse_whole_tensors(optimizer: Optimizer, why: str) -> None:
-    """Refuses an optimizer that does more than treat every element alike.
+    """Check that an optimizer updates each element by itself.
+
+    Args:
+        optimizer: Optimizer to check.
+        why: Begin of the message: the feature that needs such an optimizer.
 
     Raises:
-        ValueError: it does.
+        ValueError: The optimizer looks at rows or whole tensors.
     """
     if not is_elementwise(type(optimizer)):
         raise ValueError(
-            f"{why}, but {type(optimizer).__name__} looks at whole rows or tensors. Take an optimizer that treats "
-            f"every element alike: one of {', '.join(ELEMENTWISE)}."
+            f"{why}, but {type(optimizer).__name__} looks at whole rows or tensors. Use an optimizer that updates "
+            f"each element by itself: one of {', '.join(ELEMENTWISE)}."
         )
 
 
 class FlatParameters:
-    """Parameters of one group and type, which are stepped as one.
+    """Parameters of one group and type, joined in one flat parameter that an optimizer updates at once.
 
-    Several of them are copied, before an update, to memory of the step's own where they lie side by side, and back
-    after it. One alone is stepped in its own memory.
+    Several members are copied to the flat parameter before an update, and back after it. A single member is updated in
+    its own memory.
 
     Args:
-        group: Number of their group in the optimizer.
-        members: The parameters.
-        accumulates: Whether an update joins several gradients, so that their sum needs memory of its own.
-        total_type: Type of that sum; None for the parameters' own.
-        part: Which of how many parts of them this process updates, where each process keeps a part of the state; of
-            what is not divisible it updates all.
+        group: Number of the members' group in the optimizer.
+        members: Parameters to join.
+        accumulates: Whether an update adds up several gradients, so that their sum needs its own memory.
+        total_type: Type of this sum. Default: the type of the parameters.
+        part: Number of the part that this process updates, and number of parts. A process updates all of a flat
+            parameter that cannot be divided.
 
     Attributes:
-        is_sharded: Whether they are this process's own, so that no other process has gradients for them.
-        flat: All of them, one after the other, with their joined gradient; one alone itself.
-        gradient: If one micro-batch's gradient goes. Its parts are `gradient_views`.
-        total: What an update applies: the gradient itself, or the sum of several. Its parts are `total_views`.
-        own: What this process updates: `flat` itself, or a part of it in the same memory.
-        take_values: Copies the members to `flat`, if that is other memory.
-        give_values: Copies `flat` to the members, if these are other memory.
+        is_sharded: Whether the members exist in this process only, so that no other process has gradients for them.
+        flat: Flat parameter with the accumulated gradient.
+        gradient: Gradient of one micro-batch. `gradient_views` are its pieces for the members.
+        total: Gradient that an update applies: `gradient` itself, or a sum. `total_views` are its pieces.
+        own: Part of the flat parameter that this process updates, in the same memory.
+        take_values: Function that copies the members to `flat`, if they have different memory.
+        give_values: Function that copies `flat` to the members, if they have different memory.
     """
 
     def __init__(
@@ -81,7 +87,7 @@ class FlatParameters:
     ) -> None:
         self.group, self.members, self.is_sharded = group, list(members), is_sharded(members[0])
         self._is_joined = len(members) > 1 or not is_dense(members[0])
-        # A single parameter keeps its shape: optimizers such as Adafactor look at rows and columns.
+        # A single member keeps its shape: optimizers such as Adafactor look at rows and columns.
         data = torch.cat([p.detach().reshape(-1) for p in members]) if len(members) > 1 else members[0].detach()
         self.flat = nn.Parameter(data.clone() if self._is_joined else data)
         self.gradient = torch.zeros_like(self.flat.detach())
@@ -97,19 +103,19 @@ class FlatParameters:
             self.own = nn.Parameter(self.flat.detach().view(-1)[self._range])
             set_gradient(self.own, self.total.view(-1)[self._range])
         self.take_values = self.give_values = lambda: False
-        self._address = self.flat.data_ptr()  # a storage may itself be moved, and with it all tensors that share it
+        self._address = self.flat.data_ptr()  # tensors that share a storage move with it
         self._forget_shown()
 
     def _forget_shown(self) -> None:
         self._published: dict[str, Any] = {}
-        self._counts: dict[str, Tensor] = {}  # the numbers among it that say how far they are
+        self._counts: dict[str, Tensor] = {}  # step counts: one row per member
         self._count_bytes: list[np.ndarray] = []
-        self._told: list[bytes] = []  # what the counts were when they were shown
+        self._shown_counts: list[bytes] = []
         self._shown: list[Tensor] = []
         self._addresses: list[int] = []
 
     def follow_memory(self) -> bool:
-        """Takes the memory in which the members are now; whether they are stepped there, and it is another one."""
+        """Use the present memory of the members. Return whether updates run in that memory and it has changed."""
         if self._is_joined:
             members, joined = [p.detach() for p in self.members], self._split(self.flat.detach())
             self.take_values, self.give_values = copier(members, joined), copier(joined, members)
@@ -121,7 +127,15 @@ class FlatParameters:
         return self._address != before
 
     def adopt(self, optimizer: Optimizer, state: dict[Any, Any]) -> bool:
-        """Takes the state that the user's optimizer has of the members; False, and nothing, if they differ in it."""
+        """Join the members' states in the user's optimizer to one state of `own`.
+
+        Args:
+            optimizer: The user's optimizer.
+            state: State of the flat optimizer, which is changed.
+
+        Returns:
+            False, without a state, if the members have different step counts or kinds of state.
+        """
         self._forget_shown()
         state.pop(self.own, None)
         states = [optimizer.state.get(p, {}) for p in self.members]
@@ -132,46 +146,50 @@ class FlatParameters:
         return True
 
     def publish(self, optimizer: Optimizer, state: Mapping[str, Any]) -> bool:
-        """Shows the state to the user's optimizer: numbers of elements where they are, everything else copied.
+        """Put the state of `own` into the user's optimizer: views of elementwise state, copies of step counts.
+
+        Args:
+            optimizer: The user's optimizer, which is changed.
+            state: State of `own`.
 
         Returns:
-            Whether it shows anything that it did not hold before.
+            Whether the user's optimizer received a new object. Later changes in place need none.
         """
-        anew = False
+        has_new = False
         for key, part in state.items():
             is_elementwise = _is_elementwise(part, self.own)
             if key in self._counts and not is_elementwise:
                 self._counts[key].copy_(part)
             elif self._published.get(key, self) is not part:
-                anew, self._published[key] = True, part
+                has_new, self._published[key] = True, part
                 shown: Sequence[Any] = [part] * len(self.members)
                 if is_elementwise and (self.is_divided or len(self.members) > 1):
                     shown = apart(part, self._shown_shapes())
                 elif is_elementwise and not part.dim():
                     self._counts[key] = part
                 elif isinstance(part, Tensor) and not is_elementwise:
-                    # One row per member, so that one copy refreshes the step count of all of them.
+                    # One row per member, so that one copy updates the step counts of all members.
                     rows = part.expand(len(self.members), *part.shape)
                     self._counts[key] = rows.clone(memory_format=torch.contiguous_format)
                     shown = apart(self._counts[key], [part.shape] * len(self.members))
                 for p, own in zip(self.members, shown, strict=True):
                     optimizer.state[p][key] = own
-        if anew:
+        if has_new:
             held = [optimizer.state[p][key] for key in self._published for p in self.members]
             self._shown = [one for one in held if isinstance(one, Tensor)]
             self._addresses = list(map(Tensor.data_ptr, self._shown))
             self._count_bytes = [c.detach().reshape(-1).view(torch.uint8).numpy() for c in self._counts.values()]
-        self._told = [count.tobytes() for count in self._count_bytes]
-        return anew
+        self._shown_counts = [count.tobytes() for count in self._count_bytes]
+        return has_new
 
     @property
     def is_as_shown(self) -> bool:
-        """Whether what was shown is where it was, and counts are what they were; other edits in place are followed."""
-        told = [count.tobytes() for count in self._count_bytes]
-        return told == self._told and list(map(Tensor.data_ptr, self._shown)) == self._addresses
+        """Whether the published state still has its memory and step counts. Other edits in place reach `own`."""
+        counts = [count.tobytes() for count in self._count_bytes]
+        return counts == self._shown_counts and list(map(Tensor.data_ptr, self._shown)) == self._addresses
 
     def cut(self, parts: int) -> nn.Parameter:
-        """The largest of that many parts of them, with its joined gradient."""
+        """Return the largest of several equal parts of the flat parameter, with its gradient."""
         size = -(-self.flat.numel() // (parts if self.is_divisible else 1))
         data = self.flat.detach()
         cut = nn.Parameter(data.reshape(-1)[:size] if data.dim() else data)
@@ -186,16 +204,16 @@ class FlatParameters:
 
     @property
     def is_divisible(self) -> bool:
-        """Whether each process may update a part: all have them alike, and one element lies next to the other."""
+        """Whether each process may update a part: all processes have the same contiguous values."""
         return not self.is_sharded and self.flat.dim() > 0 and self.flat.is_contiguous()
 
     @property
     def is_divided(self) -> bool:
-        """Whether this process updates a part of them, and gets the rest from others."""
+        """Whether this process updates a part, and other processes update the rest."""
         return self.own is not self.flat
 
     def _shown_shapes(self) -> list[Sequence[int]]:
-        """Of each member's state as it is shown: like the member; of a part flat, empty if it has none of a member."""
+        """Return the shape of each member's published state: the member's, or the flat elements inside `own`."""
         if not self.is_divided:
             return [p.shape for p in self.members]
         ends = [*itertools.accumulate((p.numel() for p in self.members), initial=0)]
@@ -203,35 +221,39 @@ class FlatParameters:
         return [(end - start,) for start, end in itertools.pairwise(inside)]
 
     def _join(self, parts: Sequence[Any]) -> Any:
-        """A piece of the state, of what `publish` gave out or of the whole states of all members."""
+        """Join one piece of the members' states, either published by `publish` or of whole members."""
         is_piece = self.is_divided and isinstance(parts[0], Tensor) and parts[0].dim() > 0
         if not is_piece and not _is_elementwise(parts[0], self.members[0]):
             return copy.deepcopy(parts[0])
         joined = torch.cat([part.reshape(-1) for part in parts])
-        if joined.numel() != self.own.numel():  # whole states, of which this process keeps a part
+        if joined.numel() != self.own.numel():  # state of whole members: take the part of this process
             joined = joined[self._range].clone()
         joined = joined.view(self.own.shape)
-        # The update is captured for state that lies as its weights do.
+        # A captured update expects the strides of the weights.
         return joined if self.own.is_contiguous() else torch.empty_like(self.own, dtype=joined.dtype).copy_(joined)
 
 
 def flatten_groups(
     optimizer: Optimizer, trained: Set[nn.Parameter], options: StepOptions, part: tuple[int, int]
 ) -> list[FlatParameters]:
-    """The trained parameters of an optimizer, those that it treats alike as one; alone if it looks at whole ones.
+    """Join the trained parameters of an optimizer to flat parameters.
 
-    Of what all processes have alike, this one updates a part: number and count.
+    Args:
+        optimizer: The user's optimizer. Its parameters stay alone if it looks at whole tensors.
+        trained: Parameters that have a gradient.
+        options: Options of the run.
+        part: Number of the part that this process updates, and number of parts.
     """
-    flat, elementwise = [], is_elementwise(type(optimizer))
+    flat, is_joinable = [], is_elementwise(type(optimizer))
     accumulates = options.gradient_accumulation * options.replication_factor > 1
     for number, group in enumerate(optimizer.param_groups):
         by_kind: dict[Any, list[nn.Parameter]] = defaultdict(list)
         for p in group["params"]:
             if p in trained:
                 # A parameter without dimensions stays alone: its state could not be distinguished from a step count.
-                alike = elementwise and p.dim() and p.is_contiguous() and p.numel() < _LARGE
+                joins = is_joinable and p.dim() and p.is_contiguous() and p.numel() < _LARGE
                 kind = (p.dtype, is_sharded(p), _progress(optimizer.state.get(p, {})))
-                by_kind[kind if alike else id(p)].append(p)
+                by_kind[kind if joins else id(p)].append(p)
         for members in by_kind.values():
             total_type = gradient_type(options, optimizer, members[0].dtype)
             flat.append(FlatParameters(number, members, accumulates, total_type, part))
@@ -239,10 +261,10 @@ def flatten_groups(
 
 
 def _progress(state: Mapping[str, Any]) -> str:
-    """What parameters that are stepped as one must have alike: which state there is, of what type, and all counts."""
+    """Return names, types and step counts of a state as text. Joined parameters must have the same text."""
     tensors = {key: part for key, part in state.items() if isinstance(part, Tensor)}
-    told = {key: part.dtype if part.dim() else part.item() for key, part in tensors.items()}
-    return repr(sorted({**state, **told}.items(), key=str))
+    values = {key: part.dtype if part.dim() else part.item() for key, part in tensors.items()}
+    return repr(sorted({**state, **values}.items(), key=str))
 
 
 def _is_elementwise(part: Any, parameter: Tensor) -> bool:

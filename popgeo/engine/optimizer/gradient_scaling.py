@@ -1,4 +1,4 @@
-"""What becomes of joined gradients before the optimizer takes them: they are divided, and clipped."""
+"""Division, clipping and checks of accumulated gradients before the optimizer uses them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,12 +9,12 @@ from torch import Tensor, nn
 
 @dataclass(frozen=True, kw_only=True)
 class GradientScaling:
-    """Divides gradients, then scales all of them down together.
+    """Rule that divides gradients, then clips their joint norm.
 
     Attributes:
-        divisor: What each is divided by.
-        max_grad_norm: What their 2-norm over all parameters is limited to; None leaves them.
-        looks_for_overflow: Whether they are looked at first, for infinity and NaN.
+        divisor: Divisor of each gradient.
+        max_grad_norm: Limit of the 2-norm over all gradients. None: no limit.
+        looks_for_overflow: Whether to look for infinity and NaN first, as a captured step does.
 
     Example:
         >>> import torch
@@ -31,16 +31,16 @@ class GradientScaling:
 
     @property
     def changes_nothing(self) -> bool:
-        """Whether gradients stay as they are."""
+        """Whether the rule leaves gradients unchanged."""
         return self.divisor == 1 and self.max_grad_norm is None and not self.looks_for_overflow
 
     def apply(self, parameters: Sequence[Tensor], *, at_once: bool = False) -> None:
-        """Scales the gradients of these parameters in place.
+        """Scale the gradients of parameters in place.
 
         Args:
-            parameters: Those without a gradient are left out.
-            at_once: Whether by a few operations for all, which suits a GPU; else one after the other, so that a capture
-                sees each.
+            parameters: Parameters. Those without a gradient are skipped.
+            at_once: Whether to scale all gradients with a few operations, which suits a GPU. Default: one gradient
+                after the other, so that a capture records each operation.
         """
         gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
         if self.looks_for_overflow:
@@ -55,14 +55,14 @@ class GradientScaling:
 
 
 def set_gradient(parameter: Tensor, gradient: Tensor) -> None:
-    """Gives a parameter a gradient, which may be of a wider type."""
+    """Set a parameter's gradient, which may have a wider type than the parameter."""
     if gradient.dtype != parameter.dtype:
         parameter.grad_dtype = gradient.dtype
     parameter.grad = gradient
 
 
 def overflow_of(gradients: Sequence[Tensor]) -> Tensor:
-    """1 where any of these holds infinity or NaN, 0 elsewhere, without dimensions.
+    """Return a scalar tensor: 1 if a gradient holds infinity or NaN, otherwise 0.
 
     Example:
         >>> import torch

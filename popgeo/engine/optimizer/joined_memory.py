@@ -1,4 +1,4 @@
-"""Memory of the step's own in which tensors of others lie side by side: copies each way, and pieces that are shown."""
+"""Copies between separate tensors and one joined tensor, and pieces of joined tensors."""
 
 import ctypes
 from collections.abc import Callable, Sequence
@@ -12,9 +12,10 @@ from popgeo.native import library
 
 
 def copier(given: Sequence[Tensor], places: Sequence[Tensor]) -> Callable[[], bool]:
-    """Return a function that copies tensors to places of their shapes and types, and returns whether a bit changed.
+    """Return a function that copies tensors to places of the same shapes and types.
 
-    Without kernels, and if a tensor is not contiguous, it returns True.
+    The function returns whether a bit changed. Without compiled kernels, and if a tensor is not contiguous, it always
+    returns True.
 
     Example:
         >>> weights, joined = [torch.ones(2), torch.zeros(1)], torch.empty(3)
@@ -24,7 +25,7 @@ def copier(given: Sequence[Tensor], places: Sequence[Tensor]) -> Callable[[], bo
         >>> weights
         [tensor([2., 2.]), tensor([1.])]
     """
-    given, places, count = list(given), list(places), len(given)  # kept, so that their memory is not freed
+    given, places, count = list(given), list(places), len(given)  # keeps their memory alive
     in_one_piece = all(tensor.is_contiguous() for tensor in (*given, *places))
     addresses = [(ctypes.c_void_p * count)(*map(Tensor.data_ptr, some)) for some in (given, places)]
     sizes = (ctypes.c_int64 * count)(*(tensor.nbytes for tensor in given))
@@ -40,9 +41,9 @@ def copier(given: Sequence[Tensor], places: Sequence[Tensor]) -> Callable[[], bo
 
 
 def apart(joined: Tensor, shapes: Sequence[Sequence[int]]) -> list[Tensor]:
-    """Pieces of a contiguous tensor, one after the other, in its memory, each with a storage of its own.
+    """Cut a contiguous tensor into consecutive pieces that share its memory, each with a separate storage object.
 
-    Whoever looks at storages (`torch.save`, safetensors, `copy.deepcopy`) finds the piece alone.
+    So `torch.save`, safetensors and `copy.deepcopy`, which read whole storages, see only the piece.
 
     Example:
         >>> joined = torch.arange(3.0)
@@ -57,7 +58,7 @@ def apart(joined: Tensor, shapes: Sequence[Sequence[int]]) -> list[Tensor]:
 
 
 def is_dense(tensor: Tensor) -> bool:
-    """Whether the elements fill a piece of memory, in whatever order.
+    """Check whether the elements of a tensor fill one stretch of memory, in any order.
 
     Example:
         >>> [is_dense(one) for one in (torch.ones(2, 3).t(), torch.ones(2, 3)[:, :2], torch.ones(1).expand(2))]
@@ -67,7 +68,7 @@ def is_dense(tensor: Tensor) -> bool:
 
 
 def overlap(tensors: Sequence[Tensor]) -> bool:
-    """Whether memory of one tensor begins within the memory of another.
+    """Check whether the memory of a tensor begins inside the memory of another tensor.
 
     Example:
         >>> rows = torch.ones(2, 3)

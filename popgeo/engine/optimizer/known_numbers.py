@@ -1,6 +1,7 @@
-"""The numbers that the operations of torch's own optimizers take, in their order, from settings and the step's number.
+"""Formulas for the numbers that torch's optimizers pass to their operations, in the order of the operations.
 
-Each function is the arithmetic of the loop of the same name in `torch/optim`, of one parameter.
+Each function repeats the arithmetic of the loop of the same name in `torch/optim`, for one parameter. The arithmetic is
+that of Python's floats, so the numbers are exactly those of torch.
 """
 
 from collections.abc import Callable, Mapping
@@ -13,7 +14,7 @@ Settings = Mapping[str, Any]
 
 
 def known_numbers(optimizer: Optimizer) -> list[float] | None:
-    """The numbers of the update whose number the state holds; None if this kind of optimizer is not known.
+    """Return the numbers of the update that the step counts in the state name. None without a formula.
 
     Example:
         >>> import torch
@@ -33,7 +34,7 @@ def known_numbers(optimizer: Optimizer) -> list[float] | None:
 
 
 def count_step(optimizer: Optimizer) -> None:
-    """Counts one more step in an optimizer's state."""
+    """Add 1 to each step count in an optimizer's state."""
     for state in optimizer.state.values():
         if "step" in state:
             state["step"] += 1

@@ -1,4 +1,4 @@
-"""Steps an optimizer of float16 weights in float32."""
+"""Worker that steps float16 and bfloat16 weights in float32."""
 
 import warnings
 from collections.abc import Mapping, Sequence
@@ -17,17 +17,17 @@ MASTER, COUNTER = "master_weights", "rounding"
 
 
 class MixedWorker(Worker):
-    """Widens weights and state, lets the optimizer step over them, and rounds what is kept in a narrower type.
+    """Worker that widens narrow weights and state to float32, steps, and rounds the results to their types.
 
-    Weights of float32 and float64 are stepped as they are; only their state may be kept in another type. Next to the
-    optimizer's own state there is `master_weights`, the weights in float32, and `rounding`, a counter from which
-    random numbers start; both only if they are asked for. An optimizer may have an attribute `state_types`: the
-    types in which it wants its state kept, by name; that of the options comes before them.
+    float32 and float64 weights keep their type during the step; only their state may be stored in another type. Next
+    to the optimizer's own state, the options add `master_weights`, the weights in float32, and `rounding`, the counter
+    of the random numbers that round. An optimizer may have an attribute `state_types`: the type of each piece of its
+    state, by name. `optimizer_state_dtype` overrides it.
 
     Args:
-        optimizer: Its state is kept as the options say.
-        options: `optimizer_state_dtype`, `master_weights` and `stochastic_rounding` of a run.
-        part: Which part of the weights this process updates, where each updates a part of its own.
+        optimizer: Optimizer of the narrow weights, which stores their state.
+        options: Options of the run. Used: `optimizer_state_dtype`, `master_weights` and `stochastic_rounding`.
+        part: Part of the weights that this process updates. Default: 0, also when it updates all of them.
 
     Example:
         >>> weight = torch.nn.Parameter(torch.ones(1, dtype=torch.float16))
@@ -49,11 +49,11 @@ class MixedWorker(Worker):
 
     @torch.no_grad()
     def begin(self, num_updates: int, seed: int) -> None:
-        """Makes what there is next to the optimizer's own state."""
+        """Widen the state, and create master weights and counters of rounding."""
         self._widen_state()
         for number, parameter in enumerate(self.parameters):
             if self._options.stochastic_rounding:
-                # What is never divided all processes round alike.
+                # Every process updates an undivided parameter, so all use the same random numbers for it.
                 is_divided = parameter.dim() > 0 and parameter.is_contiguous()
                 start = rounding_counter(seed, number, num_updates, self._part if is_divided else 0)
                 self.optimizer.state[parameter][COUNTER] = torch.tensor(start, device=parameter.device)
@@ -61,9 +61,9 @@ class MixedWorker(Worker):
                 self.optimizer.state[parameter].setdefault(MASTER, parameter.float())
 
     @torch.no_grad()
-    def follow(self, settings: Sequence[Mapping[str, Any]]) -> None:
-        """Takes settings, and brings master weights up to date where the weights have been changed from outside."""
-        super().follow(settings)
+    def take_settings(self, settings: Sequence[Mapping[str, Any]]) -> None:
+        """Set the settings, and copy to the master weights each weight that the user has changed."""
+        super().take_settings(settings)
         for parameter in self.parameters:
             master = self.optimizer.state.get(parameter, {}).get(MASTER)
             if master is not None and not torch.equal(master.to(parameter.dtype), parameter):
@@ -72,11 +72,12 @@ class MixedWorker(Worker):
 
     @torch.no_grad()
     def step(self) -> None:
+        """Update the parameters once, in float32, and round the results."""
         parameters = self.parameters
         wide = [self._widened(parameter) for parameter in parameters]
-        inner = Worker(self.optimizer).over(wide).optimizer
+        inner = Worker(self.optimizer).for_parameters(wide).optimizer
         if self._types is not None:
-            inner.state_types = {}  # type: ignore[attr-defined]  # they are kept here
+            inner.state_types = {}  # type: ignore[attr-defined]  # this worker converts the state
         for parameter, one in zip(parameters, wide, strict=True):
             inner.state[one] = self._wide_state(parameter)
         inner.step()
@@ -85,19 +86,20 @@ class MixedWorker(Worker):
                 self._keep(parameter, one, inner.state[one])
 
     def state(self, parameter: Tensor) -> dict[str, Any]:
-        """All but the counter, which follows from the number of updates."""
+        """Return the state of a parameter without the counter of rounding, which follows from the number of updates."""
         return {key: part for key, part in self.optimizer.state.get(parameter, {}).items() if key != COUNTER}
 
     @property
     def has_stepped(self) -> bool:
+        """Whether a step has made its state. Master weights and counters do not count."""
         return any(map(self._own_state, self.parameters))
 
     def _own_state(self, parameter: Tensor) -> dict[str, Any]:
-        """What the optimizer itself has made."""
+        """Return the state that the optimizer itself has made."""
         return {key: part for key, part in self.state(parameter).items() if key != MASTER}
 
     def _widened(self, parameter: Any) -> Any:
-        """A parameter in the type in which the update is worked out, with its gradient."""
+        """Return a parameter in the type of the computation, with its gradient."""
         if parameter.dtype not in NARROW:
             return parameter
         master = self.optimizer.state.get(parameter, {}).get(MASTER)
@@ -114,7 +116,7 @@ class MixedWorker(Worker):
         return {key: part.to(dtype) if _is_of(part, parameter) else part for key, part in own.items()}
 
     def _widen_state(self) -> None:
-        """Gives state that came in a narrower type than it is kept in that type, with a warning: digits were lost."""
+        """Convert loaded narrow state to float32 if it is stored so, and warn that digits were lost."""
         own = type(self.optimizer).__module__.startswith("torch.optim")
         kept = self._options.optimizer_state_dtype or (torch.float32 if own else None)
         if kept is not torch.float32:
@@ -126,18 +128,18 @@ class MixedWorker(Worker):
             for key, part in state.items():
                 if isinstance(part, Tensor) and part.dtype in NARROW:
                     state[key] = part.float()
-                    if not is_new:  # Adagrad makes its state before any step
+                    if not is_new:  # Adagrad makes its state before the first step
                         narrow.add(key)
         if narrow:
             warnings.warn(
-                f"The optimizer's {', '.join(sorted(narrow))} came in a narrow type, and is kept in float32 from here "
-                "on: its last digits are lost. torch's load_state_dict rounds state to the type of the weights; load "
-                "it after the model has been compiled, or with CompiledStep.load.",
+                f"The optimizer's {', '.join(sorted(narrow))} came in a narrow type and is stored in float32 from now "
+                "on, but its last digits are lost: torch's load_state_dict rounds state to the type of the weights. "
+                "Load the state after the model has been compiled, or with CompiledStep.load.",
                 stacklevel=2,
             )
 
     def _keep(self, parameter: Tensor, wide: Tensor, state: dict[str, Any]) -> None:
-        """Writes the weights and the state after a step."""
+        """Write the weights and the state of a parameter after a step."""
         kept, options = self.optimizer.state[parameter], self._options
         if options.stochastic_rounding:
             if COUNTER not in kept:
@@ -146,7 +148,7 @@ class MixedWorker(Worker):
         if parameter.dtype in NARROW:
             if options.master_weights and MASTER not in kept:
                 kept[MASTER] = wide
-            wide.grad = None  # master weights stay, and are to hold no gradient
+            wide.grad = None  # master weights hold no gradient between updates
             parameter.copy_(self._narrowed(wide, parameter.dtype, kept, 0))
         for number, (key, part) in enumerate(state.items(), start=1):
             held, dtype = kept.get(key), options.optimizer_state_dtype or (self._types or {}).get(key)
@@ -167,7 +169,7 @@ class MixedWorker(Worker):
 
 
 def needs_mixed(optimizer: Optimizer, options: StepOptions) -> bool:
-    """Whether an optimizer's update is not what torch's own code makes of the types that its weights have.
+    """Check whether an optimizer's update needs other types than its weights have.
 
     Example:
         >>> sgd = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))])
@@ -181,5 +183,5 @@ def needs_mixed(optimizer: Optimizer, options: StepOptions) -> bool:
 
 
 def _is_of(part: Any, parameter: Tensor) -> bool:
-    """Whether a piece of state has one number for each of the parameter's elements."""
+    """Check whether a piece of state has one floating-point number for each element of the parameter."""
     return isinstance(part, Tensor) and part.is_floating_point() and part.dim() > 0 and part.shape == parameter.shape

@@ -1,4 +1,4 @@
-"""In which types gradients are joined, updates worked out and state is kept, and how weights round."""
+"""Types of accumulated gradients, updates and optimizer state, and the counter of random rounding."""
 
 from typing import Any
 
@@ -13,17 +13,22 @@ NARROW = (torch.float16, torch.bfloat16)
 
 
 def is_mixed(options: StepOptions) -> bool:
-    """Whether updates of narrow weights are worked out in float32."""
-    if options.accumulation_dtype is torch.float32:  # few optimizers take such a gradient as it is
+    """Check whether the options ask for updates of narrow weights in float32."""
+    if options.accumulation_dtype is torch.float32:  # few optimizers accept a gradient wider than the weights
         return True
     return options.optimizer_state_dtype is not None or options.master_weights or options.stochastic_rounding
 
 
 def gradient_type(options: StepOptions, optimizer: Optimizer, weights: torch.dtype) -> torch.dtype:
-    """The type in which gradients of these weights are joined and scaled.
+    """Return the type of accumulated gradients.
+
+    Args:
+        options: Options of the run.
+        optimizer: Optimizer. An attribute `accum_type` may ask for float32.
+        weights: Type of the weights.
 
     Raises:
-        ValueError: another narrow type than that of the weights, or torch cannot hold a wider gradient.
+        ValueError: `accumulation_dtype` is neither float32 nor the type of the weights.
 
     Example:
         >>> sgd = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))])
@@ -40,20 +45,20 @@ def gradient_type(options: StepOptions, optimizer: Optimizer, weights: torch.dty
         return torch.float32 if wanted is torch.float32 else weights
     if chosen not in (torch.float32, weights):
         raise ValueError(
-            f"accumulation_dtype is {chosen}, and some weights are {weights}; gradients are joined in the weights' own "
-            "type or in torch.float32."
+            f"accumulation_dtype is {chosen}, and some weights are {weights}; choose torch.float32 or the type of "
+            "the weights."
         )
     return chosen
 
 
 def rounding_counter(seed: int, number: int, num_updates: int, part: int = 0) -> int:
-    """Where the rounding of the weights of this number starts after that many updates.
+    """Return the counter at which the random numbers start that round a flat parameter in its next update.
 
     Args:
-        seed: Where the random numbers of the first update started.
-        number: Of the joined weights.
-        num_updates: How many updates there have been.
-        part: Which part of these weights a process updates; each has random numbers of its own.
+        seed: Seed of the run.
+        number: Number of the flat parameter.
+        num_updates: Number of updates so far.
+        part: Part of the flat parameter that a process updates. Each part has different random numbers.
 
     Example:
         >>> first, second = (rounding_counter(0, 0, 5, part) for part in (0, 1))
@@ -65,11 +70,11 @@ def rounding_counter(seed: int, number: int, num_updates: int, part: int = 0) ->
 
 
 def restore_types(optimizer: Optimizer, saved: dict[str, Any]) -> None:
-    """Gives an optimizer's state the types of the `state_dict` that it has loaded.
+    """Set an optimizer's state to the exact tensors of the `state_dict` that it has loaded.
 
     Args:
-        optimizer: Has loaded it.
-        saved: What it has loaded.
+        optimizer: Optimizer whose `load_state_dict` has rounded the state to the types of its weights.
+        saved: The `state_dict`.
 
     Example:
         >>> import torch
@@ -91,7 +96,7 @@ def restore_types(optimizer: Optimizer, saved: dict[str, Any]) -> None:
 
 
 def keep_types_when_loading(optimizer: Optimizer) -> None:
-    """Lets `optimizer.load_state_dict` leave state in the types in which it was saved."""
+    """Make `optimizer.load_state_dict` keep the types of the saved state."""
     if getattr(optimizer, "_keeps_types_when_loading", False):
         return
     saved: list[dict[str, Any]] = []

@@ -1,4 +1,4 @@
-"""The optimizer's update, on joined parameters: a dozen operations for a group, not for each of them."""
+"""Update of the weights by an optimizer, over flat parameters: a dozen operations per group, not per parameter."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -11,12 +11,13 @@ from torch.optim import Optimizer
 from popgeo.capture.op_graph import OpGraph
 from popgeo.engine.loss_scaling import LossScale, LossScaling
 from popgeo.engine.optimizer.capture_update import capture_later_update, capture_scaling
+from popgeo.engine.optimizer.captured_worker import CapturedWorker
 from popgeo.engine.optimizer.choose_worker import choose_worker
-from popgeo.engine.optimizer.flat_parameters import flatten_groups, refuse_whole_tensors
+from popgeo.engine.optimizer.flat_parameters import flatten_groups, is_elementwise, refuse_whole_tensors
 from popgeo.engine.optimizer.gradient_scaling import GradientScaling, overflow_of
 from popgeo.engine.optimizer.joined_memory import overlap
 from popgeo.engine.optimizer.precision import keep_types_when_loading
-from popgeo.engine.optimizer.worker import OwnWorker, Worker, noted_groups, require_gradients, settings_of, wants_itself
+from popgeo.engine.optimizer.worker import OwnWorker, Worker, has_step_hooks, require_gradients, settings_of
 from popgeo.engine.replicas import Replicas
 from popgeo.engine.same_objects import holds_the_same
 from popgeo.engine.step_options import StepOptions
@@ -25,30 +26,30 @@ _ALONE = Replicas((0,), 1)
 
 
 class Update:
-    """Joins gradients, clips them and applies any `torch.optim` optimizer.
+    """Updates of a module's parameters: add up gradients, scale and clip them, and step any `torch.optim` optimizer.
 
-    Parameters that share a group and a type are updated as one, in memory of the step's own. They stay in the memory of
-    their owners, who may exchange it (`follow_memory`); the optimizer's state stays readable and writable through the
-    optimizer given.
+    Parameters of the same group and type are updated as one flat parameter. The module's parameters keep their own
+    memory, which their owner may replace (see `follow_memory`). The user can read and write the state in the optimizer.
 
     Args:
-        optimizer: Where hyperparameters and state live; a scheduler may change it at any time.
-        parameters: The module's parameters that have a gradient, by name.
-        options: How many gradients an update joins, and what becomes of them.
-        learning_rate: The rate for each update, counted from 0, instead of the optimizer's own.
-        part: Which of how many parts of the parameters this process updates; it keeps the state of that part alone.
+        optimizer: The user's optimizer, with hyperparameters and state. A scheduler may change it at any time.
+        parameters: Parameters of the module that have a gradient, by name.
+        options: Options of the run.
+        learning_rate: Function from the number of an update, from 0, to its learning rate. Default: the optimizer's
+            own rates.
+        part: Number of the part of the parameters that this process updates, and number of parts. The process keeps the
+            state of this part only.
 
     Attributes:
-        optimizer: As given, or as set later.
-        gradients: Where the step writes the gradient of each parameter, by name.
-        num_updates: How many there have been; those left out because gradients overflowed do not count.
-        scale: The scale of the loss, if it follows the gradients.
-        seed: Where the random numbers start by which weights are rounded.
+        optimizer: The user's optimizer.
+        gradients: Gradient of each parameter, by name. A step writes them.
+        num_updates: Number of updates. Updates skipped because gradients overflowed do not count.
+        scale: Scale of the loss. None if it is constant.
+        seed: Seed of the random numbers that round weights.
 
     Raises:
-        ValueError: there are no parameters to update; the optimizer needs to run the model itself, as L-BFGS does; it
-            looks at whole tensors, of which each replica is to update a part; or it takes no gradients of the type in
-            which they are joined.
+        ValueError: `parameters` is empty, the optimizer runs the model itself (as L-BFGS does), it looks at whole
+            tensors although each replica updates a part, or it does not accept gradients of the accumulated type.
     """
 
     def __init__(
@@ -83,17 +84,18 @@ class Update:
         self._totals = self._named([part.total_views for part in self._flat])
         self._own = OwnWorker(optimizer, self._flat)
         self._worker = choose_worker(self._own, self._flat, options, part[0])
+        self._flat_worker = CapturedWorker(self._worker) if is_elementwise(type(optimizer)) else self._worker
         self._shares_memory = False
-        # The user's groups and state as they were last taken; None if they are to be taken again.
+        # Copies of the user's groups and state at the last update. None: read them again.
         self._groups: list[dict[str, Any]] | None = None
         self._adopted: dict[Any, Any] | None = None
 
     def accumulate(self, names: Sequence[str] | None = None, first: bool = False) -> None:
-        """Adds the gradients of one micro-batch to the update's, or starts again with the first.
+        """Add the gradients of one micro-batch to the sums of the update.
 
         Args:
-            names: The parameters whose gradients are there; all of them when left out.
-            first: Whether it is the first micro-batch of the update.
+            names: Parameters that have gradients. Default: all.
+            first: Whether this is the first micro-batch of the update, which replaces the sums.
         """
         if names is None:
             pairs = [(part.total, part.gradient) for part in self._flat]
@@ -104,28 +106,28 @@ class Update:
                 total.copy_(gradient) if first else total.add_(gradient)
 
     def tensors(self) -> list[Tensor]:
-        """Gradients and optimizer state."""
+        """Return gradients and optimizer state."""
         held = [part for state in self._worker.optimizer.state.values() for part in state.values()]
         return [*self.totals(), *(part for part in held if isinstance(part, Tensor))]
 
     def totals(self) -> list[Tensor]:
-        """The joined gradients, one tensor for each group and type."""
+        """Return the accumulated gradients, one tensor per flat parameter."""
         return [part.total for part in self._flat]
 
     def sharded(self) -> frozenset[str]:
-        """Those that are this process's own, by the names that their gradients have in a captured update."""
+        """Return the names, in a captured update, of gradients that exist in this process only."""
         return frozenset(f"{number}" for number, part in enumerate(self._flat) if part.is_sharded)
 
     def apply(self, replicas: Replicas = _ALONE) -> None:
-        """One step with the gradients of all processes, scaled as the options say; none if they overflowed.
+        """Update the parameters once with the gradients of all processes, or skip the update if gradients overflowed.
 
         Args:
-            replicas: Those of this and of other processes, which leave a step out together. Gradients of parameters
-                that belong to no single process are added up, and each process hands on what it alone has updated.
+            replicas: Replicas of all processes, which skip an update together. Gradients are added up over the
+                processes, except of sharded parameters. Each process sends the part that it has updated to the others.
         """
         replicas.add_up([part.total for part in self._flat if not part.is_sharded])
         worker = self._follow_optimizer()
-        self.optimizer._opt_called = True  # type: ignore[attr-defined]  # schedulers warn about one that never stepped
+        self.optimizer._opt_called = True  # type: ignore[attr-defined]  # schedulers warn without it
         scaling = self._scaling
         if self.scale is not None:
             overflow = overflow_of(self.totals())
@@ -135,7 +137,7 @@ class Update:
                 return
         if not scaling.changes_nothing:
             scaling.apply([part.flat for part in self._flat])
-        worker.step()
+        (self._own if worker is self._own else self._flat_worker).step()
         if worker is not self._own:
             replicas.hand_on([part.flat.detach().view(-1) for part in self._flat if part.is_divided])
             for part in self._flat:
@@ -144,38 +146,38 @@ class Update:
             self._check()
         self.num_updates += 1
         if max([part.publish(self.optimizer, worker.state(part.own)) for part in self._flat]):
-            self._adopted = _noted(self.optimizer)
+            self._adopted = _copy_state(self.optimizer)
 
     @property
     def is_captured(self) -> bool | None:
-        """Whether updates run as captured graphs rather than as torch's own code; None before that is known."""
-        return self._worker.is_captured
+        """Whether updates run as captured graphs instead of torch's own code. None before the second update."""
+        return self._flat_worker.is_captured
 
     def capture(self, parts: int = 1) -> OpGraph:
-        """The operations on joined gradients and of an update after the first, which makes the optimizer's state.
+        """Capture the operations of an update after the first one, which makes the optimizer's state.
 
         Args:
-            parts: Of one of that many parts of the parameters: the largest, as one replica of that many updates it.
+            parts: Number of replicas that share the update. The result is the update of the largest part.
         """
         if self._worker is not self._own:
-            self._adopt()  # some optimizers make their state when they are made
+            self._adopt()  # some optimizers have state before their first step
         is_whole = parts == 1 and not any(part.is_divided for part in self._flat)
-        worker = self._worker if is_whole else self._worker.over([part.cut(parts) for part in self._flat])
+        worker = self._worker if is_whole else self._worker.for_parameters([part.cut(parts) for part in self._flat])
         return capture_later_update(worker, self._scaling)
 
     def capture_scaling(self) -> OpGraph | None:
-        """The operations on joined gradients alone, before each update; None if they stay as they are."""
+        """Capture the operations that scale gradients before each update. Return None if gradients are not scaled."""
         return None if self._scaling.changes_nothing else capture_scaling(self._worker, self._scaling)
 
     def members(self) -> list[list[str]]:
-        """The names of the parameters that each of the joined tensors holds, in order."""
+        """Return the names of the parameters in each flat parameter, in order."""
         return [[self._names[id(p)] for p in part.members] for part in self._flat]
 
     def worker(self) -> Worker:
-        """What steps the joined tensors, with the settings of the next update and the state so far.
+        """Return the worker of the flat parameters, with the settings of the next update and the present state.
 
         Raises:
-            ValueError: it does more than treat each element alike.
+            ValueError: The optimizer looks at whole tensors, has hooks, or its state was edited.
         """
         refuse_whole_tensors(self.optimizer, "An update is rehearsed on single elements")
         if self._follow_optimizer() is self._own:
@@ -183,13 +185,13 @@ class Update:
         return self._worker
 
     def settings(self, number: int) -> list[dict[str, Any]]:
-        """The hyperparameters of each joined tensor in an update, counted from 0."""
+        """Return the hyperparameters of each flat parameter in the update of a number, counted from 0."""
         groups = settings_of(self.optimizer)
         rate = {} if self._learning_rate is None else {"lr": self._learning_rate(number)}
         return [{**groups[part.group], **rate} for part in self._flat]
 
     def set_optimizer(self, optimizer: Optimizer) -> None:
-        """Takes hyperparameters and state from another optimizer over the same parameters."""
+        """Use another optimizer of the same class over the same parameters, with its hyperparameters and state."""
         if type(optimizer) is not type(self.optimizer):
             kinds = [type(one).__name__ for one in (self.optimizer, optimizer)]
             raise ValueError(f"The model was compiled with {kinds[0]}, not {kinds[1]}; wrap it again.")
@@ -200,28 +202,28 @@ class Update:
             self._keep_types()
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint keeps next to the optimizer's own state."""
+        """Return the content of a checkpoint next to the optimizer's own state."""
         kept: dict[str, Any] = {"num_updates": self.num_updates, "rounding_seed": self.seed}
         return kept if self.scale is None else {**kept, "loss_scale": self.scale.state()}
 
     def restore(self, content: Mapping[str, Any]) -> None:
-        """Counts updates, draws the random numbers of their rounding and scales the loss as when `state` was kept."""
+        """Restore the count of updates, the seed of rounding and the scale of the loss from the result of `state`."""
         self.num_updates, self._adopted = content["num_updates"], None
         self.seed = content.get("rounding_seed", self.seed)
         if self.scale is not None and "loss_scale" in content:
             self.scale.restore(content["loss_scale"])
 
     def share_seed(self, replicas: Replicas) -> None:
-        """Gives every process the random numbers of the first, so that all round alike."""
+        """Use the seed of the first process in all processes, so that all round weights equally."""
         if self._rounds and replicas.world_size > 1:
             seed = torch.tensor(self.seed % 2**63)
             replicas.share_weights([seed])
             self.seed, self._adopted = int(seed), None
 
     def follow_memory(self) -> None:
-        """Takes the memory in which the parameters are, at first and where an owner has exchanged it since."""
+        """Use the present memory of the parameters. Call this at first, and after their owner has replaced it."""
         if max([part.follow_memory() for part in self._flat]):
-            self._adopted = None  # a captured update is bound to memory
+            self._adopted = None  # a captured update is bound to the memory of its state
         self._shares_memory = overlap([p for part in self._flat for p in part.members])
         self._keep_types()
 
@@ -234,29 +236,31 @@ class Update:
         return dict(zip(names, (view for part in views for view in part), strict=True))
 
     def _follow_optimizer(self) -> Worker:
-        """Takes settings and state from the user's optimizer, and says what steps it as it is now.
+        """Read settings and state of the user's optimizer, and return the worker that steps it now.
 
         Raises:
-            ValueError: its groups hold other parameters; or only its own step will do, and the options exclude that.
+            ValueError: The groups have changed, or only the optimizer's own step works and the options exclude that.
         """
         groups = self.optimizer.param_groups
         is_new = self._learning_rate is not None or not holds_the_same(groups, self._groups)
         if is_new:
             self._require_same_groups(self.optimizer)
         if self._learning_rate is not None:
-            for part, chosen in zip(self._flat, self.settings(self.num_updates), strict=True):
-                groups[part.group]["lr"] = chosen["lr"]
+            for part in self._flat:
+                groups[part.group]["lr"] = self._learning_rate(self.num_updates)
         if self._worker is self._own:
             return self._own
         for part in self._flat:
             part.take_values()
-        why = "has hooks; remove them" if wants_itself(self.optimizer) else ""
+        why = "has hooks; remove them" if has_step_hooks(self.optimizer) else ""
         why = "steps parameters that share memory; untie them" if self._shares_memory else why
         if not why and self._adopt():
-            if is_new or self._worker.keeps_types:  # which looks at the weights too
+            if is_new:
                 own = settings_of(self.optimizer)
-                self._worker.follow([own[part.group] for part in self._flat])
-                self._groups = noted_groups(self.optimizer)
+                self._settings = [own[part.group] for part in self._flat]
+                self._groups = [{**one, "params": members} for one, members in zip(own, self._shape, strict=True)]
+            if is_new or self._worker.keeps_types:  # a MixedWorker compares weights with its master weights here
+                self._flat_worker.take_settings(self._settings)
             return self._worker
         if self._worker.keeps_types or any(part.is_divided for part in self._flat):
             why = why or "had state edited for some parameters; call reset()"
@@ -274,17 +278,17 @@ class Update:
             )
 
     def _adopt(self) -> bool:
-        """Takes the user's state if it is not the one that was shown; False if joined parameters differ in it."""
+        """Read the user's state if it has changed. Return False if joined parameters have different kinds of state."""
         if holds_the_same(self.optimizer.state, self._adopted) and all(part.is_as_shown for part in self._flat):
             return True
         if not min([part.adopt(self.optimizer, self._worker.optimizer.state) for part in self._flat]):
             return False
-        self._adopted = _noted(self.optimizer)
-        self._worker.begin(self.num_updates, self.seed)
+        self._adopted = _copy_state(self.optimizer)
+        self._flat_worker.begin(self.num_updates, self.seed)
         return True
 
     def _check(self) -> None:
-        """Raises where finite gradients gave weights of NaN or infinity."""
+        """Raise FloatingPointError if finite gradients gave weights of NaN or infinity."""
         finite = [part for part in self._flat if part.total.isfinite().all()]
         names = [self._names[id(p)] for part in finite for p in part.members if not p.isfinite().all()]
         if names:
@@ -294,6 +298,6 @@ class Update:
             )
 
 
-def _noted(optimizer: Optimizer) -> dict[Any, Any]:
-    """An optimizer's state as it is now: which pieces it holds, not what they hold."""
+def _copy_state(optimizer: Optimizer) -> dict[Any, Any]:
+    """Return a copy of an optimizer's state that shares its tensors."""
     return {key: dict(held) if isinstance(held, Mapping) else held for key, held in optimizer.state.items()}

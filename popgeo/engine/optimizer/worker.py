@@ -1,4 +1,4 @@
-"""Who steps an optimizer over joined parameters: torch's own code, or what stands around it."""
+"""Workers, which step an optimizer over flat parameters with the optimizer's own code."""
 
 import copy
 import inspect
@@ -17,69 +17,67 @@ from popgeo.engine.optimizer.flat_parameters import FlatParameters
 
 
 class Worker:
-    """Steps an optimizer as torch itself does.
+    """Base class of workers: step an optimizer as torch itself does.
 
-    `MixedWorker` does so with weights and state of narrow types, `CapturedWorker` by captured graphs. An optimizer that
-    needs to be treated in yet another way gets a worker of its own: the settings that it receives of the user's
-    optimizer before an update is up to `begin` and `follow`, and what the user is shown afterwards is up to `state`.
+    `MixedWorker` steps weights and state of narrow types in float32. `OwnWorker` steps the user's optimizer itself.
 
     Args:
-        optimizer: Steps over joined parameters and owns their state, in which a worker may keep numbers of its own.
+        optimizer: Optimizer of the flat parameters. It owns their state, in which a worker may keep numbers, too.
 
     Attributes:
-        is_captured: Whether updates run as captured graphs; None before that is known.
-        keeps_types: Whether state may have other types than the weights, which torch's `load_state_dict` does not know.
+        is_captured: Whether updates run as captured graphs.
+        keeps_types: Whether state may have other types than the weights. torch's `load_state_dict` would convert it.
 
     Example:
         >>> import torch
         >>> weight = nn.Parameter(torch.ones(2))
         >>> worker = Worker(torch.optim.SGD([weight], lr=1.0))
         >>> weight.grad = torch.ones(2)
-        >>> worker.follow([{"lr": 0.25}])
+        >>> worker.take_settings([{"lr": 0.25}])
         >>> worker.step()
         >>> weight.tolist()
         [0.75, 0.75]
     """
 
-    is_captured: bool | None = False
+    is_captured = False
     keeps_types = False
 
     def __init__(self, optimizer: Optimizer) -> None:
         self.optimizer = optimizer
 
     def begin(self, num_updates: int, seed: int) -> None:
-        """Goes on from another state, which the optimizer has been given.
+        """Continue from the state that the optimizer holds now.
 
         Args:
-            num_updates: How many updates there have been.
-            seed: Where the random numbers of the first update started.
+            num_updates: Number of updates before this state.
+            seed: Seed of the random numbers that round weights.
         """
 
-    def follow(self, settings: Sequence[Mapping[str, Any]]) -> None:
-        """Takes the settings of each parameter group for the next update."""
+    def take_settings(self, settings: Sequence[Mapping[str, Any]]) -> None:
+        """Set the settings of each parameter group for the next update."""
         for group, chosen in zip(self.optimizer.param_groups, settings, strict=True):
             group.update(chosen)
 
     def step(self) -> None:
-        """One update with the gradients that the parameters have."""
+        """Update the parameters once with their gradients."""
         self.optimizer.step()
 
     def state(self, parameter: Tensor) -> Mapping[str, Any]:
-        """The state of a parameter as the user's optimizer is to show it."""
+        """Return the state of a parameter that the user's optimizer shows."""
         return self.optimizer.state.get(parameter, {})
 
     @property
     def has_stepped(self) -> bool:
-        """Whether the state holds what a step makes."""
+        """Whether a step has made its state."""
         return any(self.optimizer.state.values())
 
     @property
     def parameters(self) -> list[nn.Parameter]:
-        """Those of all groups, in order."""
+        """Parameters of all groups, in order."""
         return [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
 
-    def over(self, parameters: Sequence[nn.Parameter]) -> "Worker":
-        """One of the same kind and settings, without state, over other parameters."""
+    def for_parameters(self, parameters: Sequence[nn.Parameter]) -> "Worker":
+        """Return a worker with the same settings, without state, over other parameters."""
         other, given = copy.copy(self), iter(parameters)
         other.optimizer = without_parameters(self.optimizer)
         groups = self.optimizer.param_groups
@@ -87,7 +85,7 @@ class Worker:
         return other
 
     def tensors(self) -> dict[Input, Tensor]:
-        """Everything that an update reads or writes: each parameter, its gradient and its state."""
+        """Return each tensor that an update reads or writes: parameters, their gradients and their state."""
         tensors: dict[Input, Tensor] = {}
         for number, parameter in enumerate(self.parameters):
             tensors[Input(Role.PARAMETER, f"{number}")] = parameter
@@ -97,20 +95,20 @@ class Worker:
         return tensors
 
     def state_tensors(self, number: int) -> dict[Input, Tensor]:
-        """The tensors that there are for the parameter of this number."""
+        """Return the tensors in the state of the parameter with this number."""
         state = self.optimizer.state.get(self.parameters[number], {})
         return {Input(Role.STATE, f"{number}.{key}"): part for key, part in state.items() if isinstance(part, Tensor)}
 
 
 class OwnWorker(Worker):
-    """Calls the user's optimizer with its own groups, state and hooks, once the parameters show their gradients.
+    """Worker that steps the user's optimizer itself, with its groups, state and hooks, over the original parameters.
 
-    It is right for any optimizer: those that keep progress in their groups or in attributes, that look at all
-    parameters of a group, or whose step has hooks. What it does is neither joined nor captured.
+    This is correct for any optimizer, including optimizers that keep progress in their groups or attributes, that look
+    at all parameters of a group, or that have hooks around their step. Its updates are neither joined nor captured.
 
     Args:
-        optimizer: The user's.
-        flat: The parameters that have a gradient.
+        optimizer: The user's optimizer.
+        flat: Parameters that have a gradient.
     """
 
     def __init__(self, optimizer: Optimizer, flat: Sequence[FlatParameters]) -> None:
@@ -118,27 +116,29 @@ class OwnWorker(Worker):
         self._flat = flat
 
     def step(self) -> None:
+        """Call the optimizer's own `step`, with the accumulated gradients as the parameters' gradients."""
         pairs = [pair for part in self._flat for pair in zip(part.members, part.total_views, strict=True)]
         held = [parameter.grad for parameter, _ in pairs]
         try:
             for parameter, total in pairs:
-                parameter.grad = total.to(parameter.dtype, copy=True)  # it may keep them
+                parameter.grad = total.to(parameter.dtype, copy=True)  # the optimizer may keep it
             self.optimizer.step()
-        except RuntimeError as error:  # as of one that differentiates gradients
+        except RuntimeError as error:  # for example from an optimizer that differentiates gradients
             reason = f"{error}. A compiled step gives it gradients alone: no graph behind them, no closure"
             raise RuntimeError(f"{type(self.optimizer).__name__}'s own step() failed: {reason}.") from error
         finally:
             for (parameter, _), gradient in zip(pairs, held, strict=True):
                 parameter.grad = gradient
 
-    has_stepped = False  # for copies, which make a state of their own
+    has_stepped = False  # copies make their own state
 
     @property
     def parameters(self) -> list[nn.Parameter]:
+        """Flat parameters, in order."""
         return [part.own for part in self._flat]
 
-    def over(self, parameters: Sequence[nn.Parameter]) -> Worker:
-        """A copy that steps other parameters, in the same groups; what it keeps in them is its own."""
+    def for_parameters(self, parameters: Sequence[nn.Parameter]) -> Worker:
+        """Return a worker with a deep copy of each group over other parameters."""
         own, given = without_parameters(self.optimizer), iter(parameters)
         counts = Counter(part.group for part in self._flat)
         groups = [(group, counts[number]) for number, group in enumerate(settings_of(self.optimizer)) if counts[number]]
@@ -147,7 +147,7 @@ class OwnWorker(Worker):
 
 
 def settings_of(optimizer: Optimizer) -> list[dict[str, Any]]:
-    """What each parameter group holds next to its parameters, as it is now; later changes in place are not included.
+    """Return a copy of each parameter group's settings, without the parameters.
 
     Example:
         >>> import torch
@@ -155,31 +155,25 @@ def settings_of(optimizer: Optimizer) -> list[dict[str, Any]]:
         [0.5]
     """
     groups = optimizer.param_groups
-    return [{key: with_floats(part, float) for key, part in one.items() if key != "params"} for one in groups]
+    return [{key: map_floats(part, float) for key, part in one.items() if key != "params"} for one in groups]
 
 
-def noted_groups(optimizer: Optimizer) -> list[dict[str, Any]]:
-    """Its groups as they are now, with their parameters: what `holds_the_same` compares at the next update."""
-    pairs = zip(settings_of(optimizer), optimizer.param_groups, strict=True)
-    return [{**settings, "params": list(group["params"])} for settings, group in pairs]
-
-
-def with_floats(part: Any, of: Callable[[float], Any]) -> Any:
-    """Settings, or a part of them, with something in the place of each float.
+def map_floats(part: Any, function: Callable[[float], Any]) -> Any:
+    """Return a copy of nested settings with a function applied to each float.
 
     Example:
-        >>> with_floats({"lr": 0.5, "betas": [0.9, 1]}, str)
+        >>> map_floats({"lr": 0.5, "betas": [0.9, 1]}, str)
         {'lr': '0.5', 'betas': ['0.9', 1]}
     """
     if type(part) is float:
-        return of(part)
+        return function(part)
     if type(part) in (tuple, list):
-        return type(part)([with_floats(choice, of) for choice in part])
-    return {key: with_floats(choice, of) for key, choice in part.items()} if isinstance(part, dict) else part
+        return type(part)([map_floats(choice, function) for choice in part])
+    return {key: map_floats(choice, function) for key, choice in part.items()} if isinstance(part, dict) else part
 
 
 def without_parameters(optimizer: Optimizer) -> Optimizer:
-    """The same optimizer with no groups and no state; hooks and schedulers stay with the one given.
+    """Return a copy of an optimizer without groups, state, hooks and scheduler.
 
     Example:
         >>> import torch
@@ -190,35 +184,35 @@ def without_parameters(optimizer: Optimizer) -> Optimizer:
     """
     other: Optimizer = object.__new__(type(optimizer))
     other.__setstate__({**optimizer.__getstate__(), "state": defaultdict(dict), "param_groups": []})
-    # torch's copies leave out what others keep in attributes; `step` there is a scheduler's, for the one given.
+    # torch's __getstate__ omits other attributes. An attribute `step` is a scheduler's wrapper of the original step.
     missing = vars(optimizer).keys() - vars(other).keys() - {"step"}
     vars(other).update(copy.deepcopy({name: vars(optimizer)[name] for name in missing}))
     return other
 
 
-def wants_itself(optimizer: Optimizer) -> bool:
-    """Whether something is called around an optimizer's step, which only its own step calls.
+def has_step_hooks(optimizer: Optimizer) -> bool:
+    """Check whether hooks or a wrapper surround an optimizer's step, so that only its own `step` calls them.
 
     Example:
         >>> import torch
         >>> sgd = torch.optim.SGD([nn.Parameter(torch.ones(1))])
         >>> handle = sgd.register_step_pre_hook(lambda optimizer, args, kwargs: None)
-        >>> wants_itself(sgd), handle.remove(), wants_itself(sgd)
+        >>> has_step_hooks(sgd), handle.remove(), has_step_hooks(sgd)
         (True, None, False)
     """
     step = vars(optimizer).get("step")
     hooks = [*optimizer._optimizer_step_pre_hooks.values(), *optimizer._optimizer_step_post_hooks.values()]
     hooks = [hook for hook in hooks if hook is not refuse_empty_update]
-    # A scheduler's own wrapper does no more than note that there was a step.
+    # A scheduler's wrapper only notes that the optimizer has stepped.
     is_its_own = not callable(step) or getattr(step, "__wrapped__", None) is type(optimizer).step
     return bool(hooks or _global_optimizer_pre_hooks or _global_optimizer_post_hooks or not is_its_own)
 
 
 def require_gradients(optimizer: Optimizer, parameters: Mapping[str, nn.Parameter]) -> None:
-    """Refuses what needs more of a step than the gradients that it leaves.
+    """Check that gradients are all that an optimizer and its parameters need from a step.
 
     Raises:
-        ValueError: the optimizer's step takes a closure; or something is called once a gradient has been added up.
+        ValueError: The optimizer's step takes a closure, or a parameter has a hook for accumulated gradients.
     """
     _, *given = inspect.signature(type(optimizer).step).parameters.values()
     needed = [one.name for one in given if one.default is one.empty and one.kind is one.POSITIONAL_OR_KEYWORD]
@@ -228,6 +222,7 @@ def require_gradients(optimizer: Optimizer, parameters: Mapping[str, nn.Paramete
     hooked = [name for name, p in parameters.items() if p._post_accumulate_grad_hooks]
     if hooked:
         raise ValueError(
-            f"A compiled step cannot call what register_post_accumulate_grad_hook was given for {', '.join(hooked)}. "
-            "Use the parameter's register_hook, or the optimizer's register_step_pre_hook, which sees all gradients."
+            "A compiled step does not call hooks of register_post_accumulate_grad_hook, which "
+            f"{', '.join(hooked)} has. Use the parameter's register_hook, or the optimizer's register_step_pre_hook, "
+            "which sees all gradients."
         )

@@ -1,4 +1,4 @@
-"""A wrapped module: compiled, attached, saved, and let go as PopTorch's are."""
+"""Wrapped modules: compilation, attachment, files and release as in PopTorch."""
 
 import copy
 import pickle
@@ -42,7 +42,7 @@ def test_device_is_attached_and_detached_by_turns():
     with pytest.raises(poptorch.Error, match="Device is not attached"):
         training.detachFromDevice()
     inference(x)
-    training(x, x)  # takes it back by itself
+    training(x, x)  # attaches again
     assert training.isAttachedToDevice()
 
 
@@ -63,7 +63,7 @@ def test_compiling_twice_is_left_alone_with_a_warning(caplog):
     with caplog.at_level("WARNING", logger="poptorch"):
         model.compile(torch.ones(5))
     assert "already compiled" in caplog.text
-    assert model(torch.ones(1)).item() == 1.0  # compiling has run nothing
+    assert model(torch.ones(1)).item() == 1.0  # compiling does not run the model
 
 
 def test_a_model_without_inputs_is_compiled_without_arguments():
@@ -157,7 +157,7 @@ def test_tensors_by_poparts_names_are_refused_with_the_reason():
     model = poptorch.inferenceModel(Line(1.0))
     model.compile(torch.ones(1))
     assert model.compilationTime().total_seconds() > 0
-    with pytest.raises(poptorch.Error, match=r"executor\.compiled\.graph lists"):
+    with pytest.raises(poptorch.Error, match=r"executor\.compiled\.graph has"):
         model.getTensorNames()
     with pytest.raises(poptorch.Error, match=r"'loss' is not known.*return it from the model"):
         model.getAnchoredTensor("loss")
@@ -216,7 +216,7 @@ def test_a_saved_model_is_loaded_compiled_and_goes_on(tmp_path):
     loaded = poptorch.load(path)
     assert loaded.isCompiled()
     assert loaded.model.slope.item() == 0.5
-    loaded(x, x)  # momentum too has been kept: 0.5 - 0.25 * (-2 * 0.5 - 1)
+    loaded(x, x)  # the momentum has been kept, too: 0.5 - 0.25 * (-2 * 0.5 - 1)
     assert loaded.model.slope.item() == line.slope.item() == 1.0
     with pytest.raises(poptorch.Error, match=r"is float32\[2\], but the model was compiled for float32\[1\]"):
         loaded(torch.ones(2), torch.ones(2))
@@ -276,7 +276,7 @@ def test_an_executor_may_be_made_around_a_module_that_only_holds_another():
         model=WithLoss(copy.copy(line)), options=None, training=True, optimizer=None, user_model=line
     )
     executor(torch.ones(1), torch.ones(1))
-    assert line.slope.item() == pytest.approx(0.02)  # the rate is 0.01 where no optimizer is given
+    assert line.slope.item() == pytest.approx(0.02)  # the default rate is 0.01
     assert executor.slope is line.slope
 
 

@@ -1,4 +1,4 @@
-"""`poptorch.DataLoader` gives the batches of whole calls, also ahead of time, and to each process its own part."""
+"""`poptorch.DataLoader`: batches of whole calls, loading ahead of time, and one process's part."""
 
 import pytest
 import torch
@@ -10,7 +10,7 @@ MODES = list(poptorch.DataLoaderMode)
 
 
 class Numbers(IterableDataset):
-    """0, 1, 2 and so on, divided over workers."""
+    """Iterable dataset of 0, 1, 2, ... divided over workers."""
 
     def __init__(self, length):
         self.length = length

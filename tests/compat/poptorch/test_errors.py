@@ -1,4 +1,4 @@
-"""PopTorch's errors are caught as PopTorch's, as RuntimeErrors and as ValueErrors, and carry their message."""
+"""PopTorch's errors are also RuntimeErrors and ValueErrors, and carry their message."""
 
 import logging
 import pickle

@@ -1,4 +1,4 @@
-"""`trainingModel` and `inferenceModel`: called, given weights and optimizers, and timed as PopTorch's are."""
+"""`trainingModel` and `inferenceModel`: calls, weights, optimizers and times as in PopTorch."""
 
 import io
 
@@ -171,7 +171,7 @@ def test_a_new_optimizer_goes_on_with_the_momentum_of_the_last():
     # 0 - 0.25 * -2 = 0.5; momentum -2 * 0.5 + gradient -1 = -2
     assert run([sgd(0.25)]) == 1.0
     assert run([sgd(0.25), sgd(0.5)]) == 1.5
-    # of another kind: compiled anew, Adam's first step is its rate
+    # another class: compiled again; Adam's first step is its rate
     assert run([sgd(0.25), lambda p: torch.optim.Adam(p, lr=0.125)]) == pytest.approx(0.625)
 
 

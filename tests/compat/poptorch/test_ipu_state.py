@@ -1,4 +1,4 @@
-"""Optimizers show and load their state as PopTorch's checkpoints have it, by PopART's names."""
+"""Optimizers show and load their state under PopART's names, as PopTorch's checkpoints do."""
 
 import copy
 import io
@@ -44,7 +44,7 @@ def trained(kind, calls, model=None, state=None, **settings):
 def test_a_checkpoint_that_has_state_by_poparts_names_alone_goes_on_as_if_there_had_been_no_break(kind):
     model, optimizer, step = trained(kind, 3)
     file = io.BytesIO()
-    torch.save({**optimizer.state_dict(), "state": {}}, file)  # as a run on an IPU wrote it
+    torch.save({**optimizer.state_dict(), "state": {}}, file)  # as a run on an IPU writes it
     file.seek(0)
     other = copy.deepcopy(model)
     state = torch.load(file)
@@ -99,10 +99,10 @@ def test_a_part_of_a_state_changes_that_part_and_what_no_optimizer_keeps_is_refu
     assert_close(now["Accl1___lin.bias"], torch.tensor([7.0, 8.0]))
     assert_close(now["Accl2___lin.bias"], kept)
     state["ipu_state"]["Accl1___other"] = torch.zeros(1)
-    says = r"ipu_state has Accl1___other, which Adam does not keep .* it keeps Accl1___lin.bias"
+    says = r"ipu_state has Accl1___other, which Adam does not have .* it has Accl1___lin.bias"
     with pytest.raises(ValueError, match=says):
         optimizer.load_state_dict(state)
-    for _ in range(2):  # as long as the model is not compiled, and when it is compiled again
+    for _ in range(2):  # before the first compilation, and before the next one
         with pytest.raises(poptorch.Error, match=says):
             trained("Adam", 0, copy.deepcopy(model), state)
 

@@ -1,4 +1,4 @@
-"""What PopTorch's models call: loops, blocks, prints, slices, point clouds and their own classes as arguments."""
+"""Functions that PopTorch's models call: loops, blocks, prints, slices, point clouds and custom arguments."""
 
 import copy
 import dataclasses
@@ -20,7 +20,7 @@ X = torch.arange(12.0).view(3, 4)
 
 
 class Serialize:
-    """Stands for a member of `MatMulSerializationMode`."""
+    """Replacement for a member of `MatMulSerializationMode`."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -207,7 +207,7 @@ Point = namedtuple("Point", ["x", "y"])
 
 
 class Half(nn.Module):
-    """The same kind of thing, each tensor halved."""
+    """Parser that halves each tensor."""
 
     def forward(self, given: Any) -> Any:
         if isinstance(given, LabelPair):

@@ -1,4 +1,4 @@
-"""Numbers of 64 bits, seeds, losses without parameters, and private names that published programs use."""
+"""64-bit numbers, seeds, losses without parameters, and private names that published programs use."""
 
 import pickle
 
@@ -28,7 +28,7 @@ class Runs(nn.Module):
     ],
 )
 def test_a_number_that_has_no_room_in_32_bits_is_refused(function, given):
-    with pytest.raises(poptorch.Error, match="has no room for, and an IPU computes in 32 bits"):
+    with pytest.raises(poptorch.Error, match=r"does not fit torch.*; an IPU computes in 32 bits"):
         poptorch.inferenceModel(Runs(function))(given)
 
 
@@ -169,7 +169,7 @@ def test_programs_find_what_they_ask_for_by_poptorchs_names():
         poptorch.inferenceModel(model, options)(torch.ones(1))
     step = poptorch.inferenceModel(model)
     step(torch.ones(1))
-    with pytest.raises(poptorch.Error, match=r"name those that change in Options\.updatableNamedBuffers"):
+    with pytest.raises(poptorch.Error, match=r"pass the names of changed buffers to Options\.updatableNamedBuffers"):
         step.copyNamedBuffersToDevice()
 
 

@@ -1,4 +1,4 @@
-"""PopTorch's optimizers: by hand, beside torch's, and over float16 weights."""
+"""PopTorch's optimizers compared with numbers by hand and with torch, and with float16 weights."""
 
 import copy
 
@@ -73,7 +73,7 @@ def test_over_float16_they_follow_torch_s_over_float32(name: str, settings: dict
 
 
 def test_adam_over_float16_weights_stays_finite():
-    """torch's own divides by a square root that is 0 in float16."""
+    """In torch's own update, a square root is 0 in float16, and the step is divided by it."""
     model, x, y = make(torch.float16)
     training = training_model(model, None, optim.Adam(model.parameters(), lr=0.01))
     first = float(training(x, y))
@@ -86,7 +86,7 @@ def test_without_bias_correction_the_first_step_is_that_of_the_raw_moments():
     weight = nn.Parameter(torch.ones(1))
     optimizer = optim.AdamW([weight], lr=1.0, betas=(0.5, 0.75), eps=0.0, weight_decay=0.0, bias_correction=False)
     step_on(optimizer, weight, 4.0)
-    assert weight.item() == pytest.approx(1 - 2 / 2)  # 0.5 * 4 over the root of 0.25 * 16
+    assert weight.item() == pytest.approx(1 - 2 / 2)  # 0.5 * 4 divided by the root of 0.25 * 16
     step_on(optimizer, weight, 4.0)
     assert weight.item() == pytest.approx(0 - 3 / 7**0.5)
 
@@ -134,7 +134,7 @@ def test_scaled_velocities_give_the_same_weights():
 
 
 def test_gradients_of_float16_weights_are_joined_in_float32():
-    """1,024 and a hundred times 0.5 make 1,074 in float32; in float16 the halves would be lost."""
+    """1,024 plus a hundred times 0.5 is 1,074 in float32. In float16 the halves would be lost."""
 
     class Sum(nn.Module):
         def __init__(self) -> None:
@@ -148,7 +148,7 @@ def test_gradients_of_float16_weights_are_joined_in_float32():
     model = Sum()
     options = Options(gradient_accumulation=100, reduction="sum")
     training_model(model, options, optim.SGD(model.parameters(), lr=1.0))(x)
-    assert model.weight[0].item() == -2098  # 2,097.5 to the next number of float16
+    assert model.weight[0].item() == -2098  # 2,097.5 rounded to float16
 
 
 def test_tiles_join_wide_gradients_too():
@@ -237,7 +237,7 @@ def test_a_product_of_half_and_float_has_the_type_of_what_goes_in_unless_casting
     assert poptorch.inferenceModel(copy.deepcopy(layer).half())(single).dtype is torch.float32
     options = poptorch.Options()
     options.Precision.halfFloatCasting(poptorch.HalfFloatCastingBehavior.HalfUpcastToFloat)
-    if not isinstance(layer, nn.LayerNorm):  # which torch itself computes of half with float weights
+    if not isinstance(layer, nn.LayerNorm):  # torch itself computes it with half inputs and float weights
         assert poptorch.inferenceModel(layer, options)(half).dtype is torch.float32
     assert ("Options.Precision.halfFloatCasting", "honoured") in set(became())
 

@@ -1,4 +1,4 @@
-"""PopTorch's optimizers by themselves: torch's own over float64, plain loops of numbers, moments of narrow types."""
+"""PopTorch's optimizers without a model, compared with torch in float64, plain loops and narrow moments."""
 
 import inspect
 import itertools
@@ -18,12 +18,12 @@ MOMENTS = {"first_order_momentum_accum_type": torch.float16, "second_order_momen
 
 
 def gradients(*shape: int, dtype: torch.dtype = torch.float64) -> Tensor:
-    """One for each step."""
+    """Return one gradient per step."""
     return torch.randn(STEPS, *shape, dtype=dtype, generator=torch.Generator().manual_seed(1))
 
 
 def stepped(kind: type[torch.optim.Optimizer], *shape: int, dtype: torch.dtype = torch.float64, **settings: Any):
-    """A weight after all steps, and its state."""
+    """Return a weight after all steps, and its state."""
     weight = nn.Parameter(torch.randn(shape, dtype=dtype, generator=torch.Generator().manual_seed(2)))
     optimizer = kind([weight], **settings)
     for gradient in gradients(*shape, dtype=dtype):
@@ -54,7 +54,7 @@ def test_sgd_is_torch_s_whatever_its_velocity_is_kept_multiplied_by(momentum: fl
 
 
 def test_a_velocity_of_half_is_scaled_before_it_is_rounded():
-    """A velocity of 1e-8 is 0 in float16; times 2^16 it is there."""
+    """A velocity of 1e-8 is 0 in float16. Multiplied by 2^16 it is not."""
     for scaling, found in ((1.0, 0.0), (2.0**16, 1e-8 * 2**16)):
         weight = nn.Parameter(torch.ones(1))
         optimizer = optim.SGD(
@@ -69,7 +69,7 @@ def test_a_velocity_of_half_is_scaled_before_it_is_rounded():
 
 @pytest.mark.parametrize("rounds", [False, True])
 def test_a_velocity_of_half_is_rounded_at_random_where_weights_are(rounds: bool):
-    """The mean of 1 and the number after it lies half way between numbers of float16."""
+    """The mean of 1 and the next number of float16 is half way between both."""
     weights = {"weight": nn.Parameter(torch.zeros(4096).half())}
     optimizer = optim.SGD(weights.values(), lr=1.0, momentum=0.5, velocity_accum_type=torch.float16)
     options = Options(stochastic_rounding=rounds, gradient_accumulation=2, random_seed=1)
@@ -106,7 +106,7 @@ def test_tensorflow_s_rmsprop_is_a_plain_loop():
 
 
 def plain_adam(given: list[float], step: int, corrects: bool, moments: list[list[float]]) -> list[float]:
-    """The steps of Adam with betas of 0.5 and 0.75 and an eps of 0.125, before the rate."""
+    """Return the steps of Adam with betas of 0.5 and 0.75 and an eps of 0.125, without the learning rate."""
     made = []
     for number, g in enumerate(given):
         moments[0][number] = 0.5 * moments[0][number] + 0.5 * g
@@ -164,7 +164,7 @@ def test_state_is_kept_in_its_own_types_and_read_in_float32(kind, chosen, narrow
     weight = nn.Parameter(torch.randn(64, generator=torch.Generator().manual_seed(2)).to(dtype))
     optimizer = getattr(optim, kind)([weight], **chosen, **narrow)
     for given in gradients(64, dtype=torch.float32):
-        # The same step from the same numbers, all of them in float32.
+        # The same step with all numbers in float32.
         reference = nn.Parameter(weight.detach().float())
         wide = getattr(optim, kind)([reference], **chosen)
         state = optimizer.state.get(weight, {})
@@ -180,7 +180,7 @@ def test_state_is_kept_in_its_own_types_and_read_in_float32(kind, chosen, narrow
 
 
 def test_arguments_are_poptorch_s_by_name_and_by_place():
-    """As in PopTorch 3.4; those that are left out are None."""
+    """The arguments are those of PopTorch 3.4, and None by default."""
     adamw = inspect.signature(optim.AdamW)
     assert list(adamw.parameters) == [
         "params", "lr", "betas", "eps", "weight_decay", "amsgrad", "maximize", "foreach", "capturable",

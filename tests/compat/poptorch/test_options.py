@@ -1,4 +1,4 @@
-"""`poptorch.Options`: set in chains, read as attributes, frozen in use, and what it means to popgeo."""
+"""`poptorch.Options`: chained setters, attributes, frozen options, and their translation to popgeo."""
 
 import copy
 
@@ -116,7 +116,7 @@ def test_a_copy_shares_nothing_with_its_original():
     assert other._Popart.options["key"] == 5
     assert list(other.anchored_tensors) == ["one"]
     assert "enableFloatingPointChecks" not in other._Popart.options
-    other.Precision.enableFloatingPointExceptions(True)  # the copy's groups still belong together
+    other.Precision.enableFloatingPointExceptions(True)  # the copy's groups share the copy's PopART settings
     assert other._Popart.options["enableFloatingPointChecks"]
 
 

@@ -1,4 +1,4 @@
-"""Parameters that replicas do not share: each group of them trains and reads a row of its own."""
+"""Parameters with replica groups: each group trains and reads its own row."""
 
 import pytest
 import torch
@@ -28,7 +28,7 @@ def test_a_product_cut_by_columns_and_by_rows_over_eight_replicas_trains_as_the_
     parts = Product(weight.reshape(5, 4, 2).transpose(0, 1))
     options = poptorch.Options().replicationFactor(8).outputMode(poptorch.OutputMode.All)
     step = poptorch.trainingModel(parts, options, torch.optim.SGD(parts.parameters(), lr=0.1))
-    step.weight.replicaGrouping(kind, 2, ONE_PER_GROUP)  # four groups, which have two columns each
+    step.weight.replicaGrouping(kind, 2, ONE_PER_GROUP)  # four groups with two columns each
     half_of = [r // 4 if kind == poptorch.CommGroupType.Orthogonal else r % 2 for r in range(8)]
     given = torch.cat([x.reshape(2, 3, 5)[half] for half in half_of])
     for _ in range(3):
@@ -55,5 +55,5 @@ def test_all_replicas_share_a_parameter_and_one_without_rows_is_refused():
     assert_close(step(torch.ones(2, 3))[0], torch.full((2, 1), 3.0))
     step = poptorch.inferenceModel(Product(torch.ones(3, 1)), options)
     step.weight.replicaGrouping(poptorch.CommGroupType.NoGrouping, 0, ONE_PER_GROUP)
-    with pytest.raises(poptorch.Error, match=r"weight of shape \[3, 1\] needs a row for each group of 1 among 2"):
+    with pytest.raises(poptorch.Error, match=r"weight of shape \[3, 1\] needs one row for each group of 1 among 2"):
         step(torch.ones(2, 3))

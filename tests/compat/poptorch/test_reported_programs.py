@@ -1,4 +1,4 @@
-"""Programs that ran before a consolidation, or on an IPU, and were reported because they did not run here."""
+"""Programs that users reported because they ran before, or on an IPU, and failed here."""
 
 import copy
 import io
@@ -17,7 +17,7 @@ X = torch.randn(8, 4, generator=torch.Generator().manual_seed(0))
 
 
 class Blocks(nn.Module):
-    """A linear layer for each block, each on the IPU that is told."""
+    """Model with one linear layer per block, on given IPUs."""
 
     def __init__(self, ipus):
         super().__init__()
@@ -31,7 +31,7 @@ class Blocks(nn.Module):
         return x, poptorch.identity_loss(x.square().mean(), reduction="none")
 
 
-# Pipeline stages: changes of IPU, and one; stages side by side on one IPU are one.
+# Number of pipeline stages: changes of IPU plus one. Consecutive stages on one IPU count once.
 @pytest.mark.parametrize(("ipus", "stages"), [((0, 0, 1, 1), 2), ((0, 1, 0, 1), 4), ((0, 0, 1, 1, 2, 2, 3, 3), 4)])
 @pytest.mark.parametrize("training", [False, True])
 @pytest.mark.parametrize("told", [False, True])
@@ -41,7 +41,7 @@ def test_a_pipeline_is_as_deep_as_the_ipu_changes(ipus, stages, training, told):
         options, wrap = poptorch.Options(), poptorch.trainingModel if training else poptorch.inferenceModel
         options = options if training else options.deviceIterations(count)
         options.Training.gradientAccumulation(count if training else 1)
-        if told:  # as published programs do
+        if told:  # as in published programs
             parts = [poptorch.Stage(f"block{number}").ipu(ipu) for number, ipu in enumerate(ipus)]
             options.setExecutionStrategy(poptorch.PipelinedExecution(*parts))
         step, x = wrap(Blocks(ipus), options), torch.ones(count, 4)
@@ -70,7 +70,7 @@ LAYERS = {
 
 
 class First(nn.Module):
-    """The first result of a layer, and its loss."""
+    """Model that returns the first result of a layer, and its loss."""
 
     def __init__(self, layer):
         super().__init__()
@@ -94,7 +94,7 @@ def test_weights_and_inputs_of_different_types_give_the_type_of_the_input_and_tr
     expected, mixed = First(copy.deepcopy(layer)), First(layer.to(of_weights))
     rough = {"atol": 5e-3, "rtol": 5e-3} if torch.float16 in (of_weights, of_input) else {"atol": 1e-5, "rtol": 1e-5}
     got = poptorch.inferenceModel(copy.deepcopy(mixed).eval())(x.to(of_input))[0]
-    assert got.dtype is (torch.float32 if of_input is torch.float64 else of_input)  # as an IPU has no float64
+    assert got.dtype is (torch.float32 if of_input is torch.float64 else of_input)  # an IPU has no float64
     assert_close(got.float(), copy.deepcopy(expected).eval()(x)[0], **rough)
     plain = torch.optim.SGD(expected.parameters(), lr=0.1)
     step = poptorch.trainingModel(mixed, optimizer=torch.optim.SGD(mixed.parameters(), lr=0.1))
@@ -103,7 +103,7 @@ def test_weights_and_inputs_of_different_types_give_the_type_of_the_input_and_tr
         plain.zero_grad()
         expected(x)[1].backward()
         plain.step()
-    for key, value in mixed.state_dict().items():  # running statistics are among them
+    for key, value in mixed.state_dict().items():  # includes running statistics
         assert_close(value.float(), expected.state_dict()[key].float(), **rough)
 
 
@@ -120,7 +120,7 @@ def test_nearest_takes_lists_and_checks_their_lengths_inside_of_a_model_too(near
 
     x, y = torch.tensor([[0.0], [4.0], [9.0]]), torch.tensor([[5.0], [8.0]])
     assert poptorch.inferenceModel(Model([0, 1]))(x, y).tolist() == [0, 0, 1]
-    with pytest.raises(ValueError, match="the clouds of 3 points, but 2 points"):
+    with pytest.raises(ValueError, match="got 2 points, but clouds for 3 points"):
         poptorch.inferenceModel(Model([0, 1, 1]))(x, y)
 
 
@@ -196,7 +196,7 @@ def verlet(positions, velocities):
 def test_a_loop_has_gradients_in_its_body_in_an_inference_model(marks):
     class Model(nn.Module):
         def forward(self, positions, velocities):
-            if marks:  # forces before the loop, too
+            if marks:  # forces are computed before the loop, too
                 torch.autograd.grad(positions.requires_grad_().pow(2).sum(), positions)
             return poptorch.for_loop(3, verlet, [positions, velocities])
 
@@ -238,7 +238,7 @@ def test_a_scale_that_follows_gradients_shows_by_what_factor_it_has_changed():
     step.compiled.loss_scale.tensor.div_(4)
     state = optimizer.state_dict()
     assert state["ipu_param"]["lossScaleUpdateFactor"] == 0.25
-    torch.save(optimizer, io.BytesIO())  # with all that it holds
+    torch.save(optimizer, io.BytesIO())  # with its state
 
 
 def test_empty_memory_holds_zeros_in_a_program_that_is_run(tmp_path):
@@ -260,7 +260,7 @@ def test_a_batch_that_cannot_be_shared_out_is_refused_in_poptorchs_words_and_pop
 
 
 def line(optimizer=poptorch.optim.SGD, **settings):
-    """A line through the origin, and its training model."""
+    """Return a line through the origin, and its training model."""
     torch.manual_seed(0)
     model = First(nn.Linear(4, 1, bias=False))
     return model, poptorch.trainingModel(model, optimizer=optimizer(model.parameters(), lr=0.1, **settings))
@@ -280,7 +280,7 @@ def test_a_training_model_trains_where_gradients_are_switched_off(context, is_co
 
 
 class OnIpu(nn.Module):
-    """Makes tensors on the device by which old programs know the machine."""
+    """Model that makes tensors on the device `ipu`, as old programs do."""
 
     def __init__(self, make):
         super().__init__()
@@ -321,7 +321,9 @@ def test_a_default_device_ipu_is_one_too():
 
 @pytest.mark.parametrize("make", [torch.ones, torch.randn, torch.empty, torch.full])
 def test_outside_of_a_model_the_device_ipu_is_refused(make):
-    with pytest.raises(poptorch.Error, match=r"only inside of a model, while it is compiled\. Outside leave device= o"):
+    with pytest.raises(
+        poptorch.Error, match=r"only inside of a model, while it is compiled\. Elsewhere leave device= o"
+    ):
         make((2,), *[1.0] * (make is torch.full), device="ipu")
 
 
@@ -347,7 +349,9 @@ class OwnStep(poptorch.optim.SGD):
 @pytest.mark.parametrize(("kind", "base"), [(OwnStep, "SGD"), (type("Own", (torch.optim.Adam,), {}), "Adam")])
 def test_an_optimizer_of_the_programs_own_is_reported_by_its_class(kind, base, caplog):
     line(kind)
-    assert f"updated as {base} does: Poptorch does not run Python optimizer code directly." in caplog.text
+    assert (
+        f"would update the weights as {base} does: Poptorch does not run Python optimizer code directly." in caplog.text
+    )
 
 
 def test_optimizers_of_poptorch_and_torch_are_not_reported(caplog):

@@ -1,4 +1,4 @@
-"""PopTorch's blocks and execution strategies: they reach the stages that run, and no result changes."""
+"""PopTorch's blocks and execution strategies reach the stages that run, and no result changes."""
 
 import copy
 
@@ -13,7 +13,7 @@ X = torch.randn(8, 4, generator=torch.Generator().manual_seed(0))
 
 
 class Model(nn.Module):
-    """Two blocks and a loss."""
+    """Model of two blocks and a loss."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -83,7 +83,7 @@ def test_the_account_says_that_blocks_and_strategies_have_effect():
 
 
 class FourOnOne(nn.Module):
-    """Four blocks on IPU 0, as published configurations have them."""
+    """Model of four blocks on IPU 0, as in published configurations."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -107,7 +107,7 @@ def test_stages_on_one_ipu_run_one_after_the_other_and_need_no_more_micro_batche
 
 
 class FourBlocks(nn.Module):
-    """Two phases of two blocks each, numbered as they come, and phase 1 goes over its blocks twice."""
+    """Model with two phases of two numbered blocks. Phase 1 runs its blocks twice."""
 
     def forward(self, x, y):
         poptorch.Block.useAutoId()

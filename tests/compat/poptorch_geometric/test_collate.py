@@ -1,4 +1,4 @@
-"""Lists of graphs as batches of one size: what they hold, what does not fit, several in one item."""
+"""Collaters: contents of batches of one size, graphs that do not fit, several batches in one item."""
 
 import pytest
 import torch
@@ -81,7 +81,7 @@ def test_what_does_not_fit_is_said_when_the_batch_is_made(sizes, words):
     made = FixedSizeCollater(FixedSizeOptions(*sizes))
     with pytest.raises(RuntimeError, match=words):
         made([graph(2), graph(3)])
-    with pytest.raises(ValueError, match="num_"):  # popgeo's own class of errors, for those who catch that
+    with pytest.raises(ValueError, match="num_"):  # popgeo's class of errors
         made([graph(2), graph(3)])
 
 
@@ -96,7 +96,7 @@ def test_graphs_that_fill_a_batch_to_the_last_edge_need_no_padding(num_graphs):
     assert batch.nodes_mask.all()
     assert batch.edges_mask.all()
     assert batch.graphs_mask.tolist() == [True, True] + [False] * (num_graphs - 2)
-    assert batch.y.shape == (num_graphs,)  # also where slots for graphs are left
+    assert batch.y.shape == (num_graphs,)  # even with unused slots for graphs
     assert [tuple(part.x.shape) for part in batch.to_data_list()[:2]] == [(2, 1), (3, 1)]
 
 
@@ -156,7 +156,7 @@ def test_several_batches_are_joined_on_dimension_0():
     batch = made([graph(2), graph(3)])
     assert batch.edge_index.tolist() == [[0, 2, 2], [1, 2, 2], [0, 1, 3], [1, 2, 3]]
     assert batch.batch.tolist() == [0, 0, 1, 1, 0, 0, 0, 1]
-    assert (batch.num_nodes, batch.num_edges, batch.num_graphs) == (4, 3, 2)  # those of one
+    assert (batch.num_nodes, batch.num_edges, batch.num_graphs) == (4, 3, 2)  # the sizes of one batch
     with pytest.raises(AssertionError, match=r"Invalid batch size\. Got 3 graphs and `mini_batch_size=2`"):
         CombinedBatchingCollater(Collater(), mini_batch_size=2)([graph(2)] * 3)
 

@@ -1,4 +1,4 @@
-"""Loaders of one large graph: clusters and neighbors, without any extension of PyG."""
+"""Loaders of clusters and neighbors of one large graph, without extensions of PyG."""
 
 import copy
 import pickle
@@ -16,7 +16,7 @@ from popgeo.compat.poptorch_geometric.neighbor_loader import FixedSizeNeighborLo
 
 @pytest.fixture(scope="module")
 def ring():
-    """A ring of 24 nodes, both ways, with node i carrying i and edges carrying the sum of their ends."""
+    """Return a ring of 24 nodes with edges in both directions. Node i has i, an edge has the sum of its ends."""
     ends = torch.stack([torch.arange(24), (torch.arange(24) + 1) % 24])
     index = torch.cat([ends, ends.flip(0)], dim=1)
     return Data(x=torch.arange(24.0)[:, None], edge_index=index, edge_attr=index.sum(0).float())
@@ -28,7 +28,7 @@ def clusters(ring):
 
 
 def check_edges(batch):
-    """Every real edge carries the sum of what its ends carry."""
+    """Check that each real edge has the sum of its ends."""
     ends = batch.x[batch.edge_index[:, batch.edges_mask]].squeeze(-1)
     assert torch.equal(ends.sum(0), batch.edge_attr[batch.edges_mask])
 
@@ -73,7 +73,7 @@ def test_seeds_come_first_and_survive_trimming(ring):
         assert batch.x[:4].flatten().tolist() == seeds
         assert (batch.input_id.tolist(), batch.batch_size) == (seeds, 4)
         assert torch.equal(batch.n_id[batch.nodes_mask], batch.x[batch.nodes_mask].flatten().long())
-        again = pickle.loads(pickle.dumps(batch))  # as worker processes hand it on
+        again = pickle.loads(pickle.dumps(batch))  # as from worker processes
         assert (again.batch_size, copy.copy(batch).batch_size, batch.num_graphs) == (4, 4, 2)
         assert "seeds_to_keep" not in batch
         check_edges(batch)
@@ -92,7 +92,7 @@ def test_a_sample_and_its_padded_form(ring):
     sample = loader.nativeCollate([[3, 9]])
     assert sorted(sample.n_id.tolist()) == [2, 3, 4, 8, 9, 10]
     batch = loader.fixedSizeCollate(sample)
-    assert "nodes_mask" not in batch  # asked for by PopTorch's flavour alone
+    assert "nodes_mask" not in batch  # only the loader over PopTorch's DataLoader has masks by default
     assert batch.n_id[:6].tolist() == sample.n_id.tolist()
     assert batch.n_id[6:].tolist() == [0, 0]
     assert batch.edge_index[:, 4:].tolist() == [[6, 6], [6, 6]]
@@ -125,7 +125,7 @@ def test_seeds_of_one_type_of_several():
 
 
 def test_what_samples_do_not_take_is_refused(ring):
-    with pytest.raises(ValueError, match="neighbor_sampler is not taken"):
+    with pytest.raises(ValueError, match="neighbor_sampler is not supported"):
         PyGFixedSizeNeighborLoader(ring, [1], neighbor_sampler=object())
 
 

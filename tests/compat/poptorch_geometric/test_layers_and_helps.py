@@ -1,4 +1,4 @@
-"""Searches with absent neighbors, training next to eager PyTorch, and what else old programs call."""
+"""Searches with missing neighbors, training compared with eager PyTorch, and other calls of old programs."""
 
 import importlib
 
@@ -45,7 +45,7 @@ def test_absent_neighbors_are_minus_one():
         [0, -1, 1, -1, -1, -1, -1, -1],
     ]
     assert ops.nearest(LINE[:1], LINE[3:], GRAPH[:1], GRAPH[3:]).tolist() == [-1]
-    mean = ops.knn_interpolate(LINE, LINE, torch.tensor([[2.0]]), k=2)  # of 1 and 3, both at a distance of 1
+    mean = ops.knn_interpolate(LINE, LINE, torch.tensor([[2.0]]), k=2)  # mean of 1 and 3, both at a distance of 1
     assert mean.tolist() == [[2.0]]
 
 
@@ -128,7 +128,7 @@ def test_compiling_names_the_argument_that_fixes_a_shape():
     for model, argument in ((Dense(), "batch_size"), (Sum(), "dim_size")):
         with pytest.raises(ValueError, match=f"Dynamic shapes disabled. Argument '{argument}' needs to be set"):
             poptorch.inferenceModel(model)(LINE, GRAPH)
-    assert to_dense_batch(LINE, GRAPH)[0].shape == (2, 3, 1)  # outside nothing is refused
+    assert to_dense_batch(LINE, GRAPH)[0].shape == (2, 3, 1)  # no error outside of a compilation
     with SubstitutionManager(), pytest.raises(ValueError, match="Dynamic shapes disabled"):
         to_dense_batch(LINE, GRAPH)
 

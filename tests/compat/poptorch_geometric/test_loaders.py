@@ -1,4 +1,4 @@
-"""Both flavours of the loaders: what an item holds, who is packed with whom, and what is refused."""
+"""Loaders over torch's and PopTorch's DataLoader: items, packing and errors."""
 
 import pickle
 
@@ -125,7 +125,7 @@ def test_no_type_overflows_when_graphs_of_several_types_are_packed():
         return data
 
     options = FixedSizeOptions({"a": 5, "b": 9}, {EDGES: 9}, 4)
-    dataset = [typed(3, 1), typed(3, 1), typed(1, 4)]  # by sums of nodes all three would fit one batch
+    dataset = [typed(3, 1), typed(3, 1), typed(1, 4)]  # the sum of nodes would allow all three in one batch
     loader = pyg_dataloader.FixedSizeDataLoader(
         dataset, 4, fixed_size_options=options, fixed_size_strategy=FixedSizeStrategy.StreamPack
     )

@@ -1,4 +1,4 @@
-"""The sizes of a batch: fields that can be assigned to, and if they come from."""
+"""Sizes of a batch: assignable fields, and sizes measured on data."""
 
 import pytest
 import torch
@@ -16,7 +16,7 @@ def paths(*sizes):
 
 def test_edges_default_to_those_of_a_complete_graph_without_loops():
     assert FixedSizeOptions(num_nodes=5).num_edges == 20
-    assert FixedSizeOptions(num_nodes={"a": 2, "b": 3}).num_edges == 20  # of 5 nodes, for each type
+    assert FixedSizeOptions(num_nodes={"a": 2, "b": 3}).num_edges == 20  # 5 nodes, for each type
     assert FixedSizeOptions(num_nodes=5, num_edges=0).num_edges == 0  # a point cloud
 
 
@@ -25,7 +25,7 @@ def test_fields_can_be_assigned_to():
     options.num_graphs = 300
     options.num_nodes = 7
     assert (options.num_graphs, options.total_num_nodes) == (300, 7)
-    assert isinstance(options, data.FixedSizeOptions)  # so that everything of popgeo takes it
+    assert isinstance(options, data.FixedSizeOptions)  # popgeo's functions accept it
     assert options != FixedSizeOptions(num_nodes=5, num_edges=4)
 
 

@@ -1,4 +1,4 @@
-"""torch_cluster's searches under their own names: as many pairs as there are, and -1 inside a compiled model."""
+"""torch_cluster's searches: real pairs in eager code, and -1 for missing pairs in a compiled model."""
 
 import sys
 from types import ModuleType
@@ -96,12 +96,12 @@ def test_a_search_of_the_real_package_is_replaced_while_a_model_is_compiled(monk
     held = package.knn
     model = Calls(lambda x, y: held(x, y, 1))
     assert poptorch.inferenceModel(model)(POINTS, torch.tensor([[4.0]])).tolist() == [[0], [2]]
-    assert model(POINTS, torch.tensor([[4.0]])).tolist() == [[0, 0]]  # what the package says, outside of that
+    assert model(POINTS, torch.tensor([[4.0]])).tolist() == [[0, 0]]  # the real package's result, in eager code
 
 
 @pytest.mark.parametrize("clouds", [([0, 0, 1], None), (CLOUDS[:3], CLOUDS)], ids=["list", "tensor"])
 def test_clouds_of_another_number_of_points_are_refused(clouds):
-    with pytest.raises(ValueError, match="the clouds of 3 points, but 4 points"):
+    with pytest.raises(ValueError, match="got 4 points, but clouds for 3 points"):
         torch_cluster.nearest(POINTS, POINTS, *clouds)
 
 

@@ -1,4 +1,4 @@
-"""torch_scatter's functions under their own names; each is also tested where popgeo.ops has it."""
+"""torch_scatter's functions under their own names. `tests/ops` tests each function in detail."""
 
 import pytest
 import torch

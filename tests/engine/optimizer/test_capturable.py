@@ -1,4 +1,4 @@
-"""Optimizers with their rates on the device: what they are given, what may change, and what is written when."""
+"""Optimizers for CUDA graphs: their settings, the changes that they accept, and the rates on the device."""
 
 import sys
 
@@ -14,7 +14,7 @@ META = torch.device("meta")
 
 @pytest.fixture(autouse=True)
 def _processors_capture(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As if torch knew processors to capture, as it knows CUDA devices."""
+    """Make torch accept capturable=True on the CPU, as on CUDA devices."""
     for name in ("adam", "rmsprop"):
         served = lambda *given, **named: ["cpu"]  # noqa: E731
         monkeypatch.setattr(sys.modules[f"torch.optim.{name}"], "_get_capturable_supported_devices", served)
@@ -62,7 +62,7 @@ def test_state_moves_to_the_device_and_the_rest_of_it_stays():
 def test_a_step_reads_the_rates_that_were_written_last_and_the_groups_keep_theirs():
     mine, theirs = grouped(optim.SGD), grouped(optim.SGD)
     captured = CapturableOptimizer(mine, DEVICE)
-    captured.step()  # nothing has been written yet
+    captured.step()  # the rates on the device are still 0
     assert all((p == 1).all() for group in mine.param_groups for p in group["params"])
     for rates in ((0.5, 0.25), (0.125, 0.25), (torch.tensor(0.75), 1.0), (torch.tensor(0.5), 2.0)):
         for optimizer in (mine, theirs):
@@ -153,5 +153,5 @@ def test_what_cannot_be_captured_is_refused():
     del partly.param_groups[1]["capturable"]
     with pytest.raises(ValueError, match="Adam keeps numbers of its update on the host"):
         check_capturable(partly)
-    with pytest.raises(ValueError, match="The optimizer is differentiable, which a captured update cannot be"):
+    with pytest.raises(ValueError, match="The optimizer has differentiable=True, which a CUDA graph cannot hold"):
         check_capturable(grouped(optim.Adam, differentiable=True))

@@ -1,4 +1,4 @@
-"""Updates written down and run as graphs: what goes in and comes out, and that the optimizer stays as it is."""
+"""Captured updates: inputs, outputs and operations of the graphs; captures leave the optimizer unchanged."""
 
 import copy
 
@@ -7,11 +7,12 @@ import torch
 from torch import nn, optim
 
 from popgeo.capture.op_graph import Input, Role
+from popgeo.engine.optimizer import captured_worker
 from popgeo.engine.optimizer.capture_update import capture_later_update, capture_scaling, capture_update
-from popgeo.engine.optimizer.captured_worker import CapturedWorker, Rehearsal
+from popgeo.engine.optimizer.captured_worker import CapturedWorker
 from popgeo.engine.optimizer.gradient_scaling import GradientScaling
 from popgeo.engine.optimizer.mixed_worker import MixedWorker
-from popgeo.engine.optimizer.worker import Worker
+from popgeo.engine.optimizer.worker import Worker, settings_of
 from popgeo.engine.step_options import StepOptions
 
 NONE, TWICE = GradientScaling(), GradientScaling(divisor=2.0)
@@ -53,7 +54,7 @@ def test_inputs_are_what_an_update_reads_and_outputs_its_state():
     assert len(update.graph.outputs) == 6
     assert [update.graph.values[v].shape for v in update.graph.outputs] == [(), (3, 2), (3, 2), (), (), ()]
     assert all(op.phase == "update" for op in update.graph.ops)
-    assert optimizer.state[parameters[0]]["step"] == 2  # it does step
+    assert optimizer.state[parameters[0]]["step"] == 2  # capturing has stepped
 
 
 def test_what_is_done_to_gradients_before_is_part_of_it():
@@ -94,7 +95,7 @@ def test_a_later_update_has_its_state_and_changes_nothing(began: bool):
 
 
 class Reading(optim.Optimizer):
-    """Reads a number of its gradient."""
+    """Optimizer that reads a number from its gradient."""
 
     def __init__(self, params, fails: bool = False) -> None:
         super().__init__(params, {"lr": 0.5})
@@ -126,7 +127,7 @@ def test_state_is_there_once_a_step_has_made_it():
     assert not plain.has_stepped
     mixed = MixedWorker(plain.optimizer, StepOptions(master_weights=True))
     mixed.begin(0, seed=0)
-    assert not mixed.has_stepped  # master weights are no state of a step
+    assert not mixed.has_stepped  # master weights are not made by a step
     parameters[1].grad = torch.ones(2).half()
     mixed.step()
     assert mixed.has_stepped
@@ -137,7 +138,7 @@ def test_the_same_worker_over_others_has_its_settings_and_no_state():
     mine, theirs = weights((3, 2), (4,)), weights((1,), (1,))
     worker = Worker(grouped(optim.Adam, mine, lr=0.25))
     worker.step()
-    other = CapturedWorker(worker).over(theirs)
+    other = worker.for_parameters(theirs)
     assert (type(other), type(other.optimizer)) == (Worker, optim.Adam)
     assert other.parameters == theirs
     assert [group["lr"] for group in other.optimizer.param_groups] == [0.25, 0.25]
@@ -166,22 +167,24 @@ def test_updates_that_count_nothing_are_rehearsed_when_a_setting_changes(
     worker = CapturedWorker(Worker(mine))
     worker.begin(0, seed=0)
     rehearsals = []
-    following = Rehearsal.next
-    monkeypatch.setattr(Rehearsal, "next", lambda self, given: rehearsals.append(given) or following(self, given))
+    known = captured_worker.known_numbers
+    monkeypatch.setattr(captured_worker, "known_numbers", lambda given: rehearsals.append(given) or known(given))
     for number in range(6):
         assert (worker.is_captured is None) is (number < 2)
         for optimizer in (mine, theirs):
             optimizer.param_groups[1]["lr"] = optimizer.param_groups[1]["lr"] * (0.5 if number == 4 else 1)
+        if number == 4:
+            worker.take_settings(settings_of(mine))
         worker.step()
         theirs.step()
     assert worker.is_captured is captured
-    for p, q in zip(worker.parameters, Worker(theirs).parameters, strict=True):
+    for p, q in zip(Worker(mine).parameters, Worker(theirs).parameters, strict=True):
         torch.testing.assert_close(p, q, rtol=1e-6, atol=1e-7)
     assert len(rehearsals) == rehearsed
 
 
 class MakesAnew(optim.SGD):
-    """Its state is another tensor after each step."""
+    """Optimizer whose state is a new tensor after each step."""
 
     @torch.no_grad()
     def step(self) -> None:
@@ -192,7 +195,7 @@ class MakesAnew(optim.SGD):
 
 
 class MakesATensorOfANumber(optim.SGD):
-    """Whose value would stay that of the first update."""
+    """Optimizer whose captured graph would keep the learning rate of the first update as a constant."""
 
     @torch.no_grad()
     def step(self) -> None:
@@ -209,17 +212,18 @@ def test_what_a_graph_would_lose_is_done_by_the_optimizer_itself(kind):
     for number in range(4):
         for optimizer in (mine, theirs):
             optimizer.param_groups[0]["lr"] = 0.5 / (1 + number)
+        worker.take_settings(settings_of(mine))
         worker.step()
         theirs.step()
     assert worker.is_captured is False
-    assert all(map(torch.equal, worker.parameters, Worker(theirs).parameters))
+    assert all(map(torch.equal, Worker(mine).parameters, Worker(theirs).parameters))
 
 
 def test_a_copy_keeps_the_attributes_of_another_s_optimizer_but_no_scheduler_and_no_hook():
     optimizer = grouped(Reading, weights((2,)), fails=False)
-    optim.lr_scheduler.StepLR(optimizer, step_size=1)  # which puts a step of its own into the optimizer
-    optimizer.register_step_pre_hook(lambda *given: pytest.fail("the hook of the one that was copied"))
-    other = Worker(optimizer).over(weights((3,)))
+    optim.lr_scheduler.StepLR(optimizer, step_size=1)  # replaces the optimizer's step
+    optimizer.register_step_pre_hook(lambda *given: pytest.fail("the hook of the original optimizer was called"))
+    other = Worker(optimizer).for_parameters(weights((3,)))
     (before,) = copy.deepcopy(other.parameters)
     other.step()
     assert not other.optimizer.fails

@@ -1,4 +1,4 @@
-"""State that the user changes between updates, and parameters of which some are further than others."""
+"""Optimizer state that the user edits between updates, and parameters with different step counts."""
 
 import copy
 from types import SimpleNamespace
@@ -78,7 +78,7 @@ def test_what_was_frozen_for_a_while_goes_on_from_its_own_count(kind: str):
     mine, theirs = weights(), weights()
     own, optimizer = KINDS[kind](mine.values()), KINDS[kind](theirs.values())
     for phase, frozen in enumerate([{"line", "one"}, set(), {"rows"}, set()]):
-        # As after `requires_grad_(False)`: the model is compiled anew, for the parameters that train.
+        # As after `requires_grad_(False)`: the model is compiled again for the trained parameters.
         update = Update(own, {name: p for name, p in mine.items() if name not in frozen}, Options())
         update.follow_memory()
         for number in range(4 * phase, 4 * phase + 4):

@@ -1,4 +1,4 @@
-"""Parameters side by side in one tensor, whole and in parts: where each lies, and what becomes of its state."""
+"""Flat parameters, whole and in parts: their memory, gradients and optimizer state."""
 
 import contextlib
 
@@ -122,7 +122,7 @@ def test_parts_share_the_elements_and_what_each_has_of_a_state_joins_to_the_whol
         assert flat.own.grad.data_ptr() == flat.total[first:].data_ptr()
         assert flat.own.grad.shape == (end - first,)
         covered += range(first, end)
-        # From the state of whole parameters each takes its own part,
+        # A part adopts its piece of the state of whole parameters,
         theirs = dict(zip(members, (whole.state[p] for p in whole.param_groups[0]["params"]), strict=True))
         optimizer, state = kinds(members), {}
         optimizer.state.update(theirs)
@@ -130,13 +130,13 @@ def test_parts_share_the_elements_and_what_each_has_of_a_state_joins_to_the_whol
         expected = joined([theirs[p]["exp_avg"] for p in members])[first:end]
         assert torch.equal(state[flat.own]["exp_avg"], expected)
         assert state[flat.own]["step"] == 1
-        # shows what it has of each,
+        # publishes its piece of each member's state,
         shown = kinds(members)
         flat.publish(shown, state[flat.own])
         for place, p in enumerate(members):
             pieces[place].append(shown.state[p]["exp_avg"])
             assert shown.state[p]["step"] == 1
-        # and takes it again from there, as long as all of it is there.
+        # and adopts the published state again if no member's state is missing.
         again = {}
         flat.adopt(shown, again)
         assert torch.equal(again[flat.own]["exp_avg"], expected)
@@ -170,7 +170,7 @@ def test_state_is_shown_where_it_lies_and_what_counts_steps_as_copies_each_in_a_
     assert joined([optimizer.state[p]["exp_avg"] for p in members]).tolist() == list(range(16))
     shown = [optimizer.state[p][key] for p in members for key in ("step", "exp_avg")]
     assert all(one.untyped_storage().nbytes() == one.nbytes for one in shown)
-    # What is changed in place shows without being told of; counts are told again.
+    # Changes in place are visible at once. Step counts are copied at each publish.
     counts = [optimizer.state[p]["step"] for p in members]
     assert len({count.data_ptr() for count in counts}) == len(members)
     state["exp_avg"].add_(1)
@@ -179,7 +179,7 @@ def test_state_is_shown_where_it_lies_and_what_counts_steps_as_copies_each_in_a_
     flat.publish(optimizer, state)
     assert counts == [4, 4, 4, 4]
     assert optimizer.state[members[0]]["exp_avg"].flatten().tolist() == [1, 2, 3, 4, 5, 6]
-    # What is moved or counts otherwise shows.
+    # Moved memory and edited counts are noticed.
     assert flat.is_as_shown
     counts[1].zero_()
     assert not flat.is_as_shown
@@ -187,11 +187,11 @@ def test_state_is_shown_where_it_lies_and_what_counts_steps_as_copies_each_in_a_
     assert flat.is_as_shown
     optimizer.state[members[0]]["exp_avg"].data = torch.zeros(SHAPES[0])
     assert not flat.is_as_shown
-    # What is made anew is shown anew.
+    # New tensors are published again.
     state["exp_avg"] = torch.zeros(16)
     flat.publish(optimizer, state)
     assert optimizer.state[members[0]]["exp_avg"].count_nonzero() == 0
-    # After another state has been taken, all of it is shown there.
+    # After adopting from another optimizer, everything is published there.
     other = torch.optim.Adam(members)
     flat.adopt(other, {})
     flat.publish(other, state)
@@ -247,7 +247,7 @@ def test_what_is_alike_is_joined_and_what_is_not_stays_alone():
     assert [len(part.members) for part in flatten(torch.optim.Adafactor(groups))] == [1] * 7
     assert flat[2].flat.shape == (3, 2)
     assert flat[2].flat.stride() == turned.stride()
-    # What is a process's own, has no dimensions, or is not side by side is never divided.
+    # Sharded, scalar and non-contiguous parameters are never divided.
     assert [part.own.numel() for part in flatten(optimizer, (1, 2))] == [5, 1, 6, 1, 6, 2]
     assert [part.is_divided for part in flatten(optimizer, (1, 2))] == [True, False, False, True, False, True]
     worker = choose_worker(OwnWorker(optimizer, flat), flat, StepOptions()).optimizer
@@ -262,7 +262,7 @@ def test_optimizers_of_others_say_themselves_whether_elements_are_alike():
     class Own(torch.optim.Optimizer):
         pass
 
-    class Adam(torch.optim.Optimizer):  # not torch's, whatever its name
+    class Adam(torch.optim.Optimizer):  # not torch's Adam
         pass
 
     class Alike(torch.optim.Adafactor):

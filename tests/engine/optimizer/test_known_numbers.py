@@ -1,4 +1,4 @@
-"""Numbers of coming updates are those of the optimizer's own code to the last bit, by a formula if there is one."""
+"""Rehearsals and formulas give the exact numbers of the optimizer's own code."""
 
 import math
 
@@ -22,7 +22,7 @@ def weights() -> list[nn.Parameter]:
 
 @pytest.fixture
 def rehearsed(monkeypatch) -> list[object]:
-    """What was found out by rehearsals."""
+    """Return a list that gets an entry per rehearsal."""
     found = []
     rehearse = Rehearsal._rehearse
 
@@ -58,7 +58,8 @@ def test_weights_are_those_of_plain_torch_to_the_last_bit_with_a_scheduler(rehea
             for group in (ours.param_groups[1], own.param_groups[1]):
                 group["weight_decay"] = 0.25
         ours._opt_called = True
-        with library.without_native():  # chains round a last bit otherwise; the numbers are the same
+        worker.take_settings(settings_of(ours))
+        with library.without_native():  # compiled chains round the last bit differently
             for each in (worker, own, *schedulers):
                 each.step()
         assert all(map(torch.equal, mine, theirs)), number
@@ -77,6 +78,7 @@ def test_a_rate_out_of_numpy_is_followed():
             q.grad.copy_(p.grad)
         for optimizer in (ours, own):
             optimizer.param_groups[0]["lr"] = np.float64(0.01 / (1 + number))
+        worker.take_settings(settings_of(ours))
         with library.without_native():
             worker.step()
             own.step()
@@ -84,7 +86,7 @@ def test_a_rate_out_of_numpy_is_followed():
 
 
 class Elementwise(optim.Optimizer):
-    """Goes by a rate that it works out in a way of its own."""
+    """Elementwise optimizer with a rate that a subclass computes from the step count."""
 
     def __init__(self, params, lr=0.5) -> None:
         super().__init__(params, {"lr": lr})
@@ -105,14 +107,14 @@ class Elementwise(optim.Optimizer):
 
 
 class Rooted(Elementwise):
-    """Python's `math` computes where nobody sees it."""
+    """Rate from Python's `math`, which no dispatch mode sees."""
 
     def rate(self, lr, count):
         return math.sqrt(lr) * 2.0
 
 
 class Counting(Elementwise):
-    """Counts where nobody looks."""
+    """Rate from a count in an attribute, outside of the state."""
 
     def rate(self, lr, count):
         self.calls += 1
@@ -120,14 +122,14 @@ class Counting(Elementwise):
 
 
 class Warmed(Elementwise):
-    """Decides by the count, and by the larger of two numbers."""
+    """Rate with a branch on the count, and a maximum."""
 
     def rate(self, lr, count):
         return lr / max(1, 30 - count.item()) if count.item() < 25 else abs(-lr) % 0.3
 
 
 class ByValue(Elementwise):
-    """Reads its count in whole numbers."""
+    """Rate from the count as an integer."""
 
     def rate(self, lr, count):
         return lr / int(count)
@@ -151,7 +153,7 @@ def test_a_formula_goes_on_from_a_loaded_state_and_follows_other_settings_than_f
         optimizer.param_groups[0]["maximize"] = number > 30
         graph, numbers = from_start.next(settings_of(optimizer))
         graphs.append(graph)
-    assert len(set(map(id, graphs))) == 3  # the first, which makes the state; the others; and upwards
+    assert len(set(map(id, graphs))) == 3  # first update (makes the state), later updates, maximize
     for _ in range(39):
         optimizer.step()
     assert Rehearsal(Worker(optimizer)).next(settings_of(optimizer)) != (None, numbers)
@@ -168,6 +170,7 @@ def test_a_rate_may_be_a_whole_number(rates):
         p.grad.fill_(0.7)
     for rate in rates:
         ours.param_groups[0]["lr"] = own.param_groups[0]["lr"] = rate
+        worker.take_settings(settings_of(ours))
         worker.step()
         own.step()
         assert torch.equal(mine, theirs), rate

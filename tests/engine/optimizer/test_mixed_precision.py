@@ -1,4 +1,4 @@
-"""float16 weights: updates worked out in float32, master weights, and rounding at random, beside plain loops."""
+"""float16 weights: updates in float32, master weights and stochastic rounding, compared with plain loops."""
 
 import copy
 import functools
@@ -33,7 +33,7 @@ class Net(nn.Module):
 
 
 class Weight(nn.Module):
-    """Its loss's gradient is the input, whatever the weight."""
+    """Model whose gradient is the input, independent of the weight."""
 
     def __init__(self, values: Tensor) -> None:
         super().__init__()
@@ -60,7 +60,7 @@ def assert_same(model: nn.Module, reference: nn.Module) -> None:
 
 
 def reference_loop(model: Net, make, steps: int, *, master: bool, joined: int = 1) -> optim.Optimizer:
-    """By hand, in eager torch: a float32 copy of all weights is stepped and rounded to the model's."""
+    """Train in eager torch: step a float32 copy of all weights, and round it to the model's weights."""
     wide = nn.Parameter(flat(model.parameters()))
     optimizer = make([wide])
     for step in range(steps):
@@ -93,7 +93,7 @@ def test_by_default_all_of_it_is_in_half_as_in_eager_torch(name: str):
         reference(*batch(step)).backward()
         optimizer.step()
     for p, q in zip(model.parameters(), reference.parameters(), strict=True):
-        # Side by side in one tensor, torch's kernels reach other elements with their vectors, which round once less.
+        # In a joined tensor, torch's vector kernels cover other elements, and vectors round once less.
         torch.testing.assert_close(p, q, rtol=2**-10, atol=2**-12)
     states = [part for state in mine.state.values() for key, part in state.items() if key != "step"]
     assert {part.dtype for part in states} == {torch.float16}
@@ -111,7 +111,7 @@ def test_state_in_float32_gives_a_plain_loop_s_weights(name: str, master: bool):
         training(x, y)
     theirs = reference_loop(reference, OPTIMIZERS[name], 6, master=master)
     assert training.report.update_captured
-    # The executor's chains of operations round float32 now and then to the other neighbor of torch's own.
+    # The executor's chains sometimes round float32 to the other neighboring number than torch.
     ours, theirs_, spacing = flat(model.parameters()), flat(reference.parameters()), 2**-10
     torch.testing.assert_close(ours, theirs_, rtol=spacing, atol=2**-24)
     assert float((ours == theirs_).float().mean()) > 0.9
@@ -142,7 +142,7 @@ def test_accumulated_gradients_are_joined_in_float32_and_the_plain_door_does_the
 
 
 def test_gradients_may_be_joined_in_half():
-    """2,048 and a hundred times 1 stay 2,048 in float16, where the ones are lost."""
+    """In float16, 2,048 plus 1 is 2,048, so a hundred ones are lost."""
     found = {}
     for dtype in (torch.float16, torch.float32):
         model = Weight(torch.zeros(1, dtype=torch.float16))
@@ -156,7 +156,7 @@ def test_gradients_may_be_joined_in_half():
 
 
 def test_state_may_be_kept_in_half_while_the_update_is_worked_out_in_float32():
-    """Adam's eps of 1e-8 is 0 in float16, where torch's own update of half weights divides by it."""
+    """In float16 Adam's eps of 1e-8 is 0, so torch's own update of half weights divides by 0."""
     model, plain = make_pair()
     mine = OPTIMIZERS["adam"](model.parameters())
     training = training_model(model, Options(optimizer_state_dtype=torch.float16), mine)
@@ -192,7 +192,7 @@ def test_a_thousand_small_updates_move_weights_where_nearest_rounding_moves_them
     # A step is 0.2 of the spacing below 1: a deviation of 0.006 over a thousand of them, of 0.0008 in the mean.
     assert abs(float(moved[True].mean()) - 0.1) < 0.004
     assert float((moved[True] - 0.1).abs().max()) < 0.03
-    assert moved[True].unique().numel() > 8  # each weight has random numbers of its own
+    assert moved[True].unique().numel() > 8  # each weight has its own random numbers
 
 
 def rounded(threads: int | None = None, seed: int = 5, **choices) -> tuple[Tensor, nn.Module]:
@@ -219,7 +219,7 @@ def test_rounding_is_that_of_the_op_with_the_update_s_own_counter():
         velocity = 0.9 * velocity + torch.randn(40_000, generator=torch.Generator().manual_seed(step)).half().float()
         counter = torch.tensor(rounding_counter(5, 0, step + 1))
         weight = round_stochastic(weight.float().sub_(velocity, alpha=1e-3), counter)
-    assert float((found == weight).float().mean()) > 0.999  # torch's own update multiplies and adds in another order
+    assert float((found == weight).float().mean()) > 0.999  # torch's update multiplies and adds in a different order
 
 
 def test_state_of_half_is_rounded_at_random_too():
@@ -227,7 +227,7 @@ def test_state_of_half_is_rounded_at_random_too():
     assert training.report.update_captured
     velocity = training.update.optimizer.state[training.model.weight]["momentum_buffer"]
     assert velocity.dtype is torch.float16
-    assert set(training.update.optimizer.state[training.model.weight]) == {"momentum_buffer"}  # no counters of ours
+    assert set(training.update.optimizer.state[training.model.weight]) == {"momentum_buffer"}  # no counter of rounding
 
 
 CHOICES = {
@@ -308,7 +308,7 @@ def test_tiles_do_the_same(name: str):
     call = [torch.cat([batch(n)[part] for n in range(4)]) for part in (0, 1)]
     training(*call)
     exact = TileExact(training)
-    # Sums of halves in another order: a bit or two of eleven.
+    # Sums of float16 in a different order differ by one or two bits of eleven.
     torch.testing.assert_close(exact(*call), training(*call), rtol=3e-3, atol=0)
     for key, mine in exact.state_dict().items():
         torch.testing.assert_close(mine, model.state_dict()[key], rtol=2e-3, atol=1e-3)
@@ -362,7 +362,7 @@ def test_choices_that_are_none_are_refused(kind: type, choices: dict, message: s
 def test_gradients_of_half_are_not_joined_in_another_half():
     model, _ = make_pair()
     training = training_model(model, Options(accumulation_dtype=torch.bfloat16))
-    with pytest.raises(ValueError, match=r"own type or in torch\.float32"):
+    with pytest.raises(ValueError, match=r"choose torch\.float32 or the type of"):
         training(*batch(0))
 
 
@@ -382,4 +382,4 @@ def test_parts_of_the_weights_round_by_random_numbers_of_their_own():
         assert 0 < (part < 1).sum() < 200  # about 8 x 1e-4 / 2^-11 of them
         rounded.append((part, weights["one"].detach()))
     assert not torch.equal(rounded[0][0], rounded[1][0])
-    assert torch.equal(rounded[0][1], rounded[1][1])  # which both processes hold
+    assert torch.equal(rounded[0][1], rounded[1][1])  # both processes hold this weight

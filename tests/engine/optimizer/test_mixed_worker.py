@@ -1,4 +1,4 @@
-"""Another optimizer stepped in float32 beside a plain loop: every type, rounding, what it keeps and what it loads."""
+"""MixedWorker compared with a plain loop: types, rounding, stored state and loaded state."""
 
 import functools
 import warnings
@@ -39,7 +39,7 @@ def wrapped(make: Make, parameters: list[nn.Parameter], options: StepOptions) ->
 
 
 def plain_loop(make: Make, dtype: torch.dtype, options: StepOptions) -> tuple[list[Tensor], list[dict[str, Any]]]:
-    """By hand: one optimizer of float32 for each parameter, whose weights and state are rounded after each step."""
+    """Train with one float32 optimizer per parameter, and round weights and state after each step."""
     weights, states = [], []
     for number, first in enumerate(start(dtype)):
         weight = first.detach().clone()
@@ -88,7 +88,7 @@ def test_it_is_a_plain_loop_whatever_the_types(kind: str, dtype: torch.dtype, op
         for parameter, gradient in zip(parameters, given, strict=True):
             parameter.grad = gradient.clone()
         worker.step()
-        # Captured updates need the state to stay where it is.
+        # Captured updates need the state to keep its memory.
         states = [worker.optimizer.state[p] for p in parameters]
         places.add(tuple(part.data_ptr() for state in states for key, part in state.items() if key != "step"))
         assert all(torch.equal(p.grad, gradient) for p, gradient in zip(parameters, given, strict=True))
@@ -141,7 +141,7 @@ def test_what_is_there_before_the_first_step_is_made_for_what_needs_it():
             worker.begin(8, seed=4)
             assert worker.optimizer.state[half][MASTER] is kept
         elif "stochastic_rounding" in choices:
-            # What is divided among processes has numbers of this process; what all have is rounded alike.
+            # Divided parameters get random numbers of this process. Undivided ones round equally in all processes.
             own = [rounding_counter(4, number, 7, part=2 if number < 2 else 0) for number in range(4)]
             assert [int(worker.optimizer.state[p][COUNTER]) for p in (half, single, scalar, turned)] == own
             assert own[0] != rounding_counter(4, 0, 7)
@@ -154,10 +154,10 @@ def test_weights_changed_from_outside_are_followed_element_by_element():
     worker = wrapped(KINDS["momentum"], [half, single], StepOptions(master_weights=True))
     worker.begin(0, seed=0)
     master = worker.optimizer.state[half][MASTER]
-    master.add_(2.0**-30)  # less than half of a spacing
+    master.add_(2.0**-30)  # less than half the spacing of float16
     expected, before = master.clone(), single.detach().clone()
     half.data[2, 3] = expected[2, 3] = 9.0
-    worker.follow([{"lr": 0.5}])
+    worker.take_settings([{"lr": 0.5}])
     assert worker.optimizer.param_groups[0]["lr"] == 0.5
     assert torch.equal(master, expected)
     assert worker.optimizer.state[half][MASTER] is master
@@ -178,12 +178,12 @@ def narrow_state(options: StepOptions, kind: str = "adam", step: float = 3.0, **
     "options", [StepOptions(optimizer_state_dtype=torch.float32), StepOptions(master_weights=True)]
 )
 def test_narrow_state_is_widened_with_a_warning_once_steps_were_counted(options: StepOptions):
-    with pytest.warns(UserWarning, match=r"optimizer's mean, square came in a narrow type, and is kept in float32"):
+    with pytest.warns(UserWarning, match=r"optimizer's mean, square came in a narrow type and is stored in float32"):
         state = narrow_state(options)
     assert (state["mean"].dtype, state["step"].dtype, state["note"]) == (torch.float32, torch.float32, "kept")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert narrow_state(options, step=0.0)["mean"].dtype is torch.float32  # made before any step
+        assert narrow_state(options, step=0.0)["mean"].dtype is torch.float32  # state from before the first step
         assert narrow_state(StepOptions(optimizer_state_dtype=torch.float16))["mean"].dtype is torch.float16
         assert wide_only(options) == {torch.float32}
 
@@ -197,7 +197,7 @@ def wide_only(options: StepOptions) -> set[torch.dtype]:
 
 
 class Counting(optim.Optimizer):
-    """Not torch's: its state is its own affair, and some of it is no floating point."""
+    """Optimizer outside of torch, with integer state and state of another shape."""
 
     def __init__(self, params: Any) -> None:
         super().__init__(params, {"lr": 0.5})
@@ -238,7 +238,7 @@ def test_only_floating_point_of_the_parameter_s_shape_is_kept_in_another_type():
 
 
 def test_what_may_be_a_count_of_steps_keeps_its_type():
-    """The moments of a parameter without dimensions look like one."""
+    """The moments of a scalar parameter look like a step count."""
     scalar = nn.Parameter(torch.ones(()).half())
     worker = wrapped(KINDS["adam"], [scalar], StepOptions(optimizer_state_dtype=torch.float16))
     for _ in range(2):

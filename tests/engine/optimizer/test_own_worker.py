@@ -1,4 +1,4 @@
-"""Optimizers of others, and hooks: what only the user's own optimizer can do is done by it."""
+"""Optimizers outside of torch, and hooks: the user's own optimizer makes the updates."""
 
 import copy
 import importlib
@@ -17,7 +17,7 @@ from tests.support.updates import gradients, step, weights
 
 
 class Progress(optim.Optimizer):
-    """Steps by a number in its group that grows with the gradients of the whole group, as Prodigy's does."""
+    """Optimizer whose rate is a number in its group that grows with the group's gradients, as in Prodigy."""
 
     def __init__(self, params, lr: float = 0.1) -> None:
         super().__init__(params, {"lr": lr, "d": 1e-2, "k": 0})
@@ -33,7 +33,7 @@ class Progress(optim.Optimizer):
 
 
 class ByNumber(Progress):
-    """Has a rate for each of the groups that it was built with, in a list of its own, as AdaBound does."""
+    """Optimizer that keeps the rate of each group in an attribute, as AdaBound does."""
 
     def __init__(self, params) -> None:
         super().__init__(params)
@@ -46,7 +46,7 @@ class ByNumber(Progress):
 
 
 class Turns(Progress):
-    """Counts in an attribute, and steps every second parameter at a time."""
+    """Optimizer that counts in an attribute and updates every second parameter per step."""
 
     turn = 0
 
@@ -59,7 +59,7 @@ class Turns(Progress):
 
 
 class LooksBack(Progress):
-    """Keeps the gradient itself until the next step."""
+    """Optimizer that keeps the gradient tensor until the next step."""
 
     @torch.no_grad()
     def step(self, closure=None) -> None:
@@ -126,7 +126,7 @@ def test_it_does_so_with_accumulation_clipping_and_a_dynamic_scale(kind: type[op
     rule = LossScaling(initial=2.0**127, backoff_factor=2.0**-20)
     options = StepOptions(gradient_accumulation=2, max_grad_norm=0.5, loss_scaling=rule)
     training = popgeo.compile_step(mine, own, options=options)
-    training(batch(0))  # overflows, and is left out
+    training(batch(0))  # overflows, so the update is skipped
     assert training.loss_scale.skipped == 1
     assert own.param_groups[0]["k"] == 0
     for number in range(1, 5):
@@ -300,7 +300,7 @@ def test_hooks_of_a_parameters_gradient_are_called(tmp_path):
         model.first.weight.register_hook(lambda gradient, first=model.first: gradient + 0.1 * first.weight.detach())
         model.last.bias.register_hook(lambda gradient: None)
     options = StepOptions(cache_dir=tmp_path)
-    plain = Squares()  # what is kept without hooks is not taken for it
+    plain = Squares()  # a step kept from a model without hooks must not be used
     popgeo.compile_step(plain, optim.SGD(plain.parameters(), lr=0.1), batch(0), options=options)
     training = popgeo.compile_step(mine, own, options=options)
     for number in range(4):
@@ -319,7 +319,7 @@ def test_a_weight_that_is_read_past_its_module_is_refused():
 def test_hooks_behind_the_sum_of_gradients_are_refused_with_what_helps():
     model = Squares()
     model.last.weight.register_post_accumulate_grad_hook(lambda p: None)
-    with pytest.raises(ValueError, match=r"post_accumulate_grad_hook was given for last\.weight.*register_hook"):
+    with pytest.raises(ValueError, match=r"post_accumulate_grad_hook, which last\.weight has.*register_hook"):
         popgeo.compile_step(model, optim.SGD(model.parameters(), lr=0.1), batch(0))
 
 

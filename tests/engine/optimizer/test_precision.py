@@ -1,4 +1,4 @@
-"""Which types gradients, updates and state have, how gradients are scaled, and where random numbers start."""
+"""Types of gradients and state, scaling of gradients, and the counter of random rounding."""
 
 from types import SimpleNamespace
 
@@ -47,11 +47,11 @@ def test_each_weight_and_part_has_random_numbers_of_its_own():
         for seed in (0, 1, 2**63) for part in range(3) for number in range(3)
     }  # fmt: skip
     assert len(starts) == 27
-    assert all(0 <= start < 2**62 for start in starts)  # updates and streams are added to them
+    assert all(0 <= start < 2**62 for start in starts)  # room for the number of updates and streams
     assert rounding_counter(5, 1, 9) == rounding_counter(5, 1, 0) + 9
     assert rounding_counter(2**64 + 5, 1, 9) == rounding_counter(5, 1, 9)
     assert rounding_counter(-1, 1, 9) == rounding_counter(2**64 - 1, 1, 9)
-    # A seeded run is to give tomorrow what it gives today.
+    # A seeded run must give the same results in future releases.
     assert rounding_counter(5, 0, 1) == 1_816_913_306_085_111_997
 
 

@@ -1,4 +1,4 @@
-"""Coming updates are foretold: their operations as graphs, their numbers as plain PyTorch computes them."""
+"""Rehearsals: graphs of coming updates, and their numbers as plain PyTorch computes them."""
 
 import copy
 
@@ -28,7 +28,7 @@ def settings(optimizer: optim.Optimizer) -> list[dict]:
     [(optim.SGD, {}, 1), (optim.SGD, {"momentum": 0.9}, 2), (optim.Adam, {}, 2), (optim.RAdam, {}, 3)],
 )
 def test_each_way_of_updating_has_one_graph(kind, options, num_graphs):
-    """The first update makes the state, if there is any; RAdam goes over to adapted rates after a few."""
+    """The first update makes the state, if the optimizer has one. RAdam adapts its rate after a few updates."""
     optimizer = kind(weights((3, 2)), lr=0.1, **options)
     rehearsal = Rehearsal(Worker(optimizer))
     updates = [rehearsal.next(settings(optimizer))[0] for _ in range(9)]
@@ -42,7 +42,7 @@ def test_numbers_are_those_of_each_update():
     for rate in (0.5, 0.25):
         _, numbers = rehearsal.next([{"lr": rate}])
         assert numbers == [-rate]
-    # By hand: after one update Adam's momentum stands for 1 - 0.9 of the gradient, which its step size makes up for.
+    # By hand: after one update Adam's momentum is 1 - 0.9 of the gradient, so its step size is divided by that.
     adam = optim.Adam(weights((2,)), lr=0.5, betas=(0.9, 0.99))
     _, numbers = Rehearsal(Worker(adam)).next(settings(adam))
     assert numbers[-1] == pytest.approx(-0.5 / (1 - 0.9))
@@ -74,7 +74,7 @@ def test_it_goes_on_from_the_state_that_there_is():
 
 
 class Whole(optim.SGD):
-    """Looks at whole parameters."""
+    """Optimizer that looks at whole parameters."""
 
     def step(self, closure=None):
         for group in self.param_groups:
@@ -88,7 +88,7 @@ def test_what_differs_for_a_whole_parameter_is_not_foretold():
 
 
 class CountsInWholeNumbers(optim.Optimizer):
-    """Goes by its rate over the number of the update, which it keeps as an `int`."""
+    """Optimizer whose rate is divided by the number of the update, which its state holds as an `int`."""
 
     def __init__(self, params, lr):
         super().__init__(params, {"lr": lr})
@@ -131,7 +131,7 @@ def test_what_counts_and_a_rate_that_is_a_tensor_may_change_the_numbers_of_the_n
     assert not counts(sgd())
     assert not counts(sgd(), momentum_buffer=torch.ones(3, 2))
     assert not counts(sgd(), momentum_buffer=None)
-    assert not counts(sgd(), rounding=torch.tensor(3))  # no operation is told this number
+    assert not counts(sgd(), rounding=torch.tensor(3))  # an integer counter gives no number to an operation
     assert counts(sgd(), step=torch.tensor(3.0))
     assert counts(sgd(), count=3)
     assert counts(sgd(torch.tensor(0.5)))

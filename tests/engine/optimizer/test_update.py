@@ -1,4 +1,4 @@
-"""Any optimizer, its groups, its schedule and its state, as in plain PyTorch."""
+"""Updates equal plain PyTorch for any optimizer, with its groups, schedule and state."""
 
 import copy
 import functools
@@ -12,7 +12,7 @@ from tests.support.small_models import ContinuousFilters, eager_step, make_batch
 
 
 class MadeEarly(optim.Optimizer):
-    """Makes its state when it is made, as Adagrad of torch 2.10 does."""
+    """Optimizer that makes its state in its constructor, as Adagrad of torch 2.10 does."""
 
     elementwise = True
 
@@ -142,7 +142,7 @@ def test_state_goes_out_and_in_in_torchs_own_format(name):
     torch.testing.assert_close(mine.state_dict()["state"], theirs.state_dict()["state"], rtol=1e-9, atol=1e-9)
     saved, weights = copy.deepcopy(theirs.state_dict()), copy.deepcopy(reference.state_dict())
     eager_step(reference, theirs, make_batch(3))
-    step(**make_batch(7))  # leads elsewhere
+    step(**make_batch(7))  # changes the weights
     mine.load_state_dict(saved)
     step.load_state_dict(weights)
     step(**make_batch(3))
@@ -174,7 +174,7 @@ def test_parameters_that_the_optimizer_does_not_hold_stay():
 
 
 class Scaled(nn.Module):
-    """A product with a parameter that has no dimensions."""
+    """Model that multiplies by a scalar parameter."""
 
     def __init__(self) -> None:
         super().__init__()

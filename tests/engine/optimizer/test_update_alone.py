@@ -1,4 +1,4 @@
-"""The update by itself, without a model: joined gradients, rates, overflows, other optimizers, refusals."""
+"""Updates without a model: accumulated gradients, rates, overflows, replaced optimizers, errors."""
 
 import copy
 from types import SimpleNamespace
@@ -28,7 +28,7 @@ def test_it_does_what_the_optimizer_does_with_a_rate_that_changes_and_goes_on_fr
     assert update.is_captured is (kind not in ("adafactor", "foreach"))
     assert_same(mine, theirs)
     assert_same_state(update.optimizer, optimizer)
-    # Another optimizer with that state, over the same parameters, takes its place.
+    # A second optimizer with the same state and parameters replaces the first.
     following = KINDS[kind](mine.values())
     following.load_state_dict(copy.deepcopy(optimizer.state_dict()))
     update.set_optimizer(following)
@@ -43,7 +43,7 @@ def test_gradients_of_micro_batches_are_added_up_all_at_once_or_by_name():
     for names in (None, list(SHAPES), ["line", "scalar"]):
         update, _ = make("sgd", gradient_accumulation=3)
         total = {name: torch.zeros(shape, dtype=torch.float64) for name, shape in SHAPES.items()}
-        feed(update, gradients(9))  # of the update before
+        feed(update, gradients(9))  # left from the last update
         for part in range(3):
             for name, place in update.gradients.items():
                 place.copy_(gradients(part)[name])
@@ -122,7 +122,7 @@ def test_an_overflow_anywhere_leaves_the_update_out():
     fates = {1: "inf", 2: "nan", 4: "elsewhere"}
 
     def add_up(tensors: list[Tensor]) -> None:
-        """Leaves gradients as they are; another process adds to the sum of overflows."""
+        """Leave gradients unchanged, and add an overflow of another process."""
         if len(tensors) == 1:
             told.append(tensors[0].clone())
             if fates.get(number) == "elsewhere":
@@ -161,7 +161,7 @@ def test_weights_that_finite_gradients_break_are_named():
     feed(update, given)
     with pytest.raises(FloatingPointError, match=r"^SGD's update of step 1 gave NaN .* finite gradients: line, one$"):
         update.apply()
-    # Where gradients are broken already, it is not the update that breaks the weights; and nobody asked here.
+    # No check: the gradients were not finite before the update, or the option is off.
     broken, _ = make("sgd", torch.float32, floating_point_exceptions=True)
     feed(broken, given | {"rows": torch.full((3, 2), torch.inf), "scalar": torch.zeros(())})
     broken.apply()
@@ -241,7 +241,7 @@ def test_groups_that_change_afterwards_are_refused(change):
 
 
 class ByList(optim.Optimizer):
-    """Keeps its rate in a list, which may be written to."""
+    """Optimizer that keeps its rate in a list, which the user may edit."""
 
     elementwise = True
 

@@ -1,4 +1,4 @@
-"""The update by itself: the part of it that each process does, the seed that they share, and what it tells."""
+"""Updates in parts: the part of each process, the shared seed, and the names of parameters."""
 
 import copy
 from types import SimpleNamespace
@@ -50,7 +50,7 @@ def test_processes_that_update_a_part_each_do_together_what_one_does(kind: str, 
         handed: list[list[Tensor]] = []
 
         def hand_on(tensors: list[Tensor], handed: list[list[Tensor]] = handed) -> None:
-            """The last process has what all others have handed on before."""
+            """Copy to the last process the parts that the other processes have sent."""
             handed.append(tensors)
             for own in zip(*handed, strict=True) if len(handed) == parts else ():
                 for rank, mine in enumerate(own):
@@ -61,12 +61,12 @@ def test_processes_that_update_a_part_each_do_together_what_one_does(kind: str, 
         for update, _ in made:
             feed(update, gradients(number))
             update.apply(SimpleNamespace(add_up=lambda gradients: None, hand_on=hand_on))
-        for _, mine in made[:-1]:  # the others have gone on, and get the weights from the last
+        for _, mine in made[:-1]:  # the other processes get the weights of the last one
             for name, parameter in mine.items():
                 parameter.data.copy_(made[-1][1][name].detach())
         for _, mine in made:
             assert_same(mine, theirs)
-        if number == 1:  # each goes on from the whole state of another optimizer
+        if number == 1:  # each process continues from a whole state of another optimizer
             for update, mine in made:
                 following = KINDS[kind](mine.values())
                 following.load_state_dict(copy.deepcopy(optimizer.state_dict()))
@@ -102,7 +102,7 @@ def test_a_captured_update_is_that_of_the_largest_part():
     assert "aten.linalg_vector_norm.default" in targets
     assert not any("_foreach" in target for target in targets)
     assert all(op.phase == "update" for op in update.capture_scaling().ops)
-    # Neither changes anything.
+    # Neither call changes anything.
     assert_same(held | weights(), weights() | {"own": own})
     assert not update.optimizer.state
 

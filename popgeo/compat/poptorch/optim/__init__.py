@@ -1,4 +1,4 @@
-"""PopTorch's optimizers: torch's, with the arguments that a machine without float64 and with small float16 needs.
+"""PopTorch's optimizers: torch's, with arguments for the IPU's float16 and float32 types.
 
-`names.csv` lists the homes of the names.
+`names.csv` lists the modules that define them.
 """

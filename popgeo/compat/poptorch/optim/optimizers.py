@@ -1,4 +1,4 @@
-"""PopTorch's optimizers: the names of their arguments, and what torch's own do not do."""
+"""PopTorch's optimizers: their arguments, and update rules that torch's optimizers do not have."""
 
 import math
 from collections.abc import Iterator, Mapping
@@ -20,12 +20,12 @@ class SGD(PoptorchOptimizer, torch.optim.SGD):
 
     Args:
         params, lr, momentum, dampening, weight_decay, nesterov, maximize: As in `torch.optim.SGD`.
-        loss_scaling: What the loss is multiplied by, and gradients divided by.
-        velocity_scaling: What the velocity is kept multiplied by.
-        use_combined_accum: Recorded: joined gradient and velocity would share memory.
-        accum_type: Type of joined gradients: `torch.float32` (by default) or `torch.float16`.
-        velocity_accum_type: Type of the velocity, likewise.
-        max_grad_norm: 2-norm that all gradients together are limited to.
+        loss_scaling: Factor of the loss, by which gradients are divided.
+        velocity_scaling: Factor of the stored velocity.
+        use_combined_accum: Recorded. On an IPU, accumulated gradient and velocity would share memory.
+        accum_type: Type of accumulated gradients: `torch.float32` (default) or `torch.float16`.
+        velocity_accum_type: Type of the velocity: `torch.float32` (default) or `torch.float16`.
+        max_grad_norm: Limit of the 2-norm of all gradients together.
 
     Example:
         >>> weight = torch.nn.Parameter(torch.ones(2))
@@ -41,7 +41,7 @@ class SGD(PoptorchOptimizer, torch.optim.SGD):
         if self.variable_attrs.isConstant("lr"):
             raise ValueError("SGD needs a learning rate: pass lr.")
         if self.use_combined_accum is not None:
-            recorded("optim.SGD(use_combined_accum)", "it saves memory and changes no result")
+            recorded("optim.SGD(use_combined_accum)", "it saves memory and does not change results")
 
     def _update(self) -> None:
         for velocity, scaling in self._velocities():
@@ -51,7 +51,7 @@ class SGD(PoptorchOptimizer, torch.optim.SGD):
             velocity.mul_(scaling)
 
     def _velocities(self) -> Iterator[tuple[Tensor, float]]:
-        """Those that are kept scaled."""
+        """Yield each velocity that is stored with a factor, and the factor."""
         for _, _, state, group in self._each():
             if group["velocity_scaling"] != 1 and state.get("momentum_buffer") is not None:
                 yield state["momentum_buffer"], group["velocity_scaling"]
@@ -62,15 +62,15 @@ class Adam(PoptorchOptimizer, torch.optim.Adam):
 
     Args:
         params, lr, betas, eps, weight_decay, maximize: As in `torch.optim.Adam`.
-        amsgrad: Must not be set.
-        loss_scaling: What the loss is multiplied by, and gradients divided by.
-        accum_type: Type of joined gradients: `torch.float32` (by default) or `torch.float16`.
-        first_order_momentum_accum_type: Type of the first moment, likewise.
-        second_order_momentum_accum_type: Type of the second moment, likewise.
-        max_grad_norm: 2-norm that all gradients together are limited to.
+        amsgrad: Must be False.
+        loss_scaling: Factor of the loss, by which gradients are divided.
+        accum_type: Type of accumulated gradients: `torch.float32` (default) or `torch.float16`.
+        first_order_momentum_accum_type: Type of the first moment: `torch.float32` (default) or `torch.float16`.
+        second_order_momentum_accum_type: Type of the second moment: `torch.float32` (default) or `torch.float16`.
+        max_grad_norm: Limit of the 2-norm of all gradients together.
 
     Raises:
-        ValueError: amsgrad is asked for, or another type.
+        ValueError: `amsgrad` is True, or a type is neither float32 nor float16.
 
     Example:
         >>> weight = torch.nn.Parameter(torch.ones(2))
@@ -82,7 +82,7 @@ class Adam(PoptorchOptimizer, torch.optim.Adam):
 
 
 class AdamW(PoptorchOptimizer, torch.optim.AdamW):
-    """AdamW with the arguments of `Adam`, and `bias_correction`.
+    """AdamW with the arguments of `Adam` and `bias_correction`.
 
     Example:
         >>> weight = torch.nn.Parameter(torch.ones(1))
@@ -109,7 +109,7 @@ class RMSprop(PoptorchOptimizer, torch.optim.RMSprop):
     Args:
         params, lr, alpha, eps, weight_decay, momentum, centered, maximize: As in `torch.optim.RMSprop`.
         loss_scaling, accum_type, first_order_momentum_accum_type, second_order_momentum_accum_type: As in `Adam`.
-        use_tf_variant: TensorFlow's variant: eps is added before the root, and the rate counts before the momentum.
+        use_tf_variant: Whether to use TensorFlow's rule: eps inside the root, and the rate inside the momentum.
 
     Example:
         >>> weight = torch.nn.Parameter(torch.ones(1))
@@ -144,10 +144,10 @@ class LAMB(PoptorchOptimizer, torch.optim.AdamW):
     """LAMB (arXiv:1904.00962) with PopTorch's arguments: Adam's step, scaled by the norms of weights and step.
 
     Args:
-        params: Parameters or groups of them.
+        params: Parameters, or groups of parameters.
         lr, betas, eps, weight_decay: As in `torch.optim.AdamW`.
-        bias_correction: Whether the moments are divided by what they lack at first; they are by default.
-        max_weight_norm: The most that the norm of the weights counts; None leaves it.
+        bias_correction: Whether to correct the bias of the moments. Default: True.
+        max_weight_norm: Upper limit of the weights' norm in the scale. Default: no limit.
         loss_scaling, accum_type, first_order_momentum_accum_type, second_order_momentum_accum_type, max_grad_norm: As
             in `Adam`.
 
@@ -160,7 +160,7 @@ class LAMB(PoptorchOptimizer, torch.optim.AdamW):
         tensor([2.6464, 3.6464])
     """
 
-    elementwise = False  # it looks at the norm of each tensor
+    elementwise = False  # it uses the norm of each tensor
     types = _KEPT_BY_ADAM
     of_groups: Mapping[str, float | None] = {"max_weight_norm": None}
 
@@ -176,7 +176,7 @@ class LAMB(PoptorchOptimizer, torch.optim.AdamW):
 
 
 def _step_of_adam(gradient: Tensor, state: dict[str, Any], group: dict[str, Any], *, corrects: bool) -> Tensor:
-    """Adam's step before the rate (arXiv:1412.6980), after its moments have met this gradient."""
+    """Update Adam's moments with a gradient, and return the step without the learning rate (arXiv:1412.6980)."""
     count, betas = _count(state), group["betas"]
     mean = _mean(state, "exp_avg", gradient, betas[0])
     spread = _mean(state, "exp_avg_sq", gradient.square(), betas[1])
@@ -185,12 +185,12 @@ def _step_of_adam(gradient: Tensor, state: dict[str, Any], group: dict[str, Any]
 
 
 def _count(state: dict[str, Any]) -> float:
-    """Of how many updates this is the last."""
+    """Add 1 to the step count of a state, and return it."""
     state["step"] = state.get("step", torch.tensor(0.0)).add_(1)
     return float(state["step"].item())
 
 
 def _mean(state: dict[str, Any], key: str, new: Tensor, weight: float) -> Tensor:
-    """A running mean after it has met another number, where the mean before has this weight."""
+    """Update a running mean in a state, where the old mean has this weight, and return it."""
     mean = state.setdefault(key, torch.zeros_like(new))
     return mean.copy_(mean * weight + new * (1 - weight))

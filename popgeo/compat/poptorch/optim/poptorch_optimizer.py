@@ -1,4 +1,4 @@
-"""What PopTorch's optimizers have in common: arguments, types of their state, and what they tell the engine."""
+"""Base class of PopTorch's optimizers: arguments, types of the state, and state under PopART's names."""
 
 import copy
 import csv
@@ -21,19 +21,23 @@ with Path(__file__).with_name("arguments.csv").open(newline="") as _file:
     _ROWS = list(csv.DictReader(_file))
 _TYPES = (torch.float16, torch.float32)
 _OWN = ("loss_scaling", "max_grad_norm", "accum_type", "state_types", "variable_attrs", "_names", "_scale", "_loaded")
-_NOTHING: Mapping[str, Any] = {"ipu_state": None, "ipu_param": None}
-_WITHOUT_MEANING = ("amsgrad", "foreach", "capturable", "differentiable", "fused")  # how torch would go about it
+_NO_STATE: Mapping[str, Any] = {"ipu_state": None, "ipu_param": None}
+_IGNORED = ("amsgrad", "foreach", "capturable", "differentiable", "fused")  # choices of torch's implementation
 _PREFIXES = {"exp_avg": "Accl1", "exp_avg_sq": "Accl2", "square_avg": "Accl1", "grad_avg": "Accl2"}
-_PREFIXES |= {"momentum_buffer": "Accl3"}  # SGD's aside, which has no other
-_FACTOR = "lossScaleUpdateFactor"  # how many times its first value a scale is that follows the gradients
-_NEEDED = {"grad_avg": "centered", "momentum_buffer": "momentum"}  # settings without which there is no such state
+_PREFIXES |= {"momentum_buffer": "Accl3"}  # except for SGD, where it is Accl1
+_FACTOR = "lossScaleUpdateFactor"  # dynamic scale of the loss, relative to its first value
+_NEEDED = {"grad_avg": "centered", "momentum_buffer": "momentum"}  # settings that this state needs
 Names = Mapping[nn.Parameter, str]
 
 
 class VariableAttributes:
-    """Which settings of an optimizer may change after compiling; here all of them may, and this is only remembered.
+    """Record of the settings that a program may change after compiling. Here it may change all of them.
 
-    A setting that is left to its default is constant, until it is marked.
+    A setting with its default value is constant until it is marked as variable.
+
+    Args:
+        variable_attributes: Names of variable settings.
+        allowed_attributes: Names of all settings.
 
     Example:
         >>> attributes = VariableAttributes(["lr"], allowed_attributes=["lr", "momentum"])
@@ -46,15 +50,15 @@ class VariableAttributes:
         self._variable_attributes, self._allowed_attributes = list(variable_attributes), list(allowed_attributes)
 
     def isConstant(self, attr: str) -> bool:
-        """Whether a setting is not marked as one that changes."""
+        """Check whether a setting is not marked as variable."""
         return attr not in self._variable_attributes
 
     def markAsConstant(self, attr: str) -> None:
-        """Takes a setting not to change."""
+        """Mark a setting as constant."""
         self._variable_attributes = [name for name in self._variable_attributes if name != self._known(attr)]
 
     def markAsVariable(self, attr: str) -> None:
-        """Takes a setting to change."""
+        """Mark a setting as variable."""
         self._variable_attributes.append(self._known(attr))
 
     def _known(self, attr: str) -> str:
@@ -65,11 +69,11 @@ class VariableAttributes:
 
 
 def new_attributes(optimizer: Any, seen: dict[tuple[type, str], set[str]]) -> Iterator[str]:
-    """What a program has set on an optimizer and its groups since the last look at its kind, in PopTorch's words.
+    """Yield, in PopTorch's words, the attributes of an optimizer and its groups that are new since the last check.
 
     Args:
-        optimizer: Looked at.
-        seen: The names of the last look, by the optimizer's kind and the place; new names are added.
+        optimizer: Optimizer to check.
+        seen: Names at the last check, by class of optimizer and place. New names are added.
 
     Example:
         >>> optimizer, seen = torch.optim.SGD([torch.ones(1, requires_grad=True)], lr=0.1), {}
@@ -89,16 +93,16 @@ def new_attributes(optimizer: Any, seen: dict[tuple[type, str], set[str]]) -> It
 
 
 class PoptorchOptimizer(torch.optim.Optimizer):
-    """Takes PopTorch's arguments; updates of half weights, and of state in half, are worked out in float32.
+    """Base class of PopTorch's optimizers, which update narrow weights and narrow state in float32.
 
-    A subclass stands before the optimizer of torch whose arguments it has; `arguments.csv` names all of its own.
+    A subclass also inherits from torch's optimizer of the same name. `arguments.csv` lists PopTorch's arguments.
 
     Attributes:
-        arguments: Names of the constructor's arguments in PopTorch's order; all may be left out, or be None.
-        choices: Those of them that become attributes.
-        types: Those of them that are a type, and the state that is kept in it.
-        of_groups: The choices that each parameter group may have for itself, and their defaults.
-        state_types: What of the state is kept in a narrower type than float32.
+        arguments: Names of the constructor's arguments in PopTorch's order. All are optional, and None is the default.
+        choices: Arguments that become attributes.
+        types: Arguments that are types, with the names of the state that has this type.
+        of_groups: Arguments that each parameter group may override, with their defaults.
+        state_types: Types of state that is stored narrower than float32, by name.
     """
 
     elementwise = True
@@ -107,9 +111,9 @@ class PoptorchOptimizer(torch.optim.Optimizer):
     bias_correction = use_tf_variant = use_combined_accum = None
     types: Mapping[str, tuple[str, ...]] = {}
     of_groups: Mapping[str, float | None] = {}
-    _names: Mapping[nn.Parameter, str] | None = None  # of its parameters, once a model has been compiled with it
+    _names: Mapping[nn.Parameter, str] | None = None  # names of parameters, after a model has been compiled with it
     _scale: LossScale | None = None
-    _loaded = _NOTHING  # until then
+    _loaded = _NO_STATE  # loaded state, until then
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
@@ -127,7 +131,7 @@ class PoptorchOptimizer(torch.optim.Optimizer):
         given = {name: setting for name, setting in given.items() if setting is not None}
         if given.get("amsgrad"):
             raise ValueError("PopTorch optimizers do not support the amsgrad variant; pass amsgrad=False.")
-        apart = {"loss_scaling", "max_grad_norm", "accum_type", *self.choices, *self.types, *_WITHOUT_MEANING}
+        apart = {"loss_scaling", "max_grad_norm", "accum_type", *self.choices, *self.types, *_IGNORED}
         super().__init__(params, **{name: setting for name, setting in given.items() if name not in apart})
         for name in self.choices:
             setattr(self, name, given.get(name))
@@ -138,12 +142,12 @@ class PoptorchOptimizer(torch.optim.Optimizer):
         norm = given.get("max_grad_norm")
         self.max_grad_norm = None if norm in (None, 0, float("inf")) else norm
         self._take_types(given)
-        unchanging = {"maximize", "accum_type", "use_combined_accum", *self.types, *_WITHOUT_MEANING}
+        unchanging = {"maximize", "accum_type", "use_combined_accum", *self.types, *_IGNORED}
         names = {*self.arguments, "max_grad_norm"} - unchanging
         self.variable_attrs = VariableAttributes(names & given.keys(), names)
         for name in ("loss_scaling", "max_grad_norm"):
             if name in given:
-                honoured(f"optim.{name}", "the engine scales and limits gradients")
+                honoured(f"optim.{name}", "the engine scales and clips gradients")
 
     def _take_types(self, given: Mapping[str, Any]) -> None:
         for name in ("accum_type", *self.types):
@@ -160,10 +164,10 @@ class PoptorchOptimizer(torch.optim.Optimizer):
         return {**super().__getstate__(), **{name: vars(self)[name] for name in own}}
 
     def state_dict(self) -> dict[str, Any]:
-        """A copy of torch's own, and what of it PopTorch's checkpoints hold, which is None until a model is compiled.
+        """Return a copy of torch's `state_dict` with PopTorch's `ipu_state` and `ipu_param`.
 
-        `ipu_state` has the state by PopART's names, such as `Accl1___lin.weight`, and `ipu_param` the numbers of
-        the next update.
+        `ipu_state` has the state under PopART's names, such as `Accl1___lin.weight`. `ipu_param` has the numbers of the
+        next update. Both are None before a model is compiled.
         """
         held = copy.deepcopy(super().state_dict())
         if self._names is None:
@@ -174,25 +178,25 @@ class PoptorchOptimizer(torch.optim.Optimizer):
         return {"ipu_state": state, "ipu_param": settings, **held}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Loads state in the types in which it was saved; torch's own method takes the types of the weights.
+        """Load state without conversion to the types of the weights, which torch's own method makes.
 
-        If there is an `ipu_state`, its values are taken. Settings come from `param_groups`, and not from `ipu_param`.
+        The values of an `ipu_state` take precedence. Settings come from `param_groups`, not from `ipu_param`.
         """
         super().load_state_dict(state_dict)
         restore_types(self, state_dict)
-        self._loaded = {key: state_dict.get(key) for key in _NOTHING}
+        self._loaded = {key: state_dict.get(key) for key in _NO_STATE}
         if self._names is not None:
             self.use_names(self._names, self._scale)
 
     def use_names(self, names: Mapping[nn.Parameter, str], scale: LossScale | None) -> None:
-        """Takes the names that a compiled model has for the parameters, and the state that was loaded by them.
+        """Set the names of the parameters in a compiled model, and apply state that was loaded under these names.
 
         Args:
-            names: By parameter.
-            scale: The scale of the loss, if it follows the gradients.
+            names: Name of each parameter.
+            scale: Scale of the loss, if it is dynamic.
 
         Raises:
-            ValueError: some of the state belongs to no parameter.
+            ValueError: Some of the loaded state belongs to no parameter.
         """
         loaded = dict(self._loaded["ipu_state"] or {})
         factor = loaded.pop(_FACTOR, None)
@@ -200,12 +204,12 @@ class PoptorchOptimizer(torch.optim.Optimizer):
         if factor is not None and scale is not None:
             scale.tensor.fill_(float(factor) * scale.rule.initial)
         elif factor is not None:
-            recorded(f"a state with {_FACTOR}", "the scale of the loss is constant, so it does not change it")
-        self._names, self._scale, self._loaded = names, scale, _NOTHING
+            recorded(f"a state with {_FACTOR}", "the scale of the loss is constant here")
+        self._names, self._scale, self._loaded = names, scale, _NO_STATE
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Updates every parameter that has a gradient."""
+        """Update each parameter that has a gradient."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -217,11 +221,11 @@ class PoptorchOptimizer(torch.optim.Optimizer):
         return loss
 
     def _update(self) -> None:
-        """One update where all is of one type, that of the weights."""
+        """Update all parameters when weights, gradients and state have the same type."""
         super().step()
 
     def _each(self) -> Iterator[tuple[Tensor, Tensor, dict[str, Any], dict[str, Any]]]:
-        """Each parameter that has a gradient: itself, its gradient, state and settings."""
+        """Yield each parameter that has a gradient: parameter, gradient, state and settings."""
         for group in self.param_groups:
             for parameter in group["params"]:
                 if parameter.grad is not None:
@@ -230,7 +234,7 @@ class PoptorchOptimizer(torch.optim.Optimizer):
 
 
 def named_state(optimizer: Any, names: Names, state: Mapping[int, Mapping[str, Any]]) -> dict[str, Tensor]:
-    """The state of each parameter, of which there is that of `state_dict`; zeros if there has been no update."""
+    """Return each parameter's state under PopART's names, from the state of a `state_dict`. Default: zeros."""
     numbers = {p: number for number, p in enumerate(p for group in optimizer.param_groups for p in group["params"])}
     places = _places(optimizer, names)
     return {name: state.get(numbers[p], {}).get(key, torch.zeros(shape)) for name, p, key, shape in places}
@@ -251,12 +255,12 @@ def named_settings(optimizer: Any, names: Names) -> dict[str, Tensor]:
 
 
 def take_state(optimizer: Any, names: Names, loaded: Mapping[str, Tensor]) -> None:
-    """Gives an optimizer the state that a checkpoint holds; the rest of a parameter's starts at zero, or stays.
+    """Set an optimizer's state from a checkpoint under PopART's names. Other state stays, or starts at zero.
 
-    Until SDK 2.6 names had `model.` before the parameter, which is understood, too.
+    Names of SDK 2.6 and before, with `model.` before the parameter's name, are accepted, too.
 
     Raises:
-        ValueError: the optimizer does not keep some of the state, which would be lost.
+        ValueError: The optimizer does not have some of this state, which would be lost.
     """
     places = list(_places(optimizer, names))
     own = {name for name, *_ in places}
@@ -274,7 +278,7 @@ def take_state(optimizer: Any, names: Names, loaded: Mapping[str, Tensor]) -> No
 
 
 def _places(optimizer: Any, names: Names) -> Iterator[tuple[str, nn.Parameter, str, torch.Size]]:
-    """PopART's name of each part of the state: whose it is, torch's name of it, and its shape."""
+    """Yield each piece of state: PopART's name, its parameter, torch's name and its shape."""
     own = {"momentum_buffer": "Accl1"} if isinstance(optimizer, torch.optim.SGD) else {"step": "Step"}
     prefixes = {key: _PREFIXES[key] for keys in optimizer.types.values() for key in keys} | own
     for group in optimizer.param_groups:

@@ -1,1 +1,1 @@
-"""Searches and layers whose shapes never depend on data; -1 marks a neighbor that is missing. See `names.csv`."""
+"""Searches and layers with static shapes, which `names.csv` lists. -1 marks a missing neighbor."""

@@ -1,4 +1,4 @@
-"""Layers of PyG that read data, in forms that do not; aggregations, which never read data."""
+"""Layers of PyG in forms that do not read data, and aggregations."""
 
 from typing import Any
 
@@ -10,18 +10,18 @@ from popgeo.capture import static_layers
 
 
 def assert_sorted_index(aggregation: Any, index: Any) -> None:
-    """Looks at nothing: indices are sorted once, before a batch is captured."""
+    """Do nothing: indices are sorted once, before a batch is captured."""
 
 
 class Aggregation:
-    """The functions under the name of the class that they belong to."""
+    """Holder of PyG's functions under the name of their class."""
 
     assert_sorted_index = staticmethod(assert_sorted_index)
     to_dense_batch = staticmethod(to_dense_batch)
 
 
 class ClusterGCNConv(nn.ClusterGCNConv):
-    """PyG's layer; loops that are there already stay with a weight of 0 next to those that are added.
+    """PyG's layer with static shapes: existing self-loops stay, with weight 0, next to added ones.
 
     Example:
         >>> import torch
@@ -31,14 +31,14 @@ class ClusterGCNConv(nn.ClusterGCNConv):
     """
 
     def forward(self, x: Tensor, edge_index: Any) -> Tensor:
-        """Features of nodes. [num_nodes, out_channels]"""
-        # PyG reads what is propagated from the source of the class, in these words:
+        """Return features of nodes [num_nodes, out_channels]."""
+        # PyG parses this comment:
         # propagate_type: (x: Tensor, edge_weight: OptTensor)
         return static_layers.cluster_gcn_conv(nn.ClusterGCNConv.forward, self, x, edge_index)
 
 
 class HeteroLinear(nn.HeteroLinear):
-    """PyG's layer; each row is taken through the weights of all types, and that of its own is kept.
+    """PyG's layer with static shapes: each row passes through the weights of all types, and its own type is kept.
 
     Example:
         >>> import torch
@@ -47,12 +47,12 @@ class HeteroLinear(nn.HeteroLinear):
     """
 
     def forward(self, x: Tensor, type_vec: Tensor) -> Tensor:
-        """Features. [num_rows, out_channels]"""
+        """Return features of rows [num_rows, out_channels]."""
         return static_layers.hetero_linear(nn.HeteroLinear.forward, self, x, type_vec)
 
 
 class InstanceNorm(nn.InstanceNorm):
-    """PyG's layer; without a number of graphs there are as many slots for them as nodes.
+    """PyG's layer with static shapes: without a number of graphs it has as many graph slots as nodes.
 
     Example:
         >>> import torch
@@ -62,12 +62,12 @@ class InstanceNorm(nn.InstanceNorm):
     """
 
     def forward(self, x: Tensor, batch: Tensor | None = None, batch_size: int | None = None) -> Tensor:
-        """Features of nodes. [num_nodes, channels]"""
+        """Return features of nodes [num_nodes, channels]."""
         return static_layers.instance_norm(nn.InstanceNorm.forward, self, x, batch, batch_size)
 
 
 class MFConv(nn.MFConv):
-    """PyG's layer; each node is taken through the weights of all degrees, and the result for its own degree is kept.
+    """PyG's layer with static shapes: each node passes through the weights of all degrees, and its own is kept.
 
     Example:
         >>> import torch
@@ -76,7 +76,7 @@ class MFConv(nn.MFConv):
     """
 
     def forward(self, x: Any, edge_index: Any, size: Any = None) -> Tensor:
-        """Features of nodes. [num_nodes, out_channels]"""
-        # PyG reads what is propagated from the source of the class, in these words:
+        """Return features of nodes [num_nodes, out_channels]."""
+        # PyG parses this comment:
         # propagate_type: (x: OptPairTensor)
         return static_layers.mf_conv(nn.MFConv.forward, self, x, edge_index, size)
