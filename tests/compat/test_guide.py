@@ -41,7 +41,7 @@ def rows() -> str:
 
 def test_the_table_of_the_guide_is_the_account_of_the_code():
     text = GUIDE.read_text()
-    table = re.search(r"^\| became \| asked \|\n\|---\|---\|\n((?:\|.*\n)+)", text, re.MULTILINE)
+    table = re.search(r"^\| effect \| feature \|\n\|---\|---\|\n((?:\|.*\n)+)", text, re.MULTILINE)
     assert table is not None
     assert table[1].strip() == rows(), "paste what the right side says"
     assert "`Options.deviceIterations`" in rows()
