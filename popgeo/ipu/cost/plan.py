@@ -117,6 +117,10 @@ class Plan:
         split, supersteps = {"tiles": tiles}, tuple(steps)
         return cls(family=family, split=split, supersteps=supersteps, temporary_bytes=nbytes, flops=flops, why=why)
 
+    def split_of(self, family: str) -> Mapping[str, int]:
+        """Return the split of the first part of a family; the plan's own split if no part is of that family."""
+        return next((part for part in self.parts if part.family == family), self).split
+
     def cycles(self, profile: Profile) -> float:
         """Cycles of all supersteps."""
         return sum(step.cycles(profile) for step in self.supersteps)

@@ -73,17 +73,28 @@ def storage_sizes(graph: OpGraph) -> dict[int, tuple[int, int]]:
 
 
 def _wanted(graph: OpGraph, op: Op, plan: Plan, tiles: int) -> dict[int, TileMapping | None]:
-    """Where a product wants its left matrix: each block of it spread over the tiles that share the block.
+    """Return the mappings that a plan assumes for the operands of an operation, by value.
 
-    Blocks of what many tiles share, such as weights and tables, are as well off spread linearly.
+    Each block of a product's left matrix is spread over the tiles that share the block. A table lies in the blocks
+    that a gather's tiles look up in, and summands lie in the parts that a scatter-add's tiles add, unless several
+    tiles share these. Matrices that many tiles share, such as weights, are as well off spread linearly.
     """
     split = plan.split
-    if not {"rows", "contraction", "columns"} <= split.keys():
-        return {}
-    left = [arg.value for arg in op.args if isinstance(arg, Ref)][-2]
-    value = graph.values[left]
-    beside = _side_by_side(value, plan, tiles)
-    return {left: _grid(value, beside * split["rows"] * split["columns"], split["contraction"], tiles, True)}
+    if {"rows", "contraction", "columns"} <= split.keys():
+        left = [arg.value for arg in op.args if isinstance(arg, Ref)][-2]
+        rows = _side_by_side(graph.values[left], plan, tiles) * split["rows"] * split["columns"]
+        return {left: _grid(graph.values[left], rows, split["contraction"], tiles, True)}
+    operands = [v for v in op.reads() if graph.values[v].dtype.is_floating_point]
+    wanted: dict[int, TileMapping | None] = {}
+    if plan.family in ("gather", "fused") and operands:
+        split = plan.split_of("gather")
+        if split.get("lookups") == 1:
+            wanted[operands[0]] = _grid(graph.values[operands[0]], split["rows"], split["columns"], tiles)
+    if plan.family in ("scatter", "fused") and operands:
+        split = plan.split_of("scatter")
+        if split.get("rows") == 1:
+            wanted[operands[-1]] = _grid(graph.values[operands[-1]], split["lookups"], split["columns"], tiles)
+    return wanted
 
 
 def _side_by_side(value: Value, plan: Plan, tiles: int) -> int:

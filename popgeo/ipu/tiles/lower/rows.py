@@ -18,7 +18,7 @@ def row_cuts_of(
     scope: Scope, family: str, rows: int, columns: int, lookups: int
 ) -> tuple[list[slice], list[slice], list[slice]]:
     """The division that the plan, or the part of it of this family, has chosen."""
-    split = next((plan for plan in scope.plan.parts if plan.family == family), scope.plan).split
+    split = scope.plan.split_of(family)
     return cuts(rows, split["rows"]), cuts(columns, split["columns"]), cuts(lookups, split["lookups"])
 
 
