@@ -50,8 +50,8 @@ FOLLOWED = {
         planned_only=frozenset({"fill"}),
         run_only=frozenset({"add"}),
         cycles=(0.5, 1.0),
-        why="A vertex starts from zeros of its own, so nothing is filled before. A further compute set adds the sums of "
-        "parts to the table; the plan counts it with the sum of the parts.",
+        why="A vertex starts from zeros of its own, so nothing is filled before. A further compute set adds the sums "
+        "of parts to the table; the plan counts it with the sum of the parts.",
     ),
     "matmul": Agreement(
         planned_only=frozenset({"lay out both matrices"}),
