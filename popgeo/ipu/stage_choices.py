@@ -12,7 +12,7 @@ EACH_BLOCK = "each block"  # every block is a stage, on its own IPU unless it na
 
 
 class Schedule(str, Enum):
-    """The order in which the stages of a pipeline take micro-batches.
+    """The order of micro-batches in the stages of a pipeline.
 
     Attributes:
         LOCK_STEP: PopTorch's pipelined execution on an IPU, and the default. In each turn every stage takes its next

@@ -76,7 +76,7 @@ class TileExact:
         self._refuse_draws()
         ipus = self._target.num_ipus if self._plan is None else self._plan.pipeline.num_ipus
         self._tiles = self._target.num_tiles * ipus
-        self._replicas = [TileMemory(self._tiles, state.generator.get_state()) for state in states]
+        self._replicas = [TileMemory(state.generator.get_state()) for state in states]
         self._start = [self._start_of(state) for state in states]
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:

@@ -1,4 +1,4 @@
-"""The sizes for which published measurements check a formula.
+"""Sizes with published measurements that check a formula.
 
 All measurements are of one Bow IPU. Gather and scatter-add of float32 rows were measured by themselves, and again,
 together with products and operations by element, in a SchNet interaction block. Dense products were also measured in

@@ -124,7 +124,7 @@ class CheapestSplit:
 
 
 def work_space(target: IpuTarget, held: float = 0, share: float = MEMORY_SHARE) -> float:
-    """Bytes of a tile that one operation may use, next to what its arguments and results hold there.
+    """Return the bytes of a tile that one operation may use, next to its arguments and results there.
 
     Args:
         target: The machine.

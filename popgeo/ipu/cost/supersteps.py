@@ -139,7 +139,7 @@ def exchange_step(
 def swap_step(
     name: str, target: IpuTarget, *, nbytes: int, tiles: int, fragments: int = 1, is_irregular: bool = False
 ) -> Superstep:
-    """Return an exchange in which each tile that takes part sends as much as it receives.
+    """Return an exchange with equal bytes received and sent by each tile that takes part.
 
     Args:
         name: Name of the exchange.

@@ -1,4 +1,4 @@
-"""Rows that meet blocks are laid out anew; what lies alike stays where it is."""
+"""Rows that meet blocks are laid out again; values of one layout stay in place."""
 
 import pytest
 import torch
@@ -14,7 +14,7 @@ X, WEIGHT, INDEX = torch.ones(ROWS, WIDTH), torch.ones(WIDTH, WIDTH), torch.zero
 
 
 def moved(function, *inputs):
-    """Operations that lay something out anew, and how many bytes."""
+    """Return the operations that lay rows out again, with their bytes."""
     graph = ipu.compile(function, list(inputs)).graph
     return {
         op.target.split(".")[1]: nbytes for op, nbytes in zip(graph.ops, layout_bytes(graph), strict=True) if nbytes
@@ -46,7 +46,7 @@ def test_a_number_for_each_row_meets_anything():
 
 
 def test_what_is_made_of_two_broadcast_operands_lies_as_neither_of_them():
-    # As Gaussians of gathered distances, which are 64 times as many numbers as their distances.
+    # Like Gaussians of gathered distances, with 64 numbers per distance.
     assert moved(lambda x, w, i: (x[i][:, :1] - x[0]) @ w, X, WEIGHT, INDEX) == {}
 
 

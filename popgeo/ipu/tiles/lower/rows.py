@@ -1,6 +1,6 @@
-"""Rows of a table: how they are cut over the tiles, and which of them an operation names.
+"""Rows of a table: their division over the tiles, and the rows that an operation names.
 
-A table is cut into blocks of rows and columns, the lookups into parts; what moves is the same whatever the indices are.
+A table is cut into blocks of rows and columns, the lookups into parts. The transfers never depend on the index.
 """
 
 import math
@@ -17,29 +17,30 @@ from popgeo.ipu.tiles.steps import Operand, Region
 def row_cuts_of(
     scope: Scope, family: str, rows: int, columns: int, lookups: int
 ) -> tuple[list[slice], list[slice], list[slice]]:
-    """The division that the plan, or the part of it of this family, has chosen."""
+    """Return the parts of rows, columns and lookups that the plan of this family has chosen."""
     split = scope.plan.split_of(family)
     return cuts(rows, split["rows"]), cuts(columns, split["columns"]), cuts(lookups, split["lookups"])
 
 
 def tile_of(scope: Scope, p: int, s: int, u: int, num_row_cuts: int, num_column_cuts: int) -> int:
+    """Return the tile of a part of lookups, a block of rows and a block of columns."""
     return ((p * num_row_cuts + s) * num_column_cuts + u) % scope.builder.num_tiles
 
 
 def as_rows(region: Region, dim: int) -> Region:
-    """As a matrix whose rows are what a dimension counts."""
+    """Return a region as a matrix with the slices along a dimension as rows."""
     moved = np.moveaxis(region.elements, dim, 0)
     return Region(variable=region.variable, elements=moved.reshape(moved.shape[0], math.prod(moved.shape[1:])))
 
 
 def row_index(scope: Scope, op: Op) -> Region:
-    """The index of rows; one of elements says the same along the other dimensions."""
+    """Return the index of rows; an index of elements is the same along the other dimensions."""
     index, dim = scope.region(op.args[2].value), op.args[1]
     return part(as_rows(index, dim), slice(None), 0) if index.elements.ndim > 1 else index
 
 
 def names_rows(scope: Scope, op: Op) -> bool:
-    """Whether an index of elements picks whole rows: it is expanded over the other dimensions, and covers them."""
+    """Check whether an index of elements names whole rows: it is expanded over the other dimensions and covers them."""
     index = scope.value(op.args[2].value)
     if not index.shape:
         return False
@@ -51,7 +52,7 @@ def names_rows(scope: Scope, op: Op) -> bool:
 
 
 def one_index(scope: Scope, op: Op) -> bool:
-    """Whether one integer index picks along one dimension."""
+    """Check whether a single integer index names slices along one dimension."""
     given = [index for index in op.args[1] if index is not None]
     if len(given) != 1 or not isinstance(given[0], Ref) or op.args[1][-1] is None:
         return False
@@ -62,13 +63,14 @@ def one_index(scope: Scope, op: Op) -> bool:
 
 
 def rows_of_edges(scope: Scope, pointers: Region, num_edges: int) -> Region:
-    """The row of each edge from where each row's edges start; -1 for edges of no row."""
+    """Return the row of each edge from the pointers to each row's edges; -1 for edges of no row."""
     at = np.zeros(num_edges, np.int32)
     for tile, some in enumerate(cuts(num_edges, scope.builder.num_tiles)):
         at[some] = tile
     index = scope.builder.partial(scope.label, torch.int64, at)
 
     def work(tile: int, where: np.ndarray) -> tuple[list[Region], tuple[Any, ...]]:
+        """Return the pointers, and the range of edges of a tile."""
         return [pointers], (Operand(0), int(where[0]), int(where[-1]) + 1)
 
     scope.compute(f"{scope.label}: rows of edges", "rows of edges", index, work)
