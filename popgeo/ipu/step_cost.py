@@ -6,7 +6,8 @@ from dataclasses import dataclass, replace
 from popgeo.capture.op_graph import Input, Op, OpGraph, Ref, Role, Value
 from popgeo.ipu.cost.calibration import Machine
 from popgeo.ipu.cost.collectives import plan_collective
-from popgeo.ipu.cost.plan import Activity, OpCost, Plan, Profile, Superstep, Validity
+from popgeo.ipu.cost.plan import Activity, OpCost, Plan, Profile, Validity
+from popgeo.ipu.cost.supersteps import timed_step
 from popgeo.ipu.target import IpuTarget
 
 BESIDE = ("host", "accumulate")  # phases outside of the memory curve, which covers a micro-batch and the update
@@ -89,11 +90,7 @@ def host_transfer(graph: OpGraph, values: Sequence[int], name: str, target: IpuT
     if not nbytes:
         return []
     cycles = (target.host_seconds + nbytes / target.host_bytes_per_second) * target.clock
-    tiles, share = target.all_tiles, -(-nbytes // target.all_tiles)
-    step = Superstep(
-        name=name, activity=Activity.HOST, ideal=cycles, calibrated=cycles, mean=cycles, tiles=tiles,
-        bytes_in=share, bytes_total=nbytes,
-    )  # fmt: skip
+    step = timed_step(name, Activity.HOST, cycles, nbytes=nbytes, tiles=target.all_tiles)
     plan = Plan(family="host", supersteps=(step,), validity=Validity.ESTIMATE, why="depends on the host")
     shapes = " ".join(str(list(graph.values[v].shape)) for v in values)
     return [OpCost(target=f"host.{name.split()[0]}.default", phase="host", shapes=shapes, plan=plan)]

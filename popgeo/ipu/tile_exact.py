@@ -1,7 +1,7 @@
 """Runs a compiled model with separate memory for each tile, which proves that its program is complete."""
 
 import dataclasses
-import itertools
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -183,31 +183,32 @@ class TileExact:
         results = CallResults(mode, options.output_period, options.steps_per_call)
         arguments = joined.arguments()
         names = list(arguments)
-        given = {(name, replica): itertools.count(replica, replicas) for name in names for replica in range(replicas)}
         updates = [iter(numbers) for _ in range(replicas)]
         arrived: list[dict[str, Tensor]] = [{} for _ in range(replicas)]
-        finished = [0] * replicas
+        passed = Counter[tuple[str, int]]()  # micro-batches of each stream and replica
         streams = {stream for stream, _ in joined.results}
+
+        def next_micro_batch(stream: str, replica: int) -> tuple[int, list[Tensor]]:
+            number = passed[stream, replica]
+            passed[stream, replica] += 1
+            return number, micro_batch(tensors, number * replicas + replica, options.batch_factor)
 
         def host_in(stream: str, replica: int) -> Tensor:
             if stream not in names:
                 return torch.tensor(next(updates[replica]), dtype=torch.float64)
-            micro = micro_batch(tensors, next(given[stream, replica]), options.batch_factor)
-            at = arguments[stream]
-            return _put(joined, at, micro[names.index(stream)])
+            _, micro = next_micro_batch(stream, replica)
+            return _put(joined, arguments[stream], micro[names.index(stream)])
 
         def host_out(stream: str, replica: int, values: Tensor) -> None:
             found = arrived[replica]
             found[stream] = values
             if len(found) == len(streams):
                 made = [found[name][torch.from_numpy(elements)] for name, elements in joined.results]
-                if results.wants(finished[replica]):
-                    results.add(finished[replica], replica, made[: step.num_returned])
-                number = finished[replica] * replicas + replica
-                micro = micro_batch(tensors, number, options.batch_factor)
+                number, micro = next_micro_batch("results", replica)
+                if results.wants(number):
+                    results.add(number, replica, made[: step.num_returned])
                 write_back([micro[names.index(str(one))] for one in step.written], made[step.num_returned :])
                 found.clear()
-                finished[replica] += 1
 
         # The engine flushes denormal numbers, too, and the results must be equal.
         with torch.no_grad(), DenormalFlushing():

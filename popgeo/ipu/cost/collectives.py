@@ -8,14 +8,15 @@ Operations in MPICH", 2005). The slowest link of the ring sets the pace. Sums on
 
 from dataclasses import replace
 
-from popgeo.capture.op_graph import Op, OpGraph, Value
+from popgeo.capture.op_graph import Op, OpGraph
+from popgeo.capture.operations import name_of
 from popgeo.ipu.cost.calibration import Machine
 from popgeo.ipu.cost.elementwise import plan_elementwise
 from popgeo.ipu.cost.links import link_rate, ring_seconds
 from popgeo.ipu.cost.movement import plan_copy
 from popgeo.ipu.cost.operands import made, tensor, width
-from popgeo.ipu.cost.plan import Activity, Plan, Superstep
-from popgeo.ipu.cost.supersteps import in_sequence
+from popgeo.ipu.cost.plan import Activity, Plan
+from popgeo.ipu.cost.supersteps import in_sequence, timed_step
 from popgeo.ipu.target import IpuTarget
 
 TURNS = {"all-reduce": 2, "reduce-scatter": 1, "all-gather": 1}  # times round the ring
@@ -63,16 +64,9 @@ def plan_collective(kind: str, nbytes: int, members: int, stride: int, machine: 
 
 def _over_links(name: str, members: int, cycles: float, nbytes: int, machine: Machine) -> Plan:
     """Return the plan of one exchange over links, from its cycles and bytes."""
-    tiles = machine.num_tiles
-    share = -(-nbytes // tiles)
-    step = Superstep(
-        name=name, activity=Activity.EXCHANGE, ideal=cycles, calibrated=cycles, mean=cycles, tiles=tiles,
-        bytes_in=share, bytes_out=share, bytes_total=nbytes,
-    )  # fmt: skip
-    return Plan(
-        family="collectives", split={"IPUs": members * machine.target.num_ipus}, supersteps=(step,),
-        temporary_bytes=share, why=_WHY,
-    )  # fmt: skip
+    step = timed_step(name, Activity.EXCHANGE, cycles, nbytes=nbytes, tiles=machine.num_tiles)
+    split = {"IPUs": members * machine.target.num_ipus}
+    return Plan(family="collectives", split=split, supersteps=(step,), temporary_bytes=step.bytes_in, why=_WHY)
 
 
 def _members(num_shards: int, held: int, machine: Machine) -> tuple[int, int, Machine]:
@@ -87,21 +81,15 @@ def _members(num_shards: int, held: int, machine: Machine) -> tuple[int, int, Ma
 
 
 def rule_all_reduce(graph: OpGraph, op: Op, machine: Machine) -> Plan:
-    """Plan an all-reduce; the tiles of an IPU add its own shards before links carry the sums."""
-    return _sum("all-reduce", tensor(graph, op.args[0]), op, machine)
-
-
-def rule_reduce_scatter(graph: OpGraph, op: Op, machine: Machine) -> Plan:
-    """Plan a reduce-scatter; the tiles of an IPU add its own shards before links carry the sums."""
-    return _sum("reduce-scatter", tensor(graph, op.args[0]), op, machine)
-
-
-def _sum(kind: str, x: Value, op: Op, machine: Machine) -> Plan:
-    """Plan the sum of the shards of an IPU, then the collective over IPUs."""
+    """Plan an all-reduce or reduce-scatter; the tiles of an IPU add its own shards before links carry the sums."""
+    x, kind = tensor(graph, op.args[0]), name_of(op.target).removeprefix("popgeo.").replace("_", "-")
     shards = x.shape[0]
     members, held, member = _members(op.args[1], shards, machine)
     plans = [plan_elementwise("add", max(1, x.numel // shards), width(x), member)] * (held - 1)
     return _joined(plans, kind, x.nbytes // shards, members, op.args[-1], member)
+
+
+rule_reduce_scatter = rule_all_reduce
 
 
 def rule_all_gather(graph: OpGraph, op: Op, machine: Machine) -> Plan:

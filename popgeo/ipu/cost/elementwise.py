@@ -12,7 +12,7 @@ from popgeo.ipu.cost.loops import ARITHMETIC, LOOP_OF, LOOPS, elementwise_vertex
 from popgeo.ipu.cost.operands import distinct, made, read, tensor, width
 from popgeo.ipu.cost.plan import Plan, Superstep
 from popgeo.ipu.cost.published_sizes import elementwise_validity
-from popgeo.ipu.cost.supersteps import compute_step, in_sequence, overhead_step, swap_step
+from popgeo.ipu.cost.supersteps import compute_step, exchange_step, in_sequence, overhead_step
 from popgeo.ipu.cost.vertex_cycles import ceil_div
 
 GRAIN_BYTES = 128  # least bytes of a tensor on a tile, before the next tile gets a part
@@ -53,7 +53,7 @@ def plan_elementwise(kind: str, elements: int, width: int, machine: Machine, ope
     steps: list[Superstep] = [overhead_step("start", calibrated=constants.elementwise_fixed, tiles=tiles)]
     if operand > 1:
         nbytes = min(operand, most) * width
-        steps.append(swap_step("bring smaller operand", target, nbytes=nbytes, tiles=tiles))
+        steps.append(exchange_step("bring smaller operand", target, bytes_in=nbytes, bytes_out=nbytes, tiles=tiles))
     steps.append(
         compute_step(
             name or kind, target, vertex=elementwise_vertex(most, loop, width, target), tiles=tiles,

@@ -11,7 +11,7 @@ from popgeo.ipu.cost.operands import made, tensor, width
 from popgeo.ipu.cost.plan import Plan
 from popgeo.ipu.cost.reduce import plan_reduce
 from popgeo.ipu.cost.scatter import fill_step
-from popgeo.ipu.cost.supersteps import compute_step, in_sequence, swap_step
+from popgeo.ipu.cost.supersteps import compute_step, exchange_step, in_sequence
 from popgeo.ipu.cost.vertex_cycles import ceil_div
 
 
@@ -62,7 +62,7 @@ def _marks(rows: int, elements: int, width: int, machine: Machine) -> Plan:
     nbytes, target = mine * INDEX_BYTES, machine.target
     steps = (
         fill_step(elements, width, target),
-        swap_step("bring targets", target, nbytes=nbytes, tiles=tiles),
+        exchange_step("bring targets", target, bytes_in=nbytes, bytes_out=nbytes, tiles=tiles),
         compute_step("mark targets", target, vertex=_MARK_CYCLES * mine, tiles=tiles, workers=1),
     )
     nbytes += most * width

@@ -8,7 +8,7 @@ from popgeo.ipu.cost.elementwise import spread
 from popgeo.ipu.cost.operands import made, read, tensor, width
 from popgeo.ipu.cost.plan import Plan
 from popgeo.ipu.cost.scatter import fill_step
-from popgeo.ipu.cost.supersteps import compute_step, swap_step
+from popgeo.ipu.cost.supersteps import compute_step, exchange_step
 
 
 @functools.lru_cache(maxsize=4096)
@@ -30,7 +30,9 @@ def plan_copy(elements: int, width: int, machine: Machine, pieces: int = 1) -> P
     most, tiles = spread(elements, width, machine.num_tiles)
     nbytes = most * width
     steps = (
-        swap_step("move elements", target, nbytes=nbytes, tiles=tiles, fragments=pieces, is_irregular=True),
+        exchange_step(
+            "move elements", target, bytes_in=nbytes, bytes_out=nbytes, tiles=tiles, fragments=pieces, is_irregular=True
+        ),
         compute_step(
             "copy", target, vertex=target.copy_cycles + nbytes / target.copy_bytes, tiles=tiles,
             evenness=elements / (tiles * most),

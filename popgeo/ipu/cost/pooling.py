@@ -9,7 +9,7 @@ from popgeo.ipu.cost.elementwise import plan_elementwise, spread
 from popgeo.ipu.cost.movement import plan_copy
 from popgeo.ipu.cost.operands import made, tensor, width
 from popgeo.ipu.cost.plan import Plan
-from popgeo.ipu.cost.supersteps import compute_step, in_sequence, swap_step
+from popgeo.ipu.cost.supersteps import compute_step, exchange_step, in_sequence
 from popgeo.ipu.cost.vertex_cycles import ceil_div
 from popgeo.ipu.target import IpuTarget
 
@@ -65,7 +65,7 @@ def plan_pooling(
     nbytes = ceil_div(given, tiles) * width
     vertex = pooling_vertex(most, ceil_div(taken * most, results), run, width, target, per_vector)
     steps = (
-        swap_step("bring windows", target, nbytes=nbytes, tiles=tiles, is_irregular=True),
+        exchange_step("bring windows", target, bytes_in=nbytes, bytes_out=nbytes, tiles=tiles, is_irregular=True),
         compute_step("pool", target, vertex=vertex, tiles=tiles, evenness=results / (tiles * most)),
     )
     why = "cycles of pooling by poplibs' estimators, which no published measurement checks"

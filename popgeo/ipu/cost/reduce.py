@@ -9,7 +9,7 @@ from popgeo.ipu.cost.calibration import Machine
 from popgeo.ipu.cost.elementwise import plan_elementwise, spread
 from popgeo.ipu.cost.operands import made, tensor, width
 from popgeo.ipu.cost.plan import Plan, Superstep
-from popgeo.ipu.cost.supersteps import compute_step, exchange_step, in_sequence, overhead_step, transfer_cycles
+from popgeo.ipu.cost.supersteps import compute_step, exchange_step, in_sequence, overhead_step
 from popgeo.ipu.cost.vertex_cycles import ceil_div
 from popgeo.ipu.target import IpuTarget
 
@@ -93,11 +93,9 @@ def _between_tiles(outputs: int, pieces: tuple[int, ...], width: int, target: Ip
         receivers = min(tiles, outputs * left)
         mine = ceil_div(outputs * left, receivers)
         nbytes = mine * count * width
-        transfer = transfer_cycles(target, bytes_in=nbytes, bytes_out=width, fragments_in=count)
         steps += [
             exchange_step(
-                "exchange partial results", target, transfer=transfer, bytes_in=nbytes, bytes_out=width,
-                fragments=count, tiles=receivers,
+                "exchange partial results", target, bytes_in=nbytes, bytes_out=width, fragments=count, tiles=receivers
             ),
             compute_step(
                 "combine partial results", target, vertex=reduce_vertex(mine, count, width, target), tiles=receivers,

@@ -7,6 +7,7 @@ import numpy as np
 
 from popgeo.capture.op_graph import Op, OpGraph, Value
 from popgeo.capture.operations import name_of
+from popgeo.capture.schemas import argument_of
 from popgeo.ipu.cost.calibration import Machine
 from popgeo.ipu.cost.elementwise import plan_elementwise
 from popgeo.ipu.cost.gather import INDEX_BYTES, indexed, named_rows, plan_row_gather, size_of
@@ -131,34 +132,32 @@ def fill_step(elements: int, width: int, target: IpuTarget) -> Superstep:
 
 def _row_operation(op: Op) -> str:
     """Return the operation of each summand on its row."""
-    return _ROW_OPERATION.get(name_of(op.target), "add")
+    name = name_of(op.target)
+    if name.endswith("_reduce"):
+        return _REDUCTIONS.get(argument_of(op, "reduce"), "extreme")
+    return _ROW_OPERATION.get(name, "add")
 
 
-def rule_index_add(graph: OpGraph, op: Op, machine: Machine, operation: str = "") -> Plan:
+def rule_index_add(graph: OpGraph, op: Op, machine: Machine) -> Plan:
     """Plan a change of slices along a dimension."""
     result, dim = tensor(graph, op.args[0]), op.args[1]
-    return _change_rows(
-        result, size_of(result, dim), tensor(graph, op.args[2]).numel, machine, operation or _row_operation(op)
-    )
+    return _change_rows(result, size_of(result, dim), tensor(graph, op.args[2]).numel, machine, _row_operation(op))
 
 
-def rule_index_reduce(graph: OpGraph, op: Op, machine: Machine) -> Plan:
-    """Plan a reduction into slices along a dimension."""
-    return rule_index_add(graph, op, machine, _REDUCTIONS.get(str(op.args[4]), "extreme"))
+rule_index_reduce = rule_index_add
 
 
-def rule_scatter_add(graph: OpGraph, op: Op, machine: Machine, operation: str = "") -> Plan:
+def rule_scatter_add(graph: OpGraph, op: Op, machine: Machine) -> Plan:
     """Plan a change of single elements along a dimension."""
     result, dim, index = tensor(graph, op.args[0]), op.args[1], tensor(graph, op.args[2])
     rows, columns, summands = named_rows(result, dim, index)
-    return plan_scatter_add(rows, columns, summands, width(result), machine, operation=operation or _row_operation(op))
+    return plan_scatter_add(rows, columns, summands, width(result), machine, operation=_row_operation(op))
 
 
 def rule_scatter_reduce(graph: OpGraph, op: Op, machine: Machine) -> Plan:
     """Plan a reduction of single elements; a mean is a sum, a sum of ones and their quotient."""
-    kind = str(op.args[4] if len(op.args) > 4 else op.kwargs.get("reduce", "sum"))
-    total = rule_scatter_add(graph, op, machine, _REDUCTIONS.get(kind, "extreme"))
-    if kind != "mean":
+    total = rule_scatter_add(graph, op, machine)
+    if argument_of(op, "reduce") != "mean":
         return total
     result, dim, index = tensor(graph, op.args[0]), op.args[1], tensor(graph, op.args[2])
     rows, _, summands = named_rows(result, dim, index)

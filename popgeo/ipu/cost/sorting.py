@@ -12,7 +12,7 @@ from popgeo.ipu.cost.calibration import Machine
 from popgeo.ipu.cost.elementwise import spread
 from popgeo.ipu.cost.operands import tensor, width
 from popgeo.ipu.cost.plan import Plan, Superstep
-from popgeo.ipu.cost.supersteps import compute_step, swap_step
+from popgeo.ipu.cost.supersteps import compute_step, exchange_step
 from popgeo.ipu.cost.vertex_cycles import ceil_div
 
 
@@ -53,8 +53,8 @@ def plan_sort(rows: int, length: int, k: int, width: int, machine: Machine) -> P
         tiles_used = max(tiles_used, tiles)
         # A row on one tile needs no exchange.
         if length > entries:
-            nbytes = entries // 2 * (width + 4)
-            steps.append(swap_step(f"exchange pairs, stage {number + 1}", target, nbytes=nbytes, tiles=tiles))
+            name, nbytes = f"exchange pairs, stage {number + 1}", entries // 2 * (width + 4)
+            steps.append(exchange_step(name, target, bytes_in=nbytes, bytes_out=nbytes, tiles=tiles))
         pairs = ceil_div(entries, 2)
         workers = target.workers_per_tile
         vertex = 19 + workers * (23 + 4 * ceil_div(entries, workers) + 11 * ceil_div(pairs, workers))

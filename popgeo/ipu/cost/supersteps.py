@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 
 from popgeo.ipu.cost.plan import Activity, Plan, Superstep, Validity
+from popgeo.ipu.cost.vertex_cycles import ceil_div
 from popgeo.ipu.target import IpuTarget
 
 
@@ -102,25 +103,35 @@ def exchange_step(
     name: str,
     target: IpuTarget,
     *,
-    transfer: float,
-    calibrated: float | None = None,
     bytes_in: float,
     bytes_out: float = 0,
-    fragments: int = 1,
     tiles: int,
+    fragments: int = 1,
+    is_irregular: bool = False,
+    transfer: float | None = None,
+    calibrated: float | None = None,
 ) -> Superstep:
     """Return an exchange as a superstep: synchronisation, the way of the first word, and the transfer.
 
     Args:
         name: Name of the exchange.
         target: The machine.
-        transfer: Cycles of the busiest tile, from `transfer_cycles`.
-        calibrated: Cycles with the fitted constants. Default: cycles by the formulas.
         bytes_in: Most bytes that a tile receives.
         bytes_out: Most bytes that a tile sends.
-        fragments: Most pieces that a tile receives.
         tiles: Number of tiles that take part; each is taken to receive `bytes_in`.
+        fragments: Most pieces that a tile receives.
+        is_irregular: Whether the pieces have no common pattern.
+        transfer: Cycles of the busiest tile. Default: those of `transfer_cycles`.
+        calibrated: Cycles with the fitted constants. Default: cycles by the formulas.
+
+    Example:
+        >>> exchange_step("move", IpuTarget.bow(), bytes_in=4000, bytes_out=4000, tiles=1472).ideal
+        1240.0
     """
+    if transfer is None:
+        transfer = transfer_cycles(
+            target, bytes_in=bytes_in, bytes_out=bytes_out, fragments_in=fragments, is_irregular=is_irregular
+        )
     ideal = target.sync_cycles + transfer
     return Superstep(
         name=name,
@@ -136,29 +147,14 @@ def exchange_step(
     )
 
 
-def swap_step(
-    name: str, target: IpuTarget, *, nbytes: int, tiles: int, fragments: int = 1, is_irregular: bool = False
-) -> Superstep:
-    """Return an exchange with equal bytes received and sent by each tile that takes part.
-
-    Args:
-        name: Name of the exchange.
-        target: The machine.
-        nbytes: Bytes that each tile receives, and also sends.
-        tiles: Number of tiles that take part.
-        fragments: Separate pieces that a tile receives.
-        is_irregular: Whether the pieces have no common pattern.
-
-    Example:
-        >>> swap_step("move", IpuTarget.bow(), nbytes=4000, tiles=1472).ideal
-        1240.0
-    """
-    transfer = transfer_cycles(
-        target, bytes_in=nbytes, bytes_out=nbytes, fragments_in=fragments, is_irregular=is_irregular
-    )
-    return exchange_step(
-        name, target, transfer=transfer, bytes_in=nbytes, bytes_out=nbytes, fragments=fragments, tiles=tiles
-    )
+def timed_step(name: str, activity: Activity, cycles: float, *, nbytes: int, tiles: int) -> Superstep:
+    """Return a transfer of known cycles outside of an IPU as a superstep; the tiles share its bytes."""
+    share = ceil_div(nbytes, tiles)
+    sent = share if activity is Activity.EXCHANGE else 0
+    return Superstep(
+        name=name, activity=activity, ideal=cycles, calibrated=cycles, mean=cycles, tiles=tiles, bytes_in=share,
+        bytes_out=sent, bytes_total=nbytes,
+    )  # fmt: skip
 
 
 def in_sequence(family: str, *plans: Plan, main: int = 0) -> Plan:

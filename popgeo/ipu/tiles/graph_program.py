@@ -42,14 +42,9 @@ def add_operations(builder: Builder, graph: OpGraph, plans: Sequence[Plan], plac
             continue
         scope = Scope(builder, graph, places, f"{op.phase} {op.target.partition('.')[2]}", plan)
         if op.bodies:
-            control.lowering_of(op, _add_body)(scope, op)
+            control.lowering_of(op, add_graph)(scope, op)
         elif not lower(scope, op):
             builder.fallbacks.append(op.target)
-
-
-def _add_body(builder: Builder, graph: OpGraph, plans: Sequence[Plan], given: Places) -> Places:
-    """Add the steps of the body of a loop or branch."""
-    return add_graph(builder, graph, plans, given, f"body{len(builder.variables)}.")
 
 
 def add_graph(builder: Builder, graph: OpGraph, plans: Sequence[Plan], given: Places, prefix: str) -> Places:

@@ -14,12 +14,12 @@ from popgeo.ipu.tiles.map_tensors import map_storages
 from popgeo.ipu.tiles.steps import Operand, Region
 
 OPERATIONS = frozenset({"popgeo.for_loop", "popgeo.cond"})
-AddBody = Callable[[Builder, OpGraph, Sequence[Plan], Places], Places]
-"""A function that adds the steps of a body whose inputs have a place, and returns the places of all its storages."""
+AddGraph = Callable[[Builder, OpGraph, Sequence[Plan], Places, str], Places]
+"""The function `popgeo.ipu.tiles.graph_program.add_graph`."""
 
 
-def lowering_of(op: Op, add_body: AddBody) -> Lowering:
-    """Return the lowering of a loop or a branch, given a function that adds the steps of a body."""
+def lowering_of(op: Op, add_graph: AddGraph) -> Lowering:
+    """Return the lowering of a loop or a branch, given the function that adds the steps of a graph."""
 
     def for_loop(scope: Scope, op: Op) -> None:
         """Add a repeat of the body; each pass copies its results to the inputs of the next."""
@@ -58,7 +58,7 @@ def lowering_of(op: Op, add_body: AddBody) -> Lowering:
             # A body's input is a whole storage, from its first element on.
             start = int(region.elements.ravel()[0]) - value.offset if region.elements.size else 0
             places[value.storage] = region.variable, start
-        return add_body(scope.builder, body, plans, places)
+        return add_graph(scope.builder, body, plans, places, f"body{len(scope.builder.variables)}.")
 
     return {FOR_LOOP: for_loop, COND: cond}[op.target]
 
