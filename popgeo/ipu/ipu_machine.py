@@ -78,10 +78,12 @@ class IpuMachine:
         Raises:
             ValueError: the step cannot be cut into the given stages, or has too few micro-batches.
         """
-        shared = is_shared(recipe.function, self._options.target)
-        stages = stage_plan(step, partial(_captured, update), self._options)
-        share = partial(_share_of, recipe, arguments, self._options) if shared else None
-        return IpuPlan(step=step, update=update, options=self._options, stages=stages, capture_share=share)
+        options = self._options
+        stages = stage_plan(step, partial(_captured, update), options)
+        share = partial(IpuShare, step=step, update=update, target=options.target, shards=1)
+        if is_shared(recipe.function, options.target):
+            share = partial(_share_of, recipe, arguments, options)
+        return IpuPlan(step=step, update=update, options=options, stages=stages, make_share=share)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -93,15 +95,14 @@ class IpuPlan:
         update: The update that applies gradients; None for a forward pass.
         options: The machine, replicas and stages.
         stages: The stages with their cost; None if the step runs as a whole.
-        capture_share: A function that captures the part of the step that one IPU runs; None if no weights are in shards
-            on several IPUs.
+        make_share: A function that returns the part of the step that one IPU runs.
     """
 
     step: CapturedStep
     update: Update | None
     options: Options
     stages: StagePlan | None
-    capture_share: Callable[[], IpuShare] | None
+    make_share: Callable[[], IpuShare]
 
     @property
     def staging(self) -> Staging | None:
@@ -139,9 +140,7 @@ class IpuPlan:
     @cached_property
     def share(self) -> IpuShare:
         """The part of the step that one IPU runs: the whole step, unless several IPUs share the weights."""
-        if self.capture_share is not None:
-            return self.capture_share()
-        return IpuShare(step=self.step, update=self.update, target=self.options.target, shards=1)
+        return self.make_share()
 
     @cached_property
     def account(self) -> Report:

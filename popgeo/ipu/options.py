@@ -27,7 +27,7 @@ class Options(StepOptions):
         strict: Whether to raise if the step needs more memory than a tile of the target has. With False the step runs,
             and the report shows the excess.
         stages: The stages that each micro-batch runs in, over several IPUs like the target. A number such as `4` asks
-            for so many stages, cut where cycles and memory are even. `[0, 3, 3]` are the numbers of repeated layers on
+            for four stages, cut where cycles and memory are even. `[0, 3, 3]` are the numbers of repeated layers on
             each IPU. `{"layers.3": 1}` maps each layer that begins a stage to its IPU. `"blocks"` takes the blocks that
             the model names with `Block` or `BeginBlock`, and begins a stage wherever the IPU changes; `"each block"`
             makes a stage of every block; a list of `Stage` groups blocks. With None, a model whose blocks name several

@@ -2,7 +2,7 @@
 
 An all-reduce goes twice round a ring, with a share of the tensor at a time: once to sum, once to distribute the sums. A
 reduce-scatter is its first half, an all-gather its second (Thakur et al., "Optimization of Collective Communication
-Operations in MPICH", 2005). The slowest link of the ring sets the pace. Sums on the tiles take no time of their own:
+Operations in MPICH", 2005). The slowest link of the ring sets the pace. Sums on the tiles take no further time:
 1,472 tiles add far faster than links bring.
 """
 

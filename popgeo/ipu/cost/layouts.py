@@ -26,7 +26,7 @@ _MADE_BY = {"gather": "rows", "scatter": "rows", "fused": "rows"} | dict.fromkey
 def layout_bytes(graph: OpGraph) -> list[int]:
     """Return the bytes of rows that each operation lays out in blocks before it begins.
 
-    Gathers and sums of rows bring what they read in their own plans.
+    The plans of gathers and sums of rows bring their operands themselves.
 
     Example:
         >>> import torch

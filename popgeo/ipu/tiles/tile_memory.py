@@ -104,7 +104,7 @@ class TileMemory:
         for region, result in zip(vertex.writes, results, strict=False):
             if region is None or result is None:
                 continue
-            held, elements = self._held[region.variable], region.elements.ravel()
+            held, elements = self._held[region.variable], region.elements.flatten()
             if not held.on(vertex.tile, elements).all():
                 raise ValueError(
                     f"{step.name}: a vertex on tile {vertex.tile} writes {region.variable} where another tile holds it."
@@ -119,7 +119,7 @@ class TileMemory:
 
     def _look(self, region: Region, tile: int, step: str) -> Tensor:
         """Return the elements of a region from the memory of a tile, in the region's shape."""
-        held, wanted = self._held[region.variable], region.elements.ravel()
+        held, wanted = self._held[region.variable], region.elements.flatten()
         values, found = held.values[torch.from_numpy(wanted)], held.readable(tile, wanted)
         for elements, received in self._received.get((tile, region.variable), ()):
             where = np.minimum(np.searchsorted(elements, wanted), len(elements) - 1)

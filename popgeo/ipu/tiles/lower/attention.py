@@ -14,7 +14,7 @@ from popgeo.ipu.tiles.steps import Region
 
 def divides(scope: Scope, op: Op) -> bool:
     """Check whether no probabilities are dropped out, and every head has its own keys and values."""
-    query, key = (scope.value(argument_of(op, name).value).shape for name in ("query", "key"))
+    query, key = (scope.graph.values[argument_of(op, name).value].shape for name in ("query", "key"))
     return len(query) == 4 and query[:2] == key[:2] and not argument_of(op, "dropout_p")
 
 

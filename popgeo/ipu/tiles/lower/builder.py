@@ -123,10 +123,6 @@ class Scope:
         self.builder, self.graph, self.label, self.plan = builder, graph, label, plan
         self._places = places
 
-    def value(self, v: int) -> Value:
-        """Return the value with this number."""
-        return self.graph.values[v]
-
     def region(self, v: int | None) -> Region:
         """Return a value's elements in its variable, in the value's shape."""
         return region_of(self.graph, self._places, v)

@@ -15,7 +15,7 @@ from popgeo.ipu.tiles.lower.reduce import combine_partials
 
 def divides(scope: Scope, op: Op) -> bool:
     """Check whether this process holds all shards."""
-    source, result = scope.value(op.reads()[0]), scope.value(next(iter(op.makes())))
+    source, result = scope.graph.values[op.reads()[0]], scope.graph.values[op.makes()[0]]
     held = result.shape[0] if name_of(op.target) in ("popgeo.replicate", "popgeo.shard") else source.shape[0]
     return held == op.args[1]
 

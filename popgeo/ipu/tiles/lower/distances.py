@@ -8,7 +8,7 @@ from popgeo.ipu.tiles.lower.in_parts import by_rows
 
 def divides(scope: Scope, op: Op) -> bool:
     """Check whether the operands are plain matrices and no batches of matrices."""
-    return all(len(scope.value(v).shape) == 2 for v in op.reads())
+    return all(len(scope.graph.values[v].shape) == 2 for v in op.reads())
 
 
 def lower_distances(scope: Scope, op: Op) -> None:

@@ -16,8 +16,8 @@ def lowering_of(scope: Scope, op: Op) -> Lowering | None:
     """Return the lowering of an operation by element; None if its operands do not broadcast to the result."""
     if len(op.outputs) != 1 or op.outputs[0] is None or not op.reads():
         return None
-    shape = scope.value(op.outputs[0]).shape
-    fits = all(_broadcasts(scope.value(v).shape, shape) for v in op.reads())
+    shape = scope.graph.values[op.outputs[0]].shape
+    fits = all(_broadcasts(scope.graph.values[v].shape, shape) for v in op.reads())
     return _lower if fits else None
 
 

@@ -13,7 +13,7 @@ from popgeo.capture.op_graph import Op
 from popgeo.capture.operations import name_of
 from popgeo.ipu.tiles.lower.builder import Scope, cuts, flat, part, reshaped
 from popgeo.ipu.tiles.lower.movement import copy
-from popgeo.ipu.tiles.lower.rows import as_rows, names_rows, one_index, row_cuts_of, row_index, rows_of_edges, tile_of
+from popgeo.ipu.tiles.lower.rows import as_rows, names_rows, one_index, row_cuts_of, row_index, rows_of_edges, tiles_of
 from popgeo.ipu.tiles.steps import Operand, Region, Vertex
 
 
@@ -38,11 +38,10 @@ def gather_rows(scope: Scope, table: Region, index: Region, out: Region | None =
     row_cuts, column_cuts, lookup_cuts = row_cuts_of(scope, "gather", num_rows, columns, lookups)
     answers_at = np.zeros((len(row_cuts), lookups, columns), np.int32)
     spread_at = np.zeros((lookups, columns), np.int32)
+    tiles = tiles_of(scope, lookup_cuts, row_cuts, column_cuts)
     for (p, some), (u, narrow) in itertools.product(enumerate(lookup_cuts), enumerate(column_cuts)):
-        tiles = [tile_of(scope, p, s, u, len(row_cuts), len(column_cuts)) for s in range(len(row_cuts))]
-        for s, tile in enumerate(tiles):
-            answers_at[s, some, narrow] = tile
-        for tile, share in zip(tiles, cuts(some.stop - some.start, len(tiles)), strict=False):
+        answers_at[:, some, narrow] = tiles[p, :, u, None, None]
+        for tile, share in zip(tiles[p, :, u], cuts(some.stop - some.start, len(row_cuts)), strict=False):
             spread_at[some.start + share.start : some.start + share.stop, narrow] = tile
     answers = scope.partials(out, builder.dtype(table), answers_at)
 

@@ -51,7 +51,7 @@ def lower(scope: Scope, op: Op) -> bool:
 
 
 def lowering_of(scope: Scope, op: Op) -> Lowering | None:
-    """Return the lowering that divides an operation over the tiles; None if there is none."""
+    """Return the lowering that divides an operation over the tiles; None if no lowering does."""
     operation = operation_of(op.target)
     if operation.family == UNKNOWN and not operation.divisions:
         return _as_torch_describes(scope, op)

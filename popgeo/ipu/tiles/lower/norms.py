@@ -64,7 +64,7 @@ def lower_batch_norm_backward(scope: Scope, op: Op) -> None:
 def _by_channel(scope: Scope, op: Op, changed: list[Region]) -> None:
     """Add a compute set; each tile takes channels, and tensors changed in place are written back."""
     given, arguments, _ = operands(scope, op)
-    made = [v for v in op.outputs if v is not None and v not in op.reads() and scope.value(v).numel]
+    made = [v for v in op.outputs if v is not None and v not in op.reads() and scope.graph.values[v].numel]
     kept = tuple(v in made for v in op.outputs)
     names = [Operand(op.reads().index(v)) for v in dict.fromkeys(op.writes)] if changed else []
     results, parts = [*map(scope.region, made), *changed], rows_for_tiles(scope, given[0].elements.shape[1])

@@ -136,7 +136,7 @@ def _reduce(
 
 
 def dims_of(op: Op, rank: int) -> list[int] | None:
-    """Return the dimensions that an operation works along, by its schema; None if the schema has none."""
+    """Return the dimensions that an operation works along, by its schema; None if the schema has no `dim`."""
     if position_of(op, "dim") is None:
         return None
     given = argument_of(op, "dim")

@@ -4,6 +4,7 @@ A table is cut into blocks of rows and columns, the lookups into parts. The tran
 """
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -22,9 +23,10 @@ def row_cuts_of(
     return cuts(rows, split["rows"]), cuts(columns, split["columns"]), cuts(lookups, split["lookups"])
 
 
-def tile_of(scope: Scope, p: int, s: int, u: int, num_row_cuts: int, num_column_cuts: int) -> int:
-    """Return the tile of a part of lookups, a block of rows and a block of columns."""
-    return ((p * num_row_cuts + s) * num_column_cuts + u) % scope.builder.num_tiles
+def tiles_of(scope: Scope, *parts: Sequence[slice]) -> np.ndarray:
+    """Return the tile of each combination of parts. [parts of the first dimension, ...]."""
+    sizes = [len(cut) for cut in parts]
+    return np.arange(math.prod(sizes)).reshape(sizes) % scope.builder.num_tiles
 
 
 def as_rows(region: Region, dim: int) -> Region:
@@ -41,12 +43,12 @@ def row_index(scope: Scope, op: Op) -> Region:
 
 def names_rows(scope: Scope, op: Op) -> bool:
     """Check whether an index of elements names whole rows: it is expanded over the other dimensions and covers them."""
-    index = scope.value(op.args[2].value)
+    index = scope.graph.values[op.args[2].value]
     if not index.shape:
         return False
     dim = op.args[1] % len(index.shape)
     others = [d for d in range(len(index.shape)) if d != dim]
-    shapes = [scope.value(arg.value).shape for arg in (op.args[0], *op.args[3:4])]
+    shapes = [scope.graph.values[arg.value].shape for arg in (op.args[0], *op.args[3:4])]
     covers = all(shape[d] == index.shape[d] for shape in shapes for d in others)
     return covers and index.numel > 0 and all(index.shape[d] == 1 or index.stride[d] == 0 for d in others)
 
@@ -56,7 +58,7 @@ def one_index(scope: Scope, op: Op) -> bool:
     given = [index for index in op.args[1] if index is not None]
     if len(given) != 1 or not isinstance(given[0], Ref) or op.args[1][-1] is None:
         return False
-    index = scope.value(given[0].value)
+    index = scope.graph.values[given[0].value]
     dim = len(op.args[1]) - 1
     plain = dim == 0 or len(index.shape) == 1
     return plain and index.dtype in (torch.int64, torch.int32) and (dim == 0 or op.target.startswith("aten.index."))

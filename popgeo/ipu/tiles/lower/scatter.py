@@ -12,7 +12,7 @@ from popgeo.ipu.tiles.lower.elementwise import add
 from popgeo.ipu.tiles.lower.in_parts import in_parts, rows_for_tiles
 from popgeo.ipu.tiles.lower.movement import copy
 from popgeo.ipu.tiles.lower.reduce import sum_of_parts
-from popgeo.ipu.tiles.lower.rows import as_rows, names_rows, one_index, row_cuts_of, row_index, rows_of_edges, tile_of
+from popgeo.ipu.tiles.lower.rows import as_rows, names_rows, one_index, row_cuts_of, row_index, rows_of_edges, tiles_of
 from popgeo.ipu.tiles.steps import Operand, Region, Vertex
 
 
@@ -57,9 +57,9 @@ def scatter_rows(
     (num_rows, columns), lookups = out.elements.shape, index.elements.size
     row_cuts, column_cuts, lookup_cuts = row_cuts_of(scope, "scatter", num_rows, columns, lookups)
     sums_at = np.zeros((len(lookup_cuts), num_rows, columns), np.int32)
-    places = itertools.product(range(len(lookup_cuts)), enumerate(row_cuts), enumerate(column_cuts))
-    for p, (s, rows), (u, narrow) in places:
-        sums_at[p, rows, narrow] = tile_of(scope, p, s, u, len(row_cuts), len(column_cuts))
+    tiles = tiles_of(scope, lookup_cuts, row_cuts, column_cuts)
+    for (s, rows), (u, narrow) in itertools.product(enumerate(row_cuts), enumerate(column_cuts)):
+        sums_at[:, rows, narrow] = tiles[:, s, u, None, None]
     sums = scope.partials(out if base is None else None, builder.dtype(out), sums_at)
 
     def vertex(p: int, some: slice, rows: slice, narrow: slice) -> Vertex:

@@ -16,8 +16,8 @@ def lowering_of(scope: Scope, op: Op) -> Lowering | None:
     """Return the lowering of slices along an operation's dimensions; None if slices depend on each other."""
     if not op.reads() or (op.writes and op.outputs != op.writes):
         return None
-    dims = dims_of(op, len(scope.value(op.reads()[0]).shape))
-    operands = [scope.value(v).shape for v in op.reads()]
+    dims = dims_of(op, len(scope.graph.values[op.reads()[0]].shape))
+    operands = [scope.graph.values[v].shape for v in op.reads()]
     if not dims or any(len(shape) != len(operands[0]) for shape in operands):
         return None
     alike = len({tuple(s for d, s in enumerate(shape) if d not in dims) for shape in operands}) == 1
