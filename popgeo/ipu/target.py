@@ -43,7 +43,7 @@ class IpuTarget:
         copy_cycles: Fixed cycles of each such copy.
         sync_cycles: Cycles of one synchronisation and of the start of its exchange on one IPU.
         launch_cycles: Cycles of the start of a compute set, without its vertices.
-        num_ipus: Number of such IPUs that one replica spans.
+        num_ipus: Number of IPUs that one replica spans.
         link_bytes_per_second: Rate between two IPUs of one board, in one direction.
         link_seconds: Latency of a message between two IPUs.
         host_bytes_per_second: Rate between the host and one IPU.

@@ -106,7 +106,7 @@ def plan_convolution(sizes: Convolution, machine: Machine, kind: str = "forward"
 def _sizes(x: Value, weight: Value, out: Value, op: Op, first: int) -> tuple[Convolution, bool]:
     """Return the sizes of a convolution and whether it is transposed.
 
-    The arguments are those of aten.convolution(input, weight, bias, stride, padding, dilation, transposed,
+    The operation is aten.convolution(input, weight, bias, stride, padding, dilation, transposed,
     output_padding, groups); `first` is the position of the stride.
     """
     stride, transposed, groups = op.args[first], op.args[first + 3], op.args[first + 5]

@@ -52,8 +52,8 @@ class CheapestSplit:
         terms: Cycles and bytes, by name.
         considered: Number of splits that were compared.
         target: The machine.
-        side_by_side: Number of such pieces of work at the same time, each on its own tiles.
-        turns: Number of such pieces of work one after the other.
+        side_by_side: Number of independent pieces of work at the same time, each on its own tiles.
+        turns: Number of pieces of work one after the other.
     """
 
     cuts: tuple[int, int, int]

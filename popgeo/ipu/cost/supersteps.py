@@ -121,7 +121,7 @@ def exchange_step(
         tiles: Number of tiles that take part; each is taken to receive `bytes_in`.
         fragments: Most pieces that a tile receives.
         is_irregular: Whether the pieces have no common pattern.
-        transfer: Cycles of the busiest tile. Default: those of `transfer_cycles`.
+        transfer: Cycles of the busiest tile. Default: the cycles by `transfer_cycles`.
         calibrated: Cycles with the fitted constants. Default: cycles by the formulas.
 
     Example:

@@ -23,7 +23,7 @@ def ceil_div(total: Any, parts: Any) -> Any:
 def slice_rows(lookups: Any, rows: Any, table_rows: Any, columns: Any, workers: int) -> Any:
     """Return the cycles of a vertex that copies the rows of its block that a list names (`popops::MultiSlice`).
 
-    The workers share the lookups. Each reads all of its lookups, and copies the rows of those in the block.
+    The workers share the lookups. Each reads all of its lookups, and copies the row of each lookup in the block.
 
     Args:
         lookups: Lookups that the tile reads.

@@ -59,7 +59,7 @@ def in_parts(
         return (tile,) if is_summed else (*(slice(None),) * (dim if region.elements.ndim > 1 else 0), *parts[tile])
 
     def home(result: Region, is_summed: bool) -> Region:
-        """Return the result itself if the tiles make it where it lies; otherwise a partial result."""
+        """Return the result itself if each tile holds the part that it makes; otherwise a partial result."""
         at = np.zeros((len(parts), *result.elements.shape) if is_summed else result.elements.shape, np.int32)
         for tile in parts:
             at[place(result, tile, is_summed)] = tile

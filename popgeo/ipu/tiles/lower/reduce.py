@@ -77,7 +77,7 @@ def combine_partials(
 ) -> None:
     """Reduce elements of different tiles; if many have the same place, first in groups over all tiles.
 
-    The arguments are those of `combine`, and the name of the compute sets.
+    Arguments are as in `combine`; `name` is the name of the compute sets.
     """
     builder = scope.builder
     places = places.ravel()
