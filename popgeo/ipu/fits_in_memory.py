@@ -1,4 +1,4 @@
-"""Whether a step fits in memory: a step that does not is refused with advice."""
+"""Checks whether a step fits in memory; a step that does not fit raises an error with advice."""
 
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
@@ -13,7 +13,7 @@ from popgeo.ipu.stage_choices import USUAL, Schedule
 from popgeo.ipu.systems.stage_planner import StagePlanner
 from popgeo.ipu.tiles.memory_use import MemoryUse
 
-MOST_STAGES = 64  # as far as the number of IPUs that a model fits is looked for
+MOST_STAGES = 64  # upper limit of the search for the number of IPUs that a model fits
 
 
 class OutOfTileMemory(ValueError):
@@ -21,15 +21,15 @@ class OutOfTileMemory(ValueError):
 
 
 def require_fit(use: MemoryUse, costs: Sequence[OpCost] = (), advice: Callable[[], str] = str) -> None:
-    """Refuses what does not fit.
+    """Raise if a step does not fit in the memory of the tiles.
 
     Args:
         use: Bytes per tile.
-        costs: The operations of its curve, to name the one that needs most.
-        advice: Gives a sentence on what would fit.
+        costs: The operations of the memory curve, to name the operation that needs most memory.
+        advice: A function that returns a sentence about a configuration that would fit.
 
     Raises:
-        OutOfTileMemory: a tile needs more than it has; the message names tile, operation and largest values.
+        OutOfTileMemory: a tile needs more memory than it has; the message names tile, operation and largest values.
     """
     if use.fits:
         return
@@ -48,15 +48,15 @@ def require_fit(use: MemoryUse, costs: Sequence[OpCost] = (), advice: Callable[[
 
 
 def require_stages_fit(planned: Pipeline, advice: Callable[[], str]) -> None:
-    """Refuses stages of which one fits no IPU.
+    """Raise if a stage does not fit in the memory of its IPU.
 
     Args:
         planned: The stages.
-        advice: Gives a sentence on what would fit.
+        advice: A function that returns a sentence about a configuration that would fit.
 
     Raises:
-        OutOfTileMemory: a tile of some IPU needs more memory than it has; the message names its layers, and how many
-            stages would fit.
+        OutOfTileMemory: a tile of some IPU needs more memory than it has; the message names the layers of that IPU and
+            the number of stages that would fit.
     """
     if planned.fits:
         return
@@ -68,10 +68,10 @@ def require_stages_fit(planned: Pipeline, advice: Callable[[], str]) -> None:
     )
 
 
-def what_would_fit(step: CapturedStep, update: OpGraph | None, options: Options) -> str:
-    """The smallest number of IPUs that a step fits, cut automatically, as a sentence; or the layer that fits none."""
+def suggest_stages(step: CapturedStep, update: OpGraph | None, options: Options) -> str:
+    """Return a sentence with the fewest stages that fit in memory, or with the layer that fits no IPU alone."""
     planner = StagePlanner(step, lambda options: update)
-    # Sequential phases take one IPU, whatever they need.
+    # Sequential phases run on one IPU, however much memory they need, so more stages would not help.
     order = USUAL.value if options.schedule == Schedule.PHASED.value else options.schedule
 
     def plan(stages: int) -> Pipeline:
@@ -84,7 +84,7 @@ def what_would_fit(step: CapturedStep, update: OpGraph | None, options: Options)
         largest = max(range(most), key=finest.memory.__getitem__)
         return (
             f"{finest.stages[largest].layers or 'The model'} alone needs {finest.memory[largest]:.1f} times the memory "
-            f"of an IPU, so no number of IPUs up to {most}, one for each layer, would do."
+            f"of an IPU, so the model fits no number of IPUs up to {most}, one for each layer."
         )
     least = 1 + bisect_left(range(1, most), True, key=lambda stages: plan(stages).fits)
-    return f"Options(stages={least}) would do, on {least} IPU{'s' if least > 1 else ''}."
+    return f"Options(stages={least}) would fit, on {least} IPU{'s' if least > 1 else ''}."

@@ -1,4 +1,4 @@
-"""The simulated machine as a compiled step sees it: what it refuses, how it cuts a step, and what it accounts for."""
+"""The simulated machine behind a compiled step: it checks memory, cuts a step into stages, and accounts for it."""
 
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
@@ -17,14 +17,14 @@ from popgeo.engine.optimizer.update import Update
 from popgeo.engine.pipeline.staging import Staging
 from popgeo.engine.step_recipe import Recipe
 from popgeo.filter_choice import filters_at_each_edge
-from popgeo.ipu.fits_in_memory import require_fit, require_stages_fit, what_would_fit
+from popgeo.ipu.fits_in_memory import require_fit, require_stages_fit, suggest_stages
 from popgeo.ipu.options import Options
 from popgeo.ipu.report.report import Pipeline, Report
 from popgeo.ipu.step_cost import BESIDE
 from popgeo.ipu.systems.ipu_share import IpuShare, is_shared, share_of
 from popgeo.ipu.systems.stage_plan import StagePlan, stage_plan
 
-# What a kept step depends on next to its capture: whether it fits the tiles.
+# Source files that decide whether a step fits the tiles. A kept step is valid only while these stay the same.
 DECIDES = (
     "engine/optimizer/**/*.py", "ipu/cost/*.*", "ipu/systems/**/*.py", "ipu/tiles/**/*.py", "ipu/step_cost.py",
     "ipu/target.py", "ipu/fits_in_memory.py", "ipu/report/pipeline_figures.py", "ipu/report/stage_cost.py",
@@ -41,7 +41,7 @@ class IpuMachine:
     """The IPUs that options describe; a `StepMachine`.
 
     Args:
-        options: The target, whether what does not fit is refused, stages, and shares of memory.
+        options: The target, strictness, stages and shares of memory.
 
     Raises:
         ValueError: the options are a `StepOptions`, which names no machine.
@@ -56,60 +56,62 @@ class IpuMachine:
         self._options = options
 
     def capturing(self) -> AbstractContextManager[None]:
-        """Filters are made at each edge if the step runs in stages, since what is accounted for runs here then."""
+        """Return the context of a capture: for stages, filters are made at each edge, as the IPUs make them."""
         return nullcontext() if self._options.stages is None else filters_at_each_edge()
 
     def what_decides(self, optimizer: Optimizer | None) -> list[object]:
-        """What decides whether a step fits, if that is asked for."""
+        """Return the values that decide whether a step fits in memory; they are part of the key of kept steps."""
         options = self._options
         if not options.strict:
             return [hash_sources(*DECIDES)]
         chosen = [getattr(options, one.name) for one in fields(options) if one.name not in _DECIDE_NOTHING]
         decides = [hash_sources(*DECIDES), astuple(options.target), *chosen, getattr(optimizer, "accum_type", None)]
-        if optimizer is not None:  # its settings that are on, such as momentum, decide how much memory it takes
+        if optimizer is not None:  # settings that are on, such as momentum, add memory
             groups = [group.items() for group in optimizer.param_groups]
             settings = [sorted(k for k, on in one if k != "params" and on is not None and bool(on)) for one in groups]
             decides += [type(optimizer), *settings]
         return decides
 
     def plan(self, recipe: Recipe, arguments: Arguments, step: CapturedStep, update: Update | None) -> "IpuPlan":
-        """How the IPUs would run a captured step.
+        """Plan how the IPUs run a captured step.
 
         Raises:
-            ValueError: the step cannot be cut so, or has too few micro-batches.
+            ValueError: the step cannot be cut into the given stages, or has too few micro-batches.
         """
-        shared = is_shared(recipe.function, self._options.target)
-        stages = stage_plan(step, partial(_captured, update), self._options)
-        share = partial(_share_of, recipe, arguments, self._options) if shared else None
-        return IpuPlan(step=step, update=update, options=self._options, stages=stages, capture_share=share)
+        options = self._options
+        stages = stage_plan(step, partial(_captured, update), options)
+        share = partial(IpuShare, step=step, update=update, target=options.target, shards=1)
+        if is_shared(recipe.function, options.target):
+            share = partial(_share_of, recipe, arguments, options)
+        return IpuPlan(step=step, update=update, options=options, stages=stages, make_share=share)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class IpuPlan:
-    """How IPUs would run a captured step, and what that costs there; a `StepPlan`.
+    """The plan of a captured step on IPUs, with its cost; a `StepPlan`.
 
     Attributes:
-        step: What runs.
-        update: Applies gradients; None for a forward pass.
+        step: The captured step.
+        update: The update that applies gradients; None for a forward pass.
         options: The machine, replicas and stages.
-        stages: How it runs in stages, and what that costs; None if it runs as a whole.
-        capture_share: Captures what one IPU runs of the step; None if no weights lie in shards on several.
+        stages: The stages with their cost; None if the step runs as a whole.
+        make_share: A function that returns the part of the step that one IPU runs.
     """
 
     step: CapturedStep
     update: Update | None
     options: Options
     stages: StagePlan | None
-    capture_share: Callable[[], IpuShare] | None
+    make_share: Callable[[], IpuShare]
 
     @property
     def staging(self) -> Staging | None:
-        """The stages in which the step runs, here too; None if it runs as a whole."""
+        """The stages that the step also runs in on this computer; None if it runs as a whole."""
         return None if self.stages is None else self.stages.staging
 
     @property
     def pipeline(self) -> Pipeline:
-        """What the stages of the step cost over several IPUs, as `popgeo.ipu.pipeline` has it; what runs is cut alike.
+        """The cost of the stages over several IPUs, as `popgeo.ipu.pipeline` returns it.
 
         Raises:
             ValueError: the options ask for no stages.
@@ -119,14 +121,14 @@ class IpuPlan:
         return self.stages.pipeline
 
     def require_fit(self) -> None:
-        """Refuses, where the options are strict, what no tile can hold.
+        """Raise if the options are strict and the step does not fit in memory.
 
         Raises:
             OutOfTileMemory: a tile needs more memory than it has.
         """
         if not self.options.strict:
             return
-        advice = partial(what_would_fit, self.step, _captured(self.update), self.options)
+        advice = partial(suggest_stages, self.step, _captured(self.update), self.options)
         if self.stages is not None:
             require_stages_fit(self.stages.pipeline, advice)
             return
@@ -137,20 +139,18 @@ class IpuPlan:
 
     @cached_property
     def share(self) -> IpuShare:
-        """What one IPU runs of the step: all of it, unless several share the weights."""
-        if self.capture_share is not None:
-            return self.capture_share()
-        return IpuShare(step=self.step, update=self.update, target=self.options.target, shards=1)
+        """The part of the step that one IPU runs: the whole step, unless several IPUs share the weights."""
+        return self.make_share()
 
     @cached_property
     def account(self) -> Report:
-        """Cycles and memory on the target, worked out when first asked for; nothing runs."""
+        """Cycles and memory on the target, computed at the first access; nothing runs."""
         return self.share.report(self.options, frozenset() if self.update is None else self.update.sharded())
 
     def report(self, run: Mapping[str, Any]) -> Report | Pipeline:
-        """The account of a step: cycles, memory and plans on the target, and what this computer did for it.
+        """Return the account of a step: cycles, memory and plans on the target, and counts and times of this computer.
 
-        It is that of one IPU, or of one IPU's share of shards, or that of the stages in which the step runs.
+        The account is of one IPU, of one IPU's share of shards, or of the stages that the step runs in.
         """
         account: Report | Pipeline = self.account if self.stages is None else self.stages.pipeline
         captured = None if self.update is None else self.update.is_captured

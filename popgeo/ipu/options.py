@@ -15,31 +15,32 @@ from popgeo.ipu.target import IpuTarget
 @names_arguments
 @dataclass(frozen=True, kw_only=True)
 class Options(StepOptions):
-    """How a compiled model runs, and on which machine; change one option with `dataclasses.replace`.
+    """The choices for a compiled model: how it runs and on which machine. Change one with `dataclasses.replace`.
 
     The options of a run, from `device_iterations` to `show_progress`, come from `popgeo.StepOptions`.
 
     Attributes:
         target: The machine that the step is compiled for.
-        matmul_proportion: Share of a tile's memory that a dense product may take while it runs, on every IPU or on each
-            in turn; PopTorch's `setAvailableMemoryProportion`. With less a product is cut into more parts, one after
-            the other. It changes the account and no result.
-        strict: Refuse to compile what needs more memory than a tile of the target has. False lets it run, since this
-            computer has the memory, and leaves it to the report to tell.
-        stages: Run each micro-batch stage by stage, over several IPUs like the target: that many stages, cut where they
-            are even in cycles and memory, as `4`; or the number of the model's alike layers on each IPU, as
-            `[0, 3, 3]`; or which layers begin a stage on which IPU, as `{"layers.3": 1}`; or `"blocks"` for those that
-            the model names with `Block` or `BeginBlock`, a stage wherever the IPU changes, `"each block"` for a stage
-            for every one of them, or a list of `Stage`. None takes the blocks of a model that names several IPUs, and
-            runs any other as a whole on one. Each stage is on one IPU, so `target.num_ipus` stays 1. Results are those
-            of the step as a whole, bit by bit; only a sum that the whole step takes in one pass with operations before
-            it, of which some are in another stage, may differ in the last bit of float32.
-        schedule: In which order stages take micro-batches, as `popgeo.ipu.Schedule` names them; None leaves it to
-            `popgeo.ipu.pipeline`.
-        recompute: Keep of each micro-batch only what a stage receives, and repeat its forward pass before its backward
-            pass. Names of layers keep the results of these too. It needs stages, if only one. What lies between the
-            last result that is kept and the loss is not repeated, as in PopART and TensorFlow.
-        recompute_last_stage: Repeat that as well: less is kept while the last stage works.
+        matmul_proportion: Share of a tile's memory that a dense product may take while it runs, one number for all IPUs
+            or one for each; PopTorch's `setAvailableMemoryProportion`. A smaller share cuts a product into more parts,
+            which run one after the other. It changes the account and no result.
+        strict: Whether to raise if the step needs more memory than a tile of the target has. With False the step runs,
+            and the report shows the excess.
+        stages: The stages that each micro-batch runs in, over several IPUs like the target. A number such as `4` asks
+            for four stages, cut where cycles and memory are even. `[0, 3, 3]` are the numbers of repeated layers on
+            each IPU. `{"layers.3": 1}` maps each layer that begins a stage to its IPU. `"blocks"` takes the blocks that
+            the model names with `Block` or `BeginBlock`, and begins a stage wherever the IPU changes; `"each block"`
+            makes a stage of every block; a list of `Stage` groups blocks. With None, a model whose blocks name several
+            IPUs is cut by them, and any other model runs as a whole on one IPU. Each stage is on one IPU, so
+            `target.num_ipus` stays 1. Results equal the results of the whole step bit by bit, with one exception: the
+            whole step may compute a sum in one pass with earlier operations. If some of these are in another stage, the
+            last bit of float32 may differ.
+        schedule: The order in which stages take micro-batches, a name of `popgeo.ipu.Schedule`. None leaves the choice
+            to `popgeo.ipu.pipeline`.
+        recompute: Whether to keep only the inputs of a stage for each micro-batch, and to repeat its forward pass
+            before its backward pass. A list of layers keeps the results of these layers, too. It needs stages, at least
+            one. The operations between the last kept result and the loss are not repeated, as in PopART and TensorFlow.
+        recompute_last_stage: Whether to repeat these operations as well, so that the last stage keeps less.
 
     Raises:
         ValueError: `StepOptions` refuses a choice, or stages, a schedule or a share of memory are impossible.
@@ -74,10 +75,10 @@ class Options(StepOptions):
         self._settle("schedule", checked_schedule(self.schedule))
 
     def proportion_of(self, ipu: int) -> float:
-        """Share of a tile's memory that a dense product may take on an IPU of a replica.
+        """Return the share of a tile's memory that a dense product may take on an IPU of a replica.
 
         Raises:
-            ValueError: there is a share for each IPU, and none for this one.
+            ValueError: the options have a share for each IPU, and none for this IPU.
 
         Example:
             >>> Options(matmul_proportion=0.25).proportion_of(7)
@@ -93,7 +94,7 @@ class Options(StepOptions):
         return self.matmul_proportion[ipu]
 
     def __repr__(self) -> str:
-        """What differs from the default, as it would be typed."""
+        """Return the options that differ from their defaults, as Python code."""
         values = {
             f.name: getattr(self, f.name) for f in fields(self) if f.default not in (MISSING, getattr(self, f.name))
         }

@@ -1,4 +1,4 @@
-"""Where a model is cut into stages, in which order these take micro-batches and what they keep: the forms one types."""
+"""The choices of stages, schedule and recomputation, in the forms that users type."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -7,25 +7,24 @@ from typing import Any
 
 from popgeo.capture.blocks import checked_ipu
 
-BLOCKS = "blocks"  # asks for a new stage wherever the IPU of the model's own blocks changes
-EACH_BLOCK = "each block"  # asks for a stage for every block, each on an IPU of its own unless it says
+BLOCKS = "blocks"  # a new stage begins wherever the IPU of the model's blocks changes
+EACH_BLOCK = "each block"  # every block is a stage, on its own IPU unless it names one
 
 
 class Schedule(str, Enum):
-    """In which order the stages of a pipeline take micro-batches.
+    """The order of micro-batches in the stages of a pipeline.
 
     Attributes:
-        LOCK_STEP: As PopTorch's pipelined execution runs on an IPU: in each turn every stage takes its next forward
-            and its next backward pass, and the next turn begins for all IPUs at once, when the slowest is done and
-            what they made has been copied. Copies between IPUs are collective in Poplar, so no IPU runs ahead
-            (docs/notes/transforms/pipelining.md of github.com/graphcore/popart). The default, since it is what the
-            machine does.
-        ONE_F_ONE_B: Each stage alternates between a forward and a backward pass as soon as it can (1F1B), waits for
-            no other IPU, and keeps few activations: what a machine with independent links could reach.
+        LOCK_STEP: PopTorch's pipelined execution on an IPU, and the default. In each turn every stage takes its next
+            forward and its next backward pass. The next turn begins for all IPUs at once, when the slowest IPU is done
+            and the results are copied: copies between IPUs are collective in Poplar, so no IPU runs ahead
+            (docs/notes/transforms/pipelining.md of github.com/graphcore/popart).
+        ONE_F_ONE_B: Each stage alternates between a forward and a backward pass as soon as it can (1F1B), waits for no
+            other IPU, and keeps few activations. A machine with independent links could reach it.
         GROUPED: All forward passes of an update come first, then all backward passes (GPipe, arXiv:1811.06965).
         SHARDED: One micro-batch at a time goes through all stages; only one IPU works at a time.
-        PHASED: All stages follow each other on one IPU, whose weights, gradients and kept activations lie in streaming
-            memory and come in for each pass (PopTorch's `SerialPhasedExecution`).
+        PHASED: All stages follow each other on one IPU. Its weights, gradients and kept activations are in streaming
+            memory and are loaded for each pass (PopTorch's `SerialPhasedExecution`).
     """
 
     LOCK_STEP = "lock_step"
@@ -36,7 +35,7 @@ class Schedule(str, Enum):
 
 
 USUAL = Schedule.LOCK_STEP
-"""What the machine does, unless something else is asked for."""
+"""The schedule of the machine, and the default."""
 
 
 @dataclass(frozen=True, init=False)
@@ -44,10 +43,10 @@ class Stage:
     """Blocks of a model that run together on one IPU, for `Options.stages`.
 
     Args:
-        names: Of its blocks.
+        names: Names of the blocks.
 
     Raises:
-        ValueError: the list is empty, or an entry is not a name.
+        ValueError: there is no name, or an entry is not a name.
 
     Example:
         >>> Stage("encoder", "pooling").ipu(1)
@@ -59,30 +58,31 @@ class Stage:
 
     def __init__(self, *names: str) -> None:
         if not names or not all(isinstance(name, str) and name for name in names):
-            raise ValueError(f"A Stage is made of names of blocks, found {names!r}.")
+            raise ValueError(f"Stage received {names!r}; give at least one name of a block.")
         object.__setattr__(self, "names", names)
         object.__setattr__(self, "on_ipu", None)
 
     def ipu(self, ipu_id: int) -> "Stage":
-        """The same blocks on a certain IPU; otherwise each stage has an IPU of its own."""
+        """Return the same blocks on a given IPU. Without this call each stage has its own IPU."""
         placed = Stage(*self.names)
         object.__setattr__(placed, "on_ipu", checked_ipu(ipu_id))
         return placed
 
     def __repr__(self) -> str:
+        """Return the stage as Python code."""
         where = "" if self.on_ipu is None else f".ipu({self.on_ipu})"
         return f"{type(self).__name__}({', '.join(map(repr, self.names))}){where}"
 
 
 Stages = int | str | Sequence[int] | Sequence[Stage] | Mapping[str, int]
-"""The forms in which stages can be asked for, as `Options.stages` explains them."""
+"""The forms of `Options.stages`."""
 
 
 def checked_stages(stages: Any) -> Any:
-    """Stages in one of their forms, as what cannot change; whether a model has such is seen when it is cut.
+    """Return stages as an immutable value. Whether the model has such stages is checked when it is cut.
 
     Raises:
-        ValueError: they have none of the forms.
+        ValueError: the stages have none of the forms of `Options.stages`.
 
     Example:
         >>> checked_stages([0, 3, 3]), checked_stages("each block")
@@ -110,16 +110,16 @@ the blocks that the model names.
     )
 
 
-# What TensorFlow for the IPU calls its schedules: both pipelined ones keep step, in another order within a turn.
+# The names of schedules in TensorFlow for the IPU. Both pipelined schedules keep step.
 _LOCK_STEP = ("PipelineSchedule.Grouped", "PipelineSchedule.Interleaved")
 _OF_TENSORFLOW = {**dict.fromkeys(_LOCK_STEP, "lock_step"), "PipelineSchedule.Sequential": "sharded"}
 
 
 def checked_schedule(schedule: Schedule | str | None) -> str | None:
-    """The name of a schedule, which may be given by TensorFlow's name, such as `PipelineSchedule.Grouped`.
+    """Return the name of a schedule, also for a name of TensorFlow such as `PipelineSchedule.Grouped`.
 
     Raises:
-        ValueError: no choice has this name.
+        ValueError: no schedule has this name.
 
     Example:
         >>> checked_schedule(Schedule.ONE_F_ONE_B)
@@ -137,10 +137,10 @@ def checked_schedule(schedule: Schedule | str | None) -> str | None:
 
 
 def checked_recompute(recompute: Any) -> bool | tuple[str, ...]:
-    """Whether forward passes are repeated, or the layers whose results are kept.
+    """Return whether forward passes are repeated, or the layers with kept results as a tuple.
 
     Raises:
-        ValueError: it is neither.
+        ValueError: the choice is neither a bool nor a list of layers.
     """
     if isinstance(recompute, bool):
         return recompute
@@ -150,4 +150,5 @@ def checked_recompute(recompute: Any) -> bool | tuple[str, ...]:
 
 
 def _is_count(number: Any) -> bool:
+    """Check whether a number is an integer and no bool."""
     return isinstance(number, int) and not isinstance(number, bool)

@@ -9,24 +9,24 @@ from popgeo.quantity import quantity
 
 @dataclass(frozen=True, kw_only=True)
 class IpuTarget:
-    """The facts of one kind of IPU that memory and cycle estimates need.
+    """The sizes and speeds of one kind of IPU that memory and cycle estimates need.
 
-    Sources: tiles, workers, memory, clock and peak rates from the Graphcore IPU Programmer's Guide and the IPU-M2000
-    and Bow-2000 data sheets; Mk1 figures and all load, store and exchange widths as measured in Jia et al.,
-    "Dissecting the Graphcore IPU Architecture via Microbenchmarking", arXiv:1912.03413; multiply-accumulate rates
-    from the estimators of the open-source poplibs (github.com/graphcore/poplibs). Synchronisation: a message of one
-    word between two tiles takes 213 cycles on an idle machine and 264 on a busy one (arXiv:1912.03413, section 4), so
-    240; the launch of a compute set as the constant part of cycle counts in the notebooks of
-    github.com/graphcore-research/tessellate-ipu. Links between IPUs and the latency of the host as in
-    arXiv:1912.03413, which measured 6 gigabytes per second from the host for one IPU of the first generation and 11.35
-    for two, 72 % of the 15.75 of their bus (PCI Express 3, 16 lanes); one of the second generation is taken to get as
-    large a part of the 100 gigabit per second of its machine's network card (IPU-M2000 data sheet). The host call as
-    fitted to the published scaling of SchNet (github.com/graphcore-research/hydronet-gnn). Streaming memory: DDR4 that
-    gives about 20 gigabytes per second to the four IPUs of a machine together (IPU-M2000 data sheet); the first
-    generation has the host's memory instead.
+    Sources: tiles, workers, memory, clock and peak rates are from the Graphcore IPU Programmer's Guide and the data
+    sheets of IPU-M2000 and Bow-2000. Mk1 figures and all load, store and exchange widths are measured in Jia et al.,
+    "Dissecting the Graphcore IPU Architecture via Microbenchmarking", arXiv:1912.03413. Multiply-accumulate rates are
+    from the estimators of the open-source poplibs (github.com/graphcore/poplibs). A message of one word between two
+    tiles takes 213 cycles on an idle machine and 264 on a busy one (arXiv:1912.03413, section 4), so one
+    synchronisation counts 240. The launch of a compute set is the constant part of cycle counts in the notebooks of
+    github.com/graphcore-research/tessellate-ipu. Links between IPUs and the latency of the host are from
+    arXiv:1912.03413. From the host it measured 6 gigabytes per second for one IPU of the first generation and 11.35 for
+    two, 72 % of the 15.75 of their bus (PCI Express 3, 16 lanes). An IPU of the second generation counts with the same
+    share of the 100 gigabit per second of its machine's network card (IPU-M2000 data sheet). The host call is fitted to
+    the published scaling of SchNet (github.com/graphcore-research/hydronet-gnn). Streaming memory is DDR4 that gives
+    about 20 gigabytes per second to the four IPUs of a machine together (IPU-M2000 data sheet); the first generation
+    has the host's memory instead.
 
     Attributes:
-        name: What a report calls the machine.
+        name: Name of the machine in reports.
         num_tiles: Tiles of one IPU; each owns its memory and runs its own program.
         workers_per_tile: Hardware threads of a tile, served in turn, so that one gets every sixth cycle.
         memory_per_tile: Bytes: 638,976 are the 624 KiB of the maker's pages.
@@ -38,18 +38,19 @@ class IpuTarget:
         float16_macs: The same for float16.
         matrix_load_bytes: Bytes of weights that a tile loads into its matrix unit per cycle.
         exchange_bytes: Bytes that a tile can receive, and send, per cycle.
-        exchange_pair_bytes: Bytes per cycle where both tiles of a pair receive the same data over both their lanes.
+        exchange_pair_bytes: Bytes per cycle if both tiles of a pair receive the same data over both lanes.
         copy_bytes: Bytes that a tile can copy within its memory per cycle.
-        copy_cycles: Further cycles of each call of this copy.
-        sync_cycles: What one synchronisation and the start of its exchange cost on one IPU.
-        launch_cycles: What the start of a compute set costs beyond its vertices.
-        num_ipus: How many such IPUs one replica spans.
-        link_bytes_per_second: Between two IPUs of one board, in one direction.
+        copy_cycles: Fixed cycles of each such copy.
+        sync_cycles: Cycles of one synchronisation and of the start of its exchange on one IPU.
+        launch_cycles: Cycles of the start of a compute set, without its vertices.
+        num_ipus: Number of IPUs that one replica spans.
+        link_bytes_per_second: Rate between two IPUs of one board, in one direction.
         link_seconds: Latency of a message between two IPUs.
-        host_bytes_per_second: Between the host and one IPU.
+        host_bytes_per_second: Rate between the host and one IPU.
         host_seconds: Latency of a transfer between host and IPU.
-        host_call_seconds: What one call from the host costs, whatever it transfers.
-        streaming_bytes_per_second: Between one IPU and its machine's streaming memory while the other three use it too.
+        host_call_seconds: Fixed seconds of one call from the host.
+        streaming_bytes_per_second: Rate between one IPU and the streaming memory of its machine while the other three
+            IPUs use it, too.
 
     Raises:
         ValueError: a figure is not positive.
@@ -91,7 +92,7 @@ class IpuTarget:
 
     @classmethod
     def gc2(cls) -> "IpuTarget":
-        """The first generation: 1,216 tiles of 262.1 kB at 1.6 GHz."""
+        """Return the first generation: 1,216 tiles of 262.1 kB at 1.6 GHz."""
         return cls(
             name="GC2",
             num_tiles=1216,
@@ -105,17 +106,18 @@ class IpuTarget:
 
     @classmethod
     def gc200(cls) -> "IpuTarget":
-        """The second generation: 1,472 tiles of 639.0 kB at 1.33 GHz."""
+        """Return the second generation: 1,472 tiles of 639.0 kB at 1.33 GHz."""
         return cls(
             name="GC200", num_tiles=1472, memory_per_tile=624 * 1024, clock=1.33e9, float32_macs=16, float16_macs=64
         )
 
     @classmethod
     def bow(cls) -> "IpuTarget":
-        """The second generation on a faster clock: 1,472 tiles of 639.0 kB at 1.85 GHz."""
+        """Return the second generation on a faster clock: 1,472 tiles of 639.0 kB at 1.85 GHz."""
         return replace(cls.gc200(), name="Bow", clock=1.85e9)
 
     def __repr__(self) -> str:
+        """Return name, tiles, memory and clock."""
         ipus = f"{self.num_ipus:,} x " if self.num_ipus > 1 else ""
         return (
             f"{type(self).__name__}({self.name}: {ipus}{self.num_tiles:,} tiles of "
@@ -147,7 +149,7 @@ class IpuTarget:
         return self.all_tiles * self.memory_per_tile
 
     def of_shards(self, num_shards: int) -> "tuple[IpuTarget, int, int]":
-        """The machine that runs one IPU's share of a model in shards, how many such machines, and shards on each.
+        """Return the machine of one IPU's share of a sharded model, the number of machines, and the shards on each.
 
         Raises:
             ValueError: the IPUs cannot share the shards evenly.

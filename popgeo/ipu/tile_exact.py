@@ -1,7 +1,7 @@
-"""Runs a compiled model with the memory of each tile apart, which proves that its program is complete."""
+"""Runs a compiled model with separate memory for each tile, which proves that its program is complete."""
 
 import dataclasses
-import itertools
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -31,21 +31,21 @@ from popgeo.ipu.tiles.tile_memory import TileMemory
 
 
 class TileExact:
-    """A compiled model on tiles that own their memory; called like the model, from whose present state it starts.
+    """A compiled model on tiles with separate memories; call it like the model, from its present state on.
 
-    Each operation is divided over the tiles. A vertex reads and writes its own tile's memory, and data moves by the
-    program's transfers only; so equal results show that mapping, exchange and program leave nothing out. The model
-    itself is not changed. A step in stages runs on several such machines side by side, one for each IPU, whose tiles
-    hold the weights of their own stages; what stages send each other crosses from one to the other.
+    Each operation is divided over the tiles. A vertex reads and writes the memory of its own tile only, and data moves
+    by the program's transfers only. So equal results show that mapping, exchanges and program are complete. The model
+    itself is not changed. A step in stages runs on several such machines next to each other, one per IPU. The tiles of
+    an IPU hold the weights of its stages, and transfers between IPUs carry the values that one stage sends to another.
 
     Args:
-        compiled: What `training_model`, `inference_model` or `compile` made, compiled already.
-        target: A small machine, since every vertex runs as Python; a Bow IPU of 8 tiles by default. Each
-            IPU is one, where stages run on several.
+        compiled: A compiled step of `training_model`, `inference_model` or `compile`, after its compilation.
+        target: A small machine, since every vertex runs as Python; for stages, the machine of one IPU. Default: a Bow
+            IPU of 8 tiles.
 
     Raises:
-        ValueError: nothing is compiled, other processes hold replicas, the optimizer looks at more than one element, or
-            the scale of the loss is dynamic, or stages that overlap draw random numbers.
+        ValueError: nothing is compiled, other processes hold replicas, the optimizer's update of an element depends on
+            other elements, the scale of the loss is dynamic, or stages that overlap draw random numbers.
 
     Example:
         >>> from popgeo import ipu
@@ -61,10 +61,11 @@ class TileExact:
         self._update = compiled.update
         states = compiled.replica_states()
         if self._options.replication_factor != len(states):
-            raise ValueError(f"{self._options.replication_factor} replicas are spread over processes; run all in one.")
+            raise ValueError(f"{self._options.replication_factor} replicas are spread over processes; use one process.")
         if compiled.loss_scale is not None:
             raise ValueError(
-                "A program of tiles leaves no update out, as a dynamic loss_scaling does; compile with a constant one."
+                "The step has a dynamic loss_scaling, which skips updates. A program of tiles skips none; compile with "
+                "a constant loss_scaling."
             )
         self._target = target or dataclasses.replace(IpuTarget.bow(), name="Bow with 8 tiles", num_tiles=8)
         self._rehearsal = None if self._update is None else Rehearsal(self._update.worker())
@@ -75,14 +76,14 @@ class TileExact:
         self._refuse_draws()
         ipus = self._target.num_ipus if self._plan is None else self._plan.pipeline.num_ipus
         self._tiles = self._target.num_tiles * ipus
-        self._replicas = [TileMemory(self._tiles, state.generator.get_state()) for state in states]
+        self._replicas = [TileMemory(state.generator.get_state()) for state in states]
         self._start = [self._start_of(state) for state in states]
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """What the model returns for the same arguments.
+        """Run the step on the tiles and return the results of the model.
 
         Raises:
-            ValueError: an argument differs from what the model was compiled for, or the program is not complete.
+            ValueError: an argument differs from the arguments of the compilation, or the program is not complete.
         """
         tensors, graph_data = self._compiled.bound.flatten(args, kwargs)
         graph, parts = self._compiled.bound.on_processor.program_for(tensors)
@@ -97,45 +98,47 @@ class TileExact:
         return self._compiled.bound.unflatten(self._run(joined, tensors, numbers), graph_data)
 
     def __repr__(self) -> str:
+        """Return replicas, machine and number of operations."""
         replicas = f"{len(self._replicas)} replicas of " if len(self._replicas) > 1 else ""
         ops = len(fold_constants(self._step.expanded.graph).ops)
         return f"TileExact({replicas}{self._target.name}: {ops} operations on {self._tiles} tiles)"
 
     @property
     def program(self) -> Program:
-        """What the last call ran.
+        """The program of the last call.
 
         Raises:
-            ValueError: there was none.
+            ValueError: there was no call.
         """
-        return self._joined().program
+        return self._last_program().program
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Parameters and buffers as the tiles of the first replica hold them, by name.
+        """Return parameters and buffers from the tiles of the first replica, by name.
 
         Raises:
-            ValueError: nothing has run yet.
+            ValueError: there was no call.
         """
-        joined, memory = self._joined(), self._replicas[0]
+        joined, memory = self._last_program(), self._replicas[0]
         kept = {given: at for given, at in joined.places.items() if given.role in (Role.PARAMETER, Role.BUFFER)}
         flat = {variable: memory.read(variable) for variable in {at.variable for at in kept.values()}}
         return {given.name: flat[at.variable][torch.from_numpy(at.elements)] for given, at in kept.items()}
 
-    def _joined(self) -> CallProgram:
+    def _last_program(self) -> CallProgram:
+        """Return the program of the last call, or raise."""
         if self._last is None:
-            raise ValueError("No program has run yet; call it first.")
+            raise ValueError("No program has run yet; call the TileExact first.")
         return self._last
 
     def _rehearse(self) -> tuple[list[UpdateGraph], list[list[float]]]:
-        """The updates of a call and their numbers."""
+        """Return the updates of a call and the numbers that the host gives to each of them."""
         updates, numbers = [], []
         if self._rehearsal is not None and self._update is not None:
             for _ in range(self._options.device_iterations):
                 update, needed = self._rehearsal.next(self._update.settings(self._num_updates))
                 if update is None:
                     raise ValueError(
-                        f"{type(self._update.optimizer).__name__} does other things to a whole parameter than to one "
-                        "element of it, so its update cannot be foretold."
+                        f"{type(self._update.optimizer).__name__} updates an element of a parameter by other "
+                        "elements, too. TileExact needs an optimizer that updates each element by itself."
                     )
                 updates.append(update)
                 numbers.append(needed)
@@ -143,16 +146,18 @@ class TileExact:
         return updates, numbers
 
     def _refuse_draws(self) -> None:
+        """Raise if stages that overlap draw random numbers."""
         if self._plan is None or self._plan.staging.one_at_a_time:
             return
         for op in self._step.graph.ops:
             if draws(op):
                 raise ValueError(
-                    f"{op.target} draws random numbers ({op.source}): tiles draw them as stages run, and a compiled "
-                    "step as if one micro-batch came after the other. Compile with schedule='sharded'."
+                    f"{op.target} draws random numbers ({op.source}). Tiles draw them in the order of the stages, and "
+                    "the compiled step in the order of the micro-batches. Compile with schedule='sharded'."
                 )
 
     def _program_of(self, graph: OpGraph, updates: Sequence[UpdateGraph], parts: Sequence[StagePart]) -> CallProgram:
+        """Return the program of a graph and its updates; each is made once."""
         key = (id(graph), *map(id, updates))
         if key not in self._programs:
             options, plan = self._options, self._plan
@@ -172,45 +177,46 @@ class TileExact:
         return self._programs[key]
 
     def _run(self, joined: CallProgram, tensors: Sequence[Tensor], numbers: list[list[float]]) -> list[Tensor]:
-        """Runs the program of one call on the machine, with the host's side of its streams."""
+        """Run the program of one call on the machine, with the host at the other end of its streams."""
         options, replicas, step = self._options, len(self._replicas), self._step
         mode = options.chosen_output_mode(trains=self._update is not None)
         results = CallResults(mode, options.output_period, options.steps_per_call)
         arguments = joined.arguments()
         names = list(arguments)
-        given = {(name, replica): itertools.count(replica, replicas) for name in names for replica in range(replicas)}
         updates = [iter(numbers) for _ in range(replicas)]
         arrived: list[dict[str, Tensor]] = [{} for _ in range(replicas)]
-        finished = [0] * replicas
+        passed = Counter[tuple[str, int]]()  # micro-batches of each stream and replica
         streams = {stream for stream, _ in joined.results}
+
+        def next_micro_batch(stream: str, replica: int) -> tuple[int, list[Tensor]]:
+            number = passed[stream, replica]
+            passed[stream, replica] += 1
+            return number, micro_batch(tensors, number * replicas + replica, options.batch_factor)
 
         def host_in(stream: str, replica: int) -> Tensor:
             if stream not in names:
                 return torch.tensor(next(updates[replica]), dtype=torch.float64)
-            micro = micro_batch(tensors, next(given[stream, replica]), options.batch_factor)
-            at = arguments[stream]
-            return _put(joined, at, micro[names.index(stream)])
+            _, micro = next_micro_batch(stream, replica)
+            return _put(joined, arguments[stream], micro[names.index(stream)])
 
         def host_out(stream: str, replica: int, values: Tensor) -> None:
             found = arrived[replica]
             found[stream] = values
             if len(found) == len(streams):
                 made = [found[name][torch.from_numpy(elements)] for name, elements in joined.results]
-                if results.wants(finished[replica]):
-                    results.add(finished[replica], replica, made[: step.num_returned])
-                number = finished[replica] * replicas + replica
-                micro = micro_batch(tensors, number, options.batch_factor)
+                number, micro = next_micro_batch("results", replica)
+                if results.wants(number):
+                    results.add(number, replica, made[: step.num_returned])
                 write_back([micro[names.index(str(one))] for one in step.written], made[step.num_returned :])
                 found.clear()
-                finished[replica] += 1
 
-        # As the engine runs it, whose results these are to equal.
+        # The engine flushes denormal numbers, too, and the results must be equal.
         with torch.no_grad(), DenormalFlushing():
             run_program(joined.program, self._replicas, host_in, host_out)
         return results.join()
 
     def _start_of(self, replica: ReplicaState) -> dict[Input, Tensor]:
-        """Copies of what a replica starts from: weights, buffers and the optimizer's state."""
+        """Return copies of the state that a replica starts from: weights, buffers and optimizer state."""
         own = {Input(Role.BUFFER, name): tensor for name, tensor in replica.buffers.items()}
         tensors = module_state(self._compiled.model) | own
         updated = {} if self._update is None else self._update.worker().tensors()
@@ -219,7 +225,7 @@ class TileExact:
 
 
 def _flat(state: Mapping[Input, Tensor], joined: CallProgram) -> dict[str, Tensor]:
-    """What each variable of a program holds that some of the state has a place in."""
+    """Return the initial content of each variable that holds some of the state, flat."""
     flat: dict[str, Tensor] = {}
     for given, tensor in state.items():
         at = joined.places[given]
@@ -228,7 +234,7 @@ def _flat(state: Mapping[Input, Tensor], joined: CallProgram) -> dict[str, Tenso
 
 
 def _put(joined: CallProgram, at: Region, tensor: Tensor, flat: Tensor | None = None) -> Tensor:
-    """`flat`, what a variable holds, or zeros if there is nothing yet, with the elements of a tensor at their place."""
+    """Return `flat`, or zeros if it is None, with the elements of a tensor written to their places in the variable."""
     if flat is None:
         held = joined.program.variables[at.variable]
         flat = torch.zeros(held.mapping.numel, dtype=held.dtype)
@@ -237,4 +243,5 @@ def _put(joined: CallProgram, at: Region, tensor: Tensor, flat: Tensor | None = 
 
 
 def _in_memory_order(tensor: Tensor) -> Tensor:
+    """Return the elements of a tensor in the order of memory, flat."""
     return torch.as_strided(tensor.detach(), (tensor.numel(),), (1,), tensor.storage_offset())

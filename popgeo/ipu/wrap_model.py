@@ -1,4 +1,4 @@
-"""The doors: a model or a function and options in, its compiled step for the simulated machine out."""
+"""Functions that return the compiled step of a model or a function for the simulated machine."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -25,24 +25,25 @@ def training_model(
     *,
     learning_rate: Callable[[int], float] | None = None,
 ) -> CompiledStep:
-    """Wraps a model so that a call runs forward, backward and the optimizer's update as one compiled step.
+    """Wrap a model so that a call runs forward, backward and the optimizer's update as one compiled step.
 
-    The model returns its loss, alone or among other results; the first call compiles the step for the shapes it gets.
+    The model returns its loss, alone or among other results. The first call compiles the step for its shapes.
 
     Args:
-        model: Its parameters and buffers are trained in place. The step is in the mode, `model.train()` or
-            `model.eval()`, that the model is in now, whatever its mode is later.
-        options: Device iterations, accumulation, replicas and what a call returns.
-        optimizer: Any of `torch.optim` that needs no closure, over parameters of the model; SGD with a rate of 0.01 by
-            default. Schedulers may change it between calls.
-        learning_rate: The rate of each update, counted from 0, instead of the optimizer's own.
+        model: The model, whose parameters and buffers are trained in place. The step keeps the model's present mode,
+            `model.train()` or `model.eval()`.
+        options: Device iterations, accumulation, replicas and returned results. Default: `Options()`.
+        optimizer: Any optimizer of `torch.optim` without a closure, over parameters of the model. Schedulers may change
+            it between calls. Default: SGD with a rate of 0.01.
+        learning_rate: A function from the number of an update, counted from 0, to its learning rate. Default: the
+            optimizer's own rate.
 
     Returns:
-        The model to call like `model`.
+        A compiled step; call it like `model`.
 
     Raises:
-        ValueError: the model is wrapped already, the options name no machine, or, when the step is compiled, the
-            optimizer holds none of the model's parameters.
+        ValueError: the model is wrapped already, the options name no machine, or, at the first call, the optimizer
+            holds none of the model's parameters.
 
     Example:
         >>> class Line(nn.Module):
@@ -68,15 +69,15 @@ def training_model(
 
 
 def inference_model(model: nn.Module, options: Options | None = None) -> CompiledStep:
-    """Wraps a model so that a call runs its compiled forward pass.
+    """Wrap a model so that a call runs its compiled forward pass.
 
     Args:
-        model: Shares its parameters, so it follows a training model of the same module. The step is in the mode,
-            `model.train()` or `model.eval()`, that the model is in now.
-        options: Device iterations, replicas and what a call returns.
+        model: The model. The step shares its parameters, so it sees each update of a training model of the same
+            module. The step keeps the model's present mode, `model.train()` or `model.eval()`.
+        options: Device iterations, replicas and returned results. Default: `Options()`.
 
     Returns:
-        The model to call like `model`.
+        A compiled step; call it like `model`.
 
     Raises:
         ValueError: the options name no machine, or ask for gradient accumulation.
@@ -94,20 +95,20 @@ def inference_model(model: nn.Module, options: Options | None = None) -> Compile
 def compile(
     function: Callable[..., Any], example_inputs: Sequence[Any], target: IpuTarget | None = None, *, strict: bool = True
 ) -> CompiledStep:
-    """Compiles a function of tensors for the shapes of example inputs.
+    """Compile a function of tensors for the shapes of example inputs.
 
     Args:
-        function: Any function, or a module, whose parameters are then used in place.
-        example_inputs: Its positional arguments; tensors, or nests of them.
-        target: The machine to compile for; a Bow IPU by default.
-        strict: Refuse what needs more memory than a tile has; with False only the report tells.
+        function: Any function, or a module, whose parameters are used in place.
+        example_inputs: Its positional arguments; tensors, or nests of tensors.
+        target: The machine to compile for. Default: a Bow IPU.
+        strict: Whether to raise if a tile needs more memory than it has. With False, the report shows the excess.
 
     Returns:
-        What to call like the function; its `report` accounts for a call.
+        A compiled step; call it like the function. Its `report` accounts for a call.
 
     Raises:
         DynamicShapeError: a shape depends on data.
-        OutOfTileMemory: a tile needs more memory than it has; `strict=False` compiles it all the same.
+        OutOfTileMemory: a tile needs more memory than it has, and `strict` is True.
 
     Example:
         >>> double = compile(lambda x: 2 * x, [torch.ones(3)])

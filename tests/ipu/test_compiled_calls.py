@@ -1,4 +1,4 @@
-"""The contract of PopTorch's executor, one line a test."""
+"""The contract of PopTorch's executor, one claim per test."""
 
 import copy
 from collections import namedtuple
@@ -160,7 +160,7 @@ def test_loaded_weights_are_used_at_once():
     _, step = train(model, Options(), *make_data(4))
     step.load_state_dict(other.state_dict())
     assert torch.equal(model.slope, other.slope)
-    model.slope.data = torch.tensor([7.0])  # memory of its own again
+    model.slope.data = torch.tensor([7.0])  # new memory
     prediction, _ = step(torch.ones(4), torch.full((4,), 7.0))
     assert torch.equal(prediction, torch.full((4,), 7.0))
 

@@ -1,4 +1,4 @@
-"""SchNet and GIN in float16, from end to end, learn as they do in float32."""
+"""SchNet and GIN train in float16 as well as in float32."""
 
 import pytest
 import torch
@@ -13,7 +13,7 @@ HALF = {"optimizer_state_dtype": torch.float32, "loss_scaling": popgeo.LossScali
 
 
 class Gap(nn.Module):
-    """The gap of each molecule, and the mean of its squared errors in float32."""
+    """A model with the mean squared error of the gap of each molecule, in float32."""
 
     def __init__(self, name: str) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""What a loop and a branch cost, and that their programs on tiles are complete."""
+"""Costs of loops and branches, and completeness of their programs on tiles."""
 
 from collections.abc import Callable
 

@@ -1,4 +1,4 @@
-"""Choices and facts that cannot be are refused at the door."""
+"""Options and targets refuse impossible choices and figures."""
 
 import dataclasses
 

@@ -1,4 +1,4 @@
-"""Steps in stages on the tiles of several small IPUs: the engine's results, and each IPU with its own weights only."""
+"""Steps in stages on the tiles of several small IPUs give the engine's results; each IPU holds its own weights only."""
 
 import copy
 
@@ -14,7 +14,7 @@ TILES = 8  # of each IPU
 
 
 class Tower(nn.Module):
-    """Tokens, two layers with running statistics, a buffer that is replaced, and a head that may share weights."""
+    """A model of tokens, with running statistics, a replaced buffer, and a head that may share its weights."""
 
     def __init__(self, tied: bool = False, dropout: float = 0.0) -> None:
         super().__init__()
@@ -58,7 +58,7 @@ def test_stages_on_tiles_equal_the_engine(tied, options):
 
 
 def assert_same(exact, step):
-    """Both take one step."""
+    """Take one step with both, and compare results and weights."""
     given = TOKENS[: 4 * step.options.batch_factor]
     for made, expected in zip(exact(given), step(given), strict=True):
         torch.testing.assert_close(made, expected, rtol=1e-5, atol=1e-6)

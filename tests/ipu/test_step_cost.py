@@ -1,4 +1,4 @@
-"""What a whole step needs: every micro-batch, the update, the other replicas, and memory that a tile has."""
+"""The cost of a whole step: every micro-batch, the update, the other replicas, and the memory of a tile."""
 
 import dataclasses
 
@@ -20,7 +20,7 @@ def cycles_of(report: Report, *phases: str) -> float:
 
 
 def cycles_of_division(report: Report) -> float:
-    """Those of the mean over micro-batches and replicas."""
+    """Return the cycles of the mean over micro-batches and replicas."""
     (division,) = [cost for cost in report.costs if cost.phase == "update" and cost.target == "aten.div_.Tensor"]
     return division.plan.cycles(report.profile)
 

@@ -1,4 +1,4 @@
-"""A program is complete: run with the memory of each tile apart, it gives what the fast engine gives."""
+"""The program of a step gives the engine's results with separate memories of tiles, so it is complete."""
 
 import pytest
 import torch
@@ -133,7 +133,7 @@ def test_training_goes_on_from_the_state_that_the_model_has():
     for x in batches[:3]:
         step(x)
     exact = TileExact(step, SMALL)
-    losses = [step(x) for x in batches[3:]]  # RAdam takes another path from its sixth update on
+    losses = [step(x) for x in batches[3:]]  # RAdam changes its rule with the sixth update
     for x, loss in zip(batches[3:], losses, strict=True):
         torch.testing.assert_close(exact(x), loss, rtol=1e-9, atol=1e-9)
     assert_same_state(exact, model, rtol=1e-9, atol=1e-9)

@@ -1,6 +1,6 @@
-"""Training with the library's own models equals eager PyTorch, whatever the options are.
+"""Training with the library's models equals eager PyTorch with any options.
 
-Options know nothing of models: all their combinations are tried with a line, in `test_compiled_calls.py`.
+Options do not depend on models, so `test_compiled_calls.py` tries all their combinations with a line.
 """
 
 import copy

@@ -1,4 +1,4 @@
-"""What a compiled model, a compiled function and a program on tiles have in common: how they are called."""
+"""Compiled models, compiled functions and programs on tiles are called in the same way."""
 
 from dataclasses import replace
 
@@ -15,7 +15,7 @@ SMALL = replace(IpuTarget.bow(), name="small", num_tiles=4)
 
 
 class Weighted(nn.Module):
-    """Adds a weighted column to graph data."""
+    """A model that adds a weighted column to graph data."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -81,7 +81,7 @@ def test_a_function_knows_whether_it_was_compiled_strictly(strict):
 
 
 class Picks(nn.Linear):
-    """A loss that cannot be compiled, or too large a one."""
+    """A loss that cannot be compiled, or is too large."""
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         rows = super().forward(x)

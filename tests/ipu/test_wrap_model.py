@@ -1,4 +1,4 @@
-"""A compiled training step does what PyTorch does, step by step."""
+"""A compiled training step equals PyTorch, step by step."""
 
 import copy
 
@@ -112,7 +112,7 @@ def test_a_function_of_torch_that_has_no_signature_is_compiled():
 
 
 class Modes(nn.Module):
-    """Returns its loss only when it trains, as many models do."""
+    """A model that returns its loss only in training mode, as many models do."""
 
     def __init__(self) -> None:
         super().__init__()

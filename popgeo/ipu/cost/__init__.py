@@ -1,1 +1,1 @@
-"""What each operation costs on the machine: how it is divided over the tiles, its supersteps and their cycles."""
+"""Costs of operations on the machine: their division over the tiles, their supersteps and cycles."""

@@ -1,4 +1,4 @@
-"""Attention: the products, the softmax and the passes between them that an IPU runs, of some heads at a time."""
+"""Plans of attention: its products, its softmax and the passes between them, for all heads or for some at a time."""
 
 import dataclasses
 import functools
@@ -18,22 +18,22 @@ from popgeo.ipu.cost.splits import work_space
 from popgeo.ipu.cost.supersteps import compute_step, in_sequence, repeated
 from popgeo.ipu.cost.vertex_cycles import ceil_div
 
-_MORE_TURNS = 2  # numbers of turns that are compared beyond the first that fits
+_MORE_TURNS = 2  # further numbers of turns that are compared after the first that fits
 
 
 @dataclass(frozen=True, kw_only=True)
 class Attention:
-    """The sizes of softmax(queries @ keys.T * scale + mask) @ values, as many times side by side as there are heads.
+    """The sizes of softmax(queries @ keys.T * scale + mask) @ values, computed for all heads at the same time.
 
     Attributes:
-        heads: Heads of all samples.
+        heads: Number of heads, over all samples.
         queries: Rows of the queries.
         keys: Rows of the keys and values.
         width: Columns of queries and keys.
         value_width: Columns of the values.
         nbytes: Bytes of an element: 2 or 4.
-        mask: Elements of the mask that is added to the scores; 0 without a mask.
-        is_dropped: Probabilities are dropped out at random.
+        mask: Elements of the mask that is added to the scores. Default: no mask.
+        is_dropped: Whether probabilities are dropped out at random.
     """
 
     heads: int
@@ -47,29 +47,29 @@ class Attention:
 
     @property
     def scores(self) -> int:
-        """Elements of the scores of all heads."""
+        """Number of elements in the scores of all heads."""
         return self.heads * self.queries * self.keys
 
     @property
     def held(self) -> int:
-        """Elements of queries, keys, values and output."""
+        """Number of elements in queries, keys, values and output."""
         columns = self.width + self.value_width
         return self.heads * (self.queries + self.keys) * columns
 
 
 @functools.lru_cache(maxsize=1024)
 def plan_attention(sizes: Attention, machine: Machine, is_backward: bool = False) -> Plan:
-    """Attention as products, scaling, mask and softmax, one after the other, as PopART runs them.
+    """Plan attention as products, scaling, mask and softmax, one after the other, as PopART runs them.
 
-    An IPU has no kernel that keeps the scores out of memory. If the scores of all heads do not fit, the scores of some
-    heads, or of some rows of a head, are made and used at a time. The backward pass gets the logarithms of the sums
-    that the forward pass divided by, as torch keeps them, so it makes the scores again: five products. A causal mask
-    saves nothing: whole products are computed, then masked.
+    An IPU has no kernel that keeps the scores out of memory. If the scores of all heads do not fit, the plan makes and
+    uses the scores of some heads at a time, or of some rows of a head. The backward pass receives the logarithms of the
+    sums that the forward pass divided by, as in torch, so it computes the scores again: five products. A causal mask
+    saves no cycles: whole products are computed, then masked.
 
     Args:
         sizes: Rows, columns and heads.
-        machine: What to plan for.
-        is_backward: The gradients of queries, keys and values.
+        machine: The machine and its constants.
+        is_backward: Whether to plan the gradients of queries, keys and values.
 
     Example:
         >>> from popgeo.ipu.target import IpuTarget
@@ -95,14 +95,14 @@ def plan_attention(sizes: Attention, machine: Machine, is_backward: bool = False
 
 
 def _turns(sizes: Attention) -> list[int]:
-    """Into how many turns the work can be cut: heads, then rows of a head."""
+    """Return the numbers of turns that the work can be cut into: by heads first, then by rows of a head."""
     by_heads = [turns for turns in range(2, sizes.heads + 1) if sizes.heads % turns == 0]
     by_rows = [sizes.heads * 2**power for power in range(1, sizes.queries.bit_length())]
     return by_heads + by_rows
 
 
 def _in_turns(sizes: Attention, turns: int, whole: Plan, machine: Machine, is_backward: bool) -> Plan:
-    """A loop over heads or rows; gradients of keys and values are added up over the rows of a head."""
+    """Plan a loop over heads or rows; gradients of keys and values are summed over the rows of a head."""
     heads = max(1, sizes.heads // turns)
     rows = ceil_div(sizes.queries, max(1, turns // sizes.heads))
     part = dataclasses.replace(sizes, heads=heads, queries=rows, mask=min(sizes.mask, heads * rows * sizes.keys))
@@ -124,9 +124,10 @@ def _in_turns(sizes: Attention, turns: int, whole: Plan, machine: Machine, is_ba
 
 
 def _turn(sizes: Attention, machine: Machine, is_backward: bool) -> Plan:
+    """Plan attention of all given heads and rows at once."""
     parts = _backward(sizes, machine) if is_backward else _forward(sizes, machine)
     plan = in_sequence("attention", *parts)
-    # The probabilities stay while they are used; backward, their gradients stay next to them.
+    # The probabilities stay in memory while they are used. The backward pass also keeps their gradients.
     scores = ceil_div((2 if is_backward else 1) * sizes.scores * sizes.nbytes, machine.num_tiles)
     return dataclasses.replace(
         plan,
@@ -137,7 +138,7 @@ def _turn(sizes: Attention, machine: Machine, is_backward: bool) -> Plan:
 
 
 def _scores(sizes: Attention, machine: Machine) -> list[Plan]:
-    """Scaled and masked scores."""
+    """Plan the scaled and masked scores."""
     plans = [
         plan_elementwise("scalar", sizes.heads * sizes.queries * sizes.width, sizes.nbytes, machine),
         _product(sizes.queries, sizes.width, sizes.keys, sizes, machine),
@@ -149,20 +150,24 @@ def _scores(sizes: Attention, machine: Machine) -> list[Plan]:
 
 
 def _forward(sizes: Attention, machine: Machine) -> list[Plan]:
+    """Plan the forward pass."""
     rows = sizes.heads * sizes.queries
     return [
         *_scores(sizes, machine),
         plan_groups(SOFTMAX, rows, sizes.scores, sizes.nbytes, machine),
         *(plan_elementwise(kind, sizes.scores, sizes.nbytes, machine) for kind in _dropout(sizes)),
         _product(sizes.queries, sizes.keys, sizes.value_width, sizes, machine),
-        # The logarithms of the softmax's sums, for the backward pass.
+        # The backward pass needs the logarithms of the softmax's sums.
         plan_elementwise("log", rows, sizes.nbytes, machine),
         plan_elementwise("add", rows, sizes.nbytes, machine),
     ]
 
 
 def _backward(sizes: Attention, machine: Machine) -> list[Plan]:
-    """With P the probabilities, O the output and D the sums of dO * O by row: dV = P.T dO, dS = P * (dO V.T - D)."""
+    """Plan the backward pass.
+
+    With P the probabilities, O the output and D the sums of dO * O by row: dV = P.T dO, dS = P * (dO V.T - D).
+    """
     rows = sizes.heads * sizes.queries
     return [
         *_scores(sizes, machine),
@@ -182,17 +187,20 @@ def _backward(sizes: Attention, machine: Machine) -> list[Plan]:
 
 
 def _dropout(sizes: Attention) -> tuple[str, ...]:
+    """Return the passes of a dropout of the probabilities."""
     return ("random", "multiply", "multiply") if sizes.is_dropped else ()
 
 
 def _product(rows: int, contraction: int, columns: int, sizes: Attention, machine: Machine) -> Plan:
+    """Plan one product of all heads, with the layout of odd rows."""
     plan = plan_matmul(rows, contraction, columns, 2 if sizes.nbytes == 2 else 4, machine, sizes.heads)
-    # Each product reads the scores, their gradients or the probabilities, or makes them: rows as long as keys.
+    # Each product reads or makes scores, their gradients or probabilities. All have one column per key.
     is_odd = sizes.nbytes == 2 and sizes.keys % 2 and sizes.keys > 1
     return with_layout(plan, 2 * sizes.scores if is_odd else 0, machine)
 
 
 def rule_attention(graph: OpGraph, op: Op, machine: Machine) -> Plan:
+    """Plan scaled dot-product attention, forward or backward."""
     query, key, value = (tensor(graph, argument_of(op, name)) for name in ("query", "key", "value"))
     heads, (queries, columns) = math.prod(query.shape[:-2]), query.shape[-2:]
     keys, mask = key.shape[-2], argument_of(op, "attn_mask")

@@ -8,34 +8,34 @@ from popgeo.ipu.target import IpuTarget
 
 @dataclass(frozen=True, kw_only=True)
 class Calibration:
-    """Few constants per family of operations; the calibrated cycles of a step are linear in each.
+    """The fitted constants of each family of operations; the calibrated cycles of a step are linear in each.
 
-    Fitted by `scripts/calibrate_cost_model.py` to measurements published for a Bow IPU (github.com/graphcore-research/
-    hydronet-gnn for gather, scatter-add and the SchNet block; arXiv:2303.16999 for dense products). `..._fixed` are
-    cycles per operation: launches, synchronisations and control that its program needs beyond the plan's own.
-    `..._layout` are cycles per element that a tile holds when results or arguments are laid out again, by element
-    cycles per byte.
+    `scripts/calibrate_cost_model.py` fits them to measurements published for a Bow IPU
+    (github.com/graphcore-research/hydronet-gnn for gather, scatter-add and the SchNet block; arXiv:2303.16999 for dense
+    products). `..._fixed` are cycles per operation: launches, synchronisations and control that its program needs
+    beyond the plan's own. `..._layout` are cycles per element (for operations by element, per byte) on a
+    tile, if results or arguments are laid out again.
 
     Attributes:
         gather_fixed: Cycles of any gather.
         gather_exchange: Factor on the cycles of its exchanges.
         gather_vertex: Factor on the cycles of its vertices.
         gather_result_layout: Cycles per element of the result that a tile holds.
-        gather_two_stage: Cycles where the table's rows are split, so that a second stage picks the right part.
-        gather_uneven: Cycles where, in addition, the parts are not equal, so that rows must be moved between tiles
-        first. scatter_fixed: Cycles of any scatter-add.
+        gather_two_stage: Cycles of a second stage that selects the right block, if the table's rows are split.
+        gather_uneven: Further cycles if these blocks are unequal, since rows must first be moved between tiles.
+        scatter_fixed: Cycles of any scatter-add.
         scatter_exchange: Factor on the cycles of its exchanges.
         scatter_vertex: Factor on the cycles of its vertices.
         scatter_result_layout: Cycles per element of the result that a tile holds.
         scatter_source_layout: Cycles per element of the summands that a tile holds.
-        scatter_partials: Cycles where the summands are split, so that partial sums must be added.
+        scatter_partials: Cycles of the sum of partial sums, if the summands are split.
         matmul_fixed: Cycles of any dense product, float16 or float32.
         matmul_move: Factor on the cycles that bring the matrices and lay them out for the matrix unit.
         matmul_amp: Factor on the cycles of the matrix unit.
         matmul_reduce: Factor on the cycles that exchange and add partial sums.
         elementwise_fixed: Cycles of any operation by element, beyond the launch.
-        elementwise_layout: Cycles per byte of a tile of rows that it lays out in blocks.
-        elementwise_into_product: The same where a product reads the rows.
+        elementwise_layout: Cycles per byte of a tile's rows that an operation by element lays out in blocks.
+        elementwise_into_product: Cycles per byte of a tile's rows that a product lays out in blocks.
     """
 
     gather_fixed: float = 1350.0
@@ -67,13 +67,13 @@ CONSTANTS = tuple(field.name for field in fields(Calibration))
 
 @dataclass(frozen=True, kw_only=True)
 class Machine:
-    """What a planner plans for.
+    """The machine that a planner plans for, with its fitted constants.
 
     Attributes:
         target: The sizes and speeds.
         calibration: The fitted constants.
         matmul_proportion: Share of a tile's memory that a dense product may take while it runs; PopTorch's
-            `setAvailableMemoryProportion`. With less, it is computed in more parts, one after the other.
+            `setAvailableMemoryProportion`. With a smaller share it is computed in more parts, one after the other.
     """
 
     target: IpuTarget

@@ -1,36 +1,37 @@
-"""What shards and replicas on several IPUs tell each other: over the links of a board, and between boards.
+"""Plans of collectives between shards and replicas on several IPUs, over links of a board and between boards.
 
-An all-reduce goes twice round a ring, a share of the tensor at a time: once to sum, once to hand on. A reduce-scatter
-is its first half, an all-gather its second (Thakur et al., "Optimization of Collective Communication Operations in
-MPICH", 2005). The slowest link of the ring sets the pace. Sums on the tiles take no time of their own:
+An all-reduce goes twice round a ring, with a share of the tensor at a time: once to sum, once to distribute the sums. A
+reduce-scatter is its first half, an all-gather its second (Thakur et al., "Optimization of Collective Communication
+Operations in MPICH", 2005). The slowest link of the ring sets the pace. Sums on the tiles take no further time:
 1,472 tiles add far faster than links bring.
 """
 
 from dataclasses import replace
 
-from popgeo.capture.op_graph import Op, OpGraph, Value
+from popgeo.capture.op_graph import Op, OpGraph
+from popgeo.capture.operations import name_of
 from popgeo.ipu.cost.calibration import Machine
 from popgeo.ipu.cost.elementwise import plan_elementwise
 from popgeo.ipu.cost.links import link_rate, ring_seconds
 from popgeo.ipu.cost.movement import plan_copy
 from popgeo.ipu.cost.operands import made, tensor, width
-from popgeo.ipu.cost.plan import Activity, Plan, Superstep
-from popgeo.ipu.cost.supersteps import in_sequence
+from popgeo.ipu.cost.plan import Activity, Plan
+from popgeo.ipu.cost.supersteps import in_sequence, timed_step
 from popgeo.ipu.target import IpuTarget
 
-TURNS = {"all-reduce": 2, "reduce-scatter": 1, "all-gather": 1}  # round the ring
-_WHY = "links at their full rate; no figures are published for collectives alone"
+TURNS = {"all-reduce": 2, "reduce-scatter": 1, "all-gather": 1}  # times round the ring
+_WHY = "links at their full rate; no published measurement of a collective alone"
 
 
 def collective_seconds(kind: str, nbytes: float, members: int, stride: int, target: IpuTarget) -> float:
-    """How long a collective takes on a ring, as Graphcore's library of collectives lays them over the links of a pod.
+    """Return the seconds of a collective on a ring, as Graphcore's library of collectives uses the links of a pod.
 
     Args:
-        kind: Which of `TURNS`.
-        nbytes: Of the whole tensor: what a member has after an all-gather or before a reduce-scatter.
-        members: How many IPUs take part.
-        stride: How many IPUs lie from one to the next.
-        target: One of them.
+        kind: A key of `TURNS`.
+        nbytes: Bytes of the whole tensor: the result of an all-gather, or a member's argument of a reduce-scatter.
+        members: Number of IPUs that take part.
+        stride: Number of IPUs from one member to the next.
+        target: One IPU.
 
     Example:
         >>> seconds = collective_seconds("all-reduce", 220e6, members=4, stride=1, target=IpuTarget.bow())
@@ -41,14 +42,14 @@ def collective_seconds(kind: str, nbytes: float, members: int, stride: int, targ
 
 
 def plan_collective(kind: str, nbytes: int, members: int, stride: int, machine: Machine) -> Plan:
-    """A sum or a join over members that each span all IPUs of the machine, with a part of the tensor on each of these.
+    """Plan a collective over members that each span all IPUs of the machine and hold a part of the tensor on each.
 
     Args:
-        kind: Which of `TURNS`.
-        nbytes: Of the whole tensor.
-        members: How many take part.
-        stride: How many such members lie from one to the next.
-        machine: What one member is.
+        kind: A key of `TURNS`.
+        nbytes: Bytes of the whole tensor.
+        members: Number of members.
+        stride: Number of members from one to the next.
+        machine: The machine of one member.
 
     Example:
         >>> plan_collective("all-gather", 1 << 20, 4, 1, Machine(target=IpuTarget.bow())).split
@@ -62,22 +63,16 @@ def plan_collective(kind: str, nbytes: int, members: int, stride: int, machine: 
 
 
 def _over_links(name: str, members: int, cycles: float, nbytes: int, machine: Machine) -> Plan:
-    tiles = machine.num_tiles
-    share = -(-nbytes // tiles)
-    step = Superstep(
-        name=name, activity=Activity.EXCHANGE, ideal=cycles, calibrated=cycles, mean=cycles, tiles=tiles,
-        bytes_in=share, bytes_out=share, bytes_total=nbytes,
-    )  # fmt: skip
-    return Plan(
-        family="collectives", split={"IPUs": members * machine.target.num_ipus}, supersteps=(step,),
-        temporary_bytes=share, why=_WHY,
-    )  # fmt: skip
+    """Return the plan of one exchange over links, from its cycles and bytes."""
+    step = timed_step(name, Activity.EXCHANGE, cycles, nbytes=nbytes, tiles=machine.num_tiles)
+    split = {"IPUs": members * machine.target.num_ipus}
+    return Plan(family="collectives", split=split, supersteps=(step,), temporary_bytes=step.bytes_in, why=_WHY)
 
 
 def _members(num_shards: int, held: int, machine: Machine) -> tuple[int, int, Machine]:
-    """How many members share the work, how many shards each holds, and what machine each is.
+    """Return the number of members that share the work, the shards that each holds, and the machine of each.
 
-    A program that holds several shards on several IPUs has them side by side, as many on each IPU.
+    A program that holds several shards on several IPUs has equally many on each IPU.
     """
     ipus = machine.target.num_ipus
     within = min(held, ipus) if max(held, ipus) % min(held, ipus) == 0 else 1
@@ -86,22 +81,19 @@ def _members(num_shards: int, held: int, machine: Machine) -> tuple[int, int, Ma
 
 
 def rule_all_reduce(graph: OpGraph, op: Op, machine: Machine) -> Plan:
-    """An all-reduce; shards of one IPU are added on its tiles before anything goes over links."""
-    return _sum("all-reduce", tensor(graph, op.args[0]), op, machine)
-
-
-def rule_reduce_scatter(graph: OpGraph, op: Op, machine: Machine) -> Plan:
-    return _sum("reduce-scatter", tensor(graph, op.args[0]), op, machine)
-
-
-def _sum(kind: str, x: Value, op: Op, machine: Machine) -> Plan:
+    """Plan an all-reduce or reduce-scatter; the tiles of an IPU add its own shards before links carry the sums."""
+    x, kind = tensor(graph, op.args[0]), name_of(op.target).removeprefix("popgeo.").replace("_", "-")
     shards = x.shape[0]
     members, held, member = _members(op.args[1], shards, machine)
     plans = [plan_elementwise("add", max(1, x.numel // shards), width(x), member)] * (held - 1)
     return _joined(plans, kind, x.nbytes // shards, members, op.args[-1], member)
 
 
+rule_reduce_scatter = rule_all_reduce
+
+
 def rule_all_gather(graph: OpGraph, op: Op, machine: Machine) -> Plan:
+    """Plan an all-gather, and the copy that lays the shards out."""
     x, result = tensor(graph, op.args[0]), made(graph, op)[0]
     members, _, member = _members(op.args[1], x.shape[0], machine)
     laid_out = plan_copy(max(1, result.numel), width(x), member, pieces=op.args[1])
@@ -109,7 +101,7 @@ def rule_all_gather(graph: OpGraph, op: Op, machine: Machine) -> Plan:
 
 
 def _joined(plans: list[Plan], kind: str, nbytes: int, members: int, stride: int, member: Machine) -> Plan:
-    """The plans of what each IPU does by itself, then the collective over links, if several IPUs take part."""
+    """Plan the work of each IPU by itself, then the collective over links if several IPUs take part."""
     if members > 1:
         plans = [*plans, plan_collective(kind, nbytes, members, stride, member)]
     elif not plans:
@@ -118,7 +110,7 @@ def _joined(plans: list[Plan], kind: str, nbytes: int, members: int, stride: int
 
 
 def rule_keep(graph: OpGraph, op: Op, machine: Machine) -> Plan:
-    """What all shards have alike is on each IPU already; several shards of one IPU get a copy each, or a part."""
+    """Plan a tensor that is already on each IPU; each of several shards on one IPU gets a copy, or its part."""
     result = made(graph, op)[0]
     _, held, member = _members(op.args[1], result.shape[0], machine)
     elements = result.numel // result.shape[0] * held
@@ -128,7 +120,7 @@ def rule_keep(graph: OpGraph, op: Op, machine: Machine) -> Plan:
 
 
 def rule_all_to_all(graph: OpGraph, op: Op, machine: Machine) -> Plan:
-    """An all-to-all: every IPU sends each other IPU its part over links, all at the same time."""
+    """Plan an all-to-all: every IPU sends each other IPU its part over links, all at the same time."""
     value = made(graph, op)[0]
     members, held, member = _members(op.args[1], value.shape[0], machine)
     own = value.nbytes // value.shape[0] * held

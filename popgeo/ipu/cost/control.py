@@ -1,4 +1,4 @@
-"""Loops and branches: their bodies' operations, as often as they run."""
+"""Plans of loops and branches: the operations of their bodies, as often as they run."""
 
 import dataclasses
 from collections.abc import Callable, Sequence
@@ -15,10 +15,10 @@ PlanGraph = Callable[[OpGraph, Machine], Sequence[Plan]]
 
 
 def rules(plan_graph: PlanGraph) -> dict[str, Rule]:
-    """How loops and branches are planned, given how the operations in them are."""
+    """Return the rules of loops and branches, given a function that plans the operations of a body."""
 
     def for_loop(graph: OpGraph, op: Op, machine: Machine) -> Plan:
-        """Each turn runs the body and moves what it gives to where the next turn finds it."""
+        """Plan the turns of a loop: each runs the body and moves its results to the inputs of the next turn."""
         count, (body,) = op.args[0], op.bodies
         plans = [*plan_graph(body, machine), _carry(made(graph, op), machine)]
         turn = in_sequence("control", *plans)
@@ -32,7 +32,7 @@ def rules(plan_graph: PlanGraph) -> dict[str, Rule]:
         )
 
     def cond(graph: OpGraph, op: Op, machine: Machine) -> Plan:
-        """The more expensive branch runs, and its results go where the other branch would put its own."""
+        """Plan the more expensive branch, and the copy of its results."""
         plans = [plan_graph(body, machine) for body in op.bodies]
         carry = _carry(made(graph, op), machine)
         branches = [in_sequence("control", *branch, carry) for branch in plans]
@@ -49,7 +49,7 @@ def rules(plan_graph: PlanGraph) -> dict[str, Rule]:
 
 
 def _carry(values: Sequence[Value], machine: Machine) -> Plan:
-    """Every tile copies its part of some values."""
+    """Plan the copy of some values; every tile copies its part."""
     target = machine.target
     parts = [(value, *spread(value.numel, width(value), machine.num_tiles)) for value in values]
     nbytes = sum(most * width(value) for value, most, _ in parts)
@@ -59,7 +59,7 @@ def _carry(values: Sequence[Value], machine: Machine) -> Plan:
 
 
 def _work_space(body: OpGraph, plans: Sequence[Plan], machine: Machine) -> int:
-    """Most bytes of a tile while a body runs: its own values, spread over the tiles, and what its plans need."""
+    """Return the most bytes of a tile while a body runs: its spread values and the work space of its plans."""
     last = body.last_uses()
     inputs = {body.values[v].storage: (one.name, body.values[v].nbytes) for one, v in body.inputs.items()}
     held = {storage: nbytes for storage, (name, nbytes) in inputs.items() if not name.startswith("outside.")}

@@ -1,4 +1,4 @@
-"""Convolutions as products of matrices: positions x window times channels x channels, as `poplin` plans them."""
+"""Plans of convolutions as products of matrices, as in `poplin`: positions x window times channels x channels."""
 
 import dataclasses
 import functools
@@ -18,17 +18,17 @@ from popgeo.ipu.cost.vertex_cycles import ceil_div, in_block
 
 @dataclass(frozen=True, kw_only=True)
 class Convolution:
-    """The sizes of a convolution from many positions to few; a transposed one goes the other way.
+    """The sizes of a convolution from many positions to few; a transposed convolution goes from few to many.
 
     Attributes:
         samples: Pictures or sequences.
-        many: Positions of each on the side that windows are cut from.
-        few: Positions on the other side, one a window.
+        many: Positions of a sample on the side with the windows.
+        few: Positions of a sample on the other side, one per window.
         window: Positions of a window.
-        step: Positions from which windows start, of all: 4 where every second one in two dimensions does.
+        step: Product of the strides: 4 if windows start at every second position of two dimensions.
         wide: Channels on the side of many positions.
-        deep: Channels on the other side.
-        groups: Sets of channels that do not see each other.
+        deep: Channels on the side of few positions.
+        groups: Number of independent sets of channels.
         nbytes: Bytes of an element: 2 or 4.
     """
 
@@ -44,21 +44,22 @@ class Convolution:
 
     @property
     def flops(self) -> int:
-        """Multiplications and additions of one pass, whichever way it goes; those with zeros between are left out."""
+        """Multiplications and additions of one pass in any direction, without multiplications by inserted zeros."""
         return 2 * self.samples * self.few * self.window * (self.wide // self.groups) * self.deep
 
 
 @functools.lru_cache(maxsize=1024)
 def plan_convolution(sizes: Convolution, machine: Machine, kind: str = "forward") -> Plan:
-    """The product that a convolution is, planned as any other; windows overlap, so their elements are brought once.
+    """Plan a convolution as a product of matrices; the elements of overlapping windows are brought once.
 
-    Where channels are few, `poplin` either fills them up to the width of the matrix unit or writes the window's
-    positions as channels, which copies them; the cheaper of both counts.
+    If channels are few, `poplin` either fills them up to the width of the matrix unit or copies the positions of the
+    window into channels. The cheaper of both counts.
 
     Args:
         sizes: Samples, positions, window and channels.
-        machine: What to plan for.
-        kind: `forward` from many positions to few, `input` back from few to many, or `weight`: the window's gradient.
+        machine: The machine and its constants.
+        kind: `forward` from many positions to few, `input` back from few to many, or `weight` for the gradient of the
+            window.
 
     Example:
         >>> from popgeo.ipu.target import IpuTarget
@@ -70,7 +71,7 @@ def plan_convolution(sizes: Convolution, machine: Machine, kind: str = "forward"
     """
     wide, deep = max(1, sizes.wide // sizes.groups), max(1, sizes.deep // sizes.groups)
     few = sizes.samples * sizes.few
-    # Elements of the pictures, as a share of the elements of all windows.
+    # Distinct elements of the pictures, as a share of the elements of all windows.
     overlap = min(1.0, sizes.many / (sizes.few * sizes.window))
     if kind == "weight":
         ways = [(sizes.window * wide, few, deep, (overlap, 1.0))]
@@ -103,7 +104,11 @@ def plan_convolution(sizes: Convolution, machine: Machine, kind: str = "forward"
 
 
 def _sizes(x: Value, weight: Value, out: Value, op: Op, first: int) -> tuple[Convolution, bool]:
-    """Of aten.convolution(input, weight, bias, stride, padding, dilation, transposed, output_padding, groups)."""
+    """Return the sizes of a convolution and whether it is transposed.
+
+    The operation is aten.convolution(input, weight, bias, stride, padding, dilation, transposed,
+    output_padding, groups); `first` is the position of the stride.
+    """
     stride, transposed, groups = op.args[first], op.args[first + 3], op.args[first + 5]
     large, small = (out, x) if transposed else (x, out)
     sizes = Convolution(
@@ -121,6 +126,7 @@ def _sizes(x: Value, weight: Value, out: Value, op: Op, first: int) -> tuple[Con
 
 
 def rule_convolution(graph: OpGraph, op: Op, machine: Machine) -> Plan:
+    """Plan a convolution and the addition of its bias."""
     x, weight, out = tensor(graph, op.args[0]), tensor(graph, op.args[1]), made(graph, op)[0]
     sizes, transposed = _sizes(x, weight, out, op, first=3)
     product = plan_convolution(sizes, machine, "input" if transposed else "forward")
@@ -131,7 +137,7 @@ def rule_convolution(graph: OpGraph, op: Op, machine: Machine) -> Plan:
 
 
 def rule_convolution_backward(graph: OpGraph, op: Op, machine: Machine) -> Plan:
-    """Of (grad, input, weight, bias_sizes, stride, ...): as many of three gradients as are asked for."""
+    """Plan the requested gradients of aten.convolution_backward(grad, input, weight, bias_sizes, stride, ...)."""
     grad, x, weight = (tensor(graph, op.args[k]) for k in range(3))
     sizes, transposed = _sizes(x, weight, grad, op, first=4)
     plans = []

@@ -1,4 +1,4 @@
-"""Distances of all pairs of rows: by a product of matrices where rows are long, else difference by difference."""
+"""Plans of the distances of all pairs of rows: by a product of matrices or by differences."""
 
 import functools
 
@@ -14,14 +14,14 @@ from popgeo.ipu.cost.supersteps import in_sequence
 
 @functools.lru_cache(maxsize=1024)
 def plan_cdist(left: int, right: int, features: int, width: int, machine: Machine) -> Plan:
-    """Euclidean distances between `left` and `right` points of `features` coordinates, the cheaper of two ways.
+    """Plan Euclidean distances between two sets of points; the cheaper of product and differences counts.
 
     Args:
         left: Points of the first set.
         right: Points of the second set.
-        features: Coordinates.
-        width: Bytes of each.
-        machine: What to plan for.
+        features: Coordinates of a point.
+        width: Bytes of a coordinate.
+        machine: The machine and its constants.
     """
     pairs = left * right
     root = plan_elementwise("sqrt", pairs, width, machine)
@@ -45,13 +45,17 @@ def plan_cdist(left: int, right: int, features: int, width: int, machine: Machin
 
 
 def rule_distances(graph: OpGraph, op: Op, machine: Machine) -> Plan:
+    """Plan the distances between the rows of two matrices."""
     x, y = tensor(graph, op.args[0]), tensor(graph, op.args[1])
     left = max(1, x.numel // max(1, x.shape[-1]))
     return plan_cdist(left, max(1, y.shape[-2]), max(1, x.shape[-1]), width(x), machine)
 
 
 def rule_distances_backward(graph: OpGraph, op: Op, machine: Machine) -> Plan:
-    """The gradient of the first set: gradient / distance, times the differences, summed over the second set."""
+    """Plan the gradient of the first set.
+
+    It is gradient / distance, times the differences, summed over the second set.
+    """
     x, y = tensor(graph, op.args[1]), tensor(graph, op.args[2])
     left, right, features = max(1, x.shape[-2]), max(1, y.shape[-2]), max(1, x.shape[-1])
     return in_sequence(

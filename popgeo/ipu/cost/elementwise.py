@@ -1,4 +1,4 @@
-"""Element-wise operations: how many elements a tile gets, and the passes that its workers make over them."""
+"""Plans of operations by element: the elements of each tile, and the passes of its workers over them."""
 
 import functools
 from dataclasses import replace
@@ -12,14 +12,14 @@ from popgeo.ipu.cost.loops import ARITHMETIC, LOOP_OF, LOOPS, elementwise_vertex
 from popgeo.ipu.cost.operands import distinct, made, read, tensor, width
 from popgeo.ipu.cost.plan import Plan, Superstep
 from popgeo.ipu.cost.published_sizes import elementwise_validity
-from popgeo.ipu.cost.supersteps import compute_step, in_sequence, overhead_step, swap_step
+from popgeo.ipu.cost.supersteps import compute_step, exchange_step, in_sequence, overhead_step
 from popgeo.ipu.cost.vertex_cycles import ceil_div
 
-GRAIN_BYTES = 128  # a tile takes at least that many bytes of a tensor before the next one gets any
+GRAIN_BYTES = 128  # least bytes of a tensor on a tile, before the next tile gets a part
 
 
 def spread(elements: int, width: int, num_tiles: int) -> tuple[int, int]:
-    """Elements on the fullest tile and tiles at work, for a tensor that lies in order with poplar's grain.
+    """Return the elements of the fullest tile and the tiles at work, for a tensor in order with poplar's grain.
 
     Example:
         >>> spread(32, width=4, num_tiles=1472), spread(3200, 4, 1472), spread(147200, 4, 1472)
@@ -32,15 +32,15 @@ def spread(elements: int, width: int, num_tiles: int) -> tuple[int, int]:
 
 @functools.lru_cache(maxsize=8192)
 def plan_elementwise(kind: str, elements: int, width: int, machine: Machine, operand: int = 0, name: str = "") -> Plan:
-    """An operation by element on tensors that lie alike, in order over the tiles.
+    """Plan an operation by element on tensors of the same layout, in order over the tiles.
 
     Args:
-        kind: Which of `LOOP_OF`.
+        kind: A key of `LOOP_OF`.
         elements: Elements of the result.
         width: Bytes of an element.
-        machine: What to plan for.
-        operand: Elements of a smaller operand that is broadcast; its part goes to each tile first. 0 for none.
-        name: What to call it; as its kind by default.
+        machine: The machine and its constants.
+        operand: Elements of a smaller operand that is broadcast; each tile first receives its part. Default: none.
+        name: Name of the compute set. Default: `kind`.
 
     Example:
         >>> from popgeo.ipu.target import IpuTarget
@@ -53,7 +53,7 @@ def plan_elementwise(kind: str, elements: int, width: int, machine: Machine, ope
     steps: list[Superstep] = [overhead_step("start", calibrated=constants.elementwise_fixed, tiles=tiles)]
     if operand > 1:
         nbytes = min(operand, most) * width
-        steps.append(swap_step("bring smaller operand", target, nbytes=nbytes, tiles=tiles))
+        steps.append(exchange_step("bring smaller operand", target, bytes_in=nbytes, bytes_out=nbytes, tiles=tiles))
     steps.append(
         compute_step(
             name or kind, target, vertex=elementwise_vertex(most, loop, width, target), tiles=tiles,
@@ -65,11 +65,11 @@ def plan_elementwise(kind: str, elements: int, width: int, machine: Machine, ope
 
 
 def rule_elementwise(graph: OpGraph, op: Op, machine: Machine) -> Plan:
-    """The passes that the table of operations names; if it is one pass, the loop that it takes as long as.
+    """Plan the passes that the table of operations names; a single pass has the name of the operation.
 
-    Poplar has no softplus that is safe for large numbers; programs for it write max(x, 0) + log1p(exp(-|x|)), and each
-    of these runs on its own, forward and backward. Both forms of gelu, with tanh and with erf, are the one with tanh on
-    the machine (`popnn::NonLinearityType::GELU`).
+    Poplar has no softplus that is safe for large numbers. Programs for it write max(x, 0) + log1p(exp(-|x|)), and each
+    of these operations runs by itself, forward and backward. The machine computes both forms of gelu, with tanh and
+    with erf, by tanh (`popnn::NonLinearityType::GELU`).
     """
     result = _result(graph, op)
     sources = [value for value in read(graph, op) if value.dtype.is_floating_point] or read(graph, op) or [result]
@@ -79,14 +79,15 @@ def rule_elementwise(graph: OpGraph, op: Op, machine: Machine) -> Plan:
 
 
 def rule_pow(graph: OpGraph, op: Op, machine: Machine) -> Plan:
-    """A power; exponents that poplar knows run as the operation that they represent, such as a square."""
+    """Plan a power; for some exponents poplar runs another operation, such as a square."""
     known = {2: "square", 3: "cube", 0.5: "sqrt", -0.5: "rsqrt", -1: "inverse", 1: "cast"}
     kind = known.get(op.args[1], "power") if _is_number(op.args[1]) else "power"
-    source = read(graph, op)[0]  # the exponent, where the base is a number
+    source = read(graph, op)[0]  # the exponent, if the base is a number
     return _passes((kind,), _result(graph, op), source, 0, op, machine, name=kind)
 
 
 def rule_cast(graph: OpGraph, op: Op, machine: Machine) -> Plan:
+    """Plan a conversion of types."""
     result, source = _result(graph, op), tensor(graph, op.args[0])
     return plan_elementwise("cast", result.numel, max(width(result), width(source)), machine)
 
@@ -94,7 +95,7 @@ def rule_cast(graph: OpGraph, op: Op, machine: Machine) -> Plan:
 def _passes(
     kinds: tuple[str, ...], result: Value, source: Value, smaller: int, op: Op, machine: Machine, name: str
 ) -> Plan:
-    """The plan of one pass, which is called `name`, or of several, each called what it does."""
+    """Plan one pass with the given name, or several passes, each with its own name."""
     nbytes = width(source)
     if not source.dtype.is_floating_point:
         kinds = tuple("integer" if LOOP_OF[kind] in ARITHMETIC else kind for kind in kinds)
@@ -111,15 +112,16 @@ def _passes(
 
 
 def _result(graph: OpGraph, op: Op) -> Value:
-    """The tensor that an operation makes or changes in place; of several, the largest."""
+    """Return the tensor that an operation makes or changes in place; the largest if there are several."""
     values = made(graph, op) + [graph.values[v] for v in op.writes] or read(graph, op)
     return max(values, key=lambda value: value.numel)
 
 
 def _smaller(graph: OpGraph, op: Op, result: Value) -> int:
-    """Elements of the largest operand that is broadcast, and so must be brought to the tiles; 0 if none is."""
+    """Return the elements of the largest operand that is broadcast, and so brought to the tiles; 0 if none is."""
     return max((distinct(value) for value in read(graph, op) if distinct(value) < result.numel), default=0)
 
 
 def _is_number(argument: object) -> bool:
+    """Check whether an argument is a number."""
     return isinstance(argument, int | float | Number)

@@ -1,4 +1,4 @@
-"""Operations that are one here and several to poplar: they cost what poplar would run for them."""
+"""Plans of operations that are one operation here and several for poplar."""
 
 from popgeo.capture.op_graph import Op, OpGraph
 from popgeo.capture.operations import operation_of
@@ -12,7 +12,7 @@ from popgeo.ipu.cost.supersteps import in_sequence
 
 
 def rule_cfconv(graph: OpGraph, op: Op, machine: Machine) -> Plan:
-    """Gathers the sources' rows, multiplies them by the filters and adds them up at the destinations."""
+    """Plan a continuous-filter convolution: gather source rows, multiply them by filters, add them at destinations."""
     x, filters, result = tensor(graph, op.args[0]), tensor(graph, op.args[1]), made(graph, op)[0]
     num_edges, channels = filters.shape
     return in_sequence(
@@ -25,7 +25,11 @@ def rule_cfconv(graph: OpGraph, op: Op, machine: Machine) -> Plan:
 
 
 def rule_cfconv_backward(graph: OpGraph, op: Op, machine: Machine) -> Plan:
-    """The gradient's rows go to the edges, times the filters back to the sources, times the sources to the filters."""
+    """Plan the gradients of a continuous-filter convolution.
+
+    The rows of the gradient go to the edges. Times the filters they are added at the sources; times the sources they
+    are the gradient of the filters.
+    """
     grad, x, filters = (tensor(graph, op.args[n]) for n in range(3))
     num_edges, channels = filters.shape
     multiply = plan_elementwise("multiply", num_edges * channels, width(x), machine)
@@ -41,7 +45,7 @@ def rule_cfconv_backward(graph: OpGraph, op: Op, machine: Machine) -> Plan:
 
 
 def rule_fused(graph: OpGraph, op: Op, machine: Machine) -> Plan:
-    """The optimizer's passes over all parameters at once."""
+    """Plan the passes of an optimizer over all parameters at once."""
     elements = max(1, sum(value.numel for value in read(graph, op)[: len(op.args[0])]))
     kinds = operation_of(op.target).passes
     return in_sequence("fused", *(plan_elementwise(kind, elements, 4, machine) for kind in kinds))

@@ -1,4 +1,4 @@
-"""Gathers of rows: planned over columns x rows x lookups, as in `popops::embedding::plan`."""
+"""Plans of gathers of rows, split over columns x rows x lookups, as in `popops::embedding::plan`."""
 
 import functools
 from typing import Any
@@ -20,17 +20,17 @@ INDEX_BYTES = 4
 
 @functools.lru_cache(maxsize=4096)
 def plan_gather(table_rows: int, columns: int, lookups: int, width: int, machine: Machine) -> Plan:
-    """The cheapest way to copy rows of a table that an index names.
+    """Plan the cheapest way to copy rows of a table that an index names.
 
-    Each tile holds a block of the table and copies what its share of the lookups finds there; where the table's rows
-    are split, a second stage picks for each lookup the block that had its row.
+    Each tile holds a block of the table and copies the rows of its lookups from there. If the table's rows are split,
+    a second stage selects for each lookup the answer of the block with its row.
 
     Args:
         table_rows: Rows of the table.
         columns: Elements of a row.
         lookups: Rows of the result.
         width: Bytes of an element.
-        machine: What to plan for.
+        machine: The machine and its constants.
 
     Example:
         >>> from popgeo.ipu.target import IpuTarget
@@ -65,11 +65,12 @@ def plan_gather(table_rows: int, columns: int, lookups: int, width: int, machine
 
 @functools.lru_cache(maxsize=4096)
 def _search(table_rows: int, columns: int, lookups: int, width: int, target: IpuTarget) -> CheapestSplit:
+    """Return the cheapest split of a gather over columns, rows and lookups."""
     tiles = target.all_tiles
     splits = within(tiles, column_grains(columns, width), max(1, table_rows // 2), lookups)
     rows, wide, mine = largest_block(table_rows, columns, lookups, width, splits)
     block, even = rows * wide * width, table_rows * columns * width / tiles
-    # A table that no two tiles share only moves as far as it did not lie evenly; else each tile gets its block.
+    # Each tile receives its block if several tiles share it. Otherwise only the uneven part of the table moves.
     spread_bytes = np.where(splits[2] > 1, block, np.maximum(block - even, 0)) + mine * INDEX_BYTES
     two_stages = splits[1] > 1
     picked = ceil_div(mine, splits[1])
@@ -87,36 +88,38 @@ def _search(table_rows: int, columns: int, lookups: int, width: int, target: Ipu
         + np.where(two_stages, mine * wide * width + regroup_bytes, 0)
         + mine * INDEX_BYTES,
     }
-    # As the planner of poplibs, which charges nothing for one more step.
+    # The planner of poplibs charges nothing for a further step, either.
     cycles = terms["spread"] + terms["slice"] + terms["regroup"] + terms["select"]
     return cheapest(splits, cycles, terms, target)
 
 
 def rule_gather(graph: OpGraph, op: Op, machine: Machine) -> Plan:
-    """Rows of a table, or what it has at places along a dimension."""
+    """Plan a gather of rows, or of slices along a dimension."""
     table, result = tensor(graph, op.args[0]), made(graph, op)[0]
     rows = size_of(table, op.args[1] if op.target.startswith("aten.index_select.") else 0)
     return plan_row_gather(table, rows, result.numel // max(1, table.numel // max(1, rows)), machine)
 
 
 def rule_index(graph: OpGraph, op: Op, machine: Machine) -> Plan:
-    """`x[i, j, ...]`: the indexed dimensions become one that is looked up in."""
+    """Plan `x[i, j, ...]`: the indexed dimensions become the rows of one table."""
     table = tensor(graph, op.args[0])
     return plan_row_gather(table, *indexed(graph, table, op.args[1]), machine)
 
 
 def rule_elements(graph: OpGraph, op: Op, machine: Machine) -> Plan:
+    """Plan a gather of single elements along a dimension."""
     table, dim, index = tensor(graph, op.args[0]), op.args[1], tensor(graph, op.args[2])
     rows, columns, lookups = named_rows(table, dim, index)
     return plan_gather(rows, columns, lookups, width(table), machine)
 
 
 def plan_row_gather(table: Value, rows: int, lookups: int, machine: Machine) -> Plan:
+    """Plan a gather of rows of a value."""
     return plan_gather(rows, table.numel // max(1, rows), lookups, width(table), machine)
 
 
 def indexed(graph: OpGraph, value: Value, indices: Any) -> tuple[int, int]:
-    """Places that a list of indices can name, and how many it names."""
+    """Return the number of places that a list of indices can name, and the number of places that it names."""
     rows = lookups = 1
     for size, index in zip(value.shape, indices, strict=False):
         if isinstance(index, Ref):
@@ -125,7 +128,10 @@ def indexed(graph: OpGraph, value: Value, indices: Any) -> tuple[int, int]:
 
 
 def named_rows(table: Value, dim: int, index: Value) -> tuple[int, int, int]:
-    """Rows, columns and lookups of an index of many dimensions; if it differs in all of them, single elements."""
+    """Return rows, columns and lookups of an index of several dimensions.
+
+    If the index differs along all dimensions, it names single elements: rows of one column.
+    """
     dim %= max(1, len(index.shape))
     others = [
         (size, stride) for d, (size, stride) in enumerate(zip(index.shape, index.stride, strict=True)) if d != dim
@@ -137,4 +143,5 @@ def named_rows(table: Value, dim: int, index: Value) -> tuple[int, int, int]:
 
 
 def size_of(value: Value, dim: int) -> int:
+    """Return the size of a dimension; 1 for a scalar."""
     return value.shape[dim] if value.shape else 1

@@ -1,4 +1,4 @@
-"""The cost of every operation of a captured program on a machine: which rule knows it, and its plan."""
+"""The cost of every operation of a captured program on a machine."""
 
 import importlib
 
@@ -7,7 +7,7 @@ from popgeo.capture.op_graph import Op, OpGraph
 from popgeo.capture.operations import OPERATIONS, UNKNOWN, Operation, name_of
 from popgeo.ipu.cost import control
 from popgeo.ipu.cost.calibration import BOW_SDK3, Calibration, Machine
-from popgeo.ipu.cost.layouts import laid_out_anew, with_layout
+from popgeo.ipu.cost.layouts import layout_bytes, with_layout
 from popgeo.ipu.cost.operands import Rule, distinct
 from popgeo.ipu.cost.plan import OpCost, Plan
 from popgeo.ipu.cost.splits import MEMORY_SHARE
@@ -16,6 +16,7 @@ from popgeo.ipu.target import IpuTarget
 
 
 def _rule_of(row: Operation) -> Rule:
+    """Return the rule of an operation, from the file of its family."""
     return getattr(importlib.import_module(f"{__package__}.{row.file}"), f"rule_{row.rule}")
 
 
@@ -23,9 +24,9 @@ RULES = {row.name: _rule_of(row) for row in OPERATIONS.values() if row.family no
 
 
 def plan_all(graph: OpGraph, machine: Machine) -> list[Plan]:
-    """The plan of each operation of a program, in order, with what it lays out again before it begins."""
+    """Plan each operation of a program, in order, with the rows that it lays out again before it begins."""
     plans = []
-    for op, nbytes in zip(graph.ops, laid_out_anew(graph), strict=True):
+    for op, nbytes in zip(graph.ops, layout_bytes(graph), strict=True):
         rule = RULES.get(name_of(op.target), plan_unknown)
         plans.append(with_layout(rule(graph, op, machine), nbytes, machine))
     return plans
@@ -33,11 +34,14 @@ def plan_all(graph: OpGraph, machine: Machine) -> list[Plan]:
 
 RULES |= control.rules(plan_all)
 
-CYCLES_PER_ELEMENT = 42.0  # a worker's software path for one element on every sixth cycle, as integer operations take
+CYCLES_PER_ELEMENT = 42.0  # 7 instructions of a worker, on every sixth cycle each, as in integer operations
 
 
 def plan_unknown(graph: OpGraph, op: Op, machine: Machine) -> Plan:
-    """Every tensor crosses the exchange once, and each element of the largest takes a slow path on one worker."""
+    """Plan an operation without a rule, conservatively.
+
+    Every tensor crosses the exchange once, and one worker takes a slow path for each element of the largest tensor.
+    """
     values = [graph.values[v] for v in {*op.reads(), *op.makes()}]
     target, tiles = machine.target, machine.num_tiles
     nbytes = -(-sum(value.nbytes for value in values) // tiles)
@@ -55,7 +59,7 @@ def plan_unknown(graph: OpGraph, op: Op, machine: Machine) -> Plan:
 def cost(
     graph: OpGraph, target: IpuTarget, calibration: Calibration = BOW_SDK3, matmul_proportion: float = MEMORY_SHARE
 ) -> tuple[OpCost, ...]:
-    """A plan and its cost for each operation, in order.
+    """Return the plan and the cost of each operation of a graph, in order.
 
     Args:
         graph: The captured program.
@@ -80,12 +84,12 @@ def cost(
 
 
 def _bytes(graph: OpGraph, op: Op) -> int:
-    """What it reads and writes; views touch nothing."""
+    """Return the bytes that an operation reads and writes; a view touches none."""
     if graph.is_view(op):
         return 0
     if op.bodies:
         touched = [sum(_bytes(body, inner) for inner in body.ops) for body in op.bodies]
         return op.args[0] * touched[0] if op.target == FOR_LOOP else max(touched)
     read = sum(distinct(graph.values[v]) * graph.values[v].dtype.itemsize for v in op.reads())
-    # What works in place returns the value that it writes: one write.
+    # An operation in place returns the value that it writes, which counts once.
     return read + sum(graph.values[v].nbytes for v in {*op.makes(), *op.writes})

@@ -1,11 +1,12 @@
-"""Where the elements of a value lie: by rows, as gathers make them, or in blocks, as products do.
+"""The layout of values: by rows, as gathers make them, or in blocks, as products make them.
 
-An operation by element works where its operands lie. As long as they lie alike, nothing moves: in chains after one
-product, in residual sums of products and in norms of them. Where rows meet blocks, as SchNet's gathered features meet
-its filters, and where a product reads rows, these are laid out again first.
+An operation by element works at the place of its operands. If all operands have the same layout, nothing moves: in
+chains after one product, in residual sums of products and in norms of them. If rows meet blocks, as SchNet's gathered
+features meet its filters, or if a product reads rows, then the rows are first laid out in blocks.
 
-Rows of an odd number of float16, such as scores of 197 tokens, cannot lie in blocks: no block divides them, and each
-second one begins within a word, the least that an exchange moves. Each product that reads or makes them lays them out.
+Rows of an odd number of float16, such as scores of 197 tokens, cannot lie in blocks: no block divides them, and every
+second row begins within a word, the least unit of an exchange. Each product that reads or makes them lays them out
+again.
 """
 
 from dataclasses import replace
@@ -18,14 +19,14 @@ from popgeo.ipu.cost.plan import Plan
 from popgeo.ipu.cost.supersteps import overhead_step
 
 _PRODUCTS = ("matmul", "convolution", "attention")
-# Which families lay out what they make; inputs and constants lie as their reader wants them, the rest as what it reads.
+# Layouts of results by family. Inputs and constants lie as their reader wants them, other results as their operands.
 _MADE_BY = {"gather": "rows", "scatter": "rows", "fused": "rows"} | dict.fromkeys(_PRODUCTS, "blocks")
 
 
-def laid_out_anew(graph: OpGraph) -> list[int]:
-    """Bytes of the rows that each operation lays out in blocks before it begins.
+def layout_bytes(graph: OpGraph) -> list[int]:
+    """Return the bytes of rows that each operation lays out in blocks before it begins.
 
-    Gathers and sums of rows bring what they read in their own plans.
+    The plans of gathers and sums of rows bring their operands themselves.
 
     Example:
         >>> import torch
@@ -33,7 +34,7 @@ def laid_out_anew(graph: OpGraph) -> list[int]:
         >>> def message(x, index, weight):
         ...     return x.index_select(0, index) * (x @ weight)
         >>> step = ipu.compile(message, [torch.ones(8, 4), torch.zeros(8, dtype=torch.long), torch.ones(4, 4)])
-        >>> [nbytes for nbytes in laid_out_anew(step.graph) if nbytes]  # 8 rows of 4 numbers of float32
+        >>> [nbytes for nbytes in layout_bytes(step.graph) if nbytes]  # 8 rows of 4 numbers of float32
         [128]
     """
     layouts: dict[int, str] = {}  # by storage
@@ -43,7 +44,7 @@ def laid_out_anew(graph: OpGraph) -> list[int]:
         operands = _operands(graph, op, layouts, full=family not in _PRODUCTS)
         reads = {layout for layout, _ in operands}
         mixes = family in _PRODUCTS or (family in ("elementwise", "fused") and "blocks" in reads)
-        moves = "blocks" if family == "fused" else "rows"  # a convolution's rows are as large as the filters it reads
+        moves = "blocks" if family == "fused" else "rows"  # a cfconv's rows are as large as the filters that it reads
         uneven = {v: graph.values[v] for v in (*op.reads(), *op.makes())} if family == "matmul" else {}
         moved = [nbytes for layout, nbytes in operands if mixes and layout == moves]
         found.append(sum(moved) + sum(odd_bytes(value) for value in uneven.values()))
@@ -54,9 +55,10 @@ def laid_out_anew(graph: OpGraph) -> list[int]:
 
 
 def _operands(graph: OpGraph, op: Op, layouts: dict[int, str], *, full: bool) -> list[tuple[str, int]]:
-    """Layout and bytes of what an operation reads; with `full`, only of what is not broadcast.
+    """Return layout and bytes of the operands of an operation; with `full`, only of operands that are not broadcast.
 
-    Where all operands are broadcast, as distances and centres are for Gaussians, the result lies as none of them.
+    If all operands are broadcast, as distances and centres are for Gaussians, the result has the layout of none of
+    them.
     """
     values = {graph.values[v].storage: graph.values[v] for v in op.reads()}
     by_element = operation_of(op.target).family == "elementwise"
@@ -70,7 +72,7 @@ def _operands(graph: OpGraph, op: Op, layouts: dict[int, str], *, full: bool) ->
 
 
 def odd_bytes(value: Value) -> int:
-    """Bytes of a matrix whose rows are an odd number of float16; 0 for any other.
+    """Return the bytes of a matrix with rows of an odd number of float16; 0 for any other value.
 
     Example:
         >>> import torch
@@ -85,9 +87,9 @@ def odd_bytes(value: Value) -> int:
 
 
 def with_layout(plan: Plan, nbytes: int, machine: Machine) -> Plan:
-    """A plan that lays that many bytes out again before it begins.
+    """Return a plan that first lays the given number of bytes out again.
 
-    A product brings its operands in exchanges of its own, so the bytes cost it less than an operation by element.
+    A product brings its operands in its own exchanges, so a byte costs it less than an operation by element.
     """
     if not nbytes:
         return plan

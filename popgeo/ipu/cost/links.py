@@ -1,7 +1,7 @@
-"""What joins IPUs: links of a machine, links between machines of a pod, gateways between pods; and rings over them.
+"""Rates of the links between IPUs, and times of messages and rings over them.
 
-A machine (IPU-M2000, Bow-2000) holds 4 IPUs; up to 16 machines are a pod of 64, joined by IPU-Links to a torus of two
-dimensions; pods are joined by gateways (IPU-POD64 and IPU-POD128 data sheets). IPUs are numbered machine by machine.
+A machine (IPU-M2000, Bow-2000) holds 4 IPUs. Up to 16 machines are a pod of 64 IPUs, joined by IPU-Links to a torus of
+two dimensions. Gateways join pods (IPU-POD64 and IPU-POD128 data sheets). IPUs are numbered machine by machine.
 """
 
 import itertools
@@ -10,17 +10,17 @@ from collections.abc import Sequence
 from popgeo.ipu.target import IpuTarget
 
 IPUS_OF_A_MACHINE, IPUS_OF_A_POD = 4, 64
-# Between boards one pair of IPUs reached 27.7 GB/s where a pair of one board reached 55: arXiv:1912.03413, first
-# generation; the second generation's are not published.
+# A pair of IPUs on two boards reached 27.7 GB/s, a pair on one board 55: arXiv:1912.03413, first generation. Rates of
+# the second generation are not published.
 BETWEEN_MACHINES_BYTES_PER_SECOND = 28e9
 # Two gateway links of 100 gigabit per second each leave a machine, for its four IPUs together: Bow-2000 data sheet.
 # They are Ethernet, which carries as much each way at the same time.
 BETWEEN_PODS_BYTES_PER_SECOND = 2 * 100e9 / 8 / IPUS_OF_A_MACHINE
-HOP_SECONDS = 0.16e-6  # that each further machine on the way adds to a message: arXiv:1912.03413
+HOP_SECONDS = 0.16e-6  # further latency for each machine on the way: arXiv:1912.03413
 
 
 def link_rate(sender: int, receiver: int, target: IpuTarget) -> float:
-    """Bytes per second from one IPU to another.
+    """Return the bytes per second from one IPU to another.
 
     Example:
         >>> bow = IpuTarget.bow()
@@ -35,7 +35,7 @@ def link_rate(sender: int, receiver: int, target: IpuTarget) -> float:
 
 
 def message_seconds(nbytes: float, sender: int, receiver: int, target: IpuTarget) -> float:
-    """How long a message takes from one IPU to another that waits for it.
+    """Return the seconds of a message from one IPU to another that waits for it.
 
     Example:
         >>> bow = IpuTarget.bow()
@@ -48,16 +48,16 @@ def message_seconds(nbytes: float, sender: int, receiver: int, target: IpuTarget
 
 
 def ring_seconds(nbytes: float, ring: Sequence[int], target: IpuTarget, *, rounds: int = 2) -> float:
-    """How long IPUs take until each has the sum of what all of them hold: twice round, a share of it at a time.
+    """Return the seconds of a collective over IPUs in a ring.
 
-    All IPUs send at once, so that the slowest link of the ring sets the pace of each turn. No other traffic is on the
-    links. Through gateways half of each part goes the other way round.
+    A share of the tensor travels at a time. All IPUs send at once, so the slowest link of the ring sets the pace of a
+    turn. There is no other traffic on the links. Through gateways half of each share goes the other way round.
 
     Args:
-        nbytes: What each IPU holds.
-        ring: The IPUs in the order in which they pass parts on; the last one is taken to be the first one's neighbor.
+        nbytes: Bytes that each IPU holds.
+        ring: The IPUs in the order of the ring; the last and the first IPU are taken to be neighbors.
         target: One IPU.
-        rounds: How often it goes round: once until each has a share of the sum, or until each has all shares.
+        rounds: Times round the ring: 1 for a reduce-scatter or an all-gather, 2 for an all-reduce.
 
     Example:
         >>> bow = IpuTarget.bow()
@@ -76,7 +76,7 @@ def ring_seconds(nbytes: float, ring: Sequence[int], target: IpuTarget, *, round
 
 
 def replica_ring(ipu: int, ipus_of_a_replica: int, replicas: int) -> range:
-    """The IPUs that hold the same part of a model in each replica, where replicas lie one after the other.
+    """Return the IPUs with the same part of a model in each replica; replicas lie one after the other.
 
     Example:
         >>> list(replica_ring(1, ipus_of_a_replica=4, replicas=4))
@@ -86,7 +86,7 @@ def replica_ring(ipu: int, ipus_of_a_replica: int, replicas: int) -> range:
 
 
 def streaming_rate(num_ipus: int, target: IpuTarget) -> float:
-    """Bytes per second that each of that many IPUs gets from its machine's streaming memory while all read it at once.
+    """Return the bytes per second for each IPU if that many IPUs read streaming memory at the same time.
 
     Example:
         >>> bow = IpuTarget.bow()

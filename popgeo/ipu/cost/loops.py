@@ -1,4 +1,4 @@
-"""The inner loop of each kind of element-wise operation, and the cycles that a tile takes for it."""
+"""The inner loop of each kind of operation by element, and the cycles that a tile takes for it."""
 
 import csv
 from collections.abc import Mapping
@@ -11,13 +11,13 @@ from popgeo.ipu.target import IpuTarget
 
 @dataclass(frozen=True, kw_only=True)
 class Loop:
-    """What a worker does for one kind of operation, from the estimators of poplibs.
+    """The cycles of a worker for one kind of operation, from the estimators of poplibs.
 
     Attributes:
-        start: Cycles before its first element.
-        vector: Cycles per vector, load and store left out, float32 and float16; empty if it goes one by one.
-        element: Cycles per element if it goes one by one, float32 and float16; else empty.
-        once: Cycles of the tile around its workers.
+        start: Cycles before the first element.
+        vector: Cycles per vector without load and store, for float32 and float16; empty for a loop over elements.
+        element: Cycles per element for float32 and float16; empty for a loop over vectors.
+        once: Cycles of the tile before and after its workers.
         flops: Floating-point operations per element.
     """
 
@@ -29,15 +29,15 @@ class Loop:
 
 
 _LOAD_STORE = 2
-# `also` are the passes that take as long as a loop: a square, as any operation that is one instruction on one operand.
-# Of `gelu` and its gradient, `vector` are the instructions of `popnn::NonLinearity1D` and `NonLinearityGrad1D` for a
-# vector: 12 and 21, load and store among them, of which two are a tanh, which takes one cycle for two float16 and five
-# for one float32.
+# `also` names further passes with the same cycles: a square costs as much as any single instruction on one operand.
+# For `gelu` and its gradient, `vector` counts the instructions of `popnn::NonLinearity1D` and `NonLinearityGrad1D` per
+# vector: 12 and 21 with load and store. Two of them are a tanh: one cycle for two float16, five for one float32.
 with Path(__file__).with_name("loops.csv").open(newline="", encoding="utf-8") as _file:
     _ROWS = {row["name"]: row for row in csv.DictReader(_file)}
 
 
 def _loop(row: Mapping[str, str]) -> Loop:
+    """Return the loop of a row of the table."""
     vector, element = (tuple(map(int, row[part].split())) for part in ("vector", "element"))
     start, once, flops = (int(row[part]) for part in ("start", "once", "flops"))
     return Loop(start=start, vector=vector, element=element, once=once, flops=flops)
@@ -45,18 +45,18 @@ def _loop(row: Mapping[str, str]) -> Loop:
 
 LOOPS = {name: _loop(row) for name, row in _ROWS.items()}
 LOOP_OF = {one: name for name, row in _ROWS.items() for one in (name, *filter(None, row["also"].split("; ")))}
-"""The loop of each pass that operations are made of: its own, or one that takes as long."""
+"""The loop of each pass of operations: its own loop, or another loop with the same cycles."""
 
 # Operations on numbers of 32 bits have no vectors.
 ARITHMETIC = frozenset({"add", "scalar", "maximum", "divide", "add product", "relu", "mix"})
 
 
 def elementwise_vertex(elements: int, loop: Loop, width: int, target: IpuTarget) -> int:
-    """Cycles of a tile that shares elements among its workers.
+    """Return the cycles of a tile that shares elements among its workers.
 
     Args:
         elements: Elements on the tile.
-        loop: What a worker does.
+        loop: The cycles of a worker.
         width: Bytes of an element.
         target: The machine.
 

@@ -1,4 +1,4 @@
-"""Dense products: rows x contraction x columns over the tiles, one part after the other where memory is short."""
+"""Plans of dense products: rows x contraction x columns over the tiles, in several turns if memory is short."""
 
 import functools
 import math
@@ -17,21 +17,21 @@ from popgeo.ipu.cost.supersteps import compute_step, overhead_step, transfer_cyc
 from popgeo.ipu.cost.vertex_cycles import OUT_BLOCK, add_partials, amp_vertex, ceil_div, in_block
 from popgeo.ipu.target import IpuTarget
 
-SERIAL_CYCLES = 500  # per turn of a loop over parts of the columns
+SERIAL_CYCLES = 500  # of each turn of a loop over parts of the columns
 _TURNS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32, 40, 48, 56, 64, 96, 128, 192, 256, 384, 512, 1024)
 _MORE_TURNS = 4
 
 
 @dataclass(frozen=True)
 class Product:
-    """[rows, contraction] times [contraction, columns].
+    """The sizes of a product of [rows, contraction] and [contraction, columns].
 
     Attributes:
         rows: Rows of the left matrix.
         contraction: Columns of the left and rows of the right one.
         columns: Columns of the right one.
         width: Bytes of an element: 2 or 4.
-        shares: Distinct elements of the left and the right matrix, as shares of all.
+        shares: Distinct elements of the left and the right matrix, as shares of all their elements.
     """
 
     rows: int
@@ -42,7 +42,7 @@ class Product:
 
     @property
     def transposed(self) -> "Product":
-        """The product whose result is the transpose of this one's."""
+        """The product with the transposed result."""
         return Product(self.columns, self.contraction, self.rows, self.width, self.shares[::-1])
 
 
@@ -56,16 +56,17 @@ def plan_matmul(
     batch: int = 1,
     shares: tuple[float, float] = (1.0, 1.0),
 ) -> Plan:
-    """The cheapest way to multiply [rows, contraction] by [contraction, columns], `batch` times side by side.
+    """Plan the cheapest way to multiply [rows, contraction] by [contraction, columns], for `batch` products at once.
 
     Args:
         rows: Rows of the left matrix.
         contraction: Columns of the left and rows of the right one.
         columns: Columns of the right one.
         width: Bytes of an element: 2 or 4.
-        machine: What to plan for.
-        batch: Independent products of this shape.
-        shares: Distinct elements of the left and the right matrix, as shares of all; rows of windows overlap.
+        machine: The machine and its constants.
+        batch: Number of independent products of this shape.
+        shares: Distinct elements of the left and the right matrix, as shares of all their elements. Rows of windows
+            overlap, so they have fewer distinct elements. Default: all elements are distinct.
 
     Example:
         >>> from popgeo.ipu.target import IpuTarget
@@ -85,6 +86,7 @@ def plan_matmul(
 
 
 def _steps(found: CheapestSplit, machine: Machine) -> tuple[Superstep, ...]:
+    """Return the supersteps of a split."""
     constants, parts = machine.calibration, found.cuts[1]
     moving, reducing = constants.matmul_move, constants.matmul_reduce
     steps = [
@@ -106,7 +108,7 @@ def _steps(found: CheapestSplit, machine: Machine) -> tuple[Superstep, ...]:
 
 @functools.lru_cache(maxsize=4096)
 def _search(product: Product, target: IpuTarget, tiles: int, proportion: float) -> CheapestSplit:
-    """The cheapest split, either way round, with as few turns as memory allows or somewhat more."""
+    """Return the cheapest split, of the product or its transpose, with as few turns as memory allows or a few more."""
     fitting: list[CheapestSplit] = []
     more = 0
     for turns in _TURNS:
@@ -119,7 +121,7 @@ def _search(product: Product, target: IpuTarget, tiles: int, proportion: float) 
 
 
 def _cycles(found: CheapestSplit) -> float:
-    """Cycles of all turns."""
+    """Return the cycles of all turns."""
     once = sum(found.terms[name] for name in ("bring", "copy", "amp", "reduce", "add"))
     return found.turns * once + (SERIAL_CYCLES * found.turns if found.turns > 1 else 0)
 
@@ -127,7 +129,7 @@ def _cycles(found: CheapestSplit) -> float:
 def _best(
     product: Product, target: IpuTarget, tiles: int, turns: int, proportion: float, is_swapped: bool
 ) -> CheapestSplit:
-    """The cheapest split that computes a part of the columns at a time; its terms are of one turn.
+    """Return the cheapest split that computes a part of the columns at a time; its terms are of one turn.
 
     When swapped, it transposes the product first, so it computes a part of the rows at a time.
     """
@@ -144,7 +146,7 @@ def _best(
     wide = np.minimum(columns, ceil_div(blocks_out, n_columns) * OUT_BLOCK)
     left, right = of_left * mine * deep * width, of_right * deep * wide * width
     sums = mine * wide * width
-    # Neighboring tiles that make other columns of the same rows receive the same rows.
+    # Neighboring tiles make different columns of the same rows, so they receive the same rows.
     bring = transfer_cycles(target, bytes_in=left, is_paired=n_columns % 2 == 0) + transfer_cycles(
         target, bytes_in=right * (1 - 1 / n_rows)
     )
@@ -155,7 +157,7 @@ def _best(
         "rows": mine.astype(float),
         "bring": bring,
         "bring_bytes": left + right * (1 - 1 / n_rows),
-        # The matrix unit wants its operands in blocks.
+        # The matrix unit reads its operands in blocks.
         "copy": (left + right) / target.copy_bytes,
         "amp": amp_vertex(mine, deep, wide, width, target),
         "reduce": transfer_cycles(target, bytes_in=reduce_bytes, bytes_out=reduce_bytes, fragments_in=n_contraction),
@@ -167,17 +169,17 @@ def _best(
     cycles = terms["bring"] + terms["copy"] + terms["amp"] + terms["reduce"] + terms["add"]
     found = cheapest(splits, cycles, terms, target, proportion)
     cuts = found.cuts[::-1] if is_swapped else found.cuts
-    return replace(found, turns=turns, cuts=cuts, considered=2 * found.considered)  # the other way round, too
+    return replace(found, turns=turns, cuts=cuts, considered=2 * found.considered)  # both ways round
 
 
 def left_and_right(graph: OpGraph, op: Op) -> tuple[Value, Value]:
-    """Both matrices; after a bias they are the second and third argument."""
+    """Return both matrices; after a bias they are the second and third argument."""
     first = 1 if op.target.startswith(("aten.add", "aten.baddbmm.")) else 0
     return tensor(graph, op.args[first]), tensor(graph, op.args[first + 1])
 
 
 def sizes_of(graph: OpGraph, op: Op) -> tuple[int, int, int, int]:
-    """Rows, contraction, columns and how many products side by side."""
+    """Return rows, contraction and columns of a product, and the number of products."""
     left, right = left_and_right(graph, op)
     contraction = left.shape[-1]
     if op.target.startswith("aten.linear."):  # of a weight that is stored transposed
@@ -189,12 +191,12 @@ def sizes_of(graph: OpGraph, op: Op) -> tuple[int, int, int, int]:
 
 
 def width_of(graph: OpGraph, op: Op) -> int:
-    """Bytes of an element in the matrix unit, which takes two kinds."""
+    """Return the bytes of an element in the matrix unit, which has two types."""
     return 2 if left_and_right(graph, op)[0].dtype.itemsize == 2 else 4
 
 
 def rule_matmul(graph: OpGraph, op: Op, machine: Machine) -> Plan:
-    """left @ right, or beta * bias + alpha * left @ right."""
+    """Plan left @ right, or beta * bias + alpha * left @ right."""
     rows, contraction, columns, batch = sizes_of(graph, op)
     product = plan_matmul(rows, contraction, columns, width_of(graph, op), machine, batch)
     if len(op.reads()) == 2:  # no bias

@@ -1,4 +1,4 @@
-"""Operations that lay elements out again, that create tensors, and that only view memory differently."""
+"""Plans of operations that lay elements out again, create tensors, or return views of memory."""
 
 import functools
 
@@ -8,18 +8,18 @@ from popgeo.ipu.cost.elementwise import spread
 from popgeo.ipu.cost.operands import made, read, tensor, width
 from popgeo.ipu.cost.plan import Plan
 from popgeo.ipu.cost.scatter import fill_step
-from popgeo.ipu.cost.supersteps import compute_step, swap_step
+from popgeo.ipu.cost.supersteps import compute_step, exchange_step
 
 
 @functools.lru_cache(maxsize=4096)
 def plan_copy(elements: int, width: int, machine: Machine, pieces: int = 1) -> Plan:
-    """Moves elements between tiles and into order.
+    """Plan to move elements between tiles and into order.
 
     Args:
-        elements: How many.
-        width: Bytes of each.
-        machine: What to plan for.
-        pieces: Tensors that they come from.
+        elements: Number of elements.
+        width: Bytes of an element.
+        machine: The machine and its constants.
+        pieces: Number of tensors that the elements come from.
 
     Example:
         >>> from popgeo.ipu.target import IpuTarget
@@ -30,7 +30,9 @@ def plan_copy(elements: int, width: int, machine: Machine, pieces: int = 1) -> P
     most, tiles = spread(elements, width, machine.num_tiles)
     nbytes = most * width
     steps = (
-        swap_step("move elements", target, nbytes=nbytes, tiles=tiles, fragments=pieces, is_irregular=True),
+        exchange_step(
+            "move elements", target, bytes_in=nbytes, bytes_out=nbytes, tiles=tiles, fragments=pieces, is_irregular=True
+        ),
         compute_step(
             "copy", target, vertex=target.copy_cycles + nbytes / target.copy_bytes, tiles=tiles,
             evenness=elements / (tiles * most),
@@ -40,6 +42,7 @@ def plan_copy(elements: int, width: int, machine: Machine, pieces: int = 1) -> P
 
 
 def rule_movement(graph: OpGraph, op: Op, machine: Machine) -> Plan:
+    """Plan the copy of all results of an operation."""
     values = made(graph, op) or [graph.values[v] for v in op.writes]
     return plan_copy(
         max(1, sum(value.numel for value in values)), width(values[0]), machine, max(1, len(read(graph, op)))
@@ -47,16 +50,18 @@ def rule_movement(graph: OpGraph, op: Op, machine: Machine) -> Plan:
 
 
 def rule_copy_part(graph: OpGraph, op: Op, machine: Machine) -> Plan:
-    """Writes into a part of a tensor of which the rest stays or is zero."""
+    """Plan a write into a part of a tensor; the other elements stay, or are zero."""
     result = made(graph, op)[0]
     return plan_copy(max(1, result.numel), width(tensor(graph, op.args[0])), machine, pieces=2)
 
 
 def rule_fill(graph: OpGraph, op: Op, machine: Machine) -> Plan:
+    """Plan to fill tensors with a number."""
     values = made(graph, op) or [tensor(graph, op.args[0])]
     step = fill_step(sum(value.numel for value in values), width(values[0]), machine.target)
     return Plan.in_order("movement", step.tiles, [step], "no published measurement of a fill")
 
 
 def rule_view(graph: OpGraph, op: Op, machine: Machine) -> Plan:
+    """Plan a view, which takes no step."""
     return Plan(family="view", why="taken to cost nothing")

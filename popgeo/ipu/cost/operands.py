@@ -1,4 +1,4 @@
-"""What an operation works on, as planners ask for it."""
+"""The operands of an operation, as planners need them."""
 
 from collections.abc import Callable
 from typing import Any
@@ -12,17 +12,17 @@ _WORD = 4
 
 
 def read(graph: OpGraph, op: Op) -> list[Value]:
-    """The tensors among its arguments, in order."""
+    """Return the tensors among the arguments of an operation, in order."""
     return [graph.values[v] for v in op.reads()]
 
 
 def made(graph: OpGraph, op: Op) -> list[Value]:
-    """The tensors that it returns."""
+    """Return the tensors that an operation returns."""
     return [graph.values[v] for v in op.outputs if v is not None]
 
 
 def tensor(graph: OpGraph, argument: Any) -> Value:
-    """The tensor that an argument represents; of a list, the first one.
+    """Return the tensor of an argument; of a list, the first tensor.
 
     Raises:
         ValueError: the argument is not a tensor.
@@ -35,7 +35,7 @@ def tensor(graph: OpGraph, argument: Any) -> Value:
 
 
 def width(value: Value) -> int:
-    """Bytes of an element on the machine, which knows no 64-bit numbers: they become 32-bit ones.
+    """Return the bytes of an element on the machine, which keeps numbers of 64 bits in 32 bits.
 
     Example:
         >>> import torch
@@ -47,7 +47,7 @@ def width(value: Value) -> int:
 
 
 def distinct(value: Value) -> int:
-    """Elements of a value that are different memory; fewer than it has if it is expanded.
+    """Return the number of elements with separate memory; an expanded value has fewer than its size.
 
     Example:
         >>> import torch

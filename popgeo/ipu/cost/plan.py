@@ -1,4 +1,4 @@
-"""How an operation is divided over the tiles, and what each of its supersteps costs."""
+"""Plans of operations: their division over the tiles, and the cost of each superstep."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -6,7 +6,7 @@ from enum import Enum
 
 
 class Activity(str, Enum):
-    """What the slowest tile spends a superstep on."""
+    """The activity of the slowest tile in a superstep."""
 
     COMPUTE = "compute"
     EXCHANGE = "exchange"
@@ -15,14 +15,14 @@ class Activity(str, Enum):
 
 
 class Profile(str, Enum):
-    """Which figures a report adds up."""
+    """The kind of cycles that a report adds up."""
 
     IDEAL = "ideal"
     CALIBRATED = "calibrated"
 
 
 class Validity(str, Enum):
-    """How far a cost can be trusted.
+    """The basis of a cost: a measurement, an extrapolation from measurements, or an estimate.
 
     Attributes:
         VALIDATED: Inside the range of sizes at which the formula was checked against published measurements.
@@ -36,7 +36,7 @@ class Validity(str, Enum):
 
 
 Judgement = tuple[Validity, str]
-"""How far a cost can be trusted, and the reason for an estimate or an extrapolation, in words."""
+"""The validity of a cost, and a sentence with the reason for an estimate or an extrapolation."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,11 +44,11 @@ class Superstep:
     """One bulk-synchronous step of an operation.
 
     Attributes:
-        name: What it does, such as `slice rows` or `add partial sums`.
-        activity: What the slowest tile spends it on.
+        name: Name of its work, such as `slice rows` or `add partial sums`.
+        activity: Activity of the slowest tile.
         ideal: Cycles of the slowest tile by the formulas alone.
         calibrated: Cycles of the slowest tile with the constants fitted to published measurements.
-        mean: Ideal cycles averaged over all tiles; with `ideal` it tells how even the work lies.
+        mean: Ideal cycles averaged over all tiles; `mean / ideal` is the evenness of the work.
         tiles: Tiles at work.
         workers: Workers occupied on a tile at work, on average.
         bytes_in: Most bytes that any tile receives.
@@ -70,7 +70,7 @@ class Superstep:
     fragments: int = 0
 
     def cycles(self, profile: Profile) -> float:
-        """Cycles of the slowest tile."""
+        """Return the cycles of the slowest tile."""
         return self.calibrated if profile == Profile.CALIBRATED else self.ideal
 
 
@@ -79,15 +79,15 @@ class Plan:
     """The chosen division of one operation and its cost.
 
     Attributes:
-        family: What kind of work it is, such as `gather` or `matmul`; that of the operation's row in the table.
-        split: Into how many parts each dimension of the work is cut, such as `{"rows": 4, "columns": 16}`.
-        supersteps: What it costs, in order.
+        family: Family of the operation in the table of operations, such as `gather` or `matmul`.
+        split: Number of parts of each dimension of the work, such as `{"rows": 4, "columns": 16}`.
+        supersteps: Supersteps with their cost, in order.
         temporary_bytes: Most bytes of any tile while the operation runs, beyond its arguments and results.
         flops: Floating-point operations of all tiles, a multiply-accumulate counted as two.
-        considered: Divisions that were compared.
-        validity: How far the cost can be trusted.
-        why: The reason for an estimate or an extrapolation, in words.
-        parts: The plans that it consists of, in order, where the machine runs an operation as several.
+        considered: Number of divisions that were compared.
+        validity: Validity of the cost.
+        why: Sentence with the reason for an estimate or an extrapolation.
+        parts: Plans of the parts, in order, if the machine runs the operation as several.
     """
 
     family: str
@@ -104,21 +104,25 @@ class Plan:
     def in_order(
         cls, family: str, tiles: int, steps: Sequence[Superstep], why: str, *, nbytes: int = 0, flops: int = 0
     ) -> "Plan":
-        """An estimate of work on elements that lie in order over some tiles.
+        """Return an estimate for work on elements that lie in order over some tiles.
 
         Args:
-            family: What kind of work it is.
-            tiles: How many tiles are at work.
-            steps: Its supersteps, in order.
-            why: The reason for an estimate, in words.
+            family: Family of the operation.
+            tiles: Number of tiles at work.
+            steps: Supersteps, in order.
+            why: Sentence with the reason for the estimate.
             nbytes: Most bytes of work space on any tile.
             flops: Floating-point operations.
         """
         split, supersteps = {"tiles": tiles}, tuple(steps)
         return cls(family=family, split=split, supersteps=supersteps, temporary_bytes=nbytes, flops=flops, why=why)
 
+    def split_of(self, family: str) -> Mapping[str, int]:
+        """Return the split of the first part of a family; the plan's own split if no part is of that family."""
+        return next((part for part in self.parts if part.family == family), self).split
+
     def cycles(self, profile: Profile) -> float:
-        """Cycles of all supersteps."""
+        """Return the cycles of all supersteps."""
         return sum(step.cycles(profile) for step in self.supersteps)
 
 
@@ -127,16 +131,16 @@ class OpCost:
     """An operation of the captured program with its plan.
 
     Attributes:
-        target: Its name in torch.
+        target: Name of the operation in torch.
         phase: `forward`, `backward` or `update`; `accumulate` adds up gradients of several micro-batches; `host` moves
             data in and out.
-        module: Dotted name of the submodule that asked for it.
-        source: The model's line that asked for it.
-        shapes: Shapes of its tensors, arguments first, as a report shows them.
-        plan: How it is divided and what it costs.
-        known: False if no rule knows the operation and a conservative one stood in.
-        count: How often one step runs it: once a micro-batch, or once an update.
-        bytes: Bytes that it reads and writes, had each tensor its own memory; a broadcast dimension counts once.
+        module: Dotted name of the submodule that calls the operation.
+        source: Line of the model that calls the operation.
+        shapes: Shapes of its tensors, arguments first, as text for reports.
+        plan: Division over the tiles, and its cost.
+        known: Whether a rule knows the operation; otherwise its plan is conservative.
+        count: Runs in one step: one per micro-batch, or one per update.
+        bytes: Bytes read and written, as if each tensor had its own memory; a broadcast dimension counts once.
     """
 
     target: str
@@ -151,7 +155,7 @@ class OpCost:
 
     @property
     def family(self) -> str:
-        """What kind of work it is."""
+        """Family of the operation in the table of operations."""
         return self.plan.family
 
     @property

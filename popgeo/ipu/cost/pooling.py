@@ -1,4 +1,4 @@
-"""Windows of pictures reduced to one value each, and values spread over windows."""
+"""Plans of pooling: windows of pictures reduced to one value each, and values distributed over windows."""
 
 import functools
 import math
@@ -9,22 +9,22 @@ from popgeo.ipu.cost.elementwise import plan_elementwise, spread
 from popgeo.ipu.cost.movement import plan_copy
 from popgeo.ipu.cost.operands import made, tensor, width
 from popgeo.ipu.cost.plan import Plan
-from popgeo.ipu.cost.supersteps import compute_step, in_sequence, swap_step
+from popgeo.ipu.cost.supersteps import compute_step, exchange_step, in_sequence
 from popgeo.ipu.cost.vertex_cycles import ceil_div
 from popgeo.ipu.target import IpuTarget
 
-# `popnn::MaxPooling` and its like: cycles of a worker before its first row, at the start of a run of vectors, and for
-# each vector of a window's position; the gradient of the largest compares as well.
+# Cycles of a worker of `popnn::MaxPooling` and similar vertices: before its first row, at the start of a run of
+# vectors, and for each vector of a window's position. The gradient of a maximum also compares.
 _START, _RUN, _VECTOR, _VECTOR_OF_MAX_GRADIENT = 40, 7, 3, 5
 
 
 def pooling_vertex(results: int, taken: int, run: int, width: int, target: IpuTarget, per_vector: int = _VECTOR) -> int:
-    """Cycles of a tile that makes results out of windows.
+    """Return the cycles of a tile that reduces windows.
 
     Args:
-        results: Elements that it makes; they are cleared first.
-        taken: Elements that it takes for them, windows that overlap counted each.
-        run: Neighboring vectors of a row that are worked on at a time.
+        results: Elements of the result, which are cleared first.
+        taken: Elements of all windows; an element of several windows counts in each.
+        run: Neighboring vectors of a row that are processed at a time.
         width: Bytes of an element.
         target: The machine.
         per_vector: Cycles of a worker per vector.
@@ -43,16 +43,16 @@ def pooling_vertex(results: int, taken: int, run: int, width: int, target: IpuTa
 def plan_pooling(
     results: int, taken: int, given: int, run: int, width: int, machine: Machine, per_vector: int = _VECTOR
 ) -> Plan:
-    """Reduces windows, or spreads values over them; tiles share the results in order.
+    """Plan a reduction of windows, or a distribution of values over windows; tiles share the results in order.
 
     Args:
         results: Elements of the result.
-        taken: Elements that go into them, windows that overlap counted each.
+        taken: Elements of all windows; an element of several windows counts in each.
         given: Elements of the arguments.
-        run: Neighboring positions of a row that are worked on at a time.
+        run: Neighboring positions of a row that are processed at a time.
         width: Bytes of an element.
-        machine: What to plan for.
-        per_vector: Cycles of a worker per vector of elements taken.
+        machine: The machine and its constants.
+        per_vector: Cycles of a worker per vector of `taken`.
 
     Example:
         >>> from popgeo.ipu.target import IpuTarget
@@ -65,7 +65,7 @@ def plan_pooling(
     nbytes = ceil_div(given, tiles) * width
     vertex = pooling_vertex(most, ceil_div(taken * most, results), run, width, target, per_vector)
     steps = (
-        swap_step("bring windows", target, nbytes=nbytes, tiles=tiles, is_irregular=True),
+        exchange_step("bring windows", target, bytes_in=nbytes, bytes_out=nbytes, tiles=tiles, is_irregular=True),
         compute_step("pool", target, vertex=vertex, tiles=tiles, evenness=results / (tiles * most)),
     )
     why = "cycles of pooling by poplibs' estimators, which no published measurement checks"
@@ -73,13 +73,14 @@ def plan_pooling(
 
 
 def _window(op: Op, large: tuple[int, ...], small: tuple[int, ...], kernel: int) -> int:
-    """Positions of a window: the kernel's, or enough to cover the larger picture."""
+    """Return the positions of a window: the size of the kernel, or enough positions to cover the larger picture."""
     if "adaptive" not in op.target:
         return math.prod(op.args[kernel]) * (op.args[kernel][0] if len(op.args[kernel]) == 1 else 1)
     return math.prod(ceil_div(a, max(1, b)) for a, b in zip(large[-2:], small[-2:], strict=True))
 
 
 def rule_pooling(graph: OpGraph, op: Op, machine: Machine) -> Plan:
+    """Plan a pooling of windows."""
     x, out = tensor(graph, op.args[0]), made(graph, op)[0]
     window = _window(op, x.shape, out.shape, 1)
     results = max(1, out.numel)
@@ -87,7 +88,10 @@ def rule_pooling(graph: OpGraph, op: Op, machine: Machine) -> Plan:
 
 
 def rule_pooling_backward(graph: OpGraph, op: Op, machine: Machine) -> Plan:
-    """The gradient of a maximum reads the pictures and the places of the maxima too."""
+    """Plan the gradient of a pooling.
+
+    The gradient of a maximum also reads the pictures and the places of the maxima.
+    """
     grad, out = tensor(graph, op.args[0]), made(graph, op)[0]
     window = 1 if "upsample" in op.target else _window(op, out.shape, grad.shape, 2)
     given, per_vector = grad.numel, _VECTOR
@@ -99,12 +103,13 @@ def rule_pooling_backward(graph: OpGraph, op: Op, machine: Machine) -> Plan:
 
 
 def rule_nearest(graph: OpGraph, op: Op, machine: Machine) -> Plan:
+    """Plan an enlargement that copies the nearest element."""
     out = made(graph, op)[0]
     return in_sequence("pooling", plan_copy(max(1, out.numel), width(out), machine))
 
 
 def rule_bilinear(graph: OpGraph, op: Op, machine: Machine) -> Plan:
-    """Each result is a weighted sum of four neighbors, which are brought first."""
+    """Plan an enlargement by weighted sums of four neighbors, which are brought first."""
     x, out = tensor(graph, op.args[0]), made(graph, op)[0]
     elements, nbytes = max(1, x.numel, out.numel), width(out)
     kinds = ("multiply", "add product", "add product", "add product")

@@ -1,7 +1,8 @@
-"""For which sizes there are published measurements to check a formula with.
+"""Sizes with published measurements that check a formula.
 
-All are of one Bow IPU. Gather and scatter-add of float32 rows were measured on their own, and once more, together with
-products and operations by element, in a SchNet interaction block; dense products also in float16 and on their own.
+All measurements are of one Bow IPU. Gather and scatter-add of float32 rows were measured by themselves, and again,
+together with products and operations by element, in a SchNet interaction block. Dense products were also measured in
+float16 and by themselves.
 """
 
 from popgeo.ipu.cost.calibration import Machine
@@ -9,7 +10,7 @@ from popgeo.ipu.cost.plan import Judgement, Validity
 
 _FEW, _MANY = (16, 4096), (32, 32768)
 COLUMNS = (16, 512)
-# Products of their own: two dimensions alike, the third free. In a block: rows, and two dimensions of features.
+# Single products: two dimensions in one range, the third in another. In a block: rows, and two dimensions of features.
 SQUARE, FREE = (1024, 8192), (4, 32768)
 BLOCK_LOOPS = frozenset({"add", "scalar", "divide", "exp", "log", "cosine"})
 BLOCK_ELEMENTS = (32, 32768 * 512)
@@ -17,7 +18,7 @@ _TILES = 1472
 
 
 def gather_validity(table_rows: int, columns: int, lookups: int, width: int, machine: Machine) -> Judgement:
-    """Whether sizes of a gather were measured, and if not, which sizes are beyond.
+    """Return whether sizes of a gather were measured; if not, a sentence names the sizes outside of the range.
 
     Example:
         >>> from popgeo.ipu.target import IpuTarget
@@ -33,7 +34,7 @@ def gather_validity(table_rows: int, columns: int, lookups: int, width: int, mac
 
 
 def scatter_validity(table_rows: int, columns: int, summands: int, width: int, machine: Machine) -> Judgement:
-    """As `gather_validity`, for a scatter-add."""
+    """Return the validity of a scatter-add, with a reason, as `gather_validity` does."""
     alone = _in(summands, _FEW) and _in(table_rows, _MANY)
     in_block = _in(summands, _MANY) and _in(table_rows, _FEW)
     known = f"{_words(_FEW)} into {_words(_MANY)} and the other way round"
@@ -42,7 +43,7 @@ def scatter_validity(table_rows: int, columns: int, summands: int, width: int, m
 
 
 def matmul_validity(rows: int, contraction: int, columns: int, width: int, batch: int, machine: Machine) -> Judgement:
-    """As `gather_validity`, for a dense product.
+    """Return the validity of a dense product, with a reason, as `gather_validity` does.
 
     Example:
         >>> from popgeo.ipu.target import IpuTarget
@@ -62,13 +63,14 @@ def matmul_validity(rows: int, contraction: int, columns: int, width: int, batch
 
 
 def elementwise_validity(loop: str, name: str, elements: int, width: int, machine: Machine) -> Judgement:
-    """As `gather_validity`, for an operation by element; only some loops were measured, in a block."""
+    """Return the validity of an operation by element, with a reason; some loops were measured, in a block."""
     if loop not in BLOCK_LOOPS:
         return Validity.ESTIMATE, f"cycles of {name} by poplibs' estimators, which no published measurement checks"
     return _judge([_beyond(elements, "elements", BLOCK_ELEMENTS)], width, machine)
 
 
 def _judge(reasons: list[str], width: int, machine: Machine) -> Judgement:
+    """Return the validity that follows from the reasons against it."""
     if width != 4:
         return Validity.ESTIMATE, "published for float32 only"
     if machine.num_tiles != _TILES:
@@ -78,12 +80,15 @@ def _judge(reasons: list[str], width: int, machine: Machine) -> Judgement:
 
 
 def _beyond(size: int, name: str, limits: tuple[int, int]) -> str:
+    """Return a sentence about a size outside of its limits; empty if it is inside."""
     return "" if _in(size, limits) else f"{size:,} {name}, published for {_words(limits)}"
 
 
 def _in(size: int, limits: tuple[int, int]) -> bool:
+    """Check whether a size is within limits."""
     return limits[0] <= size <= limits[1]
 
 
 def _words(limits: tuple[int, int]) -> str:
+    """Return limits as text."""
     return f"{limits[0]:,} to {limits[1]:,}"

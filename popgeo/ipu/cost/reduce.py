@@ -1,4 +1,4 @@
-"""Sums, means and extremes over dimensions: on each tile first, then between tiles in as many steps as pay."""
+"""Plans of sums, means and extremes over dimensions: on each tile first, then between tiles in one or two stages."""
 
 import functools
 import math
@@ -9,25 +9,25 @@ from popgeo.ipu.cost.calibration import Machine
 from popgeo.ipu.cost.elementwise import plan_elementwise, spread
 from popgeo.ipu.cost.operands import made, tensor, width
 from popgeo.ipu.cost.plan import Plan, Superstep
-from popgeo.ipu.cost.supersteps import compute_step, exchange_step, in_sequence, overhead_step, transfer_cycles
+from popgeo.ipu.cost.supersteps import compute_step, exchange_step, in_sequence, overhead_step
 from popgeo.ipu.cost.vertex_cycles import ceil_div
 from popgeo.ipu.target import IpuTarget
 
-# What a reduction takes beyond its vertex on one tile, and what more if it crosses tiles: arXiv:1912.03413, section 5,
-# measured 1481 + n cycles for n floats of one tile and 3152 for one float of each of 1216 tiles.
+# Fixed cycles of a reduction on one tile, and further cycles if it crosses tiles. arXiv:1912.03413, section 5, measured
+# 1481 + n cycles for n floats of one tile, and 3152 for one float on each of 1216 tiles.
 FIXED_CYCLES, CROSSING_CYCLES = 1380.0, 870.0
 _NORM = ("square",), "sqrt"
-# Passes over all elements before the sum, and the one over the results after it.
+# Passes over all elements before the sum, and a pass over the results after it.
 _AROUND: dict[str, tuple[tuple[str, ...], str]] = {
     "mean": ((), "scalar"), "norm": _NORM, "linalg_vector_norm": _NORM, "logsumexp": (("subtract", "exp"), "log"),
 }  # fmt: skip
 
 
 def reduce_vertex(outputs: int, summands: int, width: int, target: IpuTarget) -> int:
-    """Cycles of a tile that reduces as many elements for each of its outputs.
+    """Return the cycles of a tile that reduces the same number of elements for each of its outputs.
 
-    One output takes one element a cycle, as measured (arXiv:1912.03413, section 5); for several the workers take a
-    vector of outputs each (`popops::StridedReduce`).
+    One output takes one cycle per element, as measured (arXiv:1912.03413, section 5). For several outputs each worker
+    takes a vector of outputs (`popops::StridedReduce`).
 
     Example:
         >>> bow = IpuTarget.bow()
@@ -42,14 +42,14 @@ def reduce_vertex(outputs: int, summands: int, width: int, target: IpuTarget) ->
 
 @functools.lru_cache(maxsize=4096)
 def plan_reduce(outputs: int, summands: int, width: int, machine: Machine, is_inner: bool = False) -> Plan:
-    """Reduces `outputs` sets of `summands` elements each.
+    """Plan the reduction of `outputs` sets of `summands` elements each.
 
     Args:
         outputs: Elements of the result.
-        summands: Elements that each of them comes from.
+        summands: Elements of each set.
         width: Bytes of an element.
-        machine: What to plan for.
-        is_inner: The elements of a set lie next to each other, so that a tile holds whole sets if they are small.
+        machine: The machine and its constants.
+        is_inner: Whether the elements of a set lie next to each other, so that a tile holds whole small sets.
 
     Example:
         >>> from popgeo.ipu.target import IpuTarget
@@ -78,12 +78,13 @@ def plan_reduce(outputs: int, summands: int, width: int, machine: Machine, is_in
 
 
 def _stages(partials: int) -> list[tuple[int, ...]]:
-    """Ways to combine partial results into one: all at once, or in two stages of about their square root each."""
+    """Return the ways to combine partial results: all at once, or in two stages of about their square root each."""
     root = math.isqrt(partials - 1) + 1
     return [(partials,), (root, ceil_div(partials, root))] if partials > 3 else [(partials,)]
 
 
 def _between_tiles(outputs: int, pieces: tuple[int, ...], width: int, target: IpuTarget) -> list[Superstep]:
+    """Return the supersteps that combine partial results of several tiles, stage by stage."""
     tiles = target.all_tiles
     steps = []
     left = math.prod(pieces)
@@ -92,11 +93,9 @@ def _between_tiles(outputs: int, pieces: tuple[int, ...], width: int, target: Ip
         receivers = min(tiles, outputs * left)
         mine = ceil_div(outputs * left, receivers)
         nbytes = mine * count * width
-        transfer = transfer_cycles(target, bytes_in=nbytes, bytes_out=width, fragments_in=count)
         steps += [
             exchange_step(
-                "exchange partial results", target, transfer=transfer, bytes_in=nbytes, bytes_out=width,
-                fragments=count, tiles=receivers,
+                "exchange partial results", target, bytes_in=nbytes, bytes_out=width, fragments=count, tiles=receivers
             ),
             compute_step(
                 "combine partial results", target, vertex=reduce_vertex(mine, count, width, target), tiles=receivers,
@@ -107,6 +106,7 @@ def _between_tiles(outputs: int, pieces: tuple[int, ...], width: int, target: Ip
 
 
 def rule_reduce(graph: OpGraph, op: Op, machine: Machine) -> Plan:
+    """Plan a reduction over dimensions."""
     source, results = tensor(graph, op.args[0]), made(graph, op)
     outputs = max(1, results[0].numel)
     summands = max(1, source.numel // outputs)
@@ -125,7 +125,7 @@ def rule_reduce(graph: OpGraph, op: Op, machine: Machine) -> Plan:
 
 
 def rule_cumsum(graph: OpGraph, op: Op, machine: Machine) -> Plan:
-    """Each tile sums its part, the sums of the parts are summed, and each tile adds what came before it."""
+    """Plan running sums: each tile sums its part, the sums are summed, and each tile adds the sum before its part."""
     source = tensor(graph, op.args[0])
     elements, nbytes = max(1, source.numel), width(source)
     most, tiles = spread(elements, nbytes, machine.num_tiles)

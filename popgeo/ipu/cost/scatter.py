@@ -1,4 +1,4 @@
-"""Additions of rows where an index says so: planned over columns x rows x summands, as in `popops::embedding::plan`."""
+"""Plans of scatter-adds of rows, split over columns x rows x summands, as in `popops::embedding::plan`."""
 
 import dataclasses
 import functools
@@ -7,6 +7,7 @@ import numpy as np
 
 from popgeo.capture.op_graph import Op, OpGraph, Value
 from popgeo.capture.operations import name_of
+from popgeo.capture.schemas import argument_of
 from popgeo.ipu.cost.calibration import Machine
 from popgeo.ipu.cost.elementwise import plan_elementwise
 from popgeo.ipu.cost.gather import INDEX_BYTES, indexed, named_rows, plan_row_gather, size_of
@@ -18,11 +19,13 @@ from popgeo.ipu.cost.supersteps import compute_step, in_sequence, overhead_step,
 from popgeo.ipu.cost.vertex_cycles import add_partials, add_rows, ceil_div, fill
 from popgeo.ipu.target import IpuTarget
 
-# Cycles of a worker per element for what a summand does to its row.
+# The operations of torch's reductions on rows; other reductions take an extreme.
 _REDUCTIONS = {"sum": "add", "add": "add", "mean": "add", "prod": "multiply", "multiply": "multiply"}
 _COLUMN_TURNS, _TURN_CYCLES = (1, 2, 4, 8, 16, 32, 64), 418  # with the launch, as long as a turn of a product
-_DOES = {"aten.index_copy": "write", "aten.scatter": "write", "popgeo.scatter_mul": "multiply"}  # all others add
+# The operations of summands on their rows; other operations of torch add.
+_ROW_OPERATION = {"aten.index_copy": "write", "aten.scatter": "write", "popgeo.scatter_mul": "multiply"}
 OPERATIONS = {"add": 3, "multiply": 3, "extreme": 5, "write": 2}
+"""Cycles of a worker per element for each operation of a summand on its row."""
 
 
 @functools.lru_cache(maxsize=4096)
@@ -35,19 +38,19 @@ def plan_scatter_add(
     makes_table: bool = False,
     operation: str = "add",
 ) -> Plan:
-    """The cheapest way to add rows into the rows of a table that an index names.
+    """Plan the cheapest way to add rows into the rows of a table that an index names.
 
-    Each tile adds its share of the summands to a block of the table; where the summands are split, partial sums of
-    the same block are added up afterwards.
+    Each tile adds its share of the summands to a block of the table. If the summands are split, partial sums of the
+    same block are added up afterwards.
 
     Args:
         table_rows: Rows of the result.
         columns: Elements of a row.
         summands: Rows to add.
         width: Bytes of an element.
-        machine: What to plan for.
-        makes_table: The table is to be filled first.
-        operation: What a summand does to its row, one of `OPERATIONS`.
+        machine: The machine and its constants.
+        makes_table: Whether the table is first filled.
+        operation: Operation of a summand on its row, a key of `OPERATIONS`.
     """
     target, constants = machine.target, machine.calibration
     table_rows, columns, summands = max(1, table_rows), max(1, columns), max(1, summands)
@@ -86,6 +89,7 @@ def plan_scatter_add(
 def _search(
     table_rows: int, columns: int, summands: int, width: int, target: IpuTarget, operation: str
 ) -> CheapestSplit:
+    """Return the cheapest split of a scatter-add over columns, rows and summands."""
     tiles = target.all_tiles
     splits = within(tiles, column_grains(columns, width), max(1, table_rows // 2), summands)
     rows, wide, mine = largest_block(table_rows, columns, summands, width, splits)
@@ -120,37 +124,40 @@ def _search(
 
 
 def fill_step(elements: int, width: int, target: IpuTarget) -> Superstep:
-    """Writes the same number over all tiles."""
+    """Return the superstep that fills a tensor with one number on all tiles."""
     tiles = min(target.all_tiles, ceil_div(elements * width, 128) or 1)
     vertex = fill(ceil_div(elements, tiles), target.vector_bytes // width)
     return compute_step("fill", target, vertex=float(vertex), tiles=tiles, workers=1)
 
 
-def _does(op: Op) -> str:
-    """What each summand does to its row."""
-    return _DOES.get(name_of(op.target), "add")
+def _row_operation(op: Op) -> str:
+    """Return the operation of each summand on its row."""
+    name = name_of(op.target)
+    if name.endswith("_reduce"):
+        return _REDUCTIONS.get(argument_of(op, "reduce"), "extreme")
+    return _ROW_OPERATION.get(name, "add")
 
 
-def rule_index_add(graph: OpGraph, op: Op, machine: Machine, operation: str = "") -> Plan:
+def rule_index_add(graph: OpGraph, op: Op, machine: Machine) -> Plan:
+    """Plan a change of slices along a dimension."""
     result, dim = tensor(graph, op.args[0]), op.args[1]
-    return _change_rows(result, size_of(result, dim), tensor(graph, op.args[2]).numel, machine, operation or _does(op))
+    return _change_rows(result, size_of(result, dim), tensor(graph, op.args[2]).numel, machine, _row_operation(op))
 
 
-def rule_index_reduce(graph: OpGraph, op: Op, machine: Machine) -> Plan:
-    return rule_index_add(graph, op, machine, _REDUCTIONS.get(str(op.args[4]), "extreme"))
+rule_index_reduce = rule_index_add
 
 
-def rule_scatter_add(graph: OpGraph, op: Op, machine: Machine, operation: str = "") -> Plan:
+def rule_scatter_add(graph: OpGraph, op: Op, machine: Machine) -> Plan:
+    """Plan a change of single elements along a dimension."""
     result, dim, index = tensor(graph, op.args[0]), op.args[1], tensor(graph, op.args[2])
     rows, columns, summands = named_rows(result, dim, index)
-    return plan_scatter_add(rows, columns, summands, width(result), machine, operation=operation or _does(op))
+    return plan_scatter_add(rows, columns, summands, width(result), machine, operation=_row_operation(op))
 
 
 def rule_scatter_reduce(graph: OpGraph, op: Op, machine: Machine) -> Plan:
-    """A mean is a sum, a sum of ones and their quotient."""
-    kind = str(op.args[4] if len(op.args) > 4 else op.kwargs.get("reduce", "sum"))
-    total = rule_scatter_add(graph, op, machine, _REDUCTIONS.get(kind, "extreme"))
-    if kind != "mean":
+    """Plan a reduction of single elements; a mean is a sum, a sum of ones and their quotient."""
+    total = rule_scatter_add(graph, op, machine)
+    if argument_of(op, "reduce") != "mean":
         return total
     result, dim, index = tensor(graph, op.args[0]), op.args[1], tensor(graph, op.args[2])
     rows, _, summands = named_rows(result, dim, index)
@@ -160,6 +167,7 @@ def rule_scatter_reduce(graph: OpGraph, op: Op, machine: Machine) -> Plan:
 
 
 def rule_index_put(graph: OpGraph, op: Op, machine: Machine) -> Plan:
+    """Plan `x[i, j, ...] = values`, or the addition of values there."""
     result = tensor(graph, op.args[0])
     rows, summands = indexed(graph, result, op.args[1])
     accumulates = len(op.args) > 3 and bool(op.args[3])
@@ -167,7 +175,7 @@ def rule_index_put(graph: OpGraph, op: Op, machine: Machine) -> Plan:
 
 
 def plan_embedding_gradient(rows: int, columns: int, summands: int, width: int, machine: Machine) -> Plan:
-    """A scatter-add into a table of zeros, of some columns at a time where the work space of all is too large.
+    """Plan a scatter-add into a table of zeros, of some columns at a time if the work space is too small for all.
 
     Example:
         >>> from popgeo.ipu.target import IpuTarget
@@ -190,18 +198,25 @@ def plan_embedding_gradient(rows: int, columns: int, summands: int, width: int, 
 
 
 def rule_embedding_backward(graph: OpGraph, op: Op, machine: Machine) -> Plan:
+    """Plan the gradient of an embedding."""
     result, index = made(graph, op)[0], tensor(graph, op.args[1])
     rows = max(1, result.shape[0])
     return plan_embedding_gradient(rows, max(1, result.numel // rows), index.numel, width(result), machine)
 
 
 def rule_rows_added(graph: OpGraph, op: Op, machine: Machine, operation: str = "") -> Plan:
+    """Plan a reduction of rows into a new table."""
     result, source = made(graph, op)[0], tensor(graph, op.args[0])
-    return _change_rows(result, result.shape[0], source.shape[0], machine, operation or _does(op), makes_table=True)
+    return _change_rows(
+        result, result.shape[0], source.shape[0], machine, operation or _row_operation(op), makes_table=True
+    )
 
 
 def rule_extreme_rows(graph: OpGraph, op: Op, machine: Machine) -> Plan:
-    """The largest rows, and who they came from: they go back to the edges, and those that match write their number."""
+    """Plan the largest rows and their places.
+
+    The results go back to the edges, and the edges with an equal row write their number.
+    """
     result, source = made(graph, op)[0], tensor(graph, op.args[0])
     found = rule_rows_added(graph, op, machine, "extreme")
     back = plan_row_gather(result, result.shape[0], source.shape[0], machine)
@@ -213,5 +228,6 @@ def rule_extreme_rows(graph: OpGraph, op: Op, machine: Machine) -> Plan:
 def _change_rows(
     result: Value, rows: int, summands: int, machine: Machine, operation: str = "add", makes_table: bool = False
 ) -> Plan:
+    """Plan a change of rows of a result."""
     columns = result.numel // max(1, rows)
     return plan_scatter_add(rows, columns, summands, width(result), machine, makes_table, operation)

@@ -1,4 +1,4 @@
-"""Norms whose statistics are of several replicas, as a plan charges for them."""
+"""Adds to a plan the exchange of statistics between replicas, for norms over several replicas."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -13,19 +13,19 @@ from popgeo.capture.op_graph import Op, overload, substitute
 
 
 def with_shared_statistics(step: CapturedStep, model: object, replicas: int) -> CapturedStep:
-    """A training step whose `SyncBatchNorm` layers tell the other replicas their statistics; for plans only.
+    """Return a training step with the exchange of statistics between replicas by `SyncBatchNorm`; for plans only.
 
-    Each replica sums over links, with those that it shares with, two numbers a channel in the forward pass and two in
-    the backward pass, as Graphcore's library does (`popnn::bn`, distributed batch norm). Which replicas these are, the
-    layer's `process_group` says: a number of neighbors, such as 2, or None for all.
+    The replicas of a group sum two numbers per channel over links in the forward pass and two in the backward pass, as
+    Graphcore's library does (`popnn::bn`, distributed batch norm). The layer's `process_group` is the size of a group
+    of neighboring replicas, such as 2, or None for all replicas.
 
     Args:
-        step: Of one replica.
-        model: Whose layers they are.
-        replicas: How many there are.
+        step: The step of one replica.
+        model: The model of the step.
+        replicas: Number of replicas.
 
     Raises:
-        ValueError: they cannot be divided into such groups, or a layer has no weight.
+        ValueError: the replicas cannot be divided into such groups, or a layer has no weight.
 
     Example:
         >>> from popgeo.ipu import Options, estimate
@@ -55,24 +55,26 @@ def with_shared_statistics(step: CapturedStep, model: object, replicas: int) -> 
 
 
 def _group(name: str, layer: nn.SyncBatchNorm, replicas: int) -> int:
+    """Return the number of replicas that share the statistics of a layer."""
     size = replicas if layer.process_group is None else layer.process_group
     if not isinstance(size, int) or isinstance(size, bool) or size < 1 or replicas % size:
         raise ValueError(
-            f"{name} has process_group={size!r}; in a plan it says how many neighboring replicas share their "
-            f"statistics: a divisor of replication_factor={replicas}, or None for all."
+            f"{name} has process_group={size!r}; in a plan it is the number of neighboring replicas that share their "
+            f"statistics. Give a divisor of replication_factor={replicas}, or None for all."
         )
     if size > 1 and not all(isinstance(one, nn.Parameter) and one.requires_grad for one in (layer.weight, layer.bias)):
-        raise ValueError(f"{name} has no weight that is trained, and is planned with one only; use affine=True.")
+        raise ValueError(f"{name} has no trained weight, and a plan needs it; use affine=True.")
     return size
 
 
 def _shared(op: Op, given: Sequence[int], members: int) -> Callable[..., Any]:
-    """The operation with what it returns next to its result, such as mean and deviation, summed over the members."""
+    """Return an operation that sums its statistics, such as mean and deviation, over the members of a group."""
 
     def norm(*tensors: Tensor) -> tuple[Tensor, ...]:
+        """Run the operation and sum its statistics over the members."""
         tensor = dict(zip(given, tensors, strict=True)).__getitem__
         made, *sums = overload(op.target)(*substitute(op.args, tensor), **substitute(op.kwargs, tensor))
-        told = torch.ops.popgeo.all_reduce(torch.stack(sums[:2]).view(1, -1), members, 1)
-        return made, *told.view(2, -1).unbind(0), *sums[2:]
+        total = torch.ops.popgeo.all_reduce(torch.stack(sums[:2]).view(1, -1), members, 1)
+        return made, *total.view(2, -1).unbind(0), *sums[2:]
 
     return norm

@@ -1,4 +1,7 @@
-"""Sort and top-k: a network of compare-and-swap stages, each an exchange and a compute set (bitonic, as in popops)."""
+"""Plans of sort and top-k: a bitonic network of compare-and-swap stages, as in popops.
+
+Each stage is an exchange and a compute set.
+"""
 
 import functools
 import math
@@ -9,15 +12,15 @@ from popgeo.ipu.cost.calibration import Machine
 from popgeo.ipu.cost.elementwise import spread
 from popgeo.ipu.cost.operands import tensor, width
 from popgeo.ipu.cost.plan import Plan, Superstep
-from popgeo.ipu.cost.supersteps import compute_step, swap_step
+from popgeo.ipu.cost.supersteps import compute_step, exchange_step
 from popgeo.ipu.cost.vertex_cycles import ceil_div
 
 
 def num_stages(length: int, k: int) -> list[float]:
-    """Share of the elements that takes part in each stage of a search for the largest `k` of `length`.
+    """Return the share of the elements in each stage of a search for the largest `k` of `length` elements.
 
-    Sorting runs of k takes lk (lk + 1) / 2 stages with lk = log2 k; then runs are merged pairwise, of which each time
-    the half is dropped that cannot be among the largest, in 1 + lk stages a time.
+    Sorting runs of k takes lk (lk + 1) / 2 stages with lk = log2 k. Then pairs of runs are merged in 1 + lk stages
+    each, and each merge drops the half that cannot be among the largest.
 
     Example:
         >>> num_stages(8, 8), num_stages(8, 2)
@@ -33,14 +36,14 @@ def num_stages(length: int, k: int) -> list[float]:
 
 @functools.lru_cache(maxsize=1024)
 def plan_sort(rows: int, length: int, k: int, width: int, machine: Machine) -> Plan:
-    """The largest `k` of `length` elements in each of `rows` rows, in order, with their places.
+    """Plan a search for the largest `k` of `length` elements in each of `rows` rows, in order, with their places.
 
     Args:
-        rows: Independent searches.
-        length: Elements of each.
-        k: How many to find.
+        rows: Number of rows.
+        length: Elements of a row.
+        k: Number of elements to find in each row.
         width: Bytes of an element.
-        machine: What to plan for.
+        machine: The machine and its constants.
     """
     target = machine.target
     steps: list[Superstep] = []
@@ -48,10 +51,10 @@ def plan_sort(rows: int, length: int, k: int, width: int, machine: Machine) -> P
     for number, share in enumerate(num_stages(length, k)):
         entries, tiles = spread(max(1, round(rows * length * share)), width, machine.num_tiles)
         tiles_used = max(tiles_used, tiles)
-        # A row that lies on one tile needs no exchange.
+        # A row on one tile needs no exchange.
         if length > entries:
-            nbytes = entries // 2 * (width + 4)
-            steps.append(swap_step(f"exchange pairs, stage {number + 1}", target, nbytes=nbytes, tiles=tiles))
+            name, nbytes = f"exchange pairs, stage {number + 1}", entries // 2 * (width + 4)
+            steps.append(exchange_step(name, target, bytes_in=nbytes, bytes_out=nbytes, tiles=tiles))
         pairs = ceil_div(entries, 2)
         workers = target.workers_per_tile
         vertex = 19 + workers * (23 + 4 * ceil_div(entries, workers) + 11 * ceil_div(pairs, workers))
@@ -61,9 +64,9 @@ def plan_sort(rows: int, length: int, k: int, width: int, machine: Machine) -> P
 
 
 def rule_sorting(graph: OpGraph, op: Op, machine: Machine) -> Plan:
-    """All of each row in order, or the largest of them; the place of one element needs all in order.
+    """Plan the order of each row, or its largest elements; the k-th element needs the whole order.
 
-    A sort of which only the first places are read is `popops::topK`, which keeps equal elements in order as well.
+    If only the first places of a sort are read, poplar runs `popops::topK`, which also keeps equal elements in order.
     """
     value = tensor(graph, op.args[0])
     found = argument_of(op, "dim") if position_of(op, "dim") is not None else -1
@@ -73,7 +76,7 @@ def rule_sorting(graph: OpGraph, op: Op, machine: Machine) -> Plan:
 
 
 def _first_read(graph: OpGraph, op: Op, dim: int, length: int) -> int:
-    """How many places of a sort's results are read; all if not only the first are."""
+    """Return the number of first places of a sort that are read; the whole length if others are read."""
     made, rank = set(op.makes()), len(graph.values[op.makes()[0]].shape)
     readers = [one for one in graph.ops if made & set(one.reads())]
     are_slices = all(one.target == "aten.slice.Tensor" for one in readers)

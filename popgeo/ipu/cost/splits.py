@@ -1,4 +1,4 @@
-"""All ways to cut three dimensions over the tiles, and the cheapest of them."""
+"""All ways to cut three dimensions over the tiles, and the choice of the cheapest way."""
 
 import functools
 import math
@@ -13,22 +13,22 @@ from popgeo.ipu.cost.supersteps import compute_step, exchange_step
 from popgeo.ipu.cost.vertex_cycles import ceil_div
 from popgeo.ipu.target import IpuTarget
 
-# Poplar's own default for the share of a tile's memory that an operation may take while it runs.
+# Poplar's default for the share of a tile's memory that an operation may take while it runs.
 MEMORY_SHARE = 0.6
-USABLE_SHARE = 0.85  # of a tile: its code, stacks and exchange instructions take the rest
-GRAIN_BYTES = 8  # a row is cut between words of that many bytes
+USABLE_SHARE = 0.85  # of a tile's memory; code, stacks and exchange instructions take the rest
+GRAIN_BYTES = 8  # least bytes of a part of a row
 
 
 @functools.lru_cache(maxsize=8)
 def triples(num_tiles: int) -> np.ndarray:
-    """Every (a, b, c) of whole numbers with a * b * c <= num_tiles. int32[3, splits]
+    """Return every (a, b, c) of whole numbers with a * b * c <= num_tiles. int32[3, splits].
 
     Example:
         >>> triples(2).T.tolist()
         [[1, 1, 1], [1, 1, 2], [1, 2, 1], [2, 1, 1]]
     """
     every, left = np.empty((0, 1), dtype=np.int32), np.array([num_tiles])
-    for _ in range(3):  # a dimension is cut into 1 part up to the same number as the tiles allow that are left for it
+    for _ in range(3):  # each dimension has 1 part up to the number of tiles that the earlier dimensions leave
         parts = np.arange(1, left.sum() + 1, dtype=np.int32) - np.repeat(left.cumsum(dtype=np.int32) - left, left)
         every = np.concatenate([np.repeat(every, left, axis=1), parts[np.newaxis]], dtype=np.int32)
         left = np.repeat(left, left) // parts
@@ -37,7 +37,7 @@ def triples(num_tiles: int) -> np.ndarray:
 
 
 def within(num_tiles: int, first: int, second: int, third: int) -> np.ndarray:
-    """The splits of `triples` that cut no dimension into more than that many parts. int64[3, splits]"""
+    """Return the splits of `triples` with at most the given number of parts of each dimension. int64[3, splits]."""
     every = triples(num_tiles)
     limits = np.maximum([[first], [second], [third]], 1)
     return every[:, (every <= limits).all(axis=0)].astype(np.int64)
@@ -48,12 +48,12 @@ class CheapestSplit:
     """The cheapest of many splits.
 
     Attributes:
-        cuts: Parts of the three dimensions.
-        terms: Its cycles and bytes, by name.
-        considered: Splits that were compared.
+        cuts: Number of parts of the three dimensions.
+        terms: Cycles and bytes, by name.
+        considered: Number of splits that were compared.
         target: The machine.
-        side_by_side: How many such pieces of work run at the same time, each on tiles of its own.
-        turns: How many run one after the other.
+        side_by_side: Number of independent pieces of work at the same time, each on its own tiles.
+        turns: Number of pieces of work one after the other.
     """
 
     cuts: tuple[int, int, int]
@@ -65,13 +65,13 @@ class CheapestSplit:
 
     @property
     def tiles(self) -> int:
-        """Tiles at work."""
+        """Number of tiles at work."""
         return self.side_by_side * math.prod(self.cuts)
 
     def plan(
         self, family: str, split: Mapping[str, int], steps: Sequence[Superstep], judged: Judgement, flops: int = 0
     ) -> Plan:
-        """The plan of work for this split."""
+        """Return the plan of work for this split."""
         return Plan(
             family=family,
             split=split,
@@ -84,17 +84,17 @@ class CheapestSplit:
         )
 
     def fits(self, share: float) -> bool:
-        """Whether it needs no more than its share of a tile's memory."""
+        """Check whether a tile needs no more than the given share of its memory."""
         return self.terms["nbytes"] <= work_space(self.target, self.terms["held"], share)
 
     def exchange(self, name: str, term: str, factor: float, *, receivers: int = 1, fragments: int = 1) -> Superstep:
-        """An exchange that takes as long as a term says; each turn synchronises again.
+        """Return an exchange with the cycles of a term; each turn synchronises again.
 
         Args:
-            name: What it does.
+            name: Name of the exchange.
             term: Name of the term with its cycles; the term `<name>_bytes` has the bytes that a tile receives.
-            factor: Fits its cycles to measurements.
-            receivers: Tiles that get the same data.
+            factor: Calibrated cycles as a multiple of the term.
+            receivers: Number of tiles that receive the same data.
             fragments: Most pieces that a tile receives in a turn.
         """
         cycles, nbytes = self.terms[term], self.turns * self.terms[f"{term}_bytes"]
@@ -107,14 +107,14 @@ class CheapestSplit:
     def compute(
         self, name: str, term: str, factor: float, *, workers: float | None = None, evenness: float = 1.0
     ) -> Superstep:
-        """A compute set that takes as long as a term says; each turn launches it again.
+        """Return a compute set with the cycles of a term; each turn launches it again.
 
         Args:
-            name: What it does.
+            name: Name of the compute set.
             term: Name of the term with its cycles.
-            factor: Fits its cycles to measurements.
-            workers: Workers that have work on a tile; all when left out.
-            evenness: Mean work of the tiles at work, as a share of the busiest one's.
+            factor: Calibrated cycles as a multiple of the term.
+            workers: Workers with work on a tile. Default: all.
+            evenness: Mean work of the tiles at work, as a share of the busiest tile's work.
         """
         cycles = self.terms[term]
         return compute_step(
@@ -124,7 +124,7 @@ class CheapestSplit:
 
 
 def work_space(target: IpuTarget, held: float = 0, share: float = MEMORY_SHARE) -> float:
-    """Bytes of a tile that one operation may use, next to what its arguments and results hold there.
+    """Return the bytes of a tile that one operation may use, next to its arguments and results there.
 
     Args:
         target: The machine.
@@ -141,14 +141,15 @@ def work_space(target: IpuTarget, held: float = 0, share: float = MEMORY_SHARE) 
 def cheapest(
     splits: np.ndarray, cycles: np.ndarray, terms: Mapping[str, Any], target: IpuTarget, share: float = MEMORY_SHARE
 ) -> CheapestSplit:
-    """The split of fewest cycles among those that fit in their share of memory; among all if none fits.
+    """Return the split of fewest cycles among the splits that fit in memory; among all splits if none fits.
 
     Args:
         splits: From `within`. int64[3, splits]
-        cycles: What to make least. float64[splits]
-        terms: Numbers or arrays of them; `nbytes` is what a tile needs, `held` what lies there anyway.
+        cycles: Cycles of each split. float64[splits]
+        terms: Numbers, or one number per split; `nbytes` are the bytes that a tile needs, `held` the bytes of arguments
+            and results there.
         target: The machine.
-        share: Of a tile's memory, that the operation may take.
+        share: Share of a tile's memory that the operation may take.
 
     Example:
         >>> terms = {"nbytes": np.array([1e9, 20, 10])}
@@ -167,7 +168,7 @@ def cheapest(
 
 
 def largest_block(rows: int, columns: int, items: int, width: int, splits: np.ndarray) -> tuple[np.ndarray, ...]:
-    """Rows, columns and items of the largest part, where splits are of columns, rows, items.
+    """Return rows, columns and items of the largest part, for splits over columns, rows and items.
 
     Example:
         >>> [int(part[0]) for part in largest_block(100, 7, 50, 4, np.array([[2], [3], [4]]))]
@@ -179,7 +180,7 @@ def largest_block(rows: int, columns: int, items: int, width: int, splits: np.nd
 
 
 def column_grains(columns: int, width: int) -> int:
-    """Into how many parts a row can be cut at most.
+    """Return the most parts that a row can be cut into.
 
     Example:
         >>> column_grains(7, width=4)

@@ -1,4 +1,4 @@
-"""Compute sets and exchanges as supersteps, how long a transfer takes, and plans that run one after the other."""
+"""Compute sets and exchanges as supersteps, the cycles of a transfer, and plans in sequence."""
 
 import dataclasses
 from typing import Any
@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 
 from popgeo.ipu.cost.plan import Activity, Plan, Superstep, Validity
+from popgeo.ipu.cost.vertex_cycles import ceil_div
 from popgeo.ipu.target import IpuTarget
 
 
@@ -19,16 +20,16 @@ def compute_step(
     workers: float | None = None,
     evenness: float = 1.0,
 ) -> Superstep:
-    """What the vertices of one compute set cost.
+    """Return a compute set as a superstep: its launch and its vertices.
 
     Args:
-        name: What they do.
+        name: Name of the compute set.
         target: The machine.
-        vertex: Cycles of the busiest tile's vertices.
-        calibrated: Cycles by the fitted constants; by the formulas alone if no constant was fitted.
-        tiles: Tiles that have a vertex.
-        workers: Workers that have work on such a tile, were there enough of them; all by default.
-        evenness: Mean work of the tiles at work, as a share of the busiest one's.
+        vertex: Cycles of the vertices on the busiest tile.
+        calibrated: Cycles with the fitted constants. Default: cycles by the formulas.
+        tiles: Number of tiles with a vertex.
+        workers: Number of workers that the work on a tile could occupy. Default: all workers.
+        evenness: Mean work of the tiles at work, as a share of the busiest tile's work.
 
     Example:
         >>> compute_step("add", IpuTarget.bow(), vertex=100, tiles=1472).ideal
@@ -48,13 +49,13 @@ def compute_step(
 
 
 def overhead_step(name: str, *, calibrated: float, tiles: int, is_sync: bool = True) -> Superstep:
-    """Cycles that measurements show and no formula predicts: 0 in the ideal profile."""
+    """Return a superstep of cycles that measurements show and no formula predicts: 0 in the ideal profile."""
     activity = Activity.SYNC if is_sync else Activity.EXCHANGE
     return Superstep(name=name, activity=activity, ideal=0.0, calibrated=calibrated, tiles=tiles)
 
 
-# Control instructions of a tile: per piece received it selects the sender, resets it and moves the pointer; per piece
-# sent it needs one instruction, and one more for each 64 words.
+# Control instructions of a tile: for each received piece it selects the sender, resets it and moves the pointer. For
+# each sent piece it needs one instruction, and a further instruction for each 64 words.
 _CONTROL_IN, _CONTROL_OUT, _BYTES_PER_SEND = 3, 1, 256
 # The compiler packs irregular traffic less tightly (median efficiency of published schedules: 0.83).
 _IRREGULAR = 1.2
@@ -70,18 +71,18 @@ def transfer_cycles(
     is_paired: Any = False,
     is_irregular: bool = False,
 ) -> Any:
-    """Cycles from the first to the last word of an exchange, for the busiest tile.
+    """Return the cycles from the first to the last word of an exchange, for the busiest tile.
 
-    Senders to one tile are served one after the other and distance costs nothing (arXiv:1912.03413, section 4), so the
-    longest of receiving, sending and issuing instructions decides. Numbers or arrays of numbers.
+    Senders to one tile are served one after the other, and distance costs nothing (arXiv:1912.03413, section 4). So the
+    longest of receiving, sending and issuing instructions decides. All arguments are numbers or arrays.
 
     Args:
         target: The machine.
         bytes_in: Most bytes that a tile receives.
-        bytes_out: Most bytes that a tile sends; a multicast counts once, however many receive it.
+        bytes_out: Most bytes that a tile sends; a multicast counts once.
         fragments_in: Most separate pieces that a tile receives.
         fragments_out: Most separate pieces that a tile sends.
-        is_paired: Both tiles of each pair receive the same data, so they use both lanes.
+        is_paired: Whether both tiles of each pair receive the same data, so that they use both lanes.
         is_irregular: The pieces have no common pattern.
 
     Example:
@@ -92,7 +93,7 @@ def transfer_cycles(
     receive = bytes_in / np.where(is_paired, target.exchange_pair_bytes, target.exchange_bytes)
     send = bytes_out / target.exchange_bytes
     control = _CONTROL_IN * fragments_in + _CONTROL_OUT * fragments_out + bytes_out / _BYTES_PER_SEND
-    # A tile that receives nothing needs no control either.
+    # A tile without data needs no control instructions.
     busiest = np.where(np.maximum(bytes_in, bytes_out) > 0, np.maximum(np.maximum(receive, send), control), 0.0)
     cycles = busiest * (_IRREGULAR if is_irregular else 1.0)
     return float(cycles) if np.ndim(cycles) == 0 else cycles
@@ -102,25 +103,35 @@ def exchange_step(
     name: str,
     target: IpuTarget,
     *,
-    transfer: float,
-    calibrated: float | None = None,
     bytes_in: float,
     bytes_out: float = 0,
-    fragments: int = 1,
     tiles: int,
+    fragments: int = 1,
+    is_irregular: bool = False,
+    transfer: float | None = None,
+    calibrated: float | None = None,
 ) -> Superstep:
-    """An exchange as a superstep: synchronisation, the first word's way and the transfer.
+    """Return an exchange as a superstep: synchronisation, the way of the first word, and the transfer.
 
     Args:
-        name: What it does.
+        name: Name of the exchange.
         target: The machine.
-        transfer: Cycles of the busiest tile, from `transfer_cycles`.
-        calibrated: Cycles by the fitted constants; by the formulas alone if no constant was fitted.
         bytes_in: Most bytes that a tile receives.
         bytes_out: Most bytes that a tile sends.
+        tiles: Number of tiles that take part; each is taken to receive `bytes_in`.
         fragments: Most pieces that a tile receives.
-        tiles: Tiles that take part; all of them are taken to receive the most.
+        is_irregular: Whether the pieces have no common pattern.
+        transfer: Cycles of the busiest tile. Default: the cycles by `transfer_cycles`.
+        calibrated: Cycles with the fitted constants. Default: cycles by the formulas.
+
+    Example:
+        >>> exchange_step("move", IpuTarget.bow(), bytes_in=4000, bytes_out=4000, tiles=1472).ideal
+        1240.0
     """
+    if transfer is None:
+        transfer = transfer_cycles(
+            target, bytes_in=bytes_in, bytes_out=bytes_out, fragments_in=fragments, is_irregular=is_irregular
+        )
     ideal = target.sync_cycles + transfer
     return Superstep(
         name=name,
@@ -136,38 +147,23 @@ def exchange_step(
     )
 
 
-def swap_step(
-    name: str, target: IpuTarget, *, nbytes: int, tiles: int, fragments: int = 1, is_irregular: bool = False
-) -> Superstep:
-    """An exchange in which each tile that takes part sends as much as it receives.
-
-    Args:
-        name: What it does.
-        target: The machine.
-        nbytes: What each tile receives, and sends.
-        tiles: Tiles that take part.
-        fragments: Separate pieces that a tile receives.
-        is_irregular: The pieces have no common pattern.
-
-    Example:
-        >>> swap_step("move", IpuTarget.bow(), nbytes=4000, tiles=1472).ideal
-        1240.0
-    """
-    transfer = transfer_cycles(
-        target, bytes_in=nbytes, bytes_out=nbytes, fragments_in=fragments, is_irregular=is_irregular
-    )
-    return exchange_step(
-        name, target, transfer=transfer, bytes_in=nbytes, bytes_out=nbytes, fragments=fragments, tiles=tiles
-    )
+def timed_step(name: str, activity: Activity, cycles: float, *, nbytes: int, tiles: int) -> Superstep:
+    """Return a transfer of known cycles outside of an IPU as a superstep; the tiles share its bytes."""
+    share = ceil_div(nbytes, tiles)
+    sent = share if activity is Activity.EXCHANGE else 0
+    return Superstep(
+        name=name, activity=activity, ideal=cycles, calibrated=cycles, mean=cycles, tiles=tiles, bytes_in=share,
+        bytes_out=sent, bytes_total=nbytes,
+    )  # fmt: skip
 
 
 def in_sequence(family: str, *plans: Plan, main: int = 0) -> Plan:
-    """One plan out of several, no more trustworthy than the weakest of them.
+    """Return several plans as one, with the validity of the weakest of them.
 
     Args:
-        family: What to call it.
-        plans: In the order in which they run.
-        main: Which of them gives the split.
+        family: Family of the whole.
+        plans: Plans in the order in which they run.
+        main: Position of the plan that gives the split.
 
     Example:
         >>> first, second = Plan(family="gather", flops=1), Plan(family="multiply", flops=2)
@@ -190,7 +186,7 @@ def in_sequence(family: str, *plans: Plan, main: int = 0) -> Plan:
 
 
 def repeated(step: Superstep, count: int) -> Superstep:
-    """A superstep that runs `count` times, one after the other, as one superstep.
+    """Return a superstep that runs `count` times, one after the other, as one superstep.
 
     Example:
         >>> repeated(compute_step("add", IpuTarget.bow(), vertex=100, tiles=1472), 3).ideal

@@ -1,6 +1,6 @@
 """Cycles of the vertices that gather and add rows, and multiply matrices, as in the estimators of poplibs.
 
-Workers are served in turn, so that an instruction of one takes as many of the tile's cycles as there are workers.
+Workers are served in turn, so an instruction of one worker takes as many cycles of the tile as the tile has workers.
 """
 
 from typing import Any
@@ -11,7 +11,7 @@ from popgeo.ipu.target import IpuTarget
 
 
 def ceil_div(total: Any, parts: Any) -> Any:
-    """The quotient rounded up: the size of the largest part where a total is cut evenly.
+    """Return the quotient rounded up: the size of the largest part of a total that is cut evenly.
 
     Example:
         >>> ceil_div(7, 3)
@@ -21,14 +21,14 @@ def ceil_div(total: Any, parts: Any) -> Any:
 
 
 def slice_rows(lookups: Any, rows: Any, table_rows: Any, columns: Any, workers: int) -> Any:
-    """A vertex that copies the rows of its block that a list of lookups names (`popops::MultiSlice`).
+    """Return the cycles of a vertex that copies the rows of its block that a list names (`popops::MultiSlice`).
 
-    The workers share the lookups. Each looks at all of its own, and copies those that fall into the block.
+    The workers share the lookups. Each reads all of its lookups, and copies the row of each lookup in the block.
 
     Args:
-        lookups: Lookups that the tile sees.
+        lookups: Lookups that the tile reads.
         rows: Rows of the table that the tile holds.
-        table_rows: Rows among which the lookups are spread evenly.
+        table_rows: Rows of the whole table; lookups are taken to be even over them.
         columns: Elements of a row that the tile holds.
         workers: Workers of a tile.
 
@@ -42,17 +42,17 @@ def slice_rows(lookups: Any, rows: Any, table_rows: Any, columns: Any, workers: 
 
 
 def add_rows(summands: Any, rows: Any, table_rows: Any, columns: Any, workers: int, operation: int = 3) -> Any:
-    """A vertex that adds rows into the places that an index names (`popops::MultiUpdateAdd`).
+    """Return the cycles of a vertex that adds rows at the places of an index (`popops::MultiUpdateAdd`).
 
-    The workers share the rows of the table, so that none needs to wait. Each looks at the whole list of summands.
+    The workers share the rows of the table, so that no worker waits. Each reads the whole list of summands.
 
     Args:
-        summands: Summands that the tile sees.
+        summands: Summands that the tile reads.
         rows: Rows of the table that the tile holds.
-        table_rows: Rows among which the summands are spread evenly.
+        table_rows: Rows of the whole table; summands are taken to be even over them.
         columns: Elements of a row that the tile holds.
         workers: Workers of a tile.
-        operation: Cycles of a worker per element beyond the first: 3 to add, 5 to take the larger.
+        operation: Cycles of a worker per element after the first: 3 to add, 5 to take the larger.
 
     Example:
         >>> add_rows(summands=60, rows=12, table_rows=120, columns=4, workers=6)
@@ -63,7 +63,7 @@ def add_rows(summands: Any, rows: Any, table_rows: Any, columns: Any, workers: i
 
 
 def fill(elements: Any, vector: int) -> Any:
-    """A vertex in which one worker alone writes a number everywhere, a vector at a time.
+    """Return the cycles of a vertex with one worker that writes a number everywhere, a vector at a time.
 
     Example:
         >>> fill(elements=100, vector=2)
@@ -73,7 +73,7 @@ def fill(elements: Any, vector: int) -> Any:
 
 
 def add_partials(elements: Any, partials: Any, vector: int) -> Any:
-    """A vertex that adds up partial sums that lie one after the other, a vector a cycle.
+    """Return the cycles of a vertex that adds consecutive partial sums, one vector per cycle.
 
     Example:
         >>> add_partials(elements=10, partials=4, vector=2)
@@ -82,11 +82,11 @@ def add_partials(elements: Any, partials: Any, vector: int) -> Any:
     return 17 + partials * ceil_div(elements, vector)
 
 
-OUT_BLOCK = 16  # columns of the result that the unit makes at once
+OUT_BLOCK = 16  # columns of the result that the matrix unit makes at once
 
 
 def in_block(width: int) -> int:
-    """Length of the piece of a row that the unit takes at once: 16 float16 or 8 float32.
+    """Return the length of the piece of a row that the matrix unit takes at once: 16 float16 or 8 float32.
 
     Example:
         >>> in_block(2), in_block(4)
@@ -96,10 +96,10 @@ def in_block(width: int) -> int:
 
 
 def amp_vertex(rows: Any, contraction: Any, columns: Any, width: int, target: IpuTarget) -> Any:
-    """Multiplies [rows, contraction] by [contraction, columns] on one tile (`poplin::ConvPartial1x1Out`).
+    """Return cycles of [rows, contraction] times [contraction, columns] on a tile (`poplin::ConvPartial1x1Out`).
 
-    For each block of weights: load it, then let the workers stream their share of the rows through the unit. The
-    first pass over the contraction also clears the sums. Numbers or arrays of numbers.
+    For each block of weights the tile loads it, then its workers stream their share of the rows through the unit. The
+    first pass over the contraction also clears the sums. The sizes are numbers or arrays.
 
     Args:
         rows: Rows of the left matrix.
@@ -128,6 +128,6 @@ def amp_vertex(rows: Any, contraction: Any, columns: Any, width: int, target: Ip
 
 
 def _stream(rows: Any, row_cycles: int, width: int) -> Any:
-    """Cycles of a worker for its rows: short lists do not fill the unit's pipeline."""
+    """Return the cycles of a worker for its rows; short lists do not fill the pipeline of the matrix unit."""
     few = {2: (14, 25, 34, 31), 4: (24, 47, 46, 46)}[width]
     return np.take(few, np.minimum(rows, 3)) + row_cycles * np.maximum(rows - 3.0, 0)

@@ -1,1 +1,1 @@
-"""Where data lies on the tiles, what fits there, and the program of vertices and transfers that runs on them."""
+"""The mapping of data to tiles, its memory, and the program of vertices and transfers that runs on the tiles."""

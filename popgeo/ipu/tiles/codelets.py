@@ -1,4 +1,4 @@
-"""What vertices compute, on tensors of their tile's memory."""
+"""The computations of vertices, on tensors of the memory of their tile."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -14,7 +14,7 @@ from popgeo.ipu.tiles.steps import Operand, Scalar
 def run_vertex(
     operation: str, arguments: Any, keywords: Mapping[str, Any], reads: Sequence[Tensor]
 ) -> list[Tensor | None]:
-    """The results of a codelet, or of torch's operation of that name.
+    """Return the results of a codelet, or of the operation of torch with that name.
 
     Example:
         >>> run_vertex("aten.add.Tensor", (Operand(0), Operand(1)), {}, [torch.ones(2), torch.ones(2)])
@@ -27,6 +27,7 @@ def run_vertex(
 
 
 def _filled(argument: Any, reads: Sequence[Tensor]) -> Any:
+    """Return an argument with the tensors and numbers of a vertex in place of `Operand` and `Scalar`."""
     if isinstance(argument, Operand):
         return reads[argument.position]
     if isinstance(argument, Scalar):
@@ -39,7 +40,7 @@ def _filled(argument: Any, reads: Sequence[Tensor]) -> Any:
 def _assemble(
     count: int, number: float, dtype: torch.dtype, parts: Sequence[Tensor] = (), places: Sequence[np.ndarray] = ()
 ) -> Tensor:
-    """Each part's elements at their places, and a number at all others."""
+    """Write the elements of each part to their places in a tensor that is filled with a number."""
     out = torch.full((count,), number, dtype=dtype)
     for elements, where in zip(parts, places, strict=True):
         out[torch.from_numpy(where)] = elements.to(dtype)
@@ -47,12 +48,12 @@ def _assemble(
 
 
 def _weighted_sum(x: Tensor, y: Tensor, beta: float, alpha: float) -> Tensor:
-    """beta * x + alpha * y"""
+    """Return beta * x + alpha * y."""
     return (x if beta == 1 else beta * x) + (y if alpha == 1 else alpha * y)
 
 
 def _reduce(x: Tensor, places: np.ndarray, count: int, how: str, dtype: torch.dtype, scale: float | None) -> Tensor:
-    """Combines the elements that go to the same place."""
+    """Combine the elements with the same place."""
     working = torch.uint8 if dtype is torch.bool else torch.float32 if dtype is torch.float16 else dtype
     x = (x != 0).to(working) if dtype is torch.bool else x.to(working)
     where = torch.from_numpy(places)
@@ -64,14 +65,14 @@ def _reduce(x: Tensor, places: np.ndarray, count: int, how: str, dtype: torch.dt
 
 
 def _slice_rows(table: Tensor, index: Tensor, first: int, num_rows: int, wraps: bool) -> Tensor:
-    """The rows of a block that an index names; zero for rows of other blocks."""
+    """Return the rows of a block that an index names; zero for rows of other blocks."""
     row = _checked(index, num_rows, wraps) - first
     here = (row >= 0) & (row < table.shape[0])
     return torch.where(here.unsqueeze(1), table[row.where(here, 0)], torch.zeros((), dtype=table.dtype))
 
 
 def _select_block(answers: Tensor, index: Tensor, rows_per_block: int, num_rows: int, wraps: bool) -> Tensor:
-    """From each column of the answers the one of the block that holds the row."""
+    """Return for each row the answer of the block that holds the row."""
     block = _checked(index, num_rows, wraps) // rows_per_block
     return answers.gather(0, block.unsqueeze(0)).squeeze(0)
 
@@ -87,7 +88,7 @@ def _update_rows(
     wraps: bool,
     skip: int,
 ) -> Tensor:
-    """What a block of rows receives of the updates."""
+    """Return the sum or product of the updates for each row of a block."""
     if factor is not None:
         updates = updates * factor
     row = _checked(index, num_rows, wraps, absent=-1) - first
@@ -100,17 +101,17 @@ def _update_rows(
 
 
 def _rows_of_edges(pointers: Tensor, first: int, stop: int) -> Tensor:
-    """The row whose range of edges holds each edge; -1 outside of all."""
+    """Return the row of each edge, by the ranges of edges of the rows; -1 outside of all ranges."""
     edges = torch.arange(first, stop)
     row = torch.searchsorted(pointers, edges, right=True) - 1
     return row.where(edges < pointers[-1], -1)
 
 
 def _checked(index: Tensor, num_rows: int, wraps: bool, absent: int = 0) -> Tensor:
-    """Row numbers counted from 0.
+    """Return row numbers counted from 0.
 
     Raises:
-        ValueError: a number names no row.
+        ValueError: a number is outside of the table.
     """
     index = index.to(torch.int64)
     row = index.where(index >= 0, index + num_rows) if wraps else index
@@ -120,7 +121,7 @@ def _checked(index: Tensor, num_rows: int, wraps: bool, absent: int = 0) -> Tens
 
 
 def _call(target: str, given: Any, kept: Sequence[bool], changed: Sequence[Tensor], *named: Any) -> list[Any]:
-    """A whole operation of torch: those results that are new, and the operands that it changed in place."""
+    """Run a whole operation of torch; return its new results and the operands that it changed in place."""
     result = overload(target)(*given, **dict(named))
     results = result if isinstance(result, tuple | list) else (result,)
     return [made for made, new in zip(results, kept, strict=False) if new] + list(changed)

@@ -1,4 +1,4 @@
-"""A captured graph in a program: its storages as variables, its operations as exchanges and compute sets."""
+"""The program of a captured graph: its storages are variables, its operations exchanges and compute sets."""
 
 from collections.abc import Mapping, Sequence
 
@@ -15,7 +15,11 @@ from popgeo.ipu.tiles.tile_mapping import TileMapping
 
 
 def declare(builder: Builder, graph: OpGraph, mappings: Mapping[int, TileMapping], prefix: str) -> Places:
-    """A variable for each storage that is mapped, where the mappings put it; parameters and buffers last."""
+    """Declare a variable for each mapped storage, and return the places of these storages.
+
+    Raises:
+        ValueError: a storage is viewed as two types.
+    """
     dtypes: dict[int, torch.dtype] = {}
     for value in graph.values:
         if (held := dtypes.setdefault(value.storage, value.dtype)) is not value.dtype:
@@ -32,30 +36,29 @@ def declare(builder: Builder, graph: OpGraph, mappings: Mapping[int, TileMapping
 
 
 def add_operations(builder: Builder, graph: OpGraph, plans: Sequence[Plan], places: Places) -> None:
-    """The steps of each operation; views need none."""
+    """Add the steps of each operation; views need none."""
     for op, plan in zip(graph.ops, plans, strict=False):
         if graph.is_view(op):
             continue
         scope = Scope(builder, graph, places, f"{op.phase} {op.target.partition('.')[2]}", plan)
         if op.bodies:
-            control.lowering_of(op, _add_body)(scope, op)
+            control.lowering_of(op, add_graph)(scope, op)
         elif not lower(scope, op):
             builder.fallbacks.append(op.target)
 
 
-def _add_body(builder: Builder, graph: OpGraph, plans: Sequence[Plan], given: Places) -> Places:
-    return add_graph(builder, graph, plans, given, f"body{len(builder.variables)}.")
-
-
 def add_graph(builder: Builder, graph: OpGraph, plans: Sequence[Plan], given: Places, prefix: str) -> Places:
-    """The steps of a graph whose inputs have a place already, and where all of its values are.
+    """Add the steps of a graph after its inputs have received their places.
 
     Args:
         builder: Receives the steps and the variables.
         graph: The captured graph.
-        plans: One for each of its operations, in order.
-        given: Where its inputs are.
-        prefix: Begins the names of its other variables.
+        plans: Plans of its operations, in order.
+        given: Places of its inputs.
+        prefix: Prefix of the names of its other variables.
+
+    Returns:
+        The places of all its storages.
     """
     known = {storage: builder.variables[name].mapping for storage, (name, _) in given.items()}
     mappings = map_storages(graph, plans, builder.num_tiles, known)
@@ -66,7 +69,7 @@ def add_graph(builder: Builder, graph: OpGraph, plans: Sequence[Plan], given: Pl
 
 
 def finish(builder: Builder) -> Program:
-    """The program that the builder has collected."""
+    """Return the program of a builder."""
     steps, kept = tuple(builder.steps), tuple(dict.fromkeys(builder.fallbacks))
     tiles, variables = builder.num_tiles, builder.variables
     return Program(num_tiles=tiles, variables=variables, steps=steps, constants=builder.constants, fallbacks=kept)

@@ -1,4 +1,4 @@
-"""Joins forward, backward and update into the program of one call of a compiled model."""
+"""Joins forward pass, backward pass and update into the program of one call of a compiled model."""
 
 import itertools
 from collections.abc import Mapping, Sequence
@@ -24,13 +24,13 @@ from popgeo.ipu.tiles.tile_mapping import TileMapping, concatenated, linear
 
 
 def join(joiner: "Joiner", device_iterations: int, gradient_accumulation: int, replicas: int) -> CallProgram:
-    """Repeat(device iterations) { Repeat(accumulation) { host in, step, host out }, all-reduce, update }.
+    """Return Repeat(device iterations) { Repeat(accumulation) { host in, step, host out }, all-reduce, update }.
 
     Args:
-        joiner: The step, and how a micro-batch of it runs.
-        device_iterations: Runs of a call, each with an update when training.
-        gradient_accumulation: Micro-batches of an update.
-        replicas: Copies of the model that add up their gradients.
+        joiner: The step with the program of a micro-batch.
+        device_iterations: Number of runs in a call, each with an update when training.
+        gradient_accumulation: Number of micro-batches of an update.
+        replicas: Number of copies of the model that add up their gradients.
 
     Returns:
         A program with the variables `weights.<i>`, `gradients.<i>` and `state:<i>.<key>` for the i-th joined weight
@@ -48,18 +48,19 @@ def join(joiner: "Joiner", device_iterations: int, gradient_accumulation: int, r
 
 
 class Joiner:
-    """A joined program in the making.
+    """A builder of the joined program of a step.
 
     Args:
         graph: The captured step.
-        num_results: How many of its outputs the host receives.
+        num_results: Number of its outputs that the host receives.
         target: The machine; a small one, since the steps list every vertex and transfer.
-        training: What happens to gradients; None for inference.
-        homes: Where parameters and buffers lie, by storage, in a program whose other variables are declared later.
+        training: Joined weights, updates and scaling; None for inference.
+        homes: Mappings of parameters and buffers by storage, if a subclass declares all other variables. Default: all
+            storages are mapped by the plans of the operations.
 
     Attributes:
-        builder: Takes the steps.
-        training: As given.
+        builder: The builder that collects the steps.
+        training: Joined weights, updates and scaling; None for inference.
     """
 
     def __init__(
@@ -74,7 +75,7 @@ class Joiner:
         self._graph, self._num_results, self._target, self.training = graph, num_results, target, training
         self._plans = plan_all(graph, Machine(target=target)) if homes is None else []
         self._updates = 0
-        self._optimizer_state: dict[Input, None] = {}  # of the optimizer, in order
+        self._optimizer_state: dict[Input, None] = {}  # in order
         mappings = map_storages(graph, self._plans, self.builder.num_tiles) if homes is None else homes
         self._sums: dict[str, Region] = {}
         weights: Places = {}
@@ -96,27 +97,27 @@ class Joiner:
         self._places = declare(self.builder, graph, own, "s") | weights
 
     def _gradient_type(self, number: int, weights: torch.dtype) -> torch.dtype:
-        """The type in which an update takes the joined gradient of a weight tensor."""
+        """Return the type of the joined gradient of a weight tensor in an update."""
         assert self.training is not None
         graph = self.training.updates[0].graph
         v = graph.inputs.get(Input(Role.GRADIENT, f"{number}"))
         return weights if v is None else graph.values[v].dtype
 
     def finish(self) -> CallProgram:
-        """The program, and where what the host knows is in it."""
+        """Return the program, with the places of inputs, optimizer state and results."""
         places = self.input_places() | {given: self._whole(str(given)) for given in self._optimizer_state}
         return CallProgram(program=finish(self.builder), places=places, results=self.result_places())
 
     def input_places(self) -> dict[Input, Region]:
-        """Where the host finds each input of the step."""
+        """Return the place of each input of the step."""
         return {given: self._region(v) for given, v in self._graph.inputs.items()}
 
     def result_places(self) -> tuple[tuple[str, np.ndarray], ...]:
-        """The stream of each result, and which of its elements it is."""
+        """Return the stream of each result, with the result's elements in it."""
         return tuple((f"result:{region.variable}", region.elements) for region in self._results())
 
     def micro_batch(self) -> None:
-        """Inputs, forward and backward, results."""
+        """Add inputs, forward and backward pass, and results of a micro-batch."""
         graph = self._graph
         streams = {self._region(v).variable: str(given) for given, v in graph.inputs_of(Role.ARGUMENT).items()}
         self.builder.steps.append(HostCopy(to_host=False, streams=streams))
@@ -125,7 +126,7 @@ class Joiner:
         self.builder.steps.append(HostCopy(to_host=True, streams=streams))
 
     def iteration_steps(self, accumulates: bool, accumulation: int = 1) -> None:
-        """The micro-batches of an update, with the sums of their gradients when training."""
+        """Add the micro-batches of an update, with the sums of their gradients when training."""
         several = self.builder.repeat(accumulation, "gradient accumulation") if accumulates else nullcontext()
         with several:
             self.micro_batch()
@@ -133,7 +134,7 @@ class Joiner:
                 self._collect(accumulates)
 
     def iteration(self, update: UpdateGraph, accumulation: int, replicas: int) -> None:
-        """Micro-batches, sums of gradients, and the update."""
+        """Add micro-batches, sums of gradients, and the update."""
         assert self.training is not None
         totals = [f"gradients.{number}" for number in range(len(self.training.members))]
         if accumulation > 1:
@@ -148,15 +149,17 @@ class Joiner:
         self._update(update, places)
 
     def _collect(self, accumulates: bool) -> None:
+        """Add the gradients of all parameters to their sums."""
         for name, v in zip(self._trained(), self._graph.outputs[self._num_results :], strict=True):
             if v is not None:
                 self._collect_one(name, self._region(v), accumulates)
 
     def _trained(self) -> Sequence[str]:
+        """Return the names of the trained parameters, in order of their gradients."""
         return () if self.training is None else self.training.trained
 
     def _collect_one(self, name: str, found: Region, accumulates: bool) -> None:
-        """Gives the gradient of a parameter to its sum."""
+        """Add the gradient of a parameter to its sum, or copy it there."""
         stride = self._graph.values[self._graph.inputs[Input(Role.PARAMETER, name)]].stride
         gradient = Region(variable=found.variable, elements=_in_storage_order(found.elements, stride))
         scope, total = self._scope("collect gradients"), self._sums[name]
@@ -169,6 +172,7 @@ class Joiner:
             copy(scope, total, gradient)
 
     def _update(self, update: UpdateGraph, places: Mapping[Input, str]) -> None:
+        """Add the update of all joined weights."""
         graph = update.graph
         known = dict(places) | {Input(Role.PARAMETER, f"{n}"): f"weights.{n}" for n in range(len(places))}
         mappings = self.builder.variables
@@ -181,7 +185,7 @@ class Joiner:
                 weights = mappings[f"weights.{number}"].mapping
                 alike = weights if value.numel == weights.numel else linear(value.numel, num_tiles=1, grain=1)
                 self.builder.declare(known[state], value.dtype, alike, lasting=True)
-        if count := update.num_numbers:  # that the host works out for this update; every tile gets a copy
+        if count := update.num_numbers:  # the host computes them for this update; every tile gets a copy
             name = f"{NUMBERS}.{count}"
             if name not in mappings:
                 mapping = TileMapping(starts=np.array([0]), tiles=np.array([0], np.int32), numel=count, replicated=True)
@@ -197,28 +201,30 @@ class Joiner:
                 copy(self._scope("keep state"), self._whole(name), in_memory_order)
 
     def _add(self, graph: OpGraph, given: Mapping[Input, str]) -> Places:
-        """The steps of a graph whose inputs are variables that there are already."""
+        """Add the steps of a graph; its inputs are declared variables."""
         places: Places = {graph.values[v].storage: (given[one], 0) for one, v in graph.inputs.items()}
         self._updates += 1
         plans = plan_all(graph, Machine(target=self._target))
         return add_graph(self.builder, graph, plans, places, f"u{self._updates}.")
 
     def _results(self) -> list[Region]:
-        """What the host receives of a micro-batch."""
+        """Return the regions that the host receives after a micro-batch."""
         return [self._region(v) for v in self._graph.outputs[: self._num_results] if v is not None]
 
     def _region(self, v: int) -> Region:
-        """Where a value of the step is."""
+        """Return the place of a value of the step."""
         return region_of(self._graph, self._places, v)
 
     def _scope(self, label: str) -> Scope:
+        """Return a scope for steps that belong to no operation."""
         return Scope(self.builder, self._graph, self._places, label, Plan(family="movement"))
 
     def _whole(self, name: str) -> Region:
+        """Return all elements of a variable."""
         return Region(variable=name, elements=np.arange(self.builder.variables[name].mapping.numel))
 
 
 def _in_storage_order(elements: np.ndarray, stride: Sequence[int]) -> np.ndarray:
-    """The elements of a gradient in the order in which its parameter's lie in memory."""
+    """Return the elements of a gradient in the memory order of its parameter."""
     order = sorted(range(elements.ndim), key=lambda d: -stride[d])
     return elements.transpose(order).ravel()

@@ -1,7 +1,4 @@
-"""Gives every storage of a captured program its tiles: where a plan wants or leaves it, else linearly.
-
-From which operation to which it is needed, and how much of each tile it then takes, is its life.
-"""
+"""Gives every storage of a captured program its tiles, and computes the storages' lifetimes."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -20,24 +17,25 @@ from popgeo.ipu.tiles.tile_mapping import TileMapping, blocked, linear
 def map_storages(
     graph: OpGraph, plans: Sequence[Plan], tiles: int, given: Mapping[int, TileMapping] | None = None
 ) -> dict[int, TileMapping]:
-    """A mapping for each storage; views have their base's.
+    """Return a mapping for each storage; a view has the mapping of its base.
 
-    A result lies where its operation's plan leaves it, an element-wise result where its most spread operand lies, and
-    an input where the plan that reads it first wants it. All else is linear with a grain of 128 bytes.
+    A result lies where its operation's plan leaves it, a result by element where its most spread operand lies, and an
+    input where the plan that reads it first wants it. All other storages are linear with a grain of 128 bytes.
 
     Args:
         graph: The captured program.
-        plans: One for each of its operations, in order; without plans each storage lies linearly.
-        tiles: How many there are.
-        given: Storages that lie somewhere already.
+        plans: Plans of its operations, in order; without plans each storage lies linearly.
+        tiles: Number of tiles.
+        given: Mappings of storages that have a place.
 
     Returns:
-        By storage number; elements count from the first one of the storage.
+        The mappings by storage number; elements count from the start of the storage.
     """
     sizes = storage_sizes(graph)
     mappings: dict[int, TileMapping] = dict(given or {})
 
     def place(storage: int, mapping: TileMapping | None) -> None:
+        """Set the mapping of a storage; linear if the given mapping is None or of another size."""
         fits = mapping is not None and mapping.numel == sizes[storage][0]
         mappings[storage] = mapping if mapping is not None and fits else spread(sizes[storage], tiles)
 
@@ -59,12 +57,12 @@ def map_storages(
 
 
 def spread(size: tuple[int, int], tiles: int) -> TileMapping:
-    """That many elements of that many bytes, linearly over the tiles."""
+    """Return the linear mapping of elements of a given size."""
     return linear(size[0], tiles, max(1, GRAIN_BYTES // size[1]))
 
 
 def storage_sizes(graph: OpGraph) -> dict[int, tuple[int, int]]:
-    """Elements of each storage and bytes of one element; a storage that is looked at in two types counts in bytes."""
+    """Return elements and bytes per element of each storage; a storage viewed in two types counts in bytes."""
     found: dict[int, tuple[int, int]] = {}
     for value in graph.values:
         nbytes, itemsize = found.get(value.storage, (0, value.dtype.itemsize))
@@ -73,28 +71,39 @@ def storage_sizes(graph: OpGraph) -> dict[int, tuple[int, int]]:
 
 
 def _wanted(graph: OpGraph, op: Op, plan: Plan, tiles: int) -> dict[int, TileMapping | None]:
-    """Where a product wants its left matrix: each block of it spread over the tiles that share the block.
+    """Return the mappings that a plan assumes for the operands of an operation, by value.
 
-    Blocks of what many tiles share, such as weights and tables, are as well off spread linearly.
+    Each block of a product's left matrix is spread over the tiles that share the block. A table lies in the blocks that
+    a gather's tiles look up in, and summands lie in the parts that a scatter-add's tiles add, unless several tiles
+    share these. Matrices that many tiles share, such as weights, lie linearly.
     """
     split = plan.split
-    if not {"rows", "contraction", "columns"} <= split.keys():
-        return {}
-    left = [arg.value for arg in op.args if isinstance(arg, Ref)][-2]
-    value = graph.values[left]
-    beside = _side_by_side(value, plan, tiles)
-    return {left: _grid(value, beside * split["rows"] * split["columns"], split["contraction"], tiles, True)}
+    if {"rows", "contraction", "columns"} <= split.keys():
+        left = [arg.value for arg in op.args if isinstance(arg, Ref)][-2]
+        rows = _side_by_side(graph.values[left], plan, tiles) * split["rows"] * split["columns"]
+        return {left: _grid(graph.values[left], rows, split["contraction"], tiles, True)}
+    operands = [v for v in op.reads() if graph.values[v].dtype.is_floating_point]
+    wanted: dict[int, TileMapping | None] = {}
+    if plan.family in ("gather", "fused") and operands:
+        split = plan.split_of("gather")
+        if split.get("lookups") == 1:
+            wanted[operands[0]] = _grid(graph.values[operands[0]], split["rows"], split["columns"], tiles)
+    if plan.family in ("scatter", "fused") and operands:
+        split = plan.split_of("scatter")
+        if split.get("rows") == 1:
+            wanted[operands[-1]] = _grid(graph.values[operands[-1]], split["lookups"], split["columns"], tiles)
+    return wanted
 
 
 def _side_by_side(value: Value, plan: Plan, tiles: int) -> int:
-    """How many of the products of a batch have tiles of their own."""
+    """Return the number of products of a batch that run at the same time, each on its own tiles."""
     batch = math.prod(value.shape[:-2])
     used = plan.split["rows"] * plan.split["columns"] * plan.split["contraction"]
     return max(1, min(batch, tiles // used))
 
 
 def _left(plan: Plan, value: Value, tiles: int) -> TileMapping | None:
-    """Where a plan leaves its result; None where the plan does not say."""
+    """Return the mapping of a result that its plan implies; None if the plan implies none."""
     split = plan.split
     if split.get("contraction") == 1 and {"rows", "columns"} <= split.keys():
         return _grid(value, _side_by_side(value, plan, tiles) * split["rows"], split["columns"], tiles, True)
@@ -108,7 +117,7 @@ def _left(plan: Plan, value: Value, tiles: int) -> TileMapping | None:
 
 
 def _grid(value: Value, row_parts: int, column_parts: int, tiles: int, of_products: bool = False) -> TileMapping | None:
-    """Blocks of a matrix, or of a batch of matrices, in its storage; None where the value does not fill it."""
+    """Return the mapping of one or several matrices in blocks; None if the value does not fill its storage."""
     shape, stride = value.shape, value.stride
     if len(shape) < 2 or value.offset:
         return None
@@ -122,7 +131,7 @@ def _grid(value: Value, row_parts: int, column_parts: int, tiles: int, of_produc
 
 
 def _followed(graph: OpGraph, op: Op, v: int, mappings: dict[int, TileMapping]) -> TileMapping | None:
-    """The mapping of the most spread operand of the same layout."""
+    """Return the mapping of the most spread operand with the layout of the result."""
     if operation_of(op.target).family not in ("elementwise", "movement", "losses") or is_random(op):
         return None
     value = graph.values[v]
@@ -137,14 +146,14 @@ ALIGNMENT = 8  # bytes; every variable of a tile starts at a multiple
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Lifetime:
-    """When a storage of the program is needed, and how much of each tile it takes.
+    """The operations between which a storage is needed, and its bytes on each tile.
 
     Attributes:
-        name: An input's name, or the operation that makes it, with type and shape.
-        source: The model's line behind it.
+        name: Name of the input, or of the operation that makes it, with type and shape.
+        source: Line of the model.
         nbytes: Bytes on each tile. int64[tiles]
-        first: The operation that makes it; -1 if it is there from the start.
-        last: The last operation that needs it.
+        first: Position of the operation that makes it; -1 if it is there from the start.
+        last: Position of the last operation that needs it.
     """
 
     name: str
@@ -155,12 +164,12 @@ class Lifetime:
 
 
 def lives(graph: OpGraph, mappings: Mapping[int, TileMapping], num_tiles: int) -> dict[int, Lifetime]:
-    """The life of each storage that an operation touches or that the program is given; views share one.
+    """Return the lifetime of each storage that is an input, a constant or a result; views share one lifetime.
 
     Args:
         graph: The captured program.
-        mappings: Where each storage lies.
-        num_tiles: Tiles there are.
+        mappings: Mapping of each storage.
+        num_tiles: Number of tiles.
     """
     sizes, last = storage_sizes(graph), graph.last_uses()
     names = {v: given.name for given, v in graph.inputs.items()} | dict.fromkeys(graph.constants, "constant")
@@ -171,7 +180,7 @@ def lives(graph: OpGraph, mappings: Mapping[int, TileMapping], num_tiles: int) -
     found: dict[int, Lifetime] = {}
     for v, name, source, first in made:
         storage = graph.values[v].storage
-        if first < 0 or storage not in found:  # the last of several inputs gives the name, the first of operations
+        if first < 0 or storage not in found:  # the last input of a storage names it, or the first operation
             held = mappings[storage].elements_per_tile(num_tiles) * sizes[storage][1]
             nbytes = -(-held // ALIGNMENT) * ALIGNMENT
             called = f"{name} {shape_text(graph.values[v])}"

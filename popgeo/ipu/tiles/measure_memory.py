@@ -1,4 +1,4 @@
-"""What a compiled step keeps in the memory of each tile, and when."""
+"""The bytes that a compiled step keeps in the memory of each tile over time."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -11,21 +11,21 @@ from popgeo.ipu.target import IpuTarget
 from popgeo.ipu.tiles.map_tensors import Lifetime, lives, map_storages
 from popgeo.ipu.tiles.memory_use import MemoryUse, Resident
 
-# No manual states these; they are estimates after public poplar reports. A codelet takes 0.3 to 3 KB,
-# a vertex 16 to 64 B and 4 B an edge pointer, a superstep 40 to 80 B of control code, the seven stacks 2 to 4 KB.
+# No manual has these numbers; they are estimates after public poplar reports. A codelet takes 0.3 to 3 KB, a vertex 16
+# to 64 B and 4 B per edge pointer, a superstep 40 to 80 B of control code, the seven stacks 2 to 4 KB.
 VERTEX_CODE_BYTES = 1024
 VERTEX_STATE_BYTES = 32
 EDGE_POINTER_BYTES = 4
 CONTROL_CODE_BYTES = 60
 STACK_BYTES = 3072
-# Exchange code is one word an instruction: three for a received piece, one for 64 sent words, eight for each exchange.
+# An instruction of exchange code is a word: three per received piece, one per 64 sent words, eight per exchange.
 INSTRUCTION_BYTES = 4
 INSTRUCTIONS_PER_PIECE = 3
 INSTRUCTIONS_PER_EXCHANGE = 8
 BYTES_PER_SEND = 256
 NUM_LARGEST = 10
 CODE = ("vertex state", "vertex code", "control code", "exchange code")
-"""What operations of the same kind share in memory."""
+"""The categories that operations of the same kind share in memory."""
 
 
 def memory(
@@ -39,20 +39,20 @@ def memory(
     accumulates: bool = False,
     gradient_parts: int = 1,
 ) -> MemoryUse:
-    """Bytes of every tile, by what they hold and over time.
+    """Return the bytes of every tile, by category and over time.
 
-    Values live from the operation that makes them to the last that needs them or a view of them. Weights, constants,
-    optimizer state, inputs and results have a place of their own, since each run finds or leaves them there.
+    Values live from the operation that makes them to the last operation that needs them or a view of them. Weights,
+    constants, optimizer state, inputs and results keep their place, since each run finds or leaves them there.
 
     Args:
         graph: The captured step.
         costs: Plans of its operations, in order.
         target: The machine.
-        update: The optimizer's update, as captured; it runs after the step. None for inference.
+        update: The captured update of the optimizer, which runs after the step; None for inference.
         update_costs: Plans of the update's operations, in order.
-        num_results: How many of the graph's outputs the host receives; the others are gradients. All when left out.
-        accumulates: Whether sums of gradients live on from one micro-batch to the next.
-        gradient_parts: How many parts sums of gradients have, of which the update applies one.
+        num_results: Number of the graph's outputs that the host receives; the others are gradients. Default: all.
+        accumulates: Whether sums of gradients stay in memory from one micro-batch to the next.
+        gradient_parts: Number of parts of the sums of gradients; the update applies one part.
 
     Returns:
         Bytes per tile; its curve covers the operations of the step, then the update's.
@@ -94,10 +94,10 @@ def memory(
 
 
 def code_of(costs: Sequence[OpCost], tiles: int) -> dict[str, np.ndarray]:
-    """Vertices, their code, the control program, exchange code and stacks of each tile.
+    """Return the bytes of vertices, their code, control program, exchange code and stacks on each tile.
 
-    A vertex type's code is there once. Operations of the same kind, shapes and plan share vertices, control and
-    exchange code, as PopART's outlining (on by default) makes functions of what layers repeat; each is one call more.
+    The code of a vertex type is there once. Operations of the same kind, shapes and plan share vertices, control and
+    exchange code: PopART's outlining (on by default) makes functions of repeated layers. Each further use is one call.
     """
     state, control, exchange = (np.zeros(tiles, np.int64) for _ in range(3))
     kinds: dict[str, int] = {}
@@ -114,7 +114,7 @@ def code_of(costs: Sequence[OpCost], tiles: int) -> dict[str, np.ndarray]:
             used = min(max(step.tiles, 1), tiles)
             if step.activity is Activity.COMPUTE:
                 state[:used] += VERTEX_STATE_BYTES + EDGE_POINTER_BYTES * cost.shapes.count("[")
-                kind = step.name.partition(",")[0]  # stages of the same step differ behind the comma
+                kind = step.name.partition(",")[0]  # the name of a stage follows the comma
                 kinds[kind] = max(kinds.get(kind, 0), used)
             elif step.activity is Activity.EXCHANGE:
                 # The turns of a loop share their code.
@@ -133,10 +133,10 @@ def code_of(costs: Sequence[OpCost], tiles: int) -> dict[str, np.ndarray]:
 def _over_time(
     resident: Mapping[str, Sequence[Lifetime]], changing: Sequence[Lifetime], costs: Sequence[OpCost], target: IpuTarget
 ) -> MemoryUse:
-    """Walks over the operations with what is alive on each tile.
+    """Walk over the operations and sum the bytes of live values on each tile.
 
     Args:
-        resident: Values that have a place of their own, by what they are.
+        resident: Values that keep their place, by category.
         changing: Values that share memory, one after the other.
         costs: The operations, in order.
         target: The machine.
@@ -183,7 +183,7 @@ def _over_time(
 
 
 def _temporary(cost: OpCost, tiles: int) -> np.ndarray:
-    """The plan's work space on the tiles that it uses."""
+    """Return the bytes of the plan's work space on each tile."""
     used = max((step.tiles for step in cost.plan.supersteps), default=tiles) or tiles
     space = np.zeros(tiles, np.int64)
     space[:used] = cost.plan.temporary_bytes

@@ -1,4 +1,4 @@
-"""What a compiled step keeps in the tiles' memory."""
+"""The memory of the tiles that a compiled step uses."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,12 +10,12 @@ from popgeo.quantity import quantity
 
 @dataclass(frozen=True, kw_only=True)
 class Resident:
-    """A value or a piece of code, and the bytes that it takes on one tile.
+    """A value or a piece of code in the memory of one tile.
 
     Attributes:
-        name: An input's name, or the operation that makes the value and its shape.
-        nbytes: Bytes on the tile in question.
-        source: The model's line behind it.
+        name: Name of the input, or of the operation that makes the value, with its shape.
+        nbytes: Bytes on the tile.
+        source: Line of the model.
     """
 
     name: str
@@ -25,18 +25,18 @@ class Resident:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class MemoryUse:
-    """Bytes per tile.
+    """The memory of the tiles that a step uses.
 
     Attributes:
-        limit: Bytes that a tile has.
-        categories: Bytes of each tile by what they hold: `weights and optimizer`, `inputs and results`, `values` (at
-            the tile's peak), `vertex state`, `vertex code`, `control code`, `exchange code`, `stack`. int64[tiles] each
-        always_live: Bytes that never change hands, all categories but `values`. int64[tiles]
+        limit: Memory of a tile, in bytes.
+        categories: Bytes of each tile by category: `weights and optimizer`, `inputs and results`, `values` (at the
+            tile's peak), `vertex state`, `vertex code`, `control code`, `exchange code`, `stack`. int64[tiles] each
+        always_live: Bytes that keep their place, all categories but `values`. int64[tiles]
         peak: Most bytes at any time. int64[tiles]
         curve: Bytes of the fullest tile while each operation runs. int64[ops]
-        peak_tile: The tile that reaches the most.
-        peak_op: Which operation runs then.
-        largest: What takes most of `peak_tile` then, largest first.
+        peak_tile: Number of the tile with the highest peak.
+        peak_op: Position of the operation that runs at this peak.
+        largest: Largest items of `peak_tile` at this peak, largest first.
     """
 
     limit: int
@@ -49,6 +49,7 @@ class MemoryUse:
     largest: tuple[Resident, ...]
 
     def __repr__(self) -> str:
+        """Return the peak of the fullest tile."""
         most = int(self.peak.max(initial=0))
         return (
             f"{type(self).__name__}({quantity(most, 'B')} of {quantity(self.limit, 'B')} on the fullest tile, number "
@@ -57,5 +58,5 @@ class MemoryUse:
 
     @property
     def fits(self) -> bool:
-        """Whether no tile ever needs more than it has."""
+        """Whether no tile ever needs more memory than it has."""
         return int(self.peak.max(initial=0)) <= self.limit

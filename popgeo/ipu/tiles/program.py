@@ -1,4 +1,4 @@
-"""What the machine runs: steps in order, on variables spread over tiles, and a call's."""
+"""The program of tiles: steps in order, variables on tiles, and the program of a call with its inputs and results."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,14 +13,14 @@ from popgeo.ipu.tiles.steps import Region, Repeat, Step, Variable
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Program:
-    """Steps in order, and the variables that they read and write.
+    """The steps of a program in order, and the variables that they read and write.
 
     Attributes:
-        num_tiles: Tiles that it is made for.
-        variables: By name.
-        steps: In order.
-        constants: What variables hold before the first step, flat, by name.
-        fallbacks: Operations that no lowering knows; they run on one tile.
+        num_tiles: Number of tiles of the machine.
+        variables: Variables by name.
+        steps: Steps in order.
+        constants: Content of variables before the first step, flat, by name.
+        fallbacks: Operations without a lowering, which run on one tile.
 
     Example:
         >>> from popgeo.ipu.tiles.steps import HostCopy
@@ -43,15 +43,16 @@ class Program:
     fallbacks: tuple[str, ...] = ()
 
     def __str__(self) -> str:
+        """Return one line per step."""
         return "\n".join(map(str, self.steps))
 
     def walk(self) -> Iterator[Step]:
-        """Every step once, in order; bodies of repeats after the repeat itself."""
+        """Yield every step once, in order; the body of a repeat follows the repeat."""
         return walk(self.steps)
 
 
 def walk(steps: tuple[Step, ...]) -> Iterator[Step]:
-    """Every one of these steps once, in order; bodies of repeats after the repeat itself."""
+    """Yield every one of these steps once, in order; the body of a repeat follows the repeat."""
     for step in steps:
         yield step
         if isinstance(step, Repeat):
@@ -60,13 +61,13 @@ def walk(steps: tuple[Step, ...]) -> Iterator[Step]:
 
 @dataclass(frozen=True, kw_only=True)
 class Training:
-    """What happens to gradients.
+    """The weights and updates of a training step.
 
     Attributes:
-        members: For each joined weight tensor the names of its parameters, in order.
+        members: Names of the parameters of each joined weight tensor, in order.
         trained: Names of the parameters in the order of the step's gradients.
-        updates: The update of each device iteration, in order.
-        scaling: Applied to sums of gradients before each update; None leaves them.
+        updates: Update of each device iteration, in order.
+        scaling: Graph that scales sums of gradients before each update. Default: no scaling.
     """
 
     members: Sequence[Sequence[str]]
@@ -77,13 +78,13 @@ class Training:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class CallProgram:
-    """The program of a call, and where the host finds what it gives to it and takes from it.
+    """The program of a call, with the places of its inputs and results for the host.
 
     Attributes:
-        program: What the machine runs.
-        places: The elements of each input of the step, in its shape, and of each piece of the optimizer's state, in the
-            order in which they lie in memory.
-        results: The stream of each of the step's results, and which of the stream's elements it is, in its shape.
+        program: The program of the machine.
+        places: The elements of each input of the step, in its shape, and of each tensor of the optimizer's state, in
+            the order of memory.
+        results: The stream of each result of the step, with the result's elements in it, in its shape.
     """
 
     program: Program
@@ -91,5 +92,5 @@ class CallProgram:
     results: tuple[tuple[str, np.ndarray], ...]
 
     def arguments(self) -> dict[str, Region]:
-        """The stream of each argument, in order, and its elements."""
+        """Return the stream of each argument, in order, and its elements."""
         return {str(given): region for given, region in self.places.items() if given.role is Role.ARGUMENT}

@@ -14,16 +14,16 @@ HostOut = Callable[[str, int, Tensor], None]
 
 
 def run_program(program: Program, replicas: Sequence[TileMemory], host_in: HostIn, host_out: HostOut) -> None:
-    """Runs a program; replicas go together, step by step.
+    """Run a program on all replicas together, step by step.
 
     Args:
-        program: What to run. Lasting variables keep what earlier programs left in them, and must lie as they did there.
-        replicas: The memory of each replica's tiles.
-        host_in: Gives the next tensor of a stream to a replica, flat.
-        host_out: Takes the next tensor of a stream from a replica, flat.
+        program: The program. Its lasting variables keep the content and must have the mapping of earlier programs.
+        replicas: Memory of the tiles of each replica.
+        host_in: Function that gives the next tensor of a stream to a replica, flat.
+        host_out: Function that takes the next tensor of a stream from a replica, flat.
 
     Raises:
-        ValueError: a vertex reads what its tile does not hold or what was never written, or writes elsewhere.
+        ValueError: a vertex reads elements that its tile does not hold or never wrote, or writes to another tile.
 
     Example:
         >>> import numpy as np
@@ -33,7 +33,7 @@ def run_program(program: Program, replicas: Sequence[TileMemory], host_in: HostI
         >>> steps = HostCopy(to_host=False, streams={"x": "in"}), HostCopy(to_host=True, streams={"x": "out"})
         >>> program = Program(num_tiles=2, variables={"x": x}, steps=steps)
         >>> given = lambda stream, replica: torch.arange(4.0)
-        >>> run_program(program, [TileMemory(2)], given, lambda stream, replica, values: print(stream, values))
+        >>> run_program(program, [TileMemory()], given, lambda stream, replica, values: print(stream, values))
         out tensor([0., 1., 2., 3.])
     """
     for memory in replicas:
@@ -43,6 +43,7 @@ def run_program(program: Program, replicas: Sequence[TileMemory], host_in: HostI
 
 
 def _run(step: Step, replicas: Sequence[TileMemory], host_in: HostIn, host_out: HostOut) -> None:
+    """Run one step on all replicas."""
     if isinstance(step, Repeat):
         names = _written(step)
         for _ in range(step.count):
@@ -71,7 +72,7 @@ def _run(step: Step, replicas: Sequence[TileMemory], host_in: HostIn, host_out: 
 
 
 def _written(repeat: Repeat) -> set[str]:
-    """What a body writes; each pass finds it unwritten."""
+    """Return the variables that a body writes; each pass finds them unwritten."""
     names: set[str] = set()
     for step in walk(repeat.body):
         if isinstance(step, HostCopy) and not step.to_host:

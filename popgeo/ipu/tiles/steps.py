@@ -1,4 +1,4 @@
-"""What a program consists of: variables spread over tiles, and bulk-synchronous steps of compute sets and exchanges."""
+"""The parts of a program: variables on tiles, and bulk-synchronous steps of compute sets and exchanges."""
 
 import textwrap
 from collections.abc import Mapping, Sequence
@@ -13,12 +13,12 @@ from popgeo.ipu.tiles.tile_mapping import TileMapping
 
 @dataclass(frozen=True, kw_only=True)
 class Variable:
-    """Memory that a program names: a storage of the captured program, or a partial result of one operation.
+    """Named memory of a program: a storage of the captured program, or a partial result of one operation.
 
     Attributes:
-        name: How steps refer to it.
+        name: Name in the steps.
         dtype: Type of an element.
-        mapping: Which tile holds which element.
+        mapping: Tile of each element.
         lasting: Whether it keeps its content from one run to the next, as weights do.
     """
 
@@ -30,11 +30,11 @@ class Variable:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Region:
-    """Elements of a variable, in the order in which a vertex sees them.
+    """Elements of a variable in the order of a vertex.
 
     Attributes:
         variable: Name of the variable.
-        elements: Which of its elements; one may stand several times, as a broadcast operand's does. int64[...]
+        elements: Numbers of its elements; an element of a broadcast operand appears several times. int64[...]
     """
 
     variable: str
@@ -43,29 +43,29 @@ class Region:
 
 @dataclass(frozen=True)
 class Operand:
-    """Where an argument of a vertex takes the tensor of one of its `reads`."""
+    """A position in the arguments of a vertex that takes the tensor of one of its `reads`."""
 
     position: int
 
 
 @dataclass(frozen=True)
 class Scalar:
-    """Where an argument of a vertex takes one of its `reads`, of a single element, as a plain number."""
+    """A position in the arguments of a vertex that takes the number of one of its `reads`, of a single element."""
 
     position: int
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Vertex:
-    """A piece of work on one tile, which sees that tile's memory and nothing else.
+    """A piece of work on one tile, with access only to the memory of that tile.
 
     Attributes:
-        tile: If it runs.
+        tile: Number of its tile.
         operation: A torch operation such as `aten.mm.default`, or the name of a codelet.
-        reads: What it reads.
-        writes: What it writes, one for each result; None for an unused result.
-        arguments: Positional arguments; `Operand(i)` represents `reads[i]`, `Scalar(i)` for its number.
-        keywords: Keyword arguments, likewise.
+        reads: Regions that it reads.
+        writes: Region of each result; None for an unused result.
+        arguments: Positional arguments; `Operand(i)` represents `reads[i]`, and `Scalar(i)` its number.
+        keywords: Keyword arguments.
     """
 
     tile: int
@@ -78,11 +78,11 @@ class Vertex:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ComputeSet:
-    """Vertices that run at the same time: none reads what another writes.
+    """Vertices that run at the same time, so none reads or writes an element that another writes.
 
     Attributes:
-        name: What they do together.
-        vertices: In no particular order.
+        name: Name of their work.
+        vertices: The vertices, in no particular order.
     """
 
     name: str
@@ -96,13 +96,13 @@ class ComputeSet:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Transfer:
-    """Elements that go from the tile that holds them to another.
+    """Elements that one tile sends to another.
 
     Attributes:
         variable: Name of the variable.
         source: The tile that sends.
         destination: The tile that receives a copy.
-        elements: Which elements. int64[elements]
+        elements: Numbers of the elements. int64[elements]
     """
 
     variable: str
@@ -113,11 +113,11 @@ class Transfer:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Exchange:
-    """Transfers that happen at the same time, before the compute set that needs them.
+    """Transfers at the same time, before the compute set that needs them.
 
     Attributes:
-        name: The tensor that is moved, and its use.
-        transfers: Who sends what to whom; the same at each run, whatever the data.
+        name: Name of the compute set.
+        transfers: The transfers; they never depend on data.
     """
 
     name: str
@@ -130,7 +130,7 @@ class Exchange:
 
 @dataclass(frozen=True, kw_only=True)
 class Sync:
-    """All tiles wait for each other."""
+    """A barrier: all tiles wait for each other."""
 
     def __str__(self) -> str:
         return "sync"
@@ -138,11 +138,11 @@ class Sync:
 
 @dataclass(frozen=True, kw_only=True)
 class HostCopy:
-    """Variables that come from the host, or go there.
+    """A copy of variables from the host, or to the host.
 
     Attributes:
-        to_host: The direction.
-        stream: What the host calls each variable's stream, by the variable's name.
+        to_host: Whether the variables go to the host.
+        streams: Name of the stream of each variable, by the variable's name.
     """
 
     to_host: bool
@@ -154,11 +154,11 @@ class HostCopy:
 
 @dataclass(frozen=True, kw_only=True)
 class AllReduce:
-    """Adds up a variable over replicas; each ends with the sum.
+    """A sum of variables over replicas; each replica receives the sum.
 
     Attributes:
-        variables: Their names.
-        replicas: How many take part.
+        variables: Names of the variables.
+        replicas: Number of replicas.
     """
 
     variables: tuple[str, ...]
@@ -173,9 +173,9 @@ class Repeat:
     """A body that runs several times.
 
     Attributes:
-        count: How often.
-        body: Its steps, in order.
-        name: What one pass is.
+        count: Number of passes.
+        body: Steps of a pass, in order.
+        name: Name of the passes.
     """
 
     count: int
@@ -191,11 +191,12 @@ Step = ComputeSet | Exchange | Sync | HostCopy | AllReduce | Repeat
 
 
 def _count(number: int, one: str, many: str = "") -> str:
+    """Return a number with its noun."""
     return f"{number} {one if number == 1 else many or one + 's'}"
 
 
 def shifted_mapping(mapping: TileMapping, tiles: int) -> TileMapping:
-    """A mapping moved to the tiles of another IPU: each tile's number grows by `tiles`.
+    """Return a mapping on the tiles of another IPU: each tile's number grows by `tiles`.
 
     Example:
         >>> import numpy as np
@@ -206,12 +207,12 @@ def shifted_mapping(mapping: TileMapping, tiles: int) -> TileMapping:
 
 
 def shifted_steps(steps: Sequence[Step], renamed: Mapping[str, tuple[str, int]], tiles: int) -> list[Step]:
-    """Steps moved to the tiles of another IPU: each tile's number grows by `tiles`.
+    """Return steps on the tiles of another IPU: each tile's number grows by `tiles`.
 
     Args:
-        steps: Without any for the host.
-        renamed: For each of their variables that of the larger program, and where in it the former begins.
-        tiles: How much larger the numbers of the tiles become.
+        steps: Steps without copies from or to the host.
+        renamed: Variable of the larger program for each variable of the steps, and its first element there.
+        tiles: Number that is added to the number of each tile.
     """
 
     def region(one: Region | Transfer) -> Region:

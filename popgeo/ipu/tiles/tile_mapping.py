@@ -1,4 +1,4 @@
-"""Which tile holds which element of a value."""
+"""Mappings of elements to tiles."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,13 +8,13 @@ import numpy as np
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class TileMapping:
-    """Sorted intervals of a value's elements (row-major order), each on one tile.
+    """The tile of each element of a value, as sorted intervals of elements in row-major order.
 
     Attributes:
-        starts: First element of each interval, ascending, the first 0. int64[intervals]
-        tiles: The tile that holds it. int32[intervals]
-        numel: Elements of the value; the last interval ends there.
-        replicated: Every tile holds a copy of its own; then there is one interval, and its tile is 0.
+        starts: First element of each interval, ascending; the first is 0. int64[intervals]
+        tiles: Tile of each interval. int32[intervals]
+        numel: Number of elements; the last interval ends there.
+        replicated: Whether every tile holds a copy; then there is one interval, and its tile is 0.
 
     Example:
         >>> mapping = TileMapping(starts=np.array([0, 32]), tiles=np.array([0, 1]), numel=40)
@@ -29,22 +29,22 @@ class TileMapping:
 
     @property
     def ends(self) -> np.ndarray:
-        """The element after each interval. int64[intervals]"""
+        """The end of each interval. int64[intervals]."""
         return np.append(self.starts[1:], self.numel)
 
     def elements_per_tile(self, num_tiles: int) -> np.ndarray:
-        """How many elements each tile holds. int64[num_tiles]"""
+        """Return the number of elements on each tile. int64[num_tiles]."""
         if self.replicated:
             return np.full(num_tiles, self.numel, dtype=np.int64)
         return np.bincount(self.tiles, weights=self.ends - self.starts, minlength=num_tiles).astype(np.int64)
 
     def holders(self) -> np.ndarray:
-        """The tile that holds each element. int32[numel]"""
+        """Return the tile of each element. int32[numel]."""
         return np.repeat(self.tiles, self.ends - self.starts)
 
 
 def from_holders(holders: np.ndarray) -> TileMapping:
-    """The mapping that puts element `i` on tile `holders[i]`.
+    """Return the mapping that puts element `i` on tile `holders[i]`.
 
     Example:
         >>> from_holders(np.array([0, 0, 2, 2, 1])).starts
@@ -55,7 +55,7 @@ def from_holders(holders: np.ndarray) -> TileMapping:
 
 
 def concatenated(mappings: Sequence[TileMapping]) -> TileMapping:
-    """Where elements lie that stand one value after the other."""
+    """Return the mapping of several values, one after the other."""
     offsets = np.cumsum([0, *(mapping.numel for mapping in mappings)])
     parts = zip(mappings, offsets[:-1], strict=True)
     starts = np.concatenate([mapping.starts[: len(mapping.tiles)] + offset for mapping, offset in parts])
@@ -64,14 +64,14 @@ def concatenated(mappings: Sequence[TileMapping]) -> TileMapping:
 
 
 def blocked(rows: int, columns: int, row_parts: int, column_parts: int, num_tiles: int) -> TileMapping:
-    """A matrix cut into a grid of blocks, each on a tile of its own as long as there are tiles; blocks row by row.
+    """Return the mapping of a matrix in a grid of blocks, row by row, each on its own tile while there are tiles.
 
     Args:
         rows: Rows of the matrix.
-        columns: Columns; elements of a row lie side by side.
-        row_parts: Into how many parts the rows are cut.
-        column_parts: Into how many parts the columns are cut.
-        num_tiles: Tiles there are.
+        columns: Columns of the matrix; elements of a row are neighbors.
+        row_parts: Number of parts of the rows.
+        column_parts: Number of parts of the columns.
+        num_tiles: Number of tiles.
 
     Example:
         >>> blocked(4, 6, row_parts=2, column_parts=2, num_tiles=8).elements_per_tile(8)
@@ -90,12 +90,12 @@ def blocked(rows: int, columns: int, row_parts: int, column_parts: int, num_tile
 
 
 def linear(numel: int, num_tiles: int, grain: int) -> TileMapping:
-    """Elements in order, spread evenly over as many tiles as get at least `grain` of them, from tile 0 on.
+    """Return the mapping of elements in order, spread evenly from tile 0 on, with at least `grain` on a tile.
 
     Args:
-        numel: Elements of the value.
-        num_tiles: Tiles there are.
-        grain: Least number of elements a tile takes; poplar's is 128 bytes of them.
+        numel: Number of elements.
+        num_tiles: Number of tiles.
+        grain: Least number of elements on a tile; poplar's grain is 128 bytes.
 
     Example:
         >>> linear(100, num_tiles=1472, grain=32).elements_per_tile(5)

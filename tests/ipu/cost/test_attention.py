@@ -1,4 +1,4 @@
-"""What attention costs: the products and passes that it consists of, all heads at once or some at a time."""
+"""Costs of attention: its products and passes, for all heads at once or for some at a time."""
 
 from dataclasses import replace
 from typing import Any
@@ -41,11 +41,11 @@ def test_products_and_scores_by_hand():
     assert products(plan) == 2 * (2 * 2 * 3 * 5 * 4)
     # Scaling 2 x 3 x 4 queries; of 30 scores the largest, subtract, exp, sum, multiply; inverse, log, add of 6 sums.
     assert plan.flops - products(plan) == 24 + 5 * 30 + 3 * 6
-    # A score takes 2 bytes, and all of them, 12 x 1024 x 1024 on 1472 tiles, 17,097 bytes a tile; two of them backward.
+    # A score takes 2 bytes: 12 x 1024 x 1024 scores on 1472 tiles are 17,097 bytes per tile, and twice that backward.
     forward, backward = plan_attention(GPT2, BOW), plan_attention(GPT2, BOW, is_backward=True)
     for plan, scores in ((forward, 17_097), (backward, 34_193)):
         assert plan.temporary_bytes == scores + max(part.temporary_bytes for part in plan.parts)
-    # Backward makes the scores anew, then the gradients of values, probabilities, queries and keys: 5 products.
+    # Backward computes the scores again, then the gradients of values, probabilities, queries and keys: 5 products.
     assert products(backward) == 5 * products(forward) // 2
     assert forward.validity == Validity.ESTIMATE
     assert "published for single products only" in forward.why

@@ -1,4 +1,4 @@
-"""What loops and branches cost, worked out by hand from given plans of the operations in their bodies."""
+"""Costs of loops and branches, worked out by hand from given plans of the operations in their bodies."""
 
 from dataclasses import replace
 
@@ -45,17 +45,17 @@ def taking(*temporary: int) -> list[Plan]:
 
 
 def plan_of(target: str, operation: Op, graph: OpGraph, plans: dict[int, list[Plan]]) -> Plan:
-    """The plan of a loop or a branch whose bodies have these plans, by the address of the body."""
+    """Return the plan of a loop or branch from the plans of its bodies, given by the address of each body."""
     return rules(lambda body, machine: plans[id(body)])[target](graph, operation, FOUR)
 
 
 def room(body: OpGraph, *temporary: int) -> int:
-    """Bytes of a tile that a loop over a body takes, whose operations take these."""
+    """Return the bytes of a tile that a loop takes whose operations take the given bytes."""
     loop = Op(target="popgeo.for_loop.default", args=(1, []), outputs=(), bodies=(body,))
     return plan_of("popgeo.for_loop", loop, body, {id(body): taking(*temporary)}).temporary_bytes
 
 
-# Of 20 and 400 floats, one given and one from outside, it makes 10; of these 6, which it returns.
+# From 20 given floats and 400 floats outside it makes 10, and from these the 6 that it returns.
 BODY = OpGraph(
     ops=(op(0, 1, makes=2), op(2, makes=3)),
     values=(value(20, 0), value(400, 1), value(10, 2, 0), value(6, 3, 1)),
@@ -67,7 +67,7 @@ BODY = OpGraph(
 @pytest.mark.parametrize(
     ("temporary", "most"),
     [
-        # While the first runs there are 30 floats on four tiles, 30 bytes each; while the second does, 16.
+        # While the first operation runs, 30 floats are on four tiles, 30 bytes each; during the second, 16.
         ((0, 0), 30),
         ((5, 0), 35),
         ((0, 14), 30),
@@ -100,7 +100,7 @@ def test_what_a_body_returns_takes_room_to_its_end():
 
 
 def test_views_of_what_lies_outside_take_no_room_and_views_of_what_is_held_no_more():
-    # The second looks at what comes from outside, the third at what the first made.
+    # The second operation makes a view of an outside value, the third a view of the first result.
     body = OpGraph(
         ops=(op(0, makes=2), op(1, makes=3), op(2, 3, makes=4)),
         values=(value(20, 0), value(400, 1), value(10, 2, 0), value(400, 1, 1), value(10, 2, 2)),
@@ -113,7 +113,7 @@ def test_views_of_what_lies_outside_take_no_room_and_views_of_what_is_held_no_mo
 
 
 def test_a_loop_takes_its_body_and_a_copy_of_what_it_carries_as_often_as_it_turns():
-    # It carries 40 and 2 floats: 32 or 2 on the fullest tile, 136 bytes at 8 a cycle after 288; 82 to launch.
+    # It copies 40 and 2 floats: 32 and 2 on the fullest tile, 136 bytes at 8 per cycle after 288 cycles; 82 to launch.
     values = (value(40, 0), value(2, 1), value(40, 2, 0), value(2, 3, 0))
     loop = Op(target="popgeo.for_loop.default", args=(3, [Ref(0), Ref(1)]), outputs=(2, 3), bodies=(BODY,))
     graph = OpGraph(ops=(loop,), values=values, inputs={given(0): 0, given(1): 1}, outputs=(2, 3))
@@ -145,7 +145,7 @@ def test_a_loop_that_carries_nothing_copies_nothing():
 @pytest.mark.parametrize("is_second", [False, True])
 def test_the_more_expensive_branch_counts_and_room_is_kept_for_either(is_second):
     other = replace(BODY, ops=BODY.ops[:1], values=BODY.values[:3], outputs=(2,))
-    # The more expensive one by measurement is the cheaper one by formula, and needs less room.
+    # The branch with more calibrated cycles has fewer ideal cycles, and needs less memory.
     plans = {
         id(BODY): [Plan(family="dear", supersteps=(step(10, 900),), flops=5), *taking(0)],
         id(other): [Plan(family="cheap", supersteps=(step(800, 20),), flops=4, temporary_bytes=50)],

@@ -1,4 +1,4 @@
-"""What convolutions and pooling cost: products of matrices over windows, and windows reduced element by element."""
+"""Costs of convolutions and pooling: products of matrices over windows, and windows reduced element by element."""
 
 from dataclasses import replace
 
@@ -41,7 +41,7 @@ def test_channels_in_groups_are_said_to_have_other_vertices():
 def test_windows_overlap_so_their_elements_are_brought_once():
     plan, product = plan_convolution(RESNET, BOW), plan_matmul(8 * 784, 9 * 128, 128, 2, BOW)
     assert plan.flops == product.flops
-    # A picture has a ninth of the elements that its windows have.
+    # A picture has a ninth of the elements of its windows.
     assert cycles(plan) < cycles(product)
     assert plan.temporary_bytes < product.temporary_bytes
 

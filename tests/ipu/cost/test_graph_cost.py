@@ -1,4 +1,4 @@
-"""Which operations have a cost, and that it does not depend on how a program puts them."""
+"""Operations with a cost; it does not depend on the way in which a program writes them."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -83,7 +83,7 @@ SQUARE = torch.empty(40, 40)
     ("name", "optimizer"),
     [
         *((name, torch.optim.AdamW) for name in ("schnet", *training_steps.MODELS)),
-        *(("gcn", optimizer) for optimizer in (torch.optim.Adam, torch.optim.SGD)),  # which ask not what they train
+        *(("gcn", optimizer) for optimizer in (torch.optim.Adam, torch.optim.SGD)),  # they do not depend on the model
     ],
 )
 def test_every_operation_of_a_training_step_has_a_rule(name, optimizer):
@@ -173,7 +173,7 @@ def test_bytes_are_those_read_and_written_and_of_a_broadcast_dimension_once():
     assert bytes_of(lambda x: x.T.exp(), x) == [0, 2 * 120]
     assert bytes_of(lambda x, y: x + y.expand(6, 5), x, torch.zeros(5)) == [0, 120 + 20 + 120]
     assert bytes_of(lambda x: x.clone().add_(x), x) == [2 * 120, 3 * 120]
-    # Three turns of 240 bytes; of two branches the one that touches more, after a sum and a comparison.
+    # Three turns of 240 bytes; then the branch with more bytes, after a sum and a comparison.
     assert bytes_of(lambda x: for_loop(3, lambda y: [y.exp()], [x]), x) == [3 * 240]
     branches = (lambda y: [y.exp()], [x]), (lambda y: [y.exp().exp()], [x])
     for first, second in (branches, branches[::-1]):

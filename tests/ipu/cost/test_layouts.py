@@ -1,11 +1,11 @@
-"""Rows that meet blocks are laid out anew; what lies alike stays where it is."""
+"""Rows that meet blocks are laid out again; values of one layout stay in place."""
 
 import pytest
 import torch
 
 from popgeo import ipu
 from popgeo.ipu.cost.graph_cost import cost
-from popgeo.ipu.cost.layouts import laid_out_anew
+from popgeo.ipu.cost.layouts import layout_bytes
 from popgeo.ipu.cost.plan import Profile
 
 ROWS, WIDTH = 1472, 64
@@ -14,10 +14,10 @@ X, WEIGHT, INDEX = torch.ones(ROWS, WIDTH), torch.ones(WIDTH, WIDTH), torch.zero
 
 
 def moved(function, *inputs):
-    """Operations that lay something out anew, and how many bytes."""
+    """Return the operations that lay rows out again, with their bytes."""
     graph = ipu.compile(function, list(inputs)).graph
     return {
-        op.target.split(".")[1]: nbytes for op, nbytes in zip(graph.ops, laid_out_anew(graph), strict=True) if nbytes
+        op.target.split(".")[1]: nbytes for op, nbytes in zip(graph.ops, layout_bytes(graph), strict=True) if nbytes
     }
 
 
@@ -46,7 +46,7 @@ def test_a_number_for_each_row_meets_anything():
 
 
 def test_what_is_made_of_two_broadcast_operands_lies_as_neither_of_them():
-    # As Gaussians of gathered distances, which are 64 times as many numbers as their distances.
+    # Like Gaussians of gathered distances, with 64 numbers per distance.
     assert moved(lambda x, w, i: (x[i][:, :1] - x[0]) @ w, X, WEIGHT, INDEX) == {}
 
 
@@ -57,7 +57,7 @@ def test_rows_of_an_odd_number_of_halves_are_laid_out_by_each_product_that_reads
     half = [query.half(), query.half()]
     assert moved(lambda q, v: (q @ q.mT).softmax(-1), *half) == {"bmm": scores}
     graph = ipu.compile(lambda q, v: (q @ q.mT).softmax(-1) @ v, half).graph
-    assert [nbytes for nbytes in laid_out_anew(graph) if nbytes] == [scores, scores]
+    assert [nbytes for nbytes in layout_bytes(graph) if nbytes] == [scores, scores]
     assert moved(lambda q, v: (q @ q.mT).softmax(-1), query, query) == {}  # a float32 is a word
     assert moved(lambda q, v: q[:, 1:] @ q[:, 1:].mT, *half) == {}  # 196 tokens
 

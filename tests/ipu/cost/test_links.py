@@ -1,4 +1,4 @@
-"""What joins IPUs: messages and rings worked out by hand."""
+"""Links between IPUs: messages and rings worked out by hand."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What softmax, norms, gelu, one-hot losses and the gradient of an embedding cost."""
+"""Costs of softmax, norms, gelu, one-hot losses and the gradient of an embedding."""
 
 from dataclasses import replace
 

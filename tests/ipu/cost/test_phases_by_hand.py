@@ -1,7 +1,8 @@
-"""More costs worked out by hand: products, what comes in turns, what planners refuse and what is taken for granted.
+"""Costs worked out by hand: products, work in turns, refusals of planners, and operations without cost.
 
-As in `test_worked_by_hand`: six workers, vectors of 8 bytes, 4 bytes a cycle, 82 cycles to start a compute set and 240
-to synchronise. A product of 12 x 16 by 16 x 16 float32 takes 63 + 6 * 10 + 348 + 452 = 923 cycles of the matrix unit.
+As in `test_worked_by_hand`: six workers, vectors of 8 bytes, 4 bytes per cycle, 82 cycles to start a compute set and
+240 to synchronise. A product of 12 x 16 by 16 x 16 float32 takes 63 + 6 * 10 + 348 + 452 = 923 cycles of the matrix
+unit.
 """
 
 from dataclasses import replace
@@ -44,7 +45,7 @@ def test_a_product_on_one_tile():
 
 
 def test_products_that_find_no_tile_of_their_own_come_one_after_the_other():
-    # Each time all starts again, and each turn of the loop takes 500 cycles more.
+    # Each turn starts all steps again, and takes 500 further cycles.
     plan = plan_matmul(12, 16, 16, 4, ONE, batch=3)
     loop = 82 + 3 * 500
     assert cycles(plan) == pytest.approx(

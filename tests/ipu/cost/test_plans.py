@@ -1,4 +1,4 @@
-"""How planners divide work over the tiles, and what their supersteps say."""
+"""Planners divide work over the tiles, and name supersteps."""
 
 import dataclasses
 import itertools

@@ -1,4 +1,4 @@
-"""What holds of costs whatever the sizes: more work is no quicker, nothing beats the machine, the best way is taken."""
+"""Properties of costs for any sizes: more work is no quicker, no plan beats the machine, the best division is taken."""
 
 import itertools
 import math
@@ -35,12 +35,12 @@ def ideal(plan: Plan) -> float:
 
 
 def compute(plan: Plan) -> float:
-    """Cycles of a plan's compute steps, without what starting them costs."""
+    """Return the cycles of a plan's compute steps, without launches."""
     return sum(s.ideal - BOW.launch_cycles for s in plan.supersteps if s.activity is Activity.COMPUTE)
 
 
 def is_sound(plan: Plan) -> bool:
-    """Whether no step takes negative time or more tiles than there are, and no mean is above its slowest tile."""
+    """Check that no step takes negative time or more tiles than there are, and no mean exceeds its slowest tile."""
     return all(
         0 <= step.mean <= step.ideal + 1e-6 and 0 <= step.tiles <= TILES and step.calibrated >= 0
         for step in plan.supersteps
@@ -76,16 +76,17 @@ def test_the_matrix_unit_takes_longer_for_more(rows, contraction, columns, width
 
 
 def plain_way(rows: int, contraction: int, columns: int, cuts: tuple[int, int, int]) -> tuple[float, float]:
-    """Cycles of a float32 product cut into so many parts, without what starts its steps; and bytes of a tile.
+    """Return the cycles of a float32 product in the given parts, without starts of steps, and the bytes of a tile.
 
-    The matrix unit takes blocks of 8 terms and makes 16 columns at once. A tile receives 4 bytes a cycle, or 8 where a
-    neighbor needs the same, and no piece in less than 4; it lays out 8 bytes a cycle and adds vectors of two numbers.
+    The matrix unit takes blocks of 8 terms and makes 16 columns at once. A tile receives 4 bytes per cycle, or 8 if a
+    neighbor needs the same bytes, and no piece in less than 4 cycles. It lays out 8 bytes per cycle and adds vectors of
+    two numbers.
     """
     high = math.ceil(rows / cuts[0])
     deep = min(contraction, 8 * math.ceil(math.ceil(contraction / 8) / cuts[1]))
     wide = min(columns, 16 * math.ceil(math.ceil(columns / 16) / cuts[2]))
     left, right, sums = 4 * high * deep, 4 * deep * wide, 4 * high * wide
-    absent = right * (1 - 1 / cuts[0])  # the tile's share of what many need lies there
+    absent = right * (1 - 1 / cuts[0])  # the tile holds its share of the right matrix
     bring = max(left / (8 if cuts[2] % 2 == 0 else 4), 4) + (max(absent / 4, 4) if absent else 0)
     product = bring + (left + right) / 8 + amp_vertex(high, deep, wide, 4, BOW)
     if cuts[1] > 1:
@@ -96,7 +97,7 @@ def plain_way(rows: int, contraction: int, columns: int, cuts: tuple[int, int, i
 
 
 def cheapest_ways(rows: int, contraction: int, columns: int, space: float, turns: int) -> list[float]:
-    """Cycles of all ways that fit, either way round, with that many parts of the columns one after the other."""
+    """Return the cycles of all divisions that fit, either way round, with the given number of serial parts."""
     every = [cuts for cuts in itertools.product(range(1, 13), repeat=3) if math.prod(cuts) <= 12]
     found = []
     for high, wide in ((rows, columns), (columns, rows)):
@@ -114,7 +115,7 @@ def cheapest_ways(rows: int, contraction: int, columns: int, space: float, turns
     memory=st.sampled_from((2**20, 10_000, 6_000, 3_000)),
 )  # fmt: skip
 def test_a_product_is_computed_in_the_cheapest_of_all_ways_that_fit(rows, contraction, columns, memory):
-    """As few parts one after the other as memory allows, or one of the next four numbers of them."""
+    """The number of serial parts is the least that memory allows, or one of the next four numbers."""
     machine = Machine(target=replace(BOW, num_tiles=12, memory_per_tile=memory))
     plan = plan_matmul(rows, contraction, columns, 4, machine)
     held = 4 * (rows * contraction + contraction * columns + rows * columns) / 12

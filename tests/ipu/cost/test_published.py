@@ -1,6 +1,6 @@
-"""Modelled cycles against those that were measured and published.
+"""Modelled cycles against published measurements.
 
-The sums on GC2 are not check from outside: two constants of reductions were taken from them.
+The sums on GC2 are no independent check: two constants of reductions were taken from them.
 """
 
 import dataclasses
@@ -31,7 +31,7 @@ PUBLISHED_STEP = {"num_nodes": 576, "num_graphs": 34, "k": 28, "channels": 100, 
 
 
 def load(folder: str, name: str, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """A script, loaded by its path."""
+    """Load a script by its path."""
     path = REPOSITORY / folder / f"{name}.py"
     monkeypatch.syspath_prepend(str(REPOSITORY / "benchmarks"))
     specification = importlib.util.spec_from_file_location(f"loaded_{name}", path)
@@ -59,7 +59,7 @@ def test_cycles_agree_with_published_ones_that_no_constant_was_fitted_to(family,
 def test_the_picture_of_residuals_is_what_its_benchmark_draws(validation, monkeypatch):
     benchmark = load("benchmarks", "residuals", monkeypatch)
     assert benchmark.draw() == benchmark.PICTURE.read_text(), "run python benchmarks/residuals.py"
-    # Every held-out point lies in one of the sizes.
+    # Every held-out point is in one of the classes of sizes.
     assert sum(len(ratios) for ratios in benchmark.by_class("gather").values()) == 180
 
 
@@ -79,7 +79,7 @@ def test_the_shipped_constants_are_those_that_the_script_fits(monkeypatch):
 
 @pytest.fixture(scope="module")
 def judged(validation) -> list[Any]:
-    """All published throughputs of whole steps next to their plans."""
+    """Return all published throughputs of whole steps next to their plans."""
     folder = validation.published.FOLDER
     return [*validation.whole_systems.judged(folder), *validation.published_systems.judged(folder)]
 
@@ -134,7 +134,7 @@ def test_the_matrix_unit_takes_the_cycles_counted_on_bow(rows, measured):
 
 @pytest.mark.parametrize(("per_tile", "measured"), [(1024, 1860), (10, 330)])
 def test_a_float32_addition_takes_the_cycles_counted_on_bow(per_tile, measured):
-    # Ten elements a tile are fewer than a tile takes by default, so one tile stands for all.
+    # A tile takes more than ten elements by default, so one tile represents all.
     one_tile = Machine(target=dataclasses.replace(BOW, num_tiles=1))
     plan = plan_elementwise("add", per_tile, 4, one_tile)
     assert plan.supersteps[-1].ideal + TIMER == pytest.approx(measured, rel=0.01)
@@ -157,7 +157,7 @@ def test_a_sum_on_one_tile_takes_the_cycles_measured_on_gc2(floats):
 
 @pytest.mark.parametrize(("per_tile", "measured"), [(32, 3152), (1000, 4757), (25_000, 28_798)])
 def test_a_sum_over_all_tiles_takes_about_the_cycles_measured_on_gc2(per_tile, measured):
-    # The smallest one was measured with one float a tile; a tile takes at least 32.
+    # The smallest sum was measured with one float per tile; a tile takes at least 32 here.
     plan = plan_reduce(1, 1216 * per_tile, 4, Machine(target=GC2))
     assert plan.cycles(Profile.CALIBRATED) == pytest.approx(measured, rel=0.12)
 

@@ -1,4 +1,4 @@
-"""What small programs of every family cost stays what it is: what a report says of them against a committed table."""
+"""The reported costs of small programs of every family are those of a committed table."""
 
 import csv
 from itertools import islice, zip_longest

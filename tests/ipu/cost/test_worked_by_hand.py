@@ -1,7 +1,7 @@
 """Costs of each family worked out by hand, on machines of one tile or two, so that every term can be followed.
 
-A Bow tile has six workers, loads and stores vectors of 8 bytes, receives 4 bytes a cycle, and needs 82 cycles to start
-a compute set and 240 to synchronise.
+A Bow tile has six workers, loads and stores vectors of 8 bytes, receives 4 bytes per cycle, and needs 82 cycles to
+start a compute set and 240 to synchronise.
 """
 
 from dataclasses import replace
@@ -65,7 +65,7 @@ def test_a_scatter_on_one_tile():
     # 38 + 10 * (11 + 3 * 3) + 5 * 50.
     plan = plan_scatter_add(12, 4, 60, 4, ONE)
     add = 6 * (38 + 10 * 20 + 250)
-    ideal = (240 + 60) + (82 + add) + 240  # what is returned lies there already
+    ideal = (240 + 60) + (82 + add) + 240  # the result is already in place
     calibrated = 1905 + 3.434 * 60 + 0.7553 * add + 6.146 * 48 + 3.083 * 240
     assert cycles(plan) == pytest.approx((ideal, calibrated))
     assert plan.flops == 240
@@ -183,7 +183,7 @@ def test_distances_of_few_coordinates_are_taken_difference_by_difference():
 
 
 def parts(function, *inputs):
-    """The passes of the last operation that costs anything."""
+    """Return the passes of the last operation with a cost."""
     graph = capture(function, bind(function, *inputs)).graph
     return [op.plan for op in cost(graph, ONE.target) if op.plan.supersteps][-1].parts
 
@@ -205,19 +205,19 @@ def test_what_is_made_of_passes_is_made_of_these():
         by_element("subtract", 128, 4, ONE), by_element("square", 128, 4, ONE), plan_reduce(1, 128, 4, ONE, True),
     )  # fmt: skip
     picked = parts(lambda x, y: torch.nn.functional.nll_loss(x, y), x, torch.zeros(8, dtype=torch.long))
-    assert picked[0].family == "losses"  # a one where each row's target is
+    assert picked[0].family == "losses"  # a one at the target of each row
     assert picked[1:] == (by_element("multiply", 128, 4, ONE), rows, plan_reduce(1, 8, 4, ONE, True))
     total = plan_reduce(8, 16, 4, ONE, is_inner=True)
     assert parts(lambda x: x.mean(1), x) == (total, by_element("scalar", 8, 4, ONE))
 
 
 def plan_of(function, *inputs):
-    """The plan of the last operation that gathers or scatters."""
+    """Return the plan of the last operation that gathers or scatters."""
     graph = capture(function, bind(function, *inputs)).graph
     return [op.plan for op in cost(graph, ONE.target) if op.plan.family in ("gather", "scatter")][-1]
 
 
-TABLE, FIVE = torch.zeros(8, 16), torch.zeros(5, dtype=torch.long)  # rows and columns; what is looked up
+TABLE, FIVE = torch.zeros(8, 16), torch.zeros(5, dtype=torch.long)  # a table, and lookups in it
 ROW_EACH = FIVE[:, None].expand(5, 16)
 DENSE = torch.zeros(5, 16, dtype=torch.long)
 

@@ -124,5 +124,5 @@ def test_what_is_no_block_is_refused():
         ipu.BeginBlock(3)
     with pytest.raises(ValueError, match="at least 0, found -1"):
         ipu.Block(ipu_id=-1)
-    with pytest.raises(ValueError, match="names of blocks"):
+    with pytest.raises(ValueError, match="at least one name of a block"):
         ipu.Stage()

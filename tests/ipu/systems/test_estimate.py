@@ -140,7 +140,7 @@ def test_statistics_over_replicas_are_charged_their_exchange(choices):
     [
         (nn.SyncBatchNorm(16, process_group=3), r"layers\.1 has process_group=3; .* a divisor of replication_factor=8"),
         (nn.SyncBatchNorm(16, process_group="two"), r"process_group='two'"),
-        (nn.SyncBatchNorm(16, affine=False), r"layers\.1 has no weight"),
+        (nn.SyncBatchNorm(16, affine=False), r"layers\.1 has no trained weight"),
     ],
 )
 def test_statistics_that_replicas_cannot_share_are_refused(norm, problem):

@@ -313,12 +313,12 @@ def test_what_fits_no_ipu_names_the_layer_or_how_many_would_do():
         step = ipu.inference_model(model, ipu.Options(target=target, stages=stages))
         with pytest.raises(ipu.OutOfTileMemory, match=place) as refused:
             step(x)
-        assert re.search(r"Options\(stages=[34]\) would do, on [34] IPUs", str(refused.value))
+        assert re.search(r"Options\(stages=[34]\) would fit, on [34] IPUs", str(refused.value))
     two = dataclasses.replace(small, memory_per_tile=50_000, num_ipus=2)
     with pytest.raises(ipu.OutOfTileMemory, match="Tile 0 needs"):
         ipu.inference_model(model, ipu.Options(target=two))(x)
     tiny = dataclasses.replace(small, memory_per_tile=20_000)
-    with pytest.raises(ipu.OutOfTileMemory, match=r"[0-3] alone needs .* so no number of IPUs up to 4"):
+    with pytest.raises(ipu.OutOfTileMemory, match=r"[0-3] alone needs .* so the model fits no number of IPUs up to 4"):
         ipu.inference_model(model, ipu.Options(target=tiny, stages=2))(x)
     loose = ipu.inference_model(model, ipu.Options(target=tiny, stages=2, strict=False))
     assert loose(x).shape == (4, 256)

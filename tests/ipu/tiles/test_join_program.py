@@ -1,4 +1,4 @@
-"""The program of one call: which steps repeat, where gradients add up, what lasts, and in which order they come."""
+"""The program of one call: its repeats, sums of gradients, lasting variables, and the order of its steps."""
 
 from collections.abc import Sequence
 
@@ -25,7 +25,7 @@ class Loss(nn.Module):
 
 
 def program_of(optimizer=optim.SGD, calls: int = 1, **options) -> Program:
-    """What the last of a few calls of a training step runs."""
+    """Return the program of the last of a few calls of a training step."""
     model = Loss()
     made = Options(**options)
     step = training_model(model, made, optimizer(model.parameters(), lr=0.1))
@@ -37,7 +37,7 @@ def program_of(optimizer=optim.SGD, calls: int = 1, **options) -> Program:
 
 
 def outline(steps: Sequence[Step]) -> list:
-    """Repeats with their bodies, copies from and to the host, all-reduces, and what compute sets are for."""
+    """Return repeats with their bodies, copies from and to the host, all-reduces, and the purpose of compute sets."""
     found: list = []
     for step in steps:
         if isinstance(step, Repeat):

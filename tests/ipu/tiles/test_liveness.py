@@ -1,4 +1,4 @@
-"""A storage is needed from the operation that makes it to the last that looks at it, worked out for five by hand."""
+"""The lifetime of a storage, from its making to its last reader, worked out by hand for five operations."""
 
 import numpy as np
 import torch
@@ -11,9 +11,9 @@ from popgeo.ipu.tiles.tile_mapping import TileMapping, linear
 
 def five(x, unused):
     a = x.cos()  # operation 0
-    b = a.view(3, 11)  # 1, which lies where `a` does
+    b = a.view(3, 11)  # 1, a view of `a`
     c = a.exp()  # 2
-    d = b + 1  # 3, the last that looks at `a`, by the name of `b`
+    d = b + 1  # 3, the last reader of `a`, as `b`
     return d, c * c, d.t()  # 4, 5
 
 

@@ -1,4 +1,4 @@
-"""Each family, lowered in any division and run tile by tile, gives what torch gives, and needs all of its program."""
+"""Each family, lowered in any division and run tile by tile, gives torch's results, and needs its whole program."""
 
 import dataclasses
 import itertools
@@ -24,12 +24,12 @@ SMALL = IpuTarget(name="small", num_tiles=8, memory_per_tile=2**20, clock=1e9, f
 
 
 def captured(function, *inputs: Tensor) -> OpGraph:
-    """A function as operations."""
+    """Return a function as a graph."""
     return capture(function, bind(function, *inputs)).graph
 
 
 def scheduled(graph: OpGraph, split: dict[str, int] | None = None) -> Program:
-    """The program of operations, with another division of each than its plan's if one is given."""
+    """Return the program of a graph, with another division than the plan's if one is given."""
     costs = cost(graph, SMALL)
     if split is not None:
         family = "matmul" if "contraction" in split else "gather"
@@ -44,7 +44,7 @@ def run(graph: OpGraph, program: Program, *inputs: Tensor) -> list[Tensor]:
     def host_out(stream: str, replica: int, values: Tensor) -> None:
         made[stream] = values
 
-    run_program(program, [TileMemory(program.num_tiles)], lambda stream, replica: given[stream].reshape(-1), host_out)
+    run_program(program, [TileMemory()], lambda stream, replica: given[stream].reshape(-1), host_out)
     outputs = [graph.values[v] for v in graph.outputs if v is not None]
     return [made[f"output:{k}"].as_strided(v.shape, v.stride, v.offset) for k, v in enumerate(outputs)]
 
@@ -187,7 +187,7 @@ def test_every_dropped_transfer_is_noticed():
                 left = (*step.transfers[:number], *step.transfers[number + 1 :])
                 steps = list(program.steps)
                 steps[place] = dataclasses.replace(step, transfers=left)
-                with pytest.raises(ValueError, match="neither holds nor was sent"):
+                with pytest.raises(ValueError, match="neither holds nor received"):
                     run(graph, dataclasses.replace(program, steps=tuple(steps)), *inputs)
                 dropped += 1
     assert dropped > 20

@@ -1,4 +1,4 @@
-"""A storage lies where the plan that uses it wants it, and otherwise evenly; worked out by hand on six tiles."""
+"""A storage has the mapping that a plan wants, and otherwise an even one; worked out by hand on six tiles."""
 
 import dataclasses
 
@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from popgeo import ops
 from popgeo.capture.capture import bind, capture
 from popgeo.capture.op_graph import OpGraph
 from popgeo.ipu import IpuTarget
@@ -22,7 +23,7 @@ def graph_of(function, *inputs: Tensor) -> OpGraph:
 
 
 def mapped(graph: OpGraph, splits: dict[str, dict[str, int]], **given: TileMapping) -> dict[int, TileMapping]:
-    """The mapping of each value, with these divisions of the operations of these names."""
+    """Return the mapping of each value, with these divisions of the operations of these names."""
     costs = [
         dataclasses.replace(c, plan=dataclasses.replace(c.plan, split=splits.get(c.target.split(".")[1], {})))
         for c in cost(graph, SIX)
@@ -79,6 +80,26 @@ def test_gathered_rows_stay_where_they_are_looked_up(split, holders):
     assert made.holders().tolist() == holders
 
 
+@pytest.mark.parametrize(
+    ("lookups", "holders"),
+    [(1, [r // 3 * 2 + c // 2 for r in range(9) for c in range(4)]), (2, [k // 32 for k in range(36)])],
+)
+def test_a_table_lies_in_the_blocks_of_its_gather_unless_several_tiles_share_them(lookups, holders):
+    graph = graph_of(lambda x, i: x.index_select(0, i), torch.zeros(9, 4), torch.zeros(6, dtype=torch.long))
+    table, *_ = mapped(graph, {"index_select": {"rows": 3, "columns": 2, "lookups": lookups}}).values()
+    assert table.holders().tolist() == holders
+
+
+@pytest.mark.parametrize(
+    ("rows", "holders"),
+    [(1, [r // 3 * 2 + c // 2 for r in range(9) for c in range(4)]), (2, [k // 32 for k in range(36)])],
+)
+def test_summands_lie_in_the_parts_of_their_scatter_add_unless_several_tiles_need_them(rows, holders):
+    graph = graph_of(lambda x, i: ops.scatter(x, i, dim=0, dim_size=5), torch.zeros(9, 4), torch.arange(9) % 5)
+    summands, *_ = mapped(graph, {"scatter_sum": {"rows": rows, "columns": 2, "lookups": 3}}).values()
+    assert summands.holders().tolist() == holders
+
+
 def test_views_lie_where_their_base_does_and_every_storage_lies_somewhere():
     graph = graph_of(lambda x, unused: x.view(4, 24)[1:].t() * 2, torch.zeros(96), torch.zeros(64))
     mappings = mapped(graph, {})
@@ -100,7 +121,7 @@ def test_a_storage_is_as_large_as_what_looks_at_most_of_it_and_counts_in_bytes_u
     assert storage_sizes(graph)[graph.values[0].storage] == (60, 1)
     graph = graph_of(lambda x: x[1:, ::2], x)
     assert storage_sizes(graph)[graph.values[0].storage] == (15, 4)
-    tail = torch.zeros(10)[4:]  # a constant of which the program sees no more
+    tail = torch.zeros(10)[4:]  # the program sees only these six elements
     graph = graph_of(lambda x: x + tail, torch.zeros(6))
     (constant,) = graph.constants
     assert storage_sizes(graph)[graph.values[constant].storage] == (10, 4)

@@ -1,4 +1,4 @@
-"""Bytes per tile: by hand on a small machine, by liveness, and refused where a tile has too few."""
+"""Bytes per tile: by hand on a small machine, by liveness, and refused if a tile has too few."""
 
 import time
 

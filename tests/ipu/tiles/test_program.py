@@ -1,4 +1,4 @@
-"""A program that breaks a rule of the machine is found out, and its traffic is what its transfers list."""
+"""The check finds a program that breaks a rule of the machine; traffic is the sum of transfers."""
 
 import dataclasses
 
@@ -27,7 +27,7 @@ def program_of(function, *shape: int) -> Program:
 
 
 def traffic(program: Program) -> np.ndarray:
-    """Bytes that each tile sends to each other in one pass over the steps, bodies of repeats once."""
+    """Return the bytes that each tile sends to each other tile in one pass over the steps, bodies of repeats once."""
     between = np.zeros((program.num_tiles, program.num_tiles), np.int64)
     for step in program.walk():
         for transfer in step.transfers if isinstance(step, Exchange) else ():

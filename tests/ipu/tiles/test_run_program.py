@@ -1,4 +1,4 @@
-"""Steps run in order on each replica: bodies as often as they say, on what they have written in the same pass."""
+"""Steps run in order on each replica; a body finds its variables unwritten in each pass."""
 
 import numpy as np
 import pytest
@@ -46,10 +46,10 @@ HOST_IN, HOST_OUT = HostCopy(to_host=False, streams={"x": "in"}), HostCopy(to_ho
 
 
 def run(*steps: Step, replicas: int = 1, total: list[Tensor] | None = None) -> list[tuple[int, list[float]]]:
-    """What the host gets, by replica; it gives 1, 2, 3, ... and 10 times that to the second replica."""
+    """Return the tensors of the host by replica. It gives 1, 2, 3, ..., and ten times that to the second replica."""
     names = ("x", "y", "total")
     variables = {name: variable(name, lasting=name == "total") for name in names}
-    memories = [TileMemory(2) for _ in range(replicas)]
+    memories = [TileMemory() for _ in range(replicas)]
     program = Program(num_tiles=2, variables=variables, steps=steps)
     for memory in memories:
         memory.use(program)
@@ -92,7 +92,7 @@ def test_a_pass_cannot_read_what_only_the_pass_before_wrote():
 def test_nor_what_an_inner_repeat_wrote_in_the_pass_before():
     inner = Repeat(count=1, body=(HOST_IN, add("x", "x", "y")))
     assert run(Repeat(count=2, body=(inner, HOST_OUT))) == [(0, [2, 2]), (0, [4, 4])]
-    with pytest.raises(ValueError, match="never wrote all that it holds of y"):
+    with pytest.raises(ValueError, match="never wrote all elements that it holds of y"):
         run(inner, Repeat(count=1, body=(HOST_OUT, inner)))
 
 
@@ -115,7 +115,7 @@ def test_what_another_tile_needs_is_sent_in_each_replica():
     got: list[list[float]] = []
     run_program(
         program,
-        [TileMemory(2), TileMemory(2)],
+        [TileMemory(), TileMemory()],
         lambda stream, replica: torch.full((2,), 1.0 + replica),
         lambda stream, replica, values: got.append(values.tolist()),
     )

@@ -1,4 +1,4 @@
-"""Attention: a tile takes the heads of a sample whole, since they are independent of each other."""
+"""Lowers attention: a tile takes whole heads of a sample, since heads are independent of each other."""
 
 import itertools
 
@@ -13,13 +13,13 @@ from popgeo.ipu.tiles.steps import Region
 
 
 def divides(scope: Scope, op: Op) -> bool:
-    """Whether no probabilities are dropped out, and every head has keys and values of its own."""
-    query, key = (scope.value(argument_of(op, name).value).shape for name in ("query", "key"))
+    """Check whether no probabilities are dropped out, and every head has its own keys and values."""
+    query, key = (scope.graph.values[argument_of(op, name).value].shape for name in ("query", "key"))
     return len(query) == 4 and query[:2] == key[:2] and not argument_of(op, "dropout_p")
 
 
 def lower_attention(scope: Scope, op: Op) -> None:
-    """A vertex for the heads of each tile, every tensor cut by sample and head."""
+    """Add a vertex for the heads of each tile; every tensor is cut by sample and head."""
     given, arguments, keywords = operands(scope, op)
     samples, heads = next(r.elements.shape[:2] for r in given if r.elements.ndim == 4)
     regions = [_by_head(region, samples, heads) for region in given]
@@ -32,7 +32,7 @@ def lower_attention(scope: Scope, op: Op) -> None:
 
 
 def _by_head(region: Region, samples: int, heads: int) -> Region:
-    """A mask for every sample and head; other tensors have these dimensions first."""
+    """Return a region with samples and heads as its first dimensions, also for a mask without them."""
     elements = region.elements[None, None] if region.elements.ndim == 2 else region.elements
     whole = np.broadcast_to(elements, (samples, heads, *elements.shape[2:]))
     return Region(variable=region.variable, elements=whole)

@@ -1,4 +1,4 @@
-"""Collects the steps of a program; exchanges follow from the reads of vertices and the places of variables."""
+"""Collects the steps of a program; exchanges follow from the reads of vertices and the mappings of variables."""
 
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -15,20 +15,20 @@ from popgeo.ipu.tiles.tile_mapping import TileMapping, from_holders
 Lowering = Callable[["Scope", Op], None]
 """Adds the steps of an operation to the builder of a scope."""
 Places = dict[int, tuple[str, int]]
-"""For each storage its variable, and the element of the variable at which the storage starts."""
+"""The variable of each storage, and the element of the variable at which the storage starts."""
 GraphWork = Callable[[int, np.ndarray], tuple[Sequence[Region], tuple[Any, ...]]]
-"""What a vertex reads, and its arguments, for a tile and the positions of a result that it makes."""
+"""A function from a tile and positions of a result to the regions and arguments of the vertex that makes them."""
 
 
 class Builder:
-    """Steps in the making.
+    """A collector of variables and steps.
 
     Args:
-        num_tiles: Tiles of the machine.
+        num_tiles: Number of tiles of the machine.
 
     Attributes:
-        constants: What variables hold from the start, flat.
-        numbers: The variable of numbers that are given again at each run, which every tile has a copy of.
+        constants: Content of variables before the first step, flat.
+        numbers: Name of the variable of the numbers that the host gives at each run; every tile has a copy.
     """
 
     def __init__(self, num_tiles: int) -> None:
@@ -41,7 +41,7 @@ class Builder:
         self._holders: dict[str, np.ndarray] = {}
 
     def declare(self, name: str, dtype: torch.dtype, mapping: TileMapping, lasting: bool = False) -> Region:
-        """A variable of a known place, as one flat region."""
+        """Declare a variable with a mapping, and return it as a flat region."""
         assert name not in self.variables, name
         self.variables[name] = Variable(name=name, dtype=dtype, mapping=mapping, lasting=lasting)
         if not mapping.replicated:
@@ -49,28 +49,28 @@ class Builder:
         return Region(variable=name, elements=np.arange(mapping.numel))
 
     def partial(self, label: str, dtype: torch.dtype, holders: np.ndarray) -> Region:
-        """A partial result whose element [i, j, ...] lies on tile `holders[i, j, ...]`."""
+        """Declare a partial result with element [i, j, ...] on tile `holders[i, j, ...]`."""
         whole = self.declare(f"{label}#{len(self.variables)}", dtype, from_holders(holders.ravel()))
         return reshaped(whole, *holders.shape)
 
     def dtype(self, region: Region) -> torch.dtype:
-        """Type of a region's elements."""
+        """Return the type of a region's elements."""
         return self.variables[region.variable].dtype
 
     def holders(self, region: Region) -> np.ndarray:
-        """The tile of each element of a region."""
+        """Return the tile of each element of a region."""
         return self._holders[region.variable][region.elements]
 
     @contextlib.contextmanager
     def repeat(self, count: int, name: str) -> Iterator[None]:
-        """What is added meanwhile becomes the body of a repeat."""
+        """Collect the steps of a `with` block as the body of a repeat."""
         outside, self.steps = self.steps, []
         yield
         outside.append(Repeat(count=count, name=name, body=tuple(self.steps)))
         self.steps = outside
 
     def compute(self, name: str, vertices: Iterable[Vertex]) -> None:
-        """A compute set, after the exchange that brings what its vertices read and do not hold."""
+        """Add a compute set, after an exchange that brings the elements that its tiles read and do not hold."""
         made = tuple(vertices)
         transfers = tuple(self._transfers(made))
         if transfers:
@@ -79,6 +79,7 @@ class Builder:
             self.steps.append(ComputeSet(name=name, vertices=made))
 
     def _transfers(self, vertices: Sequence[Vertex]) -> Iterator[Transfer]:
+        """Yield the transfers that the vertices need."""
         needed: dict[tuple[str, int], list[np.ndarray]] = {}
         for vertex in vertices:
             for region in vertex.reads:
@@ -94,7 +95,7 @@ class Builder:
 
 
 def grouped(labels: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
-    """Each label with the ascending positions at which it stands.
+    """Yield each label with its positions in ascending order.
 
     Example:
         >>> [(label, where.tolist()) for label, where in grouped(np.array([2, 0, 2]))]
@@ -108,30 +109,26 @@ def grouped(labels: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
 
 
 class Scope:
-    """An operation that is being lowered: its values as regions, its plan, and the builder.
+    """The scope of an operation that is lowered: its values as regions, its plan, and the builder.
 
     Args:
-        builder: Takes the steps.
-        graph: The program that the operation is of.
-        places: For each storage its variable and the element of it at which the storage starts.
-        label: How partial results are named.
-        plan: The chosen division.
+        builder: The builder that collects the steps.
+        graph: The graph of the operation.
+        places: Place of each storage.
+        label: Prefix of the names of partial results and compute sets.
+        plan: Division of the operation.
     """
 
     def __init__(self, builder: Builder, graph: OpGraph, places: Places, label: str, plan: Plan) -> None:
         self.builder, self.graph, self.label, self.plan = builder, graph, label, plan
         self._places = places
 
-    def value(self, v: int) -> Value:
-        """The value of this number."""
-        return self.graph.values[v]
-
     def region(self, v: int | None) -> Region:
-        """A value's elements in its storage, in the value's shape; what an operation always makes is never None."""
+        """Return a value's elements in its variable, in the value's shape."""
         return region_of(self.graph, self._places, v)
 
     def partials(self, out: Region | None, dtype: torch.dtype, holders: np.ndarray) -> Region:
-        """Parts of a result at tiles [parts, ...]; the result itself, if given, if it is one part that lies so."""
+        """Return a region of parts at tiles [parts, ...]; `out` itself if it is the only part and lies there."""
         if out is not None and len(holders) == 1 and (self.builder.holders(out) == holders[0]).all():
             return Region(variable=out.variable, elements=out.elements[None])
         return self.builder.partial(self.label, dtype, holders)
@@ -139,14 +136,14 @@ class Scope:
     def compute(
         self, name: str, operation: str, out: Region, work: GraphWork, keywords: Mapping[str, Any] | None = None
     ) -> None:
-        """A compute set in which each tile makes those elements of a result that it holds.
+        """Add a compute set; each tile makes the elements of a result that it holds.
 
         Args:
-            name: What it does.
-            operation: What each vertex does.
-            out: What to write.
-            work: For a tile and the positions of its elements what the vertex reads, and its arguments.
-            keywords: Of the operation.
+            name: Name of the compute set.
+            operation: Operation of each vertex.
+            out: Region to write.
+            work: Function that returns the reads and arguments of a vertex, from its tile and its positions in `out`.
+            keywords: Keyword arguments of the operation.
         """
         vertices, named = [], keywords or {}
         for tile, where in grouped(self.builder.holders(out).ravel()):
@@ -158,7 +155,7 @@ class Scope:
 
 
 def region_of(graph: OpGraph, places: Places, v: int | None) -> Region:
-    """Where a value of a graph is, given where its storages are."""
+    """Return the region of a value of a graph, from the places of its storages."""
     assert v is not None
     value = graph.values[v]
     variable, start = places[value.storage]
@@ -166,7 +163,7 @@ def region_of(graph: OpGraph, places: Places, v: int | None) -> Region:
 
 
 def elements_of(value: Value) -> np.ndarray:
-    """Where each of a value's elements is in its storage. int64[value's shape]
+    """Return the position of each element of a value in its storage. int64[value's shape].
 
     Example:
         >>> kind = dict(dtype=torch.float32, storage=0, producer=None)
@@ -181,29 +178,29 @@ def elements_of(value: Value) -> np.ndarray:
 
 
 def in_storage_order(tensor: torch.Tensor, value: Value, numel: int) -> torch.Tensor:
-    """A value's elements as they lie in its storage of `numel` elements, zero between them."""
+    """Return a value's elements in the order of its storage of `numel` elements, with zeros between them."""
     storage = torch.zeros(numel, dtype=value.dtype)
     storage[torch.from_numpy(elements_of(value).ravel())] = tensor.detach().reshape(-1)
     return storage
 
 
 def part(region: Region, *where: object) -> Region:
-    """Some of a region's elements, picked as numpy would."""
+    """Return a part of a region, indexed as a numpy array."""
     return Region(variable=region.variable, elements=region.elements[where])  # type: ignore[index]
 
 
 def reshaped(region: Region, *shape: int) -> Region:
-    """A region in another shape."""
+    """Return a region in another shape."""
     return Region(variable=region.variable, elements=region.elements.reshape(shape))
 
 
 def flat(region: Region, positions: np.ndarray) -> Region:
-    """The elements at these positions in row-major order."""
+    """Return the elements at positions in row-major order."""
     return Region(variable=region.variable, elements=region.elements.ravel()[positions])
 
 
 def cuts(size: int, parts: int) -> list[slice]:
-    """A dimension in parts as equal as can be, the last perhaps smaller; at least one.
+    """Return the parts of a dimension, as equal as possible; the last may be smaller, and there is at least one.
 
     Example:
         >>> cuts(5, 2)

@@ -1,4 +1,4 @@
-"""Loops as repeats of their body's steps; branches as both bodies and a choice by element."""
+"""Lowers loops, as repeats of the steps of their body, and branches, as both bodies and a choice by element."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -14,14 +14,15 @@ from popgeo.ipu.tiles.map_tensors import map_storages
 from popgeo.ipu.tiles.steps import Operand, Region
 
 OPERATIONS = frozenset({"popgeo.for_loop", "popgeo.cond"})
-AddBody = Callable[[Builder, OpGraph, Sequence[Plan], Places], Places]
-"""Adds the steps of a body whose inputs have a place already, and tells where all of its values are."""
+AddGraph = Callable[[Builder, OpGraph, Sequence[Plan], Places, str], Places]
+"""The function `popgeo.ipu.tiles.graph_program.add_graph`."""
 
 
-def lowering_of(op: Op, add_body: AddBody) -> Lowering:
-    """How a loop or a branch is lowered, given how the operations of a body are."""
+def lowering_of(op: Op, add_graph: AddGraph) -> Lowering:
+    """Return the lowering of a loop or a branch, given the function that adds the steps of a graph."""
 
     def for_loop(scope: Scope, op: Op) -> None:
+        """Add a repeat of the body; each pass copies its results to the inputs of the next."""
         count, given, outside = op.args
         body = op.bodies[0]
         own = _own(scope, body, given)
@@ -34,6 +35,7 @@ def lowering_of(op: Op, add_body: AddBody) -> Lowering:
                 copy(scope, place, result)
 
     def cond(scope: Scope, op: Op) -> None:
+        """Add both bodies, and the choice of the results of one of them."""
         condition, *given = op.args
         num_own = [sum(one.name.startswith("given.") for one in body.inputs) for body in op.bodies]
         parts = scope.plan.parts[: len(op.bodies[0].ops)], scope.plan.parts[len(op.bodies[0].ops) :]
@@ -48,20 +50,21 @@ def lowering_of(op: Op, add_body: AddBody) -> Lowering:
     def _add(
         scope: Scope, body: OpGraph, plans: Sequence[Plan], own: Sequence[Region], outside: Sequence[Ref]
     ) -> Places:
+        """Add the steps of a body for its own and its outside inputs."""
         inputs = [body.values[v] for v in body.inputs.values()]
         regions = [*own, *(scope.region(ref.value) for ref in outside)]
         places: Places = {}
         for value, region in zip(inputs, regions, strict=True):
-            # A body is given whole memory from its first element on.
+            # A body's input is a whole storage, from its first element on.
             start = int(region.elements.ravel()[0]) - value.offset if region.elements.size else 0
             places[value.storage] = region.variable, start
-        return add_body(scope.builder, body, plans, places)
+        return add_graph(scope.builder, body, plans, places, f"body{len(scope.builder.variables)}.")
 
     return {FOR_LOOP: for_loop, COND: cond}[op.target]
 
 
 def _own(scope: Scope, body: OpGraph, given: Sequence[Ref]) -> list[Region]:
-    """Memory of a body's own inputs, which keeps what it holds from turn to turn, with what they start from."""
+    """Return memory for a body's own inputs, with their initial content; it keeps its content from turn to turn."""
     builder, places = scope.builder, []
     for ref, v in zip(given, body.inputs.values(), strict=False):
         value = scope.region(ref.value)
@@ -75,7 +78,7 @@ def _own(scope: Scope, body: OpGraph, given: Sequence[Ref]) -> list[Region]:
 
 
 def _choose(scope: Scope, out: Region, holds: Region, then: Region, other: Region) -> None:
-    """Each element of one of two results, as a single element tells."""
+    """Choose each element from one of two results, by a single element of `holds`."""
 
     def work(tile: int, where: np.ndarray) -> tuple[list[Region], tuple[Any, ...]]:
         return [reshaped(holds, -1), flat(then, where), flat(other, where)], (Operand(0), Operand(1), Operand(2))

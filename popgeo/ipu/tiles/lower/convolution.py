@@ -1,4 +1,4 @@
-"""Convolutions: a tile takes samples, and gradients of the weights are summed over the tiles."""
+"""Lowers convolutions: a tile takes samples, and gradients of the weights are summed over the tiles."""
 
 from popgeo.capture.op_graph import Op
 from popgeo.ipu.tiles.lower.builder import Scope
@@ -6,10 +6,10 @@ from popgeo.ipu.tiles.lower.in_parts import by_rows
 
 
 def lower_convolution(scope: Scope, op: Op) -> None:
-    """aten.convolution(input, weight, bias, ...): windows of a sample are on the tile that has the sample."""
+    """Lower aten.convolution(input, weight, bias, ...): all windows of a sample are on one tile."""
     by_rows(scope, op, whole=(1, 2))
 
 
 def lower_convolution_backward(scope: Scope, op: Op) -> None:
-    """aten.convolution_backward(grad, input, weight, ..., mask): samples, and partial sums for weight and bias."""
+    """Lower aten.convolution_backward(grad, input, weight, ...) by samples; weight and bias have partial sums."""
     by_rows(scope, op, whole=(2,), summed=(1, 2))

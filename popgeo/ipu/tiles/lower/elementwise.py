@@ -1,4 +1,4 @@
-"""Operations that work element by element: each tile computes the elements of the result that it holds."""
+"""Lowers operations by element: each tile computes the elements of the result that it holds."""
 
 from typing import Any
 
@@ -13,16 +13,16 @@ NUMBERS = "numbers"
 
 
 def lowering_of(scope: Scope, op: Op) -> Lowering | None:
-    """How each element of a result is made of the same element of the operands; None where the shapes do not fit."""
+    """Return the lowering of an operation by element; None if its operands do not broadcast to the result."""
     if len(op.outputs) != 1 or op.outputs[0] is None or not op.reads():
         return None
-    shape = scope.value(op.outputs[0]).shape
-    fits = all(_broadcasts(scope.value(v).shape, shape) for v in op.reads())
+    shape = scope.graph.values[op.outputs[0]].shape
+    fits = all(_broadcasts(scope.graph.values[v].shape, shape) for v in op.reads())
     return _lower if fits else None
 
 
 def _lower(scope: Scope, op: Op) -> None:
-    """One compute set on the tiles of the result."""
+    """Add one compute set on the tiles of the result."""
     out = scope.region(op.outputs[0])
     reads, arguments, keywords = operands(scope, op)
     whole = [region if not region.elements.ndim else _spread(region, out.elements.shape) for region in reads]
@@ -34,14 +34,16 @@ def _lower(scope: Scope, op: Op) -> None:
 
 
 def operands(scope: Scope, op: Op) -> tuple[list[Region], tuple[Any, ...], dict[str, Any]]:
-    """What an operation reads, and its arguments: `Operand` for a tensor, `Scalar` for a number given again."""
+    """Return the regions that an operation reads, and its arguments with `Operand` and `Scalar` for them."""
     reads: list[Region] = []
 
     def place(v: int) -> Operand:
+        """Add the region of a tensor and return its operand."""
         reads.append(scope.region(v))
         return Operand(len(reads) - 1)
 
     def number(argument: Any) -> Any:
+        """Return an argument; a number of the host is read as a `Scalar`."""
         if not isinstance(argument, Number):
             return argument
         reads.append(Region(variable=scope.builder.numbers, elements=np.array(argument.slot)))
@@ -53,18 +55,19 @@ def operands(scope: Scope, op: Op) -> tuple[list[Region], tuple[Any, ...], dict[
 
 
 def add(scope: Scope, out: Region, x: Region, y: Region, beta: float = 1, alpha: float = 1) -> None:
-    """out = beta * x + alpha * y, where the result lies; `x` may be broadcast."""
+    """Add a compute set for out = beta * x + alpha * y on the tiles of the result; `x` may be broadcast."""
     _of_two(scope, "add", "weighted sum", out, x, y, (beta, alpha))
 
 
 def multiply(scope: Scope, out: Region, x: Region, y: Region) -> None:
-    """out = x * y, where the result lies."""
+    """Add a compute set for out = x * y on the tiles of the result."""
     _of_two(scope, "multiply", "aten.mul.Tensor", out, x, y, ())
 
 
 def _of_two(
     scope: Scope, name: str, operation: str, out: Region, x: Region, y: Region, numbers: tuple[Any, ...]
 ) -> None:
+    """Add a compute set for an operation on two regions."""
     spread, y = _spread(x, out.elements.shape), _spread(y, out.elements.shape)
     arguments = (Operand(0), Operand(1), *numbers)
     scope.compute(
@@ -73,11 +76,12 @@ def _of_two(
 
 
 def _spread(region: Region, shape: tuple[int, ...]) -> Region:
-    """Its elements for each element of a result, in row-major order."""
+    """Return a region's elements for each element of a result, in row-major order."""
     return Region(variable=region.variable, elements=np.broadcast_to(region.elements, shape).ravel())
 
 
 def _broadcasts(operand: tuple[int, ...], shape: tuple[int, ...]) -> bool:
+    """Check whether an operand broadcasts to a shape."""
     try:
         return np.broadcast_shapes(operand, shape) == shape
     except ValueError:

@@ -1,7 +1,7 @@
-"""Gathers of rows whose numbers are data: what moves is the same whatever they are.
+"""Lowers gathers of rows that an index names; the transfers never depend on the index.
 
-Each block of the table answers all lookups of its part that fall into its rows; an exchange of fixed size brings the
-answers together, and a second step chooses the answers of the right block.
+Each block of the table answers the lookups of its part that are in its rows. An exchange of fixed size brings the
+answers together, and a second step selects the answers of the right block.
 """
 
 import itertools
@@ -13,24 +13,24 @@ from popgeo.capture.op_graph import Op
 from popgeo.capture.operations import name_of
 from popgeo.ipu.tiles.lower.builder import Scope, cuts, flat, part, reshaped
 from popgeo.ipu.tiles.lower.movement import copy
-from popgeo.ipu.tiles.lower.rows import as_rows, names_rows, one_index, row_cuts_of, row_index, rows_of_edges, tile_of
+from popgeo.ipu.tiles.lower.rows import as_rows, names_rows, one_index, row_cuts_of, row_index, rows_of_edges, tiles_of
 from popgeo.ipu.tiles.steps import Operand, Region, Vertex
 
 
 def divides(scope: Scope, op: Op) -> bool:
-    """Whether an operation gathers rows."""
+    """Check whether an operation gathers rows."""
     name = name_of(op.target)
     return (name != "aten.index" or one_index(scope, op)) and (name != "aten.gather" or names_rows(scope, op))
 
 
 def gather_rows(scope: Scope, table: Region, index: Region, out: Region | None = None, wraps: bool = False) -> Region:
-    """The rows of a table that an index names.
+    """Add the steps of a gather and return the rows of a table that an index names.
 
     Args:
-        scope: The operation to lower, with its operands.
-        table: [rows, columns]
+        scope: The scope of the operation.
+        table: The table. [rows, columns]
         index: Row of each lookup. [lookups]
-        out: Where to write; a partial result when left out. [lookups, columns]
+        out: Region to write. Default: a partial result. [lookups, columns]
         wraps: Whether negative numbers count from the end.
     """
     builder, label = scope.builder, scope.label
@@ -38,15 +38,15 @@ def gather_rows(scope: Scope, table: Region, index: Region, out: Region | None =
     row_cuts, column_cuts, lookup_cuts = row_cuts_of(scope, "gather", num_rows, columns, lookups)
     answers_at = np.zeros((len(row_cuts), lookups, columns), np.int32)
     spread_at = np.zeros((lookups, columns), np.int32)
+    tiles = tiles_of(scope, lookup_cuts, row_cuts, column_cuts)
     for (p, some), (u, narrow) in itertools.product(enumerate(lookup_cuts), enumerate(column_cuts)):
-        tiles = [tile_of(scope, p, s, u, len(row_cuts), len(column_cuts)) for s in range(len(row_cuts))]
-        for s, tile in enumerate(tiles):
-            answers_at[s, some, narrow] = tile
-        for tile, share in zip(tiles, cuts(some.stop - some.start, len(tiles)), strict=False):
+        answers_at[:, some, narrow] = tiles[p, :, u, None, None]
+        for tile, share in zip(tiles[p, :, u], cuts(some.stop - some.start, len(row_cuts)), strict=False):
             spread_at[some.start + share.start : some.start + share.stop, narrow] = tile
     answers = scope.partials(out, builder.dtype(table), answers_at)
 
     def vertex(some: slice, s: int, rows: slice, narrow: slice) -> Vertex:
+        """Return the vertex of a block of rows and columns for some lookups."""
         reads, made = (part(table, rows, narrow), part(index, some)), (part(answers, s, some, narrow),)
         arguments = Operand(0), Operand(1), rows.start, num_rows, wraps
         tile = int(answers_at[s, some.start, narrow.start])
@@ -67,11 +67,12 @@ def gather_rows(scope: Scope, table: Region, index: Region, out: Region | None =
 def _choose(
     scope: Scope, out: Region, answers: Region, index: Region, rows_per_block: int, num_rows: int, wraps: bool
 ) -> None:
-    """Takes each lookup's answer from the block that holds its row."""
+    """Select for each lookup the answer of the block that holds its row."""
     blocks, _, columns = answers.elements.shape
     each = answers.elements.reshape(blocks, -1)
 
     def work(tile: int, where: np.ndarray) -> tuple[list[Region], tuple[Any, ...]]:
+        """Return the answers of all blocks, and the index, at some positions."""
         of_blocks = Region(variable=answers.variable, elements=each[:, where])
         return [of_blocks, flat(index, where // columns)], (Operand(0), Operand(1), rows_per_block, num_rows, wraps)
 
@@ -79,25 +80,26 @@ def _choose(
 
 
 def lower_gather(scope: Scope, op: Op) -> None:
-    """popgeo.gather(x, index), aten.embedding(weight, index)"""
+    """Lower popgeo.gather(x, index) and aten.embedding(weight, index)."""
     table, index, out = scope.region(op.args[0].value), scope.region(op.args[1].value), scope.region(op.outputs[0])
     _gather_along(scope, table, 0, index, out)
 
 
 def lower_along(scope: Scope, op: Op) -> None:
-    """aten.index_select(x, dim, index), aten.gather(x, dim, index) of rows"""
+    """Lower aten.index_select(x, dim, index), and aten.gather(x, dim, index) of rows."""
     table, index, out = scope.region(op.args[0].value), row_index(scope, op), scope.region(op.outputs[0])
     _gather_along(scope, table, op.args[1], index, out)
 
 
 def lower_index(scope: Scope, op: Op) -> None:
-    """aten.index(x, [None, ..., index])"""
+    """Lower aten.index(x, [None, ..., index])."""
     dim = len(op.args[1]) - 1
     table, index, out = scope.region(op.args[0].value), scope.region(op.args[1][dim].value), scope.region(op.outputs[0])
     _gather_along(scope, table, dim, index, out, wraps=True)
 
 
 def _gather_along(scope: Scope, table: Region, dim: int, index: Region, out: Region, wraps: bool = False) -> None:
+    """Gather slices along a dimension as rows."""
     rows = as_rows(table, dim)
     several = dim == 0 and index.elements.ndim != 1
     into = reshaped(out, index.elements.size, rows.elements.shape[1]) if several else as_rows(out, dim)
@@ -105,6 +107,6 @@ def _gather_along(scope: Scope, table: Region, dim: int, index: Region, out: Reg
 
 
 def lower_gather_csr(scope: Scope, op: Op) -> None:
-    """popgeo.gather_csr(x, indptr, num_edges)"""
+    """Lower popgeo.gather_csr(x, indptr, num_edges)."""
     table, out = scope.region(op.args[0].value), scope.region(op.outputs[0])
     gather_rows(scope, table, rows_of_edges(scope, scope.region(op.args[1].value), op.args[2]), out)

@@ -1,4 +1,4 @@
-"""Operations of torch that tiles run on parts of the operands, since the parts are independent of each other."""
+"""Lowers operations of torch that tiles run on independent parts of their operands."""
 
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
@@ -13,11 +13,11 @@ from popgeo.ipu.tiles.lower.reduce import combine_partials
 from popgeo.ipu.tiles.steps import Region, Vertex
 
 StructureParts = Mapping[int, tuple[Any, ...]]
-"""For each tile at work, how the leading dimensions are indexed to get its part."""
+"""The index of the leading dimensions that gives the part of each tile at work."""
 
 
 def rows_for_tiles(scope: Scope, rows: int) -> StructureParts:
-    """As many rows for each tile as for any other, as far as there are rows."""
+    """Return equally many rows for each tile, as long as there are rows."""
     return {tile: (some,) for tile, some in enumerate(cuts(rows, scope.builder.num_tiles))}
 
 
@@ -34,31 +34,32 @@ def in_parts(
     summed: Collection[int] = (),
     dim: int = 0,
 ) -> None:
-    """One compute set: each tile works on its part of the operands and makes that part of the results.
+    """Add a compute set; each tile makes its part of the results from its part of the operands.
 
-    Results that lie otherwise are copied to their places afterwards.
+    Results with another mapping are copied to their places afterwards.
 
     Args:
-        scope: The operation to lower, with its operands.
-        operation: What a vertex computes.
-        given: The operands.
-        results: What to make, as `operation` returns it; None for an unused result.
-        parts: Which part each tile takes.
-        arguments: Of a vertex; by tile if they differ.
-        keywords: Of a vertex.
-        whole: Operands, by position, that every tile takes all of.
-        summed: Results, by position, that every tile makes a part of each element of; these are added up.
-        dim: The dimension that is indexed first, of operands and results with more than one.
+        scope: The scope of the operation.
+        operation: Operation of a vertex.
+        given: Operands.
+        results: Regions of the results of `operation`; None for an unused result.
+        parts: Part of each tile.
+        arguments: Arguments of a vertex, or of the vertex of each tile.
+        keywords: Keyword arguments of a vertex.
+        whole: Positions of the operands that every tile takes whole.
+        summed: Positions of the results for which every tile makes a summand; the summands are added up.
+        dim: First indexed dimension of operands and results with several dimensions.
     """
     builder, named = scope.builder, keywords or {}
     if not given[0].elements.size:
         return
 
     def place(region: Region, tile: int, is_summed: bool = False) -> tuple[Any, ...]:
+        """Return the index of a tile's part of a region."""
         return (tile,) if is_summed else (*(slice(None),) * (dim if region.elements.ndim > 1 else 0), *parts[tile])
 
     def home(result: Region, is_summed: bool) -> Region:
-        """The result itself if it lies as the tiles make it, else a partial result that does."""
+        """Return the result itself if each tile holds the part that it makes; otherwise a partial result."""
         at = np.zeros((len(parts), *result.elements.shape) if is_summed else result.elements.shape, np.int32)
         for tile in parts:
             at[place(result, tile, is_summed)] = tile
@@ -68,6 +69,7 @@ def in_parts(
     made = [None if result is None else home(result, number in summed) for number, result in enumerate(results)]
 
     def vertex(tile: int) -> Vertex:
+        """Return the vertex of a tile."""
         reads = tuple(r if k in whole else part(r, *place(r, tile)) for k, r in enumerate(given))
         writes = tuple(None if r is None else part(r, *place(r, tile, k in summed)) for k, r in enumerate(made))
         own = arguments[tile] if isinstance(arguments, Mapping) else arguments
@@ -85,13 +87,13 @@ def in_parts(
 
 
 def by_rows(scope: Scope, op: Op, whole: Collection[int] = (), summed: Collection[int] = ()) -> None:
-    """Each tile works on some rows of the operands, such as samples of pictures, and makes these rows of the results.
+    """Add a compute set; each tile takes some rows of the operands, such as samples of pictures.
 
     Args:
-        scope: The operation's.
+        scope: The scope of the operation.
         op: The operation.
-        whole: Operands, by position, that have no such rows; they go to every tile.
-        summed: Results, by position, that have none: the parts of the tiles are added up.
+        whole: Positions of the operands without such rows, which go to every tile.
+        summed: Positions of the results without such rows, which are summed over the tiles.
     """
     given, arguments, _ = operands(scope, op)
     results = [None if v is None else scope.region(v) for v in op.outputs]
@@ -101,7 +103,7 @@ def by_rows(scope: Scope, op: Op, whole: Collection[int] = (), summed: Collectio
 
 
 def _for_rows(op: Op, arguments: tuple[Any, ...], rows: int) -> tuple[Any, ...]:
-    """Gradients of enlarged pictures receive the size of the original, samples included."""
+    """Return the arguments of a vertex; the gradient of an enlarged picture needs its number of samples."""
     if not (op.target.startswith("aten.upsample") and "_backward" in op.target):
         return arguments
     return (*arguments[:2], [rows, *op.args[2][1:]], *arguments[3:])

@@ -1,4 +1,4 @@
-"""Which lowering an operation takes: one that the table of operations says divides it, else one tile does it all."""
+"""Chooses the lowering of an operation: a division from the table of operations, or one tile for all."""
 
 import importlib
 from collections.abc import Callable, Mapping
@@ -15,18 +15,19 @@ from popgeo.ipu.tiles.lower.movement import copy
 from popgeo.ipu.tiles.steps import Operand, Vertex
 
 Choice = Callable[[Scope, Op], Lowering | None]
-"""Tells how an operation is divided; None if it cannot be in this way."""
+"""A function that returns the lowering of an operation; None if this way does not divide it."""
 
 TILE = 0
 
 
 def own_lowering(row: Operation) -> tuple[Callable[[Scope, Op], bool], Lowering]:
-    """Whether a call can be divided as a row says, and how: from the file of the row's family."""
+    """Return the check and the lowering that a row names, from the file of its family."""
     file = importlib.import_module(f"{__package__}.{row.file}")
     return getattr(file, "divides", lambda scope, op: True), getattr(file, f"lower_{row.lowering}")
 
 
 def _own(scope: Scope, op: Op) -> Lowering | None:
+    """Return the lowering of an operation's family, if it divides the operation."""
     divides, lowering = own_lowering(operation_of(op.target))
     return lowering if divides(scope, op) else None
 
@@ -39,18 +40,18 @@ _DIVISIONS: Mapping[Division, Choice] = {
     Division.WHOLE: lambda scope, op: None,
 }
 FALLBACKS = frozenset(row.name for row in OPERATIONS.values() if row.divisions == (Division.WHOLE,))
-"""Operations that nothing divides: `TileExact` runs them on one tile."""
+"""Operations without any division: `TileExact` runs them on one tile."""
 
 
 def lower(scope: Scope, op: Op) -> bool:
-    """Adds an operation's steps; False if no lowering knows it and it runs on one tile."""
+    """Add the steps of an operation; return False if no lowering divides it, so that it runs on one tile."""
     known = lowering_of(scope, op)
     (known or _on_one_tile)(scope, op)
     return known is not None
 
 
 def lowering_of(scope: Scope, op: Op) -> Lowering | None:
-    """How an operation is divided over the tiles; None if it cannot be."""
+    """Return the lowering that divides an operation over the tiles; None if no lowering does."""
     operation = operation_of(op.target)
     if operation.family == UNKNOWN and not operation.divisions:
         return _as_torch_describes(scope, op)
@@ -59,7 +60,7 @@ def lowering_of(scope: Scope, op: Op) -> Lowering | None:
 
 
 def _as_torch_describes(scope: Scope, op: Op) -> Lowering | None:
-    """How an operation is divided that the table does not have: as a view's copy, or element by element."""
+    """Return the lowering of an operation outside of the table: a copy of a view, or by element."""
     described = overload(op.target)
     returns = described._schema.returns  # type: ignore[attr-defined]
     if [item.alias_info is not None and not item.alias_info.is_write for item in returns] == [True]:
@@ -70,7 +71,7 @@ def _as_torch_describes(scope: Scope, op: Op) -> Lowering | None:
 
 
 def _on_one_tile(scope: Scope, op: Op) -> None:
-    """All operands go to one tile, the operation runs there, and its results go to their places."""
+    """Run an operation on one tile: all operands go there, and its results go to their places."""
     builder = scope.builder
     reads, arguments, keywords = operands(scope, op)
     fresh = [v for v in op.outputs if v is not None and v not in op.reads()]

@@ -1,4 +1,4 @@
-"""Matrix products: a grid of rows, contraction and columns; partial products are added where the result lies."""
+"""Lowers matrix products over a grid of rows, contraction and columns; partial products are added at the result."""
 
 import itertools
 from collections.abc import Iterator
@@ -14,7 +14,7 @@ from popgeo.ipu.tiles.steps import Operand, Region, Vertex
 
 
 def lower_matmul(scope: Scope, op: Op) -> None:
-    """A compute set for each serial part, another for the sum of partial products, and one that adds the bias."""
+    """Add compute sets for each serial part, for the sum of partial products, and for the bias."""
     name = op.target.split(".")[1]
     *bias, left, right = (scope.region(v) for v in op.reads())
     out = scope.region(op.outputs[0])
@@ -35,7 +35,7 @@ def lower_matmul(scope: Scope, op: Op) -> None:
 
 
 def _product(scope: Scope, c: Region, a: Region, b: Region, direct: bool) -> Region:
-    """[batches, rows, inner] x [batches, inner, columns], into `c` itself if it lies right and may be written."""
+    """Multiply [batches, rows, inner] by [batches, inner, columns]; it writes to `c` if it fits and `direct` is set."""
     batches, rows, columns = c.elements.shape
     tiles, label, builder = scope.builder.num_tiles, scope.label, scope.builder
     split, sizes = scope.plan.split, {"rows": rows, "contraction": a.elements.shape[2], "columns": columns}
@@ -47,6 +47,7 @@ def _product(scope: Scope, c: Region, a: Region, b: Region, direct: bool) -> Reg
     products = scope.partials(c if direct else None, builder.dtype(c), holders)
 
     def vertices(serial_part: int) -> Iterator[Vertex]:
+        """Yield the vertices of a serial part."""
         for depth, (batch, across, down) in itertools.product(range(len(inner_cuts)), blocks):
             for narrow in cuts(down.stop - down.start, split["serial"])[serial_part : serial_part + 1]:
                 now = slice(down.start + narrow.start, down.start + narrow.stop)

@@ -1,4 +1,4 @@
-"""Operations that only copy elements, in a pattern known beforehand, or make constants."""
+"""Lowers operations that copy elements in a known pattern, or make constants."""
 
 from typing import Any
 
@@ -10,17 +10,17 @@ from popgeo.capture.operations import Out, operation_of
 from popgeo.ipu.tiles.lower.builder import Scope, flat
 from popgeo.ipu.tiles.steps import Operand, Region, Scalar
 
-# Which argument says what a tensor is filled with; if none does, it is a constant.
+# Position of the argument that fills a tensor; other operations fill with a constant.
 _VALUE_AT = {"full": 1, "full_like": 1, "new_full": 2, "fill": 1, "scalar_tensor": 0}
 
 
 def divides(scope: Scope, op: Op) -> bool:
-    """Whether the number that a tensor is filled with does not come from a tensor."""
+    """Check whether the number that fills a tensor is not itself a tensor."""
     return operation_of(op.target).short_name != "fill" or len(op.reads()) == 1
 
 
 def lower_fill(scope: Scope, op: Op) -> None:
-    """Each tile fills its elements."""
+    """Fill a tensor; each tile fills its elements."""
     operation = operation_of(op.target)
     constant = 1 if operation.out is Out.ONES else 0
     number = op.args[_VALUE_AT[operation.short_name]] if operation.short_name in _VALUE_AT else constant
@@ -28,7 +28,7 @@ def lower_fill(scope: Scope, op: Op) -> None:
 
 
 def fill(scope: Scope, out: Region, number: Any) -> None:
-    """Gives each element of a region a number, which may be one that is given again at each run."""
+    """Add a compute set that sets each element of a region to a number, which the host may give at each run."""
     dtype = scope.builder.dtype(out)
     reads: tuple[Region, ...] = ()
     if isinstance(number, Number):
@@ -37,19 +37,19 @@ def fill(scope: Scope, out: Region, number: Any) -> None:
 
 
 def lower_arange(scope: Scope, op: Op) -> None:
-    """Each tile counts from its own first element."""
+    """Lower aten.arange; each tile has its elements as a constant."""
     out = scope.region(op.outputs[0])
     whole = overload(op.target)(*op.args, **{k: v for k, v in op.kwargs.items() if k in ("dtype",)})
     scope.compute(scope.label, "constant", out, lambda tile, where: ((), (whole[where],)))
 
 
 def lower_pattern(scope: Scope, op: Op) -> None:
-    """Elements are copied in a pattern known beforehand.
+    """Copy elements in a pattern that is known before the program runs.
 
-    The pattern is found by moving the numbers of the elements instead of the elements.
+    The operation runs on the numbers of the elements, which gives the pattern.
     """
     sources = [scope.region(v) for v in op.reads()]
-    firsts = np.cumsum([1, *(region.elements.size for region in sources)])  # 0 marks what no operand gives
+    firsts = np.cumsum([1, *(region.elements.size for region in sources)])  # 0 marks elements without a source
     numbers = {
         v: torch.arange(first, first + region.elements.size).reshape(region.elements.shape)
         for v, region, first in zip(op.reads(), sources, firsts[:-1], strict=True)
@@ -63,20 +63,21 @@ def lower_pattern(scope: Scope, op: Op) -> None:
 
 
 def assemble(scope: Scope, out: Region, sources: list[Region], pattern: np.ndarray, value: Any = 0) -> None:
-    """Copies into each element of `out` the element that `pattern` numbers, counted from 1 over all sources.
+    """Copy to each element of `out` the element with its number in `pattern`, counted from 1 over all sources.
 
     Args:
-        scope: The operation to lower, with its operands.
-        out: What to write.
-        sources: What to copy from.
-        pattern: For each element of `out` the number of its source, 0 for `value`. [out elements]
-        value: What stands if nothing is copied.
+        scope: The scope of the operation.
+        out: Region to write.
+        sources: Regions to copy from.
+        pattern: Number of the source of each element of `out`; 0 for `value`. [out elements]
+        value: Number for elements without a source.
     """
     sizes = [region.elements.size for region in sources]
     firsts = np.cumsum([1, *sizes])
     dtype = scope.builder.dtype(out)
 
     def work(tile: int, where: np.ndarray) -> tuple[list[Region], tuple[Any, ...]]:
+        """Return the sources of some elements, and their places."""
         wanted = pattern[where]
         reads: list[Region] = []
         places, parts = [], []
@@ -92,10 +93,10 @@ def assemble(scope: Scope, out: Region, sources: list[Region], pattern: np.ndarr
 
 
 def lower_copy(scope: Scope, op: Op) -> None:
-    """popgeo.print_tensor(x, ...): nothing is printed, since no tile has the tensor."""
+    """Lower popgeo.print_tensor(x, ...) as a copy. It prints nothing, since no tile has the whole tensor."""
     copy(scope, scope.region(op.outputs[0]), scope.region(op.reads()[0]))
 
 
 def copy(scope: Scope, out: Region, source: Region) -> None:
-    """Copies a region element by element to where another lies."""
+    """Copy a region element by element to another region."""
     assemble(scope, out, [source], np.arange(1, source.elements.size + 1))

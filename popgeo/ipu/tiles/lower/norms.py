@@ -1,4 +1,4 @@
-"""Layer norm, whose rows are independent, and batch norm, whose channels are."""
+"""Lowers layer norm, which has independent rows, and batch norm, which has independent channels."""
 
 import itertools
 import math
@@ -12,7 +12,7 @@ from popgeo.ipu.tiles.steps import Operand, Region
 
 
 def lower_layer_norm(scope: Scope, op: Op) -> None:
-    """aten.native_layer_norm(input, normalized_shape, weight, bias, eps) -> (out, mean, rstd): a tile takes rows."""
+    """Lower aten.native_layer_norm(input, normalized_shape, weight, bias, eps) -> (out, mean, rstd) by rows."""
     width = math.prod(op.args[1])
     x = reshaped(scope.region(op.args[0].value), -1, width)
     affine, places = _given(scope, op.args[2:4], first=1)
@@ -24,7 +24,7 @@ def lower_layer_norm(scope: Scope, op: Op) -> None:
 
 
 def lower_layer_norm_backward(scope: Scope, op: Op) -> None:
-    """aten.native_layer_norm_backward(grad, input, normalized_shape, mean, rstd, weight, bias, mask)."""
+    """Lower aten.native_layer_norm_backward(grad, input, normalized_shape, mean, rstd, weight, bias, mask)."""
     width = math.prod(op.args[2])
     grad, x = (reshaped(scope.region(op.args[k].value), -1, width) for k in (0, 1))
     rows = x.elements.shape[0]
@@ -38,27 +38,33 @@ def lower_layer_norm_backward(scope: Scope, op: Op) -> None:
 
 
 def _given(scope: Scope, arguments: Sequence[object], first: int) -> tuple[list[Region], list[Operand | None]]:
-    """The tensors among some arguments, and where a vertex finds each of these arguments, from `first` on."""
+    """Return the tensors among some arguments, and an operand for each tensor, numbered from `first` on."""
     order = itertools.count(first)
     tensors = [scope.region(argument.value) for argument in arguments if isinstance(argument, Ref)]
     return tensors, [Operand(next(order)) if isinstance(argument, Ref) else None for argument in arguments]
 
 
 def lower_batch_norm(scope: Scope, op: Op) -> None:
-    """aten.native_batch_norm(input, weight, bias, running_mean, running_var, training, momentum, eps)."""
+    """Lower aten.native_batch_norm by channels.
+
+    Its arguments are (input, weight, bias, running_mean, running_var, training, momentum, eps).
+    """
     changed = [op.args[k] for k in (3, 4) if isinstance(op.args[k], Ref) and op.args[5]]
     _by_channel(scope, op, [scope.region(ref.value) for ref in changed])
 
 
 def lower_batch_norm_backward(scope: Scope, op: Op) -> None:
-    """aten.native_batch_norm_backward(grad, input, weight, running_mean, running_var, mean, invstd, train, ...)."""
+    """Lower aten.native_batch_norm_backward by channels.
+
+    Its arguments are (grad, input, weight, running_mean, running_var, mean, invstd, train, ...).
+    """
     _by_channel(scope, op, [])
 
 
 def _by_channel(scope: Scope, op: Op, changed: list[Region]) -> None:
-    """A tile takes channels; tensors changed in place are written back."""
+    """Add a compute set; each tile takes channels, and tensors changed in place are written back."""
     given, arguments, _ = operands(scope, op)
-    made = [v for v in op.outputs if v is not None and v not in op.reads() and scope.value(v).numel]
+    made = [v for v in op.outputs if v is not None and v not in op.reads() and scope.graph.values[v].numel]
     kept = tuple(v in made for v in op.outputs)
     names = [Operand(op.reads().index(v)) for v in dict.fromkeys(op.writes)] if changed else []
     results, parts = [*map(scope.region, made), *changed], rows_for_tiles(scope, given[0].elements.shape[1])

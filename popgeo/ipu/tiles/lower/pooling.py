@@ -1,4 +1,4 @@
-"""Windows of pictures: a tile takes samples, which are independent of each other."""
+"""Lowers windows of pictures: a tile takes samples, which are independent of each other."""
 
 from popgeo.capture.op_graph import Op
 from popgeo.ipu.tiles.lower.builder import Scope
@@ -6,5 +6,5 @@ from popgeo.ipu.tiles.lower.in_parts import by_rows
 
 
 def lower_pooling(scope: Scope, op: Op) -> None:
-    """A tile takes samples of all operands."""
+    """Lower a pooling; a tile takes samples of all operands."""
     by_rows(scope, op)

@@ -1,4 +1,4 @@
-"""Reductions: each tile reduces what it holds, then the tiles of the result reduce those partial results."""
+"""Lowers reductions: each tile reduces the elements that it holds, then the tiles of the result combine these."""
 
 import math
 from typing import Any
@@ -12,8 +12,8 @@ from popgeo.capture.schemas import argument_of, position_of
 from popgeo.ipu.tiles.lower.builder import Scope, flat, grouped, part
 from popgeo.ipu.tiles.steps import Operand, Region
 
-MANY_PARTIALS = 16  # for one element of a result, from which on a stage of groups pays
-PARTIALS_SPREAD_OVER = 32  # elements of a result on each tile, from which on all tiles are at work without groups
+MANY_PARTIALS = 16  # least partial results per element for which a stage of groups pays
+PARTIALS_SPREAD_OVER = 32  # least results on each tile for which all tiles work without groups
 _HOW = {
     "aten.sum": "sum", "aten.mean": "sum", "aten.prod": "prod", "aten.amax": "amax", "aten.amin": "amin",
     "aten.any": "amax", "aten.all": "amin", "aten.max": "amax", "aten.min": "amin",
@@ -22,14 +22,14 @@ _KINDS = ("dim_IntList", "dim", "dim_int", "dims")
 
 
 def divides(scope: Scope, op: Op) -> bool:
-    """Whether elements are combined over dimensions in any order, and no place of a maximum or minimum is needed."""
+    """Check whether a reduction may take any order, and does not return the place of a maximum or minimum."""
     name, kind = name_of(op.target), op.target.rpartition(".")[2]
     combines = kind == "default" or (kind in _KINDS and name not in ("aten.max", "aten.min"))
     return len(op.outputs) == 1 and combines
 
 
 def lower_reduce(scope: Scope, op: Op) -> None:
-    """Two compute sets, or one if nothing is gained by reducing before moving."""
+    """Add two compute sets, or one if no tile holds several elements of a result."""
     name = name_of(op.target)
     source, out = scope.region(op.reads()[0]), scope.region(op.outputs[0])
     dims = dims_of(op, source.elements.ndim)
@@ -43,15 +43,15 @@ def lower_reduce(scope: Scope, op: Op) -> None:
 def combine(
     scope: Scope, out: Region, source: Region, places: np.ndarray, how: str, scale: float | None = None
 ) -> None:
-    """Reduces elements into places, first on the tiles that hold several elements of the same place.
+    """Reduce elements into places, first on each tile with several elements of the same place.
 
     Args:
         scope: The operation to lower, with its operands.
-        out: What to write.
-        source: What to reduce.
-        places: The position in `out`, in row-major order, that each element of `source` goes to. [source shape]
+        out: Region to write.
+        source: Region to reduce.
+        places: Position in `out`, in row-major order, of each element of `source`. [source shape]
         how: `sum`, `prod`, `amax` or `amin`.
-        scale: What to multiply the results by.
+        scale: Factor of the results. Default: none.
     """
     builder = scope.builder
     places = places.ravel()
@@ -75,9 +75,9 @@ def combine_partials(
     scale: float | None = None,
     name: str = "combine partial results",
 ) -> None:
-    """Reduces elements of different tiles; if there are many for each place, in groups over all tiles first.
+    """Reduce elements of different tiles; if many have the same place, first in groups over all tiles.
 
-    Arguments as in `combine`, and what the compute sets are called.
+    Arguments are as in `combine`; `name` is the name of the compute sets.
     """
     builder = scope.builder
     places = places.ravel()
@@ -98,14 +98,14 @@ def combine_partials(
 
 
 def sum_of_parts(scope: Scope, parts: Region, out: Region, direct: bool, how: str = "sum") -> Region:
-    """Where the sum of parts [parts, ...] is: in the only part, or where the result lies.
+    """Return the region of the sum of parts: the only part, or a region with the mapping of the result.
 
     Args:
         scope: The operation to lower, with its operands.
-        parts: What to add up.
+        parts: Region of the parts. [parts, ...]
         out: The result.
-        direct: Whether the sum is the result, and may be written there; else it lies as `out` does.
-        how: As in `combine`.
+        direct: Whether the sum is the result, so that it is written to `out`; otherwise it has the mapping of `out`.
+        how: Reduction, as in `combine`.
     """
     if len(parts.elements) == 1:
         return part(parts, 0)
@@ -119,7 +119,7 @@ def sum_of_parts(scope: Scope, parts: Region, out: Region, direct: bool, how: st
 def _reduce(
     scope: Scope, name: str, out: Region, source: Region, places: np.ndarray, how: str, scale: float | None = None
 ) -> None:
-    """On each tile that holds a part of `out`, a vertex that reduces all that goes there."""
+    """Add a compute set; each tile of `out` reduces all elements for its part."""
     at = scope.builder.holders(out).ravel()
     members_of = dict(grouped(at[places]))
     nothing = np.array([], np.int64)
@@ -127,6 +127,7 @@ def _reduce(
     dtype = scope.builder.dtype(out)
 
     def work(tile: int, where: np.ndarray) -> tuple[list[Region], tuple[Any, ...]]:
+        """Return the elements for the part of a tile, and their local places."""
         local[where] = np.arange(len(where))
         members = members_of.get(tile, nothing)
         return [flat(source, members)], (Operand(0), local[places[members]], len(where), how, dtype, scale)
@@ -135,7 +136,7 @@ def _reduce(
 
 
 def dims_of(op: Op, rank: int) -> list[int] | None:
-    """The dimensions that an operation works along, as its schema names them; None if it names none."""
+    """Return the dimensions that an operation works along, by its schema; None if the schema has no `dim`."""
     if position_of(op, "dim") is None:
         return None
     given = argument_of(op, "dim")
@@ -145,4 +146,5 @@ def dims_of(op: Op, rank: int) -> list[int] | None:
 
 
 def _partial_type(dtype: torch.dtype) -> torch.dtype:
+    """Return the type of partial results."""
     return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype

@@ -1,4 +1,4 @@
-"""Scatter-adds of rows whose numbers are data: each block of the result takes what of its part falls into its rows."""
+"""Lowers scatter-adds: each block of the result adds the rows of its part that an index assigns to it."""
 
 import itertools
 import math
@@ -12,12 +12,12 @@ from popgeo.ipu.tiles.lower.elementwise import add
 from popgeo.ipu.tiles.lower.in_parts import in_parts, rows_for_tiles
 from popgeo.ipu.tiles.lower.movement import copy
 from popgeo.ipu.tiles.lower.reduce import sum_of_parts
-from popgeo.ipu.tiles.lower.rows import as_rows, names_rows, one_index, row_cuts_of, row_index, rows_of_edges, tile_of
+from popgeo.ipu.tiles.lower.rows import as_rows, names_rows, one_index, row_cuts_of, row_index, rows_of_edges, tiles_of
 from popgeo.ipu.tiles.steps import Operand, Region, Vertex
 
 
 def divides(scope: Scope, op: Op) -> bool:
-    """Whether an operation goes to rows, and adds."""
+    """Check whether an operation adds to rows."""
     name = name_of(op.target)
     if name == "aten.index_put":
         return one_index(scope, op) and (*op.args, False)[3] is True
@@ -39,30 +39,31 @@ def scatter_rows(
     wraps: bool = False,
     skip: int = -1,
 ) -> None:
-    """Reduces rows into those that an index names.
+    """Add the steps that reduce rows into the rows that an index names.
 
     Args:
-        scope: The operation to lower, with its operands.
-        out: What to write. [rows, columns]
-        index: Row that each update goes to. [lookups]
-        updates: [lookups, columns]
-        factor: What to multiply the updates by. [lookups, columns]
-        base: What they are added to; nothing when left out. [rows, columns]
+        scope: The scope of the operation.
+        out: Region to write. [rows, columns]
+        index: Row of each update. [lookups]
+        updates: Rows to reduce. [lookups, columns]
+        factor: Factors of the updates. Default: none. [lookups, columns]
+        base: Region that the sums are added to. Default: none. [rows, columns]
         how: `sum` or `prod`.
-        alpha: What the sum is multiplied by before it is added to `base`.
+        alpha: Factor of the sums before they are added to `base`.
         wraps: Whether negative numbers count from the end.
-        skip: A row that receives nothing.
+        skip: Row without updates.
     """
     builder, label = scope.builder, scope.label
     (num_rows, columns), lookups = out.elements.shape, index.elements.size
     row_cuts, column_cuts, lookup_cuts = row_cuts_of(scope, "scatter", num_rows, columns, lookups)
     sums_at = np.zeros((len(lookup_cuts), num_rows, columns), np.int32)
-    places = itertools.product(range(len(lookup_cuts)), enumerate(row_cuts), enumerate(column_cuts))
-    for p, (s, rows), (u, narrow) in places:
-        sums_at[p, rows, narrow] = tile_of(scope, p, s, u, len(row_cuts), len(column_cuts))
+    tiles = tiles_of(scope, lookup_cuts, row_cuts, column_cuts)
+    for (s, rows), (u, narrow) in itertools.product(enumerate(row_cuts), enumerate(column_cuts)):
+        sums_at[:, rows, narrow] = tiles[:, s, u, None, None]
     sums = scope.partials(out if base is None else None, builder.dtype(out), sums_at)
 
     def vertex(p: int, some: slice, rows: slice, narrow: slice) -> Vertex:
+        """Return the vertex of a block of rows and columns for some updates."""
         scale = () if factor is None else (part(factor, some, narrow),)
         reads, made = (part(updates, some, narrow), part(index, some), *scale), (part(sums, p, rows, narrow),)
         given = Operand(0), Operand(1), Operand(2) if scale else None
@@ -81,7 +82,7 @@ def scatter_rows(
 
 
 def lower_index_add(scope: Scope, op: Op) -> None:
-    """aten.index_add(x, dim, index, source, alpha), aten.scatter_add(x, dim, index, source) of rows"""
+    """Lower aten.index_add(x, dim, index, source, alpha), and aten.scatter_add(x, dim, index, source) of rows."""
     dim, alpha, index = op.args[1], op.kwargs.get("alpha", 1), reshaped(row_index(scope, op), -1)
     given = scope.region(op.args[0].value), scope.region(op.args[3].value), scope.region(op.outputs[0])
     base, source, out = (as_rows(region, dim) for region in given)
@@ -89,7 +90,7 @@ def lower_index_add(scope: Scope, op: Op) -> None:
 
 
 def lower_index_put(scope: Scope, op: Op) -> None:
-    """aten.index_put(x, [index], values, accumulate=True)"""
+    """Lower aten.index_put(x, [index], values, accumulate=True)."""
     base, index, values = scope.region(op.args[0].value), scope.region(op.args[1][0].value), op.args[2]
     shape = (*index.elements.shape, *base.elements.shape[1:])
     given = scope.region(values.value)
@@ -100,21 +101,24 @@ def lower_index_put(scope: Scope, op: Op) -> None:
 
 
 def lower_embedding_backward(scope: Scope, op: Op) -> None:
-    """aten.embedding_dense_backward(grad, index, num_weights, padding_idx, scale_grad_by_freq=False)"""
+    """Lower the gradient of an embedding.
+
+    Its arguments are (grad, index, num_weights, padding_idx, scale_grad_by_freq=False).
+    """
     grad, index, out = scope.region(op.args[0].value), scope.region(op.args[1].value), scope.region(op.outputs[0])
     updates = reshaped(grad, index.elements.size, out.elements.shape[1])
     scatter_rows(scope, out, reshaped(index, -1), updates, skip=op.args[3])
 
 
 def lower_scatter(scope: Scope, op: Op) -> None:
-    """popgeo.scatter_sum(src, index, num_rows), popgeo.scatter_mul alike"""
+    """Lower popgeo.scatter_sum(src, index, num_rows) and popgeo.scatter_mul(src, index, num_rows)."""
     updates, index = scope.region(op.args[0].value), scope.region(op.args[1].value)
     how = "prod" if "scatter_mul" in op.target else "sum"
     scatter_rows(scope, scope.region(op.outputs[0]), index, updates, how=how)
 
 
 def lower_extremum(scope: Scope, op: Op) -> None:
-    """popgeo.scatter_max(src, index, num_rows) -> (out, arg): a tile sees all updates of its columns."""
+    """Lower popgeo.scatter_max(src, index, num_rows) -> (out, arg): a tile takes all updates of its columns."""
     updates, index = scope.region(op.args[0].value), scope.region(op.args[1].value)
     out = scope.region(op.outputs[0])
     arg = None if op.outputs[1] is None else scope.region(op.outputs[1])
@@ -124,7 +128,7 @@ def lower_extremum(scope: Scope, op: Op) -> None:
 
 
 def lower_segment_sum(scope: Scope, op: Op) -> None:
-    """popgeo.segment_sum(src, indptr)"""
+    """Lower popgeo.segment_sum(src, indptr)."""
     updates, out = scope.region(op.args[0].value), scope.region(op.outputs[0])
     index = rows_of_edges(scope, scope.region(op.args[1].value), updates.elements.shape[0])
     scatter_rows(scope, out, index, updates)

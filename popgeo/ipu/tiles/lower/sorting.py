@@ -1,4 +1,4 @@
-"""Sorts, and what else works along dimensions: each slice by itself."""
+"""Lowers sorts and other operations along dimensions: each slice by itself."""
 
 import math
 from typing import Any
@@ -13,11 +13,11 @@ from popgeo.ipu.tiles.steps import Region
 
 
 def lowering_of(scope: Scope, op: Op) -> Lowering | None:
-    """How slices along an operation's dimensions are computed; None if they depend on each other."""
+    """Return the lowering of slices along an operation's dimensions; None if slices depend on each other."""
     if not op.reads() or (op.writes and op.outputs != op.writes):
         return None
-    dims = dims_of(op, len(scope.value(op.reads()[0]).shape))
-    operands = [scope.value(v).shape for v in op.reads()]
+    dims = dims_of(op, len(scope.graph.values[op.reads()[0]].shape))
+    operands = [scope.graph.values[v].shape for v in op.reads()]
     if not dims or any(len(shape) != len(operands[0]) for shape in operands):
         return None
     alike = len({tuple(s for d, s in enumerate(shape) if d not in dims) for shape in operands}) == 1
@@ -25,7 +25,7 @@ def lowering_of(scope: Scope, op: Op) -> Lowering | None:
 
 
 def _lower(scope: Scope, op: Op) -> None:
-    """A slice is computed on the tile that holds its first result."""
+    """Compute each slice on the tile that holds its first result."""
     given, arguments, keywords = operands(scope, op)
     dims = dims_of(op, given[0].elements.ndim)
     assert dims is not None
@@ -45,7 +45,7 @@ def _lower(scope: Scope, op: Op) -> None:
 
 
 def _slices(region: Region, dims: list[int]) -> Region:
-    """[..., dims, ...] -> [slices, elements of a slice]"""
+    """Return a region [..., dims, ...] as [slices, elements of a slice]."""
     others = [d for d in range(region.elements.ndim) if d not in dims]
     moved = region.elements.transpose([*others, *dims])
     rows = math.prod(moved.shape[: len(others)])
@@ -53,7 +53,7 @@ def _slices(region: Region, dims: list[int]) -> Region:
 
 
 def _along_last(op: Op, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The arguments for operands of shape [slices, elements of a slice]."""
+    """Return the arguments for operands of shape [slices, elements of a slice]."""
     position = position_of(op, "dim")
     assert position is not None
     kind = str(overload(op.target)._schema.arguments[position].type)  # type: ignore[attr-defined]
