@@ -1,25 +1,24 @@
-"""A report on one screen, and how far its figures can be trusted.
+"""A report as text for one screen, and the trust in its figures.
 
-That of one IPU has at most 50 lines of at most 100 characters; that of stages a line for each stage.
+The text of one IPU has at most 50 lines of at most 100 characters. The text of stages has a line per stage.
 """
 
 import textwrap
 from collections.abc import Iterable, Sequence
 
 from popgeo.ipu.cost.plan import Activity, Profile, Validity
-from popgeo.ipu.report.account import Account
 from popgeo.ipu.report.cost_rows import Row, cut_start
 from popgeo.ipu.report.figures import IDLE, Figures
 from popgeo.ipu.report.pipeline_figures import PipelineFigures
 from popgeo.quantity import quantity
 
-WIDTH, WIDTH_OF_STAGES = 100, 88  # the latter is as wide as a page of the site shows without a fold
+WIDTH, WIDTH_OF_STAGES = 100, 88  # a page of the site shows 88 columns without wrapping
 FAMILIES, BLOCKS, OPS, INSIGHTS = 7, 6, 5, 4  # rows that fit
 OF_OPERATIONS = 3  # insights about operations that fit next to those about stages
 
 
-def text(report: Account) -> str:
-    """The report in words and columns."""
+def text(report: Figures) -> str:
+    """Return the report of a step on one IPU as text."""
     lines = [*_head(report)]
     if report.total_cycles:
         lines += _groups("by family", "family", report.rows.families, FAMILIES)
@@ -31,7 +30,7 @@ def text(report: Account) -> str:
 
 
 def _wrapped(line: str) -> list[str]:
-    """A line, which is not empty, as it is, or what is too long for one in several."""
+    """Wrap a line that is too long."""
     return textwrap.wrap(line, WIDTH, subsequent_indent=" " * (len(line) - len(line.lstrip()) + 4))
 
 
@@ -56,7 +55,7 @@ def _head(report: Figures) -> Iterable[str]:
     yield (
         "  "
         + ", ".join(f"{a.value} {shares[a] / total:.1%}" for a in Activity if a is not Activity.HOST)
-        + f"; the host next to it {host:,.0f} cycles{'' if host <= total else ', which is longer'}"
+        + f"; the host at the same time {host:,.0f} cycles{'' if host <= total else ', which is longer'}"
     )
     if not report.total_cycles:
         return
@@ -96,7 +95,7 @@ def _most_expensive(report: Figures) -> Iterable[str]:
     for op in report.rows.ops:
         if op["phase"] != "host":
             alike.setdefault((op["op"], op["shapes"], op["phase"], op["split"]), []).append(op)
-    yield "most expensive operations (alike ones together)"
+    yield "most expensive operations (equal ones together)"
     for (name, shapes, phase, split), ops in sorted(alike.items(), key=lambda item: -_sum(item[1], "cycles"))[:OPS]:
         times = sum(op["count"] for op in ops)
         what = f"{times} x {name} {shapes.replace(', ', ',')}, {phase}{'; ' + split if split else ''}"
@@ -107,7 +106,7 @@ def _sum(rows: Iterable[Row], key: str) -> float:
     return sum(row[key] for row in rows)
 
 
-def _insights(report: Account) -> Iterable[str]:
+def _insights(report: Figures) -> Iterable[str]:
     found = report.insights
     shares = [f" ({insight.share:.0%})" if insight.share else "" for insight in found]
     lines = [f"  - {one.title}{share}: {one.remedy}" for one, share in zip(found, shares, strict=True)]
@@ -121,7 +120,7 @@ def _what_stands_out(lines: Sequence[str], left_out: int) -> Iterable[str]:
 
 
 def this_computer(report: Figures) -> Iterable[str]:
-    """What running the step takes here, which says nothing about an IPU."""
+    """Yield lines about the run on this computer, which say nothing about an IPU."""
     kept = sum(cost.phase in ("forward", "backward") and cost.family not in IDLE for cost in report.costs)
     ran = f"ran {report.calls} calls, {1e3 * report.seconds_per_call:.2f} ms each" if report.calls else "not run yet"
     yield (
@@ -135,13 +134,13 @@ def this_computer(report: Figures) -> Iterable[str]:
 
 
 def text_of_stages(plan: PipelineFigures) -> str:
-    """The plan in words and columns."""
+    """Return the report of a pipeline as text."""
     here = this_computer(plan) if plan.calls or plan.buffer_bytes else ()
     return "\n".join([*_head_of_stages(plan), *_stages(plan), *_foot(plan), *_insights_of_stages(plan), *here])
 
 
 def headline(plan: PipelineFigures) -> str:
-    """What a step is, in one line."""
+    """Return a one-line summary of a step."""
     several = "es" if plan.micro_batches > 1 else ""
     replicas = f" x {plan.replicas} replicas" if plan.replicas > 1 else ""
     again = ", recomputed" if plan.recompute else ""
@@ -164,7 +163,7 @@ def _head_of_stages(plan: PipelineFigures) -> Iterable[str]:
 
 
 def pace(plan: PipelineFigures) -> str:
-    """Which IPU the others wait for, in words."""
+    """Return a text about the slowest IPU, for which the others wait."""
     words = f"IPU {plan.bottleneck} works longest"
     if not plan.turns or plan.num_ipus == 1:
         return words
@@ -193,7 +192,7 @@ def _foot(plan: PipelineFigures) -> Iterable[str]:
 
 
 def _insights_of_stages(plan: PipelineFigures) -> Iterable[str]:
-    """All that stands out of the stages, and what costs most among their operations."""
+    """Yield all insights about stages, and the most expensive insights about their operations."""
     left_out = [insight for insight in plan.insights if insight.ops][OF_OPERATIONS:]
     lines = list[str]()
     for insight in plan.insights:
@@ -202,15 +201,15 @@ def _insights_of_stages(plan: PipelineFigures) -> Iterable[str]:
     return _what_stands_out(lines, len(left_out))
 
 
-# Median error of calibrated cycles on published measurements that no constant was fitted to is at most this; the gates
-# of benchmarks/cost_model_validation.py. Of scatters only scatter-add was measured, and of what is fused only the
-# convolution, as part of an interaction block of SchNet.
+# Upper limits of the median error of calibrated cycles, on published measurements to which no constant was fitted.
+# benchmarks/cost_model_validation.py checks them. The only measured scatter is scatter-add, and the only measured fused
+# operation is the convolution in an interaction block of SchNet.
 ERROR_BANDS = {"gather": 0.07, "scatter": 0.05, "matmul": 0.08}  # by family
 ERROR_BANDS_OF_OPERATIONS = {"cfconv": 0.06}
 
 
-def footer(report: Account) -> list[str]:
-    """How far to trust the figures, in words, with the errors that were found on measurements."""
+def footer(report: Figures) -> list[str]:
+    """Return lines about the trust in the figures, with the errors found on measurements."""
     budget, ops = report.error_budget, report.rows.ops
     unknown = sum(op["share"] for op in ops if not op["known"])
     measured = [op for op in ops if op["trust"] != Validity.ESTIMATE.value]
@@ -226,6 +225,6 @@ def footer(report: Account) -> list[str]:
     return lines
 
 
-def expected(report: Account) -> str:
-    """Where the machine is expected, in words."""
+def expected(report: Figures) -> str:
+    """Return the expected range of a machine's time as text."""
     return f"  a machine is expected to take {report.error_budget} of this total, in four of five cases"

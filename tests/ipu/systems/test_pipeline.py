@@ -116,7 +116,7 @@ def test_a_layer_may_come_back_to_an_earlier_ipu():
 def test_tied_weights_are_named_and_their_gradient_is_sent_once_an_update():
     apart, together = plan(Chain(4, tied=True), stages=2), plan(Chain(4, tied=True), stages={"layers.0": 1, "head": 0})
     assert apart.shared == ("embed.weight",)
-    assert any("embed.weight stands on several IPUs" in insight.title for insight in apart.insights)
+    assert any("embed.weight is on several IPUs" in insight.title for insight in apart.insights)
     assert apart.stages[0].shared_bytes == 4 * 32 * WIDTH
     assert apart.stages[0].received_bytes == 4 * ROWS * WIDTH  # the activations' gradient alone, each micro-batch
     assert together.shared == ()
