@@ -22,7 +22,7 @@ from popgeo.ipu.options import Options
 from popgeo.ipu.report.report import Pipeline, Report
 from popgeo.ipu.step_cost import BESIDE
 from popgeo.ipu.systems.ipu_share import IpuShare, is_shared, share_of
-from popgeo.ipu.systems.stage_plan import StagePlan, stage_plan
+from popgeo.ipu.systems.stage_planner import StagePlan, stage_plan
 
 # What a kept step depends on next to its capture: whether it fits the tiles.
 DECIDES = (

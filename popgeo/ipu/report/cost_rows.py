@@ -63,7 +63,7 @@ class CostRows:
                         **{name: getattr(step, name) for name in _AS_PLANNED},
                     }
                 )
-                start += 0 if step.activity is Activity.HOST else length  # the host runs next to the machine
+                start += 0 if step.activity is Activity.HOST else length  # the host runs at the same time
         return _read_only(rows)
 
     @cached_property

@@ -115,7 +115,7 @@ class Pipeline(PipelineFigures):
         Returns:
             The Axes; a notebook shows `plan.plot().figure`.
         """
-        from popgeo.plots.pipelines import pipeline_timeline  # only here, since figures take a second to import
+        from popgeo.plots.pipelines import pipeline_timeline  # here, because importing matplotlib takes a second
 
         return pipeline_timeline(self.to_frame("spans"), clock=self.target.clock, between=self.windows, ax=ax)
 

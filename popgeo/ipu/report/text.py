@@ -14,7 +14,7 @@ from popgeo.quantity import quantity
 
 WIDTH, WIDTH_OF_STAGES = 100, 88  # a page of the site shows 88 columns without wrapping
 FAMILIES, BLOCKS, OPS, INSIGHTS = 7, 6, 5, 4  # rows that fit
-OF_OPERATIONS = 3  # insights about operations that fit next to those about stages
+OF_OPERATIONS = 3  # insights about operations that a report of stages shows
 
 
 def text(report: Figures) -> str:

@@ -112,7 +112,7 @@ def test_a_step_in_stages_is_reported_as_stages_from_shapes_alone_and_where_it_r
 
 def test_a_tensor_is_no_list_of_arguments():
     for arguments in ((torch.ones(1, 16),), (torch.ones(1, 16), torch.ones(1, 16))):
-        with pytest.raises(ValueError, match=r"example is a Tensor; give one micro-batch's arguments in a list"):
+        with pytest.raises(ValueError, match=r"example is a Tensor; pass one micro-batch's arguments in a list"):
             ipu.estimate(Trained(16), *arguments)
 
 

@@ -114,8 +114,8 @@ def test_several_ipus_without_shards_are_said_to_be_counted_as_one():
     def titles(num_shards: int) -> list[str]:
         return [insight.title for insight in estimate(Mlp(16, num_shards), torch.empty(8, 16), BOARD).insights]
 
-    assert "Exchange between IPUs is counted as within one" in titles(1)
-    assert "Exchange between IPUs is counted as within one" not in titles(4)
+    assert "Exchange between IPUs is costed like exchange within one" in titles(1)
+    assert "Exchange between IPUs is costed like exchange within one" not in titles(4)
 
 
 def test_a_grid_sums_over_neighbors_and_joins_over_its_rows():

@@ -239,7 +239,7 @@ def test_a_stage_begins_at_any_module_also_inside_of_a_layer_or_called_in_parts(
         ("head.0 to head.1", 0),
     ]
     assert stages({"body": 0, "body.2": 1}) == [("body.0 to body.1", 0), ("body.2 to head.1", 1)]
-    with pytest.raises(ValueError, match=r"No layer is called 'body\.3'"):
+    with pytest.raises(ValueError, match=r"names 'body\.3', but no layer has this name"):
         stages({"body.3": 1})
 
 

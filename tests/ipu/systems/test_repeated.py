@@ -102,7 +102,7 @@ def test_a_plan_that_is_read_from_a_file_knows_the_layers(sea):
 
 @pytest.mark.parametrize(
     ("recompute", "message"),
-    [(["layers.0", "layer.1"], "'layer.1', which Options.recompute names"), ("layers.0", "a list of layers")],
+    [(["layers.0", "layer.1"], "Options.recompute names 'layer.1'"), ("layers.0", "a list of layers")],
 )
 def test_what_is_no_layer_is_refused(sea, recompute, message):
     with pytest.raises(ValueError, match=message):

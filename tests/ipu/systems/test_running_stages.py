@@ -289,11 +289,11 @@ def test_stages_that_mean_nothing_are_refused_at_once(options, words):
     [
         ({"stages": 3, "gradient_accumulation": 2}, r"is 2, but to train 3 stages .* at least 3 .*sharded"),
         ({"stages": 9}, "cannot be cut into 9 stages"),
-        ({"stages": [1, 1]}, "every layer has to be on one IPU"),
-        ({"stages": {"layers.7": 1}}, "No layer is called 'layers.7'"),
+        ({"stages": [1, 1]}, "put every layer on one IPU"),
+        ({"stages": {"layers.7": 1}}, "names 'layers.7', but no layer"),
         ({"schedule": "round"}, "must be one of '"),
-        ({"stages": "blocks"}, "it names none"),
-        ({"recompute": True}, "runs as a whole, which repeats nothing"),
+        ({"stages": "blocks"}, "the model names none"),
+        ({"recompute": True}, "a step without stages recomputes nothing"),
         ({"stages": 3, "target": TWO}, r"num_ipus is 2, .* each stage is on one IPU"),
     ],
 )
