@@ -39,5 +39,5 @@ def test_surfaces_of_many_cells_carry_no_numbers():
 
 @pytest.mark.parametrize("column", ["rows", "channels", "ratio"])
 def test_surfaces_refuse_what_has_no_logarithm(column):
-    with pytest.raises(ValueError, match=rf"\['{column}'\] hold numbers that are not positive"):
+    with pytest.raises(ValueError, match=rf"\['{column}'\] contain numbers that are not positive"):
         plots.surfaces(GRID.assign(**{column: 0}), x="rows", y="channels")
