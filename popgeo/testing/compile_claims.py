@@ -1,4 +1,4 @@
-"""A model that is compiled gives what it gave, and is compiled once."""
+"""Claims about compilers: a compiled model returns equal results and is compiled once."""
 
 from typing import Any
 
@@ -14,12 +14,12 @@ from popgeo.testing.static_capture import check_static_capture
 
 
 class _TensorFunction(nn.Module):
-    """The model as a function of the tensors of a batch, which compilers take apart more readily than a batch."""
+    """The model as a function of a batch's tensors, which compilers handle better than a batch."""
 
     def __init__(self, subject: ModelSubject, seen: ModelRun) -> None:
         super().__init__()
         held = seen.batch.batch
-        self.run, self.model = lambda *given: subject.run(*given), subject.evaluated  # copies leave the subject alone
+        self.run, self.model = lambda *given: subject.run(*given), subject.evaluated  # copies do not copy the subject
         self.plain = {"num_graphs": held.num_graphs, "num_nodes": held.num_nodes}
 
     def forward(self, tensors: dict[str, Tensor]) -> Any:
@@ -27,34 +27,34 @@ class _TensorFunction(nn.Module):
 
 
 def _epoch(subject: ModelSubject, case: Case) -> tuple[_TensorFunction, list[dict[str, Tensor]]]:
-    """The model, and three batches of one shape with other graphs."""
+    """Return the model, and three batches of one shape with different graphs."""
     few = list(case.graphs)
     orders = [few, few[::-1], [few[0]] * len(few) if len({str(graph) for graph in few}) == 1 else few[1:] + few[:1]]
     seen = [subject.see(graphs, padding=MORE) for graphs in orders]
     if getattr(seen[0].batch.batch, "node_types", None):
-        raise NotTriedError("it is tried on graphs of one type only")
+        raise NotTriedError("it needs graphs of one type")
     batches = [{k: v for k, v in s.batch.batch.to_dict().items() if isinstance(v, Tensor)} for s in seen]
     return _TensorFunction(subject, seen[0]), batches
 
 
 def _require_same(found: Any, expected: Any, how: str, tolerance: float | None) -> None:
     new = returned_tensors(found)
-    words = "is {found:.6g} and {expected:.6g} in eager PyTorch, at row {row}; {allowed:.1e} apart is allowed"
+    words = "is {found:.6g}, but {expected:.6g} in eager PyTorch, at row {row}; {allowed:.1e} is allowed"
     for name, tensor in returned_tensors(expected).items():
         require_alike(f"{name} {how}", new[name], tensor, tolerance, words)
 
 
 @claim("torch.compile", SubjectKind.MODEL, settings=[{"backend": "aot_eager"}], slow=True)
 def torch_compile(subject: ModelSubject, case: Case) -> dict[str, float]:
-    """Compiled by torch.compile, a model gives what it gives in eager PyTorch, and one trace is enough for an epoch.
+    """Check that torch.compile changes no result, and that one trace is enough for an epoch.
 
-    Tried: three batches of one shape with other graphs through torch.compile, in evaluation; the graphs that are traced
+    Tried: three batches of one shape with different graphs run through torch.compile, in evaluation; the graphs traced
     after the first batch are counted.
 
-    Cause: a number that Python worked out of the first batch, by .item(), len, int(batch.max()) or a counter, is in
-    the program: keep such numbers in tensors, or pass them as sizes that stay.
+    Cause: the program contains a number that Python computed from the first batch, by .item(), len, int(batch.max()) or
+    a counter. Keep such numbers in tensors, or pass them as fixed sizes.
     """
-    from torch._dynamo.testing import CompileCounterWithBackend  # which takes long to import
+    from torch._dynamo.testing import CompileCounterWithBackend  # slow to import
 
     model, batches = _epoch(subject, case)
     counter = CompileCounterWithBackend(case.settings["backend"])
@@ -65,18 +65,18 @@ def torch_compile(subject: ModelSubject, case: Case) -> dict[str, float]:
         _require_same(compiled(batch), model(batch), "compiled", subject.tolerance)
         counts.append(int(counter.frame_count))
     if counts[-1] > counts[0]:
-        raise BrokenError(f"batches of one shape were traced again: {counts} graphs after each of three batches")
+        raise BrokenError(f"batches of one shape were traced again: {counts} traced graphs after the three batches")
     return {"graphs": counts[0]}
 
 
 @claim("export", SubjectKind.MODEL, slow=True)
 def export(subject: ModelSubject, case: Case) -> None:
-    """Exported, a model gives what it gives in eager PyTorch, for other batches of the same shape too.
+    """Check that torch.export changes no result, also for other batches of the same shape.
 
-    Tried: torch.export of one batch, run on two others of its shape, in evaluation.
+    Tried: torch.export of one batch, run on two other batches of its shape, in evaluation.
 
-    Cause: a number that Python worked out of the first batch, by .item(), len, int(batch.max()) or a counter, is in
-    the program: keep such numbers in tensors, or pass them as sizes that stay.
+    Cause: the program contains a number that Python computed from the first batch, by .item(), len, int(batch.max()) or
+    a counter. Keep such numbers in tensors, or pass them as fixed sizes.
     """
     model, batches = _epoch(subject, case)
     program = torch.export.export(model, (batches[0],), strict=False).module()
@@ -86,12 +86,12 @@ def export(subject: ModelSubject, case: Case) -> None:
 
 @claim("compiled step", SubjectKind.MODEL, slow=True)
 def compiled_step(subject: ModelSubject, case: Case) -> None:
-    """No shape and no decision depends on data, and a compiled training step is that of eager PyTorch.
+    """Check that no shape or decision depends on data, and that a compiled training step equals eager PyTorch's.
 
-    Tried: a training step of popgeo, captured twice with other data of the same shapes and run once, next to eager
-    PyTorch.
+    Tried: a training step of popgeo, captured twice with different data of the same shapes and run once, is compared to
+    eager PyTorch.
 
-    Cause: a shape or a decision that depends on data, or state that is not a buffer: the message names the line.
+    Cause: a shape or a decision depends on data, or state is not a buffer; the message names the line.
     """
     model, batches = _epoch(subject, case)
     model.model = subject.modes[0]

@@ -1,4 +1,4 @@
-"""Tries what is claimed of a model, a loader, a sampler or a neighbor list, and reports what came of it."""
+"""The check of all claims about a model, a loader, a sampler or a neighbor list."""
 
 import importlib
 import time
@@ -17,7 +17,7 @@ from popgeo.testing.model_subject import ModelSubject
 from popgeo.testing.neighbor_claims import NeighborSubject
 from popgeo.testing.smallest_case import issue_script, shrink
 
-# Each family of claims is a file; to import it is what makes its claims known.
+# Each family of claims is a file; importing it registers its claims.
 FAMILIES = (
     *("padding_invariance", "order_claims", "input_claims", "gradient_claims", "physics_claims", "compile_claims"),
     *("loader_claims", "batch_claims", "neighbor_claims"),
@@ -41,23 +41,23 @@ def check_conformance(
     shrink_seconds: float = 3.0,
     **how: Any,
 ) -> Conformance:
-    """Tries every claim of its kind on a subject; what does not hold comes with the smallest case that shows it.
+    """Try every claim about a subject, and return the findings, with the smallest failing cases.
 
     Args:
-        what: A model, or a loader's, sampler's or neighbor list's maker; or `"module:factory"`, which makes it or a
-            `Subject`, or it and its graphs.
-        graphs: What it is tried with: a list of graphs, a dataset or a batch; a few of the bundled molecules otherwise.
-        kind: What it is, if it is not a model.
-        claims: The names of those to try; all otherwise.
-        also: Names of claims that are tried only where asked for, such as "rotation"; `["all"]` asks for each.
+        what: Model, or function that makes a loader, sampler or neighbor list; or `"module:factory"`, which returns it,
+            a `Subject`, or a pair of it and its graphs.
+        graphs: Graphs to try it with: a list, a dataset or a batch. Default: a few of the bundled molecules.
+        kind: Kind of the subject.
+        claims: Names of the claims to try. Default: all.
+        also: Names of optional claims to try, such as "rotation"; `["all"]` requests all of them.
         slow: Whether to try claims that take seconds each.
-        settings: The one way to try the claims, as a script of a failing case passes it.
-        limit: How many of the graphs are looked at; 4 for models, and all of those a loader is to load.
-        shrink_seconds: The longest time that a smaller case is looked for, of each claim that fails.
-        how: The other fields of the subject's class, such as `call` of a model.
+        settings: Only setting with which to try the claims, as in the script of a failing case.
+        limit: Largest number of graphs to use. Default: 4 for models, 100 for other kinds.
+        shrink_seconds: Longest search for a smaller case, for each failing claim.
+        how: Other fields of the subject's class, such as `call` of a model.
 
     Raises:
-        ValueError: the subject cannot be used at all, or a claim is unknown; the message asks for what is missing.
+        ValueError: the subject cannot be used, or a claim is unknown; the message asks for the missing information.
 
     Example:
         >>> from popgeo import ops
@@ -70,7 +70,7 @@ def check_conformance(
     start = time.perf_counter()
     known = known_claims(subject.kind)
     for name in {*(claims or ()), *also, *subject.asked} - {*known, "all"}:
-        raise ValueError(f"{name!r} is not a claim of a {subject.kind.value}; there are {', '.join(known)}.")
+        raise ValueError(f"{name!r} is not a claim of a {subject.kind.value}; the claims are {', '.join(known)}.")
     asked = {*also, *subject.asked, *(claims or ())}
     try:
         subject.prepare()
@@ -80,9 +80,9 @@ def check_conformance(
     for claim in known.values() if claims is None else [known[name] for name in claims]:
         reason = subject.why_not(claim)
         if claim.optional and not asked & {claim.name, "all"}:
-            reason = f"only if it is asked for: also={[claim.name]!r}, or --also {claim.name!r}"
+            reason = f"it is optional: request it by also={[claim.name]!r}, or --also {claim.name!r}"
         elif claim.slow and not slow and claim.name not in asked:
-            reason = "it takes seconds: slow=True, or --slow"
+            reason = "it takes seconds: request it by slow=True, or --slow"
         ways = claim.settings if settings is None else [settings]
         if reason:
             found.append(Finding(claim=claim, status=Status.NOT_TRIED, words=reason))
@@ -95,7 +95,7 @@ def check_conformance(
 def subject_of(
     what: Any, graphs: Any = None, *, kind: SubjectKind | str = SubjectKind.MODEL, limit: int | None = None, **how: Any
 ) -> Subject:
-    """What claims can be tried on, of anything that `check_conformance` takes."""
+    """Return the subject for any object that `check_conformance` accepts."""
     if isinstance(what, str):
         how["origin"] = what
         what = made_by(what) if SubjectKind(kind) is SubjectKind.MODEL else found_at(what)
@@ -108,38 +108,38 @@ def subject_of(
 
 
 def made_by(origin: str) -> Any:
-    """What the factory `module:factory` makes.
+    """Return the result of the factory `module:factory`.
 
     Raises:
-        ValueError: nothing has this name, or it cannot be called without arguments.
+        ValueError: nothing has this name, or the factory needs arguments or fails.
     """
     make = found_at(origin)
     try:
         return make()
     except TypeError as error:
         raise ValueError(
-            f"{origin} cannot be called without arguments: {error}. Which factory makes it? Write a function without "
-            "arguments that returns the model, or the model and a list of graphs, and name that."
+            f"{origin} cannot be called without arguments: {error}. Write a function without arguments that returns "
+            "the model, or the model and a list of graphs, and pass its name."
         ) from error
     except (Exception, SystemExit) as error:
-        raise ValueError(f"{origin} makes nothing: {described(error)}.") from error
+        raise ValueError(f"{origin} failed: {described(error)}.") from error
 
 
 def ends_the_attempt(error: BaseException) -> bool:
-    """Whether an error says nothing of a claim: the model ended the process, or there was no memory to run it."""
+    """Check whether an error says nothing about a claim: the model ended the process, or memory ran out."""
     no_memory = isinstance(error, RuntimeError) and "allocate memory" in str(error)
     return no_memory or isinstance(error, (SystemExit, MemoryError, torch.OutOfMemoryError))
 
 
 def known_claims(kind: SubjectKind) -> dict[str, Claim]:
-    """All claims of a kind, by name."""
+    """Return all claims of a kind, by name."""
     for family in FAMILIES:
         importlib.import_module(f"popgeo.testing.{family}")
     return {name: claim for (of, name), claim in CLAIMS.items() if of is kind}
 
 
 def try_claim(claim: Claim, subject: Subject, ways: Sequence[Mapping[str, Any]], shrink_seconds: float) -> Finding:
-    """Tries a claim in these ways, one after the other, until it fails; then looks for the smallest case that does."""
+    """Try a claim in each way until it fails, and then search for the smallest failing case."""
     start = time.perf_counter()
     figures: dict[str, float] = {}
 
@@ -172,7 +172,7 @@ def try_claim(claim: Claim, subject: Subject, ways: Sequence[Mapping[str, Any]],
 
 
 def _tried(claim: Claim, subject: Subject, case: Case) -> tuple[Mapping[str, float], BaseException | None]:
-    """The figures of a claim in a case, and whatever it raises; a stranger's model may raise anything."""
+    """Return the figures of a claim in a case, and any error that it raises."""
     try:
         return claim.check(subject, case) or {}, None
     except (Exception, SystemExit) as error:
@@ -186,12 +186,12 @@ def _smallest(claim: Claim, subject: Subject, case: Case, error: type[BaseExcept
         if time.perf_counter() >= until or type(_tried(claim, subject, smaller)[1]) is not error:
             return False
         try:
-            replace(subject, graphs=smaller.graphs).prepare()  # or its script would end before the claim
+            replace(subject, graphs=smaller.graphs).prepare()  # otherwise its script would end before the claim
         except ValueError:
             return False
         return True
 
     try:
         return shrink(case, fails)
-    except ValueError:  # graphs that a flat store refuses are shown as they are
+    except ValueError:  # a flat store refuses these graphs, so show all of them
         return case

@@ -1,4 +1,4 @@
-"""What came of trying all claims, as text, as JSON and as a page."""
+"""The findings of all claims as text, as JSON and as a page."""
 
 import json
 import math
@@ -16,13 +16,13 @@ _MARKS = {Status.HELD: "held", Status.FAILED: "FAILED", Status.NOT_TRIED: "not t
 
 @dataclass(frozen=True, kw_only=True)
 class Conformance:
-    """What came of each claim that was made of a subject.
+    """The findings of all claims about a subject.
 
     Attributes:
-        subject: What it is called.
-        kind: What it is.
-        findings: One for each claim.
-        seconds: That all of it took.
+        subject: Name of the subject.
+        kind: Kind of the subject.
+        findings: One finding per claim.
+        seconds: Run time of all claims.
     """
 
     subject: str
@@ -32,26 +32,26 @@ class Conformance:
 
     @property
     def failed(self) -> tuple[str, ...]:
-        """The names of the claims that do not hold."""
+        """The names of the claims that failed."""
         return tuple(finding.claim.name for finding in self.findings if finding.status is Status.FAILED)
 
     def finding(self, name: str) -> Finding:
-        """What came of a claim."""
+        """Return the finding of a claim."""
         return next(finding for finding in self.findings if finding.claim.name == name)
 
     def require(self) -> None:
-        """Raises AssertionError with the text where a claim does not hold."""
+        """Raise AssertionError with the text if a claim failed."""
         if self.failed:
             raise AssertionError(self.text())
 
     @property
     def _summary(self) -> str:
         counts = Counter(finding.status for finding in self.findings)
-        told = ", ".join(f"{counts[status]} {status.value}" for status in Status)
-        return f"{self.kind.value} {self.subject}: {told}, in {self.seconds:.1f} s"
+        numbers = ", ".join(f"{counts[status]} {status.value}" for status in Status)
+        return f"{self.kind.value} {self.subject}: {numbers}, in {self.seconds:.1f} s"
 
     def text(self) -> str:
-        """A line for each claim; of what failed also what was found, its usual cause, and the script of a case."""
+        """Return a line per claim; for failures also the finding, its usual cause, and a script."""
         lines = [self._summary]
         for finding in self.findings:
             figures = ", ".join(f"{name} {value:.3g}" for name, value in finding.figures.items())
@@ -60,24 +60,24 @@ class Conformance:
         for finding in self.findings:
             if finding.status is Status.FAILED:
                 lines += ["", f"{finding.claim.name}: {finding.words}", f"Tried: {finding.claim.tried}"]
-                lines += [f"The usual cause: {finding.cause}.", "The smallest case that fails:", ""]
+                lines += [f"The usual cause: {finding.cause}.", "The smallest failing case:", ""]
                 lines += [f"    {line}".rstrip() for line in finding.script.splitlines()]
         return "\n".join(lines)
 
     __str__ = text
 
     def to_json(self) -> str:
-        """All of it, for programs; numbers that are not finite are words."""
+        """Return all findings as JSON; infinite and NaN figures are strings."""
         about = {"subject": self.subject, "kind": self.kind.value, "seconds": round(self.seconds, 3)}
         return json.dumps({**about, "findings": list(map(_as_plain, self.findings))}, allow_nan=False, indent=1)
 
     def html(self) -> str:
-        """A page that stands alone; nothing in it runs."""
+        """Return a page that needs no other file and runs no script."""
         sections = {"claims": section("claims", "Claims", _table(self.findings))}
         for i, finding in enumerate(self.findings):
             if finding.status is Status.FAILED:
                 sections[f"claim-{i} {finding.claim.name}"] = _failure(i, finding)
-        return shell(f"What holds of {self.subject}", f'<p class="soft">{escape(self._summary)}</p>', sections)
+        return shell(f"Claims about {self.subject}", f'<p class="soft">{escape(self._summary)}</p>', sections)
 
 
 def _as_plain(finding: Finding) -> dict[str, Any]:
@@ -99,6 +99,6 @@ def _failure(number: int, finding: Finding) -> str:
     content = (
         f'<div class="insight fatal"><b>{escape(finding.claim.says)}</b><p>{escape(finding.words)}</p>'
         f'<p class="do">The usual cause: {escape(finding.cause)}.</p></div>'
-        f"<p>The smallest case that fails:</p><pre>{escape(finding.script)}</pre>"
+        f"<p>The smallest failing case:</p><pre>{escape(finding.script)}</pre>"
     )
     return section(f"claim-{number}", escape(finding.claim.name), content)

@@ -1,4 +1,4 @@
-"""A loader or batch sampler that claims are tried on: how it is made, and how its epochs are read."""
+"""A loader or batch sampler as the subject of claims: making it, and reading its epochs."""
 
 import inspect
 from collections import Counter
@@ -18,13 +18,14 @@ ChannelRows = Mapping[str, Tensor]
 
 @dataclass(frozen=True, kw_only=True)
 class LoaderSubject(Subject):
-    """A loader, by the function that makes it as for training.
+    """A loader, given by the function that makes it as for training.
 
-    It is called as `make(graphs, seed=0, rank=0, world_size=1, num_workers=0)`, each but the first only where a claim
-    is about it; a claim whose argument the function does not take is not tried.
+    The kit calls `make(graphs, seed=0, rank=0, world_size=1, num_workers=0)`, but passes an argument only for claims
+    about it. A claim about an argument that the function does not accept is not tried.
 
     Attributes:
-        read: Makes of a batch what has `y` and some of `x`, `edge_index`, `edge_attr`, `batch` and the masks.
+        read: Function that converts a batch to a mapping with `y` and some of `x`, `edge_index`, `edge_attr`, `batch`
+            and the masks.
     """
 
     kind: ClassVar[SubjectKind] = SubjectKind.LOADER
@@ -37,33 +38,33 @@ class LoaderSubject(Subject):
             object.__setattr__(self, "graphs", tuple(planted_graphs(sizes) if sizes else planted_graphs()))
 
     def prepare(self) -> None:
-        """Makes it and reads a batch."""
+        """Make a loader and read a batch."""
         if not callable(self.what):
             raise ValueError(
-                f"A {self.kind.value} is tried by what makes it, and a {type(self.what).__name__} was given. Which "
-                "function makes one of a list of graphs? Pass lambda graphs: ..., with seed, rank, world_size and "
-                "num_workers if it can."
+                f"A {type(self.what).__name__} was given, but a {self.kind.value} is tried through a function that "
+                "makes it from a list of graphs. Pass lambda graphs: ..., with seed, rank, world_size and num_workers "
+                "if possible."
             )
         loader = self.made(self.graphs)
         for batch in islice(loader, 1):
             read_rows(self.read(batch), self.graphs)
 
     def made(self, graphs: Any, **choices: Any) -> Any:
-        """A new loader of these graphs."""
+        """Return a new loader of these graphs."""
         known = inspect.signature(self.what).parameters
         lacking = [name for name in choices if name not in known]
         if lacking and not any(parameter.kind is parameter.VAR_KEYWORD for parameter in known.values()):
-            raise NotTriedError(f"what makes the {self.kind.value} takes no {' and no '.join(lacking)}")
+            raise NotTriedError(f"the function that makes the {self.kind.value} takes no {' and no '.join(lacking)}")
         return self.what(list(graphs) if isinstance(graphs, tuple) else graphs, **choices)
 
     def epoch(self, loader: Any, case: Case, epoch: int | None = None, needs: Sequence[str] = ()) -> list[ChannelRows]:
-        """What each batch holds when it comes; of this epoch, if a loader or sampler takes its number."""
+        """Return the rows of each batch of an epoch; `epoch` is set if the loader accepts it."""
         if epoch is not None:
             set_epoch(loader, epoch)
         most = 4 * len(case.graphs) + 8
         batches: list[ChannelRows] = [read_rows(self.read(batch), case.graphs) for batch in islice(loader, most)]
         if len(batches) == most:
-            raise BrokenError(f"an epoch of {len(case.graphs)} graphs continues after {most} batches")
+            raise BrokenError(f"an epoch of {len(case.graphs)} graphs continues after batch {most}")
         lacking = [name for name in needs if any(name not in rows for rows in batches)]
         if lacking:
             raise NotTriedError(f"batches have no {' and no '.join(lacking)}")
@@ -71,13 +72,13 @@ class LoaderSubject(Subject):
 
 
 class SamplerSubject(LoaderSubject):
-    """A batch sampler, whose batches are indices of the graphs, by the function that makes it of a list of graphs."""
+    """A batch sampler with batches of graph indices, given by a function of a list of graphs."""
 
     kind: ClassVar[SubjectKind] = SubjectKind.SAMPLER
 
 
 def set_epoch(loader: Any, number: int) -> bool:
-    """Tells a loader, or its sampler, which epoch comes next, as trainers do; returns whether that is possible."""
+    """Set the next epoch of a loader or its sampler, as trainers do; return whether it accepts one."""
     parts: list[Any] = [loader, getattr(loader, "sampler", None), getattr(loader, "batch_sampler", None)]
     for part in parts:
         if hasattr(part, "set_epoch"):
@@ -87,16 +88,16 @@ def set_epoch(loader: Any, number: int) -> bool:
 
 
 def order_of(batches: Sequence[ChannelRows]) -> list[int]:
-    """The numbers of the real graphs, as they come."""
+    """Return the numbers of the real graphs, in order."""
     return [int(number) for rows in batches for number in numbers_of(rows)["graph"][rows["graphs_mask"]]]
 
 
 def require_once(batches: Sequence[ChannelRows], graphs: Sequence[Data], loader: Any, where: str) -> None:
-    """Refuses graphs that come twice, or that do not come and are not in the loader's own count."""
+    """Raise BrokenError if graphs come twice, or are missing without being counted by the loader."""
     found = Counter(order_of(batches))
     doubled = [number for number, times in found.items() if times > 1]
     if doubled:
         raise BrokenError(f"{len(doubled)} of {len(graphs)} graphs come more than once {where}: {doubled[:6]}")
     lost = sorted({int(graph.y) for graph in graphs} - {*found})
     if len(lost) > max(int(getattr(loader, name, 0)) for name in ("num_skipped", "num_dropped")):
-        raise BrokenError(f"{len(lost)} of {len(graphs)} graphs do not come {where}, and no count says so: {lost[:6]}")
+        raise BrokenError(f"{len(lost)} of {len(graphs)} graphs are missing {where}, and not counted: {lost[:6]}")

@@ -1,4 +1,4 @@
-"""Graphs have no order: what a model makes of one does not depend on how its nodes and edges are numbered."""
+"""Claims about the order of nodes and edges, on which results must not depend."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -19,13 +19,13 @@ from popgeo.testing.model_subject import ModelSubject
 @claim("order of nodes", SubjectKind.MODEL, settings=[{"level": "node"}])
 @claim("order of edges", SubjectKind.MODEL, settings=[{"level": "edge"}])
 def order(subject: ModelSubject, case: Case) -> None:
-    """The order in which the nodes or the edges of a graph are listed changes no result but the order of its rows.
+    """Check that the order of a graph's nodes or edges changes only the order of result rows.
 
-    Tried: the nodes of each graph numbered in another order, or its edges listed in another, with their attributes.
+    Tried: the nodes of each graph are renumbered, or its edges are listed in another order, with their attributes.
 
-    Cause: something that looks at the number of a node, such as an embedding of it, a reshape or a difference of rows;
-    of edges, weights or features that belong to a place in the list, or a sum that takes edges to be sorted by
-    destination: sort them first, or gather by edge_index.
+    Cause: for nodes, an operation depends on a node's number, such as an embedding of it, a reshape or a difference of
+    rows; for edges, weights or features belong to a place in the list, or a sum assumes edges sorted by destination.
+    Sort the edges first, or gather by edge_index.
     """
     level, generator = Level(case.settings["level"]), torch.Generator().manual_seed(0)
     graphs, places = rearranged(case.graphs, level, lambda number: torch.randperm(number, generator=generator))
@@ -43,34 +43,34 @@ def order(subject: ModelSubject, case: Case) -> None:
 
 @claim("duplicate edges", SubjectKind.MODEL, optional=True)
 def duplicate_edges(subject: ModelSubject, case: Case) -> None:
-    """An edge that is listed twice counts once.
+    """Check that an edge that is listed twice counts once.
 
-    Tried: the first edge of each graph listed twice.
+    Tried: the first edge of each graph is listed twice.
 
-    Cause: a list of edges is summed as it is: call torch_geometric.utils.coalesce first.
+    Cause: the model sums over all listed edges. Call torch_geometric.utils.coalesce first.
     """
     twice, _ = rearranged(case.graphs, Level.EDGE, lambda n: torch.cat([torch.arange(n), torch.arange(min(n, 1))]))
     before, after = subject.see(case.graphs), subject.see(twice)
     kinds = {name: kind for name, kind in subject.kinds().items() if not (kind is None or kind.startswith("edge"))}
-    what = "an edge that is listed twice"
-    compare_runs(after, before, what, kinds=kinds, tolerance=subject.tolerance, rows_only=True)
+    why = "an edge that is listed twice"
+    compare_runs(after, before, why, kinds=kinds, tolerance=subject.tolerance, rows_only=True)
 
 
 def rearranged(
     graphs: Sequence[Any], level: Level, choose: Callable[[int], Tensor]
 ) -> tuple[list[Any], dict[str, Tensor]]:
-    """The same graphs with their nodes, or edges, in another order, or with some edges several times.
+    """Return the same graphs with reordered or repeated nodes or edges.
 
     Args:
         graphs: Graphs without padding.
         level: Nodes or edges.
-        choose: Takes the number of nodes, or edges, of a graph; returns their old numbers in the new order.
+        choose: Function from the number of nodes, or edges, of a graph to their old numbers in the new order.
 
     Returns:
-        The graphs, and where each row of a kind now is in a batch of them; only if no row is repeated.
+        The graphs, and the new position of each row of a kind in a batch of them, if no row is repeated.
 
     Raises:
-        NotTriedError: an attribute holds numbers of nodes that cannot be renumbered.
+        NotTriedError: an attribute holds node numbers of an unknown node type.
     """
     store = FlatStore.from_dataset(list(graphs))
     orders, pointers = {}, dict(store.row_pointers)
@@ -94,7 +94,7 @@ def _moved(store: FlatStore, attribute: Attribute, orders: dict[Axis, Tensor]) -
         values = torch.stack([_renumbered(row, store, axis, owner, orders) for row, axis in ends])
     elif attribute.increments is not None and bool(attribute.increments.any()) and not values.is_floating_point():
         if store.is_hetero:
-            raise NotTriedError(f"{attribute.name} holds numbers of nodes, of a type that is not known")
+            raise NotTriedError(f"{attribute.name} contains node numbers of an unknown node type")
         shape = [1] * values.dim()
         shape[attribute.dim] = -1
         values = _renumbered(values, store, Axis(Level.NODE, None), owner.view(shape).expand_as(values), orders)
@@ -104,7 +104,7 @@ def _moved(store: FlatStore, attribute: Attribute, orders: dict[Axis, Tensor]) -
 
 
 def _renumbered(nodes: Tensor, store: FlatStore, axis: Axis, owner: Tensor, orders: dict[Axis, Tensor]) -> Tensor:
-    """Numbers of nodes within their graphs, after those have moved."""
+    """Return node numbers within their graphs after reordering."""
     if axis not in orders:
         return nodes
     starts = store.row_pointers[axis][:-1][owner]

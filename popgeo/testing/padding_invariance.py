@@ -1,4 +1,4 @@
-"""Padding changes nothing: what a model makes of a graph does not depend on what else is in the batch."""
+"""Claims about padding and other graphs in the batch, on which results must not depend."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -11,20 +11,20 @@ from popgeo.testing.claims import Case, NotTriedError, SubjectKind, claim, requi
 from popgeo.testing.fixed_batches import Garbage, a_few
 from popgeo.testing.model_subject import MORE, ModelSubject
 
-_LARGE = 1e3  # what no feature is, and whose square float32 still holds
+_LARGE = 1e3  # larger than any feature, with a square that float32 can hold
 
 
 @claim("padding", SubjectKind.MODEL, settings=[{"garbage": one} for one in (0.0, 3.0, _LARGE, "other species")])
 def padding(subject: ModelSubject, case: Case) -> None:
-    """What a model makes of real graphs does not depend on how much padding there is, nor on what is in it.
+    """Check that results of real graphs depend neither on the amount nor on the content of padding.
 
-    Tried: batches with the least padding and with more, of zeros, of 3, of 1000, and of other whole numbers, in
-    training and in evaluation; results, loss, gradients and buffers are compared.
+    Tried: batches with least and with more padding, filled with zeros, 3, 1000, and other integers, in training and in
+    evaluation; results, loss, gradients and buffers are compared.
 
     Cause: a norm, readout, mean, maximum or softmax over all rows of the batch; popgeo.nn.BatchNorm takes nodes_mask,
-    popgeo.ops.global_mean_pool and its like take batch.batch and batch.num_graphs. If gradients are NaN: a softmax or a
-    division over the nodes of a graph slot without nodes, as behind to_dense_batch; let such a slot attend to itself,
-    mask[:, 0] |= ~mask.any(1), and use its result nowhere.
+    and popgeo.ops.global_mean_pool and similar functions take batch.batch and batch.num_graphs. If gradients are NaN: a
+    softmax or a division over the nodes of a graph slot without nodes, as after to_dense_batch; let such a slot attend
+    to itself, mask[:, 0] |= ~mask.any(1), and do not use its result.
     """
     garbage = case.settings["garbage"]
     if garbage == "other species":
@@ -37,13 +37,13 @@ def padding(subject: ModelSubject, case: Case) -> None:
 
 @claim("poisoned padding", SubjectKind.MODEL)
 def poisoned_padding(subject: ModelSubject, case: Case) -> None:
-    """No result of a real graph reads anything of padding, not even to multiply it by zero.
+    """Check that no result of a real graph reads padding, not even to multiply it by zero.
 
-    Tried: NaN in all floating point numbers of padding; the results of real graphs are compared.
+    Tried: all floating point numbers of padding are NaN; the results of real graphs are compared.
 
-    Cause: a product with a mask or with a gradient of zero, which leaves NaN and infinity as they are: set padding to
-    zero where it enters, with torch.where(batch.nodes_mask.unsqueeze(1), x, 0.0). If your padding is always finite,
-    pass garbage=(0.0, 3.0).
+    Cause: a product with a mask or with a zero gradient, which keeps NaN and infinity. Set padding to zero at the
+    input, with torch.where(batch.nodes_mask.unsqueeze(1), x, 0.0). If your padding is always finite, pass garbage=(0.0,
+    3.0).
     """
     for model in subject.modes:
         least = subject.see(case.graphs, model=model, padding=0)
@@ -53,11 +53,11 @@ def poisoned_padding(subject: ModelSubject, case: Case) -> None:
 
 @claim("order of graphs", SubjectKind.MODEL)
 def order_of_graphs(subject: ModelSubject, case: Case) -> None:
-    """What a model makes of a graph does not depend on the place of the graph in its batch.
+    """Check that the result of a graph does not depend on its position in the batch.
 
-    Tried: the same graphs in a batch backwards, in training and in evaluation.
+    Tried: the same graphs in reverse order, in training and in evaluation.
 
-    Cause: something that looks at the place of a graph in the batch, or random numbers that differ from row to row.
+    Cause: an operation uses the position of a graph in the batch, or random numbers differ between rows.
     """
     for model in subject.modes:
         forward = subject.see(case.graphs, model=model)
@@ -68,9 +68,9 @@ def order_of_graphs(subject: ModelSubject, case: Case) -> None:
 
 @claim("other graphs", SubjectKind.MODEL)
 def other_graphs(subject: ModelSubject, case: Case) -> None:
-    """What a model makes of a graph in evaluation does not depend on the other graphs of its batch.
+    """Check that the result of a graph in evaluation does not depend on other graphs in the batch.
 
-    Tried: each graph alone, next to its batch, in evaluation.
+    Tried: each graph alone is compared to the graph in its batch, in evaluation.
 
     Cause: a norm, mean, maximum or softmax over the whole batch instead of over each graph; popgeo.nn.GraphNorm and
     popgeo.ops.global_softmax take batch.batch and batch.num_graphs.
@@ -82,7 +82,7 @@ def other_graphs(subject: ModelSubject, case: Case) -> None:
 
 
 def _other_species(graphs: Sequence[Any]) -> Garbage:
-    """For each attribute of whole numbers the largest that a real row has, which any table of the model holds."""
+    """Return the largest real value of each integer attribute, which any table of the model contains."""
     largest: dict[str, float] = {}
     for graph in graphs:
         for store in graph.stores:
@@ -91,7 +91,7 @@ def _other_species(graphs: Sequence[Any]) -> Garbage:
                 if whole and "index" not in name and "batch" not in name:
                     largest[name] = max(float(value.max()), largest.get(name, -math.inf))
     if not largest:
-        raise NotTriedError("the graphs have no whole numbers")
+        raise NotTriedError("the graphs have no integers")
     return largest
 
 
@@ -106,34 +106,34 @@ def check_padding_invariance(
     garbage: Sequence[Garbage] = (0.0, 3.0, math.nan),
     tolerance: float | None = None,
 ) -> None:
-    """Checks that what a model makes of a graph depends neither on padding nor on the other graphs of the batch.
+    """Check that a graph's result depends neither on padding nor on other graphs in the batch.
 
-    A few graphs are put into batches of fixed size: with as little padding as there can be and with more of it, with
-    numbers and NaN in place of its zeros, and in another order. Compared are the results of real graphs, nodes and
-    edges, scalars, a loss and, in training, its gradients, and buffers such as running statistics, in the mode that the
-    model is in and in evaluation. In evaluation each graph is also compared to itself alone.
+    A few graphs are put into batches of fixed size: with the least padding and with more, with numbers and NaN in place
+    of its zeros, and in another order. The check compares the results of real graphs, nodes and edges, scalars, a loss
+    and, in training, its gradients, and buffers such as running statistics, in the model's own mode and in evaluation.
+    In evaluation it also compares each graph to itself alone.
 
-    The check works on copies: the model, its buffers and torch's random numbers stay as they are. Dropout is left out.
+    The check works on copies: the model, its buffers and torch's random numbers stay unchanged. Dropout is left out.
 
     Args:
-        model: A module or a function, called with a `Batch` that has `nodes_mask`, `edges_mask`, `graphs_mask`.
-        graphs: A list of graphs, a dataset, or a batch, whose padding is taken away.
-        call: Calls the model in another way, as `call(model, batch)`, where `model` is a copy of what was passed:
-            `lambda model, batch: model(batch.x, batch.edge_index, batch.batch, num_graphs=batch.num_graphs)`.
-        loss: What gradients are taken of, as `loss(result, batch)`. Otherwise it is the sum of the scalar results, or
-            without any the mean square of the real rows of all results.
-        num_graphs: Graphs of each batch, padding included, of a model that is built for a fixed number of them.
-        limit: How many of the graphs are looked at.
-        garbage: The content of floating point attributes of padding, one after another: a number, or a number for
-            each name as in `{"z": 7, "x": math.nan}`. The others are compared to the first.
-        tolerance: Largest difference allowed, relative to the largest entry of the same tensor; 1e-4 by default, 1e-8
-            in float64.
+        model: Module or function, called with a `Batch` that has `nodes_mask`, `edges_mask`, `graphs_mask`.
+        graphs: List of graphs, dataset, or batch; padding of a batch is removed.
+        call: Function `call(model, batch)` that calls a copy of the model: `lambda model, batch: model(batch.x,
+            batch.edge_index, batch.batch, num_graphs=batch.num_graphs)`.
+        loss: Loss function `loss(result, batch)`. Default: the sum of the scalar results, or without scalars the mean
+            square of the real rows of all results.
+        num_graphs: Graphs of each batch, padding included, for a model with a fixed number of graphs.
+        limit: Largest number of graphs to use.
+        garbage: Contents of floating point attributes of padding, tried in order: a number, or a number for each name
+            as in `{"z": 7, "x": math.nan}`. Each is compared to zeros.
+        tolerance: Largest difference relative to the largest entry of the same tensor. Default: 1e-4, or 1e-8 in
+            float64.
 
     Raises:
-        AssertionError: something differs. The message names it and the graph, says by how much, with which submodule
-            it comes in, and what usually causes it.
-        ValueError: there is no graph, or the model returns no tensor, or one that is neither a scalar nor has a row for
-            each graph, node or edge.
+        AssertionError: a result differs. The message names the result, the graph, the difference, the first submodule
+            that differs, and the usual cause.
+        ValueError: there is no graph, the model returns no tensor, or a returned tensor is neither a scalar nor has a
+            row per graph, node or edge.
 
     Example:
         >>> from popgeo import Molecules, ops

@@ -1,8 +1,8 @@
-"""Graphs whose features tell which node, edge and graph each row is, and what a loader's batch says of them.
+"""Graphs with features that number each node, edge and graph, and the reading of a loader's batches of them.
 
-A graph's `y` is its number, counted from 1, for padding is mostly 0. A row of `x` is the number of the node, counted
-over all graphs, and that of its graph; a row of `edge_attr` is the numbers of the edge's two nodes and its own. So a
-batch can be read by standard names alone, whatever made it.
+A graph's `y` is its number, counted from 1, because padding is mostly 0. A row of `x` is the number of the node,
+counted over all graphs, and the number of its graph. A row of `edge_attr` is the numbers of the edge's two nodes and of
+the edge. The standard names of PyG are therefore enough to identify each row of a batch.
 """
 
 import copy
@@ -18,7 +18,7 @@ from torch_geometric.data import Data
 from torch_geometric.data.data import BaseData
 
 SIZES = (1, 5, 3, 7, 2, 9, 4, 6, 1, 8, 5, 3, 7, 2, 6, 4, 9, 1, 3, 8, 2, 5, 4)
-"""Nodes of the planted graphs: a number of them that 2, 3 and 4 do not divide."""
+"""Nodes of the planted graphs. The number of graphs is not divisible by 2, 3 or 4."""
 
 DRAWS: dict[str, Callable[[], float]] = {
     "numpy": np.random.random,
@@ -31,7 +31,7 @@ _NAMES = ("y", "x", "edge_attr", "edge_index", "batch", *MASKS.values())
 
 
 def planted_graphs(sizes: Sequence[int] = SIZES) -> list[Data]:
-    """A graph for each number of nodes, with loops, edges given twice and, for every fifth, no edge.
+    """Return a graph for each number of nodes, with loops and duplicate edges; every fifth has no edge.
 
     Example:
         >>> first, second = planted_graphs([1, 3])
@@ -53,11 +53,11 @@ def planted_graphs(sizes: Sequence[int] = SIZES) -> list[Data]:
 
 
 class DrawnGraphs(Dataset[Data]):
-    """Planted graphs whose node features are a number drawn when the graph is asked for, as augmentation draws.
+    """The planted graphs with node features that are drawn when a graph is requested, as in augmentation.
 
     Args:
-        graphs: The planted ones.
-        library: Whose random numbers, of `DRAWS`.
+        graphs: Planted graphs.
+        library: Name of the random number library, a key of `DRAWS`.
     """
 
     def __init__(self, graphs: Sequence[Data], library: str) -> None:
@@ -73,27 +73,27 @@ class DrawnGraphs(Dataset[Data]):
 
 
 def numbers_of(held: Mapping[str, Tensor] | Data) -> dict[str, Tensor]:
-    """The numbers of graphs, nodes and edges, as far as a planted graph or the rows of a batch have them."""
+    """Return the numbers of graphs, nodes and edges that a planted graph or the rows of a batch contain."""
     return {kind: held[name][:, column] for kind, (name, column) in _COLUMNS.items() if name in held}
 
 
 def read_rows(batch: Any, graphs: Sequence[Data]) -> dict[str, Tensor]:
-    """What a batch of planted graphs holds, by the names of PyG, copied; masks are all True if the batch has no masks.
+    """Return copies of a batch's rows by PyG's names; without masks, all rows count as real.
 
     Args:
-        batch: One of PyG's, a mapping or named tuple with its names, or indices as a batch sampler gives.
-        graphs: The planted graphs that indices count.
+        batch: PyG batch, mapping or named tuple with its names, or indices from a batch sampler.
+        graphs: Planted graphs, for indices.
 
     Raises:
-        ValueError: the numbers of its graphs are not found.
+        ValueError: the batch does not contain `y`.
     """
     held = batch._asdict() if hasattr(batch, "_asdict") else batch
     if isinstance(held, Sequence | Tensor | np.ndarray) and all(np.ndim(i) == 0 for i in held):
         held = {"y": torch.tensor([float(graphs[int(i)].y) for i in held])}
     if not isinstance(held, Mapping | BaseData) or "y" not in held:
         raise ValueError(
-            f"The loader gave a {type(batch).__name__} without y, which numbers the planted graphs. Hand y on, or pass "
-            f"read=lambda batch: ... that makes a dictionary of it, with y and some of {', '.join(_NAMES)}."
+            f"The loader returned a {type(batch).__name__} without y, which numbers the planted graphs. Keep y, or "
+            f"pass read=lambda batch: ... that returns a dictionary with y and some of {', '.join(_NAMES)}."
         )
     rows = {name: torch.as_tensor(held[name]).clone() for name in _NAMES if name in held and held[name] is not None}
     rows["y"] = rows["y"].reshape(-1, 1)

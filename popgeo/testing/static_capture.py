@@ -1,4 +1,4 @@
-"""A model can be compiled: no shape depends on data, nor does its program, and it computes what eager PyTorch does."""
+"""The check that a model can be compiled: no shape or operation depends on data, and results equal eager PyTorch."""
 
 import copy
 import difflib
@@ -16,8 +16,8 @@ from popgeo.testing.differences import loss_of, noise_of, require_alike, returne
 _OPTIONS = ipu.Options(strict=False, show_progress=False, random_seed=0)
 _DIFFERS = (
     "differs between the compiled step and eager PyTorch: {found:.6g} compiled, {expected:.6g} eager, at row {row}; "
-    "{allowed:.1e} apart is allowed. The usual cause: state that is not a buffer, which register_buffer makes it, or "
-    "random numbers that are not torch's."
+    "{allowed:.1e} is allowed. The usual cause: state that is not a buffer (call register_buffer), or random numbers "
+    "that are not torch's."
 )
 
 
@@ -28,27 +28,27 @@ def check_static_capture(
     tolerance: float | None = None,
     **named_inputs: Any,
 ) -> None:
-    """Checks that a model can be compiled once for these inputs and then computes what eager PyTorch does.
+    """Check that a model can be compiled once for these inputs and then equals eager PyTorch.
 
-    No shape and no decision depends on data; the program captured with other data of the same shapes is the same; and
-    one compiled call gives the results, gradients and buffers of an eager one, in the mode that the model is in. What
-    is trained is the sum of the scalar results, or without any the mean square of each; a model of which no parameter
-    is trained is compiled for inference.
+    No shape and no decision may depend on data, and a capture with other data of the same shapes must give the same
+    program. One compiled call must give the results, gradients and buffers of an eager call, in the mode of the model.
+    The loss is the sum of the scalar results, or without scalars the mean square of each. A model without trained
+    parameters is compiled for inference.
 
-    The check works on copies: the model, its buffers, the inputs and torch's random numbers stay as they are.
+    The check works on copies: the model, its buffers, the inputs and torch's random numbers stay unchanged.
 
     Args:
-        model: A module or a function, called as `model(*inputs, **named_inputs)`.
-        inputs: Tensors, or nests of tensors, graphs and plain values. Padding may hold anything finite.
-        other_inputs: Other positional inputs of the same shapes for the second capture; random numbers of the same
-            types otherwise.
-        tolerance: Largest difference allowed, relative to the largest entry of the same tensor; 1e-4 by default, 1e-8
-            in float64.
-        named_inputs: Likewise, by name.
+        model: Module or function, called as `model(*inputs, **named_inputs)`.
+        inputs: Tensors, or nests of tensors, graphs and plain values. Padding may contain any finite number.
+        other_inputs: Positional inputs of the same shapes for the second capture. Default: random numbers of the same
+            types.
+        tolerance: Largest difference relative to the largest entry of the same tensor. Default: 1e-4, or 1e-8 in
+            float64.
+        named_inputs: Inputs by name.
 
     Raises:
-        AssertionError: one of it does not hold. The message lists the lines that depend on data, each with what to
-            write instead, or the operations that differ, or the result, gradient or buffer and both its values.
+        AssertionError: the check fails. The message lists the lines that depend on data, each with a remedy, or the
+            operations that differ, or the result, gradient or buffer with both values.
         ValueError: the model returns no tensor.
 
     Example:
@@ -70,14 +70,14 @@ def check_static_capture(
 
 
 class _Step(nn.Module):
-    """A model with one loss, whatever it returns."""
+    """A model with one loss for any result."""
 
     def __init__(self, model: Any) -> None:
         super().__init__()
         self.model = model
 
     def forward(self, args: Any, kwargs: Any) -> tuple[dict[str, Tensor], Tensor | None]:
-        """The results by name, and their loss; None if none needs a gradient."""
+        """Return the results by name, and their loss; None if none needs a gradient."""
         tensors = returned_tensors(self.model(*args, **kwargs))
         trained = [tensor for tensor in tensors.values() if tensor.requires_grad]
         results = {name: tensor.detach() for name, tensor in tensors.items()}
@@ -85,7 +85,7 @@ class _Step(nn.Module):
 
 
 def _check_capture(step: _Step, given: Any, other_inputs: Sequence[Any] | None, tolerance: float | None) -> None:
-    """Compares compiled steps; `given` are positional inputs, and inputs by name."""
+    """Compare compiled steps; `given` is a pair of positional inputs and inputs by name."""
     eager = copy.deepcopy(step)
     torch.manual_seed(0)
     with torch.enable_grad():
@@ -123,7 +123,7 @@ def _check_capture(step: _Step, given: Any, other_inputs: Sequence[Any] | None, 
 
 
 def _gradients(step: nn.Module, loss: Tensor | None) -> dict[str, Tensor]:
-    """The slope of the loss by each parameter that it depends on."""
+    """Return the slope of the loss by each parameter that it depends on."""
     parameters = {name: parameter for name, parameter in step.named_parameters() if parameter.requires_grad}
     if loss is None or not parameters:
         return {}
@@ -132,7 +132,7 @@ def _gradients(step: nn.Module, loss: Tensor | None) -> dict[str, Tensor]:
 
 
 def _rate(step: nn.Module, slopes: Mapping[str, Tensor]) -> float:
-    """A learning rate so large that an update is the gradient, the weights being lost next to it but for rounding."""
+    """Return a learning rate so large that the update is the gradient, up to rounding."""
     steepest = max((float(slope.abs().max()) for slope in slopes.values()), default=0.0)
     largest = max((float(step.get_parameter(name).detach().abs().max()) for name in slopes), default=0.0)
     if steepest == 0 or not math.isfinite(steepest):
@@ -146,8 +146,8 @@ def _compare_programs(first: ipu.CompiledStep, second: ipu.CompiledStep) -> None
     changed = [line for line in lines if line[:2] not in ("--", "++", "@@")]
     if changed:
         raise AssertionError(
-            "The program captured depends on the data: with other data of the same shapes it has other operations. The "
-            "usual cause: a number that Python worked out, such as one of random or of a counter. The first of "
+            "The captured program depends on the data: with other data of the same shapes it has other operations. The "
+            "usual cause: a number that Python computed, such as a random number or a counter. The first of "
             f"{len(changed)} changed lines:\n" + "\n".join(changed[:6])
         )
 
@@ -161,13 +161,13 @@ def _cloned(nest: Any) -> Any:
 
 
 def _other(tensor: Tensor) -> Tensor:
-    """Random numbers where a tensor holds such; whole numbers backwards, so that each stays one that is allowed."""
+    """Return random numbers for a floating point tensor, and reversed rows for an integer tensor."""
     if tensor.is_floating_point() or tensor.is_complex():
         return torch.randn_like(tensor)
     return tensor.flip(0) if tensor.dim() else tensor
 
 
 def _mapped(nest: Any, function: Callable[[Tensor], Tensor]) -> Any:
-    """The nest with `function` of each of its tensors."""
+    """Return the nest with `function` applied to each of its tensors."""
     tensors, structure = flatten(nest)
     return unflatten(structure, list(map(function, tensors)))

@@ -147,11 +147,11 @@ def test_sizes_of_ones_own_are_planted():
 
 
 def test_what_cannot_be_tried_is_asked_for():
-    with pytest.raises(ValueError, match="Which function makes one of a list of graphs"):
+    with pytest.raises(ValueError, match="a function that makes it from a list of graphs"):
         check_conformance(planted_loaders.make(planted_graphs()), kind="loader")
     with pytest.raises(ValueError, match="without y, which numbers the planted graphs"):
         check_conformance(lambda graphs: [{"x": graph.x} for graph in graphs], kind="loader")
-    with pytest.raises(ValueError, match="i, j and S are needed"):
+    with pytest.raises(ValueError, match="a function that returns i, j, S"):
         check_conformance(lambda *given: None, kind="neighbor list")
 
 
