@@ -1,4 +1,4 @@
-"""Pictures of graphs and batches show each edge and slot once, and tell padding from what is real."""
+"""Pictures of graphs and batches show each edge and slot once, and distinguish padding from real rows."""
 
 import pytest
 from matplotlib.colors import to_rgb

@@ -1,4 +1,4 @@
-"""Grids of ratios have each ratio in its cell, on a scale that has 1 in its middle."""
+"""Grids of ratios show each ratio in its cell, on a scale with 1 in its middle."""
 
 import numpy as np
 import pandas as pd

@@ -1,4 +1,4 @@
-"""The kit's doors: what they say of a model that is wrong, of one that is right, and of what cannot be tried."""
+"""The kit's entry points: their output for wrong models, right models, and models that cannot be tried."""
 
 import json
 import subprocess
@@ -96,11 +96,11 @@ def test_what_the_kit_cannot_guess_is_asked_for():
         def forward(self, x: Tensor, temperature: Tensor) -> Tensor:
             return x
 
-    with pytest.raises(
-        ValueError, match=r"takes temperature, which the graphs do not have; they have .*call=lambda"
-    ):
+    with pytest.raises(ValueError, match=r"takes temperature, which the graphs do not have; they have .*call=lambda"):
         check_conformance(Odd(), GRAPHS)
-    with pytest.raises(ValueError, match=r"(?s)does not run on a batch of 3 graphs .*Pass graphs that the model accepts"):
+    with pytest.raises(
+        ValueError, match=r"(?s)does not run on a batch of 3 graphs .*Pass graphs that the model accepts"
+    ):
         check_conformance(nn.Linear(3, 3), GRAPHS)
     with pytest.raises(ValueError, match="is not a claim of a model; the claims are padding"):
         check_conformance(Net(), GRAPHS, claims=["colour"])

@@ -1,4 +1,4 @@
-"""The kit finds what is wrong in a loader, a sampler or a list of neighbors, and nothing in right ones."""
+"""The kit finds the errors of a loader, a sampler or a neighbor list, and reports nothing for right ones."""
 
 import importlib.util
 from typing import Any
@@ -20,7 +20,7 @@ MANY_WORKERS = {"once from workers", "new random numbers"}  # two processes each
 
 
 def failing(subject: Subject, names: list[str]) -> list[str]:
-    """Which of these claims do not hold, the smallest case not being looked for."""
+    """Return the failing claims among these, without a search for the smallest case."""
     failed = []
     for name in names:
         claim = known_claims(subject.kind)[name]
@@ -127,7 +127,7 @@ def test_the_smallest_case_of_a_loader_comes_as_a_script_that_shows_it(capsys: p
     assert len(finding.case.graphs) == 1
     assert finding.case.graphs[0].num_edges == 2
     assert "9566" in finding.cause
-    exec(finding.script, {})  # as somebody who pastes it does
+    exec(finding.script, {})  # like a user who pastes it
     shown = capsys.readouterr().out
     assert "FAILED" in shown
     assert finding.words in shown

@@ -1,4 +1,4 @@
-"""Models that cannot be compiled, or compute something else when they are, are caught; others pass."""
+"""Models that cannot be compiled, or give other results when compiled, are reported; other models pass."""
 
 import itertools
 import random
@@ -21,7 +21,7 @@ BATCH = torch.tensor([0, 0, 0, 1, 1, 2])
 
 
 class Pooled(nn.Module):
-    """Dropout, running statistics and random numbers, all of which a compiled step has too."""
+    """A model with dropout, running statistics and random numbers, which a compiled step supports."""
 
     def __init__(self) -> None:
         super().__init__()

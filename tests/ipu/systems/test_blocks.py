@@ -1,4 +1,4 @@
-"""Blocks that a model names: which stages they become, and what cannot be."""
+"""Blocks that a model names: their stages, and the errors."""
 
 import copy
 import pickle
@@ -16,7 +16,7 @@ X = torch.randn(12, 4, generator=torch.Generator().manual_seed(0))
 
 
 class Named(nn.Module):
-    """Three layers, of which the second is in a block, and the third begins one if it is marked."""
+    """Three layers: the second is in a block, and the third begins one if it is marked."""
 
     def __init__(self, second: ipu.Block) -> None:
         super().__init__()

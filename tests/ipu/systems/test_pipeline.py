@@ -1,4 +1,4 @@
-"""Pipelines of whole models: what stages compute and send, worked out by hand, and what is refused."""
+"""Pipelines of whole models: computation and messages of stages, computed by hand, and the errors."""
 
 import functools
 
@@ -14,7 +14,7 @@ WIDTH, ROWS = 64, 16
 
 
 class Chain(nn.Module):
-    """An embedding, alike layers, a head that may share the embedding's weights, and a loss."""
+    """An embedding, equal layers, a head that may share the embedding's weights, and a loss."""
 
     def __init__(self, layers: int, tied: bool = False) -> None:
         super().__init__()
@@ -36,7 +36,7 @@ TOKENS = torch.zeros(ROWS, dtype=torch.long)
 
 @functools.cache
 def chain():
-    """A plan for four layers, captured once; to plan it again is to plan it anew, as another test shows."""
+    """Return a plan for four layers, captured once; another test shows that planning again changes nothing."""
     return plan(Chain(4), stages=1)
 
 
@@ -70,7 +70,7 @@ def test_each_layer_of_the_backward_pass_is_where_its_weights_are():
     assert [stage.weight_bytes for stage in cut.stages] == [4 * 32 * WIDTH, 2 * layer, 2 * layer + 4 * 32 * WIDTH]
     message = 4 * ROWS * WIDTH  # activations to the right, their gradients to the left
     assert [stage.received_bytes for stage in cut.stages] == [message, 2 * message, message]
-    # Tanh keeps its result, a linear layer its input: what the layers before made, and their own.
+    # Tanh keeps its result, a linear layer its input: the results of the layers before, and their own.
     assert cut.stages[1].stash_bytes == 3 * message
     assert plan(stages=[0, 2, 2], recompute=True).stages[1].stash_bytes == message
 
@@ -118,7 +118,7 @@ def test_tied_weights_are_named_and_their_gradient_is_sent_once_an_update():
     assert apart.shared == ("embed.weight",)
     assert any("embed.weight is on several IPUs" in insight.title for insight in apart.insights)
     assert apart.stages[0].shared_bytes == 4 * 32 * WIDTH
-    assert apart.stages[0].received_bytes == 4 * ROWS * WIDTH  # the activations' gradient alone, each micro-batch
+    assert apart.stages[0].received_bytes == 4 * ROWS * WIDTH  # only the activations' gradient of each micro-batch
     assert together.shared == ()
 
 

@@ -1,4 +1,4 @@
-"""Text, tables, JSON, page, trace and picture of a pipeline tell one story."""
+"""Text, tables, JSON, page, trace and picture of a pipeline agree."""
 
 import copy
 import json
@@ -21,7 +21,7 @@ GUIDE = Path(__file__).resolve().parents[3] / "docs" / "guides" / "many_ipus.md"
 
 
 class Outline(HTMLParser):
-    """What a page consists of: ids, addresses, and tags still open."""
+    """The parts of a page: ids, addresses, and open tags."""
 
     def __init__(self, page: str) -> None:
         super().__init__()
@@ -102,7 +102,7 @@ def test_the_guide_lists_every_column_that_only_stages_have():
 
 def test_a_plan_has_the_tables_of_its_operations_too(long_plan):
     families = long_plan.to_frame("families").set_index("family")
-    assert families.loc["matmul", "ops"] == 64 * (8 + 15)  # of each micro-batch: no gradient of the input is asked for
+    assert families.loc["matmul", "ops"] == 64 * (8 + 15)  # per micro-batch; the input needs no gradient
     in_passes = sum(stage.forward + stage.backward for stage in long_plan.stages)
     cycles = long_plan.to_frame("ops").groupby("phase")["cycles"].sum()
     assert cycles["forward"] + cycles["backward"] == pytest.approx(64 * in_passes)

@@ -1,4 +1,4 @@
-"""What is said of a pipeline is true: each remedy, applied, gives the figures that it promised."""
+"""Insights about a pipeline are true: each remedy, applied, gives the promised figures."""
 
 import re
 
@@ -10,13 +10,13 @@ from tests.ipu.systems.conftest import plan_of
 
 
 def remedy(plan, title):
-    """The one insight whose title holds these words, and the plan after it."""
+    """Return the only insight with these words in its title, and the plan after its change."""
     (found,) = (insight for insight in plan.insights if title in insight.title)
     return found, plan.replan(**found.change)
 
 
 def promised(found):
-    """The cycles that a remedy promises."""
+    """Return the cycles that a remedy promises."""
     return float(re.search(r"([\d,]+) cycles per step instead", found.remedy)[1].replace(",", ""))
 
 
