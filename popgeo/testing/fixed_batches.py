@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch_geometric.data import Batch, Data, HeteroData
@@ -79,15 +80,12 @@ def fixed_batch(
         num_graphs: Graphs of the batch, padding included. Default: the real graphs and the padding graphs.
     """
     plain, store = Batch.from_data_list(list(graphs)), FlatStore.from_dataset(list(graphs))
-    least = FixedSizeOptions.from_loader([plain])
-    extra, num_node_types = padding or 0, len(store.node_types)
-    grown = [
-        least.slots(axis) + extra * (2 + 2 * i if i < num_node_types else 3 + 2 * (i - num_node_types))
-        for i, axis in enumerate(store.size_axes)
-    ]
-    num_graphs = least.num_graphs + extra if num_graphs is None else num_graphs
+    extra, num_node_types, num_edge_types = padding or 0, len(store.node_types), len(store.edge_types)
+    factors = np.concatenate([2 + 2 * np.arange(num_node_types), 3 + 2 * np.arange(num_edge_types)])
+    sizes = store.sizes.sum(axis=0) + 1 + extra * factors
+    num_graphs = len(graphs) + 1 + extra if num_graphs is None else num_graphs
     fill = dict.fromkeys(("node_pad_value", "edge_pad_value", "graph_pad_value"), _padding(plain, garbage))
-    options = FixedSizeOptions.from_sizes(store, grown, num_graphs, **fill).with_rows_for(store)
+    options = FixedSizeOptions.from_sizes(store, sizes, num_graphs, **fill).with_rows_for(store)
     counts, slots = {"graph": torch.ones(len(graphs), dtype=torch.int64)}, {"graph": options.num_graphs}
     for axis, numbers in zip(store.size_axes, store.sizes.T, strict=True):
         counts[kind_of(axis)], slots[kind_of(axis)] = torch.tensor(numbers), options.slots(axis)

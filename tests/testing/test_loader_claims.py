@@ -12,7 +12,7 @@ from popgeo.loader import FixedSizeBatchSampler, FixedSizeDataLoader
 from popgeo.testing import BrokenError, Case, NotTriedError, check_conformance
 from popgeo.testing.claims import Subject
 from popgeo.testing.conformance import known_claims, subject_of
-from popgeo.testing.planted_graphs import planted_graphs
+from popgeo.testing.loader_subject import planted_graphs
 from tests.support import planted_loaders, planted_neighbors
 
 SIZES = FixedSizeOptions(num_nodes=41, num_edges=130, num_graphs=9)

@@ -1,8 +1,7 @@
 """The figures of one step, and every form in which a report shows them: tables, text, JSON, a page, a trace."""
 
 import math
-from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cached_property
 from os import PathLike
@@ -25,11 +24,11 @@ from popgeo.ipu.tiles.memory_use import MemoryUse
 IDLE = ("view", "host")  # families that cost the machine nothing
 KEYS = {"families": ("family",), "blocks": ("module",), "ops": ("op", "module", "phase", "shapes")}
 
-F = TypeVar("F", bound="Figures")
+Self = TypeVar("Self", bound="Figures")
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
-class Figures(ABC):
+class Figures:
     """The cost of a step on the machine, and the work of this computer for it.
 
     A step is the work of one update: `micro_batches` times forward and backward, and the update once. The step of a
@@ -65,6 +64,10 @@ class Figures(ABC):
     """The name and the version of the JSON format."""
     DERIVED: ClassVar[tuple[str, ...]]
     """Names of derived numbers that the JSON contains for other programs."""
+    _page: ClassVar[Callable[..., str]]
+    """Function of the report and a title that returns an HTML page."""
+    _trace: ClassVar[Callable[..., str]]
+    """Function of the report that returns a trace in Chrome's format."""
 
     target: IpuTarget
     costs: tuple[OpCost, ...] = ()
@@ -84,18 +87,6 @@ class Figures(ABC):
     steps: int = 0
     run_seconds: float = 0.0
     how_it_runs: str = ""
-
-    @abstractmethod
-    def __str__(self) -> str:
-        """Return the report as text for one screen."""
-
-    @abstractmethod
-    def _page(self, title: str) -> str:
-        """Return the report as an HTML page."""
-
-    @abstractmethod
-    def _trace(self) -> str:
-        """Return the report as a trace in Chrome's format."""
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the fields. Cached rows are computed again after copying."""
@@ -168,7 +159,7 @@ class Figures(ABC):
         counts = [f"{count:,} x " for count in (self.replicas, self.shards) if count > 1]
         return f"{''.join(counts)}{self.target.name}"
 
-    def for_batch(self: F, *, graphs: float | None = None, real: Mapping[int, float] | None = None) -> F:
+    def for_batch(self: Self, *, graphs: float | None = None, real: Mapping[int, float] | None = None) -> Self:
         """Return the report with facts about a batch, so that it shows graphs per second and the cost of padding.
 
         Args:
@@ -235,7 +226,7 @@ class Figures(ABC):
         return _written(dumps(self.__getstate__() | derived, self.VERSION), path)
 
     @classmethod
-    def from_json(cls: type[F], text: str) -> F:
+    def from_json(cls: type[Self], text: str) -> Self:
         """Return the report that `to_json` wrote. The text may come from a stranger.
 
         Raises:

@@ -96,15 +96,10 @@ def memory_is_short(memory: MemoryUse | None) -> Iterator[Insight]:
     if memory is None or not memory.peak.size or memory.peak.max() < 0.9 * memory.limit:
         return
     share = memory.peak.max() / memory.limit
-    yield insight_of(
-        "memory_is_short",
-        fatal=bool(share > 1),
-        title="Memory is exceeded" if share > 1 else "Memory is nearly full",
-        tile=memory.peak_tile,
-        needs=share,
-        limit=memory.limit,
-        largest=", ".join(f"{item.name} ({item.nbytes:,} B)" for item in memory.largest[:3]),
-    )
+    title = "Memory is exceeded" if share > 1 else "Memory is nearly full"
+    largest = ", ".join(f"{item.name} ({item.nbytes:,} B)" for item in memory.largest[:3])
+    about = dict[str, Any](title=title, tile=memory.peak_tile, needs=share, limit=memory.limit, largest=largest)
+    yield insight_of("memory_is_short", fatal=bool(share > 1), **about)
 
 
 def few_tiles_work(rows: CostRows) -> Iterator[Insight]:
@@ -115,17 +110,10 @@ def few_tiles_work(rows: CostRows) -> Iterator[Insight]:
     share = sum(op["compute"] for op in slow) / _total(rows)
     if share >= NOTABLE:
         worst = max(slow, key=lambda op: op["compute"])
-        yield insight_of(
-            "few_tiles_work",
-            share,
-            slow,
-            title="Tensors that lie on a few tiles" if worst["tiles"] > 1 else "A tensor that lies on one tile",
-            count=_count(len(slow), "operation"),
-            few=_count(few, "tile"),
-            all=rows.target.num_tiles,
-            worst=_name(worst),
-            tiles=_count(worst["tiles"], "tile"),
-        )
+        title = "Tensors that lie on a few tiles" if worst["tiles"] > 1 else "A tensor that lies on one tile"
+        about = dict[str, Any](title=title, count=_count(len(slow), "operation"), few=_count(few, "tile"))
+        about |= {"all": rows.target.num_tiles, "worst": _name(worst), "tiles": _count(worst["tiles"], "tile")}
+        yield insight_of("few_tiles_work", share, slow, **about)
 
 
 def slow_functions(rows: CostRows) -> Iterator[Insight]:
@@ -193,9 +181,8 @@ def exchange_bound(rows: CostRows) -> Iterator[Insight]:
 
 def padding(rows: CostRows, real_of_slots: Mapping[int, float]) -> Iterator[Insight]:
     """Report the cycles that work on padding, for tensors with a known number of real slots."""
-    padded = [
-        (op, 1 - real) for op in rows.ops if op["phase"] != "host" and (real := _real_share(op, real_of_slots)) < 1
-    ]
+    on_machine = [op for op in rows.ops if op["phase"] != "host"]
+    padded = [(op, 1 - real) for op in on_machine if (real := _real_share(op, real_of_slots)) < 1]
     share = sum((op["cycles"] - op["fixed"]) * empty for op, empty in padded) / _total(rows)
     if share >= NOTABLE:
         known = ", ".join(f"{real:,.0f} of {slots:,} slots" for slots, real in real_of_slots.items())

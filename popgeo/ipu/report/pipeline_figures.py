@@ -14,7 +14,7 @@ from popgeo.ipu.report.stage_cost import StageCost
 from popgeo.ipu.report.timeline import Span, TimedPass, Turn, cycles_by_kind, most_in_flight, spans_of, windows_of
 from popgeo.ipu.stage_choices import Schedule, Stages
 
-Plan = TypeVar("Plan", bound="PipelineFigures")
+Self = TypeVar("Self", bound="PipelineFigures")
 # Columns of the table of stages that copy an attribute of the stage.
 _AS_PLANNED = ("ipu", "layers", "forward", "backward", "received_bytes", "weight_bytes", "stash_bytes")
 
@@ -189,7 +189,7 @@ class PipelineFigures(Figures):
         return getattr(self, f"table_of_{rows}", None) or super()._table(rows)
 
     def replan(
-        self: Plan,
+        self: Self,
         *,
         stages: Stages | None = None,
         schedule: Schedule | str | None = None,
@@ -200,7 +200,7 @@ class PipelineFigures(Figures):
         shard_optimizer_state: bool | None = None,
         overlap_host: bool | None = None,
         device_iterations: int | None = None,
-    ) -> Plan:
+    ) -> Self:
         """Plan the same model with other choices, without capturing it again. Omitted choices stay.
 
         Args:
@@ -241,5 +241,5 @@ class PipelineFigures(Figures):
             "device_iterations": device_iterations if self.trains else micro_batches,
             "gradient_accumulation": micro_batches if self.trains else None,
         }
-        plan: Plan = self.again(**{name: value for name, value in changes.items() if value is not None})
+        plan: Self = self.again(**{name: value for name, value in changes.items() if value is not None})
         return plan

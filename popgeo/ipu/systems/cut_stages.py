@@ -116,7 +116,8 @@ class CutStep:
         transfers = [*self._transfers(into_forward, number, False), *self._transfers(into_backward, number, True)]
         computed = [index for index in own if index not in self.sums]
         part = self._subgraph(computed, number)
-        held = {part.values[v].storage: part.values[v].nbytes for v in _state(part)}
+        state = [v for given, v in part.inputs.items() if given.role in (Role.PARAMETER, Role.BUFFER)]
+        held = {part.values[v].storage: part.values[v].nbytes for v in state}
         order = computed
         if self.recompute is not None and backward:
             part, places, again = repeated(part, self.recompute, is_last=number == len(self.cut.ipus) - 1)
@@ -205,10 +206,6 @@ class CutStep:
         results = {v for v in part.outputs if v is not None} & set(self.graph.outputs[: self.num_results])
         moved = (host_transfer(part, [*values], "host", self.target) for values in (given, results))
         return sum(total(transfer).cycles for transfer in moved)
-
-
-def _state(part: OpGraph) -> list[int]:
-    return [v for given, v in part.inputs.items() if given.role in (Role.PARAMETER, Role.BUFFER)]
 
 
 def _stash(part: OpGraph, held: Set[int]) -> int:
