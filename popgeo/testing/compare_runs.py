@@ -152,7 +152,7 @@ def _fail(subject: str, apart: Difference, found: ModelRun, expected: ModelRun, 
     cause = CAUSES["not finite" if not math.isfinite(apart.found) else usual] if why == "padding" else ""
     raise BrokenError(
         f"{subject} depends on {why}: {apart.found:.6g} with {found.batch}, but {apart.expected:.6g} with "
-        f"{expected.batch}; a difference of {apart.allowed:.1e} is allowed.{_entry(found, expected)}",
+        f"{expected.batch}; a difference of {apart.allowed:.1e} is allowed.{_first_difference(found, expected)}",
         cause,
         found=apart.found,
         expected=apart.expected,
@@ -160,7 +160,7 @@ def _fail(subject: str, apart: Difference, found: ModelRun, expected: ModelRun, 
     )
 
 
-def _entry(found: ModelRun, expected: ModelRun) -> str:
+def _first_difference(found: ModelRun, expected: ModelRun) -> str:
     """Return a sentence that names the first submodule with a different result."""
 
     def differ(one: Tensor | None, other: Tensor | None) -> bool:

@@ -16,7 +16,7 @@ from popgeo.command_line import described, found_at
 from popgeo.ipu.report.html_page import section, shell, table
 from popgeo.ipu.report.tables import TableColumn
 from popgeo.testing.claims import CLAIMS, Case, Claim, Finding, NotTriedError, Status, Subject, SubjectKind
-from popgeo.testing.fixed_batches import a_few
+from popgeo.testing.fixed_batches import first_graphs
 from popgeo.testing.loader_subject import LoaderSubject, SamplerSubject
 from popgeo.testing.model_subject import ModelSubject
 from popgeo.testing.neighbor_claims import NeighborSubject
@@ -196,16 +196,16 @@ def subject_of(
     """Return the subject for any object that `check_conformance` accepts."""
     if isinstance(what, str):
         how["origin"] = what
-        what = made_by(what) if SubjectKind(kind) is SubjectKind.MODEL else found_at(what)
+        what = call_factory(what) if SubjectKind(kind) is SubjectKind.MODEL else found_at(what)
     if isinstance(what, tuple) and len(what) == 2:
         graphs, what = what[1] if graphs is None else graphs, what[0]
     subject = type(what) if isinstance(what, Subject) else SUBJECTS[SubjectKind(kind)]
     if graphs is not None:
-        how["graphs"] = tuple(a_few(graphs, subject.limit if limit is None else limit))
+        how["graphs"] = tuple(first_graphs(graphs, subject.limit if limit is None else limit))
     return replace(what, **how) if isinstance(what, Subject) else subject(what=what, **how)
 
 
-def made_by(origin: str) -> Any:
+def call_factory(origin: str) -> Any:
     """Return the result of the factory `module:factory`.
 
     Raises:
@@ -223,7 +223,7 @@ def made_by(origin: str) -> Any:
         raise ValueError(f"{origin} failed: {described(error)}.") from error
 
 
-def ends_the_attempt(error: BaseException) -> bool:
+def ends_attempt(error: BaseException) -> bool:
     """Check whether an error says nothing about a claim: the model ended the process, or memory ran out."""
     no_memory = isinstance(error, RuntimeError) and "allocate memory" in str(error)
     return no_memory or isinstance(error, (SystemExit, MemoryError, torch.OutOfMemoryError))
@@ -247,15 +247,15 @@ def try_claim(claim: Claim, subject: Subject, ways: Sequence[Mapping[str, Any]],
     reasons = []
     for settings in ways:
         case = Case(graphs=subject.graphs, settings=settings)
-        made, error = _tried(claim, subject, case)
+        made, error = _try_once(claim, subject, case)
         figures |= {name: max(value, figures.get(name, value)) for name, value in made.items()}
         if isinstance(error, NotTriedError):
             reasons.append(str(error))
-        elif error is not None and ends_the_attempt(error):
+        elif error is not None and ends_attempt(error):
             return seen(status=Status.NOT_TRIED, words=described(error), is_broken=True)
         elif error is not None:
-            smaller = _smallest(claim, subject, case, type(error), shrink_seconds) if shrink_seconds else case
-            broken = (None if smaller is case else _tried(claim, subject, smaller)[1]) or error
+            smaller = _smallest_case(claim, subject, case, type(error), shrink_seconds) if shrink_seconds else case
+            broken = (None if smaller is case else _try_once(claim, subject, smaller)[1]) or error
             return seen(
                 status=Status.FAILED,
                 words=str(broken) if isinstance(broken, AssertionError) else described(broken),
@@ -269,7 +269,7 @@ def try_claim(claim: Claim, subject: Subject, ways: Sequence[Mapping[str, Any]],
     return seen(status=Status.HELD, figures=figures)
 
 
-def _tried(claim: Claim, subject: Subject, case: Case) -> tuple[Mapping[str, float], BaseException | None]:
+def _try_once(claim: Claim, subject: Subject, case: Case) -> tuple[Mapping[str, float], BaseException | None]:
     """Return the figures of a claim in a case, and any error that it raises."""
     try:
         return claim.check(subject, case) or {}, None
@@ -277,11 +277,11 @@ def _tried(claim: Claim, subject: Subject, case: Case) -> tuple[Mapping[str, flo
         return {}, error
 
 
-def _smallest(claim: Claim, subject: Subject, case: Case, error: type[BaseException], seconds: float) -> Case:
+def _smallest_case(claim: Claim, subject: Subject, case: Case, error: type[BaseException], seconds: float) -> Case:
     until = time.perf_counter() + seconds
 
     def fails(smaller: Case) -> bool:
-        if time.perf_counter() >= until or type(_tried(claim, subject, smaller)[1]) is not error:
+        if time.perf_counter() >= until or type(_try_once(claim, subject, smaller)[1]) is not error:
             return False
         try:
             replace(subject, graphs=smaller.graphs).prepare()  # otherwise its script would end before the claim

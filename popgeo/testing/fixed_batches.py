@@ -49,7 +49,7 @@ class FixedBatch:
         return f"{graphs} and padding ({', '.join(f'{kind} {n}' for kind, n in padding.items())}) of {self.garbage}"
 
 
-def a_few(graphs: Any, limit: int) -> list[Data | HeteroData]:
+def first_graphs(graphs: Any, limit: int) -> list[Data | HeteroData]:
     """Return the first graphs of a dataset, a list or a batch, without padding.
 
     Raises:

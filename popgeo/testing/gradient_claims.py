@@ -26,7 +26,7 @@ def gradients(subject: ModelSubject, case: Case) -> dict[str, float]:
     Cause: a part of the model loses its gradient, by .detach(), .data, .item(), torch.no_grad or a new tensor; or a
     custom function has a wrong backward pass.
     """
-    model = _off_kinks(subject.modes[0])
+    model = _with_moved_weights(subject.modes[0])
     names = [n for n, p in model.named_parameters() if p.requires_grad] if isinstance(model, nn.Module) else []
     seen = subject.see(case.graphs, model=model, wide=True)
     if not names or not seen.run.parameters:
@@ -71,7 +71,7 @@ def gradients(subject: ModelSubject, case: Case) -> dict[str, float]:
     raise BrokenError(f"the gradient of all weights together differs from differences by {worst:.2g} of its size")
 
 
-def _off_kinks(model: Any) -> Any:
+def _with_moved_weights(model: Any) -> Any:
     """Return a copy with slightly changed weights, because zero weights may put ReLU at its kink."""
     if not isinstance(model, nn.Module):
         return model

@@ -14,7 +14,7 @@ from popgeo.data import FlatStore, Level
 from popgeo.data.axes import Attribute, Axis, ends_of, row_pointer
 from popgeo.testing.claims import Case, NotTriedError, SubjectKind, claim, require
 from popgeo.testing.compare_runs import compare_runs
-from popgeo.testing.fixed_batches import Garbage, a_few, kind_of
+from popgeo.testing.fixed_batches import Garbage, first_graphs, kind_of
 from popgeo.testing.model_subject import MORE, ModelSubject
 
 _LARGE = 1e3  # larger than any feature, with a square that float32 can hold
@@ -151,7 +151,7 @@ def check_padding_invariance(
             ...
         AssertionError: result of graph ... depends on padding: ...
     """
-    few = tuple(a_few(graphs, limit if num_graphs is None else max(min(limit, num_graphs - 1), 1)))
+    few = tuple(first_graphs(graphs, limit if num_graphs is None else max(min(limit, num_graphs - 1), 1)))
     call = call or (lambda model, batch: model(batch))
     subject = ModelSubject(what=model, graphs=few, call=call, loss=loss, num_graphs=num_graphs, tolerance=tolerance)
     for content in garbage:

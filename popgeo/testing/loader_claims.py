@@ -39,7 +39,7 @@ def each_graph_once(subject: LoaderSubject, case: Case) -> None:
     """
     world_size = case.settings.get("world_size")
     ranks = [{"rank": rank, "world_size": world_size} for rank in range(world_size)] if world_size else [case.settings]
-    loaders = [subject.made(case.graphs, **choices) for choices in ranks]
+    loaders = [subject.make(case.graphs, **choices) for choices in ranks]
     for epoch in (0, 1):
         batches = [rows for loader in loaders for rows in subject.epoch(loader, case, epoch)]
         require_once(batches, case.graphs, loaders[0], f"in epoch {epoch} over {dict(case.settings) or 'one process'}")
@@ -58,7 +58,7 @@ def ranks_are_equal(subject: LoaderSubject, case: Case) -> None:
     Cause: batches are distributed unevenly. The rank with more batches then waits forever for the others.
     """
     size = case.settings["world_size"]
-    lengths = [len(subject.epoch(subject.made(case.graphs, rank=r, world_size=size), case)) for r in range(size)]
+    lengths = [len(subject.epoch(subject.make(case.graphs, rank=r, world_size=size), case)) for r in range(size)]
     if len(set(lengths)) > 1:
         raise BrokenError(f"{size} ranks have {lengths} batches")
 
@@ -72,7 +72,7 @@ def random_numbers_are_new(subject: LoaderSubject, case: Case) -> None:
     Cause: workers copy one state of a generator (numpy's issue of 2018 in torch's workers), or each epoch sets the same
     seed. Seed by torch.initial_seed() and the worker's number.
     """
-    loader = subject.made(DrawnGraphs(case.graphs, case.settings["library"]), num_workers=2)
+    loader = subject.make(DrawnGraphs(case.graphs, case.settings["library"]), num_workers=2)
     drawn: list[set[float]] = []
     for epoch in (0, 1):
         batches = subject.epoch(loader, case, epoch, needs=["x"])
@@ -91,7 +91,7 @@ def resumes(subject: LoaderSubject, case: Case) -> None:
 
     Cause: the position is not in the state, counts prefetched batches, or a restart draws another order.
     """
-    whole, loader, again = (subject.made(case.graphs) for _ in range(3))
+    whole, loader, again = (subject.make(case.graphs) for _ in range(3))
     if not hasattr(loader, "state_dict"):
         raise NotTriedError("the loader has no state_dict")
     expected = [order_of(subject.epoch(whole, case)) for _ in range(3)]
@@ -116,7 +116,7 @@ def order_changes(subject: LoaderSubject, case: Case) -> None:
 
     Cause: set_epoch does not reach the sampler, or the sampler's generator is seeded again for each epoch.
     """
-    loader = subject.made(case.graphs)
+    loader = subject.make(case.graphs)
     orders = [order_of(subject.epoch(loader, case, epoch)) for epoch in range(3)]
     if all(order == sorted(order) for order in orders):  # the planted graphs are numbered in their order
         raise NotTriedError("the loader keeps the order of the graphs")
@@ -139,13 +139,13 @@ def order_comes_again(subject: LoaderSubject, case: Case) -> None:
     with torch.random.fork_rng():
         for drawn, seed in enumerate((5, 5, 6)):
             torch.manual_seed(drawn)
-            loader = subject.made(case.graphs, seed=seed)
+            loader = subject.make(case.graphs, seed=seed)
             orders.append([order_of(subject.epoch(loader, case)) for _ in range(2)])
     if orders[0] != orders[1]:
         raise BrokenError(f"loaders of one seed have different orders: {orders[0][0][:9]} and {orders[1][0][:9]}")
     if orders[0] == orders[2] and len(case.graphs) > 4:
         raise BrokenError(f"loaders of seeds 5 and 6 have the same order: {orders[0][0][:9]}")
-    late = subject.made(case.graphs, seed=5)
+    late = subject.make(case.graphs, seed=5)
     if set_epoch(late, 1) and order_of(subject.epoch(late, case)) != orders[0][1]:
         raise BrokenError("after set_epoch(1), epoch 1 has a different order than after epoch 0")
 
@@ -163,7 +163,7 @@ def graphs_come_whole(subject: LoaderSubject, case: Case) -> None:
 
     Cause: rows above a budget are cut off. Refuse such a graph, or count it.
     """
-    for rows in subject.epoch(subject.made(case.graphs), case, needs=["x"]):
+    for rows in subject.epoch(subject.make(case.graphs), case, needs=["x"]):
         present = {kind: {*numbers.tolist()} for kind, numbers in numbers_of(rows).items()}
         for graph in (graph for graph in case.graphs if float(graph.y) in present["graph"]):
             for kind, numbers in numbers_of(graph).items():
@@ -180,7 +180,7 @@ def nodes_know_their_graph(subject: LoaderSubject, case: Case) -> None:
 
     Cause: batch is computed from sizes before trimming or sorting, or starts at the wrong number.
     """
-    for rows in subject.epoch(subject.made(case.graphs), case, needs=["x", "batch"]):
+    for rows in subject.epoch(subject.make(case.graphs), case, needs=["x", "batch"]):
         led = rows["y"][rows["batch"], 0]
         at = _first(rows["nodes_mask"] & (led != rows["x"][:, 1]))
         if at is not None:
@@ -195,7 +195,7 @@ def edges_stay(subject: LoaderSubject, case: Case) -> None:
 
     Cause: edge_index is not shifted by the number of earlier nodes, or padding edges join the real node 0.
     """
-    for rows in subject.epoch(subject.made(case.graphs), case, needs=["x", "edge_index"]):
+    for rows in subject.epoch(subject.make(case.graphs), case, needs=["x", "edge_index"]):
         ends, num_nodes = rows["edge_index"], len(rows["x"])
         if ends.numel() and not 0 <= int(ends.min()) <= int(ends.max()) < num_nodes:
             found = f"{int(ends.min())} to {int(ends.max())}"
@@ -216,7 +216,7 @@ def edge_features_belong(subject: LoaderSubject, case: Case) -> None:
 
     Cause: edges are sorted, filtered or reversed, but their features keep the old order (PyG issue 9566).
     """
-    for rows in subject.epoch(subject.made(case.graphs), case, needs=["x", "edge_index", "edge_attr"]):
+    for rows in subject.epoch(subject.make(case.graphs), case, needs=["x", "edge_index", "edge_attr"]):
         ends = rows["x"][rows["edge_index"].clamp(max=len(rows["x"]) - 1), 0]
         at = _first(rows["edges_mask"] & (ends != rows["edge_attr"][:, :2].T).any(0))
         if at is not None:
@@ -233,7 +233,7 @@ def masks_tell_the_truth(subject: LoaderSubject, case: Case) -> None:
     Cause: the mask is computed from sizes before trimming, belongs to the previous batch, or is False for real rows.
     """
     known = numbers_of(Batch.from_data_list(list(case.graphs)))
-    for rows in subject.epoch(subject.made(case.graphs), case):
+    for rows in subject.epoch(subject.make(case.graphs), case):
         for kind, numbers in numbers_of(rows).items():
             real, planted = rows[MASKS[kind]], torch.isin(numbers, known[kind])
             if len(real) != len(numbers):
@@ -254,7 +254,7 @@ def shapes_stay(subject: LoaderSubject, case: Case) -> None:
 
     Cause: the last batch is shorter, or padded to its own size; or len counts before packing.
     """
-    loader = subject.made(case.graphs)
+    loader = subject.make(case.graphs)
     length = None
     with suppress(TypeError):  # a loader of a stream has no length
         length = len(loader)
@@ -279,7 +279,7 @@ def too_large_is_loud(subject: LoaderSubject, case: Case) -> None:
     sizes = [graph.num_nodes for graph in case.graphs]
     larger = replace(case, graphs=tuple(planted_graphs([*sizes, 40 * max(sizes)])))
     try:
-        loader = subject.made(larger.graphs)
+        loader = subject.make(larger.graphs)
         batches = subject.epoch(loader, larger)
     except ValueError:
         return
@@ -297,7 +297,7 @@ def nothing_is_written_over(subject: LoaderSubject, case: Case) -> None:
     Cause: a collate function changes edge_index in place, or several batches share memory.
     """
     graphs = tuple(copy.deepcopy(graph) for graph in case.graphs)
-    batches = iter(subject.made(graphs))
+    batches = iter(subject.make(graphs))
     first = subject.read(next(batches))
     held = read_rows(first, graphs)
     deque(islice(batches, 4 * len(graphs)), maxlen=0)

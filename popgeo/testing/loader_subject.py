@@ -142,11 +142,11 @@ class LoaderSubject(Subject):
                 "makes it from a list of graphs. Pass lambda graphs: ..., with seed, rank, world_size and num_workers "
                 "if possible."
             )
-        loader = self.made(self.graphs)
+        loader = self.make(self.graphs)
         for batch in islice(loader, 1):
             read_rows(self.read(batch), self.graphs)
 
-    def made(self, graphs: Any, **choices: Any) -> Any:
+    def make(self, graphs: Any, **choices: Any) -> Any:
         """Return a new loader of these graphs."""
         known = inspect.signature(self.what).parameters
         lacking = [name for name in choices if name not in known]

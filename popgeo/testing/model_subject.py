@@ -18,7 +18,7 @@ from popgeo.datasets import Molecules
 from popgeo.testing.claims import BrokenError, Claim, NotTriedError, Subject, SubjectKind
 from popgeo.testing.compare_runs import ModelRun, compare_runs, kinds_of_rows
 from popgeo.testing.differences import difference
-from popgeo.testing.fixed_batches import FixedBatch, Garbage, a_few, fixed_batch
+from popgeo.testing.fixed_batches import FixedBatch, Garbage, first_graphs, fixed_batch
 from popgeo.testing.observe import observe
 
 _KEPT = 40  # runs in the cache
@@ -61,7 +61,7 @@ class ModelSubject(Subject):
 
     def __post_init__(self) -> None:
         if not self.graphs:
-            object.__setattr__(self, "graphs", tuple(a_few(Molecules(), 4)))
+            object.__setattr__(self, "graphs", tuple(first_graphs(Molecules(), 4)))
         if not callable(self.what):
             raise ValueError(f"{type(self.what).__name__} is neither a module nor a function. Pass a model, or kind=.")
 

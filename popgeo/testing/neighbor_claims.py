@@ -106,13 +106,13 @@ class NeighborSubject(Subject):
         return [(*map(int, row),) for row in np.column_stack([i, j, image.reshape(len(i), 3)])]
 
 
-def _calm(subject: NeighborSubject, case: Case) -> Iterator[tuple[str, Data, list[Row], dict[Row, float]]]:
+def _structures_to_try(subject: NeighborSubject, case: Case) -> Iterator[tuple[str, Data, list[Row], dict[Row, float]]]:
     """Yield name, structure, rows of the list and all pairs of each structure that is neither crowded nor refused."""
     refused = "structures are crowded"
     tried = 0
     for number, atoms in enumerate(case.graphs):
         pairs = all_pairs(atoms, float(atoms.cutoff) * (1 + _NEAR))
-        if _most(pairs) <= _CROWD:
+        if _most_neighbors(pairs) <= _CROWD:
             try:
                 rows = subject.rows(atoms)
             except (ValueError, NotImplementedError) as error:
@@ -124,7 +124,7 @@ def _calm(subject: NeighborSubject, case: Case) -> Iterator[tuple[str, Data, lis
         raise NotTriedError(f"no structure can be tried: {refused}")
 
 
-def _most(pairs: dict[Row, float]) -> int:
+def _most_neighbors(pairs: dict[Row, float]) -> int:
     """Return the largest number of neighbors of an atom."""
     return max(Counter(row[0] for row in pairs).values(), default=0)
 
@@ -137,7 +137,7 @@ def _against_all_pairs(name: str) -> Callable[[Compare], Compare]:
 
     def register(compare: Compare) -> Compare:
         def check(subject: NeighborSubject, case: Case) -> None:
-            for where, atoms, rows, pairs in _calm(subject, case):
+            for where, atoms, rows, pairs in _structures_to_try(subject, case):
                 for wrong in compare(rows, pairs, float(atoms.cutoff)):
                     raise BrokenError(f"{where}: {wrong}")
 
@@ -148,7 +148,7 @@ def _against_all_pairs(name: str) -> Callable[[Compare], Compare]:
     return register
 
 
-def _sure(pairs: dict[Row, float], cutoff: float) -> dict[Row, float]:
+def _clearly_within(pairs: dict[Row, float], cutoff: float) -> dict[Row, float]:
     return {row: distance for row, distance in pairs.items() if distance < cutoff * (1 - _NEAR)}
 
 
@@ -163,7 +163,7 @@ def every_pair_is_listed(rows: list[Row], pairs: dict[Row, float], cutoff: float
     none.
     """
     listed = {row[:2] for row in rows}
-    for row, distance in _sure(pairs, cutoff).items():
+    for row, distance in _clearly_within(pairs, cutoff).items():
         if row[0] != row[1] and row[:2] not in listed:
             yield f"atoms {row[0]} and {row[1]} are {distance:.4g} apart, image {row[2:]}, but no image is listed"
 
@@ -178,7 +178,7 @@ def images_are_right(rows: list[Row], pairs: dict[Row, float], cutoff: float) ->
     coordinates misses it in skewed cells; or S belongs to wrapped positions and is used with others.
     """
     listed, found = {row[:2] for row in rows}, {*rows}
-    for row, distance in _sure(pairs, cutoff).items():
+    for row, distance in _clearly_within(pairs, cutoff).items():
         if row not in found and (row[0] == row[1] or row[:2] in listed):
             yield f"image {row[2:]} of atom {row[1]}, {distance:.4g} from atom {row[0]}, is not listed"
 
@@ -204,7 +204,7 @@ def both_directions_are_listed(rows: list[Row], pairs: dict[Row, float], cutoff:
 
     Cause: the list is a half list, or drops rows by their order in memory.
     """
-    sure, found = _sure(pairs, cutoff), {*rows}
+    sure, found = _clearly_within(pairs, cutoff), {*rows}
     for i, j, *image in rows:
         back = (j, i, *(-step for step in image))
         if (i, j, *image) in sure and back not in found:
@@ -235,8 +235,8 @@ def capacity_is_loud(subject: NeighborSubject, case: Case) -> None:
     """
     crowded = 0
     for number, atoms in enumerate(case.graphs):
-        pairs = _sure(all_pairs(atoms, float(atoms.cutoff)), float(atoms.cutoff))
-        if _most(pairs) > _CROWD:
+        pairs = _clearly_within(all_pairs(atoms, float(atoms.cutoff)), float(atoms.cutoff))
+        if _most_neighbors(pairs) > _CROWD:
             crowded += 1
             try:
                 missing = {*pairs} - {*subject.rows(atoms)}
@@ -256,13 +256,13 @@ def layout_does_not_matter(subject: NeighborSubject, case: Case) -> None:
 
     Cause: a pointer is used without its strides. Make the array contiguous first (nequip 0.19's changelog).
     """
-    for where, atoms, rows, _ in _calm(subject, case):
-        others = {*rows} ^ {*subject.rows(atoms, partial(_laid_out, layout=case.settings["layout"]))}
+    for where, atoms, rows, _ in _structures_to_try(subject, case):
+        others = {*rows} ^ {*subject.rows(atoms, partial(_with_layout, layout=case.settings["layout"]))}
         if others:
             raise BrokenError(f"{where}: {len(others)} of {len(rows)} rows differ")
 
 
-def _laid_out(array: np.ndarray, layout: str) -> np.ndarray:
+def _with_layout(array: np.ndarray, layout: str) -> np.ndarray:
     if layout == "columns":
         return np.asfortranarray(array)
     if layout == "strided":
@@ -280,7 +280,7 @@ def nothing_is_kept(subject: NeighborSubject, case: Case) -> None:
 
     Cause: a list with a skin is kept although atoms moved too far, or the cell or pbc changed.
     """
-    for where, atoms, listed, expected in _calm(subject, case):
+    for where, atoms, listed, expected in _structures_to_try(subject, case):
         moved, strained = atoms.clone(), atoms.clone()
         moved.pos, strained.pos, strained.cell = 0.8 * atoms.pos.flip(0), 1.3 * atoms.pos, 1.3 * atoms.cell
         if {*listed} ^ {*expected}:
@@ -288,6 +288,6 @@ def nothing_is_kept(subject: NeighborSubject, case: Case) -> None:
         for name, other in {"moved": moved, "strained": strained, "again": atoms}.items():
             cutoff = float(other.cutoff)
             pairs, rows = all_pairs(other, cutoff * (1 + _NEAR)), {*subject.rows(other)}
-            wrong = {*_sure(pairs, cutoff)} - rows | (rows - {*pairs})
+            wrong = {*_clearly_within(pairs, cutoff)} - rows | (rows - {*pairs})
             if wrong:
                 raise BrokenError(f"{where}, {name}: {len(wrong)} rows differ, such as {min(wrong)}")

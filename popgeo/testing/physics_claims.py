@@ -102,10 +102,10 @@ def forces(subject: ModelSubject, case: Case) -> dict[str, float]:
         raise NotTriedError(
             f"no result has the key {subject.energy!r}; pass the keys of the model's results as energy= and forces="
         )
-    pulled = subject.named(seen, subject.forces)
-    if pulled is None:  # the model returns only energies, and users compute forces as their gradient
-        pulled = _pulled(subject, *_tracked(subject, case.graphs))
-    way = torch.randn(pulled.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    force = subject.named(seen, subject.forces)
+    if force is None:  # the model returns only energies, and users compute forces as their gradient
+        force = _negative_gradient(subject, *_run_at(subject, case.graphs))
+    way = torch.randn(force.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
 
     def moved(sign: float) -> Tensor:
         def move(batch: Batch) -> Batch:
@@ -116,7 +116,7 @@ def forces(subject: ModelSubject, case: Case) -> dict[str, float]:
 
     expected = -(moved(1.0) - moved(-1.0)).flatten() / (2 * STEP)
     owner = seen.batch.batch.batch
-    along = (pulled.detach() * way).sum(1).double()
+    along = (force.detach() * way).sum(1).double()
     found = torch.zeros(owner.max() + 1, dtype=torch.float64).index_add(0, owner, along)
 
     words = "of graph {row} along a random direction are {found:.6g}, but the energy decreases by {expected:.6g}"
@@ -124,7 +124,7 @@ def forces(subject: ModelSubject, case: Case) -> dict[str, float]:
     return {"largest difference": float((found[: len(expected)] - expected).abs().detach().max())}
 
 
-def _tracked(subject: ModelSubject, graphs: Sequence[Any], place: Tensor | None = None) -> tuple[ModelRun, Tensor]:
+def _run_at(subject: ModelSubject, graphs: Sequence[Any], place: Tensor | None = None) -> tuple[ModelRun, Tensor]:
     """Return a run in float64, with atoms at given positions, and the differentiable positions."""
     leaves: list[Tensor] = []
 
@@ -137,7 +137,7 @@ def _tracked(subject: ModelSubject, graphs: Sequence[Any], place: Tensor | None 
 
 
 @torch.enable_grad()
-def _pulled(subject: ModelSubject, seen: ModelRun, pos: Tensor) -> Tensor:
+def _negative_gradient(subject: ModelSubject, seen: ModelRun, pos: Tensor) -> Tensor:
     """Return the forces [num_nodes, 3]: the negative gradient of the sum of energies, or NaN without a gradient."""
     energy = _energies(subject, seen)
     if not energy.requires_grad:
@@ -171,12 +171,12 @@ def smooth_cutoff(subject: ModelSubject, case: Case) -> dict[str, float]:
             apart = torch.cdist(place, place) + torch.eye(3) * 2 * cutoff
             graph.edge_index = (apart < cutoff).nonzero().T
         try:
-            seen, pos = _tracked(subject, [graph], place)
+            seen, pos = _run_at(subject, [graph], place)
         except Exception as error:
             raise NotTriedError(f"the model does not run on three atoms without edge attributes: {error}") from error
-        pulled = subject.named(seen, subject.forces)
-        pulled = _pulled(subject, seen, pos) if pulled is None else pulled
-        return float(_energies(subject, seen).sum().detach()), float(-pulled[1, 0].detach())
+        force = subject.named(seen, subject.forces)
+        force = _negative_gradient(subject, seen, pos) if force is None else force
+        return float(_energies(subject, seen).sum().detach()), float(-force[1, 0].detach())
 
     step = 1e-7 * cutoff
     inside, outside, near, far = (at(x) for x in (cutoff - step, cutoff + step, 0.8 * cutoff, 1.2 * cutoff))

@@ -174,4 +174,4 @@ def test_a_loader_that_never_ends_is_told():
 
     subject = subject_of(endless, kind="loader")
     with pytest.raises(BrokenError, match="continues after"):
-        subject.epoch(subject.made(subject.graphs), Case(graphs=subject.graphs))
+        subject.epoch(subject.make(subject.graphs), Case(graphs=subject.graphs))

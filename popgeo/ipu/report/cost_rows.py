@@ -91,12 +91,12 @@ class CostRows:
     def blocks(self) -> tuple[Row, ...]:
         """One row per block of the model, such as `interactions.0`, but not one per submodule."""
         ops = [op for op in self.ops if op["phase"] != "host"]
-        return _grouped("module", ops, block_names([op["module"] for op in ops]))
+        return _rows_by_name("module", ops, block_names([op["module"] for op in ops]))
 
     @cached_property
     def families(self) -> tuple[Row, ...]:
         """One row per family of operations, the most expensive first."""
-        return _grouped("family", self.ops, [op["family"] for op in self.ops])
+        return _rows_by_name("family", self.ops, [op["family"] for op in self.ops])
 
 
 def activity_cycles(costs: Iterable[OpCost], profile: Profile) -> dict[Activity, float]:
@@ -160,15 +160,15 @@ def _block(module: str, common: int) -> str:
     return ".".join(kept) or "(model)"
 
 
-def _grouped(key: str, ops: Sequence[Row], names: Sequence[str]) -> tuple[Row, ...]:
+def _rows_by_name(key: str, ops: Sequence[Row], names: Sequence[str]) -> tuple[Row, ...]:
     """Return one row per name with the total cost of its operations, the most expensive first."""
     groups: dict[str, list[Row]] = {}
     for op, name in zip(ops, names, strict=True):
         groups.setdefault(name, []).append(op)
-    return _most_expensive_first({key: name, **_joined(its)} for name, its in groups.items())
+    return _most_expensive_first({key: name, **_total_row(its)} for name, its in groups.items())
 
 
-def _joined(ops: Sequence[Row]) -> dict[str, Any]:
+def _total_row(ops: Sequence[Row]) -> dict[str, Any]:
     """Return the total cost of several operations, with the lowest trust and the validated share of the cycles."""
     summed = ("cycles", "share", "compute", "exchange", "sync", "host", "fixed", "ideal", "calibrated", "traffic")
     return {
@@ -224,6 +224,6 @@ def short_name(target: str) -> str:
     return target.split(".")[1]
 
 
-def cut_start(name: str, width: int) -> str:
+def shorten_start(name: str, width: int) -> str:
     """Shorten a name to a width by cutting its start."""
     return name if len(name) <= width else "…" + name[-(width - 1) :]

@@ -12,7 +12,7 @@ import pandas as pd
 
 from popgeo.atomic_write import write_atomically
 from popgeo.ipu.cost.plan import Activity, OpCost, Profile
-from popgeo.ipu.report.cost_rows import CostRows, Row, activity_cycles, cut_start
+from popgeo.ipu.report.cost_rows import CostRows, Row, activity_cycles, shorten_start
 from popgeo.ipu.report.error_budget import ErrorBudget, error_budget
 from popgeo.ipu.report.insights import Insight, insights
 from popgeo.ipu.report.json_format import dumps, loads
@@ -223,7 +223,7 @@ class Figures:
             path: File to write. Default: no file.
         """
         derived = {name: getattr(self, name) for name in self.DERIVED}
-        return _written(dumps(self.__getstate__() | derived, self.VERSION), path)
+        return _write(dumps(self.__getstate__() | derived, self.VERSION), path)
 
     @classmethod
     def from_json(cls: type[Self], text: str) -> Self:
@@ -249,7 +249,7 @@ class Figures:
             path: File to write. Default: no file.
             title: Title of the page. Default: the kind of report and the target.
         """
-        return _written(self._page(title), path)
+        return _write(self._page(title), path)
 
     def to_chrome_trace(self, path: str | PathLike[str] | None = None) -> str:
         """Return JSON for chrome://tracing or ui.perfetto.dev: the timeline of each block of the model or each IPU.
@@ -257,10 +257,10 @@ class Figures:
         Args:
             path: File to write. Default: no file.
         """
-        return _written(self._trace(), path)
+        return _write(self._trace(), path)
 
 
-def _written(content: str, path: str | PathLike[str] | None) -> str:
+def _write(content: str, path: str | PathLike[str] | None) -> str:
     """Write the content to a file, if a path is given, and return it. Missing folders are created."""
     if path is not None:
         write_atomically(Path(path), content.encode())
@@ -317,7 +317,7 @@ class Comparison:
         for row in table[table["difference"].abs() >= 0.5].head(10).to_dict("records"):
             name = row["family"] if rows == "families" else f"{row['op']} {row['phase']} {row['module']}".strip()
             cycles = f"{row['before']:>14,.0f}{row['after']:>14,.0f}{row['difference']:>+14,.0f}"
-            yield f"  {cut_start(name, 37):<38}{cycles}"
+            yield f"  {shorten_start(name, 37):<38}{cycles}"
 
 
 def _cycles(report: Figures, rows: str, name: str) -> pd.DataFrame:

@@ -10,7 +10,7 @@ from popgeo.ipu.report.figures import Figures
 from popgeo.ipu.report.html_page import bars, insights_section, key, markup, section, shell, table, totals
 from popgeo.ipu.report.pipeline_figures import PipelineFigures
 from popgeo.ipu.report.tables import COLUMNS, COLUMNS_OF_STAGES, TableColumn
-from popgeo.ipu.report.text import expected, footer, headline, pace
+from popgeo.ipu.report.text import expected_range, footer, headline, pace
 from popgeo.ipu.report.timeline import KINDS
 from popgeo.ipu.step_cost import BESIDE
 from popgeo.ipu.target import IpuTarget
@@ -168,7 +168,7 @@ def page_of_stages(plan: PipelineFigures, title: str = "") -> str:
         "cycles by IPU": section("cycles", "Cycles by IPU", cycles),
         "memory by IPU": section("memory", "Memory of the fullest tile, by IPU", memory),
         "stages": section("stages", "Stages", stages, _of_stages(plan)),
-        "trust": markup("trust_of_stages.html", expected=escape(expected(plan))),
+        "trust": markup("trust_of_stages.html", expected=escape(expected_range(plan))),
     }
     heading = title or f"A pipeline on {plan.num_ipus * plan.replicas} x {plan.target.name}"
     about = _about(

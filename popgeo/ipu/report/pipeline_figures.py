@@ -42,8 +42,8 @@ class PipelineFigures(Figures):
         recompute: Whether each stage keeps only its inputs and repeats its forward pass, or the names of layers with
             results that it also keeps.
         layers: The layers of each stage, in the order in which they run.
-        again: Function that plans the same captured step with other choices. None if the plan is a copy or was read
-            from a file.
+        plan_again: Function that plans the same captured step with other choices. None if the plan is a copy or was
+            read from a file.
         insights_found: Insights of a plan that is a copy or was read from a file. None if they are computed.
     """
 
@@ -60,13 +60,13 @@ class PipelineFigures(Figures):
     host_seconds: float = 0.0
     recompute: bool | tuple[str, ...] = False
     layers: tuple[tuple[str, ...], ...] = ()
-    again: Callable[..., Any] | None = field(default=None, repr=False, compare=False)
+    plan_again: Callable[..., Any] | None = field(default=None, repr=False, compare=False)
     insights_found: tuple[Insight, ...] | None = field(default=None, repr=False, compare=False)
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the fields, with the insights in place of the function that plans again."""
         state = super().__getstate__() | {"insights_found": self.insights}
-        del state["again"]
+        del state["plan_again"]
         return state
 
     @property
@@ -226,7 +226,7 @@ class PipelineFigures(Figures):
             >>> plan.replan(stages=2, replicas=2).layers
             (('0', '1'), ('2', '3'))
         """
-        if self.again is None:
+        if self.plan_again is None:
             raise ValueError(
                 "This plan is a copy or was read from a file, so it has no model. Call ipu.pipeline with the model."
             )
@@ -241,5 +241,5 @@ class PipelineFigures(Figures):
             "device_iterations": device_iterations if self.trains else micro_batches,
             "gradient_accumulation": micro_batches if self.trains else None,
         }
-        plan: Self = self.again(**{name: value for name, value in changes.items() if value is not None})
+        plan: Self = self.plan_again(**{name: value for name, value in changes.items() if value is not None})
         return plan

@@ -7,7 +7,7 @@ import textwrap
 from collections.abc import Iterable, Sequence
 
 from popgeo.ipu.cost.plan import Activity, Profile, Validity
-from popgeo.ipu.report.cost_rows import Row, cut_start
+from popgeo.ipu.report.cost_rows import Row, shorten_start
 from popgeo.ipu.report.figures import IDLE, Figures
 from popgeo.ipu.report.pipeline_figures import PipelineFigures
 from popgeo.quantity import quantity
@@ -26,7 +26,7 @@ def text(report: Figures) -> str:
         lines += _most_expensive(report)
         lines += _insights(report)
         lines += footer(report)
-    return "\n".join(part for line in (*lines, *this_computer(report)) for part in _wrapped(line))
+    return "\n".join(part for line in (*lines, *this_computer_lines(report)) for part in _wrapped(line))
 
 
 def _wrapped(line: str) -> list[str]:
@@ -79,7 +79,7 @@ def _groups(title: str, key: str, rows: Sequence[Row], limit: int) -> Iterable[s
     for row in rows[:limit]:
         cycles = max(row["cycles"], 1e-9)
         yield (
-            f"  {cut_start(row[key], 19):<20}{row['ops']:>6}{row['cycles']:>{width},.0f}{row['share']:>8.1%}"
+            f"  {shorten_start(row[key], 19):<20}{row['ops']:>6}{row['cycles']:>{width},.0f}{row['share']:>8.1%}"
             f"{row['compute'] / cycles:>9.0%}{row['exchange'] / cycles:>9.0%}{row['balance']:>9.0%}"
             f"{row['validated']:>11.0%}"
         )
@@ -119,7 +119,7 @@ def _what_stands_out(lines: Sequence[str], left_out: int) -> Iterable[str]:
     yield from lines
 
 
-def this_computer(report: Figures) -> Iterable[str]:
+def this_computer_lines(report: Figures) -> Iterable[str]:
     """Yield lines about the run on this computer, which say nothing about an IPU."""
     kept = sum(cost.phase in ("forward", "backward") and cost.family not in IDLE for cost in report.costs)
     ran = f"ran {report.calls} calls, {1e3 * report.seconds_per_call:.2f} ms each" if report.calls else "not run yet"
@@ -135,7 +135,7 @@ def this_computer(report: Figures) -> Iterable[str]:
 
 def text_of_stages(plan: PipelineFigures) -> str:
     """Return the report of a pipeline as text."""
-    here = this_computer(plan) if plan.calls or plan.buffer_bytes else ()
+    here = this_computer_lines(plan) if plan.calls or plan.buffer_bytes else ()
     return "\n".join([*_head_of_stages(plan), *_stages(plan), *_foot(plan), *_insights_of_stages(plan), *here])
 
 
@@ -179,7 +179,7 @@ def _stages(plan: PipelineFigures) -> Iterable[str]:
     yield f"{'stage':>5} {'IPU':>3} {'layers':<21}{heads}{'busy':>6}{'memory':>8}"
     for row in rows:
         cycles = "".join(f"{row[key]:>{width},.0f}" for key, width in wide.items())
-        name = cut_start(row["layers"], 20)
+        name = shorten_start(row["layers"], 20)
         yield f"{row['stage']:>5} {row['ipu']:>3} {name:<21}{cycles}{row['busy']:>6.0%}{row['memory']:>8.0%}"
 
 
@@ -188,7 +188,7 @@ def _foot(plan: PipelineFigures) -> Iterable[str]:
     yield f"  {weights} of weights, {quantity(sum(plan.extra_bytes), 'B')} of gradients and optimizer state"
     yield f"  update and sum over replicas {max(plan.update):,.0f} cycles; planned in {plan.seconds_to_plan:.1f} s"
     yield f"  trust: {plan.error_budget.validated:.0%} of the cycles validated"
-    yield expected(plan)
+    yield expected_range(plan)
 
 
 def _insights_of_stages(plan: PipelineFigures) -> Iterable[str]:
@@ -218,13 +218,13 @@ def footer(report: Figures) -> list[str]:
     lines = [
         f"trust: {budget.validated:.0%} of the cycles validated, {budget.extrapolated:.0%} at "
         f"sizes beyond, {budget.estimates:.0%} estimates, of them {unknown:.0%} without a rule",
-        expected(report),
+        expected_range(report),
     ]
     if bands:
         lines.append(f"  median error on published Bow IPU figures at most: {', '.join(bands)}")
     return lines
 
 
-def expected(report: Figures) -> str:
+def expected_range(report: Figures) -> str:
     """Return the expected range of a machine's time as text."""
     return f"  a machine is expected to take {report.error_budget} of this total, in four of five cases"

@@ -9,7 +9,7 @@ from popgeo.ipu.stage_choices import BLOCKS, EACH_BLOCK, Stage, Stages
 from popgeo.ipu.systems.stage_cut import LayerOps, StageCut, cut, cut_at, cut_by_layers, cut_evenly
 
 
-def stages_asked_for(graph: OpGraph, options: Options) -> Stages | None:
+def requested_stages(graph: OpGraph, options: Options) -> Stages | None:
     """Return the stages of the options, or else the model's named blocks; None if neither has several."""
     stages, named = options.stages, any(op.block is not None for op in graph.ops)
     if stages is None:

@@ -12,7 +12,7 @@ from popgeo.ipu.cost.links import message_seconds
 from popgeo.ipu.cost.plan import OpCost, Profile
 from popgeo.ipu.report.stage_cost import StageCost, StageMessage
 from popgeo.ipu.step_cost import host_transfer, total
-from popgeo.ipu.systems.repeated import contents, repeated
+from popgeo.ipu.systems.recomputation import content_reads, with_recomputation
 from popgeo.ipu.systems.stage_cut import StageCut
 from popgeo.ipu.target import IpuTarget
 from popgeo.ipu.tiles.measure_memory import CODE, code_of, memory
@@ -120,7 +120,7 @@ class CutStep:
         held = {part.values[v].storage: part.values[v].nbytes for v in state}
         order = computed
         if self.recompute is not None and backward:
-            part, places, again = repeated(part, self.recompute, is_last=number == len(self.cut.ipus) - 1)
+            part, places, again = with_recomputation(part, self.recompute, is_last=number == len(self.cut.ipus) - 1)
             order = [computed[place] for place in places]
             backward += sum(cycles[computed[place]] for place in again)
         costs = [self.costs[index] for index in order]
@@ -213,7 +213,7 @@ def _stash(part: OpGraph, held: Set[int]) -> int:
     before = {part.values[v].storage for op in part.ops if op.phase == "forward" for v in (*op.reads(), *op.makes())}
     before -= held | {part.values[v].storage for v in part.constants}
     kept: dict[int, int] = {}
-    read = [v for op in part.ops if op.phase == "backward" for v in contents(op)]
+    read = [v for op in part.ops if op.phase == "backward" for v in content_reads(op)]
     for value in map(part.values.__getitem__, read):
         if value.storage in before:
             kept[value.storage] = max(kept.get(value.storage, 0), min(value.nbytes, value.end))

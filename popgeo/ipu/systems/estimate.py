@@ -15,7 +15,7 @@ from popgeo.did_you_mean import names_arguments
 from popgeo.ipu.options import Options
 from popgeo.ipu.report.report import Pipeline, Report
 from popgeo.ipu.stage_choices import Schedule, Stages
-from popgeo.ipu.systems.cut_model import stages_asked_for
+from popgeo.ipu.systems.cut_model import requested_stages
 from popgeo.ipu.systems.ipu_share import share_of, update_of
 from popgeo.ipu.systems.stage_costs import outputs_of
 from popgeo.ipu.systems.stage_planner import StagePlanner
@@ -63,7 +63,7 @@ def estimate(
     start = time.perf_counter()
     arguments = bind(model.forward if isinstance(model, nn.Module) else model, *example)
     share = share_of(model, arguments, chosen, optimizer)
-    asked = stages_asked_for(share.step.graph, chosen)
+    asked = requested_stages(share.step.graph, chosen)
     if asked is not None and isinstance(model, nn.Module):
         return _planner_of(model, share.step, optimizer).plan(replace(chosen, stages=asked), start=start)[0]
     return replace(share.report(chosen), compile_seconds=time.perf_counter() - start)
@@ -126,7 +126,7 @@ def pipeline(
     whole = replace(chosen, shard_optimizer_state=False)
     step = share_of(model, bind(model.forward, *example), whole, optimizer).step
     planner = _planner_of(model, step, optimizer)
-    asked = stages_asked_for(planner.graph, chosen)
+    asked = requested_stages(planner.graph, chosen)
     if asked is None:
         raise ValueError(
             "The stages are missing. Pass stages=4, or the number of layers on each IPU as stages=[0, 3, 3], or name "

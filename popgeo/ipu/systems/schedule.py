@@ -37,9 +37,9 @@ def timed_passes(
     """
     lengths, received = (forward, backward), tuple(part or [0.0] * len(forward) for part in receive)
     if schedule is Schedule.LOCK_STEP:
-        passes = _in_step(lengths, ipus, micro_batches)
+        passes = _turn_passes(lengths, ipus, micro_batches)
     else:
-        passes = _as_ready(lengths, ipus, micro_batches, schedule)
+        passes = _ready_passes(lengths, ipus, micro_batches, schedule)
     return [
         TimedPass(
             stage=stage,
@@ -54,7 +54,7 @@ def timed_passes(
     ]
 
 
-def _in_step(lengths: Lengths, ipus: Sequence[int], micro_batches: int) -> Iterator[tuple[int, bool, int, float]]:
+def _turn_passes(lengths: Lengths, ipus: Sequence[int], micro_batches: int) -> Iterator[tuple[int, bool, int, float]]:
     """Yield stage, direction, micro-batch and start of each pass; a turn begins when the previous turn ends."""
     stages = len(lengths[0])
     passes = [(stage, is_backward) for is_backward in (False, True) for stage in range(len(lengths[is_backward]))]
@@ -70,10 +70,10 @@ def _in_step(lengths: Lengths, ipus: Sequence[int], micro_batches: int) -> Itera
         start = max(free.values())
 
 
-def _as_ready(
+def _ready_passes(
     lengths: Lengths, ipus: Sequence[int], micro_batches: int, schedule: Schedule
 ) -> Iterator[tuple[int, bool, int, float]]:
-    """Yield the same as `_in_step`, but a pass begins when its inputs are ready; backward passes go first."""
+    """Yield the same as `_turn_passes`, but a pass begins when its inputs are ready; backward passes go first."""
     stages, trains = len(lengths[0]), bool(lengths[1])
     ends: dict[tuple[int, int, bool], float] = {}
     free = dict.fromkeys(ipus, 0.0)

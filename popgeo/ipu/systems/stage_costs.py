@@ -153,15 +153,15 @@ def serialized(graph: OpGraph, op: Op, machine: Machine, outputs: int, parts: in
     flops, cut = 2 * math.prod(sizes), sizes.index(outputs)
     sizes[cut] = -(-outputs // parts)
     once = plan_matmul(*sizes, width_of(graph, op), machine)
-    steps = [_again(step, parts) for step in once.supersteps]
+    steps = [_repeat_superstep(step, parts) for step in once.supersteps]
     if cut == 1:
         adding = plan_elementwise("add", sizes[0] * sizes[2], width(left_and_right(graph, op)[0]), machine)
-        steps += [_again(step, parts - 1) for step in adding.supersteps]
+        steps += [_repeat_superstep(step, parts - 1) for step in adding.supersteps]
     split = {**once.split, "serial": parts * once.split["serial"]}
     return replace(once, supersteps=tuple(steps), split=split, flops=flops)
 
 
-def _again(step: Superstep, times: int) -> Superstep:
+def _repeat_superstep(step: Superstep, times: int) -> Superstep:
     """Repeat a superstep, with separate exchange code for each repetition."""
     return replace(repeated(step, times), fragments=times * step.fragments)
 

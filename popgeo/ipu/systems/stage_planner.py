@@ -20,9 +20,9 @@ from popgeo.ipu.report.stage_cost import StageCost
 from popgeo.ipu.report.timeline import TimedPass, most_in_flight, num_depths, turns_of
 from popgeo.ipu.stage_choices import USUAL, Schedule, checked_recompute
 from popgeo.ipu.step_cost import accumulation
-from popgeo.ipu.systems.cut_model import cut_model, stages_asked_for
+from popgeo.ipu.systems.cut_model import cut_model, requested_stages
 from popgeo.ipu.systems.cut_stages import CutStep, Memories
-from popgeo.ipu.systems.repeated import recompute_of
+from popgeo.ipu.systems.recomputation import recompute_of
 from popgeo.ipu.systems.schedule import timed_passes
 from popgeo.ipu.systems.stage_costs import UpdateCost, placed_costs, update_cycles, with_waits
 from popgeo.ipu.systems.stage_cut import LayerOps, StageCut, layers_of
@@ -128,7 +128,7 @@ class StagePlanner:
             shared=_shared(graph, cut),
             recompute=checked_recompute(options.recompute),
             layers=cut.layers,
-            again=partial(self._again, options, serialize, **placement),
+            plan_again=partial(self._plan_again, options, serialize, **placement),
             captured_ops=self._captured_ops,
             state_bytes=sum(part.weight_bytes - part.held_before for part in parts) + sum(extra),
             buffer_bytes=0,
@@ -137,7 +137,7 @@ class StagePlanner:
         )
         return planned, cut
 
-    def _again(
+    def _plan_again(
         self, options: Options, serialize: Any, *, optimizer_off_chip: bool, overlap_host: bool, **changes: Any
     ) -> Pipeline:
         """Return the plan with other options and placement."""
@@ -192,12 +192,12 @@ def fullest_tiles(
     for ipu, extra in enumerate(extra_bytes):
         own = [(stage, most) for stage, most in zip(stages, flying, strict=True) if stage.ipu == ipu]
         in_turn = schedule is Schedule.SHARDED
-        need = _phases(own, tiles) if schedule is Schedule.PHASED else _stages(own, tiles, in_turn=in_turn)
+        need = _phase_bytes(own, tiles) if schedule is Schedule.PHASED else _stage_bytes(own, tiles, in_turn=in_turn)
         found.append(float((need + extra / tiles).max() / target.memory_per_tile))
     return tuple(found)
 
 
-def _phases(own: Sequence[tuple[StageCost, int]], tiles: int) -> np.ndarray:
+def _phase_bytes(own: Sequence[tuple[StageCost, int]], tiles: int) -> np.ndarray:
     """Return bytes of each tile if stages run one after the other and others are off chip.
 
     The code of all stages stays on the tiles. The result has the shape [num_tiles].
@@ -208,7 +208,7 @@ def _phases(own: Sequence[tuple[StageCost, int]], tiles: int) -> np.ndarray:
     return np.sum(code, axis=0) + np.max(rest, axis=0)
 
 
-def _stages(own: Sequence[tuple[StageCost, int]], tiles: int, *, in_turn: bool) -> np.ndarray:
+def _stage_bytes(own: Sequence[tuple[StageCost, int]], tiles: int, *, in_turn: bool) -> np.ndarray:
     """Return bytes of each tile of an IPU with stages that run one at a time and keep their results.
 
     Weights and code that stages share count once. Inputs and outputs of a stage count while it works. If a micro-batch
@@ -254,7 +254,7 @@ def stage_plan(step: CapturedStep, update: Callable[[], OpGraph | None], options
             be recomputed without stages.
     """
     planner = StagePlanner(step, lambda options: update())
-    asked = stages_asked_for(planner.graph, options)
+    asked = requested_stages(planner.graph, options)
     if asked is None:
         if options.recompute and step.trained:
             raise ValueError(

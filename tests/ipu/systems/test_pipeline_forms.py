@@ -186,7 +186,7 @@ def test_a_plan_is_read_back_with_what_stood_out_but_cannot_be_planned_again(lon
 
 def test_a_copy_keeps_the_figures_and_leaves_the_model(long_plan):
     for other in (copy.deepcopy(long_plan), pickle.loads(pickle.dumps(long_plan))):
-        assert other.again is None
+        assert other.plan_again is None
         assert other.cycles == long_plan.cycles
         assert other.memory == long_plan.memory
         assert str(other).splitlines()[:8] == str(long_plan).splitlines()[:8]

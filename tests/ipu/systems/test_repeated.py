@@ -8,7 +8,7 @@ from popgeo import ipu
 from popgeo.capture.capture import bind
 from popgeo.capture.capture_step import capture_step
 from popgeo.engine.pipeline.staging import Recompute
-from popgeo.ipu.systems.repeated import repeated
+from popgeo.ipu.systems.recomputation import with_recomputation
 
 ROWS, WIDTH, LAYERS, SINES = 4096, 256, 8, 4
 VALUE = 4 * ROWS * WIDTH  # bytes
@@ -55,7 +55,7 @@ def working(plan):
 def test_a_piece_runs_again_right_before_the_backward_pass_needs_it():
     model = Sea(layers=2)
     step = capture_step(model, bind(model.forward, torch.zeros(ROWS, WIDTH)), trained=["bias"])
-    graph, _, again = repeated(step.graph, Recompute(layers=("layers.0",)))
+    graph, _, again = with_recomputation(step.graph, Recompute(layers=("layers.0",)))
     names = [op.target.split(".")[1] for op in graph.ops if op.target.split(".")[1] in ("add", "sin", "cos")]
     forward = ["add", *["sin"] * 8]
     # The last sine of a layer is kept, or no operation that needs its gradient reads it.

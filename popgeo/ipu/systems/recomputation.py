@@ -27,12 +27,12 @@ def recompute_of(graph: OpGraph, options: Options) -> Recompute | None:
     return Recompute(layers=layers, last_stage=options.recompute_last_stage)
 
 
-def contents(op: Op) -> tuple[int, ...]:
+def content_reads(op: Op) -> tuple[int, ...]:
     """Return the values that an operation reads, except values that only give a shape."""
     return () if op.target.split(".")[1] in _SHAPES_ALONE else op.reads()
 
 
-def repeated(
+def with_recomputation(
     stage: OpGraph, recompute: Recompute, *, is_last: bool = False
 ) -> tuple[OpGraph, Sequence[int], Sequence[int]]:
     """Return the passes of a stage that drops forward results and computes them again later.
@@ -50,10 +50,10 @@ def repeated(
         The operations as one micro-batch runs them, the forward pass first; the position of each in `stage`; and the
         positions of operations that run twice. Repeated operations make their own values.
     """
-    return _Repeater(stage, recompute, is_last).passes()
+    return _Recomputation(stage, recompute, is_last).passes()
 
 
-class _Repeater:
+class _Recomputation:
     def __init__(self, stage: OpGraph, recompute: Recompute, is_last: bool) -> None:
         self._stage = stage
         values = stage.values
@@ -73,7 +73,7 @@ class _Repeater:
         self._again: set[int] = set()
 
     def passes(self) -> tuple[OpGraph, Sequence[int], Sequence[int]]:
-        """Return the passes, as `repeated` describes."""
+        """Return the passes, as `with_recomputation` describes."""
         order = list(self._forward)
         ops = [self._stage.ops[index] for index in order]
         for index, op in enumerate(self._stage.ops):
@@ -90,7 +90,7 @@ class _Repeater:
     def _needed(self, op: Op) -> list[int]:
         """Return the operations that must run again before an operation, in the order of the forward pass."""
         values, found = self._stage.values, set[int]()
-        waiting = [values[v].storage for v in contents(op)]
+        waiting = [values[v].storage for v in content_reads(op)]
         while waiting:
             storage = waiting.pop()
             if storage in self._copies or storage not in self._makers:
