@@ -149,7 +149,7 @@ def check_conformance(
         claims: Names of the claims to try. Default: all.
         also: Names of optional claims to try, such as "rotation"; `["all"]` requests all of them.
         slow: Whether to try claims that take seconds each.
-        settings: Only setting with which to try the claims, as in the script of a failing case.
+        settings: Only setting for all claims, as in the script of a failing case.
         limit: Largest number of graphs to use. Default: 4 for models, 100 for other kinds.
         shrink_seconds: Longest search for a smaller case, for each failing claim.
         how: Other fields of the subject's class, such as `call` of a model.
@@ -167,9 +167,9 @@ def check_conformance(
     subject = subject_of(what, graphs, kind=kind, limit=limit, **how)
     start = time.perf_counter()
     known = known_claims(subject.kind)
-    for name in {*(claims or ()), *also, *subject.asked} - {*known, "all"}:
-        raise ValueError(f"{name!r} is not a claim of a {subject.kind.value}; the claims are {', '.join(known)}.")
     asked = {*also, *subject.asked, *(claims or ())}
+    for name in asked - {*known, "all"}:
+        raise ValueError(f"{name!r} is not a claim of a {subject.kind.value}; the claims are {', '.join(known)}.")
     try:
         subject.prepare()
     except SystemExit as error:

@@ -44,7 +44,7 @@ class Observation:
         tensors: Tensors of the result, by name, differentiable.
         parameters: Trained parameters, by name; empty in evaluation, where models may keep no graph.
         buffers: Buffers after the run, by name.
-        parts: Calls of submodules, in the order in which they ended.
+        parts: Calls of submodules, in the order of their ends.
     """
 
     result: Any

@@ -1,4 +1,4 @@
-"""The figures of one step, and every form in which a report shows them: tables, text, JSON, a page, a trace."""
+"""The figures of one step, and every form of a report: tables, text, JSON, a page, a trace."""
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping

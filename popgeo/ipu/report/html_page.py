@@ -57,7 +57,7 @@ def markup(name: str, **words: object) -> str:
 
 
 def script_of(*names: str) -> str:
-    """Join several scripts in the order in which they run."""
+    """Join several scripts in order."""
     return "\n".join((PARTS / f"{name}.js").read_text(encoding="utf-8") for name in names)
 
 
@@ -159,4 +159,4 @@ def insights_section(found: Sequence[Insight], of: str = "the cycles") -> str:
         f'<p class="do">{escape(one.remedy)}</p></div>'
         for one in found
     )
-    return section("insights", "What stands out", items or "<p>Nothing.</p>")
+    return section("insights", "Insights", items or "<p>None.</p>")

@@ -87,7 +87,7 @@ def insights(rows: CostRows, memory: MemoryUse | None, real_of_slots: Mapping[in
 
 
 def sorted_insights(found: Iterable[Insight]) -> tuple[Insight, ...]:
-    """Sort insights: first those that stop the step from running, then the largest share."""
+    """Sort insights: first fatal insights, then the largest share."""
     return tuple(sorted(found, key=lambda insight: (not insight.fatal, -insight.share)))
 
 
@@ -157,7 +157,7 @@ def unbalanced(rows: CostRows) -> Iterator[Insight]:
 
 
 def _waste(op: Row) -> float:
-    """Return the cycles in which the mean tile waits for the slowest tile."""
+    """Return the compute cycles that a perfect balance of tiles would save."""
     return op["compute"] * (1 - op["balance"])
 
 

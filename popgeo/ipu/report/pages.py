@@ -21,7 +21,7 @@ _RESIDENTS = [
     TableColumn(name="bytes", unit="bytes", about="its bytes on this tile"),
     TableColumn(name="line of the model", unit="", about="the line that computes it"),
 ]
-# The scripts of the pages, in the order in which they run.
+# The scripts of the pages, in order.
 SCRIPTS = ("base", "tables", "canvas", "timeline", "supersteps", "memory", "flame")
 SCRIPTS_OF_STAGES = ("base", "canvas", "timeline", "stages")
 MOST_SPANS = 20_000  # of a page; with more spans, the page leaves out the middle of the step

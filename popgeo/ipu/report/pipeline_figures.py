@@ -27,8 +27,8 @@ class PipelineFigures(Figures):
     messages between IPUs are in `stages`.
 
     Attributes:
-        memory: The fullest tile of each IPU, as a share of what a tile has.
-        schedule: Order in which stages process micro-batches.
+        memory: Memory of the fullest tile of each IPU, as a share of a tile's memory.
+        schedule: Order of the micro-batches in the stages.
         stages: Cost of each stage.
         tasks: Every pass of every micro-batch, in the order of their starts.
         update: Cycles of the update on each IPU, including the sum of gradients over replicas.
@@ -38,10 +38,10 @@ class PipelineFigures(Figures):
         seconds_to_plan: Time that planning took.
         turns: In lock-step, the start, the end and the slowest IPU of each turn; empty for other schedules.
         update_parts: Parts of the update by name, in cycles of each IPU.
-        host_seconds: Seconds per step in which all IPUs wait for the host's call; the call runs several steps.
+        host_seconds: Seconds per step that all IPUs wait for the host's call; the call runs several steps.
         recompute: Whether each stage keeps only its inputs and repeats its forward pass, or the names of layers with
             results that it also keeps.
-        layers: The layers of each stage, in the order in which they run.
+        layers: Names of the layers of each stage, in order.
         plan_again: Function that plans the same captured step with other choices. None if the plan is a copy or was
             read from a file.
         insights_found: Insights of a plan that is a copy or was read from a file. None if they are computed.
@@ -107,7 +107,7 @@ class PipelineFigures(Figures):
 
     @cached_property
     def busy(self) -> tuple[float, ...]:
-        """Cycles of a step in which each IPU works, transfers included."""
+        """Working cycles of each IPU in a step, transfers included."""
         working = list(self.update)
         for task in self.tasks:
             working[task.ipu] += task.end - task.start
@@ -115,7 +115,7 @@ class PipelineFigures(Figures):
 
     @property
     def bubble(self) -> float:
-        """Share of a step in which IPUs wait for each other, over all IPUs."""
+        """Share of a step that IPUs spend waiting for each other, over all IPUs."""
         return max(0.0, 1.0 - sum(self.busy) / (self.num_ipus * self.cycles))
 
     @property
@@ -205,7 +205,7 @@ class PipelineFigures(Figures):
 
         Args:
             stages: Where to cut the model, as in `ipu.pipeline`.
-            schedule: Order in which stages process micro-batches.
+            schedule: Order of the micro-batches in the stages.
             recompute: Whether stages repeat their forward pass instead of keeping its results, as in `ipu.pipeline`.
             micro_batches: Micro-batches between two updates.
             replicas: Pipelines that run at the same time.

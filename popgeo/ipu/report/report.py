@@ -53,7 +53,7 @@ class Report(Figures):
         return summary(bold, f" ({self.profile.value})", shown, rows, self.insights)
 
     def __add__(self, other: "Report") -> "Report":
-        """Return the cost of both steps together, with the memory of the step whose fullest tile holds more.
+        """Return the cost of both steps together, with the memory of the step with the fuller tile.
 
         Raises:
             ValueError: the reports have different targets, numbers of replicas or shards, or profiles.

@@ -33,10 +33,10 @@ class StageCost:
         ipu: IPU of the stage.
         forward: Cycles of its forward pass of one micro-batch.
         backward: Cycles of its backward pass of one micro-batch, recomputation included; 0 without training.
-        receive_forward: Cycles in which it receives the results of earlier stages for a forward pass.
-        receive_backward: Cycles in which it receives the gradients of later stages for a backward pass.
+        receive_forward: Cycles of a forward pass for receiving results of earlier stages.
+        receive_backward: Cycles of a backward pass for receiving gradients of later stages.
         transfers: The messages behind these cycles.
-        host: Cycles in which a forward pass waits for the host: for its inputs, and to send results.
+        host: Cycles of a forward pass for waiting for the host: for its inputs, and to send results.
         received_bytes: Bytes that it receives from other stages for both passes.
         shared_bytes: Bytes of gradient parts that other stages compute for parameters that both use, such as tied
             embeddings. Each stage adds up its part, which is received once per update.
@@ -47,10 +47,10 @@ class StageCost:
             there.
         held_before: Bytes of its weights that an earlier stage on the same IPU already holds, such as tied embeddings.
         stash_copy: Cycles to store the kept activations, and again to load them.
-        accumulate: Cycles in which a backward pass adds its gradients to the sums of earlier micro-batches.
+        accumulate: Cycles of a backward pass for adding its gradients to the sums of earlier micro-batches.
         host_overlaps: Whether the host's transfers run while it computes.
-        streaming_forward: Cycles in which a forward pass waits for streaming memory, in sequential phases.
-        streaming_backward: Cycles in which a backward pass waits for streaming memory, in sequential phases.
+        streaming_forward: Cycles of a forward pass for waiting for streaming memory, in sequential phases.
+        streaming_backward: Cycles of a backward pass for waiting for streaming memory, in sequential phases.
     """
 
     layers: str
@@ -86,7 +86,7 @@ class StageCost:
 
     @property
     def computes_and_receives(self) -> float:
-        """Cycles of both passes in which it computes or receives from other IPUs."""
+        """Cycles of both passes for computing, and for receiving from other IPUs."""
         return self.forward + self.backward + self.receive_forward + self.receive_backward
 
     @property

@@ -17,7 +17,7 @@ MOST_TASKS = 30_000  # passes of the longest timeline that is computed for a rem
 
 
 def stage_insights(plan: PipelineFigures) -> tuple[Insight, ...]:
-    """Return all insights about stages: first those that stop the step from running, then the largest saving."""
+    """Return all insights about stages: first fatal insights, then the largest saving."""
     return sorted_insights(insight for rule in RULES for insight in rule(plan))
 
 
@@ -74,8 +74,8 @@ def pipeline_waits(plan: PipelineFigures) -> Iterator[Insight]:
 def _longer(plan: PipelineFigures) -> PipelineFigures | None:
     """Return the plan with the fewest micro-batches and a bubble of `GOOD_BUBBLE`, or near its least possible bubble.
 
-    After the first few micro-batches, each takes as long as the one before. Two plans tell how long that is. None if
-    even the longest timeline that we compute is too short.
+    After the first few micro-batches, each takes as long as the one before; two plans measure this time. The result is
+    None if the longest timeline that we compute is too short.
     """
     most = MOST_TASKS // (len(plan.stages) * (2 if plan.trains else 1))
     first = max(plan.micro_batches, 2 * len(plan.stages))
@@ -93,7 +93,7 @@ def _longer(plan: PipelineFigures) -> PipelineFigures | None:
 
 
 def one_works_at_a_time(plan: PipelineFigures) -> Iterator[Insight]:
-    """Report a sharded model, in which one IPU works at a time."""
+    """Report a sharded model, because one IPU works while the others wait."""
     if plan.schedule is not Schedule.SHARDED or plan.num_ipus == 1 or plan.micro_batches == 1:
         return
     other = plan.replan(schedule=Schedule.LOCK_STEP)

@@ -91,12 +91,12 @@ def _groups(title: str, key: str, rows: Sequence[Row], limit: int) -> Iterable[s
 
 
 def _most_expensive(report: Figures) -> Iterable[str]:
-    alike: dict[tuple[str, ...], list[Row]] = {}
+    equal: dict[tuple[str, ...], list[Row]] = {}
     for op in report.rows.ops:
         if op["phase"] != "host":
-            alike.setdefault((op["op"], op["shapes"], op["phase"], op["split"]), []).append(op)
+            equal.setdefault((op["op"], op["shapes"], op["phase"], op["split"]), []).append(op)
     yield "most expensive operations (equal ones together)"
-    for (name, shapes, phase, split), ops in sorted(alike.items(), key=lambda item: -_sum(item[1], "cycles"))[:OPS]:
+    for (name, shapes, phase, split), ops in sorted(equal.items(), key=lambda item: -_sum(item[1], "cycles"))[:OPS]:
         times = sum(op["count"] for op in ops)
         what = f"{times} x {name} {shapes.replace(', ', ',')}, {phase}{'; ' + split if split else ''}"
         yield f"  {_sum(ops, 'cycles'):>10,.0f}  {_sum(ops, 'share'):>5.1%}  {what}"
@@ -110,12 +110,12 @@ def _insights(report: Figures) -> Iterable[str]:
     found = report.insights
     shares = [f" ({insight.share:.0%})" if insight.share else "" for insight in found]
     lines = [f"  - {one.title}{share}: {one.remedy}" for one, share in zip(found, shares, strict=True)]
-    return _what_stands_out(lines[:INSIGHTS], len(lines) - INSIGHTS)
+    return _with_heading(lines[:INSIGHTS], len(lines) - INSIGHTS)
 
 
-def _what_stands_out(lines: Sequence[str], left_out: int) -> Iterable[str]:
+def _with_heading(lines: Sequence[str], left_out: int) -> Iterable[str]:
     if lines:
-        yield f"what stands out{f' ({left_out} more in .insights)' if left_out > 0 else ''}"
+        yield f"insights{f' ({left_out} more in .insights)' if left_out > 0 else ''}"
     yield from lines
 
 
@@ -163,7 +163,7 @@ def _head_of_stages(plan: PipelineFigures) -> Iterable[str]:
 
 
 def pace(plan: PipelineFigures) -> str:
-    """Return a text about the slowest IPU, for which the others wait."""
+    """Return a text about the slowest IPU, which the others wait for."""
     words = f"IPU {plan.bottleneck} works longest"
     if not plan.turns or plan.num_ipus == 1:
         return words
@@ -198,7 +198,7 @@ def _insights_of_stages(plan: PipelineFigures) -> Iterable[str]:
     for insight in plan.insights:
         if insight not in left_out:
             lines += textwrap.wrap(str(insight), WIDTH_OF_STAGES, initial_indent="  - ", subsequent_indent="    ")
-    return _what_stands_out(lines, len(left_out))
+    return _with_heading(lines, len(left_out))
 
 
 # Upper limits of the median error of calibrated cycles, on published measurements to which no constant was fitted.

@@ -21,7 +21,7 @@ class TimedPass:
         backward: Whether it is the backward pass.
         start: Cycle at which it starts to receive its inputs.
         end: Cycle at which it ends.
-        receive: Cycles at its start in which it only receives.
+        receive: Cycles at its start that are only receiving.
     """
 
     stage: int
@@ -118,7 +118,7 @@ def turns_of(tasks: Sequence[TimedPass], stages: int, micro_batches: int) -> lis
 
 @dataclass(frozen=True, kw_only=True)
 class Span:
-    """A period in which an IPU does one thing. Times are cycles from the start of the step.
+    """A period with one activity of an IPU. Times are cycles from the start of the step.
 
     Attributes:
         kind: Activity: `forward` and `backward` passes; `receive` from other IPUs; `host` and `streaming`, waiting for

@@ -70,7 +70,7 @@ FIRST = BlockMark("(start)", 0)
 
 
 def named_blocks(graph: OpGraph) -> tuple[list[BlockMark], list[LayerOps]]:
-    """Return the marks and the operations of the forward pass's blocks, in the order in which they run.
+    """Return the marks and the operations of the forward pass's blocks, in order.
 
     Operations before the first block make their own block on IPU 0, as PopTorch's guide says ("by default all layers
     will be on IPU 0 until the first pipeline annotation is encountered"). Later operations outside of all blocks belong
@@ -150,8 +150,8 @@ def cut_at_stages(marks: Sequence[BlockMark], stages: Sequence[Stage]) -> tuple[
             if of[name] in order or (order and of[name] < order[-1]):
                 raise ValueError(
                     f"Stages feed back: block {name!r} of stage {of[name]} runs after block {names[number - 1]!r} of "
-                    f"stage {order[-1]}, whose results it may need. Number stages in the order in which the model runs "
-                    f"its blocks: {', '.join(dict.fromkeys(names))}."
+                    f"stage {order[-1]}, and may need its results. Number stages in the order of the model's "
+                    f"blocks: {', '.join(dict.fromkeys(names))}."
                 )
             firsts.append(number)
             order.append(of[name])

@@ -97,7 +97,7 @@ def pipeline(
         stages: Number of stages, cut evenly by cycles and memory; or the number of numbered layers on each IPU, as `[0,
             3, 3]`; or the layers that begin a stage, with their IPUs, as `{"layers.3": 1}`; or `"blocks"` or a list of
             `ipu.Stage`, for blocks that the model names with `Block` or `BeginBlock`.
-        schedule: Order in which stages process micro-batches. Default: lock-step, as on the machine.
+        schedule: Order of the micro-batches in the stages. Default: lock-step, as on the machine.
         recompute: Whether a stage keeps only its inputs of each micro-batch and repeats its forward pass later. With
             names of layers, it also keeps the results of these layers (PopTorch's `recomputationCheckpoint`), so that
             it repeats one layer at a time.

@@ -113,7 +113,7 @@ def share_of(
     """Return the share of one IPU in a model's step: the whole step if the model has no shards.
 
     Args:
-        model: Module, whose weights may be sharded, or function.
+        model: Function, or module with or without sharded weights.
         arguments: Arguments of one micro-batch.
         options: Machine, and the treatment of gradients.
         optimizer: Optimizer of parameters of the model; None without training.

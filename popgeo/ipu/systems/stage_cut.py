@@ -33,7 +33,7 @@ class StageCut:
     Attributes:
         stage_of: Stage of each operation, in the order of the graph.
         ipus: IPU of each stage. A later stage may use an earlier IPU again.
-        layers: Names of each stage's layers, in the order in which they run.
+        layers: Names of each stage's layers, in order.
     """
 
     stage_of: tuple[int, ...]

@@ -1,4 +1,4 @@
-"""Planning of a captured step in stages: what it costs on several IPUs, and how it runs here with the same cuts."""
+"""Planning of a captured step in stages: its cost on several IPUs, and its run on this computer with the same cuts."""
 
 import time
 from collections.abc import Callable, Mapping, Sequence

@@ -30,8 +30,8 @@ def left_by(kept: StashedValue, part: int | None, micro_batch: int) -> str:
 class StagedJoiner(Joiner):
     """The builder of a program in stages: passes with their inputs and results, all-reduce and update.
 
-    It uses the tiles of all IPUs; those of IPU `i` begin at `i` times a target's tiles. Weights and gradients have the
-    names of `join`, kept values the names of `left_by`.
+    It uses the tiles of all IPUs; the tiles of IPU `i` begin at `i` times a target's tiles. Weights and gradients have
+    the names of `join`, kept values the names of `left_by`.
 
     Args:
         graph: The captured step, constants folded.
