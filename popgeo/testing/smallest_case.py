@@ -71,7 +71,7 @@ def _cut(store: FlatStore, axis: Axis, ids: np.ndarray) -> FlatStore:
 
 
 def _fewest(number: int, still: Callable[[np.ndarray], bool], least: int) -> np.ndarray:
-    """Return the numbers below `number` after removing as many as possible, in blocks of decreasing size."""
+    """Return the numbers below `number` that remain after removing every removable block, the largest blocks first."""
     kept: np.ndarray = np.arange(number)
     size = max(number // 2, 1)
     while size and len(kept) > least:

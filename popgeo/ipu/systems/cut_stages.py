@@ -95,10 +95,8 @@ class CutStep:
     @cached_property
     def own(self) -> list[list[int]]:
         """The operations of each stage."""
-        found: list[list[int]] = [[] for _ in self.cut.ipus]
-        for index, stage in enumerate(self.cut.stage_of):
-            found[stage].append(index)
-        return found
+        stage_of = self.cut.stage_of
+        return [[index for index, of in enumerate(stage_of) if of == stage] for stage in range(len(self.cut.ipus))]
 
     @cached_property
     def needed_elsewhere(self) -> set[int]:

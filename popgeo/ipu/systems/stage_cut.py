@@ -116,7 +116,7 @@ def cut_by_layers(layers: Sequence[LayerOps], layers_per_ipu: Sequence[int]) -> 
     Operations before the first numbered layer belong to the first stage, operations after the last to the last stage.
 
     Raises:
-        ValueError: the counts do not add up to the model's numbered layers, or an IPU after the first has none.
+        ValueError: the counts do not add up to the model's numbered layers, or an IPU after the first has no layer.
 
     Example:
         >>> names = ("embed", "h.0", "h.1", "head")

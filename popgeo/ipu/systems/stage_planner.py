@@ -233,12 +233,10 @@ class StagePlan:
     Attributes:
         pipeline: Cost of the step.
         staging: Operations of each stage, and the order of the passes.
-        ipus: IPU of each stage.
     """
 
     pipeline: Pipeline
     staging: Staging
-    ipus: tuple[int, ...]
 
 
 def stage_plan(step: CapturedStep, update: Callable[[], OpGraph | None], options: Options) -> StagePlan | None:
@@ -267,7 +265,7 @@ def stage_plan(step: CapturedStep, update: Callable[[], OpGraph | None], options
     recompute = recompute_of(planner.graph, options) if step.trained else None
     passes = [Pass(task.stage, task.micro_batch, task.backward) for task in planned.tasks]
     staging = Staging(stage_of=cut.stage_of, order=tuple(passes), recompute=recompute, names=cut.names)
-    return StagePlan(pipeline=planned, staging=staging, ipus=cut.ipus)
+    return StagePlan(pipeline=planned, staging=staging)
 
 
 def num_pipeline_stages(planned: Pipeline) -> int:

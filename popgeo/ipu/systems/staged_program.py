@@ -51,7 +51,8 @@ class StagedJoiner(Joiner):
         parts: Sequence[StagePart],
         plan: StagePlan,
     ) -> None:
-        self._one, self._parts, self._order, self._ipus = target, parts, plan.staging.order, plan.ipus
+        self._one, self._parts, self._order = target, parts, plan.staging.order
+        self._ipus = [stage.ipu for stage in plan.pipeline.stages]
         num_ipus = max(self._ipus) + 1
         self._mappings: dict[int, dict[int, TileMapping]] = {ipu: {} for ipu in range(num_ipus)}
         self._home: dict[int, int] = {}
@@ -157,9 +158,8 @@ class StagedJoiner(Joiner):
             self.builder.steps.append(HostCopy(to_host=False, streams=streams))
 
     def _return(self, micro_batch: int) -> None:
-        found = {
-            owner: self._found(StashedValue(owner), len(self._parts), micro_batch) for _, owner in self._results_of
-        }
+        owners, after_all = [owner for _, owner in self._results_of], len(self._parts)
+        found = {owner: self._found(StashedValue(owner), after_all, micro_batch) for owner in owners}
         streams = {region.variable: f"result:{owner}" for owner, region in found.items()}
         self.builder.steps.append(HostCopy(to_host=True, streams=streams))
 
