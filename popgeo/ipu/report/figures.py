@@ -32,8 +32,8 @@ class Figures:
     """The cost of a step on the machine, and the work of this computer for it.
 
     A step is the work of one update: `micro_batches` times forward and backward, and the update once. The step of a
-    function or of an inference model is one run. Cycles count on one IPU that computes. Transfers from and to the host
-    run at the same time, because they are prefetched, and are reported separately.
+    function or of an inference model is one run. All cycles are for one IPU, without the host. Transfers from and to
+    the host run at the same time, because they are prefetched, and are reported separately.
 
     Attributes:
         target: The machine that the step was compiled for.
