@@ -22,7 +22,7 @@ from popgeo.ipu.options import Options
 from popgeo.ipu.report.report import Pipeline, Report
 from popgeo.ipu.step_cost import BESIDE
 from popgeo.ipu.systems.ipu_share import IpuShare, is_shared, share_of
-from popgeo.ipu.systems.stage_plan import StagePlan, stage_plan
+from popgeo.ipu.systems.stage_planner import StagePlan, stage_plan
 
 # Source files that decide whether a step fits the tiles. A kept step is valid only while these stay the same.
 DECIDES = (

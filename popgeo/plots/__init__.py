@@ -1,8 +1,8 @@
-"""Every figure of popgeo: functions of DataFrames or arrays that draw on one Axes and return it.
+"""All figures of popgeo: functions of DataFrames or arrays that draw on one Axes and return it.
 
-All share one look, set for the length of a call; nothing of matplotlib's global state is changed, no figure is
-registered with pyplot, and the arguments come back as they were. Each draws on the `ax` it is given, or on a figure of
-its own: `loss_curve(history).figure`. A table that lacks a column is refused with a ValueError that names it.
+All figures have one style, which applies during a call. Nothing of matplotlib's global state changes, no figure is
+registered with pyplot, and the arguments stay unchanged. Each function draws on the Axes `ax`, or on a new figure:
+`loss_curve(history).figure`. A table without a required column raises a ValueError that names the column.
 """
 
 from popgeo.plots.graphs import adjacency as adjacency

@@ -1,4 +1,4 @@
-"""Pictures of graphs themselves: molecules in space, edges as a matrix, batches slot by slot."""
+"""Pictures of graphs: sizes, edges as a matrix, batches slot by slot."""
 
 from collections.abc import Sequence
 from itertools import cycle
@@ -16,7 +16,7 @@ from popgeo.plots.style import COLORS, PALETTE, drawing, lighter
 
 PADDING = "0.88"
 PADDING_EDGE = PALETTE[3]
-GRAPH_TINT = 0.8  # how far the block of a graph is from its edges' colour, towards white
+GRAPH_TINT = 0.8  # share of white in the colour of a graph's block
 
 
 def adjacency(
@@ -28,14 +28,15 @@ def adjacency(
     title: str = "Edges",
     ax: Axes | None = None,
 ) -> Axes:
-    """Draws edges as a matrix: which node sends (columns) to which (rows), and what of it is padding.
+    """Draw edges as a matrix with source nodes as columns and destination nodes as rows, padding included.
 
     Args:
         edge_index: Source and destination of each edge. [2, num_edges]
-        num_nodes: Rows and columns, padding included.
-        batch: Graph of each node; each real graph is a tinted block on the diagonal. [num_nodes]
-        nodes_mask: True where the node is real; others are grey, their edges of another colour. [num_nodes]
+        num_nodes: Number of rows and columns, padding included.
+        batch: Graph of each node. Each real graph is a tinted block on the diagonal. [num_nodes]
+        nodes_mask: True for real nodes. Padding nodes are grey, and their edges have another colour. [num_nodes]
         title: Title of the picture.
+        ax: Axes to draw on. Default: a new figure.
 
     Example:
         >>> ax = adjacency([[0, 1, 2], [1, 0, 2]], num_nodes=4, nodes_mask=[True, True, False, False])
@@ -46,7 +47,7 @@ def adjacency(
     real = np.ones(num_nodes, bool) if nodes_mask is None else np.asarray(nodes_mask, dtype=bool)
     graph = np.zeros(num_nodes, int) if batch is None else np.asarray(batch, dtype=int)
     both_real = np.outer(real, real)
-    cells = np.where(both_real & (graph[:, None] == graph) & (batch is not None), 1, 0)  # 0 nothing, 1 block of a graph
+    cells = np.where(both_real & (graph[:, None] == graph) & (batch is not None), 1, 0)  # 0 empty, 1 block of a graph
     cells[~both_real] = 2
     cells[destination, source] = np.where(both_real[destination, source], 3, 4)
     colors = ["white", lighter(COLORS["nodes"], GRAPH_TINT), PADDING, COLORS["nodes"], PADDING_EDGE]
@@ -69,16 +70,17 @@ def adjacency(
 def batch_layout(
     batches: Sequence[ArrayLike], num_slots: int, *, quantity: str = "nodes", title: str = "", ax: Axes | None = None
 ) -> Axes:
-    """Draws batches slot by slot: each bar is a batch, each box in it a graph, the grey rest padding.
+    """Draw batches slot by slot: each bar is a batch, each box a graph, and the grey rest is padding.
 
     Args:
-        batches: For each batch, how many slots each of its graphs takes, in order.
+        batches: For each batch, the number of slots of each of its graphs, in order.
         num_slots: Slots of a batch, padding included.
-        quantity: What a slot holds: `nodes` or `edges`.
-        title: Title of the picture; the real share of the slots is written after it.
+        quantity: Unit of the slots: `nodes` or `edges`.
+        title: Title of the picture. The real share of the slots follows it.
+        ax: Axes to draw on. Default: a new figure.
 
     Raises:
-        ValueError: a batch needs more slots than there are.
+        ValueError: a batch needs more than `num_slots` slots.
 
     Example:
         >>> batch_layout([[3, 4], [5]], num_slots=8, title="two batches").get_title()
@@ -87,7 +89,7 @@ def batch_layout(
     sizes = [np.asarray(batch, dtype=int) for batch in batches]
     used = np.array([batch.sum() for batch in sizes])
     if used.max(initial=0) > num_slots:
-        raise ValueError(f"A batch needs {used.max()} slots, num_slots is {num_slots}. Pass the slots of a batch.")
+        raise ValueError(f"A batch needs {used.max()} slots, but num_slots is {num_slots}. Pass at least {used.max()}.")
     share = f"{100 * used.mean() / num_slots:.1f} % of the {quantity} are real"
     color = COLORS.get(quantity, PALETTE[0])
     with drawing(ax, size=(7.0, 0.9 + 0.22 * len(sizes))) as ax:
@@ -113,13 +115,14 @@ def size_histogram(
     title: str = "Sizes of the graphs",
     ax: Axes | None = None,
 ) -> Axes:
-    """Draws how many graphs there are of each size, with the mean and with the largest, which padding grows all to.
+    """Draw a histogram of graph sizes, with the mean and with the largest size, the size of pad-to-max.
 
     Args:
-        sizes: The size of each graph; or, with `num_graphs`, each size that occurs.
-        num_graphs: How many graphs have that size.
+        sizes: Size of each graph; or, with `num_graphs`, each distinct size.
+        num_graphs: Number of graphs of each size.
         quantity: `nodes` or `edges`.
         title: Title of the picture.
+        ax: Axes to draw on. Default: a new figure.
 
     Raises:
         ValueError: there is no graph.
@@ -131,7 +134,7 @@ def size_histogram(
     size = np.asarray(sizes, dtype=int)
     weight = np.ones(len(size)) if num_graphs is None else np.asarray(num_graphs, dtype=float)
     if weight.sum() == 0:
-        raise ValueError("There is no graph to count; pass the sizes of one at least.")
+        raise ValueError("There is no graph to count; pass the size of at least one graph.")
     values, where = np.unique(size, return_inverse=True)
     shares = np.bincount(where, weight) / weight.sum()
     mean = float((values * shares).sum())

@@ -19,16 +19,18 @@ MAX_ANNOTATED_CELLS = 100
 def surfaces(
     table: pd.DataFrame, *, x: str, y: str, ratio: str = "ratio", panel: str | None = None, title: str = ""
 ) -> list[Axes]:
-    """Draws a ratio over two axes of powers of two, one panel per kind of op; white is 1, blue above, red below.
+    """Draw a ratio over two axes of powers of two, one panel per kind; white is 1, blue above, red below.
 
     Args:
-        table: One row per measurement; where several share a cell, their geometric mean is drawn.
-        x, y, ratio: Columns of the horizontal axis, the vertical axis and the colour; positive numbers.
-        panel: Column whose values get a panel each.
+        table: One row per measurement. Measurements of one cell are drawn as their geometric mean.
+        panel: Column with one panel for each value.
         title: Title of the whole figure.
+        x: Column of the horizontal axis; positive numbers.
+        y: Column of the vertical axis; positive numbers.
+        ratio: Column of the colour; positive numbers.
 
     Raises:
-        ValueError: one of the three columns holds a number that is not positive.
+        ValueError: a number in one of the three columns is not positive.
 
     Example:
         >>> table = pd.DataFrame({"num_rows": [64, 128], "channels": [16, 16], "ratio": [2.0, 0.5]})
@@ -37,7 +39,7 @@ def surfaces(
     """
     require(table, x, y, ratio, *([panel] if panel else []))
     if bad := [column for column in (x, y, ratio) if not (table[column] > 0).all()]:
-        raise ValueError(f"The columns {bad} hold numbers that are not positive; a log axis needs positive ones.")
+        raise ValueError(f"The columns {bad} contain numbers that are not positive; a log axis needs positive numbers.")
     groups = {str(name): rows for name, rows in table.groupby(panel, sort=False)} if panel else {"": table}
     norm = CenteredNorm(0, max(np.log2(table[ratio]).abs().max(), 1e-9))
     with mpl.rc_context(THEME | {"axes.grid": False}):

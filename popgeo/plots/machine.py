@@ -1,6 +1,6 @@
-"""Figures of a report on the machine: time, cycles and memory, and how they agree with measured ones.
+"""Figures of a report on the machine: time, cycles, memory, and agreement with measurements.
 
-Tables come from `Report.to_frame`.
+The tables come from `Report.to_frame`.
 """
 
 from itertools import cycle
@@ -25,13 +25,14 @@ def bsp_timeline(
     between: tuple[float, float] | None = None,
     ax: Axes | None = None,
 ) -> Axes:
-    """Draws what the machine does over time, one lane for each activity.
+    """Draw the activities of the machine over time, one lane per activity.
 
     Args:
-        supersteps: `Report.to_frame("supersteps")`: `activity`, `start` and `length` in cycles. The host runs next to
-            and is left out.
-        clock: Cycles per second; with it the axis shows microseconds.
-        between: First and last cycle to show.
+        supersteps: `Report.to_frame("supersteps")`: `activity`, `start` and `length` in cycles. The host, which runs at
+            the same time, is left out.
+        clock: Cycles per second. With a clock, the axis shows microseconds.
+        between: First and last cycle to show. Default: the whole step.
+        ax: Axes to draw on. Default: a new figure.
 
     Example:
         >>> steps = pd.DataFrame({"activity": ["exchange", "compute"], "start": [0, 300], "length": [300, 900]})
@@ -58,12 +59,13 @@ def bsp_timeline(
 
 
 def cycles_by(table: pd.DataFrame, *, rows: int = 12, ax: Axes | None = None) -> Axes:
-    """Draws cycles by family or by block of the model, divided into compute, exchange and sync.
+    """Draw cycles by family or by block of the model, divided into compute, exchange and sync.
 
     Args:
         table: `Report.to_frame("families")` or `Report.to_frame("blocks")`: `family` or `module`, `compute`, `exchange`
             and `sync` in cycles.
-        rows: How many are drawn, the most expensive ones.
+        rows: Number of rows to draw, the most expensive first.
+        ax: Axes to draw on. Default: a new figure.
 
     Example:
         >>> table = pd.DataFrame({"family": ["gather", "matmul"], "compute": [9, 20], "exchange": [5, 1], "sync": 1})
@@ -86,12 +88,13 @@ def cycles_by(table: pd.DataFrame, *, rows: int = 12, ax: Axes | None = None) ->
 
 
 def memory_by_tile(categories: pd.DataFrame, *, limit: float | None = None, ax: Axes | None = None) -> Axes:
-    """Draws how full each tile's memory is, and of what.
+    """Draw the memory of each tile, divided into categories.
 
     Args:
-        categories: One row for each tile, in order, and a column of bytes for each thing that it holds:
+        categories: One row per tile, in order, and a column of bytes for each category:
             `pd.DataFrame(report.memory.categories)`.
-        limit: Bytes that a tile has; a dashed line.
+        limit: Bytes of a tile, drawn as a dashed line.
+        ax: Axes to draw on. Default: a new figure.
 
     Raises:
         ValueError: there is no tile.
@@ -117,11 +120,12 @@ def memory_by_tile(categories: pd.DataFrame, *, limit: float | None = None, ax: 
 
 
 def liveness(curve: ArrayLike, *, limit: float | None = None, ax: Axes | None = None) -> Axes:
-    """Draws how full the fullest tile is while each operation runs.
+    """Draw the memory of the fullest tile during each operation.
 
     Args:
-        curve: Bytes, for each operation in order: `report.memory.curve`. [num_ops]
-        limit: Bytes that a tile has; a dashed line.
+        curve: Bytes for each operation, in order: `report.memory.curve`. [num_ops]
+        limit: Bytes of a tile, drawn as a dashed line.
+        ax: Axes to draw on. Default: a new figure.
 
     Raises:
         ValueError: there is no operation.
@@ -146,15 +150,16 @@ def liveness(curve: ArrayLike, *, limit: float | None = None, ax: Axes | None = 
 
 
 def agreement(table: pd.DataFrame, *, unit: str = "cycles", within: float = 0.25, ax: Axes | None = None) -> Axes:
-    """Draws what a model says against what was measured, both on a log axis; on the diagonal they agree.
+    """Draw modelled against measured figures on log axes; on the diagonal they are equal.
 
     Args:
-        table: One row per measurement: `op`, which has a marker and a median error of its own, `measured`, `modelled`.
-        unit: Unit of both.
-        within: The band drawn around the diagonal; 0.25 is a quarter more or less.
+        table: One row per measurement: `op`, `measured`, `modelled`. Each op has its own marker and median error.
+        unit: Unit of both figures.
+        within: Half-width of the band around the diagonal; 0.25 is a quarter more or less.
+        ax: Axes to draw on. Default: a new figure.
 
     Raises:
-        ValueError: a figure is not positive, so it has no place on a log axis.
+        ValueError: a figure is not positive, so a log axis cannot show it.
 
     Example:
         >>> table = pd.DataFrame({"op": "gather", "measured": [1000.0, 2000.0], "modelled": [1100.0, 1900.0]})
@@ -163,7 +168,7 @@ def agreement(table: pd.DataFrame, *, unit: str = "cycles", within: float = 0.25
     """
     require(table, "op", "measured", "modelled")
     if not (table[["measured", "modelled"]] > 0).all(axis=None):
-        raise ValueError("A measured or modelled figure is not positive; a log axis needs positive ones.")
+        raise ValueError("A measured or modelled figure is not positive; a log axis needs positive figures.")
     with drawing(ax, size=(5.4, 5.0)) as ax:
         figures = table[["measured", "modelled"]].to_numpy(dtype=float)
         ends = np.array([0.8 * figures.min(), 1.25 * figures.max()])

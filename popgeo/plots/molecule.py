@@ -1,4 +1,4 @@
-"""A molecule in space, balls and sticks, without a viewer that a notebook would have to load."""
+"""A molecule in space as balls and sticks, drawn without a viewer that a notebook would have to load."""
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -7,7 +7,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from popgeo.plots.style import drawing, lighter
 
-# Symbol, colour, radius of the ball in angstrom. The letters tell elements apart if colours are alike.
+# Symbol, colour, and radius of the ball in angstrom. The letters identify elements with similar colours.
 ELEMENTS = {
     1: ("H", "#f4f4f4", 0.27),
     6: ("C", "#7a7a7a", 0.40),
@@ -19,10 +19,10 @@ ELEMENTS = {
 }
 OTHER = ("", "#bb99cc", 0.42)
 Floats = NDArray[np.float64]
-STICK = "0.35"  # grey of a bond nearest to the eye
-FOG = 0.45  # how far the farthest atom fades towards white
-TILT, TURN = np.deg2rad(24), np.deg2rad(16)  # off the broad side, so that flat molecules show their depth
-# How the lines of a bond lie, in angstrom off its axis: single, double, triple, aromatic.
+STICK = "0.35"  # grey of the bond nearest to the viewer
+FOG = 0.45  # share of white in the colour of the farthest atom
+TILT, TURN = np.deg2rad(24), np.deg2rad(16)  # angles from the broad side, so that flat molecules show their depth
+# Distances of a bond's lines from its axis in angstrom: single, double, triple, aromatic.
 LINES_OF_BOND = ((0.0,), (-0.08, 0.08), (-0.13, 0.0, 0.13), (-0.08, 0.08))
 AROMATIC = 3
 
@@ -36,18 +36,19 @@ def molecule(
     title: str = "",
     ax: Axes | None = None,
 ) -> Axes:
-    """Draws a molecule in three dimensions, its broad side to the front; farther atoms are paler.
+    """Draw a molecule in three dimensions with its broad side to the front; farther atoms are paler.
 
     Args:
-        z: Atomic numbers; atoms of number 0 are padding and are left out. [num_atoms]
+        z: Atomic numbers. Atoms of number 0 are padding and are left out. [num_atoms]
         pos: Positions in angstrom. [num_atoms, 3]
-        edge_index: Bonds, or any other edges, in one direction or both; drawn as sticks. [2, num_edges]
-        edge_attr: One-hot kind of each bond: single, double, triple, aromatic. Without it, edges are thin lines.
+        edge_index: Bonds or other edges, in one direction or both, drawn as sticks. [2, num_edges]
+        edge_attr: One-hot kind of each bond: single, double, triple, aromatic. Default: edges are thin lines.
             [num_edges, 4]
         title: Title of the picture.
+        ax: Axes to draw on. Default: a new figure.
 
     Raises:
-        ValueError: `pos` does not match `z`, or no atom is real.
+        ValueError: the shape of `pos` does not match `z`, or no atom is real.
 
     Example:
         >>> ax = molecule([8, 1, 1], [[0, 0, 0], [0.76, 0.59, 0], [-0.76, 0.59, 0]], title="water")
@@ -56,7 +57,7 @@ def molecule(
     """
     number, position = np.asarray(z, dtype=int), np.asarray(pos, dtype=float)
     if position.shape != (len(number), 3) or not (number > 0).any():
-        raise ValueError(f"z has shape {number.shape}, pos {position.shape}; give a position for each of some atoms.")
+        raise ValueError(f"z has shape {number.shape}, pos {position.shape}; pass [n] and [n, 3] with a real atom.")
     position = _towards_the_eye(position, number > 0)
     real = position[number > 0]
     depth = np.clip((position[:, 2] - real[:, 2].min()) / max(np.ptp(real[:, 2]), 1e-9), 0, 1)  # 1 is nearest
@@ -78,18 +79,18 @@ def molecule(
 
 
 def _towards_the_eye(position: Floats, real: NDArray[np.bool_]) -> Floats:
-    """Positions turned so that x is the longest extent of the real atoms, and z points at the eye."""
+    """Rotate positions so that x is the longest extent of the real atoms and z points at the viewer."""
     centred = position - position[real].mean(0)
     axes = np.linalg.svd(centred[real], full_matrices=True)[2]
-    axes *= np.sign(axes[np.arange(3), np.abs(axes).argmax(1)])[:, None]  # the same on every machine
-    axes[2] = np.cross(axes[0], axes[1])  # turned, never mirrored
+    axes *= np.sign(axes[np.arange(3), np.abs(axes).argmax(1)])[:, None]  # equal signs on every machine
+    axes[2] = np.cross(axes[0], axes[1])  # a rotation, not a reflection
     (c, s), (d, t) = (np.cos(TILT), np.sin(TILT)), (np.cos(TURN), np.sin(TURN))
     tilt, turn = np.array([[1, 0, 0], [0, c, -s], [0, s, c]]), np.array([[d, 0, t], [0, 1, 0], [-t, 0, d]])
     return centred @ axes.T @ turn.T @ tilt.T
 
 
 def _draw_ball(ax: Axes, at: tuple[float, float], radius: float, color: Floats, zorder: float, symbol: str) -> None:
-    """A shaded ball with the letter of its element."""
+    """Draw a shaded ball with the letter of its element."""
     ax.add_patch(Circle(at, radius, facecolor=0.72 * color, edgecolor="0.25", linewidth=0.7, zorder=zorder))
     for step in (0.86, 0.68, 0.48, 0.28):
         light = lighter(color, 0.45 * (1 - step))
@@ -101,9 +102,9 @@ def _draw_ball(ax: Axes, at: tuple[float, float], radius: float, color: Floats, 
 def _draw_bonds(
     ax: Axes, position: Floats, depth: Floats, edges: NDArray[np.int64], edge_attr: ArrayLike | None
 ) -> None:
-    """Sticks: one line for a single bond, two and three for others, an aromatic one's second line broken."""
+    """Draw bonds as sticks of one, two or three lines; the second line of an aromatic bond is dashed."""
     kinds, width = (None, 0.8) if edge_attr is None else (np.asarray(edge_attr, dtype=float), 2.2)
-    pairs = {(min(i, j), max(i, j)): at for at, (i, j) in enumerate(edges.T.tolist()) if i != j}  # loops join padding
+    pairs = {(min(i, j), max(i, j)): at for at, (i, j) in enumerate(edges.T.tolist()) if i != j}  # loops are padding
     for (i, j), at in pairs.items():
         kind = 0 if kinds is None else int(kinds[at].argmax())
         near = depth[[i, j]].mean()

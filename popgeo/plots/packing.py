@@ -1,4 +1,4 @@
-"""How full batches are, and how random."""
+"""Figures of packing: the real share of batches, and their mean sizes."""
 
 from itertools import cycle
 from typing import Any, cast
@@ -15,10 +15,11 @@ from popgeo.plots.style import COLORS, PALETTE, REFERENCE, dimensions, drawing, 
 
 
 def batch_fill(fill: pd.DataFrame, *, ax: Axes | None = None) -> Axes:
-    """Draws which share of each batch is real, not padding.
+    """Draw the real share of each batch.
 
     Args:
-        fill: One row per batch, in order; columns `nodes`, `edges`, `graphs` (those that are there), each from 0 to 1.
+        fill: One row per batch, in order, with some of the columns `nodes`, `edges`, `graphs`, from 0 to 1.
+        ax: Axes to draw on. Default: a new figure.
 
     Example:
         >>> ax = batch_fill(pd.DataFrame({"nodes": [0.98, 0.96], "graphs": [0.8, 0.7]}))
@@ -38,11 +39,12 @@ def batch_fill(fill: pd.DataFrame, *, ax: Axes | None = None) -> Axes:
 
 
 def efficiency_over_budget(table: pd.DataFrame, *, bound: pd.DataFrame | None = None, ax: Axes | None = None) -> Axes:
-    """Draws how much of the node slots each packing strategy fills, against the number of nodes in a batch.
+    """Draw the share of node slots that each packing strategy fills, against the nodes of a batch.
 
     Args:
         table: Columns `strategy`, `num_nodes`, `efficiency` (0 to 1).
-        bound: Columns `num_nodes`, `efficiency`: what no strategy can exceed.
+        bound: Columns `num_nodes`, `efficiency`: the upper bound of all strategies.
+        ax: Axes to draw on. Default: a new figure.
 
     Example:
         >>> table = pd.DataFrame({"strategy": "window", "num_nodes": [64, 128], "efficiency": [0.95, 0.99]})
@@ -63,10 +65,11 @@ def efficiency_over_budget(table: pd.DataFrame, *, bound: pd.DataFrame | None = 
 
 
 def strategies(summary: pd.DataFrame, *, ax: Axes | None = None) -> Axes:
-    """Draws packing strategies side by side: the real share of nodes, edges and graphs.
+    """Draw the real share of nodes, edges and graphs of packing strategies next to each other.
 
     Args:
-        summary: One row per strategy: `strategy`, and of `nodes`, `edges`, `graphs` those that are there, from 0 to 1.
+        summary: One row per strategy: `strategy`, and some of `nodes`, `edges`, `graphs`, from 0 to 1.
+        ax: Axes to draw on. Default: a new figure.
 
     Example:
         >>> summary = pd.DataFrame({"strategy": ["pad to max", "window"], "nodes": [0.62, 0.99]})
@@ -87,11 +90,12 @@ def strategies(summary: pd.DataFrame, *, ax: Axes | None = None) -> Axes:
 
 
 def batch_mean_sizes(packed: ArrayLike, iid: ArrayLike, *, ax: Axes | None = None) -> Axes:
-    """Draws how the mean graph size of packed batches spreads, against batches drawn independently.
+    """Draw the distribution of the mean graph size of packed batches and of independently drawn batches.
 
     Args:
         packed: Mean number of nodes per graph of each packed batch. [num_batches]
-        iid: The same for batches of graphs drawn independently. [num_batches]
+        iid: Mean number of nodes per graph of each independently drawn batch. [num_batches]
+        ax: Axes to draw on. Default: a new figure.
 
     Example:
         >>> batch_mean_sizes([17.5, 18.5, 18.0], [17.0, 19.0, 18.0]).get_xlabel()

@@ -1,4 +1,4 @@
-"""Figures of a step over several IPUs. Tables come from `Pipeline.to_frame`."""
+"""Figures of a step over several IPUs. The tables come from `Pipeline.to_frame`."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -16,8 +16,8 @@ KINDS = {
 }  # fmt: skip
 RARE = ("host", "streaming")
 MEMORY = {"weights": PALETTE[0], "optimizer": PALETTE[9], "stashes": PALETTE[1], "working": PALETTE[2]}
-GAP = 0.03  # of the width, where a part of the step is left out
-ROOM = 0.009  # of the width for each digit of a micro-batch's number
+GAP = 0.03  # share of the width for a part of the step that is left out
+ROOM = 0.009  # share of the width for each digit of a micro-batch's number
 
 
 def pipeline_timeline(
@@ -27,12 +27,13 @@ def pipeline_timeline(
     between: Sequence[tuple[float, float]] | None = None,
     ax: Axes | None = None,
 ) -> Axes:
-    """Draws what each IPU does over time, a row an IPU, with the numbers of micro-batches; if it is grey it waits.
+    """Draw each IPU's activities over time with micro-batch numbers, one row per IPU; grey is waiting.
 
     Args:
         spans: `Pipeline.to_frame("spans")`: `kind`, `ipu`, `micro_batch`, `start` and `end` in cycles.
-        clock: Cycles per second; with it the axis shows milliseconds.
-        between: First and last cycle of each part to show, in order; all of the step when left out.
+        clock: Cycles per second. With a clock, the axis shows milliseconds.
+        between: First and last cycle of each part to show, in order. Default: the whole step.
+        ax: Axes to draw on. Default: a new figure.
 
     Raises:
         ValueError: there is no span to draw.
@@ -73,7 +74,7 @@ def pipeline_timeline(
 
 
 def _bars(ax: Axes, rows: pd.DataFrame, shift: float, kind: str, whole: float) -> None:
-    """The spans of one kind, with the numbers of their micro-batches if there is room."""
+    """Draw the spans of one kind, with the numbers of their micro-batches if they have room."""
     for ipu, own in rows.groupby("ipu"):
         lengths = own["end"] - own["start"]
         spans = list(zip(own["start"] + shift, lengths, strict=True))
@@ -88,7 +89,7 @@ def _bars(ax: Axes, rows: pd.DataFrame, shift: float, kind: str, whole: float) -
 
 
 def _marks(start: float, end: float, whole: float, scale: float) -> list[float]:
-    """Round numbers within a part, about ten over all parts."""
+    """Return round numbers within a part, about ten over all parts."""
     raw = scale * whole / 9
     power = 10.0 ** np.floor(np.log10(raw))
     step = power * next(m for m in (1, 2, 5, 10) if m * power >= raw)
@@ -96,11 +97,12 @@ def _marks(start: float, end: float, whole: float, scale: float) -> list[float]:
 
 
 def cycles_by_ipu(table: pd.DataFrame, *, ax: Axes | None = None) -> Axes:
-    """Draws what each IPU spends a step on, as shares of it.
+    """Draw the share of each activity in a step, for each IPU.
 
     Args:
-        table: `Pipeline.to_frame("ipus")`: `forward`, `backward`, `receive`, `update` and `wait` in cycles, and
-            `host` and `streaming` where an IPU waits for these.
+        table: `Pipeline.to_frame("ipus")`: `forward`, `backward`, `receive`, `update` and `wait` in cycles, and `host`
+            and `streaming` if an IPU waits for them.
+        ax: Axes to draw on. Default: a new figure.
 
     Example:
         >>> table = pd.DataFrame({"forward": [2, 1], "backward": 2, "receive": 0, "update": 1, "wait": [0, 1]})
@@ -116,11 +118,12 @@ def cycles_by_ipu(table: pd.DataFrame, *, ax: Axes | None = None) -> Axes:
 
 
 def memory_by_ipu(table: pd.DataFrame, *, ax: Axes | None = None) -> Axes:
-    """Draws how full the fullest tile of each IPU is, and of what; the dashed line is what a tile has.
+    """Draw the memory of the fullest tile of each IPU by category; a dashed line shows a tile's memory.
 
     Args:
-        table: `Pipeline.to_frame("ipus")`: `weights`, `optimizer`, `stashes` and `working` as shares
-            of a tile's memory.
+        table: `Pipeline.to_frame("ipus")`: `weights`, `optimizer`, `stashes` and `working` as shares of a tile's
+            memory.
+        ax: Axes to draw on. Default: a new figure.
 
     Example:
         >>> table = pd.DataFrame({"weights": [0.2, 0.3], "optimizer": 0.1, "stashes": [0.3, 0.0], "working": 0.2})

@@ -1,4 +1,4 @@
-"""The one look of all figures, and what every figure does before it draws."""
+"""The common style of all figures, and the common steps before drawing."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -26,7 +26,7 @@ REFERENCE: dict[str, Any] = {"color": "0.35", "linestyle": "--", "linewidth": 1.
 def panels(
     num_rows: int = 1, num_columns: int = 1, *, size: tuple[float, float] | None = None, title: str = ""
 ) -> list[Axes]:
-    """Empty Axes side by side on one figure, to hand to other functions as `ax`.
+    """Return empty Axes next to each other on one figure, for the argument `ax` of other functions.
 
     Args:
         num_rows: Rows of Axes.
@@ -35,7 +35,7 @@ def panels(
         title: Title of the whole figure.
 
     Returns:
-        The Axes, row by row; `axes[0].figure` is what a notebook shows.
+        The Axes, row by row; a notebook shows `axes[0].figure`.
 
     Example:
         >>> left, right = panels(1, 2, title="two pictures")
@@ -50,25 +50,28 @@ def panels(
 
 
 def write_png(axes: Axes, path: Path) -> None:
-    """Writes the figure that holds the axes as PNG."""
+    """Write the figure of the Axes as PNG."""
     assert isinstance(axes.figure, Figure)
     axes.figure.savefig(path, format="png", dpi=150, bbox_inches="tight")
 
 
 @contextmanager
 def drawing(ax: Axes | None, size: tuple[float, float] = SIZE) -> Iterator[Axes]:
-    """The Axes to draw on, made if none is given, and the one look of all figures while it is drawn on."""
+    """Yield the Axes to draw on, created if missing, with the common style during the block."""
     with mpl.rc_context(THEME):
         yield Figure(figsize=size, layout="constrained").add_subplot() if ax is None else ax
 
 
 def lighter(color: Any, share: float) -> NDArray[np.float64]:
-    """A colour mixed with white: a share of 0 leaves it as it is, 1 is white. [3]"""
+    """Return a colour mixed with white; a share of 0 changes nothing, and 1 is white.
+
+    The result has the shape [3].
+    """
     return 1 - (1 - np.array(to_rgb(color))) * (1 - share)
 
 
 def stacked(ax: Axes, table: pd.DataFrame, colors: Mapping[str, Any], names: Sequence[str], height: float) -> None:
-    """A bar for each row of a table, the first on top, made of the columns that have colours."""
+    """Draw a stacked bar for each row of a table, the first on top, from the columns that have colours."""
     table[[*colors]].plot.barh(stacked=True, color=dict(colors), width=height, ax=ax, legend=False)
     ax.set_yticks(range(len(table)), names)
     ax.invert_yaxis()
@@ -76,13 +79,17 @@ def stacked(ax: Axes, table: pd.DataFrame, colors: Mapping[str, Any], names: Seq
 
 
 def dimensions(table: pd.DataFrame) -> list[str]:
-    """Which of nodes, edges and graphs a table has columns for; a ValueError if it has no such column."""
+    """Return the columns among nodes, edges and graphs that a table has.
+
+    Raises:
+        ValueError: the table has none of these columns.
+    """
     if not (found := [column for column in COLORS if column in table]):
-        raise ValueError(f"The table has the columns {list(table)}; at least one of {list(COLORS)} is needed.")
+        raise ValueError(f"The table has the columns {list(table)}; add at least one of {list(COLORS)}.")
     return found
 
 
 def require(table: pd.DataFrame, *columns: str) -> None:
-    """Refuses a table that lacks one of these columns."""
+    """Raise a ValueError if a table lacks one of these columns."""
     if missing := [column for column in columns if column not in table]:
         raise ValueError(f"The table has the columns {list(table)} and lacks {missing}; add or rename them.")

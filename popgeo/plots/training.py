@@ -1,4 +1,4 @@
-"""How a training went: the error over the epochs, predictions against what was computed."""
+"""Figures of a training: errors over epochs, and predictions against computed values."""
 
 import itertools
 from collections.abc import Mapping
@@ -13,12 +13,13 @@ from popgeo.plots.style import PALETTE, REFERENCE, drawing, panels, require
 
 
 def loss_curve(history: pd.DataFrame, *, mean_predictor: float | None = None, ax: Axes | None = None) -> Axes:
-    """Draws the error, or the loss, of training and validation in each epoch.
+    """Draw the error, or the loss, of training and validation in each epoch.
 
     Args:
-        history: One row per epoch: `epoch`, and `train_mae` and `validation_mae` in meV, or the `train loss` and
-            `valid loss` of the log of `popgeo train`, which are drawn on a logarithmic scale.
-        mean_predictor: Error of predicting the mean, in meV; a dashed line.
+        history: One row per epoch: `epoch`, and `train_mae` and `validation_mae` in meV; or `train loss` and `valid
+            loss` of the log of `popgeo train`, drawn on a logarithmic scale.
+        mean_predictor: Error of predicting the mean, in meV, drawn as a dashed line.
+        ax: Axes to draw on. Default: a new figure.
 
     Example:
         >>> history = pd.DataFrame({"epoch": [1, 2], "train_mae": [900.0, 500.0], "validation_mae": [800.0, 600.0]})
@@ -52,7 +53,7 @@ def error_curves(history: pd.DataFrame) -> list[Axes]:
             `forces meV/A MAE`.
 
     Returns:
-        One Axes for the loss, and one per error; `axes[0].figure` is the whole.
+        One Axes for the loss, and one per error; `axes[0].figure` is the whole figure.
 
     Example:
         >>> row = {"epoch": 1, "train loss": 2.0, "valid loss": 3.0, "forces meV/A MAE": 50.0}
@@ -79,7 +80,7 @@ def _begin_at_zero(ax: Axes) -> None:
 
 
 def compared_losses(logs: Mapping[str, pd.DataFrame]) -> Axes:
-    """Draw the validation losses of several runs in one picture, the losses of training as thin lines.
+    """Draw the validation losses of several runs in one picture, with the training losses as thin lines.
 
     Args:
         logs: The log of `popgeo train` of each run, by its name.
@@ -103,7 +104,7 @@ def compared_losses(logs: Mapping[str, pd.DataFrame]) -> Axes:
 
 
 def in_angstrom(unit: str) -> str:
-    """Return a unit as it is written in pictures: `eV/A^3` becomes `eV/Å³`.
+    """Return a unit in the spelling of pictures: `eV/A^3` becomes `eV/Å³`.
 
     Example:
         >>> in_angstrom("meV/A^3"), in_angstrom("eV/atom")
@@ -120,16 +121,17 @@ def prediction_scatter(
     unit: str = "eV",
     ax: Axes | None = None,
 ) -> Axes:
-    """Draws what a model predicts for held-out molecules against what was computed; on the diagonal they agree.
+    """Draw predictions for held-out molecules against computed values; on the diagonal they are equal.
 
     Args:
         computed: Targets, in `unit`. [num_molecules]
         predicted: Predictions, in `unit`. [num_molecules]
-        quantity: What the axes show.
-        unit: Unit of both.
+        quantity: Name of the values, for the axes.
+        unit: Unit of the values.
+        ax: Axes to draw on. Default: a new figure.
 
     Raises:
-        ValueError: the two differ in shape, or are empty.
+        ValueError: the two shapes differ, or there are no values.
 
     Example:
         >>> prediction_scatter([4.0, 6.0], [4.5, 5.5]).get_title()
@@ -145,8 +147,8 @@ def prediction_scatter(
         ax.set(xlabel=f"computed {quantity} ({unit})", ylabel=f"predicted {quantity} ({unit})", aspect="equal")
         margin = 0.05 * (ends[1] - ends[0]) or 1.0
         limits = ends[0] - margin, ends[1] + margin
-        ax.set(xlim=limits, ylim=limits)  # one scale
+        ax.set(xlim=limits, ylim=limits)  # equal scales
         ax.set_yticks([tick for tick in ax.get_xticks() if limits[0] <= tick <= limits[1]])
         ax.set_title(f"Held-out molecules: MAE {np.abs(x - y).mean():.3f} {unit}")
-        ax.legend(loc="upper left", framealpha=0.5)  # points behind it are seen
+        ax.legend(loc="upper left", framealpha=0.5)  # points behind it stay visible
     return ax

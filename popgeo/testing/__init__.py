@@ -1,4 +1,4 @@
-"""The contracts that popgeo's own models keep, as checks of a model of yours: each is one line in a test."""
+"""The contracts of popgeo's own models as checks of your model; each check is one line in a test."""
 
 from popgeo.lazy_names import lazy_names as _lazy_names
 

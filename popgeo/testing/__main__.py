@@ -1,4 +1,4 @@
-"""`python -m popgeo.testing module:factory`: tries every claim on what a factory makes, and says what came of it."""
+"""`python -m popgeo.testing module:factory` tries every claim on the result of a factory and prints the findings."""
 
 import sys
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ from popgeo.testing.conformance import check_conformance, known_claims
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The exit status is 1 if a claim does not hold, else 2 if something asked for could not be tried, else 0."""
+    """Run the command; return 1 if a claim failed, 2 if a requested claim could not be tried, and 0 otherwise."""
     parser = OneLineParser(prog="python -m popgeo.testing", description=__doc__)
     parser.add_argument("model", nargs="*", metavar="module:factory", help="a function that returns a model")
     for kind in SubjectKind:
@@ -26,7 +26,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     args.MODEL += args.model
     subjects = [(kind, origin) for kind in SubjectKind for origin in getattr(args, kind.name)]
     if not subjects:
-        parser.error("name what to try, as package.module:factory")
+        parser.error("name a factory to try, as package.module:factory")
     reports = []
     try:
         for kind, origin in subjects:
@@ -38,7 +38,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for i, report in enumerate(reports if args.html else ()):
             path = args.html if i == 0 else args.html.with_stem(f"{args.html.stem}-{i + 1}")
             write_atomically(path, report.html().encode())
-    except (Exception, SystemExit) as error:  # a trace would end with status 1, which says that a claim does not hold
+    except (Exception, SystemExit) as error:  # a traceback would end with status 1, the status of a failed claim
         is_known = isinstance(error, (ValueError, OSError))
         words = error if is_known else f"{origin} could not be tried: {described(error)}"
         print(f"popgeo.testing: {words}", file=sys.stderr)
@@ -49,7 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     findings = [one for report in reports for one in report.findings if one.status is Status.NOT_TRIED]
     untried = {one.claim.name: one.words for one in findings if one.is_broken or one.claim.name in asked}
     for name, words in untried.items():
-        print(f"popgeo.testing: {name} was asked for and not tried: {words}", file=sys.stderr)
+        print(f"popgeo.testing: {name} was requested but not tried: {words}", file=sys.stderr)
     return 2 if untried else 0
 
 

@@ -1,4 +1,4 @@
-"""The nouns of the kit: claims about a model, a loader, a sampler or a neighbor list, and their results."""
+"""The classes of the kit: claims about a model, a loader, a sampler or a neighbor list, and their findings."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -10,7 +10,7 @@ from torch_geometric.data import Data, HeteroData
 
 
 class SubjectKind(Enum):
-    """What a claim is made of."""
+    """The kind of a claim's subject."""
 
     MODEL = "model"
     LOADER = "loader"
@@ -19,7 +19,7 @@ class SubjectKind(Enum):
 
 
 class Status(Enum):
-    """What came of trying a claim."""
+    """The status of a tried claim."""
 
     HELD = "held"
     FAILED = "failed"
@@ -27,16 +27,16 @@ class Status(Enum):
 
 
 class NotTriedError(Exception):
-    """A claim cannot be tried on this subject; the message says why. It is not a failure."""
+    """The error of a claim that cannot be tried on this subject; it is not a failure."""
 
 
 class BrokenError(AssertionError):
-    """A claim does not hold.
+    """The error of a claim that does not hold.
 
     Args:
         words: The finding, the expectation, and the place.
-        cause: The usual cause and its remedy, if it differs from the claim's.
-        figures: The numbers of it, by name.
+        cause: Usual cause and its remedy. Default: the claim's cause.
+        figures: Figures of the finding, by name.
     """
 
     def __init__(self, words: str, cause: str = "", **figures: float) -> None:
@@ -46,11 +46,11 @@ class BrokenError(AssertionError):
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """What a claim is tried on: a few graphs, and how.
+    """A case on which a claim is tried: a few graphs, and the settings of one way to try it.
 
     Attributes:
-        graphs: Without padding.
-        settings: One of the claim's ways to be tried, such as how much padding there is and of what.
+        graphs: Graphs without padding.
+        settings: One of the claim's settings, such as the amount and the content of padding.
     """
 
     graphs: tuple[Data | HeteroData, ...]
@@ -59,13 +59,13 @@ class Case:
 
 @dataclass(frozen=True, kw_only=True)
 class Subject(ABC):
-    """What claims are tried on. Each kind has a class of its own, which knows how to use what it holds.
+    """The base class of subjects, on which claims are tried. Each kind has its own class.
 
     Attributes:
-        what: The model, loader, sampler or neighbor list, or what makes it.
-        graphs: What it is tried with.
-        origin: Where a script finds it, as `package.module:factory`; empty if it was handed over.
-        asked: The names of the claims that are tried only on request, as not all subjects make them.
+        what: Model, loader, sampler or neighbor list, or the function that makes it.
+        graphs: Graphs to try it with.
+        origin: Place for scripts to import it from, as `package.module:factory`; empty if the caller passed an object.
+        asked: Names of optional claims that this subject should satisfy.
     """
 
     kind: ClassVar[SubjectKind]
@@ -77,37 +77,37 @@ class Subject(ABC):
 
     @property
     def name(self) -> str:
-        """What to call it."""
+        """The subject's name in messages."""
         return self.origin or getattr(self.what, "__name__", type(self.what).__name__)
 
     @abstractmethod
     def prepare(self) -> None:
-        """Uses it once, as plainly as can be.
+        """Use the subject once in the simplest way.
 
         Raises:
-            ValueError: that cannot be; the message asks for what is missing.
+            ValueError: the subject cannot be used; the message asks for the missing information.
         """
 
     def why_not(self, claim: "Claim") -> str:
-        """Why a claim says nothing about this one; empty if it does."""
+        """Return the reason why a claim does not apply to this subject; empty if it applies."""
         return ""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Claim:
-    """Something that a user takes for granted of a subject.
+    """A claim: a property that users expect of a subject.
 
     Attributes:
-        name: In a few words, as on the command line.
-        kind: What it is claimed of.
+        name: Name in a few words, as on the command line.
+        kind: Kind of the subject.
         says: The claim in one sentence.
-        tried: How it is tried.
-        cause: The usual reason if it does not hold, and the remedy.
-        check: Raises `BrokenError` if it does not hold in a case, `NotTriedError` if that cannot be decided;
-            returns figures that show how well it holds, or nothing.
-        settings: The ways in which it is tried, one after the other.
-        optional: Whether it is tried only on request.
-        slow: Whether it takes seconds.
+        tried: Description of the check.
+        cause: Usual cause of a failure, and the remedy.
+        check: Function that raises `BrokenError` if the claim does not hold in a case, and `NotTriedError` if it cannot
+            decide. It may return figures that show how well the claim holds.
+        settings: Settings of each way to try the claim, in order.
+        optional: Whether the claim is tried only on request.
+        slow: Whether the check takes seconds.
     """
 
     name: str
@@ -122,10 +122,10 @@ class Claim:
 
 
 def require(subject: Subject, name: str, **settings: Any) -> None:
-    """Tries one claim in one way, as a line of a test.
+    """Try one claim with one setting, as a line of a test.
 
     Raises:
-        AssertionError: it does not hold; the message ends with the usual cause.
+        AssertionError: the claim does not hold; the message ends with the usual cause.
     """
     claim = CLAIMS[subject.kind, name]
     try:
@@ -138,22 +138,24 @@ CLAIMS: dict[tuple[SubjectKind, str], Claim] = {}
 
 
 def claim(name: str, kind: SubjectKind, *more: SubjectKind, **rest: Any) -> Callable[[Callable], Callable]:
-    """Makes a claim of a function `check(subject, case)`, whose docstring is all that is said of it.
+    """Register a function `check(subject, case)` as a claim that its docstring describes.
 
-    Its first sentence is what is claimed; a paragraph that begins with `Tried:` says what is done, and one that begins
-    with `Cause:` what is usually the reason if it does not hold, and the remedy.
+    The docstring's first sentence is the claim, and may begin with "Check that". A paragraph that begins with `Tried:`
+    describes the check. A paragraph that begins with `Cause:` names the usual cause of a failure and the remedy.
 
     Args:
-        name: See `Claim`.
-        kind: See there.
-        more: Other kinds of subjects of which the same is claimed.
-        rest: `settings`, `optional`, `slow`; `tried` and `cause`, if the docstring does not say them.
+        name: Name of the claim.
+        kind: Kind of its subjects.
+        more: Further kinds of subjects.
+        rest: `settings`, `optional` and `slow` of `Claim`; `tried` and `cause`, if the docstring does not contain them.
     """
 
     def register(check: Callable) -> Callable:
-        says, *parts = (" ".join(part.split()) for part in (check.__doc__ or "").split("\n\n"))
+        summary, *parts = (" ".join(part.split()) for part in (check.__doc__ or "").split("\n\n"))
+        says = summary.removeprefix("Check that ")
         given = dict(part.rstrip(".").split(": ", 1) for part in parts if part.startswith(("Tried: ", "Cause: ")))
-        about = {"says": says, "tried": given.get("Tried", ""), "cause": given.get("Cause", ""), **rest}
+        about = {"tried": given.get("Tried", ""), "cause": given.get("Cause", ""), **rest}
+        about["says"] = says[:1].upper() + says[1:]
         for one in (kind, *more):
             CLAIMS[one, name] = Claim(name=name, kind=one, check=check, **about)
         return check
@@ -163,18 +165,18 @@ def claim(name: str, kind: SubjectKind, *more: SubjectKind, **rest: Any) -> Call
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """What came of trying a claim.
+    """The result of trying a claim.
 
     Attributes:
-        claim: The claim that was tried.
-        status: What came of it.
-        words: The finding, or why it was not tried.
-        cause: The usual cause and its remedy, if it failed.
-        figures: Numbers, by name.
-        case: The smallest case that fails.
-        script: That case as a script.
-        seconds: That it took.
-        is_broken: Whether it was not tried because the attempt ended: by `sys.exit()`, or without memory.
+        claim: The claim.
+        status: Whether it held, failed, or was not tried.
+        words: The finding, or the reason why the claim was not tried.
+        cause: Usual cause and its remedy, for a failure.
+        figures: Figures of the check, by name.
+        case: Smallest failing case.
+        script: Smallest failing case as a script.
+        seconds: Run time.
+        is_broken: Whether the attempt ended early, by `sys.exit()` or without memory.
     """
 
     claim: Claim

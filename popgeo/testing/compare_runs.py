@@ -1,4 +1,4 @@
-"""Two runs of a model on the same graphs in different batches: if they differ, and what usually causes it."""
+"""Comparison of two runs of a model on the same graphs in different batches, with the usual cause of a difference."""
 
 import csv
 import math
@@ -24,9 +24,9 @@ class ModelRun:
     """A run of the model on a batch.
 
     Attributes:
-        batch: What it ran on.
-        run: What it left.
-        places: The rows of each kind that are compared, in which order.
+        batch: Batch of the run.
+        run: Results of the run.
+        places: Rows of each kind to compare, in order.
     """
 
     batch: FixedBatch
@@ -34,15 +34,15 @@ class ModelRun:
     places: Mapping[str, Tensor]
 
     def rows(self, kind: str | None, tensor: Tensor) -> Tensor:
-        """The rows of a tensor that are compared; all where `kind` is None."""
+        """Return the rows of a tensor to compare; all rows if `kind` is None."""
         return tensor if kind is None else tensor[self.places[kind].to(tensor.device)]
 
     def graph_of(self, kind: str, row: int) -> int:
-        """The graph that a row of `rows` belongs to."""
+        """Return the graph of a row of `rows`."""
         return int(torch.searchsorted(self.batch.counts[kind].cumsum(0), self.places[kind][row], right=True))
 
     def of_graphs(self, order: Sequence[int]) -> "ModelRun":
-        """The same run, of which the rows of some graphs are compared, in this order."""
+        """Return the same run with only the rows of some graphs to compare, in this order."""
         places = {}
         for kind, counts in self.batch.counts.items():
             parts = torch.arange(int(counts.sum())).split(counts.tolist())
@@ -51,10 +51,10 @@ class ModelRun:
 
 
 def kinds_of_rows(one: ModelRun, other: ModelRun) -> dict[str, str | None]:
-    """For each result whether it has a row for each graph, node or edge; None if it has as many in any batch.
+    """Return whether each result has a row per graph, node or edge; None if its shape is fixed.
 
     Raises:
-        ValueError: a result is none of that.
+        ValueError: the rows of a result are none of these.
     """
     kinds = {}
     for name, tensor in one.run.tensors.items():
@@ -62,8 +62,8 @@ def kinds_of_rows(one: ModelRun, other: ModelRun) -> dict[str, str | None]:
         if not known:
             raise ValueError(
                 f"{name} has shape {tuple(tensor.shape)} in a batch of {dict(one.batch.slots)} and "
-                f"{tuple(other.run.tensors[name].shape)} in one of {dict(other.batch.slots)}: no row for each graph, "
-                "node or edge. Return such rows or scalars, or pass call=lambda model, batch: ... that leaves it out."
+                f"{tuple(other.run.tensors[name].shape)} in a batch of {dict(other.batch.slots)}: no row for each "
+                "graph, node or edge. Return such rows or scalars, or pass call=lambda model, batch: ... without it."
             )
     return kinds
 
@@ -78,16 +78,16 @@ def compare_runs(
     tolerance: float | None = None,
     rows_only: bool = False,
 ) -> None:
-    """Raises BrokenError if a result, the loss, a buffer or a gradient differs.
+    """Raise BrokenError if a result, the loss, a buffer or a gradient differs.
 
     Args:
         found: A run.
-        expected: Another, on the same graphs.
-        why: In what their batches differ.
-        kinds: The kind of rows that each result has, from `kinds_of_rows`.
-        loss: What gradients are taken of, as in `check_padding_invariance`.
-        tolerance: See `difference`.
-        rows_only: Whether only the results of graphs, nodes and edges are compared.
+        expected: Another run on the same graphs.
+        why: The difference between their batches.
+        kinds: Kind of the rows of each result, from `kinds_of_rows`.
+        loss: Loss function, as in `check_padding_invariance`.
+        tolerance: Largest relative difference, as in `difference`.
+        rows_only: Whether to compare only results with rows of graphs, nodes and edges.
     """
 
     def require_alike(subject: str, new: Tensor, old: Tensor, usual: str = "scalar", **scale: float) -> None:
@@ -100,7 +100,7 @@ def compare_runs(
         if kind is not None and len(result) != (slots := found.batch.slots[kind]):
             raise BrokenError(
                 f"{name} has {len(result)} rows in a batch of {slots} {kind}s, padding included.",
-                "a number of graphs that is read off the batch, as by a pooling without its size: pass num_graphs",
+                "the number of graphs is inferred from the batch, as in a pooling without size: pass num_graphs",
             )
         apart = None if kind is None and rows_only else difference(found.rows(kind, result), old, tolerance)
         if apart is not None:
@@ -120,7 +120,7 @@ def compare_runs(
     new_slopes, slopes = found.run.gradients(new), expected.run.gradients(old_loss)
     scale = noise_of(slopes)
     for name, slope in slopes.items():
-        if not slope.isfinite().all() and not new_slopes[name].isfinite().all():  # which would count as alike
+        if not slope.isfinite().all() and not new_slopes[name].isfinite().all():  # these would count as equal
             raise BrokenError(
                 f"the gradient of {name} is not finite at fixed size, neither with {expected.batch} nor with "
                 f"{found.batch}.",
@@ -130,7 +130,7 @@ def compare_runs(
 
 
 def _loss(seen: ModelRun, kinds: Mapping[str, str | None], loss: Callable[[Any, Any], Tensor] | None) -> Tensor | None:
-    """What is trained on; None if nothing is."""
+    """Return the loss of a run; None if no result needs a gradient."""
     if loss is not None:
         return loss(seen.run.result, seen.batch.batch)
     trained = [seen.rows(kinds[name], tensor) for name, tensor in seen.run.tensors.items() if tensor.requires_grad]
@@ -138,7 +138,7 @@ def _loss(seen: ModelRun, kinds: Mapping[str, str | None], loss: Callable[[Any, 
 
 
 def _kind_of_rows(one: Tensor, other: Tensor, in_one: FixedBatch, in_other: FixedBatch) -> tuple[bool, str | None]:
-    """Whether it is known how a tensor of two batches goes by rows, and by which."""
+    """Return whether the rows of a tensor in two batches have a known kind, and the kind."""
     if one.dim() and other.dim() and one.shape[1:] == other.shape[1:]:
         for kind in in_one.slots:
             if (one.shape[0], other.shape[0]) == (in_one.slots[kind], in_other.slots[kind]):
@@ -151,8 +151,8 @@ def _kind_of_rows(one: Tensor, other: Tensor, in_one: FixedBatch, in_other: Fixe
 def _fail(subject: str, apart: Difference, found: ModelRun, expected: ModelRun, why: str, usual: str) -> None:
     cause = CAUSES["not finite" if not math.isfinite(apart.found) else usual] if why == "padding" else ""
     raise BrokenError(
-        f"{subject} depends on {why}: {apart.found:.6g} with {found.batch}, and {apart.expected:.6g} with "
-        f"{expected.batch}; {apart.allowed:.1e} apart is allowed.{_entry(found, expected)}",
+        f"{subject} depends on {why}: {apart.found:.6g} with {found.batch}, but {apart.expected:.6g} with "
+        f"{expected.batch}; a difference of {apart.allowed:.1e} is allowed.{_first_difference(found, expected)}",
         cause,
         found=apart.found,
         expected=apart.expected,
@@ -160,10 +160,11 @@ def _fail(subject: str, apart: Difference, found: ModelRun, expected: ModelRun, 
     )
 
 
-def _entry(found: ModelRun, expected: ModelRun) -> str:
-    """The submodule whose result differs first, and whether what it was given differs already."""
+def _first_difference(found: ModelRun, expected: ModelRun) -> str:
+    """Return a sentence that names the first submodule with a different result."""
 
     def differ(one: Tensor | None, other: Tensor | None) -> bool:
+        """Check whether two tensors of the runs differ in their rows."""
         if one is None or other is None:
             return False
         known, kind = _kind_of_rows(one, other, found.batch, expected.batch)
@@ -176,7 +177,7 @@ def _entry(found: ModelRun, expected: ModelRun) -> str:
         if new.name != old.name:
             break
         if differ(new.given, old.given):
-            return f"\nIt comes in before {new.name}."
+            return f"\nThe difference begins before {new.name}."
         if differ(new.made, old.made):
-            return f"\nIt comes in with {new.name}."
+            return f"\nThe difference begins in {new.name}."
     return ""

@@ -1,4 +1,4 @@
-"""The tensors that a model returns, by name, the loss that they represent, and how far two of them lie apart."""
+"""Tensors of a model's result by name, their loss, and their largest difference from other tensors."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ _SMALLEST_SCALE = 1e-3
 
 
 def named_tensors(result: Any, name: str = "result") -> Iterator[tuple[str, Tensor]]:
-    """The tensors in a nest of tuples, named tuples, lists and dictionaries, each with the words to reach it.
+    """Yield the tensors in a nest of tuples, named tuples, lists and dictionaries, with their access paths.
 
     Example:
         >>> [name for name, _ in named_tensors({"energy": torch.ones(2), "parts": (torch.ones(1), 3)})]
@@ -32,24 +32,24 @@ def named_tensors(result: Any, name: str = "result") -> Iterator[tuple[str, Tens
 
 
 def returned_tensors(result: Any, remedy: str = "") -> dict[str, Tensor]:
-    """The tensors that a model returned, by name.
+    """Return the tensors of a model's result, by name.
 
     Raises:
-        ValueError: no result needs a gradient; the message ends with the remedy.
+        ValueError: the result contains no tensor; the message ends with the remedy.
     """
     tensors = dict(named_tensors(result))
     if not tensors:
-        raise ValueError(f"The model returned {type(result).__name__} with no tensor. Return tensors{remedy}.")
+        raise ValueError(f"The model returned {type(result).__name__} without a tensor. Return tensors{remedy}.")
     return tensors
 
 
 def noise_of(slopes: Mapping[str, Tensor]) -> float:
-    """What counts as zero among slopes. Some are zero but for rounding, such as a bias's before a norm."""
+    """Return the largest slope that counts as zero. A bias before a norm, for example, has only rounding errors."""
     return 0.01 * max((float(slope.detach().abs().max()) for slope in slopes.values() if slope.numel()), default=0.0)
 
 
 def loss_of(trained: Iterable[Tensor]) -> Tensor:
-    """The scalars among results that need a gradient, summed; without scalars, the mean squares of all."""
+    """Return the sum of the scalars, or without scalars the sum of the mean squares of all tensors."""
     tensors = list(trained)
     scalars = [tensor for tensor in tensors if tensor.dim() == 0]
     return torch.stack(scalars or [tensor.abs().square().mean() for tensor in tensors]).sum()
@@ -57,13 +57,13 @@ def loss_of(trained: Iterable[Tensor]) -> Tensor:
 
 @dataclass(frozen=True, kw_only=True)
 class Difference:
-    """Where two tensors lie furthest apart.
+    """The largest difference between two tensors.
 
     Attributes:
-        row: Position on dimension 0; None in a scalar.
-        found: The value found.
-        expected: The expected value.
-        allowed: How far apart they may lie.
+        row: Position on dimension 0; None for a scalar.
+        found: Found value.
+        expected: Expected value.
+        allowed: Largest allowed difference.
     """
 
     row: int | None
@@ -75,14 +75,14 @@ class Difference:
 def difference(
     found: Tensor, expected: Tensor, tolerance: float | None = None, *, scale: float = _SMALLEST_SCALE
 ) -> Difference | None:
-    """Where two tensors of one shape lie furthest apart, or None if no entry lies further than is allowed.
+    """Return the largest difference between two tensors of one shape; None if it is allowed.
 
     Args:
-        found: Any type and shape.
-        expected: The same.
-        tolerance: Largest distance allowed, relative to the largest entry of `expected`, or to `scale` if that is
-            larger; by default 1e-4, 1e-8 for float64, and more for halves. Integers must be equal.
-        scale: See there.
+        found: Tensor of any type and shape.
+        expected: Tensor of the same shape.
+        tolerance: Largest allowed difference relative to the largest entry of `expected`, or to `scale` if that is
+            larger. Default: 1e-4, 1e-8 for float64, and more for halves. Integers must be equal.
+        scale: Lower limit of the scale.
 
     Example:
         >>> difference(torch.tensor([1.0, 2.5]), torch.tensor([1.0, 2.0]))
@@ -92,7 +92,7 @@ def difference(
     """
     if expected.numel() == 0:
         return None
-    found, expected = found.detach().cpu(), expected.detach().cpu()  # not every device has float64
+    found, expected = found.detach().cpu(), expected.detach().cpu()  # some devices have no float64
     allowed = 0.0
     if expected.is_floating_point() or expected.is_complex():
         relative = _TOLERANCES.get(expected.dtype, 1e-4) if tolerance is None else tolerance
@@ -114,15 +114,18 @@ def difference(
 def require_alike(
     what: str, found: Tensor, expected: Tensor, tolerance: float | None, words: str, scale: float = _SMALLEST_SCALE
 ) -> None:
-    """Refuses two tensors that differ by more than is allowed.
+    """Raise BrokenError if two tensors differ by more than is allowed.
 
     Args:
-        what: The tensors' name.
-        found: See `difference`, as `expected`, `tolerance` and `scale`.
-        words: What to say of the entries furthest apart, after the name, with the fields of `Difference` in braces.
+        what: Name of the tensors.
+        found: Found tensor.
+        words: Text after the name, with the fields of `Difference` in braces.
+        expected: Expected tensor of the same shape.
+        tolerance: Largest allowed relative difference, as in `difference`.
+        scale: Lower limit of the scale, as in `difference`.
 
     Raises:
-        BrokenError: they differ.
+        BrokenError: the tensors differ.
     """
     apart = difference(found, expected, tolerance, scale=scale)
     if apart is not None:

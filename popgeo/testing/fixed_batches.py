@@ -1,10 +1,11 @@
-"""A few graphs in batches of fixed size that hold more or less padding, with anything written into it."""
+"""Batches of fixed size with a chosen amount and content of padding."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch_geometric.data import Batch, Data, HeteroData
@@ -19,13 +20,13 @@ Garbage = float | Mapping[str, float]
 
 @dataclass(frozen=True, kw_only=True)
 class FixedBatch:
-    """A batch of fixed size and what of it is real.
+    """A batch of fixed size, with its number of slots and of real rows.
 
     Attributes:
-        batch: With masks.
+        batch: The batch, with masks.
         slots: Rows of the batch, padding included, of each kind: "graph", "node", "edge", or "node 'paper'" and so on.
-        counts: Rows that each real graph has, of the same kinds. Each int64 [number of real graphs]
-        garbage: What fills the floating point attributes of padding.
+        counts: Rows of each real graph, of the same kinds. Each is int64 [number of real graphs]
+        garbage: Content of floating point attributes of padding.
     """
 
     batch: Batch
@@ -35,7 +36,7 @@ class FixedBatch:
 
     @property
     def used_graphs(self) -> int:
-        """Graphs up to the last that has a node, which is what a model counts that is not told their number."""
+        """Graphs up to the last graph with a node: the number that a model sees without `num_graphs`."""
         owner = self.batch.get("batch")
         return -1 if owner is None or not len(owner) else int(owner.max()) + 1
 
@@ -48,11 +49,11 @@ class FixedBatch:
         return f"{graphs} and padding ({', '.join(f'{kind} {n}' for kind, n in padding.items())}) of {self.garbage}"
 
 
-def a_few(graphs: Any, limit: int) -> list[Data | HeteroData]:
-    """The first graphs of a dataset, a list or a batch, padding taken away.
+def first_graphs(graphs: Any, limit: int) -> list[Data | HeteroData]:
+    """Return the first graphs of a dataset, a list or a batch, without padding.
 
     Raises:
-        ValueError: there is no batch.
+        ValueError: there is no graph.
     """
     if isinstance(graphs, Batch):
         graphs = unpad(graphs) if "graphs_mask" in graphs else graphs.to_data_list()
@@ -60,33 +61,31 @@ def a_few(graphs: Any, limit: int) -> list[Data | HeteroData]:
         graphs = [graphs]
     few = list(islice(iter(graphs), limit))
     if not few:
-        raise ValueError("There is no graph to check the model with; pass a list of graphs, a dataset or a batch.")
+        raise ValueError("There is no graph to check the model with. Pass a list of graphs, a dataset or a batch.")
     return few
 
 
 def fixed_batch(
     graphs: Sequence[Data | HeteroData], *, padding: int | None, garbage: Garbage, num_graphs: int | None = None
 ) -> FixedBatch:
-    """One batch of all these graphs.
+    """Return one batch of all these graphs.
 
     Args:
-        graphs: Real graphs, in the order that they are to have.
-        padding: How much of it beyond the least: that many graphs, and more nodes and edges, of each kind another
+        graphs: Real graphs, in order.
+        padding: Padding graphs beyond the minimum; the padding nodes and edges of each kind are different multiples of
+            it. None means PyG's batch of these graphs alone, with masks that are True.
         number.
             None means PyG's batch of just these graphs, with masks that are True.
-        garbage: What fills the floating point attributes of padding, or a value for each name; others are 0.
-        num_graphs: Graphs of the batch, padding included, if it is not to grow.
+        garbage: Content of the floating point attributes of padding, or a value for each name. Other attributes are 0.
+        num_graphs: Graphs of the batch, padding included. Default: the real graphs and the padding graphs.
     """
     plain, store = Batch.from_data_list(list(graphs)), FlatStore.from_dataset(list(graphs))
-    least = FixedSizeOptions.from_loader([plain])
-    extra, num_node_types = padding or 0, len(store.node_types)
-    grown = [
-        least.slots(axis) + extra * (2 + 2 * i if i < num_node_types else 3 + 2 * (i - num_node_types))
-        for i, axis in enumerate(store.size_axes)
-    ]
-    num_graphs = least.num_graphs + extra if num_graphs is None else num_graphs
+    extra, num_node_types, num_edge_types = padding or 0, len(store.node_types), len(store.edge_types)
+    factors = np.concatenate([2 + 2 * np.arange(num_node_types), 3 + 2 * np.arange(num_edge_types)])
+    sizes = store.sizes.sum(axis=0) + 1 + extra * factors
+    num_graphs = len(graphs) + 1 + extra if num_graphs is None else num_graphs
     fill = dict.fromkeys(("node_pad_value", "edge_pad_value", "graph_pad_value"), _padding(plain, garbage))
-    options = FixedSizeOptions.from_sizes(store, grown, num_graphs, **fill).with_rows_for(store)
+    options = FixedSizeOptions.from_sizes(store, sizes, num_graphs, **fill).with_rows_for(store)
     counts, slots = {"graph": torch.ones(len(graphs), dtype=torch.int64)}, {"graph": options.num_graphs}
     for axis, numbers in zip(store.size_axes, store.sizes.T, strict=True):
         counts[kind_of(axis)], slots[kind_of(axis)] = torch.tensor(numbers), options.slots(axis)
@@ -99,7 +98,7 @@ def fixed_batch(
 
 
 def _with_masks(plain: Batch) -> Batch:
-    """The batch with masks that say that all of it is real."""
+    """Return the batch with masks that are True."""
     for stores, level in ((plain.node_stores, "node"), (plain.edge_stores, "edge")):
         for store in stores:
             store[f"{level}s_mask"] = torch.ones(getattr(store, f"num_{level}s") or 0, dtype=torch.bool)
@@ -108,12 +107,12 @@ def _with_masks(plain: Batch) -> Batch:
 
 
 def kind_of(axis: Axis) -> str:
-    """What to call the nodes or edges of an axis."""
+    """Return the name of the nodes or edges of an axis."""
     return axis.level.value if axis.store is None else f"{axis.level.value} {axis.store!r}"
 
 
 def _padding(plain: Batch, garbage: Garbage) -> AttrNamePadding:
-    """The garbage for attributes of a floating point type; 0, as ever, for what holds whole numbers."""
+    """Return the padding values: garbage for floating point attributes, 0 for the others."""
     if isinstance(garbage, Mapping):
         return AttrNamePadding(dict(garbage), default=0.0)
     held = [(name, value) for store in plain.stores for name, value in store.items() if isinstance(value, Tensor)]

@@ -1,4 +1,4 @@
-"""Gradients belong to the results: none is lost, and padding changes none, not even of second order."""
+"""Claims about gradients: none is lost, and padding changes none, not even of second order."""
 
 import copy
 from typing import Any
@@ -12,28 +12,28 @@ from popgeo.testing.compare_runs import ModelRun
 from popgeo.testing.differences import difference, loss_of, noise_of
 from popgeo.testing.model_subject import MORE, ModelSubject
 
-STEP = 1e-6  # of a difference in float64
-NEAR = 1e-3  # how far a slope may lie from a difference, next to its scale
+STEP = 1e-6  # step of finite differences in float64
+NEAR = 1e-3  # largest relative difference between a slope and finite differences
 
 
 @claim("gradients", SubjectKind.MODEL)
 def gradients(subject: ModelSubject, case: Case) -> dict[str, float]:
-    """The gradient of every weight is the slope of the loss.
+    """Check that the gradient of every weight is the slope of the loss.
 
-    Tried: the slope of the loss along random directions of all weights in float64, next to differences of the loss, in
-    training with dropout left out.
+    Tried: the slope of the loss along random directions of all weights is compared to differences of the loss, in
+    float64, in training, and without dropout.
 
-    Cause: a part that loses its gradient, by .detach(), .data, .item(), torch.no_grad or a tensor made again, or the
-    backward pass of a function of one's own.
+    Cause: a part of the model loses its gradient, by .detach(), .data, .item(), torch.no_grad or a new tensor; or a
+    custom function has a wrong backward pass.
     """
-    model = _off_kinks(subject.modes[0])
+    model = _with_moved_weights(subject.modes[0])
     names = [n for n, p in model.named_parameters() if p.requires_grad] if isinstance(model, nn.Module) else []
     seen = subject.see(case.graphs, model=model, wide=True)
     if not names or not seen.run.parameters:
-        raise NotTriedError("there are no parameters, or none that is trained: the model is in evaluation")
+        raise NotTriedError("no parameter is trained, or the model is in evaluation")
     trained = [name for name, tensor in seen.run.tensors.items() if tensor.requires_grad]
     if not trained:
-        raise BrokenError("no result has a gradient, and the model has parameters that ask for one")
+        raise BrokenError("no result has a gradient, but parameters of the model require one")
 
     def loss_of_run(seen: ModelRun) -> Tensor:
         if subject.loss is not None:
@@ -64,15 +64,15 @@ def gradients(subject: ModelSubject, case: Case) -> dict[str, float]:
         worst = max(worst, apart)
         if len(part) == 1 and not apart <= NEAR:
             raise BrokenError(
-                f"the gradient of {part[0]} along a random direction is {found:.6g}, and by differences {expected:.6g}",
+                f"the gradient of {part[0]} along a random direction is {found:.6g}, but by differences {expected:.6g}",
                 found=found,
                 expected=expected,
             )
-    raise BrokenError(f"the gradient of all weights together lies {worst:.2g} from differences, next to its size")
+    raise BrokenError(f"the gradient of all weights together differs from differences by {worst:.2g} of its size")
 
 
-def _off_kinks(model: Any) -> Any:
-    """A copy with weights moved a little: a bias of 0 after a norm of one row leaves ReLU at its kink."""
+def _with_moved_weights(model: Any) -> Any:
+    """Return a copy with slightly changed weights, because zero weights may put ReLU at its kink."""
     if not isinstance(model, nn.Module):
         return model
     moved, generator = copy.deepcopy(model), torch.Generator().manual_seed(1)
@@ -84,24 +84,24 @@ def _off_kinks(model: Any) -> Any:
 
 @claim("second derivatives", SubjectKind.MODEL)
 def second_derivatives(subject: ModelSubject, case: Case) -> None:
-    """Padding changes no derivative by an input, nor the gradient of a loss of these derivatives; all are finite.
+    """Check that padding changes no derivative by an input and no second derivative, and all are finite.
 
     Tried: the slope of the loss by the floating point inputs of real nodes and edges, and the slope of its square by
-    the weights, as training on forces takes them, with least padding and with more.
+    the weights (as in training on forces), are compared between least and more padding.
 
-    Cause: the length of padding edges, which is 0: a root or norm of it has no derivative, or none of second order, as
-    training on forces needs. Give them one first, torch.where(batch.edges_mask.unsqueeze(1), vec, 1.0).
+    Cause: padding edges have length 0, where a root or a norm has no derivative, or no second derivative, which
+    training on forces needs. Replace their vectors first, torch.where(batch.edges_mask.unsqueeze(1), vec, 1.0).
     """
     least, more = (_slopes(subject, case, padding) for padding in (0, MORE))
     for name, expected in least.items():
         apart = difference(more[name], expected, subject.tolerance, scale=noise_of(least))
         if apart is not None or not expected.isfinite().all():
-            found = "not finite" if apart is None else f"{apart.found:.6g} with more padding, {apart.expected:.6g}"
+            found = "not finite" if apart is None else f"{apart.found:.6g} with more padding, but {apart.expected:.6g}"
             raise BrokenError(f"{name} is {found} with the least padding")
 
 
 def _slopes(subject: ModelSubject, case: Case, padding: int) -> dict[str, Tensor]:
-    """The derivatives of the loss by inputs, and of the mean square of those by weights, by name."""
+    """Return the derivatives of the loss by inputs, and of their mean square by weights, by name."""
     leaves: dict[str, Tensor] = {}
 
     def watch(batch: Batch) -> Batch:

@@ -1,4 +1,4 @@
-"""What a model may take for granted of its inputs, and may leave behind: nothing."""
+"""Claims about inputs: any memory layout is accepted, and a call leaves nothing behind."""
 
 import math
 from functools import partial
@@ -12,16 +12,16 @@ from popgeo.testing.claims import BrokenError, Case, NotTriedError, SubjectKind,
 from popgeo.testing.differences import difference, loss_of, require_alike
 from popgeo.testing.model_subject import ModelSubject
 
-_FLOAT32 = 1e-3  # how far float32 may lie from float64, next to the largest entry
+_FLOAT32 = 1e-3  # largest difference between float32 and float64, relative to the largest entry
 
 
 def _strided(tensor: Tensor) -> Tensor:
-    """The same numbers, each row's apart in memory."""
+    """Return the same numbers with gaps between them in memory."""
     return torch.stack([tensor, torch.zeros_like(tensor)], -1)[..., 0]
 
 
 def _shifted(tensor: Tensor) -> Tensor:
-    """The same numbers, somewhere within a larger block of memory."""
+    """Return the same numbers with an offset in a larger block of memory."""
     return torch.cat([tensor.flatten()[:1], tensor.flatten()])[1:].view(tensor.shape) if tensor.numel() else tensor
 
 
@@ -34,12 +34,12 @@ _LAYOUTS = {
 
 @claim("layout of inputs", SubjectKind.MODEL, settings=[{"layout": name} for name in _LAYOUTS])
 def layout(subject: ModelSubject, case: Case) -> None:
-    """How the numbers of an input lie in memory changes nothing.
+    """Check that the memory layout of an input changes no result.
 
-    Tried: inputs that are not contiguous, transposed in memory, and that begin within a larger block.
+    Tried: inputs that are not contiguous, transposed in memory, or begin inside of a larger block.
 
-    Cause: a kernel that reads memory and takes it to be contiguous: call .contiguous() first; or .view, where .reshape
-    takes any layout.
+    Cause: a kernel assumes contiguous memory, or the model calls .view. Call .contiguous() first, or .reshape, which
+    accepts any layout.
     """
     name = case.settings["layout"]
 
@@ -53,11 +53,11 @@ def layout(subject: ModelSubject, case: Case) -> None:
 
 @claim("inputs stay", SubjectKind.MODEL)
 def inputs_stay(subject: ModelSubject, case: Case) -> None:
-    """A call changes nothing in the batch that it is given.
+    """Check that a call changes nothing in its batch.
 
-    Tried: the batch before and after a call, attribute by attribute.
+    Tried: the batch before and after a call is compared, attribute by attribute.
 
-    Cause: an operation in place, or an attribute that is set on the batch: work on a copy, or on copy.copy(batch).
+    Cause: an operation in place, or a new attribute of the batch. Work on a copy, or on copy.copy(batch).
     """
     before: dict[str, Any] = {}
 
@@ -83,11 +83,11 @@ def _same(one: Any, other: Any) -> bool:
 
 @claim("no memory", SubjectKind.MODEL)
 def no_memory(subject: ModelSubject, case: Case) -> None:
-    """What a model in evaluation makes of a batch does not depend on the batches that it saw before.
+    """Check that results in evaluation do not depend on earlier batches.
 
-    Tried: a batch after another one of the same model, next to the batch alone, in evaluation.
+    Tried: a batch after another batch of the same model is compared to the batch alone, in evaluation.
 
-    Cause: something of the first batch that is kept, such as normalized weights (cached=True), sizes or a mask: keep
+    Cause: the model keeps values of the first batch, such as normalized weights (cached=True), sizes or a mask. Keep
     nothing that depends on data.
     """
     alone, after = subject.see(case.graphs), subject.see(case.graphs, before=subject.graphs[::-1])
@@ -96,14 +96,15 @@ def no_memory(subject: ModelSubject, case: Case) -> None:
 
 @claim("evaluation", SubjectKind.MODEL)
 def evaluation(subject: ModelSubject, case: Case) -> None:
-    """In evaluation a model drops nothing, and keeps its buffers.
+    """Check that a model in evaluation drops nothing and keeps its buffers.
 
-    Tried: two calls in evaluation with two seeds, with dropout as the model has it; buffers before and after.
+    Tried: two calls in evaluation with different seeds and active dropout are compared; so are buffers before and
+    after.
 
-    Cause: F.dropout without training=self.training, or running statistics that do not ask self.training.
+    Cause: F.dropout without training=self.training, or running statistics that ignore self.training.
     """
     if subject.is_random:
-        raise NotTriedError("the model is random in evaluation, dropout aside")
+        raise NotTriedError("the model is random in evaluation, even without dropout")
     one, other = (subject.see(case.graphs, seed=seed, dropout=True) for seed in (0, 1))
     subject.compare(other, one, "the seed of dropout", rows_only=True)
     buffers = dict(subject.evaluated.named_buffers()) if isinstance(subject.evaluated, torch.nn.Module) else {}
@@ -114,12 +115,12 @@ def evaluation(subject: ModelSubject, case: Case) -> None:
 
 @claim("float32", SubjectKind.MODEL)
 def float32(subject: ModelSubject, case: Case) -> dict[str, float]:
-    """In float32 a model gives what it gives in float64, but for rounding.
+    """Check that results in float32 equal the results in float64 except for rounding.
 
-    Tried: the model and the graphs in float64, next to the same in float32, in evaluation.
+    Tried: the model and the graphs in float64 are compared to float32, in evaluation.
 
-    Cause: numbers that cancel: a variance as mean of squares less square of mean, a distance by squares of lengths,
-    differences of running sums, or whole numbers kept as float32.
+    Cause: numbers that cancel: a variance as mean of squares minus square of mean, a distance from squares of lengths,
+    differences of running sums, or large integers in float32.
     """
     single, double = subject.see(case.graphs), subject.see(case.graphs, wide=True)
     worst = 0.0
@@ -129,7 +130,7 @@ def float32(subject: ModelSubject, case: Case) -> dict[str, float]:
             continue
         if found.dtype != torch.float32:
             raise NotTriedError(f"{name} is {found.dtype}".replace("torch.", ""))
-        words = "is {found:.6g} in float32 and {expected:.6g} in float64; {allowed:.1e} apart is allowed"
+        words = "is {found:.6g} in float32, but {expected:.6g} in float64; {allowed:.1e} is allowed"
         require_alike(name, found.double(), expected.double(), _FLOAT32, words)
         gap = (found.double() - expected).detach().abs().amax() if found.numel() else torch.zeros(())
         worst = max(worst, float(gap))
@@ -138,12 +139,12 @@ def float32(subject: ModelSubject, case: Case) -> dict[str, float]:
 
 @claim("lone nodes", SubjectKind.MODEL)
 def lone_nodes(subject: ModelSubject, case: Case) -> None:
-    """A graph of a single node without neighbors has finite results and gradients.
+    """Check that a graph of a single node without neighbors has finite results and gradients.
 
-    Tried: a graph of one node without edges next to the others; results and gradients are to be finite.
+    Tried: a graph of one node without edges is added to the others; results and gradients must be finite.
 
-    Cause: a division by a number of neighbors or by a variance that is zero, or the logarithm or maximum of nothing:
-    clamp what is divided by.
+    Cause: a division by zero neighbors or by a zero variance, or the logarithm or maximum of nothing. Clamp the
+    divisor.
     """
     few = case.graphs[: max(subject.num_graphs - 2, 1)] if subject.num_graphs else case.graphs
     lone = first_nodes(few[0], 1)
@@ -154,16 +155,16 @@ def lone_nodes(subject: ModelSubject, case: Case) -> None:
         for name, tensor in {**run.tensors, **{f"the gradient of {name}": x for name, x in slopes.items()}}.items():
             if not tensor.isfinite().all():
                 worst = next(x for x in tensor.flatten().tolist() if not math.isfinite(x))
-                raise BrokenError(f"{name} is {worst} where a graph has one node and no edge")
+                raise BrokenError(f"{name} is {worst} for a graph of one node without edges")
 
 
 def first_nodes(graph: Any, number: int) -> Any:
-    """The graph of the first nodes, without edges.
+    """Return the graph of the first nodes, without edges.
 
     Raises:
-        NotTriedError: it has several types, or fewer nodes.
+        NotTriedError: the graph has several types, or too few nodes.
     """
     if not hasattr(graph, "subgraph") or hasattr(graph, "node_types") or graph.num_nodes < number:
-        raise NotTriedError(f"it takes a graph of one type with {number} nodes")
+        raise NotTriedError(f"it needs a graph of one type with {number} nodes")
     kept = graph.subgraph(torch.arange(graph.num_nodes) < number)
     return kept.edge_subgraph(torch.zeros(kept.num_edges, dtype=torch.bool)) if "edge_index" in graph else kept

@@ -1,4 +1,4 @@
-"""A model as claims see it: how it is called, on which batches, and what it left when it ran."""
+"""A model as the subject of claims: its calls, its batches, and its results."""
 
 import copy
 import inspect
@@ -18,11 +18,11 @@ from popgeo.datasets import Molecules
 from popgeo.testing.claims import BrokenError, Claim, NotTriedError, Subject, SubjectKind
 from popgeo.testing.compare_runs import ModelRun, compare_runs, kinds_of_rows
 from popgeo.testing.differences import difference
-from popgeo.testing.fixed_batches import FixedBatch, Garbage, a_few, fixed_batch
+from popgeo.testing.fixed_batches import FixedBatch, Garbage, first_graphs, fixed_batch
 from popgeo.testing.observe import observe
 
-_KEPT = 40  # runs
-MORE = 5  # graphs of padding beyond the least; nodes and edges grow by multiples of it
+_KEPT = 40  # runs in the cache
+MORE = 5  # padding graphs beyond the minimum; padding nodes and edges are multiples of it
 _CALL = (
     "call=lambda model, batch: model(batch.x, ...), or name a factory that returns ModelSubject(what=model, "
     "graphs=graphs, call=call)."
@@ -31,20 +31,20 @@ _CALL = (
 
 @dataclass(frozen=True, kw_only=True)
 class ModelSubject(Subject):
-    """A module or a function of a batch.
+    """A module, or a function of a batch.
 
     Attributes:
-        call: Calls the model as `call(model, batch)`, where `model` is a copy of it. Otherwise it gets the attributes
-            of the batch that its arguments are named for, or the batch itself if it has one argument of its own.
-        loss: What gradients are taken of, as `loss(result, batch)`. Otherwise it is the sum of the scalar results, or
-            without any the mean square of the real rows of all results.
-        num_graphs: Graphs of each batch, padding included, of a model that is built for a fixed number of them.
-        tolerance: Largest difference allowed, relative to the largest entry of the same tensor; 1e-4 by default, 1e-8
-            in float64.
-        cutoff: The distance from which on two atoms do not see each other; the model's own `cutoff` otherwise.
-        energy: The key under which the model returns energies, one for each graph.
-        forces: That of forces, one row for each node.
-        vectors: The attributes of graphs that turn in space with them.
+        call: Function `call(model, batch)` that calls a copy of the model. Default: the model's arguments are
+            attributes of the batch of the same names, or the whole batch if its only argument has another name.
+        loss: Loss function `loss(result, batch)`. Default: the sum of the scalar results, or without scalars the mean
+            square of the real rows of all results.
+        num_graphs: Graphs of each batch, padding included, for a model with a fixed number of graphs.
+        tolerance: Largest difference relative to the largest entry of the same tensor. Default: 1e-4, or 1e-8 in
+            float64.
+        cutoff: Largest distance at which two atoms interact. Default: the model's own `cutoff`.
+        energy: Key of the energies in the model's result, one per graph.
+        forces: Key of the forces in the model's result, one row per node.
+        vectors: Attributes of graphs that rotate in space with the graphs.
     """
 
     kind: ClassVar[SubjectKind] = SubjectKind.MODEL
@@ -61,13 +61,13 @@ class ModelSubject(Subject):
 
     def __post_init__(self) -> None:
         if not self.graphs:
-            object.__setattr__(self, "graphs", tuple(a_few(Molecules(), 4)))
+            object.__setattr__(self, "graphs", tuple(first_graphs(Molecules(), 4)))
         if not callable(self.what):
             raise ValueError(f"{type(self.what).__name__} is neither a module nor a function. Pass a model, or kind=.")
 
     @cached_property
     def modes(self) -> list[Any]:
-        """The model as it is, unless it is random then, and, last, in evaluation; a function has one mode."""
+        """The model in its own mode, if it is not random then, and in evaluation; a function has one mode."""
         if not isinstance(self.what, nn.Module) or not any(module.training for module in self.what.modules()):
             return [self.what]
         return [self.evaluated] if self._is_random_in(self.what) else [self.what, self.evaluated]
@@ -78,7 +78,7 @@ class ModelSubject(Subject):
         return copy.deepcopy(self.what).eval() if isinstance(self.what, nn.Module) else self.what
 
     def run(self, model: Any, batch: Batch) -> Any:
-        """Calls the model with a batch."""
+        """Call the model with a batch."""
         if self.call is not None:
             return self.call(model, batch)
         args, kwargs = _arguments(model, batch)
@@ -96,24 +96,24 @@ class ModelSubject(Subject):
         before: Sequence[Data | HeteroData] = (),
         **how: Any,
     ) -> ModelRun:
-        """Runs a copy of the model on these graphs.
+        """Run a copy of the model on these graphs.
 
         Args:
-            graphs: Without padding.
-            model: The model in one of its modes; in evaluation otherwise.
-            padding: See `fixed_batch`; a model of a fixed number of graphs always has some.
-            garbage: The content of padding.
-            change: A change of the batch before the model sees it.
-            wide: Whether model and graphs are in float64.
-            before: Other graphs, of which the same copy sees a batch first.
-            how: As of `observe`.
+            graphs: Graphs without padding.
+            model: The model in one of its modes. Default: in evaluation.
+            padding: Padding of `fixed_batch`. A model with a fixed number of graphs always has some.
+            garbage: Content of padding.
+            change: Function that changes the batch before the model runs.
+            wide: Whether the model and the graphs are in float64.
+            before: Other graphs, on which the same copy runs first.
+            how: Arguments of `observe`.
 
         Raises:
             NotTriedError: the model does not run in float64.
         """
         few = graphs if self.num_graphs is None else graphs[: max(self.num_graphs - 1, 1)]
         model = self.evaluated if model is None else model
-        # The same run serves many claims; the kept results hold the graphs and the model, so that ids stay theirs.
+        # Many claims use the same run. The cache keeps the graphs and the model, so that their ids stay unique.
         key = (*map(id, few), id(model), padding, str(garbage), wide)
         plain = change is None and not before and not how
         if plain and key in self._runs:
@@ -129,7 +129,7 @@ class ModelSubject(Subject):
             return self.run(copied, made.batch)
 
         default = torch.get_default_dtype()
-        torch.set_default_dtype(torch.float64 if wide else default)  # of tensors that the model makes
+        torch.set_default_dtype(torch.float64 if wide else default)  # for new tensors of the model
         try:
             seen = observe(used, run, **how)
         except (RuntimeError, TypeError) as error:
@@ -146,7 +146,7 @@ class ModelSubject(Subject):
         return found
 
     def _batch(self, graphs: Sequence[Any], padding: int | None, garbage: Garbage, dtype: Any) -> FixedBatch:
-        """A batch whose floating point numbers have the type of the model's weights."""
+        """Return a batch with floating point numbers of the type of the model's weights."""
         padding = 0 if padding is None and self.num_graphs is not None else padding
         made = fixed_batch(graphs, padding=padding, garbage=garbage, num_graphs=self.num_graphs)
         if dtype is not None:
@@ -156,22 +156,22 @@ class ModelSubject(Subject):
     def compare(
         self, found: ModelRun, expected: ModelRun, why: str, model: Any = None, *, rows_only: bool = False
     ) -> None:
-        """Raises BrokenError where two runs of a model in one of its modes differ.
+        """Raise BrokenError if two runs of a model in one mode differ.
 
         Args:
             found: A run.
-            expected: Another, on the same graphs.
-            why: In what they differ.
-            model: The model in that mode; in evaluation otherwise.
-            rows_only: Whether only the results of graphs, nodes and edges are compared.
+            expected: Another run on the same graphs.
+            why: The difference between the runs.
+            model: The model in this mode. Default: in evaluation.
+            rows_only: Whether to compare only results with rows of graphs, nodes and edges.
         """
         known: dict[str, Any] = {"kinds": self.kinds(model), "loss": self.loss, "tolerance": self.tolerance}
         compare_runs(found, expected, why, rows_only=rows_only, **known)
 
     def unless_rounded(self, check: Callable[[bool], None]) -> None:
-        """Runs a check in the model's own type; a small difference counts only if it is there in float64, too.
+        """Run a check in the model's own type; small differences count only if float64 confirms them.
 
-        Slopes that are zero but for rounding, as those before a norm, differ with any change of order.
+        Slopes that are zero except for rounding, such as slopes before a norm, differ with any change of order.
         """
         try:
             check(False)
@@ -185,43 +185,43 @@ class ModelSubject(Subject):
                 raise error from None
 
     def named(self, seen: ModelRun, key: str | int) -> Tensor | None:
-        """The result that is returned under a key; None if none is."""
+        """Return the result with a key; None if there is no such result."""
         return next((seen.run.tensors[n] for n in (f"result[{key!r}]", f"result.{key}") if n in seen.run.tensors), None)
 
     def kinds(self, model: Any = None) -> dict[str, str | None]:
-        """For each result, in a mode, whether it has a row for each graph, node or edge."""
+        """Return for each result in a mode whether it has a row per graph, node or edge."""
         if id(model) not in self._kinds:
             least, more = (self.see(self.graphs, model=model, padding=padding) for padding in (0, MORE))
             self._kinds[id(model)] = kinds_of_rows(more, least)
         return self._kinds[id(model)]
 
     def prepare(self) -> None:
-        """Runs it once on a plain batch."""
+        """Run the model once on a simple batch."""
         batch = fixed_batch(self.graphs, padding=0, garbage=0.0).batch
         names = [] if self.call else list(_arguments(self.what, batch)[1])
         for weight in self.what.parameters() if isinstance(self.what, nn.Module) else ():
             if weight.device.type != "cpu":
-                raise ValueError(f"{self.name} is on {weight.device}; the kit runs on the processor: pass model.cpu().")
+                raise ValueError(f"{self.name} is on {weight.device}, but the kit runs on the CPU. Pass model.cpu().")
         try:
             self.see(self.graphs, model=self.modes[0])
         except Exception as error:
             if isinstance(error, ValueError) and "no tensor" in str(error):
                 raise
-            given = "what call gives it" if self.call is not None else ", ".join(names) or "a batch"
+            given = "call=" if self.call is not None else ", ".join(names) or "a batch"
             raise ValueError(
                 f"{self.name} does not run on a batch of {len(self.graphs)} graphs ({self.graphs[0]}) with {given}: "
-                f"{described(error)}\nWhich graphs does it take, and how is it called? Pass graphs=[...] and {_CALL}"
+                f"{described(error)}\nPass graphs that the model accepts as graphs=[...], and {_CALL}"
             ) from error
 
     def why_not(self, claim: Claim) -> str:
-        """Reports that the model is random: its results never repeat, so no claim can be tried."""
+        """Return the reason that the model is random, because random results never repeat."""
         if self.is_random and claim.name != "evaluation":
-            return "the model is random in evaluation: its results differ with each seed and cannot be compared"
+            return "the model is random in evaluation, so its results cannot be compared"
         return ""
 
     @cached_property
     def is_random(self) -> bool:
-        """Whether its results in evaluation change with torch's seed, dropout aside."""
+        """Whether its results in evaluation depend on torch's seed, without dropout."""
         return self._is_random_in(None)
 
     def _is_random_in(self, mode: Any) -> bool:
@@ -232,19 +232,19 @@ class ModelSubject(Subject):
 
 
 def _dtype(model: Any) -> torch.dtype | None:
-    """The floating point type of the model's weights; None if it has no floating point weights."""
+    """Return the floating point type of the model's weights; None without floating point weights."""
     weights = (*model.parameters(), *model.buffers()) if isinstance(model, nn.Module) else ()
     return next((weight.dtype for weight in weights if weight.is_floating_point()), None)
 
 
 def _arguments(model: Any, batch: Batch) -> tuple[Sequence[Any], Mapping[str, Any]]:
-    """What the model is called with: attributes of the batch by name, or the whole batch.
+    """Return the arguments of the model: attributes of the batch by name, or the whole batch.
 
     Raises:
-        ValueError: it needs an argument that no attribute is named for.
+        ValueError: the batch has no attribute with the name of an argument.
     """
     try:
         signature = inspect.signature(model.forward if isinstance(model, nn.Module) else model)
     except (TypeError, ValueError):
         return [batch], {}
-    return BatchArguments(signature, f"Which factory makes it and says how it is called? Pass {_CALL}")([batch], {})
+    return BatchArguments(signature, f"Pass {_CALL}")([batch], {})

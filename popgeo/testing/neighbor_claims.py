@@ -1,4 +1,4 @@
-"""What a list of neighbors promises, against all pairs of atoms and images, one by one."""
+"""Claims about a neighbor list, checked against all pairs of atoms and images."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -12,15 +12,15 @@ from torch_geometric.data import Data
 
 from popgeo.testing.claims import BrokenError, Case, NotTriedError, Subject, SubjectKind, claim
 
-_NEAR = 1e-5  # of the cutoff: pairs so near to it may be listed or not, as numbers are rounded
+_NEAR = 1e-5  # share of the cutoff; pairs so close to the cutoff may be listed or not, because of rounding
 _LAYOUTS = ("columns", "strided", "read-only")
-_CROWD = 31  # neighbors of an atom; lists that keep a fixed number of them often keep 32
+_CROWD = 31  # neighbors of an atom; lists of a fixed number often hold 32
 
-Row = tuple[int, ...]  # centre i, neighbor j, and the image of j in cells
+Row = tuple[int, ...]  # center i, neighbor j, and the image of j in cells
 
 
 def structure(positions: Any, cell: Any = None, pbc: Sequence[bool] = (), cutoff: float = 3.0) -> Data:
-    """Atoms, a cell whose rows are its vectors, and how far neighbors reach."""
+    """Return atoms, a cell with its vectors as rows, and the cutoff of neighbors."""
     return Data(
         pos=torch.as_tensor(np.array(positions), dtype=torch.float64).view(-1, 3),
         cell=torch.as_tensor(np.zeros((3, 3)) if cell is None else np.array(cell, dtype=float)).view(1, 3, 3),
@@ -30,7 +30,7 @@ def structure(positions: Any, cell: Any = None, pbc: Sequence[bool] = (), cutoff
 
 
 def structures() -> list[Data]:
-    """Molecules and crystals, each of which some list has been wrong about."""
+    """Return molecules and crystals on which existing neighbor lists have failed."""
     draw = np.random.default_rng(0)
 
     def within(cell: Any, number: int) -> np.ndarray:
@@ -58,10 +58,10 @@ def structures() -> list[Data]:
 
 
 def all_pairs(atoms: Data, cutoff: float) -> dict[Row, float]:
-    """How far apart the atoms and images nearer than a cutoff are, by centre, neighbor and image."""
+    """Return the distances below a cutoff between atoms and images, by center, neighbor and image."""
     pos, cell, pbc = atoms.pos.double().numpy(), atoms.cell[0].double().numpy(), atoms.pbc[0].numpy()
     whole = np.where(pbc[:, None], cell, 0)
-    inverse = np.linalg.pinv(whole)  # its columns are as long as 1 / the distance of two opposite faces
+    inverse = np.linalg.pinv(whole)  # the length of a column is 1 / the distance of two opposite faces
     spread = np.ptp(pos @ inverse, axis=0) if len(pos) else np.zeros(3)
     reach = np.where(pbc, np.ceil(cutoff * np.linalg.norm(inverse, axis=0) + spread), 0).astype(int)
     images = np.stack(np.meshgrid(*(np.arange(-n, n + 1) for n in reach), indexing="ij"), -1).reshape(-1, 3)
@@ -75,10 +75,10 @@ def all_pairs(atoms: Data, cutoff: float) -> dict[Row, float]:
 
 @dataclass(frozen=True, kw_only=True)
 class NeighborSubject(Subject):
-    """A list of neighbors, as a function `(positions, cell, pbc, cutoff)` that returns `i, j, S`.
+    """A neighbor list, as a function `(positions, cell, pbc, cutoff)` that returns `i, j, S`.
 
-    Positions [n, 3], cell [3, 3] and pbc [3] are arrays of numpy; atom j, moved by `S @ cell`, neighbors atom i.
-    A ValueError or a NotImplementedError is a refusal: that structure is passed over.
+    Positions [n, 3], cell [3, 3] and pbc [3] are numpy arrays; atom j, shifted by `S @ cell`, is a neighbor of atom i.
+    If the function raises ValueError or NotImplementedError, the structure is skipped.
     """
 
     kind: ClassVar[SubjectKind] = SubjectKind.NEIGHBOR_LIST
@@ -89,28 +89,30 @@ class NeighborSubject(Subject):
             object.__setattr__(self, "graphs", tuple(structures()))
 
     def prepare(self) -> None:
-        """Lists the neighbors of one structure."""
+        """List the neighbors of one structure."""
         if not callable(self.what):
-            raise ValueError("A list of neighbors is tried by a function of positions, cell, pbc and cutoff: i, j, S.")
+            raise ValueError(
+                "Pass a neighbor list as a function of positions, cell, pbc and cutoff that returns i, j, S."
+            )
         self.rows(self.graphs[0])
 
     def rows(self, atoms: Data, change: Callable[[np.ndarray], np.ndarray] = np.copy) -> list[Row]:
-        """Its rows, the arrays that it is given being changed by a function."""
+        """Return the rows of the list, after a function has changed its input arrays."""
         given = [change(tensor.numpy()) for tensor in (atoms.pos, atoms.cell[0], atoms.pbc[0])]
         parts = self.what(*given, float(atoms.cutoff))
         if not isinstance(parts, Sequence | np.ndarray) or len(parts) != 3:
-            raise ValueError(f"The list gives a {type(parts).__name__}; i, j and S are needed. Wrap it to return them.")
+            raise ValueError(f"The list returned a {type(parts).__name__}. Wrap it in a function that returns i, j, S.")
         i, j, image = (np.rint(np.asarray(part)).astype(int) for part in parts)
         return [(*map(int, row),) for row in np.column_stack([i, j, image.reshape(len(i), 3)])]
 
 
-def _calm(subject: NeighborSubject, case: Case) -> Iterator[tuple[str, Data, list[Row], dict[Row, float]]]:
-    """What to call each structure that is neither crowded nor refused, it, the rows of the list, and all pairs."""
+def _structures_to_try(subject: NeighborSubject, case: Case) -> Iterator[tuple[str, Data, list[Row], dict[Row, float]]]:
+    """Yield name, structure, rows of the list and all pairs of each structure that is neither crowded nor refused."""
     refused = "structures are crowded"
     tried = 0
     for number, atoms in enumerate(case.graphs):
         pairs = all_pairs(atoms, float(atoms.cutoff) * (1 + _NEAR))
-        if _most(pairs) <= _CROWD:
+        if _most_neighbors(pairs) <= _CROWD:
             try:
                 rows = subject.rows(atoms)
             except (ValueError, NotImplementedError) as error:
@@ -122,8 +124,8 @@ def _calm(subject: NeighborSubject, case: Case) -> Iterator[tuple[str, Data, lis
         raise NotTriedError(f"no structure can be tried: {refused}")
 
 
-def _most(pairs: dict[Row, float]) -> int:
-    """How many neighbors the atom has that has most."""
+def _most_neighbors(pairs: dict[Row, float]) -> int:
+    """Return the largest number of neighbors of an atom."""
     return max(Counter(row[0] for row in pairs).values(), default=0)
 
 
@@ -131,11 +133,11 @@ Compare = Callable[[list[Row], dict[Row, float], float], Iterator[str]]
 
 
 def _against_all_pairs(name: str) -> Callable[[Compare], Compare]:
-    """Makes a claim of a function that yields each difference between a list's rows and all pairs."""
+    """Register a claim from a function that yields each difference between rows and all pairs."""
 
     def register(compare: Compare) -> Compare:
         def check(subject: NeighborSubject, case: Case) -> None:
-            for where, atoms, rows, pairs in _calm(subject, case):
+            for where, atoms, rows, pairs in _structures_to_try(subject, case):
                 for wrong in compare(rows, pairs, float(atoms.cutoff)):
                     raise BrokenError(f"{where}: {wrong}")
 
@@ -146,46 +148,48 @@ def _against_all_pairs(name: str) -> Callable[[Compare], Compare]:
     return register
 
 
-def _sure(pairs: dict[Row, float], cutoff: float) -> dict[Row, float]:
+def _clearly_within(pairs: dict[Row, float], cutoff: float) -> dict[Row, float]:
     return {row: distance for row, distance in pairs.items() if distance < cutoff * (1 - _NEAR)}
 
 
 @_against_all_pairs("complete")
 def every_pair_is_listed(rows: list[Row], pairs: dict[Row, float], cutoff: float) -> Iterator[str]:
-    """Any two atoms within the cutoff, whichever their images, are neighbors.
+    """Check that any two atoms with an image within the cutoff are neighbors.
 
-    Tried: molecules, crystals, thin, skewed, left-handed and partly periodic cells, atoms outside of theirs.
+    Tried: molecules, crystals, and thin, skewed, left-handed and partly periodic cells, with atoms outside of their
+    cells.
 
-    Cause: atoms outside the cell fall out of its bins, images are looked for next door only, or pbc is all or none.
+    Cause: atoms outside of the cell fall out of its bins, only adjacent images are searched, or pbc is used as all or
+    none.
     """
     listed = {row[:2] for row in rows}
-    for row, distance in _sure(pairs, cutoff).items():
+    for row, distance in _clearly_within(pairs, cutoff).items():
         if row[0] != row[1] and row[:2] not in listed:
-            yield f"atoms {row[0]} and {row[1]} are {distance:.4g} apart, image {row[2:]}, and are not listed at all"
+            yield f"atoms {row[0]} and {row[1]} are {distance:.4g} apart, image {row[2:]}, but no image is listed"
 
 
 @_against_all_pairs("right images")
 def images_are_right(rows: list[Row], pairs: dict[Row, float], cutoff: float) -> Iterator[str]:
-    """A neighbor is listed once for each of its images within the cutoff, the atom's own among them.
+    """Check that a neighbor is listed once per image within the cutoff, and an atom's own images also.
 
-    Tried: as for complete; a pair that is listed must have each of its images, and an atom its own.
+    Tried: as for complete; each image of a listed pair must be listed, and each image of the atom itself.
 
-    Cause: one nearest image of each pair is taken, which thin cells have more of and rounding of fractional coordinates
-    misses in skewed ones; or S belongs to wrapped positions and is used with others.
+    Cause: only one nearest image of each pair is listed, but thin cells have more, and rounding of fractional
+    coordinates misses it in skewed cells; or S belongs to wrapped positions and is used with others.
     """
     listed, found = {row[:2] for row in rows}, {*rows}
-    for row, distance in _sure(pairs, cutoff).items():
+    for row, distance in _clearly_within(pairs, cutoff).items():
         if row not in found and (row[0] == row[1] or row[:2] in listed):
             yield f"image {row[2:]} of atom {row[1]}, {distance:.4g} from atom {row[0]}, is not listed"
 
 
 @_against_all_pairs("within the cutoff")
 def none_is_farther(rows: list[Row], pairs: dict[Row, float], cutoff: float) -> Iterator[str]:
-    """No neighbor lies beyond the cutoff.
+    """Check that no neighbor lies beyond the cutoff.
 
-    Tried: the distance of each row is found from positions, cell and S.
+    Tried: the distance of each row is computed from positions, cell and S.
 
-    Cause: a skin is left in the list, a squared distance is compared, or the sign of S is that of the other direction.
+    Cause: the list contains a skin, compares a squared distance, or has S with the opposite sign.
     """
     far = [row for row in rows if row not in pairs and (row[0] != row[1] or any(row[2:]))]
     if far:
@@ -194,26 +198,26 @@ def none_is_farther(rows: list[Row], pairs: dict[Row, float], cutoff: float) -> 
 
 @_against_all_pairs("symmetric")
 def both_directions_are_listed(rows: list[Row], pairs: dict[Row, float], cutoff: float) -> Iterator[str]:
-    """If one atom is a neighbor of another, the other is of the first, by the opposite image.
+    """Check that each pair is listed in both directions, with opposite images.
 
-    Tried: each row i, j, S is looked for as j, i, -S.
+    Tried: for each row i, j, S the row j, i, -S is searched.
 
-    Cause: a half list, or one that drops by order in memory.
+    Cause: the list is a half list, or drops rows by their order in memory.
     """
-    sure, found = _sure(pairs, cutoff), {*rows}
+    sure, found = _clearly_within(pairs, cutoff), {*rows}
     for i, j, *image in rows:
         back = (j, i, *(-step for step in image))
         if (i, j, *image) in sure and back not in found:
-            yield f"{(i, j, *image)} is listed, and {back} is not"
+            yield f"{(i, j, *image)} is listed, but {back} is not"
 
 
 @_against_all_pairs("each once")
 def none_is_doubled(rows: list[Row], pairs: dict[Row, float], cutoff: float) -> Iterator[str]:
-    """No row comes twice, and no atom is its own neighbor without an image.
+    """Check that no row comes twice, and that no atom is its own neighbor without an image.
 
-    Tried: rows that come again, and atoms that neighbor themselves in their own cell, are counted.
+    Tried: repeated rows, and atoms that are their own neighbors in their own cell, are counted.
 
-    Cause: thin cells are walked over from both sides, a half list is doubled with its own images, or i = j is left in.
+    Cause: thin cells are searched from both sides, a half list is doubled with its own images, or i = j is not removed.
     """
     for row, times in Counter(rows).items():
         if times > 1 or (row[0] == row[1] and not any(row[2:])):
@@ -222,21 +226,21 @@ def none_is_doubled(rows: list[Row], pairs: dict[Row, float], cutoff: float) -> 
 
 @claim("capacity is loud", SubjectKind.NEIGHBOR_LIST)
 def capacity_is_loud(subject: NeighborSubject, case: Case) -> None:
-    """Where an atom has more neighbors than the list holds, there is an error.
+    """Check that an atom with more neighbors than the list can hold raises an error.
 
-    Tried: structures in which atoms have more than 31 neighbors; any error is as good as all of them.
+    Tried: structures with more than 31 neighbors of an atom; either all rows or any error is accepted.
 
-    Cause: arrays of one size are filled and the rest is dropped, as radius_graph of PyG does with its
-    max_num_neighbors=32: count them, and raise if there are more.
+    Cause: arrays of a fixed size are filled and the rest is dropped, as in PyG's radius_graph with
+    max_num_neighbors=32. Count the neighbors, and raise an error if there are more.
     """
     crowded = 0
     for number, atoms in enumerate(case.graphs):
-        pairs = _sure(all_pairs(atoms, float(atoms.cutoff)), float(atoms.cutoff))
-        if _most(pairs) > _CROWD:
+        pairs = _clearly_within(all_pairs(atoms, float(atoms.cutoff)), float(atoms.cutoff))
+        if _most_neighbors(pairs) > _CROWD:
             crowded += 1
             try:
                 missing = {*pairs} - {*subject.rows(atoms)}
-            except Exception:  # loud, in whatever words
+            except Exception:  # any error is loud
                 continue
             if missing:
                 raise BrokenError(f"structure {number}: {len(missing)} of {len(pairs)} neighbors are dropped silently")
@@ -246,19 +250,19 @@ def capacity_is_loud(subject: NeighborSubject, case: Case) -> None:
 
 @claim("any memory layout", SubjectKind.NEIGHBOR_LIST, settings=[{"layout": name} for name in _LAYOUTS])
 def layout_does_not_matter(subject: NeighborSubject, case: Case) -> None:
-    """Neighbors depend on the numbers, and not on how they lie in memory.
+    """Check that neighbors do not depend on the memory layout of the arrays.
 
-    Tried: the same numbers in Fortran's order, as a view with strides, and read-only.
+    Tried: the same numbers in Fortran order, as a view with strides, and read-only.
 
-    Cause: a pointer is taken without regard to strides: make the array contiguous first (nequip 0.19's changelog).
+    Cause: a pointer is used without its strides. Make the array contiguous first (nequip 0.19's changelog).
     """
-    for where, atoms, rows, _ in _calm(subject, case):
-        others = {*rows} ^ {*subject.rows(atoms, partial(_laid_out, layout=case.settings["layout"]))}
+    for where, atoms, rows, _ in _structures_to_try(subject, case):
+        others = {*rows} ^ {*subject.rows(atoms, partial(_with_layout, layout=case.settings["layout"]))}
         if others:
             raise BrokenError(f"{where}: {len(others)} of {len(rows)} rows differ")
 
 
-def _laid_out(array: np.ndarray, layout: str) -> np.ndarray:
+def _with_layout(array: np.ndarray, layout: str) -> np.ndarray:
     if layout == "columns":
         return np.asfortranarray(array)
     if layout == "strided":
@@ -270,20 +274,20 @@ def _laid_out(array: np.ndarray, layout: str) -> np.ndarray:
 
 @claim("nothing is kept", SubjectKind.NEIGHBOR_LIST)
 def nothing_is_kept(subject: NeighborSubject, case: Case) -> None:
-    """Neighbors belong to the structure at hand, whatever was asked before.
+    """Check that neighbors depend only on the current structure, not on earlier structures.
 
-    Tried: a structure, then one whose atoms have moved, one of another cell, and the first again.
+    Tried: a structure, then one with moved atoms, one with another cell, and the first again.
 
-    Cause: a list with a skin is kept although atoms moved further, or the cell or pbc became others.
+    Cause: a list with a skin is kept although atoms moved too far, or the cell or pbc changed.
     """
-    for where, atoms, listed, expected in _calm(subject, case):
+    for where, atoms, listed, expected in _structures_to_try(subject, case):
         moved, strained = atoms.clone(), atoms.clone()
         moved.pos, strained.pos, strained.cell = 0.8 * atoms.pos.flip(0), 1.3 * atoms.pos, 1.3 * atoms.cell
         if {*listed} ^ {*expected}:
-            continue  # other claims are about that
-        for name, other in {"moved": moved, "strained": strained, "as it was": atoms}.items():
+            continue  # other claims report this
+        for name, other in {"moved": moved, "strained": strained, "again": atoms}.items():
             cutoff = float(other.cutoff)
             pairs, rows = all_pairs(other, cutoff * (1 + _NEAR)), {*subject.rows(other)}
-            wrong = {*_sure(pairs, cutoff)} - rows | (rows - {*pairs})
+            wrong = {*_clearly_within(pairs, cutoff)} - rows | (rows - {*pairs})
             if wrong:
-                raise BrokenError(f"{where}, {name}: {len(wrong)} rows differ, {min(wrong)} among them")
+                raise BrokenError(f"{where}, {name}: {len(wrong)} rows differ, such as {min(wrong)}")

@@ -1,4 +1,4 @@
-"""Runs a model once and keeps what can be seen of it: results, gradients, buffers, and what each part made."""
+"""One run of a model with its observable effects: results, gradients, buffers, and calls of submodules."""
 
 import copy
 from collections.abc import Callable, Iterator, Mapping
@@ -22,12 +22,12 @@ _DROPOUTS = {
 
 @dataclass(frozen=True, kw_only=True)
 class SubmoduleCall:
-    """One call of a submodule: what it was given first and what it returned first.
+    """One call of a submodule, with its first input and its first result.
 
     Attributes:
         name: Dotted name and class.
-        given: The first tensor among its arguments.
-        made: The first tensor among its results.
+        given: First tensor among its arguments.
+        made: First tensor among its results.
     """
 
     name: str
@@ -37,14 +37,14 @@ class SubmoduleCall:
 
 @dataclass(frozen=True, kw_only=True)
 class Observation:
-    """What a run of a model left.
+    """The effects of a run of a model.
 
     Attributes:
-        result: What it returned.
-        tensors: The tensors in that, by name, differentiable.
-        parameters: Those that are trained, by name; none in evaluation, where models may keep no graph.
-        buffers: As they are after the run, by name.
-        parts: The calls of submodules, in the order in which they ended.
+        result: Result of the model.
+        tensors: Tensors of the result, by name, differentiable.
+        parameters: Trained parameters, by name; empty in evaluation, where models may keep no graph.
+        buffers: Buffers after the run, by name.
+        parts: Calls of submodules, in the order of their ends.
     """
 
     result: Any
@@ -54,7 +54,7 @@ class Observation:
     parts: list[SubmoduleCall]
 
     def gradients(self, loss: Tensor) -> dict[str, Tensor]:
-        """The slope of a loss by each parameter; zero where the loss does not depend on it."""
+        """Return the slope of a loss by each parameter; zero if the loss does not depend on it."""
         if not self.parameters or not loss.requires_grad:
             return {}
         slopes = torch.autograd.grad(loss, list(self.parameters.values()), retain_graph=True, materialize_grads=True)
@@ -62,15 +62,15 @@ class Observation:
 
 
 def observe(model: Callable[..., Any], run: Callable[[Any], Any], seed: int = 0, dropout: bool = False) -> Observation:
-    """Runs a copy of a model, without dropout and with the same random numbers each time.
+    """Run a copy of a model, without dropout and with fixed random numbers.
 
     Dropout is left out because its random numbers depend on the shapes: other padding would drop other channels.
 
     Args:
-        model: A module, or a function.
-        run: Calls what it is given, the copy, as the model is called.
-        seed: Of the random numbers.
-        dropout: Whether dropout stays in.
+        model: Module or function.
+        run: Function that calls the copy.
+        seed: Seed of the random numbers.
+        dropout: Whether dropout stays active.
 
     Raises:
         ValueError: the model returns no tensor.
@@ -82,11 +82,11 @@ def observe(model: Callable[..., Any], run: Callable[[Any], Any], seed: int = 0,
         nullcontext() if dropout else _NoDropoutMode(),
         _record(module) as parts,
     ):
-        # `torch.manual_seed` formats the stack for each kind of device that is not there, which takes longer than a run
+        # `torch.manual_seed` formats the stack for each missing kind of device, which takes longer than a run
         seed_all = torch.manual_seed if torch.accelerator.is_available() else torch.default_generator.manual_seed
         seed_all(seed)
         result = run(module)
-    tensors = returned_tensors(result, ", or pass call=lambda model, batch: ... that takes them from it")
+    tensors = returned_tensors(result, ", or pass call=lambda model, batch: ... that extracts them")
     owner = module if isinstance(module, nn.Module) else nn.Module().eval()
     parameters = {name: p for name, p in owner.named_parameters() if p.requires_grad and owner.training}
     buffers = dict(owner.named_buffers())
@@ -102,7 +102,7 @@ class _NoDropoutMode(TorchFunctionMode):
 
 @contextmanager
 def _record(module: Any) -> Iterator[list[SubmoduleCall]]:
-    """The calls of all submodules while the block runs."""
+    """Yield a list that collects the calls of all submodules during the block."""
     parts: list[SubmoduleCall] = []
 
     def note(name: str, part: nn.Module, args: Any, kwargs: Any, result: Any) -> None:
@@ -111,11 +111,11 @@ def _record(module: Any) -> Iterator[list[SubmoduleCall]]:
 
     with ExitStack() as hooks:
         for name, part in module.named_modules() if isinstance(module, nn.Module) else ():
-            if name and not isinstance(part, torch.jit.ScriptModule):  # which takes no hook
+            if name and not isinstance(part, torch.jit.ScriptModule):  # a ScriptModule accepts no hook
                 hooks.enter_context(part.register_forward_hook(partial(note, name), with_kwargs=True))
         yield parts
 
 
 def _first(values: Any) -> Tensor | None:
-    """A copy of the first tensor with entries to compare."""
+    """Return a copy of the first floating point tensor."""
     return next((tensor.detach().clone() for _, tensor in named_tensors(values) if tensor.is_floating_point()), None)

@@ -1,4 +1,4 @@
-"""The smallest case that still fails, fewest graphs, then nodes, then edges; and that case as a script for an issue."""
+"""The smallest case that still fails, and its script for an issue."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -17,12 +17,12 @@ from popgeo.testing.claims import Case, Claim, Subject
 
 
 def shrink(case: Case, fails: Callable[[Case], bool], tries: int = 200) -> Case:
-    """A case that fails with as few graphs, nodes and edges as were found in that many tries.
+    """Return a failing case with few graphs, then few nodes, then few edges, within a number of tries.
 
     Args:
-        case: Fails.
-        fails: Whether a smaller case does.
-        tries: How often that is asked at most.
+        case: Failing case.
+        fails: Function that checks whether a smaller case fails.
+        tries: Largest number of calls of `fails`.
 
     Example:
         >>> from torch_geometric.data import Data
@@ -56,7 +56,7 @@ def shrink(case: Case, fails: Callable[[Case], bool], tries: int = 200) -> Case:
 
 
 def _cut(store: FlatStore, axis: Axis, ids: np.ndarray) -> FlatStore:
-    """The dataset with these rows of an axis only, and without the edges that lose an end."""
+    """Return the dataset with only these rows of an axis, without the edges that lose an end."""
     keep = torch.zeros(int(store.row_pointers[axis][-1]), dtype=torch.bool)
     keep[torch.from_numpy(ids)] = True
     masks: dict[Axis, Tensor] = {}
@@ -71,7 +71,7 @@ def _cut(store: FlatStore, axis: Axis, ids: np.ndarray) -> FlatStore:
 
 
 def _fewest(number: int, still: Callable[[np.ndarray], bool], least: int) -> np.ndarray:
-    """The numbers below `number` that are left when whatever can go has gone: halves first, single ones last."""
+    """Return the numbers below `number` that remain after removing every removable block, the largest blocks first."""
     kept: np.ndarray = np.arange(number)
     size = max(number // 2, 1)
     while size and len(kept) > least:
@@ -90,7 +90,7 @@ _WIDEST = 110
 
 
 def issue_script(subject: Subject, claim: Claim, case: Case) -> str:
-    """A program that tries one claim on one case and prints what comes of it; it needs popgeo and the subject."""
+    """Return a program that tries one claim on one case and prints the finding; it needs popgeo and the subject."""
     heads = ["import torch", "from torch_geometric.data import Data, HeteroData"]
     graphs = "".join(f"    {_graph(graph)},\n" for graph in case.graphs)
     settings = _literal(case.settings)
@@ -109,7 +109,7 @@ def issue_script(subject: Subject, claim: Claim, case: Case) -> str:
 
 
 def _graph(graph: Data | HeteroData) -> str:
-    """The expression that makes a graph."""
+    """Return the expression that makes a graph."""
     if isinstance(graph, HeteroData):
         of_types = {**dict(graph.node_items()), **dict(graph.edge_items())}
         parts = {"_global_store": graph._global_store, **of_types}

@@ -1,4 +1,4 @@
-"""A model is drawn against measurements, and its error is the one in the legend."""
+"""A cost model is drawn against measurements, with its median error in the legend."""
 
 import pandas as pd
 import pytest

@@ -1,4 +1,4 @@
-"""Pictures of graphs and batches show each edge and slot once, and tell padding from what is real."""
+"""Pictures of graphs and batches show each edge and slot once, and distinguish padding from real rows."""
 
 import pytest
 from matplotlib.colors import to_rgb
@@ -32,7 +32,7 @@ def test_a_layout_has_one_box_a_graph_as_wide_as_the_graph():
 
 
 def test_a_layout_refuses_a_batch_that_overflows():
-    with pytest.raises(ValueError, match="A batch needs 9 slots, num_slots is 8"):
+    with pytest.raises(ValueError, match="A batch needs 9 slots, but num_slots is 8"):
         plots.batch_layout([[4, 5]], num_slots=8)
 
 

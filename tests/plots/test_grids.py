@@ -1,4 +1,4 @@
-"""Grids of ratios have each ratio in its cell, on a scale that has 1 in its middle."""
+"""Grids of ratios show each ratio in its cell, on a scale with 1 in its middle."""
 
 import numpy as np
 import pandas as pd
@@ -39,5 +39,5 @@ def test_surfaces_of_many_cells_carry_no_numbers():
 
 @pytest.mark.parametrize("column", ["rows", "channels", "ratio"])
 def test_surfaces_refuse_what_has_no_logarithm(column):
-    with pytest.raises(ValueError, match=rf"\['{column}'\] hold numbers that are not positive"):
+    with pytest.raises(ValueError, match=rf"\['{column}'\] contain numbers that are not positive"):
         plots.surfaces(GRID.assign(**{column: 0}), x="rows", y="channels")

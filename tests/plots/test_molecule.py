@@ -1,4 +1,4 @@
-"""Pictures of molecules show each atom and bond once, from where they are seen best, and no padding."""
+"""Pictures of molecules show each atom and bond once, from the broad side, and no padding."""
 
 import numpy as np
 import pytest
@@ -25,14 +25,14 @@ def test_padding_atoms_are_not_drawn_and_change_nothing():
 
 
 def test_a_picture_is_no_longer_than_the_molecule_and_nearly_as_long():
-    line = plots.molecule([6, 6], [[0, 0, -3], [0, 0, 3]])  # along z, which a fixed view from above would hide
+    line = plots.molecule([6, 6], [[0, 0, -3], [0, 0, 3]])  # along z, hidden in a fixed view from above
     (a, b), length = centres(line), 6.0
     assert 0.9 * length < np.hypot(*(a - b)) <= length
 
 
 def test_a_turned_molecule_gives_the_same_distances_on_paper():
     z, pos = WATER[0], np.array(WATER[1]) + np.array([0.1, -0.2, 0.3])
-    turned = pos[:, [2, 0, 1]]  # a rotation that swaps the axes round
+    turned = pos[:, [2, 0, 1]]  # a rotation that permutes the axes
     paper = [centres(plots.molecule(z, p)) for p in (pos, turned)]
     lengths = [np.hypot(*(p[:, None] - p[None]).transpose(2, 0, 1)) for p in paper]
     assert_allclose(*lengths, atol=1e-6)

@@ -1,4 +1,4 @@
-"""Figures of packing show how full batches are, batch by batch and strategy by strategy."""
+"""Figures of packing show the real share of batches and of strategies."""
 
 import numpy as np
 import pandas as pd

@@ -1,4 +1,4 @@
-"""Every figure names its units, draws where it is told to, and leaves everything else as it was."""
+"""Every figure names its units, draws on the given Axes, and changes nothing else."""
 
 import matplotlib as mpl
 import matplotlib.pyplot as plt
@@ -39,7 +39,7 @@ def test_a_figure_has_names_and_ink_and_leaves_its_inputs_and_all_global_state_a
         pd.testing.assert_frame_equal(given, pristine)
     assert PACKED.tolist() == [17.5, 18.5, 18.0]
     assert IID.tolist() == [15.0, 21.0, 18.0]
-    if name != "molecule":  # which has a scale bar instead
+    if name != "molecule":  # a molecule has a scale bar instead
         assert ax.get_xlabel()
         assert ax.get_ylabel()
         assert ax.get_title()

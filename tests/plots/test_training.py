@@ -1,4 +1,4 @@
-"""Curves and scatters of a training show the errors they are given, with their units."""
+"""Curves and scatters of a training show the given errors with their units."""
 
 import pandas as pd
 import pytest

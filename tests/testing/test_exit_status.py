@@ -1,4 +1,4 @@
-"""The status of the command: 1 only if a claim fails, 0 only if all that was asked for was tried and holds."""
+"""The exit status of the command: 1 only if a claim fails, 0 only if all requested claims were tried and hold."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The kit finds what is wrong in a loader, a sampler or a list of neighbors, and nothing in right ones."""
+"""The kit finds the errors of a loader, a sampler or a neighbor list, and reports nothing for right ones."""
 
 import importlib.util
 from typing import Any
@@ -12,7 +12,7 @@ from popgeo.loader import FixedSizeBatchSampler, FixedSizeDataLoader
 from popgeo.testing import BrokenError, Case, NotTriedError, check_conformance
 from popgeo.testing.claims import Subject
 from popgeo.testing.conformance import known_claims, subject_of
-from popgeo.testing.planted_graphs import planted_graphs
+from popgeo.testing.loader_subject import planted_graphs
 from tests.support import planted_loaders, planted_neighbors
 
 SIZES = FixedSizeOptions(num_nodes=41, num_edges=130, num_graphs=9)
@@ -20,7 +20,7 @@ MANY_WORKERS = {"once from workers", "new random numbers"}  # two processes each
 
 
 def failing(subject: Subject, names: list[str]) -> list[str]:
-    """Which of these claims do not hold, the smallest case not being looked for."""
+    """Return the failing claims among these, without a search for the smallest case."""
     failed = []
     for name in names:
         claim = known_claims(subject.kind)[name]
@@ -127,7 +127,7 @@ def test_the_smallest_case_of_a_loader_comes_as_a_script_that_shows_it(capsys: p
     assert len(finding.case.graphs) == 1
     assert finding.case.graphs[0].num_edges == 2
     assert "9566" in finding.cause
-    exec(finding.script, {})  # as somebody who pastes it does
+    exec(finding.script, {})  # like a user who pastes it
     shown = capsys.readouterr().out
     assert "FAILED" in shown
     assert finding.words in shown
@@ -147,11 +147,11 @@ def test_sizes_of_ones_own_are_planted():
 
 
 def test_what_cannot_be_tried_is_asked_for():
-    with pytest.raises(ValueError, match="Which function makes one of a list of graphs"):
+    with pytest.raises(ValueError, match="a function that makes it from a list of graphs"):
         check_conformance(planted_loaders.make(planted_graphs()), kind="loader")
     with pytest.raises(ValueError, match="without y, which numbers the planted graphs"):
         check_conformance(lambda graphs: [{"x": graph.x} for graph in graphs], kind="loader")
-    with pytest.raises(ValueError, match="i, j and S are needed"):
+    with pytest.raises(ValueError, match="a function that returns i, j, S"):
         check_conformance(lambda *given: None, kind="neighbor list")
 
 
@@ -174,4 +174,4 @@ def test_a_loader_that_never_ends_is_told():
 
     subject = subject_of(endless, kind="loader")
     with pytest.raises(BrokenError, match="continues after"):
-        subject.epoch(subject.made(subject.graphs), Case(graphs=subject.graphs))
+        subject.epoch(subject.make(subject.graphs), Case(graphs=subject.graphs))

@@ -1,4 +1,4 @@
-"""What is planted is found by the claim meant for it, and what is right passes without a false alarm."""
+"""The intended claim finds each planted defect, and right models pass without a false alarm."""
 
 import os
 
@@ -35,7 +35,7 @@ def test_a_model_that_is_right_raises_no_alarm(name: str):
 
 
 class Scripted(torch.nn.Module):
-    """A part in TorchScript, as e3nn's are by default, which takes no hooks."""
+    """A part in TorchScript, the default of e3nn, which accepts no hooks."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -51,6 +51,6 @@ def test_parts_in_torchscript_can_be_tried():
 
 
 def test_a_model_that_takes_attributes_by_name_can_be_exported_and_compiled():
-    claims = ["padding", "export", "compiled step"]  # the first leaves runs, which no copy of the model may hold
+    claims = ["padding", "export", "compiled step"]  # the first caches runs; a copy of the model must not contain them
     report = check_conformance(GCN(3, 8, 2, readout="mean"), GRAPHS, claims=claims, slow=True, shrink_seconds=0)
     assert [finding.status for finding in report.findings] == [Status.HELD] * 3, report.text()

@@ -18,7 +18,7 @@ from popgeo.compat.poptorch.errors import CheckFailed, Error, check, said
 from popgeo.ipu.ipu_machine import IpuMachine, IpuPlan
 from popgeo.ipu.options import Options
 from popgeo.ipu.stage_choices import EACH_BLOCK, Schedule
-from popgeo.ipu.systems.stage_plan import TooFewMicroBatchesError, num_pipeline_stages
+from popgeo.ipu.systems.stage_planner import TooFewMicroBatchesError, num_pipeline_stages
 
 Hook = Callable[[], Any]
 _BEFORE: "OrderedDict[int, Hook]" = OrderedDict()

@@ -1,1 +1,1 @@
-"""The account of a step: figures, tables, what stands out, and the forms that it is shown in."""
+"""The report about a step: figures, tables, insights, and their forms."""

@@ -1,4 +1,4 @@
-"""Looks for a plan that is better than another, by planning: a layer moved to another stage, or less memory."""
+"""Search for better plans of a pipeline by planning: moves of one layer, and plans that need less memory."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -9,17 +9,17 @@ from typing import Any
 from popgeo.ipu.report.pipeline_figures import PipelineFigures
 from popgeo.ipu.stage_choices import Schedule
 
-MORE_STAGES = (1.0, 1.25, 1.5, 2.0)  # times the stages that memory asks for, tried in turn
+MORE_STAGES = (1.0, 1.25, 1.5, 2.0)  # factors of the least number of stages, tried in order
 
 
 @dataclass(frozen=True)
 class BetterPlan:
-    """A plan with a change.
+    """A plan after a change.
 
     Attributes:
-        words: What to change.
-        change: The same as arguments of `replan`.
-        plan: The plan after it.
+        words: The change as text.
+        change: The change as arguments of `replan`.
+        plan: The plan after the change.
     """
 
     words: str
@@ -28,16 +28,16 @@ class BetterPlan:
 
 
 def best_move(plan: PipelineFigures, slowest: int) -> BetterPlan | None:
-    """The move of one layer off a stage after which the step is shortest; None if no move fits.
+    """Return the move of one layer off a stage that makes the step shortest; None if no move fits.
 
-    A layer goes to a stage next to it. If that is as long already, it hands a layer of its own on, and so forth, up
-    to the stage that works least.
+    A layer moves to a neighboring stage. That stage may also hand on one of its layers, and so on up to the stage with
+    the least work.
     """
     moves = []
     for words, layers in _moves(plan, slowest):
         begins = {names[0]: plan.stages[number].ipu for number, names in enumerate(layers)}
         every = [name for names in layers for name in names]
-        if all(every.count(name) == 1 for name in begins):  # else a name would begin two stages
+        if all(every.count(name) == 1 for name in begins):  # otherwise a name would begin two stages
             other = plan.replan(stages=begins)
             if other.fits or not plan.fits:
                 moves.append(BetterPlan(words, {"stages": begins}, other))
@@ -45,29 +45,29 @@ def best_move(plan: PipelineFigures, slowest: int) -> BetterPlan | None:
 
 
 def _moves(plan: PipelineFigures, slowest: int) -> Iterator[tuple[str, list[list[str]]]]:
-    """If one layer of a stage may go, in words, and the layers of all stages then."""
+    """Yield each possible move of one layer off a stage: its text, and the layers of all stages after it."""
     if len(plan.layers[slowest]) < 2:
         return
     work = [stage.forward_pass + stage.backward_pass for stage in plan.stages]
     every = [name for names in plan.layers for name in names]
-    for beside, side in ((slowest - 1, range(slowest)), (slowest + 1, range(slowest + 1, len(work)))):
+    for next_stage, side in ((slowest - 1, range(slowest)), (slowest + 1, range(slowest + 1, len(work)))):
         if not side:
             continue
         lightest = min(side, key=work.__getitem__)
-        for to in dict.fromkeys((beside, lightest)):
+        for to in dict.fromkeys((next_stage, lightest)):
             changed = [len(names) for names in plan.layers]
             changed[slowest] -= 1
             changed[to] += 1
-            layer = plan.layers[slowest][0 if beside < slowest else -1]
-            words = f"{layer} to stage {beside}"
-            if to != beside:
-                words += f", and one layer of each on to stage {to}"
+            layer = plan.layers[slowest][0 if next_stage < slowest else -1]
+            words = f"{layer} to stage {next_stage}"
+            if to != next_stage:
+                words += f", and one layer of each further stage on to stage {to}"
             names = iter(every)
             yield words, [list(islice(names, size)) for size in changed]
 
 
-def with_room(plan: PipelineFigures) -> BetterPlan | None:
-    """What makes it fit, on as many IPUs if that is possible; None if nothing does."""
+def plan_that_fits(plan: PipelineFigures) -> BetterPlan | None:
+    """Return the fastest change that makes the plan fit, with more stages if necessary; None without one."""
     tried = [_fitting(plan, words, change) for words, change in _less_memory(plan)]
     if fitting := [one for one in tried if one is not None]:
         return min(fitting, key=lambda one: one.plan.cycles)
@@ -82,28 +82,28 @@ def with_room(plan: PipelineFigures) -> BetterPlan | None:
 
 
 def _fitting(plan: PipelineFigures, words: str, change: Mapping[str, Any]) -> BetterPlan | None:
-    """The plan with other choices; None if it does not fit, or there is no such plan."""
+    """Return the plan after a change; None if it does not fit, or no such plan exists."""
     try:
         other = plan.replan(**change)
-    except ValueError:  # blocks that a model names itself may have names that no layer has
+    except ValueError:  # the model's own block names may not be layer names
         return None
     return BetterPlan(words, change, other) if other.fits else None
 
 
 def _each_layer(plan: PipelineFigures) -> tuple[str, ...]:
-    """The layers whose results recomputation may keep, which leaves one of them at a time to repeat."""
+    """Return all layer names for `recompute`, so that each layer is repeated separately."""
     return tuple(dict.fromkeys(name for names in plan.layers for name in names if name)) if plan.trains else ()
 
 
 def _recomputes(recompute: bool | Sequence[str]) -> list[str]:
-    """Recomputation in words."""
+    """Return the recomputation as text, in a list; an empty list without recomputation."""
     if not recompute:
         return []
     return ["recompute=True" if recompute is True else f"recompute=[the names of {len(recompute)} layers]"]
 
 
 def _less_memory(plan: PipelineFigures) -> Iterator[tuple[str, dict[str, Any]]]:
-    """What takes less memory on the same IPUs."""
+    """Yield the changes that save memory on the same IPUs, as text and as arguments of `replan`."""
     if plan.schedule is Schedule.GROUPED:
         yield "schedule='lock_step' keeps fewer micro-batches", {"schedule": "lock_step"}
     frees = any(stage.stash_bytes > stage.received_bytes for stage in plan.stages)

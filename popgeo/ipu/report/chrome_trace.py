@@ -1,4 +1,4 @@
-"""What happens when, as a trace that chrome://tracing and ui.perfetto.dev show."""
+"""The timeline of a step as a trace for chrome://tracing and ui.perfetto.dev."""
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
@@ -14,7 +14,7 @@ _SHOWN = ("op", "module", "phase", "balance", "tiles", "workers", "bytes_in", "b
 
 
 def trace_of_step(report: Figures) -> str:
-    """A process for each block of the model, with a track for each activity; of one micro-batch and its update."""
+    """Return the trace of one micro-batch and its update: a process per block, a track per activity."""
     steps = report.rows.supersteps
     names = block_names([step["module"] for step in steps])
     used = {(name, step["activity"]) for step, name in zip(steps, names, strict=True)}
@@ -36,7 +36,7 @@ def trace_of_step(report: Figures) -> str:
 
 
 def trace_of_stages(plan: PipelineFigures) -> str:
-    """A process for each IPU, with a track for each of its stages and one for its update."""
+    """Return the trace of a pipeline: a process per IPU, a track per stage and one for the update."""
     last = len(plan.stages)
     tracks = [{last: "update"} if cycles else dict[int, str]() for cycles in plan.update]
     for number, stage in enumerate(plan.stages):
@@ -63,20 +63,20 @@ def _trace(
     target: IpuTarget,
     **about: str,
 ) -> str:
-    """JSON in Chrome's format; times are in microseconds at the target's clock.
+    """Return JSON in Chrome's format, with times in microseconds at the target's clock.
 
     Args:
-        processes: The name of each process, with its tracks by number.
-        events: What happens: `name`, `cat` (its kind), `pid` (place of its process), `tid` (number of its track),
-            `ts` (its start) and `dur` (its length) in cycles, and `args`, what else is shown of it.
-        target: Whose cycles they are.
-        about: What else the trace says of itself.
+        processes: Name of each process, with its tracks by number.
+        events: The events: `name`, `cat` (kind), `pid` (position of the process), `tid` (number of the track), `ts`
+            (start in cycles), `dur` (length in cycles) and `args` (further facts).
+        target: Machine of the cycles.
+        about: Further facts about the trace.
     """
     made: list[dict[str, Any]] = []
     for number, (name, tracks) in enumerate(processes):
-        made.append(_words(number, 0, "process_name", name=name))
-        made.append(_words(number, 0, "process_sort_index", sort_index=number))
-        made += [_words(number, track, "thread_name", name=words) for track, words in tracks.items()]
+        made.append(_metadata(number, 0, "process_name", name=name))
+        made.append(_metadata(number, 0, "process_sort_index", sort_index=number))
+        made += [_metadata(number, track, "thread_name", name=words) for track, words in tracks.items()]
     to_us = 1e6 / target.clock
     for event in events:
         times = {"ts": event["ts"] * to_us, "dur": event["dur"] * to_us}
@@ -85,5 +85,5 @@ def _trace(
     return json.dumps({"traceEvents": made, "displayTimeUnit": "ns", "otherData": others})
 
 
-def _words(process: int, track: int, kind: str, **words: object) -> dict[str, Any]:
+def _metadata(process: int, track: int, kind: str, **words: object) -> dict[str, Any]:
     return {"ph": "M", "name": kind, "pid": process, "tid": track, "args": words}

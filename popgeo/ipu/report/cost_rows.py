@@ -1,4 +1,4 @@
-"""The figures of a report as rows: per operation, superstep, module, block and family, each worked out once."""
+"""The figures of a report as rows per operation, superstep, module, block and family, each computed once."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -10,10 +10,10 @@ from typing import Any
 from popgeo.ipu.cost.plan import Activity, OpCost, Plan, Profile, Superstep, Validity
 from popgeo.ipu.target import IpuTarget
 
-Row = Mapping[str, Any]  # read only, so that all who show a report can share it
-OPTIMIZER, HOST = "(optimizer)", "(host)"  # in the place of a module, for what no module asked for
+Row = Mapping[str, Any]  # read-only, so that all forms of a report can share it
+OPTIMIZER, HOST = "(optimizer)", "(host)"  # in place of a module, for operations that no module called
 _TRUST = list(Validity)
-# Of an operation, of its plan and of a superstep, as they were planned.
+# Attributes of an operation, of its plan and of a superstep that a row copies.
 _OF_OPERATION = ("family", "phase", "shapes", "known", "source", "target")
 _OF_PLAN = ("temporary_bytes", "considered", "why")
 _AS_PLANNED = ("ideal", "calibrated", "tiles", "workers", "bytes_in", "bytes_out", "bytes_total", "fragments")
@@ -21,12 +21,12 @@ _AS_PLANNED = ("ideal", "calibrated", "tiles", "workers", "bytes_in", "bytes_out
 
 @dataclass(frozen=True, kw_only=True)
 class CostRows:
-    """The rows behind each table of a report; `popgeo.ipu.report.tables` says what their columns mean.
+    """The rows behind each table of a report; `columns.csv` explains their columns.
 
     Attributes:
         costs: Every operation of a step, in order.
         target: The machine.
-        profile: Which cycles count.
+        profile: Kind of cycles.
     """
 
     costs: tuple[OpCost, ...]
@@ -35,7 +35,7 @@ class CostRows:
 
     @cached_property
     def ops(self) -> tuple[Row, ...]:
-        """One row for each operation, in order; its cycles are all runs of a step."""
+        """One row per operation, in order; its cycles are the sum over all runs of a step."""
         cycles = activity_cycles(self.costs, self.profile)
         total = sum(n for activity, n in cycles.items() if activity is not Activity.HOST) or 1.0
         rows = (_op_row(cost, self.target, self.profile, total) for cost in self.costs)
@@ -43,7 +43,7 @@ class CostRows:
 
     @cached_property
     def supersteps(self) -> tuple[Row, ...]:
-        """One row for each superstep of one micro-batch and its update; `start` and `length` are of one run."""
+        """One row per superstep of one micro-batch and its update; `start` and `length` are for one run."""
         rows, start = list[dict[str, Any]](), 0.0
         for index, cost in enumerate(self.costs):
             for step in cost.plan.supersteps:
@@ -63,12 +63,12 @@ class CostRows:
                         **{name: getattr(step, name) for name in _AS_PLANNED},
                     }
                 )
-                start += 0 if step.activity is Activity.HOST else length  # the host runs next to the machine
+                start += 0 if step.activity is Activity.HOST else length  # the host runs at the same time
         return _read_only(rows)
 
     @cached_property
     def modules(self) -> tuple[Row, ...]:
-        """One row for each module, what its submodules ask for included; `own` is what it asks for itself."""
+        """One row per module, submodules included; `own` excludes submodules."""
         rows: dict[str, dict[str, Any]] = {}
         for op in self.ops:
             if op["phase"] == "host":
@@ -89,18 +89,18 @@ class CostRows:
 
     @cached_property
     def blocks(self) -> tuple[Row, ...]:
-        """One row for each block of the model, as a page has room for: `interactions.0`, not all that lies in it."""
+        """One row per block of the model, such as `interactions.0`, but not one per submodule."""
         ops = [op for op in self.ops if op["phase"] != "host"]
-        return _grouped("module", ops, block_names([op["module"] for op in ops]))
+        return _rows_by_name("module", ops, block_names([op["module"] for op in ops]))
 
     @cached_property
     def families(self) -> tuple[Row, ...]:
-        """One row for each family of operations, the most expensive first."""
-        return _grouped("family", self.ops, [op["family"] for op in self.ops])
+        """One row per family of operations, the most expensive first."""
+        return _rows_by_name("family", self.ops, [op["family"] for op in self.ops])
 
 
 def activity_cycles(costs: Iterable[OpCost], profile: Profile) -> dict[Activity, float]:
-    """Cycles of one step by what the slowest tile spends them on."""
+    """Return the cycles of one step for each activity of the slowest tile."""
     cycles = dict.fromkeys(Activity, 0.0)
     for cost in costs:
         for superstep in cost.plan.supersteps:
@@ -134,14 +134,14 @@ def _op_row(cost: OpCost, target: IpuTarget, profile: Profile, total: float) -> 
 
 
 def _split(plan: Plan) -> str:
-    """Into how many parts a plan cuts each dimension, in words."""
+    """Return the plan's number of parts along each dimension as text."""
     if plan.parts and not plan.split:
         return "; ".join(f"{part.family}: {_split(part)}" for part in plan.parts if _split(part))
     return " x ".join(f"{name} {parts}" for name, parts in plan.split.items())
 
 
 def block_names(modules: Sequence[str]) -> list[str]:
-    """The block of each module: what all have in common is left out, then one name and one number are kept.
+    """Return the block of each module: after the common prefix, one name and one number.
 
     Example:
         >>> block_names(["net.layers.0.mlp.2", "net.layers.1", "net.head"])
@@ -160,16 +160,16 @@ def _block(module: str, common: int) -> str:
     return ".".join(kept) or "(model)"
 
 
-def _grouped(key: str, ops: Sequence[Row], names: Sequence[str]) -> tuple[Row, ...]:
-    """What operations of one name cost together, the most expensive first; their name stands under the key."""
+def _rows_by_name(key: str, ops: Sequence[Row], names: Sequence[str]) -> tuple[Row, ...]:
+    """Return one row per name with the total cost of its operations, the most expensive first."""
     groups: dict[str, list[Row]] = {}
     for op, name in zip(ops, names, strict=True):
         groups.setdefault(name, []).append(op)
-    return _most_expensive_first({key: name, **_joined(its)} for name, its in groups.items())
+    return _most_expensive_first({key: name, **_total_row(its)} for name, its in groups.items())
 
 
-def _joined(ops: Sequence[Row]) -> dict[str, Any]:
-    """What several operations cost together; `trust` is that of the least trusted, `validated` a part of the cycles."""
+def _total_row(ops: Sequence[Row]) -> dict[str, Any]:
+    """Return the total cost of several operations, with the lowest trust and the validated share of the cycles."""
     summed = ("cycles", "share", "compute", "exchange", "sync", "host", "fixed", "ideal", "calibrated", "traffic")
     return {
         "ops": sum(op["count"] for op in ops),
@@ -189,33 +189,33 @@ def _read_only(rows: Iterable[dict[str, Any]]) -> tuple[Row, ...]:
 
 
 def fixed_cycles(step: Superstep, target: IpuTarget, profile: Profile) -> float:
-    """Cycles of a superstep that no smaller tensor would save: synchronisation, and the start of a compute set."""
+    """Return the cycles of a superstep that no smaller tensor saves: synchronisation and compute-set starts."""
     cycles = step.cycles(profile)
     limit = {Activity.EXCHANGE: target.sync_cycles, Activity.COMPUTE: target.launch_cycles, Activity.HOST: 0}
     return min(cycles, limit.get(step.activity, cycles))
 
 
 def balance(steps: Iterable[Superstep]) -> float:
-    """Mean over the slowest tile's work in the compute steps; 1 where every tile has the same."""
+    """Return the mean tile's work over the slowest tile's work in the compute steps; 1 without compute steps."""
     work = [step for step in steps if step.activity is Activity.COMPUTE]
     slowest = sum(step.ideal for step in work)
     return sum(step.mean for step in work) / slowest if slowest else 1.0
 
 
 def _mean(weighted: Iterable[tuple[float, float]]) -> float:
-    """The mean of values, each with its weight; 1 if no weight is above 0."""
+    """Return the weighted mean of (value, weight) pairs; 1 if no weight is above 0."""
     pairs = list(weighted)
     total = sum(weight for _, weight in pairs)
     return sum(value * weight for value, weight in pairs) / total if total else 1.0
 
 
 def module_of(cost: OpCost) -> str:
-    """The module that asked for an operation, or what is in its place."""
+    """Return the module that called an operation, or `(optimizer)` or `(host)`."""
     return {"update": OPTIMIZER, "accumulate": OPTIMIZER, "host": HOST}.get(cost.phase, cost.module)
 
 
 def short_name(target: str) -> str:
-    """The name that people use.
+    """Return the short name of an operation.
 
     Example:
         >>> short_name("aten.index_select.default"), short_name("popgeo.cfconv.default")
@@ -224,6 +224,6 @@ def short_name(target: str) -> str:
     return target.split(".")[1]
 
 
-def cut_start(name: str, width: int) -> str:
-    """The end of a name that is too long."""
+def shorten_start(name: str, width: int) -> str:
+    """Shorten a name to a width by cutting its start."""
     return name if len(name) <= width else "…" + name[-(width - 1) :]

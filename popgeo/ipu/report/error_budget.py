@@ -1,9 +1,9 @@
-"""How far a total may be off: residuals of microbenchmarks where they were measured, stated values elsewhere.
+"""The expected error of a total, from residuals of microbenchmarks or, without measurements, from stated bands.
 
-Published microbenchmarks that no constant was fitted to give measured over modelled cycles of each family; the bands
-are from their tenth to their ninetieth percentile (`benchmarks/cost_model_validation.py` prints them, and a test holds
-them). Errors of a family are taken to go all one way, those of different families to be independent, so that their
-squares add up.
+The residuals are measured cycles over modelled cycles of each family, in published microbenchmarks to which no constant
+was fitted. Each band reaches from the tenth to the ninetieth percentile; `benchmarks/cost_model_validation.py` prints
+the bands and a test checks them. The errors of one family are assumed to have the same sign, and the errors of
+different families to be independent, so that their squares add up.
 """
 
 import math
@@ -14,32 +14,32 @@ from dataclasses import dataclass
 from popgeo.ipu.cost.plan import OpCost, Profile, Validity
 
 Band = tuple[float, float]
-# Operations by element were measured in SchNet's interaction block only, and so was what is fused.
+# Element-wise and fused operations were measured only in SchNet's interaction block.
 _BLOCK = (0.99, 1.04)
 MEASURED: Mapping[str, Band] = {
     "gather": (0.93, 1.11), "scatter": (0.92, 1.03), "matmul": (0.96, 1.11), "elementwise": _BLOCK, "fused": _BLOCK,
 }  # fmt: skip
 """Measured over modelled cycles, tenth to ninetieth percentile, by family."""
 BEYOND = 2.0
-"""Beyond the measured sizes a band is taken to be this much wider."""
+"""Factor by which a band is wider beyond the measured sizes."""
 NOT_MEASURED: Band = (0.8, 2.0)
-"""Of estimates. Where there are measurements, machines took in the median 2.1 times the cycles of the formulas without
-fitted constants for gathers, 1.8 times for scatter-adds, 1.2 for blocks and 1.0 for products; a tenth of the products
-took less than 0.9 times."""
+"""Band of estimates. In measurements, the median machine took 2.1 times the cycles of the formulas without fitted
+constants for gathers, 1.8 times for scatter-adds, 1.2 times for blocks and 1.0 times for products; a tenth of the
+products took less than 0.9 times."""
 PROGRAM: Band = (1 / 1.07, 1.07)
-"""Of any total: the same program of BERT differs by 1.14 between two frameworks."""
+"""Band of any total: the same BERT program differs by a factor of 1.14 between two frameworks."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ErrorBudget:
-    """What a total rests on, and between which factors of it the machine is expected in four of five cases.
+    """The trust in a total, and the factors of it between which four of five machines are expected.
 
     Attributes:
-        validated: Part of the cycles that rests on families that were measured, at measured sizes.
-        extrapolated: Part that rests on measured families at other sizes.
-        estimates: Part that rests on what was not measured.
-        low: Least factor of the total.
-        high: Largest factor of the total.
+        validated: Part of the cycles from measured families at measured sizes.
+        extrapolated: Part of the cycles from measured families at other sizes.
+        estimates: Part of the cycles without measurements.
+        low: Lower factor of the total.
+        high: Upper factor of the total.
     """
 
     validated: float
@@ -53,11 +53,11 @@ class ErrorBudget:
 
 
 def error_budget(costs: Iterable[OpCost], profile: Profile = Profile.CALIBRATED) -> ErrorBudget:
-    """The budget of a step.
+    """Return the error budget of a step.
 
     Args:
-        costs: Its operations; the host's have no share.
-        profile: Which cycles count.
+        costs: Operations of the step. The host's operations have no share.
+        profile: Kind of cycles.
 
     Example:
         >>> import torch
@@ -80,6 +80,7 @@ def error_budget(costs: Iterable[OpCost], profile: Profile = Profile.CALIBRATED)
 
 
 def _band(family: str, validity: Validity) -> Band:
+    """Return the band of a family at a level of trust."""
     if validity is Validity.ESTIMATE or family not in MEASURED:
         return NOT_MEASURED
     wider = BEYOND if validity is Validity.EXTRAPOLATED else 1.0

@@ -1,4 +1,4 @@
-"""What all pages of reports are made of: one look, and parts of HTML that need nothing but a browser."""
+"""The common parts of all HTML pages of reports; they need only a browser."""
 
 import base64
 import hashlib
@@ -24,14 +24,14 @@ def shell(
     data: Mapping[str, Any] | None = None,
     scripts: Sequence[str] = (),
 ) -> str:
-    """A whole page in the one look of all of them.
+    """Return a whole page in the common style.
 
     Args:
-        title: What it is called.
-        about: What stands below that, in HTML.
-        sections: Each part with its name, whose first word is its id, as HTML; empty ones are left out.
-        data: What the scripts draw.
-        scripts: The names of all that the page does, in order; a browser runs nothing else, wherever it is in the page.
+        title: Title of the page.
+        about: HTML below the title.
+        sections: HTML of each section by name; the first word of the name is the id. Empty sections are left out.
+        data: Data for the scripts.
+        scripts: Names of the page's scripts, in order. The page allows no other script.
     """
     shown = {name: part for name, part in sections.items() if part}
     script = script_of(*scripts)
@@ -52,28 +52,28 @@ def shell(
 
 
 def markup(name: str, **words: object) -> str:
-    """The content of a file next to the style sheet, with words in the places that it leaves for them."""
+    """Return the content of a file of the folder `page`, with its placeholders filled."""
     return Template((PARTS / name).read_text(encoding="utf-8")).substitute(words)
 
 
 def script_of(*names: str) -> str:
-    """Several scripts as one, in the order in which they run."""
+    """Join several scripts in order."""
     return "\n".join((PARTS / f"{name}.js").read_text(encoding="utf-8") for name in names)
 
 
 def section(name: str, heading: str, content: str, about: str = "") -> str:
-    """A part of a page; `name` is its id, and `about` stands below its heading."""
+    """Return a section of a page, with an id, a heading and an optional text below the heading."""
     soft = f'<p class="soft">{escape(about)}</p>' if about else ""
     return f'<section id="{name}"><h2>{heading}</h2>{soft}{content}</section>'
 
 
 def totals(cards: Iterable[tuple[str, str]], parts: Mapping[str, float], names: Mapping[str, str]) -> str:
-    """The figures to look at first, each with what it is, above a bar of what a step is spent on.
+    """Return the section with the main figures above a bar of the parts of a step.
 
     Args:
-        cards: Figures, and what they are.
-        parts: What a step is spent on.
-        names: What the key calls the parts; those that are left out are not in it.
+        cards: The figures, each with a label.
+        parts: Length of each part of a step.
+        names: Name of each part in the key. Parts without a name are not in the key.
     """
     whole = sum(parts.values()) or 1.0
     boxes = "".join(
@@ -84,12 +84,12 @@ def totals(cards: Iterable[tuple[str, str]], parts: Mapping[str, float], names: 
 
 
 def bar(parts: Mapping[str, float], whole: float, longest: float = 0.0, *, limit: bool = False) -> str:
-    """A bar that joins parts of a whole, each with its name and share as a tip.
+    """Return a bar of the parts of a whole, each with its name and share as a tip.
 
     Args:
-        parts: By name.
+        parts: Length of each part by name.
         whole: The value of 100 %.
-        longest: The longest of several bars, if that is more than 100 %.
+        longest: Length of the longest of several bars, if it exceeds 100 %.
         limit: Whether a dashed line marks 100 %.
     """
     wide = 1 / max(whole, longest)
@@ -103,11 +103,11 @@ def bar(parts: Mapping[str, float], whole: float, longest: float = 0.0, *, limit
 
 
 def bars(rows: Sequence[Mapping[str, float]], parts: Sequence[str], whole: float, *, limit: bool = False) -> str:
-    """A bar for each IPU, with the share of all parts but waiting in words.
+    """Return a bar per IPU, with the share of all parts except waiting as text.
 
     Args:
-        rows: One an IPU.
-        parts: Which of its columns to join, in order.
+        rows: One row per IPU.
+        parts: Columns to join, in order.
         whole: The value of 100 %.
         limit: Whether a dashed line marks 100 %.
     """
@@ -121,13 +121,13 @@ def bars(rows: Sequence[Mapping[str, float]], parts: Sequence[str], whole: float
 
 
 def key(names: Mapping[str, str]) -> str:
-    """What each colour represents."""
+    """Return the key of the colours."""
     items = "".join(f'<span><i style="background:var(--{name})"></i>{words}</span>' for name, words in names.items())
     return f'<div class="key" style="margin-top:8px">{items}</div>'
 
 
 def table(columns: Sequence[TableColumn], rows: Sequence[Row]) -> str:
-    """Rows with the units of their columns; a heading tells what its column means."""
+    """Return rows as a table with units; each heading has its column's meaning as a tip."""
     words = {c.name: ' class="words"' if rows and isinstance(rows[0][c.name], str) else "" for c in columns}
     head = "".join(f'<th{words[c.name]} title="{escape(c.about)}">{c.heading or c.name}</th>' for c in columns)
     body = "".join(
@@ -146,17 +146,17 @@ def _cell(value: Any, unit: str) -> str:
 
 
 def summary(bold: str, rest: str, columns: Sequence[TableColumn], rows: Sequence[Row], found: Iterable[Insight]) -> str:
-    """What a notebook shows of a report: its figures, a table, and what stands out."""
+    """Return the summary of a report for a notebook: its figures, a table and its insights."""
     items = "".join(f"<li><b>{escape(i.title)}</b>: {escape(i.text)} {escape(i.remedy)}</li>" for i in found)
     return f"<p><b>{escape(bold)}</b>{escape(rest)}</p>{table(columns, rows)}<ul>{items}</ul>"
 
 
 def insights_section(found: Sequence[Insight], of: str = "the cycles") -> str:
-    """What stands out, each with its remedy."""
+    """Return the section with all insights."""
     items = "".join(
         f'<div class="insight{" fatal" if one.fatal else ""}"><b>{escape(one.title)}</b> '
         f'<span class="share">{f"{one.share:.1%} of {of}" if one.share else ""}</span><p>{escape(one.text)}</p>'
         f'<p class="do">{escape(one.remedy)}</p></div>'
         for one in found
     )
-    return section("insights", "What stands out", items or "<p>Nothing.</p>")
+    return section("insights", "Insights", items or "<p>None.</p>")

@@ -1,4 +1,4 @@
-"""Reports as JSON that other programs, and later versions, can read."""
+"""Reports as JSON for other programs and later versions."""
 
 import json
 from collections.abc import Mapping
@@ -11,29 +11,30 @@ import numpy as np
 
 from popgeo.capture.operations import OPERATIONS, name_of
 from popgeo.ipu.cost.plan import OpCost
-from popgeo.ipu.report.figures import Figures
 
-_BEYOND = 2**63  # cycles, bytes and seconds of a report are below, and not below zero
+_BEYOND = 2**63  # the cycles, bytes and seconds of a report are at least 0 and below this
 
 
-def dumps(report: Figures, version: tuple[str, int], derived: tuple[str, ...]) -> str:
-    """A report with the name and the version of its format.
+def dumps(content: Mapping[str, Any], version: tuple[str, int]) -> str:
+    """Return the content of a report as JSON.
 
     Args:
-        report: Its fields are written as a copy gets them.
-        version: The name of the format, and its version.
-        derived: Numbers that follow from the fields, for other programs; reading works them out again.
+        content: Fields of the report, and derived numbers for other programs; `loads` ignores the derived numbers.
+        version: The name and the version of the format.
     """
-    content = {"schema": version[0], "version": version[1]}
-    content |= report.__getstate__() | {name: getattr(report, name) for name in derived}
-    return json.dumps(content, allow_nan=False, default=_plain)
+    return json.dumps({"schema": version[0], "version": version[1], **content}, allow_nan=False, default=_plain)
 
 
-def loads(kind: type[Figures], version: tuple[str, int], text: str) -> dict[str, Any]:
-    """The fields of the report behind a text, each of which has the type that its class declares.
+def loads(kind: type, version: tuple[str, int], text: str) -> dict[str, Any]:
+    """Return the fields of the report in a text, each with the type that the report's class declares.
+
+    Args:
+        kind: Class of the report.
+        version: The expected name and version of the format.
+        text: Text that `dumps` wrote.
 
     Raises:
-        ValueError: it is not a report of this kind, or of another version; the message names the field.
+        ValueError: the text is no report of this kind, or has another version; the message names the field.
     """
     what = kind.__name__
     try:
@@ -46,11 +47,11 @@ def loads(kind: type[Figures], version: tuple[str, int], text: str) -> dict[str,
             f"No {what.lower()} of this version: found {found}, expected {version}. Compile or plan the step again."
         )
     given = _fields(kind, content, what.lower())
-    return given | {"costs": tuple(map(_in_words_of_today, given.get("costs", ())))}
+    return given | {"costs": tuple(map(_with_current_family, given.get("costs", ())))}
 
 
 def _plain(part: Any) -> Any:
-    """What JSON does not have: a dataclass as its fields, a mapping as a dictionary, an array as lists."""
+    """Return a value in JSON's types: a dataclass as its fields, a mapping as a dictionary, an array as lists."""
     if is_dataclass(part) and not isinstance(part, type):
         return {field.name: getattr(part, field.name) for field in fields(part)}
     if isinstance(part, Mapping):
@@ -61,17 +62,18 @@ def _plain(part: Any) -> Any:
 
 
 def restored(kind: Any, content: Any, where: str = "it") -> Any:
-    """The value of a declared type that a part of the JSON was made of.
+    """Return the value of a declared type that JSON content represents.
 
     Raises:
-        ValueError: it was made of something else, or is a number that no report has; the message names its place.
+        ValueError: the content is of another type, or a number outside the range of reports; the message names its
+            place.
 
     Example:
         >>> restored(tuple[int, ...] | None, [1, 2]), restored(Mapping[int, float], {"4": 0.5})
         ((1, 2), {4: 0.5})
     """
     origin, inner = get_origin(kind), get_args(kind)
-    if origin is UnionType:  # JSON tells the choices apart: null, a list, an object, or anything else
+    if origin is UnionType:  # the kind of JSON decides: null, a list, an object, or anything else
         if content is None and NoneType in inner:
             return None
         fitting = [
@@ -100,6 +102,7 @@ def restored(kind: Any, content: Any, where: str = "it") -> Any:
 
 
 def _fields(kind: type, content: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """Return the fields of a class from JSON content. Fields with a default may be missing."""
     types = get_type_hints(kind)
     for part in fields(kind):
         if part.name not in content and part.default is part.default_factory is MISSING:
@@ -108,7 +111,7 @@ def _fields(kind: type, content: Mapping[str, Any], where: str) -> dict[str, Any
     return {name: restored(types[name], content[name], f"{where}.{name}") for name in names}
 
 
-def _in_words_of_today(cost: OpCost) -> OpCost:
-    """Older texts have other families."""
+def _with_current_family(cost: OpCost) -> OpCost:
+    """Return the cost with the operation's current family; older texts have other families."""
     row = OPERATIONS.get(name_of(cost.target))
     return cost if row is None else replace(cost, plan=replace(cost.plan, family=row.family))

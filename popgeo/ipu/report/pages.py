@@ -1,38 +1,38 @@
-"""The pages of reports: of a step on one IPU, whose pictures scripts draw, and of a step in stages."""
+"""The HTML pages of the two reports; scripts draw the pictures of a step on one IPU."""
 
 from collections.abc import Collection, Iterable, Mapping
 from html import escape
 from typing import Any
 
 from popgeo.ipu.cost.plan import Activity
-from popgeo.ipu.report.account import Account
 from popgeo.ipu.report.cost_rows import Row, block_names
+from popgeo.ipu.report.figures import Figures
 from popgeo.ipu.report.html_page import bars, insights_section, key, markup, section, shell, table, totals
 from popgeo.ipu.report.pipeline_figures import PipelineFigures
 from popgeo.ipu.report.tables import COLUMNS, COLUMNS_OF_STAGES, TableColumn
-from popgeo.ipu.report.text import expected, footer, headline, pace
+from popgeo.ipu.report.text import expected_range, footer, headline, pace
 from popgeo.ipu.report.timeline import KINDS
 from popgeo.ipu.step_cost import BESIDE
 from popgeo.ipu.target import IpuTarget
 from popgeo.quantity import quantity
 
 _RESIDENTS = [
-    TableColumn(name="value", unit="", about="what lies there"),
-    TableColumn(name="bytes", unit="bytes", about="that it takes on this tile"),
-    TableColumn(name="line of the model", unit="", about="that made it"),
+    TableColumn(name="value", unit="", about="the value"),
+    TableColumn(name="bytes", unit="bytes", about="its bytes on this tile"),
+    TableColumn(name="line of the model", unit="", about="the line that computes it"),
 ]
-# The scripts of the pages, in the order in which they run.
+# The scripts of the pages, in order.
 SCRIPTS = ("base", "tables", "canvas", "timeline", "supersteps", "memory", "flame")
 SCRIPTS_OF_STAGES = ("base", "canvas", "timeline", "stages")
-MOST_SPANS = 20_000  # that a page holds; beyond that, those in the middle of a step are left out, for the page's size
+MOST_SPANS = 20_000  # of a page; with more spans, the page leaves out the middle of the step
 
 
-def page(report: Account, title: str = "") -> str:
-    """The whole page; it opens offline, and from anywhere.
+def page(report: Figures, title: str = "") -> str:
+    """Return the page of a step on one IPU. It opens offline and from any folder.
 
     Args:
-        report: What to show.
-        title: What it is called.
+        report: Report to show.
+        title: Title of the page. Default: the target's name.
     """
     sections = {
         "totals": _totals(report),
@@ -50,8 +50,8 @@ def _timeline(heading: str, about: str, names: str = "") -> str:
     return markup("timeline.html", heading=heading, about=escape(about), key=names)
 
 
-def _data(report: Account) -> dict[str, Any]:
-    """What the page draws."""
+def _data(report: Figures) -> dict[str, Any]:
+    """Return the data that the page draws."""
     steps = report.rows.supersteps
     blocks = block_names([step["module"] for step in steps])
     data = {
@@ -77,7 +77,7 @@ def _data(report: Account) -> dict[str, Any]:
 
 
 def _rounded(part: Any) -> Any:
-    """Numbers with few digits."""
+    """Round all numbers to four digits after the point."""
     if isinstance(part, float):
         return round(part, 4)
     if isinstance(part, Mapping):
@@ -85,11 +85,11 @@ def _rounded(part: Any) -> Any:
     return [_rounded(item) for item in part] if isinstance(part, list | tuple) else part
 
 
-def _machine(report: Account) -> str:
+def _machine(report: Figures) -> str:
     micro = "one micro-batch" if report.micro_batches == 1 else f"{report.micro_batches} micro-batches"
     return _about(
-        f"{report.machines}: {_tiles(report.target)}. A step is {micro}. Cycles are {report.profile.value}, a model's "
-        "and not measured here."
+        f"{report.machines}: {_tiles(report.target)}. A step is {micro}. Cycles are {report.profile.value} and come "
+        "from a model; they are not measured here."
     )
 
 
@@ -102,7 +102,7 @@ def _tiles(target: IpuTarget) -> str:
     return f"{target.num_tiles:,} tiles of {memory} at {target.clock / 1e9:g} GHz"
 
 
-def _totals(report: Account) -> str:
+def _totals(report: Figures) -> str:
     cycles = report.cycles_by_activity
     cards = [
         (f"{report.total_cycles:,}", "cycles of a step"),
@@ -118,7 +118,7 @@ def _totals(report: Account) -> str:
     return totals(cards, {a.value: cycles[a] for a in on_device}, {a.value: a.value for a in on_device})
 
 
-def _memory(report: Account) -> str:
+def _memory(report: Figures) -> str:
     if (use := report.tile_memory) is None:
         return ""
     largest = [{"value": item.name, "bytes": item.nbytes, "line of the model": item.source} for item in use.largest]
@@ -127,7 +127,7 @@ def _memory(report: Account) -> str:
     return markup("memory.html", tile=use.peak_tile, peak=peak, limit=f"{use.limit:,}", residents=residents)
 
 
-def _trust(report: Account) -> str:
+def _trust(report: Figures) -> str:
     update = {None: "", True: "The update runs as a captured graph.", False: "The update is run by torch itself."}
     return markup(
         "trust.html",
@@ -145,19 +145,19 @@ MEMORY = ("weights", "optimizer", "stashes", "working")
 
 
 def page_of_stages(plan: PipelineFigures, title: str = "") -> str:
-    """The whole page; it opens offline, and from anywhere.
+    """Return the page of a step in stages. It opens offline and from any folder.
 
     Args:
-        plan: What to show.
-        title: What it is called.
+        plan: Plan to show.
+        title: Title of the page. Default: the number of IPUs and the target's name.
     """
     ipus = plan.table_of_ipus
-    kinds = [kind for kind in KINDS if any(of[kind] for of in ipus)]  # on which IPUs spend any time
-    numbers = "Each number names a micro-batch; rest the pointer on one for its cycles."
+    kinds = [kind for kind in KINDS if any(of[kind] for of in ipus)]
+    numbers = "Each number is a micro-batch; point at one to see its cycles."
     spans = plan.spans
     if len(spans) > MOST_SPANS:
         spans = tuple(span for span in spans if any(span.end > a and span.start < b for a, b in plan.windows))
-        numbers += " What the pipeline repeats in the middle of the step is left out."
+        numbers += " The repetitions in the middle of the step are left out."
     cycles = bars(ipus, KINDS, plan.cycles) + key(_words(kinds))
     memory = bars(ipus, MEMORY, 1.0, limit=True) + key(_words(MEMORY))
     stages = table(COLUMNS_OF_STAGES["stages"], plan.table_of_stages)
@@ -168,11 +168,11 @@ def page_of_stages(plan: PipelineFigures, title: str = "") -> str:
         "cycles by IPU": section("cycles", "Cycles by IPU", cycles),
         "memory by IPU": section("memory", "Memory of the fullest tile, by IPU", memory),
         "stages": section("stages", "Stages", stages, _of_stages(plan)),
-        "trust": markup("trust_of_stages.html", expected=escape(expected(plan))),
+        "trust": markup("trust_of_stages.html", expected=escape(expected_range(plan))),
     }
     heading = title or f"A pipeline on {plan.num_ipus * plan.replicas} x {plan.target.name}"
     about = _about(
-        f"{headline(plan)}: each with {_tiles(plan.target)}. All figures are modelled, none is measured here."
+        f"{headline(plan)}: each with {_tiles(plan.target)}. All figures come from a model and are not measured here."
     )
     ends = {"end": plan.cycles, "first": plan.windows[0][1], "num_ipus": plan.num_ipus}
     data = {"clock": plan.target.clock, **ends, "spans": _rounded([vars(span) for span in spans])}
@@ -186,20 +186,21 @@ def _totals_of_stages(plan: PipelineFigures, ipus: Iterable[Row], kinds: Collect
         (f"{plan.micro_batches_per_second:,.1f}", "micro-batches per second"),
         (f"{plan.bubble:.1%}", "of the time IPUs wait"),
         (f"IPU {plan.bottleneck}", pace(plan).partition(" ")[2].partition(" ")[2]),
-        (f"{1e3 * plan.host_seconds:,.3f} ms", "of the host's call a step, on top"),
+        (f"{1e3 * plan.host_seconds:,.3f} ms", "more per step for the host's call"),
         (f"{max(plan.memory):.0%}", "of the fullest tile's memory"),
     ]
     return totals(cards, {kind: sum(of[kind] for of in ipus) for kind in KINDS}, _words(kinds))
 
 
 def _of_stages(plan: PipelineFigures) -> str:
-    shared = f" {', '.join(plan.shared[:3])} stands on several IPUs." if plan.shared else ""
+    """Return the text above the table of stages."""
+    shared = f" {', '.join(plan.shared[:3])} is on several IPUs." if plan.shared else ""
     return (
-        f"Cycles are of one micro-batch.{shared} {quantity(sum(s.weight_bytes for s in plan.stages), 'B')} of "
+        f"Cycles are for one micro-batch.{shared} {quantity(sum(s.weight_bytes for s in plan.stages), 'B')} of "
         f"weights, {quantity(sum(plan.extra_bytes), 'B')} of gradients and optimizer state."
     )
 
 
 def _words(names: Collection[str]) -> dict[str, str]:
-    """What the key of a page calls some columns of the table of IPUs."""
+    """Return the headings of some columns of the table of IPUs."""
     return {column.name: column.heading or column.name for column in COLUMNS_OF_STAGES["ipus"] if column.name in names}

@@ -1,4 +1,4 @@
-"""The figures of a step over several IPUs: how long it takes, who waits for whom, and how full each IPU is."""
+"""The figures of a step over several IPUs: its time, waiting times, and the memory of each IPU."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -7,42 +7,44 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from popgeo.ipu.report.account import Account
 from popgeo.ipu.report.cost_rows import Row
+from popgeo.ipu.report.figures import Figures
 from popgeo.ipu.report.insights import Insight
 from popgeo.ipu.report.stage_cost import StageCost
 from popgeo.ipu.report.timeline import Span, TimedPass, Turn, cycles_by_kind, most_in_flight, spans_of, windows_of
 from popgeo.ipu.stage_choices import Schedule, Stages
 
-Plan = TypeVar("Plan", bound="PipelineFigures")
-# Columns of the table of stages that a stage has as they are.
+Self = TypeVar("Self", bound="PipelineFigures")
+# Columns of the table of stages that copy an attribute of the stage.
 _AS_PLANNED = ("ipu", "layers", "forward", "backward", "received_bytes", "weight_bytes", "stash_bytes")
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
-class PipelineFigures(Account):
-    """A step over several IPUs, as modelled. A step is all micro-batches between two updates, and the update.
+class PipelineFigures(Figures):
+    """A modelled step over several IPUs: all micro-batches between two updates, and the update.
 
-    Its costs are of every operation on the IPU of its stage, a repeated one counted once, and of the whole
-    update; what IPUs send each other is in `stages`.
+    Its costs contain every operation on the IPU of its stage (a recomputed operation once) and the whole update. The
+    messages between IPUs are in `stages`.
 
     Attributes:
-        memory: The fullest tile of each IPU, as a share of what a tile has.
-        schedule: In which order stages take micro-batches.
-        stages: What each computes, receives and keeps.
-        tasks: Every pass of every micro-batch, in the order of the starts.
-        update: Cycles of the update on each IPU, with the sum of gradients over replicas before it.
+        memory: Memory of the fullest tile of each IPU, as a share of a tile's memory.
+        schedule: Order of the micro-batches in the stages.
+        stages: Cost of each stage.
+        tasks: Every pass of every micro-batch, in the order of their starts.
+        update: Cycles of the update on each IPU, including the sum of gradients over replicas.
         extra_bytes: Bytes of gradients and optimizer state on each IPU.
-        shared: Parameters that several IPUs need, such as tied embeddings; each holds a copy, and gradients are added.
-        seconds_to_plan: How long working this out took.
-        turns: In lock-step, when each turn starts and ends, and which IPU it waits for; empty otherwise.
-        update_parts: What the update consists of, as cycles of each IPU by name.
-        host_seconds: Of a step, in which all IPUs wait for the host: its share of the call that runs several steps.
-        recompute: Whether each stage keeps only what it receives and repeats its forward pass, or the layers whose
-            results it keeps as well.
-        layers: The layers of each stage, in the order in which they run.
-        again: Plans the same captured step with other choices; None if the plan is a copy or was read from a file.
-        insights_found: What stands out, if the plan is a copy or was read from a file; None if it is worked out.
+        shared: Parameters that several IPUs need, such as tied embeddings. Each IPU holds a copy, and gradients are
+            added.
+        seconds_to_plan: Time that planning took.
+        turns: In lock-step, the start, the end and the slowest IPU of each turn; empty for other schedules.
+        update_parts: Parts of the update by name, in cycles of each IPU.
+        host_seconds: Seconds per step that all IPUs wait for the host's call; the call runs several steps.
+        recompute: Whether each stage keeps only its inputs and repeats its forward pass, or the names of layers with
+            results that it also keeps.
+        layers: Names of the layers of each stage, in order.
+        plan_again: Function that plans the same captured step with other choices. None if the plan is a copy or was
+            read from a file.
+        insights_found: Insights of a plan that is a copy or was read from a file. None if they are computed.
     """
 
     memory: tuple[float, ...]
@@ -58,13 +60,13 @@ class PipelineFigures(Account):
     host_seconds: float = 0.0
     recompute: bool | tuple[str, ...] = False
     layers: tuple[tuple[str, ...], ...] = ()
-    again: Callable[..., Any] | None = field(default=None, repr=False, compare=False)
+    plan_again: Callable[..., Any] | None = field(default=None, repr=False, compare=False)
     insights_found: tuple[Insight, ...] | None = field(default=None, repr=False, compare=False)
 
     def __getstate__(self) -> dict[str, Any]:
-        """What a copy gets: the fields, and what stands out in place of the model to plan again."""
+        """Return the fields, with the insights in place of the function that plans again."""
         state = super().__getstate__() | {"insights_found": self.insights}
-        del state["again"]
+        del state["plan_again"]
         return state
 
     @property
@@ -74,6 +76,7 @@ class PipelineFigures(Account):
 
     @property
     def trains(self) -> bool:
+        """Whether any stage has a backward pass."""
         return any(stage.backward for stage in self.stages)
 
     @property
@@ -83,28 +86,28 @@ class PipelineFigures(Account):
 
     @property
     def seconds(self) -> float:
-        """Of a step on the machine, without what the host takes."""
+        """Seconds of a step on the machine, without the host's call."""
         return self.cycles / self.target.clock
 
     @property
     def total_cycles(self) -> int:
-        """`cycles` as a whole number."""
+        """`cycles`, rounded to a whole number."""
         return round(self.cycles)
 
     @property
     def graphs_per_second(self) -> float | None:
-        """Real graphs of all replicas, the host included; None until `for_batch` is given how many there are."""
+        """Real graphs per second of all replicas, host included; None before `for_batch`."""
         graphs = self.graphs_per_micro_batch
         return None if graphs is None else graphs * self.micro_batches_per_second
 
     @property
     def micro_batches_per_second(self) -> float:
-        """Of all replicas together, the host included; times the samples of a micro-batch, the throughput."""
+        """Micro-batches per second of all replicas, host included."""
         return self.micro_batches * self.replicas / (self.seconds + self.host_seconds)
 
     @cached_property
     def busy(self) -> tuple[float, ...]:
-        """The cycles of a step in which each IPU works, transfers included."""
+        """Working cycles of each IPU in a step, transfers included."""
         working = list(self.update)
         for task in self.tasks:
             working[task.ipu] += task.end - task.start
@@ -112,42 +115,42 @@ class PipelineFigures(Account):
 
     @property
     def bubble(self) -> float:
-        """The share of a step in which IPUs wait for each other, over all of them."""
+        """Share of a step that IPUs spend waiting for each other, over all IPUs."""
         return max(0.0, 1.0 - sum(self.busy) / (self.num_ipus * self.cycles))
 
     @property
     def bottleneck(self) -> int:
-        """The IPU that works longest."""
+        """Number of the IPU that works longest."""
         return int(np.argmax(self.busy))
 
     @cached_property
     def in_flight(self) -> tuple[int, ...]:
-        """The most micro-batches whose activations each stage keeps at one time."""
+        """Largest number of micro-batches with activations that a stage keeps, for each stage."""
         return tuple(most_in_flight(self.tasks, number, self.trains) for number in range(len(self.stages)))
 
     @property
     def fits(self) -> bool:
-        """Whether no tile of any IPU needs more than it has."""
+        """Whether each tile of each IPU has enough memory."""
         return max(self.memory) <= 1.0
 
     @cached_property
     def spans(self) -> tuple[Span, ...]:
-        """What each IPU does when, in the order of the starts."""
+        """Activities of each IPU over time, in the order of their starts."""
         return spans_of(self.tasks, self.stages, self.update)
 
     @property
     def windows(self) -> list[tuple[float, float]]:
-        """The parts of a step, in cycles, that a picture of its timeline shows: how its pipeline fills and drains."""
+        """Parts of a step, in cycles, that show how the pipeline fills and drains."""
         return windows_of(self.tasks, self.cycles, self.schedule is Schedule.GROUPED and self.trains)
 
     @property
     def cycles_by_kind(self) -> list[dict[str, float]]:
-        """What each IPU spends a step on, in cycles."""
+        """Cycles of each kind of activity, for each IPU."""
         return cycles_by_kind(self.spans, self.num_ipus, self.cycles)
 
     @property
     def table_of_stages(self) -> list[dict[str, Any]]:
-        """The rows of `to_frame("stages")`."""
+        """Rows of `to_frame("stages")`."""
         return [
             {
                 "stage": number,
@@ -163,7 +166,7 @@ class PipelineFigures(Account):
 
     @property
     def table_of_ipus(self) -> list[dict[str, Any]]:
-        """The rows of `to_frame("ipus")`."""
+        """Rows of `to_frame("ipus")`."""
         rows = []
         has = self.target.num_tiles * self.target.memory_per_tile
         for ipu, cycles in enumerate(self.cycles_by_kind):
@@ -186,7 +189,7 @@ class PipelineFigures(Account):
         return getattr(self, f"table_of_{rows}", None) or super()._table(rows)
 
     def replan(
-        self: Plan,
+        self: Self,
         *,
         stages: Stages | None = None,
         schedule: Schedule | str | None = None,
@@ -197,24 +200,23 @@ class PipelineFigures(Account):
         shard_optimizer_state: bool | None = None,
         overlap_host: bool | None = None,
         device_iterations: int | None = None,
-    ) -> Plan:
-        """The same model planned with other choices, without capturing it again; the other choices stay.
+    ) -> Self:
+        """Plan the same model with other choices, without capturing it again. Omitted choices stay.
 
         Args:
-            stages: Where to cut it, as `ipu.pipeline` takes it.
-            schedule: In which order stages take micro-batches.
-            recompute: Whether stages repeat their forward pass instead of keeping what it makes, as `ipu.pipeline`
-                takes it.
-            micro_batches: How many there are between two updates.
-            replicas: How many pipelines run side by side.
-            optimizer_off_chip: Whether the optimizer's state lies in streaming memory.
+            stages: Where to cut the model, as in `ipu.pipeline`.
+            schedule: Order of the micro-batches in the stages.
+            recompute: Whether stages repeat their forward pass instead of keeping its results, as in `ipu.pipeline`.
+            micro_batches: Micro-batches between two updates.
+            replicas: Pipelines that run at the same time.
+            optimizer_off_chip: Whether the optimizer's state is in streaming memory.
             shard_optimizer_state: Whether each replica holds a part of the optimizer's state.
             overlap_host: Whether some tiles exchange with the host while the others compute.
-            device_iterations: Steps that one call of the host runs, when training; without training it is the number of
-                micro-batches.
+            device_iterations: Steps per call of the host in training. In inference, use `micro_batches`.
 
         Raises:
-            ValueError: the plan is a copy or was read from a file, so the model is not at hand; or a choice cannot be.
+            ValueError: the plan is a copy or was read from a file, so it has no model; or the choices do not fit the
+                model.
 
         Example:
             >>> import torch
@@ -224,9 +226,9 @@ class PipelineFigures(Account):
             >>> plan.replan(stages=2, replicas=2).layers
             (('0', '1'), ('2', '3'))
         """
-        if self.again is None:
+        if self.plan_again is None:
             raise ValueError(
-                "This plan is a copy or was read from a file, which holds no model. Call ipu.pipeline with the model."
+                "This plan is a copy or was read from a file, so it has no model. Call ipu.pipeline with the model."
             )
         changes = {
             "stages": stages,
@@ -239,5 +241,5 @@ class PipelineFigures(Account):
             "device_iterations": device_iterations if self.trains else micro_batches,
             "gradient_accumulation": micro_batches if self.trains else None,
         }
-        plan: Plan = self.again(**{name: value for name, value in changes.items() if value is not None})
+        plan: Self = self.plan_again(**{name: value for name, value in changes.items() if value is not None})
         return plan

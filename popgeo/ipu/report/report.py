@@ -1,11 +1,10 @@
-"""The two reports: of a step on one IPU, or on one IPU's share of shards, and of a step over several IPUs in stages."""
+"""The two reports: `Report` for a step on one IPU or one shard, `Pipeline` for a step over several IPUs in stages."""
 
 from dataclasses import dataclass, replace
 from functools import cached_property
 from inspect import getdoc
 from typing import TYPE_CHECKING
 
-from popgeo.ipu.report.account import Account
 from popgeo.ipu.report.chrome_trace import trace_of_stages, trace_of_step
 from popgeo.ipu.report.figures import Figures
 from popgeo.ipu.report.html_page import summary
@@ -27,12 +26,9 @@ _SUMS = (
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
-class Report(Account):
-    # The fields are explained next to their definition, and shown in this class too.
-    __doc__ = f"""The account of one compiled step; `print` it. Reports of the same target add up with `+`.
+class Report(Figures):
+    """The report of one compiled step; `print` shows it. Reports of the same target add up with `+`."""
 
-{getdoc(Figures)}
-"""
     memory: MemoryUse | None = None
 
     VERSION = ("popgeo.ipu.report", 1)
@@ -57,10 +53,10 @@ class Report(Account):
         return summary(bold, f" ({self.profile.value})", shown, rows, self.insights)
 
     def __add__(self, other: "Report") -> "Report":
-        """What both cost together. Memory is that of the one whose fullest tile holds more.
+        """Return the cost of both steps together, with the memory of the step with the fuller tile.
 
         Raises:
-            ValueError: they are for different targets or numbers of replicas, or count cycles by different profiles.
+            ValueError: the reports have different targets, numbers of replicas or shards, or profiles.
         """
         machines = [(r.target, r.profile, r.replicas, r.shards) for r in (self, other)]
         if machines[0] != machines[1]:
@@ -81,7 +77,7 @@ class Report(Account):
 
 
 def _graphs(first: Figures, second: Figures) -> float | None:
-    """The mean over the micro-batches of both."""
+    """Return the mean over the micro-batches of both reports."""
     a, b = first.graphs_per_micro_batch, second.graphs_per_micro_batch
     if a is None or b is None:
         return None
@@ -90,13 +86,7 @@ def _graphs(first: Figures, second: Figures) -> float | None:
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class Pipeline(PipelineFigures):
-    # The fields are explained next to their definition, and shown in this class too.
-    __doc__ = f"""The account of a step over several IPUs; `print` it. It has what a report of one IPU has, too.
-
-{getdoc(PipelineFigures)}
-
-{getdoc(Figures)}
-"""
+    """The report of a step over several IPUs; `print` shows it. It also has all fields of a `Report`."""
 
     COLUMNS = COLUMNS_OF_STAGES
     VERSION = ("popgeo.ipu.pipeline", 2)
@@ -107,26 +97,25 @@ class Pipeline(PipelineFigures):
 
     @cached_property
     def insights(self) -> tuple[Insight, ...]:
-        """What stands out: of the stages, each with a remedy that was planned before it is named, see its `change`;
-        then of their operations."""
+        """The insights about the stages, each with a planned remedy (its `change`), and about their operations."""
         if self.insights_found is not None:
             return self.insights_found
-        return *stage_insights(self), *insights(self)
+        return *stage_insights(self), *insights(self.rows, self.tile_memory, self.real_of_slots)
 
     _page = page_of_stages
     _trace = trace_of_stages
     __str__ = text_of_stages
 
     def plot(self, ax: "Axes | None" = None) -> "Axes":
-        """Draws the timeline of all IPUs; a long step without its middle.
+        """Draw the timeline of all IPUs, and leave out the middle of a long step.
 
         Args:
-            ax: Where to draw; a figure of its own when left out.
+            ax: Axes to draw on. Default: a new figure.
 
         Returns:
-            The Axes; `plan.plot().figure` is what a notebook shows.
+            The Axes; a notebook shows `plan.plot().figure`.
         """
-        from popgeo.plots.pipelines import pipeline_timeline  # only here, since figures take a second to import
+        from popgeo.plots.pipelines import pipeline_timeline  # here, because importing matplotlib takes a second
 
         return pipeline_timeline(self.to_frame("spans"), clock=self.target.clock, between=self.windows, ax=ax)
 
@@ -141,3 +130,8 @@ class Pipeline(PipelineFigures):
         bold = f"{headline(self)}: {self.cycles:,.0f} cycles, {speed}"
         rest = f"; IPUs wait {self.bubble:.1%} of the time"
         return summary(bold, rest, self.COLUMNS["stages"], self.table_of_stages, self.insights)
+
+
+# `help` shows no attributes of base classes.
+Report.__doc__ = f"{Report.__doc__}\n\n{getdoc(Figures)}\n"
+Pipeline.__doc__ = f"{Pipeline.__doc__}\n\n{getdoc(PipelineFigures)}\n\n{getdoc(Figures)}\n"

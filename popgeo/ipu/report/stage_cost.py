@@ -1,4 +1,4 @@
-"""A stage of a pipeline: what it computes, receives and keeps; `CutStep` works it out."""
+"""The cost of a pipeline's stage: cycles, messages and memory. `CutStep` computes it."""
 
 from dataclasses import dataclass
 
@@ -7,14 +7,14 @@ from popgeo.ipu.tiles.memory_use import MemoryUse
 
 @dataclass(frozen=True, kw_only=True)
 class StageMessage:
-    """What one IPU sends another for one pass of each micro-batch.
+    """A message from one IPU to another for one pass of each micro-batch.
 
     Attributes:
-        sender: The IPU that it comes from.
-        receiver: The IPU that receives it.
-        backward: Whether it is gradients, for the backward pass.
-        nbytes: How much.
-        cycles: How long the receiver takes for it.
+        sender: IPU that sends the message.
+        receiver: IPU that receives the message.
+        backward: Whether the message contains gradients, for the backward pass.
+        nbytes: Size of the message.
+        cycles: Cycles that the receiver needs for it.
     """
 
     sender: int
@@ -30,27 +30,27 @@ class StageCost:
 
     Attributes:
         layers: Its first and last layer.
-        ipu: If it runs.
+        ipu: IPU of the stage.
         forward: Cycles of its forward pass of one micro-batch.
-        backward: Cycles of its backward pass, recomputation included; 0 if nothing is trained.
-        receive_forward: Cycles in which it receives what the stages before send for a forward pass.
-        receive_backward: Cycles in which it receives the gradients that later stages send.
-        transfers: The messages that these cycles are made of.
-        host: Cycles in which a forward pass waits for the host: for its inputs, and to send results.
+        backward: Cycles of its backward pass of one micro-batch, recomputation included; 0 without training.
+        receive_forward: Cycles of a forward pass for receiving results of earlier stages.
+        receive_backward: Cycles of a backward pass for receiving gradients of later stages.
+        transfers: The messages behind these cycles.
+        host: Cycles of a forward pass for waiting for the host: for its inputs, and to send results.
         received_bytes: Bytes that it receives from other stages for both passes.
-        shared_bytes: Parts of gradients that other stages work out, of parameters that both use, such as tied
-            embeddings; each stage adds up its part, which is received once an update.
-        weight_bytes: Of its parameters and buffers.
-        stash_bytes: That it keeps of each micro-batch from its forward to its backward pass.
-        memory: Bytes of each tile for one micro-batch in flight, without gradients and optimizer state. A stage that
-            repeats its forward pass has dropped before what no layer keeps. Code that an earlier stage on the same IPU
-            has, too, is that stage's.
-        held_before: Bytes of its weights that an earlier stage on the same IPU holds already, such as tied embeddings.
-        stash_copy: Cycles in which kept activations are put aside, and as many in which they come back.
-        accumulate: Cycles in which a backward pass adds its gradients to the sums of the micro-batches before.
-        host_overlaps: Whether the host's transfers take place while it computes.
-        streaming_forward: Cycles in which a forward pass waits for streaming memory, in sequential phases.
-        streaming_backward: As many of a backward pass.
+        shared_bytes: Bytes of gradient parts that other stages compute for parameters that both use, such as tied
+            embeddings. Each stage adds up its part, which is received once per update.
+        weight_bytes: Bytes of its parameters and buffers.
+        stash_bytes: Bytes of each micro-batch that it keeps from its forward to its backward pass.
+        memory: Bytes of each tile for one micro-batch in flight, without gradients and optimizer state. With
+            recomputation, dropped results are not included. Code that an earlier stage on the same IPU also has counts
+            there.
+        held_before: Bytes of its weights that an earlier stage on the same IPU already holds, such as tied embeddings.
+        stash_copy: Cycles to store the kept activations, and again to load them.
+        accumulate: Cycles of a backward pass for adding its gradients to the sums of earlier micro-batches.
+        host_overlaps: Whether the host's transfers run while it computes.
+        streaming_forward: Cycles of a forward pass for waiting for streaming memory, in sequential phases.
+        streaming_backward: Cycles of a backward pass for waiting for streaming memory, in sequential phases.
     """
 
     layers: str
@@ -75,26 +75,26 @@ class StageCost:
 
     @property
     def waits_forward(self) -> float:
-        """Cycles of a forward pass in which it computes nothing: for other IPUs, the host and streaming memory."""
+        """Cycles of a forward pass without computing: it waits for other IPUs, the host or streaming memory."""
         busy = self.receive_forward + self.streaming_forward
         return busy + (max(0.0, self.host - busy - self.forward) if self.host_overlaps else self.host)
 
     @property
     def waits_backward(self) -> float:
-        """Cycles of a backward pass in which it computes nothing."""
+        """Cycles of a backward pass without computing."""
         return self.receive_backward + self.streaming_backward
 
     @property
     def computes_and_receives(self) -> float:
-        """Cycles of both passes in which it computes or receives from other IPUs."""
+        """Cycles of both passes for computing, and for receiving from other IPUs."""
         return self.forward + self.backward + self.receive_forward + self.receive_backward
 
     @property
     def forward_pass(self) -> float:
-        """Cycles of a forward pass with all that it waits for and puts aside."""
+        """Cycles of a forward pass, including waiting and storing activations."""
         return self.waits_forward + self.forward + self.stash_copy
 
     @property
     def backward_pass(self) -> float:
-        """Cycles of a backward pass with all that it waits for, takes back and adds up."""
+        """Cycles of a backward pass, including waiting, loading activations and adding gradients."""
         return self.waits_backward + self.stash_copy + self.backward + self.accumulate

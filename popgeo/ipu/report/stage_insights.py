@@ -1,64 +1,62 @@
-"""What stands out in a pipeline, each with a remedy that was planned before it is named."""
+"""The insights about a pipeline, each with a remedy that was planned first."""
 
 import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from popgeo.ipu.report.better_plans import best_move, with_room
-from popgeo.ipu.report.insights import Insight, said, sorted_insights
+from popgeo.ipu.report.better_plans import best_move, plan_that_fits
+from popgeo.ipu.report.insights import Insight, insight_of, sorted_insights
 from popgeo.ipu.report.pipeline_figures import PipelineFigures
 from popgeo.ipu.stage_choices import Schedule
 
-GOOD_BUBBLE = 0.05  # share of the time that IPUs may wait before a remedy is named
-UNEVEN = 1.1  # how much longer than the mean the slowest stage may take before it is named
-NOTABLE = 0.03  # share of the time that the host may take before it is named
+GOOD_BUBBLE = 0.05  # share of the time that IPUs may wait without an insight
+UNEVEN = 1.1  # time of the slowest stage over the mean; up to this ratio there is no insight
+NOTABLE = 0.03  # share of the time that the host may take without an insight
 WORTH_IT = 0.01  # share of the step that a remedy has to save
-MOST_TASKS = 30_000  # passes of a timeline that is worked out for a remedy's sake
+MOST_TASKS = 30_000  # passes of the longest timeline that is computed for a remedy
 
 
 def stage_insights(plan: PipelineFigures) -> tuple[Insight, ...]:
-    """Everything that stands out of stages: what keeps the step from running, then what saves most.
-
-    A plan that is a copy has no model to plan again, but has what stood out before.
-    """
+    """Return all insights about stages: first fatal insights, then the largest saving."""
     return sorted_insights(insight for rule in RULES for insight in rule(plan))
 
 
 def memory_exceeds_an_ipu(plan: PipelineFigures) -> Iterator[Insight]:
-    """An IPU needs more memory than it has."""
+    """Report an IPU that needs more memory than it has."""
     if plan.fits:
         return
     over = max(range(plan.num_ipus), key=lambda ipu: plan.memory[ipu])
-    number, found = sum(share > 1 for share in plan.memory), with_room(plan)
+    number, found = sum(share > 1 for share in plan.memory), plan_that_fits(plan)
     about = dict[str, Any](ipu=over, needs=plan.memory[over], number=number, num_ipus=plan.num_ipus)
     if found is None:
         least, layers = math.ceil(sum(plan.memory)), sum(map(len, plan.layers))
-        yield said("more_stages_are_not_enough", fatal=True, **about, least=least, layers=layers)
+        yield insight_of("more_stages_are_not_enough", fatal=True, **about, least=least, layers=layers)
         return
     how = f"{found.words}: {max(found.plan.memory):.0%} of the fullest tile, {_instead(plan, found.plan)}."
-    yield said("memory_exceeds_an_ipu", fatal=True, change=found.change, **about, how=how)
+    yield insight_of("memory_exceeds_an_ipu", fatal=True, change=found.change, **about, how=how)
 
 
 def stages_are_uneven(plan: PipelineFigures) -> Iterator[Insight]:
-    """A stage takes longer than the others, which wait for it."""
+    """Report a stage that takes longer than the others, which wait for it."""
     work = [stage.forward_pass + stage.backward_pass for stage in plan.stages]
     mean, slowest = sum(work) / len(work), max(range(len(work)), key=work.__getitem__)
     if plan.schedule is Schedule.SHARDED or plan.num_ipus < len(plan.stages) or work[slowest] < UNEVEN * mean:
         return
-    about = dict[str, Any](stage=slowest, times=work[slowest] / mean, cycles=work[slowest])
-    found = best_move(plan, slowest)
-    if found is not None and (saved := _saved(plan, found.plan)) > WORTH_IT:
+    change: Mapping[str, Any] = {}
+    saved, found = 0.0, best_move(plan, slowest)
+    if found is not None and _saved(plan, found.plan) > WORTH_IT:
+        saved, change = _saved(plan, found.plan), found.change
         how = f"Move {found.words}: {_instead(plan, found.plan)}."
-        yield said("stages_are_uneven", saved, change=found.change, **about, how=how)
-        return
-    how = "No move of one layer to another stage makes the step shorter."
-    if len(plan.layers[slowest]) == 1:
+    elif len(plan.layers[slowest]) == 1:
         how = f"It is one layer, {plan.layers[slowest][0]}: no cut between layers makes the step shorter."
-    yield said("stages_are_uneven", **about, how=how)
+    else:
+        how = "No move of one layer to another stage makes the step shorter."
+    about = dict[str, Any](stage=slowest, times=work[slowest] / mean, cycles=work[slowest], how=how)
+    yield insight_of("stages_are_uneven", saved, change=change, **about)
 
 
 def pipeline_waits(plan: PipelineFigures) -> Iterator[Insight]:
-    """Filling and draining a pipeline takes more of the time than it has to."""
+    """Report a pipeline that spends more time than necessary on filling and draining."""
     in_turn = plan.schedule in (Schedule.SHARDED, Schedule.PHASED) or plan.num_ipus == 1
     if in_turn or plan.bubble <= GOOD_BUBBLE:
         return
@@ -74,9 +72,10 @@ def pipeline_waits(plan: PipelineFigures) -> Iterator[Insight]:
 
 
 def _longer(plan: PipelineFigures) -> PipelineFigures | None:
-    """The plan with the fewest micro-batches that wait less than `GOOD_BUBBLE`, or little more than they ever must.
+    """Return the plan with the fewest micro-batches and a bubble of `GOOD_BUBBLE`, or near its least possible bubble.
 
-    Beyond the first few, each micro-batch takes as long as the one before; that time is read off a longer plan.
+    After the first few micro-batches, each takes as long as the one before; two plans measure this time. The result is
+    None if the longest timeline that we compute is too short.
     """
     most = MOST_TASKS // (len(plan.stages) * (2 if plan.trains else 1))
     first = max(plan.micro_batches, 2 * len(plan.stages))
@@ -86,7 +85,7 @@ def _longer(plan: PipelineFigures) -> PipelineFigures | None:
     turn = (later.cycles - before.cycles) / first
     work = (sum(later.busy) - sum(before.busy)) / (plan.num_ipus * first)
     goal = max(GOOD_BUBBLE, 1 - work / turn + 0.02)
-    # busy = (1 - goal) x cycles, and both grow by as much with each micro-batch.
+    # Solve busy = (1 - goal) x cycles; each further micro-batch adds `work` to busy and `turn` to cycles.
     lacks = (1 - goal) * later.cycles - sum(later.busy) / plan.num_ipus
     more = lacks / (work - (1 - goal) * turn)
     number = min(most, max(plan.micro_batches + 1, math.ceil(2 * first + more)))
@@ -94,17 +93,17 @@ def _longer(plan: PipelineFigures) -> PipelineFigures | None:
 
 
 def one_works_at_a_time(plan: PipelineFigures) -> Iterator[Insight]:
-    """A sharded model works on one IPU at a time."""
+    """Report a sharded model, because one IPU works while the others wait."""
     if plan.schedule is not Schedule.SHARDED or plan.num_ipus == 1 or plan.micro_batches == 1:
         return
-    change = dict[str, Any](schedule=Schedule.LOCK_STEP.value)
-    other = plan.replan(**change)
+    other = plan.replan(schedule=Schedule.LOCK_STEP)
     if _saved(plan, other) >= WORTH_IT and (other.fits or not plan.fits):
+        change = {"schedule": Schedule.LOCK_STEP.value}
         yield _advice("one_works_at_a_time", plan, other, change, bubble=plan.bubble)
 
 
 def host_is_waited_for(plan: PipelineFigures) -> Iterator[Insight]:
-    """Inputs, results and calls of the host take a good part of a step."""
+    """Report the share of a step that inputs, results and calls of the host take."""
     share = sum(of["host"] for of in plan.cycles_by_kind) / (plan.num_ipus * plan.cycles)
     if share > NOTABLE and _saved(plan, other := plan.replan(overlap_host=True)) > WORTH_IT:
         yield _advice("host_is_waited_for", plan, other, {"overlap_host": True}, host=share)
@@ -117,7 +116,7 @@ def host_is_waited_for(plan: PipelineFigures) -> Iterator[Insight]:
 
 
 def recomputed_for_nothing(plan: PipelineFigures) -> Iterator[Insight]:
-    """Forward passes are repeated although their activations would have had room."""
+    """Report recomputation in a plan that also fits without recomputation."""
     if plan.recompute and plan.trains and plan.fits:
         other = plan.replan(recompute=False)
         if other.fits and _saved(plan, other) > WORTH_IT:
@@ -125,7 +124,7 @@ def recomputed_for_nothing(plan: PipelineFigures) -> Iterator[Insight]:
 
 
 def replicas_do_more(plan: PipelineFigures) -> Iterator[Insight]:
-    """Fewer stages and more replicas on the same IPUs work through more samples per second, at the same batch."""
+    """Report that fewer stages and more replicas process more samples per second on the same IPUs."""
     if not plan.fits or plan.schedule is Schedule.SHARDED or plan.num_ipus != len(plan.stages):
         return
     best, change = plan, dict[str, Any]()
@@ -141,17 +140,16 @@ def replicas_do_more(plan: PipelineFigures) -> Iterator[Insight]:
         if other.micro_batches_per_second > best.micro_batches_per_second:
             best, change = other, choice
     if _gained(plan, best) > WORTH_IT:
-        stages, num_ipus = change["stages"], plan.num_ipus * plan.replicas
-        about = dict[str, Any](replicas=change["replicas"], micro_batches=change["micro_batches"], num_ipus=num_ipus)
-        about |= {"stages": f"{stages} stage{'s' * (stages > 1)}", "fullest": max(best.memory)}
+        number = f"{change['stages']} stage{'s' * (change['stages'] > 1)}"
+        about = {**change, "stages": number, "num_ipus": plan.num_ipus * plan.replicas, "fullest": max(best.memory)}
         yield _advice("replicas_do_more", plan, best, change, by_throughput=True, **about)
 
 
 def weights_are_shared(plan: PipelineFigures) -> Iterator[Insight]:
-    """A parameter, such as a tied embedding, stands on several IPUs."""
+    """Report a parameter that lies on several IPUs, such as a tied embedding."""
     if plan.shared:
         nbytes = sum(stage.shared_bytes for stage in plan.stages)
-        yield said("weights_are_shared", names=", ".join(plan.shared[:3]), nbytes=nbytes)
+        yield insight_of("weights_are_shared", names=", ".join(plan.shared[:3]), nbytes=nbytes)
 
 
 def _advice(
@@ -163,12 +161,12 @@ def _advice(
     by_throughput: bool = False,
     **words: Any,
 ) -> Insight:
-    """Advises another plan, with what it gives: samples per second, or cycles at the same number of samples."""
+    """Return an insight that recommends another plan, with the cycles or the micro-batches per second that it gains."""
     gives, share = _instead(plan, other), _saved(plan, other)
     if by_throughput:
         before, after = plan.micro_batches_per_second, other.micro_batches_per_second
         gives, share = f"{after:,.1f} micro-batches/s instead of {before:,.1f}", _gained(plan, other)
-    return said(rule, share, change=change, gives=gives, **words)
+    return insight_of(rule, share, change=change, gives=gives, **words)
 
 
 def _saved(plan: PipelineFigures, other: PipelineFigures) -> float:
@@ -182,7 +180,7 @@ def _gained(plan: PipelineFigures, other: PipelineFigures) -> float:
 def _instead(plan: PipelineFigures, other: PipelineFigures) -> str:
     saved = _saved(plan, other)
     change = f"{saved:.0%} fewer" if saved >= 0 else f"{-saved:.0%} more"
-    return f"{other.cycles:,.0f} cycles a step instead of {plan.cycles:,.0f}, {change}"
+    return f"{other.cycles:,.0f} cycles per step instead of {plan.cycles:,.0f}, {change}"
 
 
 RULES = (

@@ -1,4 +1,4 @@
-"""The tables of a report: what each column means and in which unit, and rows as frames of pandas."""
+"""The tables of a report: meaning and unit of each column, and rows as pandas frames."""
 
 import csv
 from collections.abc import Iterable, Sequence
@@ -15,10 +15,10 @@ class TableColumn:
     """A column of a table.
 
     Attributes:
-        name: What the table calls it.
-        unit: What its numbers count; empty for words, places and truth values.
-        about: What it means.
-        heading: What pages call it, if not by its name.
+        name: Name of the column.
+        unit: Unit of its numbers; empty for words, positions and truth values.
+        about: Meaning of the column.
+        heading: Heading in pages. Default: the name.
     """
 
     name: str
@@ -28,7 +28,7 @@ class TableColumn:
 
 
 def rows_of(name: str) -> list[dict[str, str]]:
-    """The rows of a file next to this one."""
+    """Return the rows of a CSV file in this folder."""
     with Path(__file__).with_name(name).open(newline="", encoding="utf-8") as rows:
         return list(csv.DictReader(rows))
 
@@ -37,13 +37,13 @@ _MEANINGS = {row["name"]: row for row in rows_of("columns.csv")}
 
 
 def _column(table: str, name: str) -> TableColumn:
-    """A column, with a meaning of its own in one table or the same in all."""
+    """Return a column with its meaning in this table, or else its meaning in all tables."""
     found = _MEANINGS.get(f"{table}.{name}") or _MEANINGS[name]
     return TableColumn(name=name, unit=found["unit"], about=found["about"], heading=found["heading"])
 
 
 def _columns_of(report: str) -> dict[str, tuple[TableColumn, ...]]:
-    """The columns of each table of a report of a `step` or of `stages`, in order."""
+    """Return the columns of each table of a report of a `step` or of `stages`, in order."""
     its = {row["table"]: row["columns"].split() for row in rows_of("tables.csv") if row["report"] in (report, "both")}
     return {table: tuple(_column(table, name) for name in names) for table, names in its.items()}
 
@@ -55,7 +55,7 @@ COLUMNS_OF_STAGES = _columns_of("stages")
 
 
 def frame(columns: Sequence[TableColumn], rows: Iterable[Row]) -> pd.DataFrame:
-    """Rows as a frame; `attrs` has the `units` of the columns, and what they are `about`."""
+    """Return rows as a frame; its `attrs` contain the `units` of the columns and their meaning, `about`."""
     table = pd.DataFrame(list(rows), columns=[column.name for column in columns])
     table.attrs["units"] = {column.name: column.unit for column in columns}
     table.attrs["about"] = {column.name: column.about for column in columns}

@@ -1,25 +1,24 @@
-"""A report on one screen, and how far its figures can be trusted.
+"""A report as text for one screen, and the trust in its figures.
 
-That of one IPU has at most 50 lines of at most 100 characters; that of stages a line for each stage.
+The text of one IPU has at most 50 lines of at most 100 characters. The text of stages has a line per stage.
 """
 
 import textwrap
 from collections.abc import Iterable, Sequence
 
 from popgeo.ipu.cost.plan import Activity, Profile, Validity
-from popgeo.ipu.report.account import Account
-from popgeo.ipu.report.cost_rows import Row, cut_start
+from popgeo.ipu.report.cost_rows import Row, shorten_start
 from popgeo.ipu.report.figures import IDLE, Figures
 from popgeo.ipu.report.pipeline_figures import PipelineFigures
 from popgeo.quantity import quantity
 
-WIDTH, WIDTH_OF_STAGES = 100, 88  # the latter is as wide as a page of the site shows without a fold
+WIDTH, WIDTH_OF_STAGES = 100, 88  # a page of the site shows 88 columns without wrapping
 FAMILIES, BLOCKS, OPS, INSIGHTS = 7, 6, 5, 4  # rows that fit
-OF_OPERATIONS = 3  # insights about operations that fit next to those about stages
+OF_OPERATIONS = 3  # insights about operations that a report of stages shows
 
 
-def text(report: Account) -> str:
-    """The report in words and columns."""
+def text(report: Figures) -> str:
+    """Return the report of a step on one IPU as text."""
     lines = [*_head(report)]
     if report.total_cycles:
         lines += _groups("by family", "family", report.rows.families, FAMILIES)
@@ -27,11 +26,11 @@ def text(report: Account) -> str:
         lines += _most_expensive(report)
         lines += _insights(report)
         lines += footer(report)
-    return "\n".join(part for line in (*lines, *this_computer(report)) for part in _wrapped(line))
+    return "\n".join(part for line in (*lines, *this_computer_lines(report)) for part in _wrapped(line))
 
 
 def _wrapped(line: str) -> list[str]:
-    """A line, which is not empty, as it is, or what is too long for one in several."""
+    """Wrap a line that is too long."""
     return textwrap.wrap(line, WIDTH, subsequent_indent=" " * (len(line) - len(line.lstrip()) + 4))
 
 
@@ -56,7 +55,7 @@ def _head(report: Figures) -> Iterable[str]:
     yield (
         "  "
         + ", ".join(f"{a.value} {shares[a] / total:.1%}" for a in Activity if a is not Activity.HOST)
-        + f"; the host next to it {host:,.0f} cycles{'' if host <= total else ', which is longer'}"
+        + f"; the host at the same time {host:,.0f} cycles{'' if host <= total else ', which is longer'}"
     )
     if not report.total_cycles:
         return
@@ -80,7 +79,7 @@ def _groups(title: str, key: str, rows: Sequence[Row], limit: int) -> Iterable[s
     for row in rows[:limit]:
         cycles = max(row["cycles"], 1e-9)
         yield (
-            f"  {cut_start(row[key], 19):<20}{row['ops']:>6}{row['cycles']:>{width},.0f}{row['share']:>8.1%}"
+            f"  {shorten_start(row[key], 19):<20}{row['ops']:>6}{row['cycles']:>{width},.0f}{row['share']:>8.1%}"
             f"{row['compute'] / cycles:>9.0%}{row['exchange'] / cycles:>9.0%}{row['balance']:>9.0%}"
             f"{row['validated']:>11.0%}"
         )
@@ -92,12 +91,12 @@ def _groups(title: str, key: str, rows: Sequence[Row], limit: int) -> Iterable[s
 
 
 def _most_expensive(report: Figures) -> Iterable[str]:
-    alike: dict[tuple[str, ...], list[Row]] = {}
+    equal: dict[tuple[str, ...], list[Row]] = {}
     for op in report.rows.ops:
         if op["phase"] != "host":
-            alike.setdefault((op["op"], op["shapes"], op["phase"], op["split"]), []).append(op)
-    yield "most expensive operations (alike ones together)"
-    for (name, shapes, phase, split), ops in sorted(alike.items(), key=lambda item: -_sum(item[1], "cycles"))[:OPS]:
+            equal.setdefault((op["op"], op["shapes"], op["phase"], op["split"]), []).append(op)
+    yield "most expensive operations (equal ones together)"
+    for (name, shapes, phase, split), ops in sorted(equal.items(), key=lambda item: -_sum(item[1], "cycles"))[:OPS]:
         times = sum(op["count"] for op in ops)
         what = f"{times} x {name} {shapes.replace(', ', ',')}, {phase}{'; ' + split if split else ''}"
         yield f"  {_sum(ops, 'cycles'):>10,.0f}  {_sum(ops, 'share'):>5.1%}  {what}"
@@ -107,21 +106,21 @@ def _sum(rows: Iterable[Row], key: str) -> float:
     return sum(row[key] for row in rows)
 
 
-def _insights(report: Account) -> Iterable[str]:
+def _insights(report: Figures) -> Iterable[str]:
     found = report.insights
     shares = [f" ({insight.share:.0%})" if insight.share else "" for insight in found]
     lines = [f"  - {one.title}{share}: {one.remedy}" for one, share in zip(found, shares, strict=True)]
-    return _what_stands_out(lines[:INSIGHTS], len(lines) - INSIGHTS)
+    return _with_heading(lines[:INSIGHTS], len(lines) - INSIGHTS)
 
 
-def _what_stands_out(lines: Sequence[str], left_out: int) -> Iterable[str]:
+def _with_heading(lines: Sequence[str], left_out: int) -> Iterable[str]:
     if lines:
-        yield f"what stands out{f' ({left_out} more in .insights)' if left_out > 0 else ''}"
+        yield f"insights{f' ({left_out} more in .insights)' if left_out > 0 else ''}"
     yield from lines
 
 
-def this_computer(report: Figures) -> Iterable[str]:
-    """What running the step takes here, which says nothing about an IPU."""
+def this_computer_lines(report: Figures) -> Iterable[str]:
+    """Yield lines about the run on this computer, which say nothing about an IPU."""
     kept = sum(cost.phase in ("forward", "backward") and cost.family not in IDLE for cost in report.costs)
     ran = f"ran {report.calls} calls, {1e3 * report.seconds_per_call:.2f} ms each" if report.calls else "not run yet"
     yield (
@@ -135,13 +134,13 @@ def this_computer(report: Figures) -> Iterable[str]:
 
 
 def text_of_stages(plan: PipelineFigures) -> str:
-    """The plan in words and columns."""
-    here = this_computer(plan) if plan.calls or plan.buffer_bytes else ()
+    """Return the report of a pipeline as text."""
+    here = this_computer_lines(plan) if plan.calls or plan.buffer_bytes else ()
     return "\n".join([*_head_of_stages(plan), *_stages(plan), *_foot(plan), *_insights_of_stages(plan), *here])
 
 
 def headline(plan: PipelineFigures) -> str:
-    """What a step is, in one line."""
+    """Return a one-line summary of a step."""
     several = "es" if plan.micro_batches > 1 else ""
     replicas = f" x {plan.replicas} replicas" if plan.replicas > 1 else ""
     again = ", recomputed" if plan.recompute else ""
@@ -164,7 +163,7 @@ def _head_of_stages(plan: PipelineFigures) -> Iterable[str]:
 
 
 def pace(plan: PipelineFigures) -> str:
-    """Which IPU the others wait for, in words."""
+    """Return a text about the slowest IPU, which the others wait for."""
     words = f"IPU {plan.bottleneck} works longest"
     if not plan.turns or plan.num_ipus == 1:
         return words
@@ -180,7 +179,7 @@ def _stages(plan: PipelineFigures) -> Iterable[str]:
     yield f"{'stage':>5} {'IPU':>3} {'layers':<21}{heads}{'busy':>6}{'memory':>8}"
     for row in rows:
         cycles = "".join(f"{row[key]:>{width},.0f}" for key, width in wide.items())
-        name = cut_start(row["layers"], 20)
+        name = shorten_start(row["layers"], 20)
         yield f"{row['stage']:>5} {row['ipu']:>3} {name:<21}{cycles}{row['busy']:>6.0%}{row['memory']:>8.0%}"
 
 
@@ -189,28 +188,28 @@ def _foot(plan: PipelineFigures) -> Iterable[str]:
     yield f"  {weights} of weights, {quantity(sum(plan.extra_bytes), 'B')} of gradients and optimizer state"
     yield f"  update and sum over replicas {max(plan.update):,.0f} cycles; planned in {plan.seconds_to_plan:.1f} s"
     yield f"  trust: {plan.error_budget.validated:.0%} of the cycles validated"
-    yield expected(plan)
+    yield expected_range(plan)
 
 
 def _insights_of_stages(plan: PipelineFigures) -> Iterable[str]:
-    """All that stands out of the stages, and what costs most among their operations."""
+    """Yield all insights about stages, and the most expensive insights about their operations."""
     left_out = [insight for insight in plan.insights if insight.ops][OF_OPERATIONS:]
     lines = list[str]()
     for insight in plan.insights:
         if insight not in left_out:
             lines += textwrap.wrap(str(insight), WIDTH_OF_STAGES, initial_indent="  - ", subsequent_indent="    ")
-    return _what_stands_out(lines, len(left_out))
+    return _with_heading(lines, len(left_out))
 
 
-# Median error of calibrated cycles on published measurements that no constant was fitted to is at most this; the gates
-# of benchmarks/cost_model_validation.py. Of scatters only scatter-add was measured, and of what is fused only the
-# convolution, as part of an interaction block of SchNet.
+# Upper limits of the median error of calibrated cycles, on published measurements to which no constant was fitted.
+# benchmarks/cost_model_validation.py checks them. The only measured scatter is scatter-add, and the only measured fused
+# operation is the convolution in an interaction block of SchNet.
 ERROR_BANDS = {"gather": 0.07, "scatter": 0.05, "matmul": 0.08}  # by family
 ERROR_BANDS_OF_OPERATIONS = {"cfconv": 0.06}
 
 
-def footer(report: Account) -> list[str]:
-    """How far to trust the figures, in words, with the errors that were found on measurements."""
+def footer(report: Figures) -> list[str]:
+    """Return lines about the trust in the figures, with the errors found on measurements."""
     budget, ops = report.error_budget, report.rows.ops
     unknown = sum(op["share"] for op in ops if not op["known"])
     measured = [op for op in ops if op["trust"] != Validity.ESTIMATE.value]
@@ -219,13 +218,13 @@ def footer(report: Account) -> list[str]:
     lines = [
         f"trust: {budget.validated:.0%} of the cycles validated, {budget.extrapolated:.0%} at "
         f"sizes beyond, {budget.estimates:.0%} estimates, of them {unknown:.0%} without a rule",
-        expected(report),
+        expected_range(report),
     ]
     if bands:
         lines.append(f"  median error on published Bow IPU figures at most: {', '.join(bands)}")
     return lines
 
 
-def expected(report: Account) -> str:
-    """Where the machine is expected, in words."""
+def expected_range(report: Figures) -> str:
+    """Return the expected range of a machine's time as text."""
     return f"  a machine is expected to take {report.error_budget} of this total, in four of five cases"

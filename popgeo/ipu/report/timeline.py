@@ -1,4 +1,4 @@
-"""The timeline of a pipeline: its passes, its turns, and what each IPU does when."""
+"""The timeline of a pipeline: passes, turns, and the activities of each IPU."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ from itertools import accumulate
 from popgeo.ipu.report.stage_cost import StageCost
 
 KINDS = ("forward", "backward", "receive", "host", "streaming", "update", "wait")
-SHOWN = 3  # micro-batches at each end of a timeline that is too long to be read whole
+SHOWN = 3  # micro-batches at each end of a timeline that is too long to show
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -16,12 +16,12 @@ class TimedPass:
 
     Attributes:
         stage: The stage.
-        ipu: Its IPU.
-        micro_batch: Counted from 0.
+        ipu: IPU of the stage.
+        micro_batch: Number of the micro-batch, from 0.
         backward: Whether it is the backward pass.
-        start: When it starts to receive what it needs, in cycles.
-        end: When it is done, in cycles.
-        receive: The cycles at its start in which it only receives.
+        start: Cycle at which it starts to receive its inputs.
+        end: Cycle at which it ends.
+        receive: Cycles at its start that are only receiving.
     """
 
     stage: int
@@ -34,9 +34,9 @@ class TimedPass:
 
 
 def num_depths(stages: int, trains: bool) -> int:
-    """How many turns one micro-batch needs from its first pass to its last: Poplar's number of pipeline stages.
+    """Return the turns of one micro-batch from its first pass to its last, as Poplar counts pipeline stages.
 
-    The last stage takes its backward pass in the turn of its forward pass; the others each have a turn for both.
+    The last stage runs the backward pass in the turn of the forward pass. All other stages have two turns.
 
     Example:
         >>> num_depths(8, trains=True), num_depths(8, trains=False)
@@ -46,12 +46,12 @@ def num_depths(stages: int, trains: bool) -> int:
 
 
 def depth_of(stage: int, is_backward: bool, stages: int) -> int:
-    """In which turn after its first a micro-batch takes a pass."""
+    """Return the turn of a pass, counted from the micro-batch's first turn."""
     return 2 * (stages - 1) - stage if is_backward else stage
 
 
 def most_in_flight(tasks: Sequence[TimedPass], stage: int, trains: bool) -> int:
-    """The most micro-batches whose activations a stage keeps at one time.
+    """Return the largest number of micro-batches with activations that a stage keeps at one time.
 
     Example:
         >>> from popgeo.ipu.stage_choices import Schedule
@@ -70,14 +70,14 @@ def most_in_flight(tasks: Sequence[TimedPass], stage: int, trains: bool) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class Turn:
-    """One turn of a pipeline that keeps step.
+    """One turn of a pipeline in lock-step.
 
     Attributes:
-        start: When it starts, in cycles.
-        end: When its slowest IPU is done.
-        ipu: The slowest one.
+        start: Cycle at which it starts.
+        end: Cycle at which its slowest IPU ends.
+        ipu: Slowest IPU.
         filling: Whether the last stage has no work yet.
-        draining: Whether the first stage begins no more micro-batches.
+        draining: Whether the first stage has no more micro-batches.
     """
 
     start: float
@@ -88,7 +88,7 @@ class Turn:
 
 
 def turns_of(tasks: Sequence[TimedPass], stages: int, micro_batches: int) -> list[Turn]:
-    """The turns of a timeline in lock-step: one for each micro-batch, and those that fill and drain the pipeline.
+    """Return the turns of a timeline in lock-step: one per micro-batch, and more to fill and drain the pipeline.
 
     Example:
         >>> from popgeo.ipu.systems.schedule import timed_passes
@@ -118,16 +118,16 @@ def turns_of(tasks: Sequence[TimedPass], stages: int, micro_batches: int) -> lis
 
 @dataclass(frozen=True, kw_only=True)
 class Span:
-    """A time in which an IPU does one thing; times are cycles from the start of the step.
+    """A period with one activity of an IPU. Times are cycles from the start of the step.
 
     Attributes:
-        kind: `forward` and `backward` passes; `receive`, from other IPUs; `host` and `streaming`, waiting for the host
-            and for streaming memory; `update`. An IPU waits for others if it has no span.
-        ipu: Which.
-        stage: Of which stage; None for the update.
-        micro_batch: Of which micro-batch, counted from 0; None for the update.
-        start: When it begins.
-        end: When it is done.
+        kind: Activity: `forward` and `backward` passes; `receive` from other IPUs; `host` and `streaming`, waiting for
+            the host and for streaming memory; `update`. An IPU without a span waits for other IPUs.
+        ipu: Number of the IPU.
+        stage: Number of the stage; None for the update.
+        micro_batch: Number of the micro-batch, from 0; None for the update.
+        start: Cycle at which it starts.
+        end: Cycle at which it ends.
     """
 
     kind: str
@@ -139,11 +139,11 @@ class Span:
 
 
 def spans_of(tasks: Sequence[TimedPass], stages: Sequence[StageCost], update: Sequence[float]) -> tuple[Span, ...]:
-    """All spans of a step, in the order of the starts; what takes no time is left out.
+    """Return all spans of a step in the order of their starts, without empty spans.
 
     Args:
         tasks: Every pass of every micro-batch.
-        stages: What each stage computes and waits for.
+        stages: Cost of each stage.
         update: Cycles of the update on each IPU.
     """
     found = [span for task in tasks for span in _spans_of_pass(task, stages[task.stage])]
@@ -153,7 +153,7 @@ def spans_of(tasks: Sequence[TimedPass], stages: Sequence[StageCost], update: Se
 
 
 def _spans_of_pass(task: TimedPass, stage: StageCost) -> Iterator[Span]:
-    """First an IPU receives what it needs, then it computes."""
+    """Yield the spans of a pass: first the IPU receives and waits, then it computes."""
     arrives = stage.receive_backward if task.backward else stage.receive_forward
     streams = stage.streaming_backward if task.backward else stage.streaming_forward
     waits = {"receive": arrives, "streaming": streams, "host": task.receive - arrives - streams}
@@ -165,7 +165,7 @@ def _spans_of_pass(task: TimedPass, stage: StageCost) -> Iterator[Span]:
 
 
 def cycles_by_kind(spans: Sequence[Span], num_ipus: int, cycles: float) -> list[dict[str, float]]:
-    """What each IPU spends a step of that many cycles on; its kinds add up to the step."""
+    """Return the cycles of each kind of activity for each IPU; waiting fills up the step."""
     table = [dict.fromkeys(KINDS, 0.0) for _ in range(num_ipus)]
     for span in spans:
         table[span.ipu][span.kind] += span.end - span.start
@@ -175,14 +175,15 @@ def cycles_by_kind(spans: Sequence[Span], num_ipus: int, cycles: float) -> list[
 
 
 def windows_of(tasks: Sequence[TimedPass], cycles: float, in_groups: bool) -> list[tuple[float, float]]:
-    """The parts of a step that show how its pipeline fills, runs and drains: from the first cycle to the last.
+    """Return the parts of a step that show how its pipeline fills, runs and drains, from first to last cycle.
 
-    One part if little would be left out.
+    The whole step is one part if the gaps would be short.
 
     Args:
         tasks: Every pass of every micro-batch.
-        cycles: Those of the step.
-        in_groups: Whether all forward passes come before all backward passes. The change between them is shown too.
+        cycles: Cycles of the step.
+        in_groups: Whether all forward passes come before all backward passes. If so, the change between them is shown
+            as well.
     """
     count = max(task.micro_batch for task in tasks) + 1
     groups = ((False,), (True,)) if in_groups else ((False, True),)
@@ -195,7 +196,7 @@ def windows_of(tasks: Sequence[TimedPass], cycles: float, in_groups: bool) -> li
     shown = sum(end - start for start, end in parts)
     joined = parts[:1]
     for start, end in parts[1:]:
-        if start - joined[-1][1] < shown / 2:  # less is between them than half of what they show
+        if start - joined[-1][1] < shown / 2:  # the gap is short
             joined[-1] = (joined[-1][0], max(end, joined[-1][1]))
         else:
             joined.append((start, end))

@@ -1,1 +1,1 @@
-"""What a step would cost before it runs anywhere: reports from shapes alone, and pipelines over several IPUs."""
+"""The cost of a step before it runs: reports from shapes alone, and pipelines over several IPUs."""

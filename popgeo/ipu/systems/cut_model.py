@@ -1,4 +1,4 @@
-"""Cuts a model if it is asked for, at layers or at the blocks that it names: tells the forms of stages apart."""
+"""Cutting a model into stages, at layers or at named blocks, as the option `stages` says."""
 
 from collections.abc import Mapping, Sequence
 
@@ -9,11 +9,11 @@ from popgeo.ipu.stage_choices import BLOCKS, EACH_BLOCK, Stage, Stages
 from popgeo.ipu.systems.stage_cut import LayerOps, StageCut, cut, cut_at, cut_by_layers, cut_evenly
 
 
-def stages_asked_for(graph: OpGraph, options: Options) -> Stages | None:
-    """The stages of the options, or else the blocks that the model names; None where neither asks for several."""
+def requested_stages(graph: OpGraph, options: Options) -> Stages | None:
+    """Return the stages of the options, or else the model's named blocks; None if neither has several."""
     stages, named = options.stages, any(op.block is not None for op in graph.ops)
     if stages is None:
-        # What comes before the first block is on IPU 0.
+        # Operations before the first block are on IPU 0.
         ipus = {0 if op.block is None else op.block.ipu for op in graph.ops if op.phase == "forward"}
         return BLOCKS if named and len(ipus - {None}) > 1 else None
     return None if stages == EACH_BLOCK and not named else stages
@@ -22,14 +22,14 @@ def stages_asked_for(graph: OpGraph, options: Options) -> Stages | None:
 def cut_model(
     graph: OpGraph, layers: Sequence[LayerOps], costs: Sequence[OpCost], stages: Stages, *, on_one_ipu: bool = False
 ) -> StageCut:
-    """The model cut into stages.
+    """Return the model cut into stages.
 
     Args:
         graph: The step of one micro-batch.
-        layers: Of its forward pass.
-        costs: Of its operations, in order.
-        stages: In a form that `Options` has checked.
-        on_one_ipu: Whether stages share one IPU, unless they name theirs.
+        layers: Layers of its forward pass.
+        costs: Costs of its operations, in order.
+        stages: Stages in a form that `Options` has checked.
+        on_one_ipu: Whether stages share one IPU unless they name their IPUs.
 
     Raises:
         ValueError: the stages do not cover the model.
@@ -55,7 +55,7 @@ def cut_model(
 def _weights(
     graph: OpGraph, layers: Sequence[LayerOps], costs: Sequence[OpCost]
 ) -> tuple[Sequence[float], Sequence[int]]:
-    """Cycles of each layer, forward and backward, and bytes of its parameters."""
+    """Return the cycles of each layer, forward and backward, and the bytes of its parameters."""
     every = [*range(len(layers))]
     layer_of = cut(graph, layers, every, every).stage_of
     cycles, held = [0.0] * len(layers), [dict[int, int]() for _ in layers]
@@ -66,26 +66,26 @@ def _weights(
     return cycles, [sum(one.values()) for one in held]
 
 
-FIRST = BlockMark("what comes first", 0)
+FIRST = BlockMark("(start)", 0)
 
 
 def named_blocks(graph: OpGraph) -> tuple[list[BlockMark], list[LayerOps]]:
-    """The marks and the operations of the blocks of the forward pass, in the order in which they run.
+    """Return the marks and the operations of the forward pass's blocks, in order.
 
-    What runs before the first block makes a block of its own, on IPU 0, as PopTorch's guide has it ("by default all
-    layers will be on IPU 0 until the first pipeline annotation is encountered"). What runs outside of every block later
-    and reads no weights belongs to the block before.
+    Operations before the first block make their own block on IPU 0, as PopTorch's guide says ("by default all layers
+    will be on IPU 0 until the first pipeline annotation is encountered"). Later operations outside of all blocks belong
+    to the block before if they read no weights.
 
     Raises:
-        ValueError: the model names no block, or something with weights runs outside of every block later.
+        ValueError: the model names no block, or a later operation with weights runs outside of all blocks.
     """
     state = graph.state_storages()
     found: list[tuple[BlockMark, list[int]]] = []
     forward = [(index, op) for index, op in enumerate(graph.ops) if op.phase == "forward"]
     if all(op.block is None for _, op in forward):
         raise ValueError(
-            "Options.stages asks for the model's blocks, but it names none. Mark where they begin with "
-            "ipu.BeginBlock(model.layer, ipu_id=1), or give a number of stages."
+            "Options.stages asks for the model's blocks, but the model names none. Mark the beginning of each block "
+            "with ipu.BeginBlock(model.layer, ipu_id=1), or pass a number of stages."
         )
     for index, op in forward:
         weights = not graph.is_view(op) and any(graph.values[v].storage in state for v in op.reads())
@@ -104,7 +104,7 @@ def named_blocks(graph: OpGraph) -> tuple[list[BlockMark], list[LayerOps]]:
 
 
 def cut_at_ipus(marks: Sequence[BlockMark]) -> tuple[list[int], list[int]]:
-    """The first block and the IPU of each stage: a new stage wherever the IPU changes.
+    """Return the first block and the IPU of each stage; a stage begins at each change of the IPU.
 
     Example:
         >>> cut_at_ipus([BlockMark("a", 0), BlockMark("b", None), BlockMark("c", 1)])
@@ -119,11 +119,11 @@ def cut_at_ipus(marks: Sequence[BlockMark]) -> tuple[list[int], list[int]]:
 
 
 def cut_at_stages(marks: Sequence[BlockMark], stages: Sequence[Stage]) -> tuple[list[int], list[int]]:
-    """The first block and the IPU of each stage, where stages name their blocks.
+    """Return the first block and the IPU of each stage, for stages that name their blocks.
 
     Raises:
-        ValueError: a block is in no stage or in two, a stage names a block that the model does not run, or the
-            model comes back to a stage.
+        ValueError: a block is in no stage or in two stages, a stage names a block that the model does not run, or the
+            model returns to an earlier stage.
 
     Example:
         >>> marks = [BlockMark(name, None) for name in ("a", "b", "c")]
@@ -150,8 +150,8 @@ def cut_at_stages(marks: Sequence[BlockMark], stages: Sequence[Stage]) -> tuple[
             if of[name] in order or (order and of[name] < order[-1]):
                 raise ValueError(
                     f"Stages feed back: block {name!r} of stage {of[name]} runs after block {names[number - 1]!r} of "
-                    f"stage {order[-1]}, whose results it may need. Number stages in the order in which the model runs "
-                    f"its blocks: {', '.join(dict.fromkeys(names))}."
+                    f"stage {order[-1]}, and may need its results. Number stages in the order of the model's "
+                    f"blocks: {', '.join(dict.fromkeys(names))}."
                 )
             firsts.append(number)
             order.append(of[name])

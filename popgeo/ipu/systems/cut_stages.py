@@ -1,4 +1,4 @@
-"""Works out what each stage of a cut step computes, receives and keeps."""
+"""The cost of each stage of a cut step: cycles, messages and memory."""
 
 from collections.abc import Sequence, Set
 from dataclasses import dataclass, field, replace
@@ -12,7 +12,7 @@ from popgeo.ipu.cost.links import message_seconds
 from popgeo.ipu.cost.plan import OpCost, Profile
 from popgeo.ipu.report.stage_cost import StageCost, StageMessage
 from popgeo.ipu.step_cost import host_transfer, total
-from popgeo.ipu.systems.repeated import contents, repeated
+from popgeo.ipu.systems.recomputation import content_reads, with_recomputation
 from popgeo.ipu.systems.stage_cut import StageCut
 from popgeo.ipu.target import IpuTarget
 from popgeo.ipu.tiles.measure_memory import CODE, code_of, memory
@@ -23,13 +23,13 @@ Memories = dict[tuple[object, ...], MemoryUse]
 
 @dataclass
 class _IpuContents:
-    """What the stages of an IPU hold together so far: storages of weights, and operations that their code is for."""
+    """The storages of weights and the costed operations of an IPU's earlier stages."""
 
     weights: set[int] = field(default_factory=set)
     costs: list[OpCost] = field(default_factory=list)
 
     def without_shared_code(self, use: MemoryUse, costs: Sequence[OpCost]) -> MemoryUse:
-        """The memory of another stage, less the code that is there already."""
+        """Return the memory of another stage without code that the IPU already has."""
         if not self.costs:
             return use
         tiles = len(use.peak)
@@ -46,13 +46,13 @@ class CutStep:
 
     Attributes:
         graph: The step of one micro-batch.
-        costs: Plans of its operations, in order, on one IPU.
-        cut: Which stage each operation belongs to.
+        costs: Costs of its operations on one IPU, in order.
+        cut: Stage of each operation.
         target: One IPU.
-        num_results: How many of the graph's outputs are results; the others are gradients.
-        recompute: Which layers' results a stage keeps, next to what it receives, and repeats its forward pass from;
-            None if it keeps all that its backward pass reads.
-        memories: Of stages of the same graph that were worked out before, by what tells them apart; new ones are added.
+        num_results: Number of the graph's outputs that are results; the other outputs are gradients.
+        recompute: Layers with results that a stage keeps next to its inputs, and from which it repeats its forward
+            pass. None if it keeps all values that its backward pass reads.
+        memories: Memory of stages of the same graph that earlier plans computed; new stages are added.
     """
 
     graph: OpGraph
@@ -64,7 +64,7 @@ class CutStep:
     memories: Memories = field(default_factory=dict)
 
     def stages(self) -> list[StageCost]:
-        """Every stage."""
+        """Return the cost of every stage."""
         there = {ipu: _IpuContents() for ipu in self.cut.ipus}
         return [self._stage(number, there[ipu]) for number, ipu in enumerate(self.cut.ipus)]
 
@@ -76,38 +76,36 @@ class CutStep:
 
     @cached_property
     def maker(self) -> dict[int, int]:
-        """The stage that made each storage first; values that are made later are views of it."""
+        """The stage that first makes each storage; values made later are views of it."""
         made = [(self.graph.values[v], stage) for v, stage in self.made_in.items()]
         return {value.storage: stage for value, stage in reversed(made) if value.producer is not None}
 
     @cached_property
     def sums(self) -> set[int]:
-        """The operations that add parts of a gradient from several stages; each stage accumulates its own part."""
+        """Operations that add gradient parts of several stages; each stage accumulates its own part."""
         gradients = set(self.graph.outputs[self.num_results :])
         adds = [index for index, op in enumerate(self.graph.ops) if op.target == "aten.add.Tensor"]
         found = [index for index in adds if gradients.issuperset(self.graph.ops[index].makes())]
         return {index for index in found if any(self._is_foreign(v, index) for v in self.graph.ops[index].reads())}
 
     def _is_foreign(self, v: int, index: int) -> bool:
-        """Whether another stage than that of an operation makes a value."""
+        """Check whether another stage than the operation's stage makes a value."""
         return self.made_in.get(v, self.cut.stage_of[index]) != self.cut.stage_of[index]
 
     @cached_property
     def own(self) -> list[list[int]]:
         """The operations of each stage."""
-        found: list[list[int]] = [[] for _ in self.cut.ipus]
-        for index, stage in enumerate(self.cut.stage_of):
-            found[stage].append(index)
-        return found
+        stage_of = self.cut.stage_of
+        return [[index for index, of in enumerate(stage_of) if of == stage] for stage in range(len(self.cut.ipus))]
 
     @cached_property
     def needed_elsewhere(self) -> set[int]:
-        """Values that an operation of another stage reads, unless it only adds up parts of a gradient."""
+        """Values that an operation of another stage reads, except to add gradient parts."""
         reads = ((index, v) for index, op in enumerate(self.graph.ops) if index not in self.sums for v in op.reads())
         return {v for index, v in reads if self._is_foreign(v, index)}
 
     def _stage(self, number: int, on_ipu: "_IpuContents") -> StageCost:
-        """One stage; `on_ipu` is what stages before it on its IPU hold, and what it holds is added."""
+        """Return the cost of a stage, and add its contents to the contents of its IPU."""
         own = self.own[number]
         cycles = {i: self.costs[i].plan.cycles(Profile.CALIBRATED) for i in own}
         forward = sum(cycles[i] for i in own if self.costs[i].phase == "forward")
@@ -116,10 +114,11 @@ class CutStep:
         transfers = [*self._transfers(into_forward, number, False), *self._transfers(into_backward, number, True)]
         computed = [index for index in own if index not in self.sums]
         part = self._subgraph(computed, number)
-        held = {part.values[v].storage: part.values[v].nbytes for v in _state(part)}
+        state = [v for given, v in part.inputs.items() if given.role in (Role.PARAMETER, Role.BUFFER)]
+        held = {part.values[v].storage: part.values[v].nbytes for v in state}
         order = computed
         if self.recompute is not None and backward:
-            part, places, again = repeated(part, self.recompute, is_last=number == len(self.cut.ipus) - 1)
+            part, places, again = with_recomputation(part, self.recompute, is_last=number == len(self.cut.ipus) - 1)
             order = [computed[place] for place in places]
             backward += sum(cycles[computed[place]] for place in again)
         costs = [self.costs[index] for index in order]
@@ -147,9 +146,9 @@ class CutStep:
         )
 
     def _received(self, stage: int) -> tuple[dict[int, int], dict[int, int], dict[int, int]]:
-        """Storages from other stages and their bytes: for forward, for backward, and parts of gradients to add.
+        """Return the bytes of received storages: for forward, for backward, and gradient parts to add.
 
-        Parts of a gradient that another stage of the same IPU works out are there already.
+        Gradient parts that another stage of the same IPU computes are not received.
         """
         forward, backward, shared = dict[int, int](), dict[int, int](), dict[int, int]()
         on_ipu = {other for other, ipu in enumerate(self.cut.ipus) if ipu == self.cut.ipus[stage]}
@@ -164,9 +163,9 @@ class CutStep:
         return forward, backward, shared
 
     def _subgraph(self, own: Sequence[int], stage: int) -> OpGraph:
-        """Operations of one stage as a graph that receives what other stages make and returns what they need.
+        """Return the operations of a stage as a graph, with values of other stages as inputs and outputs.
 
-        Gradients of its parameters stay in it, and so do their parts that are added elsewhere.
+        Gradients of its parameters are no outputs, nor are gradient parts that another stage adds.
         """
         graph, made_in = self.graph, self.made_in
         place: dict[int | None, int] = {index: number for number, index in enumerate(own)}
@@ -185,13 +184,13 @@ class CutStep:
         )
 
     def _transfers(self, nbytes: dict[int, int], stage: int, backward: bool) -> list[StageMessage]:
-        """One message from each IPU that sends something, one after the other."""
+        """Return one message from each other IPU that sends something."""
         receiver = self.cut.ipus[stage]
         by_sender: dict[int, int] = {}
         for storage, size in nbytes.items():
             sender = self.cut.ipus[self.maker[storage]]
             by_sender[sender] = by_sender.get(sender, 0) + size
-        by_sender.pop(receiver, None)  # what comes from another stage of the same IPU is there already
+        by_sender.pop(receiver, None)  # values of another stage on the same IPU are not sent
 
         def message(sender: int, size: int) -> StageMessage:
             cycles = message_seconds(size, sender, receiver, self.target) * self.target.clock
@@ -200,23 +199,19 @@ class CutStep:
         return [message(*one) for one in by_sender.items()]
 
     def _host_cycles(self, part: OpGraph) -> float:
-        """What a stage takes from the host and gives to it, for one micro-batch."""
+        """Return the cycles of a stage's transfers from and to the host, for one micro-batch."""
         given = set(self.graph.inputs_of(Role.ARGUMENT).values()) & set(part.inputs.values())
         results = {v for v in part.outputs if v is not None} & set(self.graph.outputs[: self.num_results])
         moved = (host_transfer(part, [*values], "host", self.target) for values in (given, results))
         return sum(total(transfer).cycles for transfer in moved)
 
 
-def _state(part: OpGraph) -> list[int]:
-    return [v for given, v in part.inputs.items() if given.role in (Role.PARAMETER, Role.BUFFER)]
-
-
 def _stash(part: OpGraph, held: Set[int]) -> int:
-    """Bytes that the backward pass of a stage reads of its forward pass; weights and constants are there anyway."""
+    """Return the bytes of forward results that the backward pass reads, without weights and constants."""
     before = {part.values[v].storage for op in part.ops if op.phase == "forward" for v in (*op.reads(), *op.makes())}
     before -= held | {part.values[v].storage for v in part.constants}
     kept: dict[int, int] = {}
-    read = [v for op in part.ops if op.phase == "backward" for v in contents(op)]
+    read = [v for op in part.ops if op.phase == "backward" for v in content_reads(op)]
     for value in map(part.values.__getitem__, read):
         if value.storage in before:
             kept[value.storage] = max(kept.get(value.storage, 0), min(value.nbytes, value.end))

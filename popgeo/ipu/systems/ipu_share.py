@@ -1,4 +1,4 @@
-"""What one IPU runs of a model that several share: the step and the update of the shards that it holds."""
+"""The share of one IPU in a model with shards on several IPUs: the step and the update of its shards."""
 
 from collections import defaultdict
 from collections.abc import Callable
@@ -29,13 +29,13 @@ from popgeo.ipu.tiles.measure_memory import memory
 
 @dataclass(frozen=True, kw_only=True)
 class IpuShare:
-    """One IPU's share of a step, or that of the IPUs that hold a shard together.
+    """The share of one IPU, or of the IPUs that hold a shard together, in a step.
 
     Attributes:
-        step: Its program of one micro-batch.
-        update: Its update, over parameters that have shapes only; None if nothing is trained.
-        target: The machine that runs it.
-        shards: How many such machines a replica is.
+        step: Program of one micro-batch.
+        update: Update over parameters that have shapes but no data; None without training.
+        target: Machine that runs it.
+        shards: Number of such machines in a replica.
     """
 
     step: CapturedStep
@@ -44,16 +44,15 @@ class IpuShare:
     shards: int
 
     def report(self, options: Options, sharded: frozenset[str] = frozenset()) -> Report:
-        """The report of a step, without facts of this computer; nothing runs.
+        """Return the report of a step, without facts of this computer; nothing runs.
 
         Args:
-            options: Micro-batches and replicas.
-            sharded: Names of the gradients that replicas do not add up, since each has a part of its own.
+            options: Number of micro-batches and replicas.
+            sharded: Names of gradients that replicas do not sum, because each replica has its own part.
         """
         target, micro_batches, replicas = self.target, options.gradient_accumulation, options.replication_factor
         update = None if self.update is None else self.update.capture()
-        # Where each keeps a part of the optimizer's state, it gets its part of the gradients and gives the others its
-        # part of the weights.
+        # With a sharded state, each replica receives its part of the gradients and sends its part of the weights.
         in_parts = options.shard_optimizer_state and replicas > 1
         runs = self.update.capture(replicas) if self.update is not None and in_parts else update
         graph = fold_constants(self.step.expanded.graph)
@@ -100,10 +99,10 @@ class IpuShare:
 
 
 def is_shared(model: object, target: IpuTarget) -> bool:
-    """Whether a model's shards lie on several IPUs.
+    """Check whether a model's shards lie on several IPUs.
 
     Raises:
-        ValueError: it has that many shards that they cannot be shared evenly.
+        ValueError: the shards cannot be divided evenly over the IPUs.
     """
     return target.of_shards(num_shards(model))[1] > 1
 
@@ -111,21 +110,21 @@ def is_shared(model: object, target: IpuTarget) -> bool:
 def share_of(
     model: Callable[..., Any], arguments: Arguments, options: Options, optimizer: Optimizer | None = None
 ) -> IpuShare:
-    """The share of one IPU in a model's step; of a model without shards, the whole step.
+    """Return the share of one IPU in a model's step: the whole step if the model has no shards.
 
     Args:
-        model: A module whose weights may lie in shards, or a function.
-        arguments: Those of one micro-batch.
-        options: The machine, and what becomes of gradients.
-        optimizer: Over parameters of the model; None if nothing is trained.
+        model: Function, or module with or without sharded weights.
+        arguments: Arguments of one micro-batch.
+        options: Machine, and the treatment of gradients.
+        optimizer: Optimizer of parameters of the model; None without training.
 
     Raises:
-        ValueError: a norm that is trained cannot share its statistics among the replicas as it asks for.
+        ValueError: a trained norm cannot share its statistics among the replicas.
     """
     if optimizer is not None:
         optimizer = plain_optimizer(optimizer)
     target, shards, num_local = options.target.of_shards(num_shards(model))
-    with only_first(model, num_local), filters_at_each_edge():  # as published programs make them
+    with only_first(model, num_local), filters_at_each_edge():  # published programs compute filters at each edge
         trained = trained_names(model, optimizer)
         scale, is_shown = options.constant_loss_scaling, options.show_progress
         step = capture_step(
@@ -142,12 +141,12 @@ def share_of(
 
 
 def update_of(model: nn.Module, step: CapturedStep, optimizer: Optimizer, options: Options) -> Update:
-    """The optimizer's update over parameters that have shapes only."""
+    """Return the optimizer's update over parameters that have shapes but no data."""
     shapes: dict[int, nn.Parameter] = {}
     for p in model.parameters():
         shapes[id(p)] = nn.Parameter(torch.empty(p.shape, dtype=p.dtype, device="meta"), requires_grad=p.requires_grad)
     on_meta: Optimizer = object.__new__(type(optimizer))
-    # As it is, also what a subclass keeps next to its groups: `without_parameters` copies that, which may fail.
+    # Share the other attributes of a subclass; `without_parameters` would copy them, which may fail.
     vars(on_meta).update(vars(optimizer))
     on_meta.param_groups, on_meta.state = [], defaultdict(dict)
     for group in optimizer.param_groups:

@@ -1,4 +1,4 @@
-"""Works out when each stage works on which micro-batch, in the order that a schedule says."""
+"""The start of each pass of each stage, in the order of a schedule."""
 
 from collections.abc import Iterator, Sequence
 
@@ -17,18 +17,18 @@ def timed_passes(
     *,
     receive: tuple[Sequence[float], Sequence[float]] = ((), ()),
 ) -> list[TimedPass]:
-    """When every pass runs, from the first micro-batch to the last, in the order of the starts.
+    """Return every pass from the first micro-batch to the last, in the order of their starts.
 
-    A forward pass waits for the same micro-batch's pass of the stage before; a backward pass for that of the stage
-    behind, which at the last stage is its own forward pass. An IPU does one thing at a time.
+    A forward pass waits for the micro-batch's pass of the stage before. A backward pass waits for the backward pass of
+    the next stage; in the last stage, for its own forward pass. An IPU runs one pass at a time.
 
     Args:
-        forward: Cycles of a forward pass of each stage, what it receives included.
-        backward: Cycles of a backward pass of each stage; empty if nothing is trained.
-        ipus: The IPU of each stage.
-        micro_batches: How many there are between two updates.
-        schedule: The order.
-        receive: How much of each forward and of each backward pass is receiving, which only the tasks tell.
+        forward: Cycles of a forward pass of each stage, receiving included.
+        backward: Cycles of a backward pass of each stage; empty without training.
+        ipus: IPU of each stage.
+        micro_batches: Micro-batches between two updates.
+        schedule: Order of the passes.
+        receive: Cycles of each forward and of each backward pass that are receiving, for the result only.
 
     Example:
         >>> tasks = timed_passes([1.0, 1.0], [2.0, 2.0], ipus=[0, 1], micro_batches=2)
@@ -37,9 +37,9 @@ def timed_passes(
     """
     lengths, received = (forward, backward), tuple(part or [0.0] * len(forward) for part in receive)
     if schedule is Schedule.LOCK_STEP:
-        passes = _in_step(lengths, ipus, micro_batches)
+        passes = _turn_passes(lengths, ipus, micro_batches)
     else:
-        passes = _as_ready(lengths, ipus, micro_batches, schedule)
+        passes = _ready_passes(lengths, ipus, micro_batches, schedule)
     return [
         TimedPass(
             stage=stage,
@@ -54,8 +54,8 @@ def timed_passes(
     ]
 
 
-def _in_step(lengths: Lengths, ipus: Sequence[int], micro_batches: int) -> Iterator[tuple[int, bool, int, float]]:
-    """Stage, direction and micro-batch of each pass, and when it begins; a turn begins when the one before is over."""
+def _turn_passes(lengths: Lengths, ipus: Sequence[int], micro_batches: int) -> Iterator[tuple[int, bool, int, float]]:
+    """Yield stage, direction, micro-batch and start of each pass; a turn begins when the previous turn ends."""
     stages = len(lengths[0])
     passes = [(stage, is_backward) for is_backward in (False, True) for stage in range(len(lengths[is_backward]))]
     passes.sort(key=lambda one: (depth_of(one[0], one[1], stages), one[1]))
@@ -70,18 +70,18 @@ def _in_step(lengths: Lengths, ipus: Sequence[int], micro_batches: int) -> Itera
         start = max(free.values())
 
 
-def _as_ready(
+def _ready_passes(
     lengths: Lengths, ipus: Sequence[int], micro_batches: int, schedule: Schedule
 ) -> Iterator[tuple[int, bool, int, float]]:
-    """As `_in_step`, where a pass begins once all that it waits for is there; of several, backward passes go ahead."""
+    """Yield the same as `_turn_passes`, but a pass begins when its inputs are ready; backward passes go first."""
     stages, trains = len(lengths[0]), bool(lengths[1])
     ends: dict[tuple[int, int, bool], float] = {}
     free = dict.fromkeys(ipus, 0.0)
     kinds = (False, True) if trains else (False,)
-    coming = {(stage, kind): 0 for stage in range(stages) for kind in kinds}  # the next micro-batch of each
+    coming = {(stage, kind): 0 for stage in range(stages) for kind in kinds}  # the next micro-batch
 
     def ready(stage: int, is_backward: bool) -> float | None:
-        """When all that the stage's next pass waits for is there; None while that is not known."""
+        """Return the time at which the inputs of the stage's next pass are ready; None if it is unknown."""
         micro_batch = coming[stage, is_backward]
         if micro_batch >= micro_batches:
             return None

@@ -1,6 +1,6 @@
-"""What stages cost once they have their IPU: its share of memory, layers in parts, and all that a pass waits for.
+"""The cost of stages on their IPUs: memory shares, serialized layers, waiting times and the update.
 
-Next to them, what follows the last micro-batch: sums over replicas, the optimizer, and its state.
+The update contains the sums over replicas, the optimizer, and transfers of its state.
 """
 
 import math
@@ -32,14 +32,14 @@ def placed_costs(
     options: Options,
     serialize: Mapping[str, tuple[int, int]],
 ) -> list[OpCost]:
-    """Costs where each operation has found its IPU: its share of memory for products, and layers in parts.
+    """Return the costs of operations on their IPUs, with the IPU's memory share and serialized layers.
 
     Args:
         graph: The step of one micro-batch.
-        costs_of: The costs of all operations on an IPU.
-        cut: The stage of each operation.
+        costs_of: Function that returns the costs of all operations on an IPU.
+        cut: Stage of each operation.
         options: The machine.
-        serialize: Outputs and parts of each layer that is computed in parts.
+        serialize: Number of outputs and of parts of each serialized layer.
     """
     ipu_of = [cut.ipus[stage] for stage in cut.stage_of]
     costs = {ipu: costs_of(ipu) for ipu in set(ipu_of)}
@@ -54,10 +54,10 @@ def placed_costs(
 
 
 def outputs_of(model: nn.Module, serialize: Mapping[str, int]) -> dict[str, tuple[int, int]]:
-    """Outputs and parts of each layer that is computed in parts.
+    """Return the number of outputs and of parts of each serialized layer.
 
     Raises:
-        ValueError: a name is not a linear layer, or it has fewer outputs than parts.
+        ValueError: a name is not a linear layer, or a layer has fewer outputs than parts.
     """
     layers = dict(model.named_modules())
     found = {}
@@ -73,12 +73,12 @@ def outputs_of(model: nn.Module, serialize: Mapping[str, int]) -> dict[str, tupl
 
 @dataclass(frozen=True, kw_only=True)
 class UpdateCost:
-    """One update of all weights.
+    """The cost of one update of all weights.
 
     Attributes:
-        graph: Its program.
-        costs: Of its operations.
-        adding: Of adding the gradients of one micro-batch to those before.
+        graph: Program of the update.
+        costs: Costs of its operations.
+        adding: Costs of adding the gradients of one micro-batch to the sums.
     """
 
     graph: OpGraph
@@ -95,15 +95,15 @@ def with_waits(
     *,
     overlap_host: bool = False,
 ) -> list[StageCost]:
-    """Stages with what their passes do in addition to computing: adding gradients, storing activations, streaming.
+    """Return stages with the further work of their passes: adding gradients, storing activations, streaming.
 
     Args:
-        stages: As cut.
-        update: One update; None if nothing is trained.
+        stages: Stages of the cut.
+        update: Cost of one update; None without training.
         options: The machine and the replicas.
-        schedule: In sequential phases, weights come from streaming memory.
-        micro_batches: Between two updates; of one alone, nothing is added up or put aside.
-        overlap_host: Whether the host's transfers take place while stages compute.
+        schedule: Schedule. In sequential phases, weights come from streaming memory.
+        micro_batches: Micro-batches between two updates. With one, nothing is added or stored.
+        overlap_host: Whether the host's transfers run while stages compute.
     """
     target, several = options.target, micro_batches > 1
     # Each stage adds the gradients of its share of the weights.
@@ -120,7 +120,7 @@ def with_waits(
 
 
 def _with_streaming(stage: StageCost, rate: float, trains: bool) -> StageCost:
-    """A phase whose weights come from streaming memory before each pass, and what it keeps goes there and back."""
+    """Return a phase with its transfers: weights before each pass, kept activations there and back."""
     into = stage.weight_bytes + (stage.stash_bytes if trains else 0)
     gradients = 2 * stage.weight_bytes if trains else 0  # read, added to, written
     return replace(
@@ -129,20 +129,20 @@ def _with_streaming(stage: StageCost, rate: float, trains: bool) -> StageCost:
 
 
 def serialized(graph: OpGraph, op: Op, machine: Machine, outputs: int, parts: int) -> Plan | None:
-    """A product of a layer's forward or backward pass, computed for a part of the layer's outputs at a time.
+    """Return the plan of a layer's product that computes a part of the layer's outputs at a time.
 
-    As PopTorch's `serializedMatMul` over output channels: the product of the forward pass makes its columns in parts,
-    that of the weights' gradient its rows, and that of the inputs' gradient adds up a product of each part.
+    It follows PopTorch's `serializedMatMul` over output channels: the forward product computes its columns in parts,
+    the product of the weights' gradient its rows; the inputs' gradient is a sum of the products of all parts.
 
     Args:
-        graph: The program that the operation is part of.
+        graph: Program of the operation.
         op: The operation.
-        machine: What to plan for.
-        outputs: Of the layer, so that the dimension that is cut is known.
-        parts: How many.
+        machine: Machine to plan for.
+        outputs: Outputs of the layer; they identify the dimension to cut.
+        parts: Number of parts.
 
     Returns:
-        The plan; None where the operation is not a dense product over the layer's outputs.
+        The plan; None if the operation is not a dense product over the layer's outputs.
     """
     if name_of(op.target) not in ("aten.mm", "aten.matmul", "aten.addmm", "aten.linear"):
         return None
@@ -153,16 +153,16 @@ def serialized(graph: OpGraph, op: Op, machine: Machine, outputs: int, parts: in
     flops, cut = 2 * math.prod(sizes), sizes.index(outputs)
     sizes[cut] = -(-outputs // parts)
     once = plan_matmul(*sizes, width_of(graph, op), machine)
-    steps = [_again(step, parts) for step in once.supersteps]
+    steps = [_repeat_superstep(step, parts) for step in once.supersteps]
     if cut == 1:
         adding = plan_elementwise("add", sizes[0] * sizes[2], width(left_and_right(graph, op)[0]), machine)
-        steps += [_again(step, parts - 1) for step in adding.supersteps]
+        steps += [_repeat_superstep(step, parts - 1) for step in adding.supersteps]
     split = {**once.split, "serial": parts * once.split["serial"]}
     return replace(once, supersteps=tuple(steps), split=split, flops=flops)
 
 
-def _again(step: Superstep, times: int) -> Superstep:
-    """A superstep that runs `times` times, as `repeated`, each time with exchange code of its own."""
+def _repeat_superstep(step: Superstep, times: int) -> Superstep:
+    """Repeat a superstep, with separate exchange code for each repetition."""
     return replace(repeated(step, times), fragments=times * step.fragments)
 
 
@@ -175,15 +175,15 @@ def update_cycles(
     off_chip: bool = False,
     all_off_chip: bool = False,
 ) -> tuple[dict[str, tuple[float, ...]], tuple[int, ...]]:
-    """Cycles of the update by what they are for, and bytes of gradients and optimizer state, on each IPU.
+    """Return cycles of the parts of an update, and bytes of gradients and optimizer state, for each IPU.
 
     Args:
-        update: One update of all weights; None if nothing is trained.
-        stages: Of the pipeline; each IPU takes the share of the update that its weights are of all.
-        num_ipus: Of one replica.
-        options: The machine and the replicas; whether each holds a part of the state, and all then gather the weights.
-        off_chip: The optimizer's state lies in streaming memory, is read before the update and written after it.
-        all_off_chip: So do weights and gradients.
+        update: Cost of one update; None without training.
+        stages: Stages of the pipeline. Each IPU's share of the update is its share of the weights.
+        num_ipus: IPUs of one replica.
+        options: Machine and replicas; whether each replica holds a part of the state and all gather the weights.
+        off_chip: Whether the optimizer's state is in streaming memory, read before the update and written after.
+        all_off_chip: Whether weights and gradients are also in streaming memory.
     """
     if update is None:
         return {"optimizer": (0.0,) * num_ipus}, (0,) * num_ipus
@@ -199,11 +199,11 @@ def update_cycles(
     state_of = [share * state / owners for share in shares]
     exchanged = [0.0] * num_ipus
     for stage in stages:
-        if stage.shared_bytes and num_ipus > 1:  # gradients come in, and the updated weights go back
+        if stage.shared_bytes and num_ipus > 1:  # gradients are received, and updated weights sent back
             others = [other.ipu for other in stages if other.ipu != stage.ipu]
             slowest = max(message_seconds(stage.shared_bytes, stage.ipu, other, target) for other in others)
             exchanged[stage.ipu] += 2 * slowest * target.clock
-    # Sharded or not, as much goes round: sums of parts once round, then parts of gradients or of weights.
+    # The traffic is the same with sharding: one round for partial sums, one for parts of gradients or of weights.
     rings = [ring_seconds(own, replica_ring(i, num_ipus, replicas), target) for i, own in enumerate(held)]
     rate = streaming_rate(num_ipus * replicas, target)
     parts = {

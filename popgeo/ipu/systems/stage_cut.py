@@ -1,4 +1,4 @@
-"""Which stage of a pipeline each operation of a captured step belongs to."""
+"""The stage of each operation of a captured step."""
 
 import itertools
 import re
@@ -13,12 +13,12 @@ _NUMBERED = re.compile(r"^(.*?\.)?\d+(?=\.|$)")
 
 @dataclass(frozen=True, kw_only=True)
 class LayerOps:
-    """Consecutive operations of the forward pass that are not cut apart: one layer.
+    """A layer: consecutive operations of the forward pass that are never cut apart.
 
     Attributes:
-        name: Dotted name of the layer: up to the first number, as in `layers.3`, or the whole name if it has no number.
-        ops: Their numbers in the graph.
-        numbered: Whether the layer is one of a list of alike ones.
+        name: Dotted name of the layer: up to the first number, as in `layers.3`, or the whole name without a number.
+        ops: Positions of its operations in the graph.
+        numbered: Whether the layer is an element of a list of layers.
     """
 
     name: str
@@ -31,9 +31,9 @@ class StageCut:
     """A model cut into stages.
 
     Attributes:
-        stage_of: The stage of each operation, in the order of the graph.
-        ipus: The IPU of each stage; a later stage may come back to an earlier IPU.
-        layers: The names of each stage's layers, in the order in which they run.
+        stage_of: Stage of each operation, in the order of the graph.
+        ipus: IPU of each stage. A later stage may use an earlier IPU again.
+        layers: Names of each stage's layers, in order.
     """
 
     stage_of: tuple[int, ...]
@@ -42,17 +42,18 @@ class StageCut:
 
     @property
     def num_ipus(self) -> int:
+        """Number of IPUs."""
         return max(self.ipus) + 1
 
     @property
     def names(self) -> tuple[str, ...]:
-        """First and last layer of each stage, in words."""
+        """First and last layer of each stage as text."""
         ends = [(layers[0] or "(model)", layers[-1] or "(model)") for layers in self.layers]
         return tuple(" to ".join(dict.fromkeys(of)) for of in ends)
 
 
 def layers_of(graph: OpGraph) -> list[LayerOps]:
-    """The layers of the forward pass, in the order in which they run; what runs between two belongs to the former."""
+    """Return the layers of the forward pass in order; operations between two layers belong to the first one."""
     layers: list[tuple[str, bool, list[int]]] = []
     for index, op in enumerate(graph.ops):
         if op.phase != "forward":
@@ -67,16 +68,16 @@ def layers_of(graph: OpGraph) -> list[LayerOps]:
 
 
 def cut_evenly(layers: Sequence[LayerOps], cycles: Sequence[float], nbytes: Sequence[int], stages: int) -> list[int]:
-    """The first layer of each stage, so that the slowest stage is as fast as it can be and memory lies evenly.
+    """Return the first layer of each stage, for the shortest slowest stage and evenly used memory.
 
-    Dynamic programming over all cuts into consecutive layers, as for the chains-on-chains problem (Pinar and Aykanat,
-    2004). A stage counts as its share of all cycles or as its share of all bytes, whichever is larger.
+    Dynamic programming over all cuts into consecutive layers solves this chains-on-chains problem (Pinar and Aykanat,
+    2004). The weight of a stage is its share of all cycles or its share of all bytes, the larger of the two.
 
     Args:
-        layers: In order.
-        cycles: Of each layer, forward and backward.
-        nbytes: That each layer keeps between steps.
-        stages: How many there shall be.
+        layers: Layers, in order.
+        cycles: Cycles of each layer, forward and backward.
+        nbytes: Bytes that each layer keeps between steps.
+        stages: Number of stages.
 
     Raises:
         ValueError: there are fewer layers than stages.
@@ -110,12 +111,12 @@ def cut_evenly(layers: Sequence[LayerOps], cycles: Sequence[float], nbytes: Sequ
 
 
 def cut_by_layers(layers: Sequence[LayerOps], layers_per_ipu: Sequence[int]) -> list[int]:
-    """The first layer of each stage where each IPU is to hold that many of the model's alike layers.
+    """Return the first layer of each stage, from the number of numbered layers on each IPU.
 
-    What comes before the first of these layers is the first stage's; what comes after the last is the last stage's.
+    Operations before the first numbered layer belong to the first stage, operations after the last to the last stage.
 
     Raises:
-        ValueError: the counts do not add up to the model's layers, or an IPU in the middle is left without any.
+        ValueError: the counts do not add up to the model's numbered layers, or an IPU after the first has no layer.
 
     Example:
         >>> names = ("embed", "h.0", "h.1", "head")
@@ -127,14 +128,14 @@ def cut_by_layers(layers: Sequence[LayerOps], layers_per_ipu: Sequence[int]) -> 
     if sum(layers_per_ipu) != len(numbered) or min(layers_per_ipu, default=-1) < 0:
         raise ValueError(
             f"The layers per IPU {list(layers_per_ipu)} add up to {sum(layers_per_ipu)}, but the model runs "
-            f"{len(numbered)} numbered layers; every layer has to be on one IPU."
+            f"{len(numbered)} numbered layers; put every layer on one IPU."
         )
     firsts, done = [0], layers_per_ipu[0]
     for count in layers_per_ipu[1:]:
         if count == 0 or (done == 0 and numbered[0] == 0):
             raise ValueError(
                 f"The layers per IPU {list(layers_per_ipu)} leave a stage without operations; only the first IPU may "
-                "have no layer, if something runs before the first of them."
+                "have no layer, if the model runs operations before its first layer."
             )
         firsts.append(numbered[done])
         done += count
@@ -144,10 +145,10 @@ def cut_by_layers(layers: Sequence[LayerOps], layers_per_ipu: Sequence[int]) -> 
 def cut_at(
     graph: OpGraph, layers: Sequence[LayerOps], begins: Mapping[str, int]
 ) -> tuple[list[LayerOps], list[int], list[int]]:
-    """The layers, the first of each stage and its IPU, where named modules begin a stage, as PopTorch's BeginBlock.
+    """Return the layers, the first layer of each stage and its IPU, for modules that begin a stage.
 
-    A module may lie inside of a layer, which is then cut where the module begins, and may be called in parts: a stage
-    begins where its first part runs, and again only where another stage has begun since.
+    It follows PopTorch's BeginBlock. A module may lie inside of a layer, which is then cut at the module, and may be
+    called in parts: a stage begins at its first part, and again only after another stage.
 
     Raises:
         ValueError: a name is not a module of the forward pass.
@@ -175,7 +176,7 @@ def cut_at(
 
 
 def require_layers(graph: OpGraph, names: Iterable[str], owner: str) -> None:
-    """Refuses names, which `owner` holds, of layers that the forward pass does not run.
+    """Raise if the forward pass does not run a layer that an option names.
 
     Raises:
         ValueError: the forward pass runs neither a module of that name nor a module inside of it.
@@ -185,16 +186,16 @@ def require_layers(graph: OpGraph, names: Iterable[str], owner: str) -> None:
     for name in names:
         if not any(f"{module}.".startswith(f"{name}.") for module in modules):
             raise ValueError(
-                f"No layer is called {name!r}, which {owner} names.{meant(name, [*layers, *modules])} The forward pass "
-                f"runs {', '.join(layers) or 'no layer'}; modules inside of a layer may be named too."
+                f"{owner} names {name!r}, but no layer has this name.{meant(name, [*layers, *modules])} The forward "
+                f"pass runs {', '.join(layers) or 'no layer'}; names of modules inside of a layer are also allowed."
             )
 
 
 def cut(graph: OpGraph, layers: Sequence[LayerOps], firsts: Sequence[int], ipus: Sequence[int]) -> StageCut:
-    """The stage of every operation: of the forward pass by its layer, of the backward pass by the layer it belongs to.
+    """Return the stage of every operation: by its layer, or in the backward pass by the layer of its gradient.
 
-    A gradient is worked out where the layer is, or, if that is unclear, where the gradient comes from. It never goes
-    up to a later stage again.
+    A gradient is computed on its layer's stage or, if that is unclear, on the stage of its inputs. It never moves to a
+    later stage.
 
     Raises:
         ValueError: the IPUs are not numbered from 0 without gaps.
@@ -208,7 +209,7 @@ def cut(graph: OpGraph, layers: Sequence[LayerOps], firsts: Sequence[int], ipus:
         for index in (index for layer in group for index in layer.ops):
             stage_of[index] = stage
             of_module.setdefault((graph.ops[index].module, graph.ops[index].block), set()).add(stage)
-    made_in: dict[int, int] = {}  # of what the backward pass makes
+    made_in: dict[int, int] = {}  # stage of each value of the backward pass
     for index, op in enumerate(graph.ops):
         if op.phase == "forward":
             continue

@@ -1,8 +1,8 @@
-"""Plans a captured step in stages, as often as choices change, without capturing it again."""
+"""Planning of a captured step in stages: its cost on several IPUs, and its run on this computer with the same cuts."""
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Any
 
@@ -11,17 +11,18 @@ import numpy as np
 from popgeo.capture.captured_step import CapturedStep
 from popgeo.capture.op_graph import OpGraph, Role
 from popgeo.capture.passes import fold_constants
+from popgeo.engine.pipeline.staging import Pass, Staging
 from popgeo.ipu.cost.graph_cost import cost
 from popgeo.ipu.cost.plan import OpCost
 from popgeo.ipu.options import Options
 from popgeo.ipu.report.report import Pipeline
 from popgeo.ipu.report.stage_cost import StageCost
-from popgeo.ipu.report.timeline import TimedPass, most_in_flight, turns_of
+from popgeo.ipu.report.timeline import TimedPass, most_in_flight, num_depths, turns_of
 from popgeo.ipu.stage_choices import USUAL, Schedule, checked_recompute
 from popgeo.ipu.step_cost import accumulation
-from popgeo.ipu.systems.cut_model import cut_model
+from popgeo.ipu.systems.cut_model import cut_model, requested_stages
 from popgeo.ipu.systems.cut_stages import CutStep, Memories
-from popgeo.ipu.systems.repeated import recompute_of
+from popgeo.ipu.systems.recomputation import recompute_of
 from popgeo.ipu.systems.schedule import timed_passes
 from popgeo.ipu.systems.stage_costs import UpdateCost, placed_costs, update_cycles, with_waits
 from popgeo.ipu.systems.stage_cut import LayerOps, StageCut, layers_of
@@ -30,24 +31,24 @@ from popgeo.ipu.tiles.measure_memory import CODE
 
 
 class StagePlanner:
-    """A captured step, with what one plan of it has worked out and the next one needs again.
+    """A captured step, with the intermediate results that several plans share.
 
     Args:
-        step: The step of one micro-batch.
-        update: Gives the program of one update under options; None if nothing is trained.
+        step: Step of one micro-batch.
+        update: Function that returns the program of one update under options; None without training.
     """
 
     def __init__(self, step: CapturedStep, update: Callable[[Options], OpGraph | None]) -> None:
         self.graph, self._capture_update = fold_constants(step.expanded.graph), update
-        # Not the step itself: a plan, which can plan again, would keep the constants that were folded away.
+        # Keeping the step would keep the constants that were folded away, as long as a plan can plan again.
         self._trains, self._num_results, self._captured_ops = bool(step.trained), step.num_results, step.captured_ops
-        self._costs: dict[float, Sequence[OpCost]] = {}  # by the share of memory that products may take
+        self._costs: dict[float, Sequence[OpCost]] = {}  # by the memory share of products
         self._updates: dict[bool, UpdateCost] = {}  # by whether gradients are accumulated
         self._memories: Memories = {}
 
     @cached_property
     def layers(self) -> list[LayerOps]:
-        """Those of the forward pass."""
+        """The layers of the forward pass."""
         return layers_of(self.graph)
 
     def plan(
@@ -59,15 +60,14 @@ class StagePlanner:
         overlap_host: bool = False,
         start: float | None = None,
     ) -> tuple[Pipeline, StageCut]:
-        """What the step costs over several IPUs, and if it is cut.
+        """Return the cost of the step over several IPUs, and its cut.
 
         Args:
-            options: The machine, where to cut, the order of stages, what they repeat, and how many micro-batches and
-                replicas there are.
-            serialize: Outputs and parts of each layer whose outputs are computed in parts, by name.
+            options: Machine, stages, schedule, recomputation, and the number of micro-batches and replicas.
+            serialize: Number of outputs and of parts of each serialized layer, by name.
             optimizer_off_chip: Whether the optimizer's state is in streaming memory.
             overlap_host: Whether some tiles exchange with the host while the others compute.
-            start: When planning began; now when left out.
+            start: Time at which planning began. Default: now.
 
         Raises:
             ValueError: the stages do not cover the model, or the target has several IPUs, over which it spreads each
@@ -76,9 +76,9 @@ class StagePlanner:
         start = time.perf_counter() if start is None else start
         if options.target.num_ipus > 1:
             raise ValueError(
-                f"IpuTarget.num_ipus is {options.target.num_ipus}, over which a layer's operations or shards are "
-                "spread, but each stage is on one IPU, with all shards of its layers. Leave num_ipus at 1 for stages, "
-                "which say how many IPUs there are, or leave the stages out."
+                f"IpuTarget.num_ipus is {options.target.num_ipus}, which spreads operations or shards over IPUs, but "
+                "each stage is on one IPU, with all shards of its layers. Set num_ipus to 1, because the stages "
+                "determine the number of IPUs, or leave the stages out."
             )
         graph, target, trains = self.graph, options.target, self._trains
         order = Schedule(options.schedule or USUAL)
@@ -87,7 +87,7 @@ class StagePlanner:
         assert options.stages is not None
         cut = cut_model(graph, self.layers, costs(0), options.stages, on_one_ipu=order is Schedule.PHASED)
         if order is Schedule.LOCK_STEP and cut.num_ipus == 1 < len(cut.ipus):
-            order = Schedule.SHARDED  # PopTorch makes a pipeline only if a second IPU can work meanwhile
+            order = Schedule.SHARDED  # PopTorch makes a pipeline only if a second IPU can work at the same time
         placed = placed_costs(graph, costs, cut, options, serialize or {})
         parts = CutStep(
             graph=graph,
@@ -103,8 +103,10 @@ class StagePlanner:
         forward, backward = [part.forward_pass for part in parts], [part.backward_pass for part in parts if trains]
         waits = [part.waits_forward for part in parts], [part.waits_backward for part in parts]
         tasks = timed_passes(forward, backward, cut.ipus, count, order, receive=waits)
-        off_chip = {"off_chip": optimizer_off_chip, "all_off_chip": order is Schedule.PHASED}
-        updating, extra = update_cycles(update, parts, cut.num_ipus, options, **off_chip)
+        is_phased = order is Schedule.PHASED
+        updating, extra = update_cycles(
+            update, parts, cut.num_ipus, options, off_chip=optimizer_off_chip, all_off_chip=is_phased
+        )
         placement = {"optimizer_off_chip": optimizer_off_chip, "overlap_host": overlap_host}
         adding = () if update is None or count == 1 else update.adding
         updates = () if update is None else update.costs
@@ -126,7 +128,7 @@ class StagePlanner:
             shared=_shared(graph, cut),
             recompute=checked_recompute(options.recompute),
             layers=cut.layers,
-            again=partial(self._again, options, serialize, placement),
+            plan_again=partial(self._plan_again, options, serialize, **placement),
             captured_ops=self._captured_ops,
             state_bytes=sum(part.weight_bytes - part.held_before for part in parts) + sum(extra),
             buffer_bytes=0,
@@ -135,13 +137,15 @@ class StagePlanner:
         )
         return planned, cut
 
-    def _again(self, options: Options, serialize: Any, placement: Mapping[str, bool], **changes: Any) -> Pipeline:
-        """The plan with other options and placement."""
-        placed = {name: changes.pop(name, before) for name, before in placement.items()}
-        return self.plan(replace(options, **changes), serialize=serialize, **placed)[0]
+    def _plan_again(
+        self, options: Options, serialize: Any, *, optimizer_off_chip: bool, overlap_host: bool, **changes: Any
+    ) -> Pipeline:
+        """Return the plan with other options and placement."""
+        placement = {"optimizer_off_chip": optimizer_off_chip, "overlap_host": overlap_host}
+        return self.plan(replace(options, **changes), serialize=serialize, **placement)[0]
 
     def _costs_of(self, options: Options, ipu: int) -> Sequence[OpCost]:
-        """What each operation costs on an IPU of a replica."""
+        """Return the cost of each operation on an IPU of a replica."""
         share = options.proportion_of(ipu)
         if share not in self._costs:
             self._costs[share] = cost(self.graph, options.target, matmul_proportion=share)
@@ -156,7 +160,7 @@ class StagePlanner:
 
 
 def _shared(graph: OpGraph, cut: StageCut) -> tuple[str, ...]:
-    """Parameters that operations on several IPUs read."""
+    """Return the parameters that operations on several IPUs read."""
     names = {v: given.name for given, v in graph.inputs_of(Role.PARAMETER).items()}
     used: dict[int, set[int]] = {}
     for op, stage in zip(graph.ops, cut.stage_of, strict=True):
@@ -173,12 +177,12 @@ def fullest_tiles(
     extra_bytes: Sequence[int],
     target: IpuTarget,
 ) -> tuple[float, ...]:
-    """Bytes of the fullest tile of each IPU, as a share of what a tile has.
+    """Return the memory of the fullest tile of each IPU, as a share of a tile's memory.
 
     Args:
-        stages: What each keeps and needs.
+        stages: Stages with their memory.
         tasks: Every pass of every micro-batch.
-        schedule: In which order they run.
+        schedule: Order of the passes.
         extra_bytes: Bytes of gradients and optimizer state on each IPU.
         target: One IPU.
     """
@@ -188,15 +192,15 @@ def fullest_tiles(
     for ipu, extra in enumerate(extra_bytes):
         own = [(stage, most) for stage, most in zip(stages, flying, strict=True) if stage.ipu == ipu]
         in_turn = schedule is Schedule.SHARDED
-        need = _phases(own, tiles) if schedule is Schedule.PHASED else _stages(own, tiles, in_turn=in_turn)
+        need = _phase_bytes(own, tiles) if schedule is Schedule.PHASED else _stage_bytes(own, tiles, in_turn=in_turn)
         found.append(float((need + extra / tiles).max() / target.memory_per_tile))
     return tuple(found)
 
 
-def _phases(own: Sequence[tuple[StageCost, int]], tiles: int) -> np.ndarray:
-    """Bytes of each tile where stages follow each other and what others keep is in streaming memory. [num_tiles]
+def _phase_bytes(own: Sequence[tuple[StageCost, int]], tiles: int) -> np.ndarray:
+    """Return bytes of each tile if stages run one after the other and others are off chip.
 
-    The code of all stages stays.
+    The code of all stages stays on the tiles. The result has the shape [num_tiles].
     """
     code = [np.sum([stage.memory.categories[name] for name in CODE], axis=0) for stage, _ in own]
     kept = [(flying - 1) * stage.stash_bytes / tiles for stage, flying in own]
@@ -204,11 +208,11 @@ def _phases(own: Sequence[tuple[StageCost, int]], tiles: int) -> np.ndarray:
     return np.sum(code, axis=0) + np.max(rest, axis=0)
 
 
-def _stages(own: Sequence[tuple[StageCost, int]], tiles: int, *, in_turn: bool) -> np.ndarray:
-    """Bytes of each tile of an IPU whose stages work one at a time, while all that they keep is there. [num_tiles]
+def _stage_bytes(own: Sequence[tuple[StageCost, int]], tiles: int, *, in_turn: bool) -> np.ndarray:
+    """Return bytes of each tile of an IPU with stages that run one at a time and keep their results.
 
-    Weights and code that stages share are there once. What a stage receives and sends is there while it works; of a
-    micro-batch that is through before the next one begins, only earlier stages keep anything meanwhile.
+    Weights and code that stages share count once. Inputs and outputs of a stage count while it works. If a micro-batch
+    ends before the next one begins, only earlier stages keep results at that time. [num_tiles]
     """
     always, works = np.zeros(tiles), [np.zeros(tiles)]
     kept = 0 if in_turn else sum(stage.stash_bytes for stage, _ in own)
@@ -220,3 +224,74 @@ def _stages(own: Sequence[tuple[StageCost, int]], tiles: int, *, in_turn: bool) 
         works.append(stage.memory.peak - stage.memory.always_live + moving + others / tiles)
         kept += stage.stash_bytes if in_turn else 0
     return always + np.max(works, axis=0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class StagePlan:
+    """The plan of a step in stages.
+
+    Attributes:
+        pipeline: Cost of the step.
+        staging: Operations of each stage, and the order of the passes.
+    """
+
+    pipeline: Pipeline
+    staging: Staging
+
+
+def stage_plan(step: CapturedStep, update: Callable[[], OpGraph | None], options: Options) -> StagePlan | None:
+    """Return the plan for the options' stages, or else the model's blocks; None if neither has several.
+
+    Args:
+        step: Step of one micro-batch.
+        update: Function that returns the program of one update; None without training.
+        options: Stages, their order, and the number of micro-batches.
+
+    Raises:
+        ValueError: the stages do not cover the model, an update has too few micro-batches for them, or results are to
+            be recomputed without stages.
+    """
+    planner = StagePlanner(step, lambda options: update())
+    asked = requested_stages(planner.graph, options)
+    if asked is None:
+        if options.recompute and step.trained:
+            raise ValueError(
+                f"Options.recompute is {options.recompute!r}, but a step without stages recomputes nothing. Also set "
+                "Options.stages, to 1 for one IPU, or leave recompute out."
+            )
+        return None
+    planned, cut = planner.plan(replace(options, stages=asked))
+    _require_enough(planned)
+    recompute = recompute_of(planner.graph, options) if step.trained else None
+    passes = [Pass(task.stage, task.micro_batch, task.backward) for task in planned.tasks]
+    staging = Staging(stage_of=cut.stage_of, order=tuple(passes), recompute=recompute, names=cut.names)
+    return StagePlan(pipeline=planned, staging=staging)
+
+
+def num_pipeline_stages(planned: Pipeline) -> int:
+    """Return the number of pipeline stages; consecutive stages on one IPU count once, as in PopTorch."""
+    return 1 + sum(one.ipu != other.ipu for one, other in zip(planned.stages, planned.stages[1:], strict=False))
+
+
+class TooFewMicroBatchesError(ValueError):
+    """The error of an update with too few micro-batches to fill its pipeline of `stages`."""
+
+    stages: int
+
+
+def _require_enough(planned: Pipeline) -> None:
+    """Raise if training has fewer micro-batches than the pipeline needs to fill.
+
+    In lock-step, a micro-batch takes twice the number of stages less one turns. PopTorch demands as many micro-batches
+    for each update (its user guide: "the number of pipeline stages (forward and backward)").
+    """
+    stages, count = num_pipeline_stages(planned), planned.micro_batches
+    needed = num_depths(stages, trains=True) if planned.schedule is Schedule.LOCK_STEP else stages
+    if planned.trains and planned.schedule not in (Schedule.SHARDED, Schedule.PHASED) and count < needed:
+        error = TooFewMicroBatchesError(
+            f"Options.gradient_accumulation is {count}, but to train {stages} stages with schedule "
+            f"{planned.schedule.value!r} an update needs at least {needed} micro-batches. Raise it, use fewer "
+            "stages, or choose schedule='sharded', which sends one micro-batch at a time through all stages."
+        )
+        error.stages = stages
+        raise error

@@ -1,4 +1,4 @@
-"""The program of a call that runs in stages: the tiles of several IPUs side by side, each stage on its own IPU's."""
+"""The tile program of a call that runs in stages: the tiles of all IPUs, each stage on its IPU's tiles."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -9,7 +9,7 @@ from popgeo.capture.op_graph import Input, OpGraph, Role
 from popgeo.engine.pipeline.staging import StagePart, StashedValue, owner_of
 from popgeo.ipu.cost.calibration import Machine
 from popgeo.ipu.cost.graph_cost import plan_all
-from popgeo.ipu.systems.stage_plan import StagePlan
+from popgeo.ipu.systems.stage_planner import StagePlan
 from popgeo.ipu.target import IpuTarget
 from popgeo.ipu.tiles.graph_program import add_operations, declare
 from popgeo.ipu.tiles.join_program import Joiner
@@ -22,25 +22,24 @@ from popgeo.ipu.tiles.tile_mapping import TileMapping
 
 
 def left_by(kept: StashedValue, part: int | None, micro_batch: int) -> str:
-    """The variable of what later parts of a micro-batch find, by the part that leaves it; None for the call."""
+    """Return the variable of a kept value, named by the part that leaves it; None for the call."""
     how = "given" if part is None else "before" if kept.before else "sent"
     return f"{how} {kept.value}, part {part}, micro-batch {micro_batch}"
 
 
 class StagedJoiner(Joiner):
-    """A program in stages in the making: each pass of a round, with inputs before the first and results after the last
-    of a micro-batch; then all-reduce and update, as `join` repeats them.
+    """The builder of a program in stages: passes with their inputs and results, all-reduce and update.
 
-    It is for the tiles of all IPUs; IPU `i` has them from `i` times a target's tiles on. Weights and gradients are
-    named as in `join`, what a part leaves for others as `left_by` says.
+    It uses the tiles of all IPUs; the tiles of IPU `i` begin at `i` times a target's tiles. Weights and gradients have
+    the names of `join`, kept values the names of `left_by`.
 
     Args:
         graph: The captured step, constants folded.
-        num_results: How many of its outputs the host receives; the others are gradients.
-        target: One IPU; a small one.
-        training: What happens to gradients; None for inference.
-        parts: The passes of each stage.
-        plan: What runs where, and in which order.
+        num_results: Number of its outputs that the host receives; the other outputs are gradients.
+        target: One IPU, with few tiles.
+        training: Treatment of gradients; None for inference.
+        parts: Passes of each stage.
+        plan: Operations of each stage, and the order of the passes.
     """
 
     def __init__(
@@ -52,7 +51,8 @@ class StagedJoiner(Joiner):
         parts: Sequence[StagePart],
         plan: StagePlan,
     ) -> None:
-        self._one, self._parts, self._order, self._ipus = target, parts, plan.staging.order, plan.ipus
+        self._one, self._parts, self._order = target, parts, plan.staging.order
+        self._ipus = [stage.ipu for stage in plan.pipeline.stages]
         num_ipus = max(self._ipus) + 1
         self._mappings: dict[int, dict[int, TileMapping]] = {ipu: {} for ipu in range(num_ipus)}
         self._home: dict[int, int] = {}
@@ -71,7 +71,7 @@ class StagedJoiner(Joiner):
         self._senders = self._declare_left()
 
     def iteration_steps(self, accumulates: bool, accumulation: int = 1) -> None:
-        """All passes of a round."""
+        """Add all passes of a round."""
         for (ipu, storage), copied in self._copies.items():
             variable, start = self._places[storage]
             source = Region(variable=variable, elements=start + copied.elements)
@@ -90,7 +90,7 @@ class StagedJoiner(Joiner):
                     self._return(now.micro_batch)
 
     def _draft(self, part: StagePart) -> tuple[Builder, Places]:
-        """The steps of a part on the tiles of one IPU."""
+        """Return the steps of a part on the tiles of one IPU."""
         ipu, graph = self._ipus[part.stage], part.graph
         plans = plan_all(graph, Machine(target=self._one))
         state = graph.state_storages()
@@ -105,7 +105,7 @@ class StagedJoiner(Joiner):
         return builder, places
 
     def _place(self, rank: int, draft: Builder, places: Places) -> tuple[list[Step], Places]:
-        """The same steps on the tiles of the part's IPU, in variables of the whole program."""
+        """Return the steps of a draft on the tiles of the part's IPU, with variables of the whole program."""
         part = self._parts[rank]
         ipu = self._ipus[part.stage]
         there = {}
@@ -141,7 +141,7 @@ class StagedJoiner(Joiner):
             self._collect_one(name, region_of(graph, places, v), accumulates)
 
     def _found(self, kept: StashedValue, rank: int, micro_batch: int, v: int | None = None) -> Region:
-        """What was left for a part last, or an argument, or a weight; a view of it, if told which."""
+        """Return a value that an earlier part left last, or an argument or weight; `v` selects a view of it."""
         v = kept.value if v is None else v
         part = max((sender for sender in self._senders.get(kept, ()) if sender < rank), default=None)
         if part is None and kept.value not in self._arguments:
@@ -149,7 +149,7 @@ class StagedJoiner(Joiner):
         return self._left(kept, part, micro_batch, v)
 
     def _left(self, kept: StashedValue, part: int | None, micro_batch: int, v: int) -> Region:
-        """Where the elements of a value are, or of a view of it, that a part has left."""
+        """Return the elements of a value, or of a view of it, that a part has left."""
         return Region(variable=left_by(kept, part, micro_batch), elements=elements_of(self._graph.values[v]))
 
     def _receive(self, micro_batch: int) -> None:
@@ -158,24 +158,25 @@ class StagedJoiner(Joiner):
             self.builder.steps.append(HostCopy(to_host=False, streams=streams))
 
     def _return(self, micro_batch: int) -> None:
-        found = {
-            owner: self._found(StashedValue(owner), len(self._parts), micro_batch) for _, owner in self._results_of
-        }
+        owners, after_all = [owner for _, owner in self._results_of], len(self._parts)
+        found = {owner: self._found(StashedValue(owner), after_all, micro_batch) for owner in owners}
         streams = {region.variable: f"result:{owner}" for owner, region in found.items()}
         self.builder.steps.append(HostCopy(to_host=True, streams=streams))
 
     def result_places(self) -> tuple[tuple[str, np.ndarray], ...]:
+        """Return the variable and the elements of each result."""
         found = ((owner, self._found(StashedValue(owner), len(self._parts), 0, v)) for v, owner in self._results_of)
         return tuple((f"result:{owner}", region.elements) for owner, region in found)
 
     def input_places(self) -> dict[Input, Region]:
+        """Return the region of each input."""
         return {
             one: self._found(StashedValue(v), 0, 0) if one.role is Role.ARGUMENT else self._region(v)
             for one, v in self._graph.inputs.items()
         }
 
     def _declare_copies(self) -> dict[tuple[int, int], Region]:
-        """Weights that several IPUs use lie on the first, and as a copy on each of the others."""
+        """Declare a copy of a weight on each IPU that uses it, except its first IPU."""
         copies = {}
         for ipu, mappings in self._mappings.items():
             for storage, mapping in mappings.items():
@@ -183,15 +184,15 @@ class StagedJoiner(Joiner):
                     if storage in self._graph.mutated_storages():
                         given = next(one for one, v in self._graph.inputs.items() if v == self._state[storage])
                         raise ValueError(
-                            f"{given.name} changes on IPU {self._home[storage]} and is used on IPU {ipu} too; tiles of "
-                            "several IPUs cannot hold one buffer. Put the layers that use it on one IPU."
+                            f"{given.name} changes on IPU {self._home[storage]} and is also used on IPU {ipu}; tiles "
+                            "of several IPUs cannot hold one buffer. Put the layers that use it on one IPU."
                         )
                     dtype, there = self._graph.values[self._state[storage]].dtype, self._on(ipu, mapping)
                     copies[ipu, storage] = self.builder.declare(f"copy{ipu}.{storage}", dtype, there)
         return copies
 
     def _declare_arguments(self) -> None:
-        """A variable for each argument of each micro-batch, where the part that uses it first wants it."""
+        """Declare a variable for each argument of each micro-batch, on the tiles of its first use."""
         for v in self._arguments:
             value = self._graph.values[v]
             rank = next((r for r, part in enumerate(self._parts) if StashedValue(v) in part.receives), None)
@@ -202,7 +203,7 @@ class StagedJoiner(Joiner):
                 self.builder.declare(left_by(StashedValue(v), None, micro_batch), value.dtype, mapping)
 
     def _declare_left(self) -> dict[StashedValue, list[int]]:
-        """A variable for what each part leaves of each micro-batch; tells which parts leave what."""
+        """Declare a variable for each value that a part leaves; return the parts that leave each value."""
         senders: dict[StashedValue, list[int]] = {}
         for rank, part in enumerate(self._parts):
             for kept in [*map(StashedValue, part.sends), *part.saves]:

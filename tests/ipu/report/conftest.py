@@ -1,4 +1,4 @@
-"""What the tests of a report look at."""
+"""The report that the tests share."""
 
 import pytest
 
@@ -8,5 +8,5 @@ from tests.support.small_models import training_report
 
 @pytest.fixture(scope="session")
 def report() -> ipu.Report:
-    """The report of a small training step in which every phase and most families occur."""
+    """Return the report of a small training step with every phase and most families."""
     return training_report().for_batch(graphs=2, real={12: 11, 40: 30})

@@ -1,4 +1,4 @@
-"""Rows of a report add up to its total, are worked out once, and belong to nobody."""
+"""Rows of a report add up to its total, are computed once, and are read-only."""
 
 import collections
 import dataclasses
@@ -41,7 +41,7 @@ FORMS = {
 
 @pytest.fixture
 def calls(monkeypatch):
-    """How often each kind of rows was worked out."""
+    """Return the number of computations of each kind of rows."""
     counted = collections.Counter()
 
     def counting(name, function):
@@ -72,7 +72,7 @@ def test_all_forms_together_work_out_each_table_once(report, calls):
 
 
 class Counted(dict):
-    """An operation's row that counts how often its family is looked at."""
+    """An operation's row that counts the reads of its family."""
 
     looks = 0
 

@@ -1,4 +1,4 @@
-"""What a report rests on, and how far its total may be off, worked out by hand."""
+"""The error budget of a report, computed by hand."""
 
 import json
 import math

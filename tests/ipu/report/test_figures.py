@@ -1,4 +1,4 @@
-"""The numbers of a report follow from its costs, and tell one story in every form."""
+"""The numbers of a report follow from its costs, and agree in every form."""
 
 import copy
 import dataclasses
@@ -37,7 +37,7 @@ def test_families_are_those_of_the_table_in_every_form(step):
 def test_a_running_sum_and_a_softmax_are_two_families():
     report = STEPS["running sum"]()
     assert set(report.families) == {"reduce", "norms"}
-    assert report.total.flops == 11_290  # with the inverses of the softmax's 40 sums
+    assert report.total.flops == 11_290  # including the inverses of the softmax's 40 sums
 
 
 def test_families_count_what_every_micro_batch_runs_and_the_update_once():
@@ -68,7 +68,7 @@ def test_graphs_per_second_follow_from_the_clock_and_the_real_graphs(report):
     "copied", [copy.copy, copy.deepcopy, lambda report: pickle.loads(pickle.dumps(report)), dataclasses.replace]
 )
 def test_a_copy_has_the_fields_and_works_out_rows_of_its_own(report, copied):
-    report = dataclasses.replace(report, memory=None)  # which compares by identity
+    report = dataclasses.replace(report, memory=None)  # arrays compare by identity
     fresh = repr(report), report.to_json()
     before = report.to_frame("families")
     again = copied(report)

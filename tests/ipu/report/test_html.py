@@ -1,4 +1,4 @@
-"""The page of a report needs nothing but a browser, and holds every figure that it draws."""
+"""The page of a report needs only a browser, and contains every figure that it draws."""
 
 import json
 import re
@@ -17,7 +17,7 @@ SCRIPT = script_of(*SCRIPTS)
 
 
 class Outline(HTMLParser):
-    """What a page consists of: ids, tags still open, addresses, and the data behind it."""
+    """The parts of a page: ids, open tags, addresses, and its data."""
 
     def __init__(self, page: str) -> None:
         super().__init__()

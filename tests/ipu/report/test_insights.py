@@ -1,4 +1,4 @@
-"""Each insight is given where a captured step has the fault, and not if it has not."""
+"""Each insight appears if a captured step has the fault, and only then."""
 
 import dataclasses
 
@@ -55,7 +55,7 @@ def neighbors(pos):
     return torch.cdist(pos, pos).topk(8, largest=False)[0]
 
 
-CASES = {  # what is found: with the fault, without it
+CASES = {  # title: a step with the fault, a step without it
     "lies on one tile": (lambda: of(by_element(torch.exp), 32), lambda: of(by_element(torch.exp), 200_000)),
     "cos in software": (lambda: block(CosineEnvelope(5.0)), lambda: block(PolynomialEnvelope(5.0, exponent=5))),
     "Unbalanced": (lambda: of(take, (40, 3), index=50), lambda: of(take, (4096, 128), index=32_768)),

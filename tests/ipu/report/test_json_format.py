@@ -1,4 +1,4 @@
-"""What `to_json` writes can be read again, by this version and from older ones."""
+"""Later versions can read the JSON of `to_json`."""
 
 import dataclasses
 import json

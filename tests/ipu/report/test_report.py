@@ -1,4 +1,4 @@
-"""A report comes without running anything, and keeps what it was told."""
+"""A report needs no run, and keeps the facts that it is given."""
 
 import dataclasses
 

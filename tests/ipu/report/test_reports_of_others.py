@@ -1,4 +1,4 @@
-"""A report out of somebody else's file is one that could have been written, and its page runs no script but its own."""
+"""A report from a stranger's file is valid or refused, and its page runs only its own script."""
 
 import json
 import random
@@ -83,7 +83,7 @@ def test_a_text_that_is_no_report_is_refused(text: str):
 
 
 def fields_of(part: Any) -> Iterator[tuple[Any, Any]]:
-    """Each place of a nest that holds something, as its container and key."""
+    """Yield each place of a nest as its container and key."""
     for key in part if isinstance(part, dict) else range(len(part)) if isinstance(part, list) else ():
         yield part, key
         yield from fields_of(part[key])
@@ -116,7 +116,7 @@ MEANT = ("schema", "profile", "activity", "validity", "phase", "shapes")
 
 
 def marked(part: Any) -> Any:
-    """The nest with markup in all its texts but those that have a form of their own."""
+    """Return the nest with markup in all its texts, except texts of a fixed form."""
     if isinstance(part, dict):
         return {key: held if key in MEANT else marked(held) for key, held in part.items()}
     if isinstance(part, list):
@@ -133,7 +133,7 @@ def test_markup_in_any_text_stays_text_in_the_page(written: str):
 
 @pytest.mark.skipif(BROWSER is None, reason="no browser: apt-get install chromium")
 def test_in_a_browser_the_page_runs_its_own_script_and_no_other(written: str, tmp_path):
-    """Even where markup had come into the page."""
+    """Check the page in a browser, with markup in the report."""
     page = Report.from_json(written).to_html(title="quiet")
     assert page.count("<main>") == 1
     (tmp_path / "page.html").write_text(
@@ -150,7 +150,7 @@ def test_in_a_browser_the_page_runs_its_own_script_and_no_other(written: str, tm
             capture_output=True, text=True, timeout=60, check=True,
         ).stdout  # fmt: skip
         titles[name] = re.search(r"<title>(.*?)</title>", shown)[1]
-        assert "aria-sort" in shown  # which only the page's own script writes
+        assert "aria-sort" in shown  # only the page's own script writes it
     assert titles == {"page": "quiet", "free": "run"}
 
 

@@ -61,7 +61,7 @@ def test_a_meaning_that_no_table_uses_is_none():
 
 
 def guide_lines() -> list[str]:
-    """The columns as the guide shows them: one line for each meaning, with the tables that have it."""
+    """Return the columns as the guide shows them: one line per meaning, with its tables."""
     tables: dict[TableColumn, list[str]] = {}
     for rows, columns in COLUMNS.items():
         for column in columns:

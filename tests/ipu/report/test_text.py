@@ -1,4 +1,4 @@
-"""A report fits on one screen, whatever was compiled."""
+"""The report of any step fits on one screen."""
 
 import torch
 
@@ -11,7 +11,7 @@ def test_it_prints_on_one_screen(report):
     lines = str(report).splitlines()
     assert len(lines) <= 50
     assert max(map(len, lines)) <= 100
-    assert not any(line.endswith("…") for line in lines)  # what is too long goes on in the next line
+    assert not any(line.endswith("…") for line in lines)  # long lines are wrapped
     assert f"{report.total_cycles:,} cycles" in lines[1]
     assert "graphs/s" in lines[1]
     assert any("this computer (not IPU time)" in line for line in lines)

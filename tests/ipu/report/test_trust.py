@@ -1,4 +1,4 @@
-"""How far figures can be trusted is said in the words of the one table of families."""
+"""The text about trust uses the names of the families."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Plans that tests of their figures, forms and remedies share."""
+"""Plans that the tests of figures, forms and remedies share."""
 
 from dataclasses import replace
 from itertools import pairwise
@@ -13,7 +13,7 @@ ROWS = 256
 
 
 class Towers(nn.Module):
-    """Layers of given widths, each from the width before to its own, and a loss."""
+    """Linear layers of given widths, and a loss."""
 
     def __init__(self, *widths: int) -> None:
         super().__init__()
@@ -26,13 +26,13 @@ class Towers(nn.Module):
 
 
 HOST = {"host_bytes_per_second": 1e15, "host_seconds": 1e-12, "host_call_seconds": 1e-12}
-QUICK_HOST = replace(ipu.IpuTarget.bow(), **HOST)  # so that stages alone tell who waits
+QUICK_HOST = replace(ipu.IpuTarget.bow(), **HOST)  # so that only stages cause waiting
 
 
 def plan_of(
     *widths: int, count: int = 8, replicas: int = 1, train: bool = True, rows: int = ROWS, target=QUICK_HOST, **choices
 ):
-    """A plan of such layers, none of whose weights are allocated."""
+    """Return a plan of such layers; no weight is allocated."""
     with torch.device("meta"):
         model = Towers(*widths)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1) if train else None

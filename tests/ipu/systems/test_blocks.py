@@ -1,4 +1,4 @@
-"""Blocks that a model names: which stages they become, and what cannot be."""
+"""Blocks that a model names: their stages, and the errors."""
 
 import copy
 import pickle
@@ -16,7 +16,7 @@ X = torch.randn(12, 4, generator=torch.Generator().manual_seed(0))
 
 
 class Named(nn.Module):
-    """Three layers, of which the second is in a block, and the third begins one if it is marked."""
+    """Three layers: the second is in a block, and the third begins one if it is marked."""
 
     def __init__(self, second: ipu.Block) -> None:
         super().__init__()
@@ -49,7 +49,7 @@ def test_a_model_that_names_several_ipus_runs_on_them():
     model = model_of(second=1, third=0)
     step, results = trained(model)
     assert [(stage.layers, stage.ipu) for stage in step.pipeline.stages] == [
-        ("what comes first", 0), ("second", 1), ("third", 0)
+        ("(start)", 0), ("second", 1), ("third", 0)
     ]  # fmt: skip
     whole, expected = trained(model, stages=1)
     assert all(torch.equal(a, b) for a, b in zip(results, expected, strict=True))
@@ -61,10 +61,10 @@ def test_a_model_that_names_several_ipus_runs_on_them():
 @pytest.mark.parametrize(
     ("stages", "expected"),
     [
-        ([ipu.Stage("second"), ipu.Stage("third")], [(0, "what comes first to second"), (1, "third")]),
-        ([ipu.Stage("second", "third")], [(0, "what comes first to third")]),
-        ([ipu.Stage("second").ipu(1), ipu.Stage("third").ipu(0)], [(1, "what comes first to second"), (0, "third")]),
-        ("each block", [(0, "what comes first"), (1, "second"), (2, "third")]),
+        ([ipu.Stage("second"), ipu.Stage("third")], [(0, "(start) to second"), (1, "third")]),
+        ([ipu.Stage("second", "third")], [(0, "(start) to third")]),
+        ([ipu.Stage("second").ipu(1), ipu.Stage("third").ipu(0)], [(1, "(start) to second"), (0, "third")]),
+        ("each block", [(0, "(start)"), (1, "second"), (2, "third")]),
     ],
 )
 def test_stages_take_their_blocks(stages, expected):

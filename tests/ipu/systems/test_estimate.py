@@ -1,4 +1,4 @@
-"""Reports from shapes alone: the same as those of models that run, for models that no computer here could hold."""
+"""Reports from shapes alone equal the reports of models that run, also for models too large for any computer."""
 
 import resource
 
@@ -38,7 +38,7 @@ def test_a_training_step_is_reported_as_where_it_runs(options):
     report = ipu.estimate(model, [torch.empty(8, 16, device="meta")], chosen, optimizer)
     assert costs_of(report) == costs_of(step.report)
     assert report.memory.peak.tolist() == step.report.memory.peak.tolist()
-    assert report.state_bytes == pytest.approx(step.report.state_bytes, abs=64)  # a step count for each parameter
+    assert report.state_bytes == pytest.approx(step.report.state_bytes, abs=64)  # a step count per parameter
     assert (report.micro_batches, report.replicas) == (chosen.gradient_accumulation, chosen.replication_factor)
 
 
@@ -112,12 +112,12 @@ def test_a_step_in_stages_is_reported_as_stages_from_shapes_alone_and_where_it_r
 
 def test_a_tensor_is_no_list_of_arguments():
     for arguments in ((torch.ones(1, 16),), (torch.ones(1, 16), torch.ones(1, 16))):
-        with pytest.raises(ValueError, match=r"example is a Tensor; give one micro-batch's arguments in a list"):
+        with pytest.raises(ValueError, match=r"example is a Tensor; pass one micro-batch's arguments in a list"):
             ipu.estimate(Trained(16), *arguments)
 
 
 def planned_with_norm(norm, replicas, door="estimate", **choices):
-    """The cycles of a training step whose second layer is this norm."""
+    """Return the cycles of a training step with this norm as its second layer."""
     model = Trained(16)
     model.layers[1] = norm
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

@@ -1,4 +1,4 @@
-"""What one of several IPUs does for a model in shards: cycles, links and memory of its share, worked out by hand."""
+"""The share of one of several IPUs in a sharded model: cycles, links and memory, computed by hand."""
 
 from dataclasses import replace
 
@@ -18,7 +18,7 @@ BOARD = replace(BOW, num_ipus=4)
 
 
 class Mlp(nn.Module):
-    """The two layers of a transformer's MLP in shards, and a loss."""
+    """The two sharded layers of a transformer's MLP, and a loss."""
 
     def __init__(self, width: int, num_shards: int) -> None:
         super().__init__()
@@ -30,7 +30,7 @@ class Mlp(nn.Module):
 
 
 class GptLayer(nn.Module):
-    """A layer of GPT-3 (arXiv:2005.14165): attention and MLP, each behind a norm."""
+    """A layer of GPT-3 (arXiv:2005.14165): attention and MLP, each after a norm."""
 
     def __init__(self, width: int, num_heads: int, num_shards: int) -> None:
         super().__init__()
@@ -56,7 +56,7 @@ def test_by_hand_a_ring_goes_twice_round_for_a_sum_and_once_for_its_halves():
     assert collective_seconds("reduce-scatter", 4e6, 2, 4, BOW) == pytest.approx(lat + 2e6 / slow)  # two boards
     assert collective_seconds("all-reduce", 8e6, 8, 1, BOW) == pytest.approx(14 * (lat + 1e6 / slow))
     assert collective_seconds("all-reduce", 8e6, 1, 1, BOW) == 0
-    # Two IPUs a member: each has half of the tensor and links of its own.
+    # Two IPUs per member: each has half of the tensor and its own links.
     both = plan_collective("all-gather", 4_000_000, 2, 1, Machine(target=replace(BOW, num_ipus=2)))
     assert both.supersteps[0].ideal == pytest.approx((lat + 1e6 / fast) * BOW.clock)
 
@@ -68,7 +68,7 @@ def test_one_ipu_of_four_multiplies_its_quarter_and_sums_over_links():
     assert [cost.shapes for cost in products] == [
         "[1, 1, 256] [1, 64, 256] [1, 256, 256] [1, 64, 256]", "[1, 64, 256] [1, 256, 256] [1, 64, 256]"
     ]  # fmt: skip
-    assert products[1].plan.cycles(report.profile) == alone.cycles(report.profile)  # what one shard costs on one IPU
+    assert products[1].plan.cycles(report.profile) == alone.cycles(report.profile)  # the cost of one shard on one IPU
     (summed,) = [cost for cost in report.costs if cost.plan.split.get("IPUs")]
     assert (summed.target, summed.plan.split) == ("popgeo.all_reduce.default", {"IPUs": 4})
     (links,) = [step for step in summed.plan.supersteps if step.name == "all-reduce"]
@@ -114,8 +114,8 @@ def test_several_ipus_without_shards_are_said_to_be_counted_as_one():
     def titles(num_shards: int) -> list[str]:
         return [insight.title for insight in estimate(Mlp(16, num_shards), torch.empty(8, 16), BOARD).insights]
 
-    assert "Exchange between IPUs is counted as within one" in titles(1)
-    assert "Exchange between IPUs is counted as within one" not in titles(4)
+    assert "Exchange between IPUs is costed like exchange within one" in titles(1)
+    assert "Exchange between IPUs is costed like exchange within one" not in titles(4)
 
 
 def test_a_grid_sums_over_neighbors_and_joins_over_its_rows():
@@ -138,6 +138,6 @@ def test_on_16_ipus_each_holds_a_sixteenth_of_a_layer_of_gpt_3_and_multiplies_a_
     busy = {n: sum(f["cycles"] for f in r.rows.families if f["family"] == "matmul") for n, r in reports.items()}
     assert 3 < busy[4] / busy[16] < 5
     summed = {n: r.families["collectives"].ops for n, r in reports.items()}
-    assert summed == {4: 4, 16: 4}  # two sums, and two copies that are there already
+    assert summed == {4: 4, 16: 4}  # two sums, and two copies that need no transfer
     assert reports[16].memory.peak.max() < 0.5 * reports[4].memory.peak.max()
     assert reports[16].memory.fits

@@ -1,4 +1,4 @@
-"""Pipelines of whole models: what stages compute and send, worked out by hand, and what is refused."""
+"""Pipelines of whole models: computation and messages of stages, computed by hand, and the errors."""
 
 import functools
 
@@ -14,7 +14,7 @@ WIDTH, ROWS = 64, 16
 
 
 class Chain(nn.Module):
-    """An embedding, alike layers, a head that may share the embedding's weights, and a loss."""
+    """An embedding, equal layers, a head that may share the embedding's weights, and a loss."""
 
     def __init__(self, layers: int, tied: bool = False) -> None:
         super().__init__()
@@ -36,7 +36,7 @@ TOKENS = torch.zeros(ROWS, dtype=torch.long)
 
 @functools.cache
 def chain():
-    """A plan for four layers, captured once; to plan it again is to plan it anew, as another test shows."""
+    """Return a plan for four layers, captured once; another test shows that planning again changes nothing."""
     return plan(Chain(4), stages=1)
 
 
@@ -70,7 +70,7 @@ def test_each_layer_of_the_backward_pass_is_where_its_weights_are():
     assert [stage.weight_bytes for stage in cut.stages] == [4 * 32 * WIDTH, 2 * layer, 2 * layer + 4 * 32 * WIDTH]
     message = 4 * ROWS * WIDTH  # activations to the right, their gradients to the left
     assert [stage.received_bytes for stage in cut.stages] == [message, 2 * message, message]
-    # Tanh keeps its result, a linear layer its input: what the layers before made, and their own.
+    # Tanh keeps its result, a linear layer its input: the results of the layers before, and their own.
     assert cut.stages[1].stash_bytes == 3 * message
     assert plan(stages=[0, 2, 2], recompute=True).stages[1].stash_bytes == message
 
@@ -116,9 +116,9 @@ def test_a_layer_may_come_back_to_an_earlier_ipu():
 def test_tied_weights_are_named_and_their_gradient_is_sent_once_an_update():
     apart, together = plan(Chain(4, tied=True), stages=2), plan(Chain(4, tied=True), stages={"layers.0": 1, "head": 0})
     assert apart.shared == ("embed.weight",)
-    assert any("embed.weight stands on several IPUs" in insight.title for insight in apart.insights)
+    assert any("embed.weight is on several IPUs" in insight.title for insight in apart.insights)
     assert apart.stages[0].shared_bytes == 4 * 32 * WIDTH
-    assert apart.stages[0].received_bytes == 4 * ROWS * WIDTH  # the activations' gradient alone, each micro-batch
+    assert apart.stages[0].received_bytes == 4 * ROWS * WIDTH  # only the activations' gradient of each micro-batch
     assert together.shared == ()
 
 
@@ -143,7 +143,7 @@ def test_what_does_not_fit_says_how_many_ipus_would_do():
         model = nn.Sequential(*(nn.Linear(20_000, 20_000) for _ in range(4)))
     cut = ipu.pipeline(model, [torch.empty(8, 20_000)], stages=2)
     assert not cut.fits
-    (memory,) = (insight for insight in cut.insights if "the memory that it has" in insight.title)
+    (memory,) = (insight for insight in cut.insights if "times its memory" in insight.title)
     assert "at least 7 IPUs, and there are 4 layers" in memory.remedy  # 6.4 GB of 897 MiB each
     assert memory.fatal
     assert not memory.change
@@ -168,7 +168,7 @@ def test_even_cuts_are_the_best_there_are():
         ("layers", "give a number of stages"),
         ([2, 1], "add up to 3, but the model runs 4"),
         ([4, 0], "without operations"),
-        ({"layers.9": 1}, "No layer is called 'layers.9'"),
+        ({"layers.9": 1}, "names 'layers.9', but no layer"),
         ({"layers.2": 2}, "without gaps"),
     ],
 )
@@ -217,7 +217,7 @@ def test_options_say_the_stages_where_the_call_does_not():
     assert asked.layers == (("0",), ("1", "2", "3"))
     assert (asked.schedule, asked.recompute) == (ipu.Schedule.GROUPED, True)
     assert len(ipu.pipeline(model, [torch.ones(2, 8)], options, stages=4).stages) == 4
-    with pytest.raises(ValueError, match="Nothing says where to cut the model"):
+    with pytest.raises(ValueError, match="The stages are missing"):
         ipu.pipeline(model, [torch.ones(2, 8)])
     for number, layer in enumerate(model):
         ipu.BeginBlock(layer, ipu_id=number // 2)

@@ -1,4 +1,4 @@
-"""Text, tables, JSON, page, trace and picture of a pipeline tell one story."""
+"""Text, tables, JSON, page, trace and picture of a pipeline agree."""
 
 import copy
 import json
@@ -21,7 +21,7 @@ GUIDE = Path(__file__).resolve().parents[3] / "docs" / "guides" / "many_ipus.md"
 
 
 class Outline(HTMLParser):
-    """What a page consists of: ids, addresses, and tags still open."""
+    """The parts of a page: ids, addresses, and open tags."""
 
     def __init__(self, page: str) -> None:
         super().__init__()
@@ -102,7 +102,7 @@ def test_the_guide_lists_every_column_that_only_stages_have():
 
 def test_a_plan_has_the_tables_of_its_operations_too(long_plan):
     families = long_plan.to_frame("families").set_index("family")
-    assert families.loc["matmul", "ops"] == 64 * (8 + 15)  # of each micro-batch: no gradient of the input is asked for
+    assert families.loc["matmul", "ops"] == 64 * (8 + 15)  # per micro-batch; the input needs no gradient
     in_passes = sum(stage.forward + stage.backward for stage in long_plan.stages)
     cycles = long_plan.to_frame("ops").groupby("phase")["cycles"].sum()
     assert cycles["forward"] + cycles["backward"] == pytest.approx(64 * in_passes)
@@ -160,7 +160,7 @@ def test_a_page_leaves_out_the_middle_of_a_very_long_step(long_plan, monkeypatch
     assert '"micro_batch": 0,' in page
     assert '"micro_batch": 63,' in page
     assert '"micro_batch": 30,' not in page
-    assert "in the middle of the step is left out" in page
+    assert "in the middle of the step are left out" in page
 
 
 def test_a_layer_of_any_name_cannot_break_the_page():
@@ -177,7 +177,7 @@ def test_a_plan_is_read_back_with_what_stood_out_but_cannot_be_planned_again(lon
     assert str(read) == str(long_plan)
     assert read.to_frame("spans").equals(long_plan.to_frame("spans"))
     assert read.to_html() == long_plan.to_html()
-    with pytest.raises(ValueError, match="holds no model"):
+    with pytest.raises(ValueError, match="it has no model"):
         read.replan(micro_batches=2)
     for text in ("{}", "[]", "no JSON", long_plan.to_json().replace('"version": 2', '"version": 0', 1)):
         with pytest.raises(ValueError, match="No pipeline"):
@@ -186,7 +186,7 @@ def test_a_plan_is_read_back_with_what_stood_out_but_cannot_be_planned_again(lon
 
 def test_a_copy_keeps_the_figures_and_leaves_the_model(long_plan):
     for other in (copy.deepcopy(long_plan), pickle.loads(pickle.dumps(long_plan))):
-        assert other.again is None
+        assert other.plan_again is None
         assert other.cycles == long_plan.cycles
         assert other.memory == long_plan.memory
         assert str(other).splitlines()[:8] == str(long_plan).splitlines()[:8]
@@ -239,7 +239,7 @@ def test_a_stage_begins_at_any_module_also_inside_of_a_layer_or_called_in_parts(
         ("head.0 to head.1", 0),
     ]
     assert stages({"body": 0, "body.2": 1}) == [("body.0 to body.1", 0), ("body.2 to head.1", 1)]
-    with pytest.raises(ValueError, match=r"No layer is called 'body\.3'"):
+    with pytest.raises(ValueError, match=r"names 'body\.3', but no layer has this name"):
         stages({"body.3": 1})
 
 

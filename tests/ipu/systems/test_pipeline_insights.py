@@ -1,4 +1,4 @@
-"""What is said of a pipeline is true: each remedy, applied, gives the figures that it promised."""
+"""Insights about a pipeline are true: each remedy, applied, gives the promised figures."""
 
 import re
 
@@ -10,14 +10,14 @@ from tests.ipu.systems.conftest import plan_of
 
 
 def remedy(plan, title):
-    """The one insight whose title holds these words, and the plan after it."""
+    """Return the only insight with these words in its title, and the plan after its change."""
     (found,) = (insight for insight in plan.insights if title in insight.title)
     return found, plan.replan(**found.change)
 
 
 def promised(found):
-    """The cycles that a remedy promises."""
-    return float(re.search(r"([\d,]+) cycles a step instead", found.remedy)[1].replace(",", ""))
+    """Return the cycles that a remedy promises."""
+    return float(re.search(r"([\d,]+) cycles per step instead", found.remedy)[1].replace(",", ""))
 
 
 def test_a_stage_that_is_too_long_hands_a_layer_on_and_the_step_takes_the_cycles_promised():
@@ -67,7 +67,7 @@ def test_a_sharded_model_is_told_to_pipeline():
 def test_recomputation_is_advised_where_it_makes_room_and_against_where_there_was_room():
     tight = plan_of(*[1024] * 9, rows=8192, stages=4, count=16)
     assert not tight.fits
-    found, after = remedy(tight, "times the memory")
+    found, after = remedy(tight, "times its memory")
     assert found.fatal
     assert after.fits
     easy = plan_of(*[256] * 9, stages=3, recompute=True)
@@ -80,14 +80,14 @@ def test_recomputation_is_advised_where_it_makes_room_and_against_where_there_wa
 def test_more_stages_are_advised_where_weights_do_not_fit():
     plan = plan_of(*[6000] * 9, rows=8, stages=2, count=16)
     assert not plan.fits
-    found, after = remedy(plan, "times the memory")
+    found, after = remedy(plan, "times its memory")
     assert found.change["stages"] > 2
     assert after.fits
 
 
 def test_a_grouped_schedule_that_keeps_too_much_is_told_of_the_other():
     plan = plan_of(*[512] * 9, rows=4096, stages=4, count=256, schedule="grouped")
-    found, after = remedy(plan, "times the memory")
+    found, after = remedy(plan, "times its memory")
     assert found.change == {"schedule": "lock_step"}
     assert after.fits
 

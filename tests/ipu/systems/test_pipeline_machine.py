@@ -1,4 +1,4 @@
-"""What the machine adds to a pipeline: shares of memory, layers in parts, streaming memory, the host and replicas."""
+"""The machine's part in a pipeline: memory shares, serialized layers, streaming memory, the host and replicas."""
 
 import pytest
 import torch
@@ -12,7 +12,7 @@ WIDTH, ROWS, OUTPUTS = 32, 8, 512
 
 
 class Layers(nn.Module):
-    """Four alike layers, a wide head, and a loss."""
+    """Four equal layers, a wide head, and a loss."""
 
     def __init__(self, width: int = WIDTH) -> None:
         super().__init__()
@@ -74,7 +74,7 @@ def test_gradients_are_added_up_where_there_are_several_micro_batches(plain):
     alone = plan(options=ipu.Options())
     assert all(stage.accumulate == stage.stash_copy == 0.0 for stage in alone.stages)
     assert all(stage.accumulate > 0 for stage in plain.stages)
-    assert plain.stages[0].stash_copy == plain.stages[0].stash_bytes / plain.target.num_tiles / 8  # bytes a cycle
+    assert plain.stages[0].stash_copy == plain.stages[0].stash_bytes / plain.target.num_tiles / 8  # bytes per cycle
     assert plain.stages[0].backward_pass > plain.stages[0].backward + plain.stages[0].accumulate
 
 
@@ -116,7 +116,7 @@ def test_state_in_streaming_memory_is_read_and_written_once_an_update(plain):
     assert sum(away.extra_bytes) < sum(here.extra_bytes)
     weights = here.stages[0].weight_bytes
     moved = away.update_parts["streaming memory"][0] / away.target.clock * 5e9  # 4 IPUs share 20 GB/s
-    assert moved == pytest.approx(2 * 2 * weights, rel=0.01)  # two moments, there and back
+    assert moved == pytest.approx(2 * 2 * weights, rel=0.01)  # two moments, read and written
     assert shared.update_parts["streaming memory"][0] == pytest.approx(away.update_parts["streaming memory"][0] / 2)
     assert shared.update_parts["optimizer"][0] == pytest.approx(away.update_parts["optimizer"][0] / 2)
     assert away.update == tuple(map(sum, zip(*away.update_parts.values(), strict=True)))
@@ -156,7 +156,7 @@ def test_a_share_of_memory_is_one(share):
 
 
 class Lars(torch.optim.Optimizer):
-    """Steps as long as the weight times a setting that is not one of its groups'."""
+    """An optimizer with steps of weight times a setting outside of its groups."""
 
     def __init__(self, params, trust):
         super().__init__(params, {"lr": 0.1})

@@ -1,4 +1,4 @@
-"""Memory of stages that repeat their forward pass, or share an IPU: by hand."""
+"""Memory of stages that repeat their forward pass, or share an IPU, computed by hand."""
 
 import pytest
 import torch
@@ -8,7 +8,7 @@ from popgeo import ipu
 from popgeo.capture.capture import bind
 from popgeo.capture.capture_step import capture_step
 from popgeo.engine.pipeline.staging import Recompute
-from popgeo.ipu.systems.repeated import repeated
+from popgeo.ipu.systems.recomputation import with_recomputation
 
 ROWS, WIDTH, LAYERS, SINES = 4096, 256, 8, 4
 VALUE = 4 * ROWS * WIDTH  # bytes
@@ -17,12 +17,12 @@ VALUE = 4 * ROWS * WIDTH  # bytes
 class Waves(nn.Module):
     def forward(self, x):
         for _ in range(SINES):
-            x = x.sin()  # whose gradient takes its input
+            x = x.sin()  # its gradient reads its input
         return x
 
 
 class Sea(nn.Module):
-    """Layers of sines on what has a parameter added, and a loss."""
+    """Layers of sines, a parameter and a loss."""
 
     def __init__(self, layers=LAYERS):
         super().__init__()
@@ -48,17 +48,17 @@ def sea():
 
 
 def working(plan):
-    """Most memory of what lives between two operations, in activations."""
+    """Return the largest memory between two operations, in activations."""
     return plan.stages[0].memory.categories["values"].sum() / VALUE
 
 
 def test_a_piece_runs_again_right_before_the_backward_pass_needs_it():
     model = Sea(layers=2)
     step = capture_step(model, bind(model.forward, torch.zeros(ROWS, WIDTH)), trained=["bias"])
-    graph, _, again = repeated(step.graph, Recompute(layers=("layers.0",)))
+    graph, _, again = with_recomputation(step.graph, Recompute(layers=("layers.0",)))
     names = [op.target.split(".")[1] for op in graph.ops if op.target.split(".")[1] in ("add", "sin", "cos")]
     forward = ["add", *["sin"] * 8]
-    # The last sine of a layer is kept, or read by nobody who needs its gradient.
+    # The last sine of a layer is kept, or no operation that needs its gradient reads it.
     assert names == [*forward, *["sin"] * 3, *["cos"] * 4, "add", *["sin"] * 3, *["cos"] * 4]
     assert len(again) == 1 + 2 * (SINES - 1)
 
@@ -66,10 +66,9 @@ def test_a_piece_runs_again_right_before_the_backward_pass_needs_it():
 def test_layers_named_wait_and_one_layer_at_a_time_is_there(sea):
     everything, nothing, layers = sea, sea.replan(recompute=True), sea.replan(recompute=EACH)
     assert everything.stages[0].stash_bytes == LAYERS * SINES * VALUE
-    assert nothing.stages[0].stash_bytes == VALUE  # what the host gave
-    assert layers.stages[0].stash_bytes == LAYERS * VALUE  # that, and seven results
-    # Dropping it all and working it all out again holds as much at once; pieces hold seven results, three of a piece,
-    # and a gradient.
+    assert nothing.stages[0].stash_bytes == VALUE  # the host's input
+    assert layers.stages[0].stash_bytes == LAYERS * VALUE  # the input and seven results
+    # Recomputing all at once needs as much memory; pieces need seven results, three of a piece, and a gradient.
     assert working(everything) >= LAYERS * SINES
     assert working(nothing) == pytest.approx(working(everything), rel=0.1)
     assert LAYERS - 1 + SINES - 1 + 1 <= working(layers) <= LAYERS - 1 + SINES - 1 + 3
@@ -102,7 +101,7 @@ def test_a_plan_that_is_read_from_a_file_knows_the_layers(sea):
 
 @pytest.mark.parametrize(
     ("recompute", "message"),
-    [(["layers.0", "layer.1"], "'layer.1', which Options.recompute names"), ("layers.0", "a list of layers")],
+    [(["layers.0", "layer.1"], "Options.recompute names 'layer.1'"), ("layers.0", "a list of layers")],
 )
 def test_what_is_no_layer_is_refused(sea, recompute, message):
     with pytest.raises(ValueError, match=message):
@@ -112,7 +111,7 @@ def test_what_is_no_layer_is_refused(sea, recompute, message):
 def test_too_little_memory_is_told_of_pieces():
     model = Sea().to("meta")
     options, optimizer = ipu.Options(gradient_accumulation=4), torch.optim.SGD(model.parameters(), lr=0.1)
-    rows = 11 * ROWS  # 46 MB an activation: 32 of them are more than 900 MB, 11 are not
+    rows = 11 * ROWS  # 46 MB per activation: 32 need more than 900 MB, 11 do not
     plan = ipu.pipeline(model, [torch.empty(rows, WIDTH, device="meta")], options, optimizer, stages=1)
     assert not plan.fits
     assert not plan.replan(recompute=True).fits
@@ -139,7 +138,7 @@ def test_stages_of_one_ipu_share_weights_and_work_one_after_the_other():
     tied, middle = 4 * 512 * WIDTH, 4 * (WIDTH * WIDTH + WIDTH)
     assert [stage.weight_bytes for stage in plan.stages] == [tied, middle, tied]
     assert [stage.held_before for stage in plan.stages] == [0, 0, tied]
-    steps = 2 * 4  # Adam counts them for each of middle's parameters, too
+    steps = 2 * 4  # Adam also counts them for each of middle's parameters
     assert plan.extra_bytes[0] == pytest.approx(3 * tied, abs=3 * steps)  # a gradient and two moments, once
     first, last = (plan.stages[number].memory.peak for number in (0, 2))
     extra = plan.extra_bytes[0] / plan.target.num_tiles

@@ -1,4 +1,4 @@
-"""Steps that run in stages: bit by bit the results of the step as a whole, whatever the order and whatever is kept."""
+"""Steps in stages give bitwise the results of the whole step, for any schedule and recomputation."""
 
 import copy
 import dataclasses
@@ -13,7 +13,7 @@ from tests.support.small_models import ContinuousFilters, make_batch
 
 
 class Layer(nn.Module):
-    """A transformer's layer, or its second half."""
+    """A transformer layer, or its second half."""
 
     def __init__(self, width: int, dropout: float, attends: bool) -> None:
         super().__init__()
@@ -30,7 +30,7 @@ class Layer(nn.Module):
 
 
 class Transformer(nn.Module):
-    """Tokens in, their loss and scores out; where nothing attends, the head shares the embedding's weights."""
+    """A model from tokens to loss and scores; without attention, the head shares the embedding's weights."""
 
     def __init__(self, layers: int = 3, dropout: float = 0.3, tied: bool = False) -> None:
         super().__init__()
@@ -49,7 +49,7 @@ class Transformer(nn.Module):
 
 
 class Normed(nn.Module):
-    """Batch norms, operations in place, and buffers that the model replaces or changes."""
+    """A model with batch norms, in-place operations, and buffers that it replaces or changes."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -82,7 +82,7 @@ TWO = dataclasses.replace(ipu.IpuTarget.bow(), num_ipus=2)
 
 
 def trained(name, calls=2, optimizer=torch.optim.Adam, **options):
-    """A compiled model after some calls, and all that can be seen: results, weights, buffers and optimizer state."""
+    """Return a compiled model after some calls, and its results, weights, buffers and optimizer state."""
     model, micro_batch = copy.deepcopy(MODELS[name][0]), MODELS[name][1]
     rule = optimizer(model.parameters(), lr=0.01)
     step = ipu.training_model(
@@ -148,7 +148,7 @@ def test_no_more_is_kept_than_the_schedule_and_recomputation_need():
         step, _ = trained("norms", 1, **options)
         runner, values = step.bound.runner.usual, step.graph.values
         sent = 3 * sum(values[v].nbytes for part in runner.parts for v in part.sends)
-        assert runner.most_held < sent  # what nobody needs any more is gone
+        assert runner.most_held < sent  # values without further readers are deleted
         return runner.most_held
 
     assert held("grouped", False) > held("1f1b", False) > held("sharded", False)
@@ -187,7 +187,7 @@ def test_the_account_is_that_of_pipeline():
 
 
 class Printing(nn.Module):
-    """Prints what it makes, in the middle of what its gradient needs."""
+    """A layer that prints a value which its gradient needs."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -198,7 +198,7 @@ class Printing(nn.Module):
 
 
 class Changing(nn.Module):
-    """Changes an argument in place, reads rows that may be negative, and prints."""
+    """A model that changes an argument in place, reads rows by negative indices, and prints."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -226,7 +226,7 @@ def test_arguments_change_and_prints_appear_once(recompute, capsys):
 
 
 class FeedsBack(nn.Module):
-    """The first layer reads what the last leaves for the next micro-batch."""
+    """A model with a first layer that reads the last layer's result of the previous micro-batch."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -254,7 +254,7 @@ def test_what_feeds_back_needs_one_micro_batch_at_a_time():
 
 
 class Drawing(nn.Module):
-    """Draws as many numbers as the data say."""
+    """A model that draws a number of random values that depends on data."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -289,11 +289,11 @@ def test_stages_that_mean_nothing_are_refused_at_once(options, words):
     [
         ({"stages": 3, "gradient_accumulation": 2}, r"is 2, but to train 3 stages .* at least 3 .*sharded"),
         ({"stages": 9}, "cannot be cut into 9 stages"),
-        ({"stages": [1, 1]}, "every layer has to be on one IPU"),
-        ({"stages": {"layers.7": 1}}, "No layer is called 'layers.7'"),
+        ({"stages": [1, 1]}, "put every layer on one IPU"),
+        ({"stages": {"layers.7": 1}}, "names 'layers.7', but no layer"),
         ({"schedule": "round"}, "must be one of '"),
-        ({"stages": "blocks"}, "it names none"),
-        ({"recompute": True}, "runs as a whole, which repeats nothing"),
+        ({"stages": "blocks"}, "the model names none"),
+        ({"recompute": True}, "a step without stages recomputes nothing"),
         ({"stages": 3, "target": TWO}, r"num_ipus is 2, .* each stage is on one IPU"),
     ],
 )

@@ -1,4 +1,4 @@
-"""Timelines of pipelines: lengths known in closed form, and the rules that every one of them keeps."""
+"""Timelines of pipelines: lengths in closed form, and the rules of every timeline."""
 
 import itertools
 
@@ -24,7 +24,7 @@ def test_a_turn_in_lock_step_lasts_as_long_as_its_slowest_ipu():
     assert [turn.end - turn.start for turn in turns] == [2.0, 6.0, 6.0, 6.0, 1.0]
     assert [turn.ipu for turn in turns] == [0, 1, 1, 1, 0]
     assert length(tasks) == 21.0
-    # One by one, stage 1 is never kept waiting by a turn of stage 0.
+    # Without turns, stage 1 never waits for a turn of stage 0.
     assert length(timed_passes([2.0, 1.0], [1.0, 5.0], [0, 1], 3, Schedule.ONE_F_ONE_B)) == 21.0
 
 
@@ -49,7 +49,7 @@ def test_in_lock_step_all_ipus_begin_a_turn_at_once_and_nobody_overtakes(data):
     for task in tasks:
         if not task.backward:
             assert task.start in starts
-    # What popart keeps: 2 x (stages to the end) + 1 micro-batches, once there are as many.
+    # PopART keeps 2 x (stages to the end) + 1 micro-batches, if there are that many.
     expected = [min(count, 2 * (stages - 1 - stage) + 1) for stage in range(stages)]
     assert [most_in_flight(tasks, stage, True) for stage in range(stages)] == expected
 
@@ -57,7 +57,7 @@ def test_in_lock_step_all_ipus_begin_a_turn_at_once_and_nobody_overtakes(data):
 @pytest.mark.parametrize(("stages", "micro_batches"), [(1, 5), (2, 2), (4, 4), (4, 16), (8, 64)])
 def test_even_stages_take_as_long_as_papers_say(stages, micro_batches):
     forward, backward, ipus = [1.0] * stages, [2.0] * stages, range(stages)
-    filled = (micro_batches + stages - 1) * 3  # GPipe and 1F1B alike: m + s - 1 turns
+    filled = (micro_batches + stages - 1) * 3  # both GPipe and 1F1B: m + s - 1 turns
     assert length(timed_passes(forward, backward, ipus, micro_batches, Schedule.ONE_F_ONE_B)) == filled
     assert length(timed_passes(forward, backward, ipus, micro_batches, Schedule.GROUPED)) == filled
     assert length(timed_passes(forward, backward, ipus, micro_batches, Schedule.LOCK_STEP)) == filled
@@ -78,7 +78,7 @@ def test_one_stage_alternates_and_others_keep_fewer_micro_batches_the_later_they
 
 def test_the_slowest_stage_sets_the_pace():
     tasks = timed_passes([1.0, 5.0, 1.0], [1.0, 5.0, 1.0], range(3), 50)
-    assert length(tasks) == 1 + 50 * 10 + 1  # the others work beside it, but for the way in and out
+    assert length(tasks) == 1 + 50 * 10 + 1  # the others work at the same time, except at the start and the end
 
 
 @every_schedule

@@ -1,4 +1,4 @@
-"""Layers whose outputs are computed in parts, and products within a share of a tile's memory."""
+"""Layers with outputs that are computed in parts, and products within a share of a tile's memory."""
 
 import pytest
 import torch
@@ -18,7 +18,7 @@ ROWS, INPUTS, OUTPUTS = 96, 64, 1000
 
 
 class Head(nn.Module):
-    """A layer in front of the one that is cut, so that its inputs have a gradient."""
+    """A layer before the serialized layer, so that the inputs of the serialized layer have a gradient."""
 
     def __init__(self):
         super().__init__()
@@ -30,7 +30,7 @@ class Head(nn.Module):
 
 @pytest.fixture(scope="module")
 def products():
-    """Plans of the head's three products by their sizes, given the number of parts."""
+    """Return the plans of the head's three products by their sizes, for a number of parts."""
     model = Head()
     arguments = bind(model.forward, torch.ones(ROWS, INPUTS))
     graph = capture_step(model, arguments, trained=[name for name, _ in model.named_parameters()]).graph

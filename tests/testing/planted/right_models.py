@@ -1,4 +1,4 @@
-"""Models that are right at fixed shape: what the wrong ones are made of, and those of others."""
+"""Models that are right at fixed shape: the base of the wrong models, and models of other libraries."""
 
 import math
 from collections.abc import Callable
@@ -16,7 +16,7 @@ CUTOFF = 3.0
 
 
 def molecule(num_nodes: int, seed: int) -> Data:
-    """Atoms at random places, an edge wherever two are near."""
+    """Return atoms at random positions, with an edge between close atoms."""
     random = torch.Generator().manual_seed(seed)
     pos = 2.0 * torch.randn(num_nodes, 3, generator=random)
     edge_index = (torch.cdist(pos, pos) + torch.eye(num_nodes) * CUTOFF < CUTOFF).nonzero().T
@@ -42,14 +42,14 @@ def pooled(x: Tensor, batch: Any) -> Tensor:
 
 
 def lengths(batch: Any) -> tuple[Tensor, Tensor]:
-    """The lengths of edges, those of padding 1, and the vectors along them."""
+    """Return the lengths of edges, 1 for padding, and their vectors."""
     apart = batch.pos[batch.edge_index[0]] - batch.pos[batch.edge_index[1]]
     apart = torch.where(batch.edges_mask.unsqueeze(1), apart, 1.0)
     return apart.square().sum(1, keepdim=True).sqrt(), apart
 
 
 class Net(nn.Module):
-    """Messages, a sum, a head: right, but for what a test puts in."""
+    """A correct model of messages, a sum and a head, with places for a test's changes."""
 
     def __init__(
         self,
@@ -72,7 +72,7 @@ class Net(nn.Module):
 
 
 class Energy(nn.Module):
-    """A sum over pairs of atoms that see each other, less and less towards the cutoff."""
+    """A sum over pairs of atoms, with an envelope towards the cutoff."""
 
     def __init__(
         self, envelope: Callable = lambda r: 0.5 * (torch.cos(r * math.pi / CUTOFF) + 1) * (r < CUTOFF)

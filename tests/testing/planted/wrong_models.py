@@ -1,7 +1,7 @@
-"""Models that are wrong on purpose, each in the smallest form of a defect that somebody had.
+"""Models that are wrong on purpose, each in the smallest form of a known defect.
 
-A planted model is one function below `planted`, with the claim that is to find it, what was wrong with whom, and how it
-is tried where that is not plainly.
+A planted model is a function below `planted`, with the claim that should find it, the origin of the defect, and the
+settings of the trial if they are special.
 """
 
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""The passes of a stage that repeats its forward pass: what runs again, when, and what waits until then."""
+"""Recomputation: the passes of a stage that repeats its forward pass."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -14,7 +14,7 @@ _SHAPES_ALONE = ("full_like", "zeros_like", "ones_like", "empty_like", "new_zero
 
 
 def recompute_of(graph: OpGraph, options: Options) -> Recompute | None:
-    """What is repeated, as `Options.recompute` and `recompute_last_stage` say it; None if nothing is.
+    """Return the recomputation of the options; None without recomputation.
 
     Raises:
         ValueError: a name is not a layer of the forward pass.
@@ -27,33 +27,33 @@ def recompute_of(graph: OpGraph, options: Options) -> Recompute | None:
     return Recompute(layers=layers, last_stage=options.recompute_last_stage)
 
 
-def contents(op: Op) -> tuple[int, ...]:
-    """The values that an operation reads, without values of which it takes only the shape."""
+def content_reads(op: Op) -> tuple[int, ...]:
+    """Return the values that an operation reads, except values that only give a shape."""
     return () if op.target.split(".")[1] in _SHAPES_ALONE else op.reads()
 
 
-def repeated(
+def with_recomputation(
     stage: OpGraph, recompute: Recompute, *, is_last: bool = False
 ) -> tuple[OpGraph, Sequence[int], Sequence[int]]:
-    """The passes of a stage where results are dropped that no layer named keeps, and worked out again later.
+    """Return the passes of a stage that drops forward results and computes them again later.
 
-    An operation runs again right before the first operation of the backward pass that needs its result, as PopART
-    lowers recomputation (docs/notes in github.com/graphcore/popart). What layers named keep cuts the forward pass into
-    pieces of which only one is there at a time.
+    The stage keeps the results of the named layers. An operation runs again right before the first backward operation
+    that needs its result, as PopART lowers recomputation (docs/notes in github.com/graphcore/popart). The kept results
+    cut the forward pass into pieces; one piece is in memory at a time.
 
     Args:
-        stage: Its operations, forward and backward.
-        recompute: Layers whose results are kept.
-        is_last: Whether it is the stage with the loss.
+        stage: Operations of the stage, forward and backward.
+        recompute: Layers with kept results.
+        is_last: Whether the stage has the loss.
 
     Returns:
-        The operations as one micro-batch runs them, the forward pass first; the position in `stage` of each of them;
-        and the positions of those that run twice. Repeated operations make values of their own.
+        The operations as one micro-batch runs them, the forward pass first; the position of each in `stage`; and the
+        positions of operations that run twice. Repeated operations make their own values.
     """
-    return _Repeater(stage, recompute, is_last).passes()
+    return _Recomputation(stage, recompute, is_last).passes()
 
 
-class _Repeater:
+class _Recomputation:
     def __init__(self, stage: OpGraph, recompute: Recompute, is_last: bool) -> None:
         self._stage = stage
         values = stage.values
@@ -61,18 +61,19 @@ class _Repeater:
         kept = kept_results(stage, self._forward, recompute, is_last=is_last)
         there = {values[v].storage for v in (*stage.inputs.values(), *stage.constants)}
         there |= {values[v].storage for index in kept for v in stage.ops[index].makes()}
-        self._makers: dict[int, list[int]] = {}  # of what is dropped, by storage: who makes and who changes it
+        self._makers: dict[int, list[int]] = {}  # operations that make or change a dropped storage, by storage
         for index in self._forward:
             op = stage.ops[index]
             for storage in {values[v].storage for v in (*op.makes(), *op.writes)} - there:
                 self._makers.setdefault(storage, []).append(index)
         self._values = list(values)
         self._storages = new_storages(values)
-        self._copies: dict[int, int] = {}  # of storages
-        self._renamed: dict[int, int] = {}  # values
+        self._copies: dict[int, int] = {}  # recomputed storages, by dropped storage
+        self._renamed: dict[int, int] = {}  # recomputed values, by dropped value
         self._again: set[int] = set()
 
     def passes(self) -> tuple[OpGraph, Sequence[int], Sequence[int]]:
+        """Return the passes, as `with_recomputation` describes."""
         order = list(self._forward)
         ops = [self._stage.ops[index] for index in order]
         for index, op in enumerate(self._stage.ops):
@@ -82,14 +83,14 @@ class _Repeater:
                 ops.append(self._copied(self._stage.ops[before]))
                 order.append(before)
         producers = {v: place for place, op in reversed(list(enumerate(ops))) for v in op.makes()}
-        # What is not needed has no producer.
+        # A value that is not needed has no producer.
         values = [one.made_by(None if one.producer is None else producers.get(v)) for v, one in enumerate(self._values)]
         return replace(self._stage, ops=tuple(ops), values=tuple(values)), order, sorted(self._again)
 
     def _needed(self, op: Op) -> list[int]:
-        """What has to run again before an operation, in the order of the forward pass."""
+        """Return the operations that must run again before an operation, in the order of the forward pass."""
         values, found = self._stage.values, set[int]()
-        waiting = [values[v].storage for v in contents(op)]
+        waiting = [values[v].storage for v in content_reads(op)]
         while waiting:
             storage = waiting.pop()
             if storage in self._copies or storage not in self._makers:
@@ -104,11 +105,11 @@ class _Repeater:
         return sorted(found)
 
     def _copied(self, op: Op) -> Op:
-        """The operation on what was worked out again."""
+        """Return the operation with recomputed values in place of dropped values."""
         return renumbered(op, self._value, lambda v: self._made_again(v, op), phase="backward")
 
     def _made_again(self, v: int, op: Op) -> int:
-        """A result; one that was kept, next to another that was not, is made once more without need."""
+        """Return a result's value. A kept result next to a dropped result is also made again."""
         value = self._stage.values[v]
         if op.phase != "forward" or value.storage in self._copies or v in op.reads():
             return self._value(v)
