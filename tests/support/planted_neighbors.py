@@ -253,7 +253,7 @@ def of_vesin(positions: Any, cell: Any, pbc: Any, cutoff: float) -> Listed:
 
 
 def of_matscipy(positions: Any, cell: Any, pbc: Any, cutoff: float) -> Listed:
-    from matscipy.neighbors import neighbor_list
+    from matscipy.neighbours import neighbor_list
 
     whole = cell + np.diag(np.where(cell.any(axis=1), 0.0, 1e3))
     return neighbor_list("ijS", cell=whole, pbc=pbc, positions=positions, cutoff=cutoff)
