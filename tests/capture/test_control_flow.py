@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from popgeo import ipu
 from popgeo.capture import serialize
-from popgeo.capture.check_read import check_graph
+from tests.support.check_graph import check_graph
 from popgeo.capture.control_flow import COND, FOR_LOOP, cond, for_loop
 from popgeo.capture.op_graph import OpGraph
 

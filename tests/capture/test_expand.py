@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, nn
 from torch.testing import assert_close
 
-from popgeo.capture.check_read import check_graph
+from tests.support.check_graph import check_graph
 from popgeo.capture.expand import expand, trace
 from popgeo.capture.op_graph import Value
 from popgeo.engine.graph_runner import GraphRunner

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from popgeo.capture.capture import bind, capture
 from popgeo.capture.capture_step import optimize
-from popgeo.capture.check_read import check_graph
+from tests.support.check_graph import check_graph
 from popgeo.capture.held_state import module_state
 from popgeo.capture.op_graph import Input, OpGraph, Role
 from popgeo.capture.passes import (
