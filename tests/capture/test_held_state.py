@@ -247,13 +247,13 @@ class Remembers(nn.Module):
 @pytest.mark.parametrize(
     ("form", "why"),
     [
-        ("number", "reads calls and changes that in each call"),
-        ("number in a dictionary", "reads counts and changes that in each call"),
-        ("longer list", "reads trail and changes that in each call"),
-        ("number of an object", "reads meter and changes that in each call"),
-        ("attribute", "reads hidden and changes that in each call"),
+        ("number", "reads calls and changes it in each call"),
+        ("number in a dictionary", "reads counts and changes it in each call"),
+        ("longer list", "reads trail and changes it in each call"),
+        ("number of an object", "reads meter and changes it in each call"),
+        ("attribute", "reads hidden and changes it in each call"),
         ("table", "replaces a tensor in table"),
-        ("first call", "first call of the model changes shift and sets is_ready, later ones do not"),
+        ("first call", "first call of the model changes shift and sets is_ready; later calls do not"),
     ],
 )
 def test_what_a_call_has_for_the_next_one_outside_of_buffers_is_refused(form: str, why: str):
