@@ -132,7 +132,7 @@ def test_numbers_that_a_step_would_draw_only_once_are_refused_and_nothing_is_dra
 def test_numbers_that_an_attribute_without_tensors_gives_in_each_call_are_refused(generator, draw):
     model = Drawing(lambda model, x: x * float(draw(model.source)))
     model.source = generator()
-    with pytest.raises(ValueError, match="The model reads source and changes that in each call"):
+    with pytest.raises(ValueError, match="The model reads source and changes it in each call"):
         compile_forward(model)(torch.ones(64))
 
 

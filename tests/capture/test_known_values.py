@@ -158,7 +158,7 @@ def test_a_layer_of_torch_and_a_function_of_torch_are_named_where_there_is_no_li
 
 def test_a_write_to_a_part_of_a_tensor_from_outside_is_refused():
     table = torch.zeros(2, 4)
-    with pytest.raises(ValueError, match="changes what is neither parameter, buffer nor result"):
+    with pytest.raises(ValueError, match="changes a tensor that is neither parameter, buffer nor result"):
         compile(lambda x: table[0].add_(x[0]), [torch.ones(2, 4)])
     assert not table.any()
 
