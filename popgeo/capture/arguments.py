@@ -11,8 +11,8 @@ from typing import Any
 
 from torch import Tensor
 
-from popgeo.capture.pytree import SCALARS, Structure, flatten, is_graph_data, templates, unflatten
-from popgeo.capture.structures import reordered
+from popgeo.capture.pytree import SCALARS, Structure, flatten, is_graph_data, unflatten
+from popgeo.capture.structures import reordered, templates
 
 _BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 # The attribute of each count. The `batch_size` of a batch with seeds is not the same in every call.
@@ -67,7 +67,7 @@ class Arguments:
     @property
     def graph_data(self) -> list[Any]:
         """Graph data among the arguments, in order."""
-        return list(templates(self.structure))
+        return templates(self.structure)
 
     def with_tensors(self, tensors: Sequence[Tensor]) -> "Arguments":
         """Return the arguments with other tensors, which may have other shapes."""

@@ -186,15 +186,6 @@ def _put_together_like(structure: Container, parts: Sequence[Any]) -> Any:
     return made
 
 
-def templates(structure: Structure) -> Iterator[Any]:
-    """Yield the graph data objects of a nest, in order."""
-    if isinstance(structure, Container):
-        if structure.template is not None:
-            yield structure.template
-        for part in structure.parts:
-            yield from templates(part)
-
-
 def note_likeness(results: Structure, arguments: Sequence[Any]) -> Structure:
     """Return the structure of results in which graph data has the number of the argument that it resembles."""
     if not isinstance(results, Container):

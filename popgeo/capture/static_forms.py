@@ -161,22 +161,18 @@ _IN_TORCH: dict[Any, Callable[..., Any]] = {
 
 
 def _put_in(stack: contextlib.ExitStack, module: str, path: str, form: Any) -> None:
-    """Replace one function of the table by its form for the time of the stack."""
+    """Replace one function of the table until the stack is closed; a function that is static itself stays."""
     owner, _, name = path.rpartition(".")
     holder = sys.modules.get(module)  # no model uses a module that is not imported
     holder = getattr(holder, owner) if holder and owner else holder
-    if holder is None or name not in vars(holder):
+    original = vars(holder).get(name, form) if holder else form
+    if original is form or getattr(original, "is_static", False):
         return
-    original = vars(holder)[name]
-    if original is form or getattr(original, "is_static", False):  # a form itself, which checks what it is given
-        return
-    if owner:
-        stands_in = functools.wraps(original)(lambda *args, **kwargs: form(original, *args, **kwargs))
-        stack.enter_context(replaced(holder, name, stands_in))
-    elif isinstance(original, FunctionType):
+    if isinstance(original, FunctionType) and not owner:
         stack.enter_context(_running(original, form))
     else:
-        stack.enter_context(replaced(holder, name, form))
+        method = functools.wraps(original)(lambda *args, **kwargs: form(original, *args, **kwargs)) if owner else form
+        stack.enter_context(replaced(holder, name, method))
 
 
 @contextlib.contextmanager

@@ -83,21 +83,15 @@ def instance_norm(
     """Normalize each graph, with as many slots for graphs as there are nodes, if the number of graphs is not given."""
     if batch is None or batch_size is not None:
         return original(layer, x, batch, batch_size)
-    if not layer.training and layer.track_running_stats:
-        out = (x - layer.running_mean) / (layer.running_var + layer.eps).sqrt()
-    else:
-        empty = torch.zeros_like(x)
-        size = x.new_zeros(x.size(0)).index_add(0, batch, x.new_ones(x.size(0))).clamp(min=1).view(-1, 1)
-        mean = empty.index_add(0, batch, x) / size
-        out = x - mean.index_select(0, batch)
-        squares = empty.index_add(0, batch, out.square())
-        out = out / (squares / size + layer.eps).sqrt().index_select(0, batch)
-        if layer.track_running_stats:
-            num_graphs = batch.max() + 1
-            mean, var = mean.sum(0) / num_graphs, (squares / (size - 1).clamp(min=1)).sum(0) / num_graphs
-            layer.running_mean = torch.lerp(layer.running_mean, mean, layer.momentum)
-            layer.running_var = torch.lerp(layer.running_var, var, layer.momentum)
-    return out if layer.weight is None else out * layer.weight + layer.bias
+    if not (layer.training and layer.track_running_stats):
+        return original(layer, x, batch, x.size(0))
+    before = layer.running_mean, layer.running_var
+    layer.running_mean, layer.running_var = map(torch.zeros_like, before)
+    out = original(layer, x, batch, x.size(0))
+    share = x.size(0) / (batch.max() + 1)  # PyG's means over graphs are means over all slots here
+    pairs = zip(before, (layer.running_mean, layer.running_var), strict=True)
+    layer.running_mean, layer.running_var = ((1 - layer.momentum) * old + share * new for old, new in pairs)
+    return out
 
 
 def mean_of_batches(original: Callable[..., Tensor], norm: Any, x: Tensor) -> Tensor:

@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor
 
 from popgeo.capture.op_graph import shape_text
-from popgeo.capture.pytree import SCALARS, Container, FixedValue, Leaf, Structure, flatten, templates
+from popgeo.capture.pytree import SCALARS, Container, FixedValue, Leaf, Structure, flatten
 
 
 def leaves(structure: Structure) -> Iterator[tuple[str, Leaf]]:
@@ -20,6 +20,12 @@ def leaves(structure: Structure) -> Iterator[tuple[str, Leaf]]:
         [('x[0]', (2,))]
     """
     return ((path, part) for path, part in _walk(structure, "") if isinstance(part, Leaf))
+
+
+def templates(structure: Structure) -> list[Any]:
+    """Return the graph data objects of a nest, in order."""
+    containers = (part for _, part in _walk(structure, "") if isinstance(part, Container))
+    return [one.template for one in containers if one.template is not None]
 
 
 def describe(structure: Structure) -> Iterator[tuple[str, str]]:

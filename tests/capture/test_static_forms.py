@@ -142,6 +142,8 @@ LAYERS = {
     "MeanSubtractionNorm": (before_linear(pyg_nn.MeanSubtractionNorm()), [features(), BATCH]),
     "PairNorm": (before_linear(pyg_nn.PairNorm()), [features(), BATCH]),
     "GraphSizeNorm": (before_linear(pyg_nn.GraphSizeNorm()), [features(), BATCH]),
+    "GPSConv": (pyg_nn.GPSConv(4, pyg_nn.GCNConv(4, 4), heads=2), [features(), LOOPS, BATCH]),
+    "GPSConv of one": (pyg_nn.GPSConv(4, None, heads=2, norm=None), [features(), LOOPS]),
     "DNAConv": (pyg_nn.DNAConv(4, 2, add_self_loops=False), [features(12).view(NODES, 3, 4), EDGES]),
 }
 
@@ -224,6 +226,31 @@ def test_neighbors_are_those_of_a_plain_search(k, r):
         nearest = compile(lambda x, y, b, c: pyg_nn.knn(x, y, k, b, c), [x, y, BATCH, of_y])(x, y, BATCH, of_y)
         assert nearest.shape == (2, 7 * k)
         assert [(i, j) for i, j in nearest.t().tolist() if i >= 0] == pairs
+
+
+@pytest.mark.parametrize("loop", [False, True])
+def test_edges_within_a_radius_reach_the_layer_of_a_point_cloud(loop):
+    layer, x = pyg_nn.PointTransformerConv(4, 3, add_self_loops=False), features().float()
+
+    def call(layer: nn.Module, x: Tensor, batch: Tensor) -> Tensor:
+        return layer(x, x[:, :3], pyg_nn.radius_graph(x[:, :3], 1.5, batch, loop))
+
+    near = (torch.cdist(x[:, :3], x[:, :3]) <= 1.5) & (BATCH.unsqueeze(1) == BATCH)
+    edges = (near if loop else near & ~torch.eye(NODES, dtype=torch.bool)).nonzero().t()
+    expected = layer(x, x[:, :3], edges).detach()
+    torch.testing.assert_close(compile(lambda x, b: call(layer, x, b), [x, BATCH])(x, BATCH), expected)
+
+
+def test_farthest_points_are_picked_without_the_library_of_pyg():
+    x = torch.tensor([[0.0], [1.0], [5.0], [2.0]])
+    made = compile(lambda x: pyg_nn.fps(x, ratio=0.5, random_start=False), [x])(x)
+    assert made.tolist() == [0, 2]
+
+
+def test_the_mask_of_a_transformer_may_be_an_input():
+    layer = nn.TransformerEncoder(nn.TransformerEncoderLayer(4, 2, 8, 0.0), 1, enable_nested_tensor=False)
+    mask = nn.Transformer.generate_square_subsequent_mask(2).double()
+    assert_trains_as_in_eager_pytorch(layer, features().view(2, 5, 4), mask)
 
 
 def test_a_graph_of_neighbors_leaves_the_node_itself_out():
