@@ -1,4 +1,4 @@
-"""Operations that stand for several are taken apart into what a model in plain operations would be captured as."""
+"""popgeo's operations are decomposed into the graph that a model of plain operations has."""
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +15,7 @@ WHOLE = {"popgeo.interaction.default", "popgeo.interaction_backward.default"}
 
 
 class Interacts(nn.Module):
-    """Sums of messages with filters on a grid, whose table is trained."""
+    """Sums of messages with filters on a grid; the table of filters is trained."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""What a captured graph says of its inputs, and the rules that it keeps to."""
+"""A captured graph describes its inputs, and it obeys the rules of graphs."""
 
 import pytest
 import torch
@@ -40,7 +40,7 @@ def op(target: str, *reads: int, outputs: tuple[int | None, ...], **changed) -> 
     return Op(target=f"aten.{target}.default", args=tuple(map(Ref, reads)), outputs=outputs, **changed)
 
 
-# x and a constant; their product, two rows of it, and its sine, which is doubled in place.
+# Inputs: x and a constant. Then their product, two rows of it, and its sine, doubled in place.
 VALUES = (value(None, 0), value(None, 1), value(0, 2), value(1, 2, (1, 3), offset=3), value(2, 3))
 OPS = (
     op("mul", 0, 1, outputs=(2,)),
@@ -51,7 +51,7 @@ OPS = (
 
 
 def parts(**changed) -> dict:
-    """What makes up a graph that can run, with some of it changed."""
+    """Return the parts of a graph that can run, with some of them changed."""
     given = {Input(Role.ARGUMENT, "x"): 0}
     return {
         "ops": OPS,

@@ -1,4 +1,4 @@
-"""Each pass leaves every result as it is, bit by bit, and does what it is for."""
+"""Each pass keeps every result, bit by bit, and makes its rewrite."""
 
 import hypothesis
 import pytest

@@ -1,4 +1,4 @@
-"""Any nest of arguments is taken apart and put together again, and where two nests differ is named by its path."""
+"""Any nest of arguments is split and put together again; a path names the first difference of two nests."""
 
 from typing import Any, NamedTuple
 

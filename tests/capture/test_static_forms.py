@@ -1,4 +1,4 @@
-"""While a model is captured, static forms replace functions that read data; results and gradients stay the same."""
+"""While a model is captured, static forms replace functions that read data; results and gradients stay equal."""
 
 import copy
 from collections.abc import Callable
@@ -21,7 +21,7 @@ LOOPS = torch.cat([EDGES, torch.tensor([[2, 6], [2, 6]])], dim=1)
 
 
 class Trained(nn.Module):
-    """A layer, called in some way, with a loss that treats no element like another."""
+    """A layer and a call of it, with a loss that gives each element a different weight."""
 
     def __init__(self, layer: nn.Module, call: Callable[..., Tensor]) -> None:
         super().__init__()
@@ -122,7 +122,7 @@ def test_a_negative_variance_is_no_number():
     assert step(torch.ones(2), torch.ones(2), torch.tensor([1.0, -1.0])).isnan()
 
 
-torch.manual_seed(0)  # for the weights of what is made here
+torch.manual_seed(0)  # for the weights of these layers
 LAYERS = {
     "HeteroLinear": (pyg_nn.HeteroLinear(4, 3, 3), [features(), BATCH[torch.randperm(NODES)]]),
     "HeteroLinear sorted": (pyg_nn.HeteroLinear(4, 3, 4, is_sorted=True, bias=False), [features(), BATCH]),
@@ -191,7 +191,7 @@ RECURRENT = {
 @pytest.mark.parametrize("name", RECURRENT)
 def test_a_recurrent_network_trains_as_in_eager_pytorch(name):
     x, layer = features().view(2, 5, 4), copy.deepcopy(RECURRENT[name])
-    # In this type a CPU has one operation for all of an LSTM.
+    # In float32 a CPU has one operation for a whole LSTM.
     assert_trains_as_in_eager_pytorch(layer, x.float(), call=lambda layer, x: layer(x)[0], dtype=torch.float32)
 
 
@@ -201,7 +201,7 @@ def test_jumping_knowledge_by_an_lstm_trains_as_in_eager_pytorch():
 
 
 def reference_neighbors(x: Tensor, y: Tensor, k: int, of_x: Tensor, of_y: Tensor, r: float) -> list[tuple[int, int]]:
-    """Row by row, nearest first."""
+    """Return the pairs of a plain search, row by row, the nearest first."""
     found = []
     for i in range(len(y)):
         near = [((x[j] - y[i]).square().sum().item(), j) for j in range(len(x)) if of_x[j] == of_y[i]]
@@ -210,7 +210,7 @@ def reference_neighbors(x: Tensor, y: Tensor, k: int, of_x: Tensor, of_y: Tensor
 
 
 def as_matrix(pairs: Tensor) -> Tensor:
-    """Ones where a pair is."""
+    """Return a matrix with 1 for each pair."""
     return scatter(torch.ones(pairs.size(1)), pairs[0] * NODES + pairs[1], 0, 7 * NODES).view(7, NODES)
 
 

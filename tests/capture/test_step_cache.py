@@ -1,4 +1,4 @@
-"""A second start finds the compiled step, and only the right one."""
+"""A second start finds the step of the same model, and no other step."""
 
 import gc
 import importlib

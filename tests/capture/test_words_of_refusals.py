@@ -1,4 +1,4 @@
-"""A model that cannot be compiled is refused with its line and a remedy, whatever is the matter with it."""
+"""A model that cannot be compiled is refused with its line and a remedy."""
 
 import logging
 
