@@ -187,7 +187,7 @@ def _put_together_like(structure: Container, parts: Sequence[Any]) -> Any:
 
 
 def note_likeness(results: Structure, arguments: Sequence[Any]) -> Structure:
-    """Return the structure of results in which graph data has the number of the argument that it resembles."""
+    """Note the argument that each graph data object among the results resembles, and return the new structure."""
     if not isinstance(results, Container):
         return results
     parts = tuple(note_likeness(part, arguments) for part in results.parts)

@@ -8,9 +8,9 @@ from torch import Tensor, nn
 
 from popgeo import ipu
 from popgeo.capture import serialize
-from tests.support.check_graph import check_graph
 from popgeo.capture.control_flow import COND, FOR_LOOP, cond, for_loop
 from popgeo.capture.op_graph import OpGraph
+from tests.support.check_graph import check_graph
 
 
 def graph_of(function: Callable[..., object], *inputs: Tensor) -> OpGraph:

@@ -4,12 +4,12 @@ import torch
 from torch import Tensor, nn
 from torch.testing import assert_close
 
-from tests.support.check_graph import check_graph
 from popgeo.capture.expand import expand, trace
 from popgeo.capture.op_graph import Value
 from popgeo.engine.graph_runner import GraphRunner
 from popgeo.ipu import TileExact, training_model
 from popgeo.ops import interaction
+from tests.support.check_graph import check_graph
 
 WHOLE = {"popgeo.interaction.default", "popgeo.interaction_backward.default"}
 

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from popgeo.capture.capture import bind, capture
-from tests.support.check_graph import check_graph
 from popgeo.capture.op_graph import Input, Op, OpGraph, Ref, Role, Value
+from tests.support.check_graph import check_graph
 from tests.support.small_models import GraphConvolutions, make_batch
 
 
