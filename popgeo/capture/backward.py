@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from popgeo.capture.identity_loss import instead_of_a_loss
+from popgeo.capture.identity_loss import describe_missing_loss
 from popgeo.capture.op_graph import shape_text
 from popgeo.capture.recorder import Recorder
 
@@ -70,7 +70,7 @@ def _find_loss(results: Sequence[Tensor], recorder: Recorder) -> Tensor:
     scalars = [tensor for tensor in results if tensor.dim() == 0 and tensor.requires_grad]
     if len(scalars) == 1:
         return scalars[0]
-    found = instead_of_a_loss(results) if not scalars else f"{len(scalars)} scalars that could be the loss"
+    found = describe_missing_loss(results) if not scalars else f"{len(scalars)} scalars that could be the loss"
     has_one = not scalars and (recorder.marked or any(tensor.dim() == 0 for tensor in results))
     raise (NothingToTrainError if has_one else ValueError)(
         f"Couldn't find a loss in graph: the model returns {found}. Return a loss, or mark it: ipu.identity_loss(loss)."

@@ -67,7 +67,7 @@ def capture(
         scale = torch.empty(()) if loss_scaling is None and trained else None
         inputs = _stand_ins(arguments)
     recorder.page.add_inputs({**placed, **({} if scale is None else {LOSS_SCALE: scale}), **inputs})
-    recorder.moved = _moved(inputs.values(), arguments.tensors)
+    recorder.view_storages = _storages_of_views(inputs.values(), arguments.tensors)
     by_id = {id(tensor): placed[one] for one, tensor in state.items()}
     placed |= inputs
     casting = contextlib.nullcontext() if autocast is None else torch.autocast("cpu", dtype=autocast)
@@ -77,7 +77,7 @@ def capture(
         try:
             with static_forms() as slots, recorder.follow_modules(module), recorder, casting:
                 results, result = flatten(arguments.pass_to(function, list(inputs.values())))
-                return slots.handed_out(results), result
+                return slots.check_results(results), result
         except RuntimeError as error:
             if recorder.refusal is not None:  # TorchScript loses the error and its message
                 raise recorder.refusal from error
@@ -98,9 +98,9 @@ def capture(
         loss, slopes = backward(results, weights, recorder, loss_scaling if scale is None else scale)
         written_first = recorder.page.changed(placed)
         made = _keep_buffers(held, [*results, *slopes.values()], recorder)
-        drawn.go_on()
-        if moved := held.carried(before, reads):
-            _refuse_carried(held, moved, run, reads, written_first, placed, recorder)
+        drawn.record_state()
+        if changed_names := held.changed_reads(before, reads):
+            _refuse_changed_reads(held, changed_names, run, reads, written_first, placed, recorder)
     _refuse_constants_of_the_state(recorder, state)
     changed = recorder.page.changed(placed)
     written = tuple(one for one in inputs if one in changed)
@@ -135,7 +135,7 @@ def _stand_ins(arguments: Arguments) -> dict[Input, Tensor]:
     return dict(zip(given, tensors, strict=True))
 
 
-def _moved(inputs: Iterable[Tensor], real: Iterable[Tensor]) -> set[int]:
+def _storages_of_views(inputs: Iterable[Tensor], real: Iterable[Tensor]) -> set[int]:
     """Return the storages of stand-ins for tensors that are views with an offset or with strides."""
     pairs = zip(inputs, real, strict=True)
     return {own.untyped_storage()._cdata for own, one in pairs if one.storage_offset() or not one.is_contiguous()}
@@ -184,9 +184,9 @@ def fake_of(tensor: Tensor, trained: bool) -> Tensor:
     return fake
 
 
-def _refuse_carried(
+def _refuse_changed_reads(
     held: held_state.HeldState,
-    moved: Sequence[str],
+    names: Sequence[str],
     run: Callable[[], Any],
     reads: dict[tuple[int, str], Any],
     written: Collection[Input],
@@ -199,7 +199,7 @@ def _refuse_carried(
 
     Args:
         held: State of the module after the first run.
-        moved: Names of the attributes that the first run has read and changed.
+        names: Names of the attributes that the first run has read and changed.
         run: Runs the function once more.
         reads: Attributes that the first run has read.
         written: Inputs that the first run has changed in place.
@@ -210,14 +210,14 @@ def _refuse_carried(
         ReplacedStateError: the second run changes the attributes again, so each call passes something to the next one.
         ValueError: the first call changes inputs that later calls do not change.
     """
-    held.put_in()
+    held.insert_stand_ins()
     before, first_reads = held.attributes(), dict(reads)
     reads.clear()
-    with recorder.apart():
+    with recorder.separate_graph():
         recorder.page.add_inputs(placed)
         run()
         later = recorder.page.changed(placed)
-    again = held.carried(before, reads)
+    again = held.changed_reads(before, reads)
     reads.update(first_reads)
     if again:
         raise held_state.ReplacedStateError(
@@ -227,7 +227,7 @@ def _refuse_carried(
         )
     if first := [one.name for one in placed if one in set(written) - later]:
         raise ValueError(
-            f"The first call of the model changes {', '.join(first)} and sets {', '.join(moved)}; later calls do not. "
+            f"The first call of the model changes {', '.join(first)} and sets {', '.join(names)}; later calls do not. "
             "Call the model once before it is compiled, so that the step is one of the later calls."
         )
 

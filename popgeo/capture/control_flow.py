@@ -101,7 +101,7 @@ def _capture_body(
     """Return the graph of a body, the outside tensors that it uses, and stand-ins for its results."""
     with recorder.paused():
         own = [torch.empty(tensor.shape, dtype=tensor.dtype) for tensor in inputs]
-    with recorder.apart():
+    with recorder.separate_graph():
         recorder.page.add_inputs({Input(Role.ARGUMENT, f"given.{n}"): tensor for n, tensor in enumerate(own)})
         made = _tensors(caller, body(*own))
         sources = [tensor for tensor in (*inputs, *made) if tensor.requires_grad]

@@ -2,6 +2,7 @@
 
 import contextlib
 import inspect
+import operator
 import random
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -18,6 +19,7 @@ from popgeo.capture.recorder import Recorder
 
 STATE, SET_STATE = "popgeo.random_state.default", "popgeo.set_random_state.default"
 _DRAWS = torch.Tag.nondeterministic_seeded
+_number = operator.attrgetter("_cdata")  # equal for two objects of one generator
 _FIRST_MARK = 0x5EED0000_70706765  # a seed that no user chooses
 
 
@@ -61,8 +63,9 @@ def drawn_numbers(function: Callable[..., Any], arguments: Arguments, recorder: 
 class DrawnNumbers:
     """The position of a captured function in the stream of random numbers.
 
-    Stand-ins draw nothing. So each position in the stream gets a state of its own. The state shows when the function
-    goes back to an earlier position, as a checkpoint does to repeat its draws, or to a seed, which is a constant.
+    Stand-ins draw nothing. So each draw sets the generator to a mark, a state that no user chooses. Another state shows
+    that the function went back to an earlier position, as a checkpoint does to repeat its draws, or to a seed, which is
+    a constant.
 
     Args:
         recorder: Recorder of the function.
@@ -74,21 +77,21 @@ class DrawnNumbers:
         self._places: dict[bytes, Tensor] = {}  # the graph's tensor for the state at each mark
         self._place = self._mark(torch.default_generator)
         # Torch may hand an operation another object for the same generator.
-        self._others = {generator._cdata: (generator, self._mark(generator)) for generator in held}
+        self._others = {_number(generator): (generator, self._mark(generator)) for generator in held}
 
     def follow(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any) -> None:
         """Note an operation that is about to be recorded."""
         if _DRAWS in func.tags:
             given = [arg for arg in (*args, *kwargs.values()) if isinstance(arg, torch.Generator)]
-            if given and given[0]._cdata != torch.default_generator._cdata:
+            if given and _number(given[0]) != _number(torch.default_generator):
                 self.check_others(given[0])
             else:
-                self.go_on()
+                self.record_state()
                 self._write_state()
                 with unset_fake_temporarily():
                     self._place = self._mark(torch.default_generator)
 
-    def go_on(self) -> None:
+    def record_state(self) -> None:
         """Record the state that the function has set if it differs from the state after its last draw."""
         with unset_fake_temporarily():
             state = torch.get_rng_state()
@@ -109,7 +112,7 @@ class DrawnNumbers:
         Raises:
             ValueError: it makes or seeds the used generator, or one that it holds.
         """
-        checked = list(self._others.values()) if used is None else [self._others.get(used._cdata, (used, b""))]
+        checked = list(self._others.values()) if used is None else [self._others.get(_number(used), (used, b""))]
         with unset_fake_temporarily():
             for generator, mark in checked:
                 if mark != _bytes(generator.get_state()):

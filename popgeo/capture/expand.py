@@ -166,9 +166,10 @@ def trace(function: Callable[..., Any], values: Sequence[Value]) -> OpGraph:
 
 
 class _Recorder(Recorder):
-    """A recorder that notes the given tensors that an operation reads as its module; gradients follow their operation.
+    """A recorder that writes, as the module of an operation, the numbers of the given tensors that it reads.
 
-    An operation that reads none of them keeps the module of the previous one, as an activation follows its layer.
+    An operation that reads none of them keeps the module of the previous one, as an activation follows its layer. A
+    gradient keeps the module of its operation.
     """
 
     def _write_down(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:

@@ -91,7 +91,7 @@ class FreeSlots(TorchDispatchMode):
         self.pairs: dict[int, Tensor] = {}
         self._kept: list[Tensor] = []  # tensors are found by their ids, so none may be freed
         self._chosen: dict[Any, Slots] = {}
-        self._ending = False
+        self._is_ignored = False
 
     def of(self, tensor: Any) -> tuple[Slots, int] | None:
         """Return the slots of a tensor and their axis; None if each row holds a value."""
@@ -111,11 +111,11 @@ class FreeSlots(TorchDispatchMode):
             self._chosen[formula] = Slots((kept,), refuse)
         return self._chosen[formula]
 
-    def ending(self) -> contextlib.AbstractContextManager[None]:
+    def ignored(self) -> contextlib.AbstractContextManager[None]:
         """Follow no slots while the block runs; the block removes the values of free slots."""
-        return replaced(self, "_ending", True)
+        return replaced(self, "_is_ignored", True)
 
-    def handed_out(self, results: Sequence[Tensor]) -> list[Tensor]:
+    def check_results(self, results: Sequence[Tensor]) -> list[Tensor]:
         """Return the results of a model without free slots; pairs of a neighbor search have -1 in them instead.
 
         Raises:
@@ -127,9 +127,9 @@ class FreeSlots(TorchDispatchMode):
                 found[0].refuse()
         return given
 
-    def sizes(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> Any:
+    def mark_sizes(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> Any:
         """Return the result of a torch function, with marks of the slots in the sizes that it takes or returns."""
-        if not self._found or self._ending:
+        if not self._found or self._is_ignored:
             return result
         name, own = getattr(func, "__name__", ""), self.of(args[0]) if args else None
         if own is not None and isinstance(result, torch.Size):
@@ -151,7 +151,12 @@ class FreeSlots(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         result, name = func(*args, **(kwargs or {})), func._schema.name.removeprefix("aten::")
         # Gradients of free slots are zero, and `new_...` reads only the type of its operand.
-        if not self._found or self._ending or torch._C._current_autograd_node() is not None or name.startswith("new_"):
+        if (
+            not self._found
+            or self._is_ignored
+            or torch._C._current_autograd_node() is not None
+            or name.startswith("new_")
+        ):
             return result
         given = [part for part in tree_leaves((args, kwargs)) if self.of(part) is not None]
         twice_is_once = func in _TWICE_IS_ONCE and not args[0].requires_grad  # equal rows would share the gradient

@@ -24,7 +24,7 @@ OF_EVERY_MODULE = frozenset(dir(nn.Module())) - {"forward"}
 _MOST_CONTAINERS = 64
 _HOLDERS = (dict, OrderedDict, list, set)
 Reads = Mapping[tuple[int, str], tuple[Any, Any]]
-"""The value of each attribute at its first read, with its contents by `_inside`; by module id and attribute name."""
+"""The value of each attribute at its first read, with its contents by `_snapshot`; by module id and attribute name."""
 ONE_AT_A_TIME = Lock()
 """The lock of state that all threads share: torch's default generator, and functions and attributes in a capture."""
 
@@ -85,10 +85,10 @@ def swapped(module: nn.Module, replacement: Mapping[int, Tensor]) -> Iterator["H
         module: Module.
         replacement: Stand-in of each parameter and buffer, by the id of the original tensor.
     """
-    held = [_HeldValue(f"{prefix}." if prefix else "", one) for prefix, one in module.named_modules()]
+    held = [_ModuleState(f"{prefix}." if prefix else "", one) for prefix, one in module.named_modules()]
     state = HeldState(held=held, replacement=replacement)
     try:
-        state.put_in()
+        state.insert_stand_ins()
         yield state
     finally:
         try:
@@ -118,7 +118,7 @@ def noted_reads() -> Iterator[dict[tuple[int, str], tuple[Any, Any]]]:
         key = id(module), name
         if threading.get_ident() == thread and name not in OF_EVERY_MODULE and key not in reads:
             value = vars(module).get(name)
-            reads[key] = value, _inside(value)
+            reads[key] = value, _snapshot(value)
         return object.__getattribute__(module, name)
 
     with replaced(nn.Module, "__getattribute__", note):
@@ -138,7 +138,7 @@ def in_modes(module: nn.Module, modes: Mapping[nn.Module, bool]) -> Iterator[Non
             one.training = training
 
 
-class _HeldValue:
+class _ModuleState:
     """The attributes of one submodule before the capture."""
 
     def __init__(self, path: str, module: nn.Module) -> None:
@@ -174,7 +174,7 @@ class _HeldValue:
                 table[name] = tensor
 
 
-def _inside(value: Any, depth: int = 4) -> Any:
+def _snapshot(value: Any, depth: int = 4) -> Any:
     """Return the numbers and texts in a list, a dictionary or a plain object, without tensors, to show edits."""
     if isinstance(value, (random.Random, np.random.RandomState)):
         return repr(value.getstate() if isinstance(value, random.Random) else value.get_state())
@@ -184,9 +184,9 @@ def _inside(value: Any, depth: int = 4) -> Any:
         return value.shape, value.dtype, value.tobytes()
     value = _contents(value)
     if depth and isinstance(value, Mapping):
-        return {key: _inside(one, depth - 1) for key, one in value.items() if not isinstance(one, Tensor)}
+        return {key: _snapshot(one, depth - 1) for key, one in value.items() if not isinstance(one, Tensor)}
     if depth and isinstance(value, (list, tuple, set, deque)):
-        return [_inside(one, depth - 1) for one in value if not isinstance(one, Tensor)]
+        return [_snapshot(one, depth - 1) for one in value if not isinstance(one, Tensor)]
     return value if isinstance(value, SCALARS) else type(value)
 
 
@@ -224,10 +224,10 @@ def containers_in(value: Any, depth: int = 4) -> list[Any]:
 class HeldState:
     """The attributes of a module before the block of `swapped`, and the stand-ins of its tensors in the block."""
 
-    held: list[_HeldValue]
+    held: list[_ModuleState]
     replacement: Mapping[int, Tensor]
 
-    def put_in(self) -> None:
+    def insert_stand_ins(self) -> None:
         """Replace parameters and buffers by their stand-ins."""
         for one in self.held:
             for table, name, tensor in one.tensors():
@@ -237,13 +237,13 @@ class HeldState:
         """Return the present plain attributes, by the id of their module and their name."""
         return {(id(one.module), name): value for one in self.held for name, value in vars(one.module).items()}
 
-    def carried(self, before: Mapping[tuple[int, str], Any], reads: Reads) -> list[str]:
+    def changed_reads(self, before: Mapping[tuple[int, str], Any], reads: Reads) -> list[str]:
         """Return the names of the attributes that a run first read and then changed or replaced."""
         now, found = self.attributes(), []
         for key, (seen, inside) in reads.items():
             new = now.get(key)
             is_same = new is seen or (type(new) is type(seen) and isinstance(new, SCALARS) and new == seen)
-            if seen is before.get(key) and not (is_same and inside == _inside(new)):
+            if seen is before.get(key) and not (is_same and inside == _snapshot(new)):
                 found += [f"{one.path}{key[1]}" for one in self.held if id(one.module) == key[0]]
         return found
 

@@ -46,7 +46,7 @@ def identity_loss(x: Tensor, reduction: str = "mean") -> Tensor:
     return _mark(x if reduction == "none" else getattr(x, reduction)())
 
 
-def instead_of_a_loss(results: Sequence[Tensor]) -> str:
+def describe_missing_loss(results: Sequence[Tensor]) -> str:
     """Describe the results of a model without a loss, and how to make one of them a loss."""
     if cut := [tensor for tensor in results if tensor.numel() == 1 and not tensor.requires_grad]:
         return (

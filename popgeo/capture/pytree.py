@@ -198,12 +198,12 @@ def note_likeness(results: Structure, arguments: Sequence[Any]) -> Structure:
 def _find_like(result: Container, arguments: Sequence[Any]) -> int | None:
     for number, argument in enumerate(arguments):
         keys = {place for place, part in _data_parts(argument) if isinstance(part, _PARTS)}
-        same_rest = besides(argument, keys) == besides(result.template, result.keys)
+        same_rest = other_keys(argument, keys) == other_keys(result.template, result.keys)
         if type(argument) is result.kind and same_rest and keys <= set(result.keys):
             return number
     return None
 
 
-def besides(data: "BaseData", keys: Iterable[Any]) -> set[Any]:
+def other_keys(data: "BaseData", keys: Iterable[Any]) -> set[Any]:
     """Return the keys of graph data other than these."""
     return {place for place, _ in _data_parts(data)} - set(keys)

@@ -70,11 +70,11 @@ class Recorder(TorchDispatchMode):
         self.block_numbers = itertools.count()  # of those without a name
         self._paused = self._in_body = False
         self.refusal: BaseException | None = None
-        self.moved: set[int] = set()
+        self.view_storages: set[int] = set()
         """Storages of inputs that are views with an offset or strides in the caller's memory."""
 
     @contextlib.contextmanager
-    def apart(self) -> Iterator[None]:
+    def separate_graph(self) -> Iterator[None]:
         """Record the block in a separate graph, such as the body of a loop, then continue with the previous graph.
 
         Outside tensors that the block uses are constants of that graph.
@@ -138,7 +138,7 @@ class Recorder(TorchDispatchMode):
         else:
             viewed = args[0] if func.is_view and args and args[0].layout is torch.strided else None
             memory = 0 if viewed is None else viewed.untyped_storage().nbytes()
-            if func is torch.ops.aten.as_strided.default and args[0].untyped_storage()._cdata in self.moved:
+            if func is torch.ops.aten.as_strided.default and args[0].untyped_storage()._cdata in self.view_storages:
                 raise ValueError(
                     f"{self.line()}: as_strided counts from the memory of an argument that is itself a view, and a "
                     "compiled step has arguments in memory of its own. Index the tensor, or pass x.clone()."

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from popgeo.capture.captured_step import CapturedStep
 from popgeo.capture.op_graph import BlockMark, Input, Op, OpGraph, Ref, Value, overload
-from popgeo.capture.pytree import Container, FixedValue, Leaf, Structure, besides
+from popgeo.capture.pytree import Container, FixedValue, Leaf, Structure, other_keys
 from popgeo.torch_archive import entries_of, load_tensors
 
 _TORCH = {"dtype": torch.dtype, "layout": torch.layout, "memory_format": torch.memory_format, "device": torch.device}
@@ -157,7 +157,7 @@ def _kind_out(container: Container) -> Any:
     if container.template is not None:
         from torch_geometric.data import Data
 
-        if container.like is None and (container.kind is not Data or besides(container.template, container.keys)):
+        if container.like is None and (container.kind is not Data or other_keys(container.template, container.keys)):
             raise TypeError(f"{container.kind.__name__} is like none of the arguments, so it cannot be written as JSON")
         return {"like": container.like}
     kind = container.kind

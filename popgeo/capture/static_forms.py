@@ -48,8 +48,8 @@ _IN_PYG: dict[tuple[str, str], Any] = {
 _SEARCHES = {
     "knn": static_neighbors.knn,
     "knn_graph": static_neighbors.knn_graph,
-    "radius": static_rows.found_only(static_neighbors.radius),
-    "radius_graph": static_rows.found_only(static_neighbors.radius_graph),
+    "radius": static_rows.drop_missing_pairs(static_neighbors.radius),
+    "radius_graph": static_rows.drop_missing_pairs(static_neighbors.radius_graph),
     "nearest": static_neighbors.nearest,
     "fps": farthest_points.fps_of_graphs,
 }
@@ -79,7 +79,7 @@ def static_forms() -> Iterator[FreeSlots]:
         if "torch_geometric" in sys.modules:
             static_rows.pyg_scatter()  # as it is before a form runs in its place
         for (module, path), form in _IN_PYG.items():
-            _put_in(stack, module, path, form)
+            _replace_function(stack, module, path, form)
         stack.enter_context(slots)
         stack.enter_context(_TorchForms(slots))
         yield slots
@@ -95,7 +95,7 @@ class _TorchForms(TorchFunctionMode):
         if func in (torch.Tensor.__getitem__, torch.Tensor.__setitem__):
             args = static_rows.with_boolean_masks(*args)
         made = NotImplemented if form is None else form(*args, **named)
-        return self._slots.sizes(func, args, named, func(*args, **named)) if made is NotImplemented else made
+        return self._slots.mark_sizes(func, args, named, func(*args, **named)) if made is NotImplemented else made
 
 
 def _bincount(input: Tensor, weights: Tensor | None = None, minlength: int = 0) -> Any:
@@ -149,7 +149,7 @@ _IN_TORCH: dict[Any, Callable[..., Any]] = {
     torch.Tensor.bincount: _bincount,
     torch.Tensor.__getitem__: static_rows.get_item,
     torch.Tensor.__setitem__: static_rows.set_item,
-    torch.Tensor.numpy: static_rows.as_array,
+    torch.Tensor.numpy: static_rows.refuse_numpy,
     torch.cat: static_rows.cat,
     torch.linalg.matrix_rank: _matrix_rank,
     torch.nn.functional.one_hot: _one_hot,
@@ -160,7 +160,7 @@ _IN_TORCH: dict[Any, Callable[..., Any]] = {
 }
 
 
-def _put_in(stack: contextlib.ExitStack, module: str, path: str, form: Any) -> None:
+def _replace_function(stack: contextlib.ExitStack, module: str, path: str, form: Any) -> None:
     """Replace one function of the table until the stack is closed; a function that is static itself stays."""
     owner, _, name = path.rpartition(".")
     holder = sys.modules.get(module)  # no model uses a module that is not imported
@@ -169,14 +169,14 @@ def _put_in(stack: contextlib.ExitStack, module: str, path: str, form: Any) -> N
     if original is form or getattr(original, "is_static", False):
         return
     if isinstance(original, FunctionType) and not owner:
-        stack.enter_context(_running(original, form))
+        stack.enter_context(_code_replaced(original, form))
     else:
         method = functools.wraps(original)(lambda *args, **kwargs: form(original, *args, **kwargs)) if owner else form
         stack.enter_context(replaced(holder, name, method))
 
 
 @contextlib.contextmanager
-def _running(function: FunctionType, form: Callable[..., Any]) -> Iterator[None]:
+def _code_replaced(function: FunctionType, form: Callable[..., Any]) -> Iterator[None]:
     """Let a function run its form while the block runs, under every name that a model has for it."""
 
     def stand_in(*args: Any, _form: Any, **kwargs: Any) -> Any:

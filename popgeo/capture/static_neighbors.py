@@ -1,4 +1,8 @@
-"""PyG's neighbor searches with a fixed number of slots; -1 fills the slots without a neighbor."""
+"""PyG's neighbor searches with a fixed number of slots; -1 fills the slots without a neighbor.
+
+They compare two sets of points of any dimension, in plain torch. `ops/neighbor_search.py` has the compiled search among
+the nodes of one batch.
+"""
 
 import torch
 from torch import Tensor

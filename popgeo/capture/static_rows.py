@@ -47,7 +47,7 @@ def get_item(self: Tensor, index: Any) -> Any:
     with contextlib.suppress(UnknownValue):
         recorder.page.compute(torch.ops.aten.any.default, (masks[0],), {})
         return NotImplemented  # the mask follows from constants, so the number of rows that it chooses is fixed
-    with slots.ending():
+    with slots.ignored():
         formula = recorder.page.formula(masks[0])
         rows = slots.chosen_by(masks[0], formula, recorder.problem_here("index"))
         kept = rows.kept()
@@ -64,7 +64,7 @@ def with_boolean_masks(self: Tensor, index: Any, *value: Any) -> tuple[Any, ...]
     return self, index, *value
 
 
-def as_array(self: Tensor, *args: Any, **kwargs: Any) -> Any:
+def refuse_numpy(self: Tensor, *args: Any, **kwargs: Any) -> Any:
     """Refuse to pass a stand-in to NumPy, because it has no values."""
     if isinstance(self, FakeTensor) and (recorder := active_recorder()) is not None:
         recorder.problem_here("numpy")()
@@ -78,7 +78,7 @@ def cat(tensors: Sequence[Tensor], dim: int = 0, **other: Any) -> Any:
     marked = [(one, tensor.dim()) for one, tensor in zip(found, tensors, strict=True) if one is not None]
     if not marked or other or any(axis != dim % dims for (_, axis), dims in marked):
         return NotImplemented
-    with slots.ending():
+    with slots.ignored():
         made = torch.cat(list(tensors), dim)
     sizes = (tensor.size(dim) for tensor in tensors)
     parts = [part for one, size in zip(found, sizes, strict=True) for part in (one[0].parts if one else (size,))]
@@ -86,12 +86,12 @@ def cat(tensors: Sequence[Tensor], dim: int = 0, **other: Any) -> Any:
 
 
 def scatter(src: Tensor, index: Tensor, dim: int = 0, dim_size: int | None = None, reduce: str = "sum") -> Tensor:
-    """Run PyG's `scatter`, with free slots in one more row, which is cut off."""
+    """Run PyG's `scatter`. Free slots are added to one more row, which is then cut off."""
     slots = active_slots()
     free, own = slots.of(index), slots.of(src)
     if free is None or dim_size is None or not _fits(own, free[0], dim % src.dim()):
         return pyg_scatter()(src, index, dim, dim_size, reduce)
-    with slots.ending():
+    with slots.ignored():
         index = torch.where(free[0].kept(), index, dim_size)
         return pyg_scatter()(src, index, dim, dim_size + 1, reduce).narrow(dim, 0, dim_size)
 
@@ -101,23 +101,23 @@ def _fits(own: tuple[Slots, int] | None, free: Slots, axis: int) -> bool:
 
 
 def degree(index: Tensor, num_nodes: int | None = None, dtype: torch.dtype | None = None) -> Tensor:
-    """Run PyG's `degree`, without free slots."""
+    """Count indices as PyG's `degree` does, without free slots."""
     from torch_geometric.utils.num_nodes import maybe_num_nodes
 
     return scatter(torch.ones(index.size(0), dtype=dtype), index, 0, maybe_num_nodes(index, num_nodes))
 
 
-def found_only(search: Callable[..., Tensor]) -> Callable[..., Tensor]:
+def drop_missing_pairs(search: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """Return a neighbor search with free slots in place of -1, because PyG's searches return no -1."""
 
     @functools.wraps(search)
-    def searches(*args: Any, **kwargs: Any) -> Tensor:
+    def run_search(*args: Any, **kwargs: Any) -> Tensor:
         pairs = search(*args, **kwargs)
         found = pairs[:, pairs[0] >= 0]
         active_slots().pairs[id(found)] = pairs
         return found
 
-    return searches
+    return run_search
 
 
 def set_item(self: Tensor, index: Any, value: Any) -> Any:
@@ -139,7 +139,7 @@ def set_item(self: Tensor, index: Any, value: Any) -> Any:
     if other and not chosen:
         return NotImplemented
     row = value.squeeze(0) if value.dim() > trailing and not chosen else value
-    with slots.ending() if chosen else contextlib.nullcontext():
+    with slots.ignored() if chosen else contextlib.nullcontext():
         into.copy_(torch.where(mask.reshape(*mask.shape, *(1,) * trailing), row.to(into.dtype), into))
     return None
 
@@ -153,7 +153,7 @@ def _chosen_by(mask: Tensor, own: tuple[Slots, int]) -> bool:
 def _set_rows(self: Tensor, index: Tensor, value: Any, free: Slots) -> None:
     """Write rows; if an index occurs twice, the last row stays, and each row has its gradient, as in PyTorch."""
     num_rows = self.size(0)
-    with active_slots().ending():
+    with active_slots().ignored():
         longer = torch.cat([self, self.new_zeros(1, *self.shape[1:])])
         longer[torch.where(free.kept(), index, num_rows)] = value
         self.copy_(longer[:num_rows])
