@@ -19,7 +19,7 @@ from popgeo.plain_surroundings import plain_surroundings
 
 
 def expand(graph: OpGraph) -> OpGraph:
-    """Return the graph with torch's decompositions in place of popgeo's operations, or the same graph if it has none.
+    """Return the graph with torch's decompositions in place of popgeo's operations, or an unchanged graph.
 
     Operations that several decompositions share are computed once; a forward and its backward pass share many.
 

@@ -35,13 +35,13 @@ def key_of(model: nn.Module, *choices: object) -> str | None:
 
 
 def load(folder: Folder, key: str | None, arguments: Arguments) -> CapturedStep | None:
-    """Return the step kept under a key; None if there is none, or if a source file of the model has changed.
+    """Return the step kept under a key; None if it is missing, or if a source file of the model has changed.
 
     A warning says why a damaged file, or a file of a different kind, is ignored.
 
     Args:
         folder: Folder of the kept steps; None if no steps are kept.
-        key: Key of the step; None if the model has none.
+        key: Key of the step, from `key_of`.
         arguments: Arguments of the model. Results that are graph data are made like graph data among them.
 
     Raises:
