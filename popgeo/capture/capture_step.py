@@ -44,8 +44,7 @@ def capture_step(
         ValueError: there is no loss, there are several, the function changes a tensor that is neither an argument nor
             state, or it uses an unregistered parameter.
     """
-    seen = show_progress and is_seen()
-    with tqdm(desc="compiling", unit=" operations", delay=1, disable=not seen) as bar:
+    with tqdm(desc="compiling", unit=" operations", delay=1, disable=not (show_progress and is_seen())) as bar:
         captured = capture(
             function, arguments, trained=trained, loss_scaling=loss_scaling, autocast=autocast, on_operation=bar.update
         )

@@ -97,7 +97,7 @@ class DrawnNumbers:
             state = torch.get_rng_state()
             now = _bytes(state)
         if now != self._place:
-            self._write_state()  # to come back to
+            self._write_state()  # the function may come back to this state
             self._recorder.add(SET_STATE, (self._places.setdefault(now, state),), [], ())
             self._place = now
 

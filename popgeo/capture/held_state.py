@@ -1,4 +1,4 @@
-"""The state of a module during its capture: stand-ins for its tensors, and the checks of everything that it changes."""
+"""The state of a module during its capture: stand-ins for its tensors, and checks of all its changes."""
 
 import contextlib
 import copy

@@ -67,7 +67,7 @@ class Recorder(TorchDispatchMode):
         self.page = Page()
         self._forward_of: dict[int, dict[str, Any]] = {}
         self.block: BlockMark | None = None
-        self.block_numbers = itertools.count()  # of those without a name
+        self.block_numbers = itertools.count()  # the names of blocks without a name
         self._paused = self._in_body = False
         self.refusal: BaseException | None = None
         self.view_storages: set[int] = set()
@@ -102,7 +102,7 @@ class Recorder(TorchDispatchMode):
         with contextlib.ExitStack() as hooks:
             for name, submodule in module.named_modules():
                 if isinstance(submodule, torch.jit.ScriptModule):
-                    continue  # takes no hooks: what it runs counts as its parent's
+                    continue  # it takes no hooks, so its operations belong to its parent
 
                 def enter(module: nn.Module, args: Any, name: str = name) -> None:
                     self.modules.append(name)

@@ -77,7 +77,7 @@ def static_forms() -> Iterator[FreeSlots]:
         # Torch logs each operation that stand-ins refuse; the error that follows names the model's line.
         stack.enter_context(replaced(fake_tensor.log, "disabled", True))
         if "torch_geometric" in sys.modules:
-            static_rows.pyg_scatter()  # as it is before a form runs in its place
+            static_rows.pyg_scatter()  # which copies the code before it is replaced
         for (module, path), form in _IN_PYG.items():
             _replace_function(stack, module, path, form)
         stack.enter_context(slots)
@@ -119,7 +119,7 @@ def _one_hot(input: Tensor, num_classes: int = -1) -> Any:
 
 
 def _matrix_rank(*args: Any, out: Tensor | None = None, **kwargs: Any) -> Any:
-    """With a copy into `out`, which torch gives other memory, behind the back of a capture."""
+    """Copy the rank into `out`, because torch would give `out` other memory without telling the recorder."""
     return NotImplemented if out is None else out.copy_(torch.linalg.matrix_rank(*args, **kwargs))
 
 
