@@ -1,6 +1,6 @@
-"""The arguments of a call, taken apart into tensors and the rest.
+"""Arguments of a call, split into tensors and a structure.
 
-Of a batch of graphs each argument gets the attribute of its name, or one argument gets all.
+A function of tensors can be called with one batch of graphs: each argument is then the attribute with the same name.
 """
 
 import inspect
@@ -11,24 +11,24 @@ from typing import Any
 
 from torch import Tensor
 
-from popgeo.capture.pytree import SCALARS, Structure, flatten, is_graph_data, templates, unflatten
-from popgeo.capture.structures import reordered
+from popgeo.capture.pytree import SCALARS, Structure, flatten, is_graph_data, unflatten
+from popgeo.capture.structures import reordered, templates
 
 _BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-# By name, the number to look for: of a batch with seeds, `batch_size` is not a number of every call.
+# The attribute of each count. The `batch_size` of a batch with seeds is not the same in every call.
 _COUNTS = {"num_graphs": "num_graphs", "batch_size": "num_graphs", "num_nodes": "num_nodes", "num_edges": "num_edges"}
 _REMEDY = "Name the attributes as the model's arguments are named, or pass it too: step(batch, {}=...)."
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Arguments:
-    """What a function is called with.
+    """The arguments of one call of a function.
 
     Attributes:
-        signature: The function's.
-        tensors: In order.
-        structure: How they nest, by the names of the arguments, and what else the function is given.
-        batch: The batch whose attributes they are; None if the caller names them.
+        signature: Signature of the function.
+        tensors: All tensors, in order.
+        structure: Nesting of the tensors by argument name, with all arguments that are not tensors.
+        batch: Batch whose attributes are the arguments; None if the caller names the arguments.
     """
 
     signature: inspect.Signature
@@ -38,12 +38,12 @@ class Arguments:
 
     @classmethod
     def of(cls, signature: inspect.Signature, args: Sequence[Any], kwargs: Mapping[str, Any]) -> "Arguments":
-        """Those of a call `function(*args, **kwargs)`, the same whether it names a default or leaves it out.
+        """Return the arguments of a call `function(*args, **kwargs)`, whether it passes a default or leaves it out.
 
-        A function of tensors that is given one batch takes the attributes that its arguments are named after.
+        A function of tensors that gets one batch takes the attributes with the names of its arguments.
 
         Raises:
-            TypeError: the function takes no such arguments.
+            TypeError: the function does not take these arguments.
             ValueError: an argument is not an attribute of the batch.
         """
         whole = args[0] if len(args) == 1 and is_graph_data(args[0]) else None
@@ -52,30 +52,30 @@ class Arguments:
             given = signature.bind(*args, **kwargs).arguments
         except TypeError as error:
             taken = ", ".join(map(str, signature.parameters.values()))
-            raise TypeError(f"The model's forward({taken}) is called otherwise: {error}.") from None
+            raise TypeError(f"The model's forward({taken}) does not take these arguments: {error}.") from None
         parts = [(one, given.get(name, one.default)) for name, one in signature.parameters.items()]
-        # A default that is more than a plain value counts as left out, also if the call gives that very object.
+        # A default other than a plain value counts as left out, even if the call passes that object.
         kept = {one.name: part for one, part in parts if part is not one.default or isinstance(part, SCALARS)}
         tensors, structure = flatten(kept)
         return cls(signature=signature, tensors=tensors, structure=structure, batch=None if args else whole)
 
     def like(self, structure: Structure) -> "Arguments":
-        """The same arguments with the parts of dictionaries and graph data in the order of another nest."""
+        """Return the arguments with dictionaries and graph data in the order of another structure."""
         tensors, own = reordered(self.structure, self.tensors, structure)
         return Arguments(signature=self.signature, tensors=tensors, structure=own)
 
     @property
     def graph_data(self) -> list[Any]:
-        """The graph data among them, in order."""
-        return list(templates(self.structure))
+        """Graph data among the arguments, in order."""
+        return templates(self.structure)
 
     def with_tensors(self, tensors: Sequence[Tensor]) -> "Arguments":
-        """The same arguments with other tensors, also of other shapes."""
+        """Return the arguments with other tensors, which may have other shapes."""
         own, structure = flatten(unflatten(self.structure, tensors))
         return replace(self, tensors=own, structure=structure)
 
     def pass_to(self, function: Callable[..., Any], tensors: Sequence[Tensor]) -> Any:
-        """Calls the function with these tensors in place of its own.
+        """Call a function with these tensors in place of the original ones.
 
         Example:
             >>> def scale(x, factor):
@@ -91,16 +91,16 @@ class Arguments:
 def taken_by_name(
     parameters: Iterable[inspect.Parameter], held: Collection[str], remedy: str, given: Collection[str] = ()
 ) -> list[str] | None:
-    """Names of a model's arguments that a batch holds; None if the model takes the batch itself.
+    """Return the names of a model's arguments that a batch holds; None if the model takes the batch itself.
 
-    A model takes the batch itself if the only argument that it needs has a name of no attribute, such as `data`, or is
-    called `batch`.
+    A model takes the batch itself if it needs one argument, and that argument is called `batch` or, like `data`, is not
+    an attribute.
 
     Args:
-        parameters: The model's.
+        parameters: Parameters of the model.
         held: Names that the batch holds.
-        remedy: What the message about missing arguments advises.
-        given: Names of arguments that the caller gives.
+        remedy: Advice at the end of the message about missing arguments.
+        given: Names of arguments that the caller passes. Default: none.
 
     Raises:
         ValueError: the model needs further arguments.
@@ -127,13 +127,13 @@ def taken_by_name(
 
 
 class BatchArguments:
-    """Calls with one batch, as calls with the attributes of the batch that a function's arguments are named after.
+    """A translation of calls with one batch into calls with attributes of the batch.
 
-    Other calls, and calls of a function that takes the batch itself, remain as they are.
+    Other calls, and calls of a function that takes the batch itself, stay unchanged.
 
     Args:
-        signature: The function's.
-        remedy: What the message about missing arguments advises.
+        signature: Signature of the function.
+        remedy: Advice at the end of the message about missing arguments. Default: how to name the attributes.
 
     Example:
         >>> from torch_geometric.data import Data
@@ -146,10 +146,10 @@ class BatchArguments:
         self._known: dict[tuple[Any, ...], dict[str, str] | None] = {}
 
     def __call__(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Sequence[Any], Mapping[str, Any]]:
-        """The arguments of a call.
+        """Return the translated arguments of a call.
 
         Raises:
-            ValueError: the function needs arguments that neither the batch nor the caller has.
+            ValueError: neither the batch nor the caller has an argument that the function needs.
         """
         if len(args) != 1 or not is_graph_data(args[0]):
             return args, kwargs
@@ -163,7 +163,7 @@ class BatchArguments:
         return (), {**{name: getattr(batch, attribute) for name, attribute in names.items()}, **kwargs}
 
     def _attributes_of(self, batch: Any, given: Mapping[str, Any]) -> dict[str, str] | None:
-        """Return the attribute of a batch for each argument that it gives; None if it is the argument itself."""
+        """Return the batch attribute of each argument; None if the batch itself is the argument."""
         held = _names_in(batch, self._parameters)
         names = taken_by_name(self._parameters.values(), held, self._remedy, given)
         if names is None:
@@ -171,14 +171,14 @@ class BatchArguments:
         attributes = {name: name for name in names}
         optional = "batch_size" in names and self._parameters["batch_size"].default is not inspect.Parameter.empty
         if optional and "batch" in names and hasattr(type(batch), "num_graphs"):
-            attributes["batch_size"] = "num_graphs"  # as layers of PyG call the number of graphs in `batch`
+            attributes["batch_size"] = "num_graphs"  # the name that PyG's layers have for the number of graphs
         if hasattr(type(batch), "refuse_names"):
             batch.refuse_names(attributes.values(), given)
         return attributes
 
 
 def _names_in(batch: Any, wanted: Collection[str]) -> set[str]:
-    """What a batch of PyG holds: attributes, `x_dict` and the like if there are types of nodes, and counts wanted."""
+    """Return the names that a batch of PyG holds: attributes, dictionaries such as `x_dict`, and the wanted counts."""
     named = ((name, number) for name, number in _COUNTS.items() if name in wanted)
     held = {name for name, number in named if isinstance(getattr(batch, number, None), int)}
     stores = [(store._key, store._mapping) for store in batch.stores]

@@ -1,4 +1,4 @@
-"""The backward pass of a step that is captured: which result is the loss, and its gradients by the weights."""
+"""The backward pass of a captured step: it finds the loss and records the gradients of the weights."""
 
 import warnings
 from collections.abc import Mapping, Sequence
@@ -6,25 +6,25 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from popgeo.capture.identity_loss import instead_of_a_loss
+from popgeo.capture.identity_loss import describe_missing_loss
 from popgeo.capture.op_graph import shape_text
 from popgeo.capture.recorder import Recorder
 
 
 class NothingToTrainError(ValueError):
-    """There is a loss, but none of the parameters to train has a part in it."""
+    """An error about a loss that does not depend on any parameter to train."""
 
 
 def backward(
     results: Sequence[Tensor], weights: Mapping[str, Tensor], recorder: Recorder, start: Tensor | float | None
 ) -> tuple[Tensor | None, dict[str, Tensor]]:
-    """Writes the backward pass down: the loss, and the gradients of the weights that it depends on, by name.
+    """Record the backward pass; return the loss, and the gradients of the weights that it depends on, by name.
 
     Args:
-        results: The tensors that the model returns.
-        weights: The parameters to train, by name; without any there is no backward pass.
-        recorder: Has written the forward pass down.
-        start: The gradient of the loss to start from; None means 1.
+        results: Tensors that the model returns.
+        weights: Parameters to train, by name. Without parameters there is no backward pass.
+        recorder: Recorder of the forward pass.
+        start: Gradient of the loss to start from; None means 1.
 
     Raises:
         ValueError: there is no loss, there are several, or a checkpoint is reentrant.
@@ -32,9 +32,9 @@ def backward(
     if not weights:
         return None, {}
     loss = _find_loss(results, recorder)
-    with recorder, torch.autograd.set_detect_anomaly(False):  # which would read values while nothing has any
+    with recorder, torch.autograd.set_detect_anomaly(False):  # anomaly detection would read values of stand-ins
         recorder.phase = "backward"
-        if isinstance(start, Tensor):  # in the type and shape of the loss, in memory of its own
+        if isinstance(start, Tensor):  # cast and expanded to the loss, in new memory
             seed = start.to(loss.dtype, copy=True).expand(loss.shape)
         else:
             seed = torch.full_like(loss, start or 1.0)
@@ -51,10 +51,10 @@ def backward(
 
 
 def _find_loss(results: Sequence[Tensor], recorder: Recorder) -> Tensor:
-    """The marked tensor that all other marked ones feed; if none is marked, the only scalar with a gradient.
+    """Return the marked tensor that depends on all other marked ones; without marks, the only scalar with a gradient.
 
     Raises:
-        ValueError: there is no loss, or several losses of which no one depends on the others.
+        ValueError: there is no loss, or no loss depends on all others.
     """
     marked = [tensor for tensor in recorder.marked if tensor.requires_grad]
     if marked:
@@ -70,7 +70,7 @@ def _find_loss(results: Sequence[Tensor], recorder: Recorder) -> Tensor:
     scalars = [tensor for tensor in results if tensor.dim() == 0 and tensor.requires_grad]
     if len(scalars) == 1:
         return scalars[0]
-    found = instead_of_a_loss(results) if not scalars else f"{len(scalars)} scalars that could be the loss"
+    found = describe_missing_loss(results) if not scalars else f"{len(scalars)} scalars that could be the loss"
     has_one = not scalars and (recorder.marked or any(tensor.dim() == 0 for tensor in results))
     raise (NothingToTrainError if has_one else ValueError)(
         f"Couldn't find a loss in graph: the model returns {found}. Return a loss, or mark it: ipu.identity_loss(loss)."
@@ -78,7 +78,7 @@ def _find_loss(results: Sequence[Tensor], recorder: Recorder) -> Tensor:
 
 
 def _warn_of_more(loss: Tensor, results: Sequence[Tensor], recorder: Recorder) -> None:
-    """Warns of a scalar that the model computes from its marked loss and returns, as it is not what is trained on."""
+    """Warn if the model returns a scalar that it computes from its marked loss: that scalar is not trained on."""
     number = recorder.page.number(loss)
     scalars = [tensor for tensor in results if tensor.numel() == 1 and tensor.requires_grad]
     if any(number in recorder.page.depends_on(one) - {recorder.page.number(one)} for one in scalars):

@@ -1,4 +1,4 @@
-"""Which part of a model runs on which IPU: blocks, noted at each operation while a model is captured."""
+"""Parts of a model that run on chosen IPUs: the recorder notes the current block at each operation."""
 
 import contextlib
 import functools
@@ -14,10 +14,7 @@ from popgeo.capture.recorder import active_recorder
 
 
 def begin_block(name: str | None, ipu: int | None) -> BlockMark | None:
-    """What is captured from here on belongs to a block, until the next; returns the block of before.
-
-    Outside of a capture nothing happens.
-    """
+    """Begin a block that lasts until the next one; return the previous block. Outside of a capture nothing happens."""
     recorder = active_recorder()
     if recorder is None:
         return None
@@ -27,11 +24,11 @@ def begin_block(name: str | None, ipu: int | None) -> BlockMark | None:
 
 
 class Block(contextlib.ContextDecorator):
-    """A part of a model, inside of `forward`, that runs on one IPU where `Options.stages` is `"blocks"`.
+    """A part of `forward` that runs on one IPU if `Options.stages` is `"blocks"`.
 
     Args:
-        name: What stages call it; a number if it has no name.
-        ipu_id: Its IPU; that of the block before, if left out.
+        name: Name of the part in stages. Default: a number.
+        ipu_id: Number of the IPU. Default: the IPU of the previous block.
 
     Raises:
         ValueError: the number of the IPU is not a whole number of at least 0.
@@ -64,12 +61,13 @@ class Block(contextlib.ContextDecorator):
 
 @dataclass(frozen=True)
 class BlockHook:
-    """Begins a block where a module is called."""
+    """A hook that begins a block when its module is called."""
 
     name: str | None
     ipu: int | None
 
     def __call__(self, module: nn.Module, inputs: Any) -> None:
+        """Begin the block."""
         begin_block(self.name, self.ipu)
 
     def __repr__(self) -> str:
@@ -77,18 +75,18 @@ class BlockHook:
 
 
 def BeginBlock(layer: Any, name: str | None = None, *, ipu_id: int | None = None) -> Any:
-    """Begins a block where a module is called; it lasts until another begins.
+    """Begin a block at each call of a module; the block lasts until another one begins.
 
     Args:
-        layer: A module, which is marked, or a function.
-        name: As for `Block`.
-        ipu_id: As for `Block`.
+        layer: Module, which is marked in place, or function.
+        name: Name of the block. Default: a number.
+        ipu_id: Number of the IPU. Default: the IPU of the previous block.
 
     Returns:
-        The module itself, or a function that does the same.
+        The module itself, or a function that begins the block and calls the given one.
 
     Raises:
-        ValueError: it is neither, or begins a block already.
+        ValueError: `layer` is neither a module nor a function, or it begins a block already.
 
     Example:
         >>> model = nn.Sequential(nn.Linear(2, 4), nn.Linear(4, 2))
@@ -99,11 +97,11 @@ def BeginBlock(layer: Any, name: str | None = None, *, ipu_id: int | None = None
     if not isinstance(layer, nn.Module):
         if not callable(layer):
             raise ValueError(f"A block begins at a torch.nn.Module or a function, found {layer!r}.")
-        return functools.partial(_run_in_block, name, ipu_id, layer)  # which can be pickled, as a closure cannot
+        return functools.partial(_run_in_block, name, ipu_id, layer)  # unlike a closure, it can be pickled
     if any(isinstance(hook, BlockHook) for hook in layer._forward_pre_hooks.values()):
         kind = type(layer).__name__
         raise ValueError(f"This {kind} module has already been assigned to a block; a module begins only one.")
-    # Before those that note the module's own name, so that whatever it runs belongs to the block.
+    # Before the hooks that note the module's name, so that all its operations belong to the block.
     layer.register_forward_pre_hook(BlockHook(name, ipu_id), prepend=True)
     return layer
 
@@ -114,17 +112,17 @@ def _run_in_block(name: str | None, ipu: int | None, function: Callable[..., Any
 
 
 def remove_blocks(module: nn.Module) -> None:
-    """Takes the marks of `BeginBlock` off a module and those inside it."""
+    """Remove the marks of `BeginBlock` from a module and its submodules."""
     for part in module.modules():
         hooks = part._forward_pre_hooks.items()
         part._forward_pre_hooks = OrderedDict((key, hook) for key, hook in hooks if not isinstance(hook, BlockHook))
 
 
 def checked_ipu(ipu: Any) -> int | None:
-    """The number of an IPU.
+    """Return the number of an IPU.
 
     Raises:
-        ValueError: it is not one.
+        ValueError: it is not a whole number of at least 0.
     """
     if ipu is not None and (isinstance(ipu, bool) or not isinstance(ipu, int) or ipu < 0):
         raise ValueError(f"The number of an IPU must be an integer of at least 0, found {ipu!r}.")

@@ -1,4 +1,4 @@
-"""Turns a model, or a function, into one graph of operations of fixed shape."""
+"""The capture of a model, or of a function, as one graph of operations of fixed shape."""
 
 import contextlib
 import inspect
@@ -35,20 +35,21 @@ def capture(
     autocast: torch.dtype | None = None,
     on_operation: Callable[[], object] = lambda: None,
 ) -> CapturedStep:
-    """One graph of what a function does with arguments like these; nothing is computed, and nothing of it changes.
+    """Return the graph of a function's operations on arguments of these shapes, without computing or changing anything.
 
     Args:
-        function: A module, whose parameters and buffers become inputs of the graph, or any function of tensors.
-        arguments: What it is called with; each tensor becomes an input, everything else a part of the graph.
-        trained: Names of the parameters to differentiate the loss by; none captures the forward pass alone.
-        loss_scaling: The backward pass starts from this gradient of the loss; None makes it an input of the graph,
-            `state:loss_scale`, one float32.
-        autocast: The type that the forward pass computes in if that is safe; None leaves torch's setting.
-        on_operation: Called after each operation, to show how far it is.
+        function: Module, whose parameters and buffers become inputs of the graph, or function of tensors.
+        arguments: Arguments of the call. Each tensor becomes an input, everything else a constant of the graph.
+        trained: Names of the parameters to differentiate the loss by. Default: none, for the forward pass alone.
+        loss_scaling: Gradient of the loss from which the backward pass starts; None makes it an input of the graph,
+            `state:loss_scale`, one float32. Default: 1.
+        autocast: Type in which the forward pass computes where that is safe; None keeps torch's setting.
+        on_operation: Called after each operation, to show progress.
 
     Raises:
-        DynamicShapeError: a shape or a decision depends on the data; the message holds the model's line and a remedy.
-        ValueError: no loss, several, or a change of what is neither argument nor state, such as the random seed.
+        DynamicShapeError: a shape or a decision depends on the data; the message has the model's line and a remedy.
+        ValueError: there is no loss, there are several, or the function changes a tensor that is neither argument nor
+            state.
 
     Example:
         >>> def scale(x, factor):
@@ -66,19 +67,19 @@ def capture(
         scale = torch.empty(()) if loss_scaling is None and trained else None
         inputs = _stand_ins(arguments)
     recorder.page.add_inputs({**placed, **({} if scale is None else {LOSS_SCALE: scale}), **inputs})
-    recorder.moved = _moved(inputs.values(), arguments.tensors)
+    recorder.view_storages = _storages_of_views(inputs.values(), arguments.tensors)
     by_id = {id(tensor): placed[one] for one, tensor in state.items()}
     placed |= inputs
     casting = contextlib.nullcontext() if autocast is None else torch.autocast("cpu", dtype=autocast)
 
     def run() -> tuple[list[Tensor], Any]:
-        """Writes the forward pass down: the tensors that it returns, and how they nest."""
+        """Record the forward pass; return its tensors and their nesting."""
         try:
             with static_forms() as slots, recorder.follow_modules(module), recorder, casting:
                 results, result = flatten(arguments.pass_to(function, list(inputs.values())))
-                return slots.handed_out(results), result
+                return slots.check_results(results), result
         except RuntimeError as error:
-            if recorder.refusal is not None:  # TorchScript hands on neither the error nor its words
+            if recorder.refusal is not None:  # TorchScript loses the error and its message
                 raise recorder.refusal from error
             raise
 
@@ -91,15 +92,15 @@ def capture(
         weights = {name: placed[Input(Role.PARAMETER, name)] for name in trained}
         if any(weight.grad is not None for weight in weights.values()):
             raise ValueError(
-                "The model calls backward() in forward, which adds to the gradients that it is trained by; a step "
+                "The model calls backward() in forward, which adds to the gradients of its parameters; a compiled step "
                 "would leave that out. Take derivatives by torch.autograd.grad."
             )
         loss, slopes = backward(results, weights, recorder, loss_scaling if scale is None else scale)
         written_first = recorder.page.changed(placed)
         made = _keep_buffers(held, [*results, *slopes.values()], recorder)
-        drawn.go_on()
-        if moved := held.carried(before, reads):
-            _refuse_carried(held, moved, run, reads, written_first, placed, recorder)
+        drawn.record_state()
+        if changed_names := held.changed_reads(before, reads):
+            _refuse_changed_reads(held, changed_names, run, reads, written_first, placed, recorder)
     _refuse_constants_of_the_state(recorder, state)
     changed = recorder.page.changed(placed)
     written = tuple(one for one in inputs if one in changed)
@@ -118,10 +119,10 @@ def capture(
 
 
 def _stand_ins(arguments: Arguments) -> dict[Input, Tensor]:
-    """A tensor in memory of its own for each tensor of a call.
+    """Return an empty tensor in new memory for each tensor of a call.
 
     Raises:
-        ValueError: one is a sparse or a quantized tensor.
+        ValueError: a tensor is sparse or quantized.
     """
     given = [Input(Role.ARGUMENT, name) for name, _ in leaves(arguments.structure)]
     for one, tensor in zip(given, arguments.tensors, strict=True):
@@ -134,8 +135,8 @@ def _stand_ins(arguments: Arguments) -> dict[Input, Tensor]:
     return dict(zip(given, tensors, strict=True))
 
 
-def _moved(inputs: Iterable[Tensor], real: Iterable[Tensor]) -> set[int]:
-    """The storages of stand-ins whose real tensors are views with an offset or with strides."""
+def _storages_of_views(inputs: Iterable[Tensor], real: Iterable[Tensor]) -> set[int]:
+    """Return the storages of stand-ins for tensors that are views with an offset or with strides."""
     pairs = zip(inputs, real, strict=True)
     return {own.untyped_storage()._cdata for own, one in pairs if one.storage_offset() or not one.is_contiguous()}
 
@@ -145,26 +146,28 @@ def _refuse_constants_of_the_state(recorder: Recorder, state: Mapping[Input, Ten
     aside = [own[id(tensor)] for tensor in recorder.page.constants.values() if id(tensor) in own]
     if aside:
         raise ValueError(
-            f"The model, or a hook, reads {', '.join(aside)} out of a closure, a list or a partial, where the compiled "
-            "step would neither see it change nor train it. Read it as an attribute of its module, such as self.weight."
+            f"The model, or a hook, reads {', '.join(aside)} from a closure, a list or a partial, where a step would "
+            "neither see it change nor train it. Read it as an attribute of its module, such as self.weight."
         )
 
 
 def bind(function: Callable[..., Any], *inputs: Any, **named_inputs: Any) -> Arguments:
-    """The arguments of a call of a function, or of a module, by name."""
+    """Return the arguments of a call of a function, or of a module, by name."""
     return Arguments.of(signature_of(function), inputs, named_inputs)
 
 
 def signature_of(function: Callable[..., Any]) -> inspect.Signature:
-    """Return the arguments of a function or of a module's forward pass; torch's own functions know places alone.
+    """Return the signature of a function or of a module's forward pass.
+
+    Some functions of torch have no signature; they take arguments by position.
 
     Raises:
         ValueError: `torch.compile` has compiled the module or the function.
     """
     if "_orig_mod" in getattr(function, "_modules", {}) or hasattr(function, "_torchdynamo_orig_callable"):
         raise ValueError(
-            "The model is compiled by torch.compile already, and a step compiles it by itself. Pass the model as "
-            'it was before, and backend="inductor" if inductor is to write the kernels.'
+            "The model is compiled by torch.compile already, and a step compiles the model itself. Pass the original "
+            'model, and backend="inductor" if inductor is to write the kernels.'
         )
     try:
         return inspect.signature(function.forward if isinstance(function, nn.Module) else function)
@@ -173,7 +176,7 @@ def signature_of(function: Callable[..., Any]) -> inspect.Signature:
 
 
 def fake_of(tensor: Tensor, trained: bool) -> Tensor:
-    """A stand-in in memory of its own, even where the tensor is a view of a larger one; hooks see its gradient too."""
+    """Return a stand-in for a tensor in new memory; the hooks of a trained tensor get its gradient, too."""
     fake = marked(torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype), marks_of(tensor))
     fake = nn.Parameter(fake, requires_grad=trained) if isinstance(tensor, nn.Parameter) else fake
     for hook in (tensor._backward_hooks or {}).values() if trained else ():
@@ -181,59 +184,59 @@ def fake_of(tensor: Tensor, trained: bool) -> Tensor:
     return fake
 
 
-def _refuse_carried(
+def _refuse_changed_reads(
     held: held_state.HeldState,
-    moved: Sequence[str],
+    names: Sequence[str],
     run: Callable[[], Any],
     reads: dict[tuple[int, str], Any],
     written: Collection[Input],
     placed: Mapping[Input, Tensor],
     recorder: Recorder,
 ) -> None:
-    """Tells by a second run what the attributes were that a first one had looked at and then changed.
+    """Capture a second time, to tell a cache that the first call fills from an attribute that every call changes.
 
-    A cache, which stays from then on, is filled again in each call of a step, with the results that eager code has.
+    A cache stays from the first call on. A compiled step fills it in each call, with the results of eager code.
 
     Args:
-        held: The module, as the first run left it.
-        moved: Names of the attributes.
+        held: State of the module after the first run.
+        names: Names of the attributes that the first run has read and changed.
         run: Runs the function once more.
-        reads: What the first run has looked at; what the second one does is added.
-        written: The inputs that the first run has changed in place.
-        placed: All inputs.
-        recorder: Writes the second run down apart.
+        reads: Attributes that the first run has read.
+        written: Inputs that the first run has changed in place.
+        placed: Stand-ins of all inputs.
+        recorder: Recorder, which records the second run in a separate graph.
 
     Raises:
-        ReplacedStateError: it changes them again, so that each call has something for the next one.
-        ValueError: the first call changes inputs which later ones leave alone.
+        ReplacedStateError: the second run changes the attributes again, so each call passes something to the next one.
+        ValueError: the first call changes inputs that later calls do not change.
     """
-    held.put_in()
+    held.insert_stand_ins()
     before, first_reads = held.attributes(), dict(reads)
     reads.clear()
-    with recorder.apart():
+    with recorder.separate_graph():
         recorder.page.add_inputs(placed)
         run()
         later = recorder.page.changed(placed)
-    again = held.carried(before, reads)
+    again = held.changed_reads(before, reads)
     reads.update(first_reads)
     if again:
         raise held_state.ReplacedStateError(
-            f"The model reads {', '.join(again)} and changes that in each call, while a compiled step would continue "
-            "with what it was at first. Make it a buffer that is changed in place, as register_buffer('n', "
+            f"The model reads {', '.join(again)} and changes it in each call, while a compiled step would always "
+            "use its first value. Make it a buffer that is changed in place, as register_buffer('n', "
             "torch.zeros(())) and self.n.add_(1), or pass it as an argument that is a tensor."
         )
     if first := [one.name for one in placed if one in set(written) - later]:
         raise ValueError(
-            f"The first call of the model changes {', '.join(first)} and sets {', '.join(moved)}, later ones do not. "
+            f"The first call of the model changes {', '.join(first)} and sets {', '.join(names)}; later calls do not. "
             "Call the model once before it is compiled, so that the step is one of the later calls."
         )
 
 
 def _keep_buffers(held: held_state.HeldState, made: Sequence[Tensor], recorder: Recorder) -> list[Tensor]:
-    """Writes what the model put in the place of buffers into them, after all that reads the old values.
+    """Record copies into buffers from the tensors that replaced them, after all operations that read the old values.
 
     Returns:
-        The step's results, copied if they are the old value of a replaced buffer.
+        The step's results. A result that is the old value of a replaced buffer is a copy.
     """
     replaced = held.replaced_buffers(recorder.page.is_constant)
     old = {buffer.untyped_storage()._cdata for buffer, _ in replaced}

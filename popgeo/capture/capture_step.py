@@ -1,4 +1,4 @@
-"""Model, arguments and choices in; a captured step out."""
+"""The capture of a model's step, followed by the passes over its graph."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -28,24 +28,23 @@ def capture_step(
     autocast: torch.dtype | None = None,
     show_progress: bool = False,
 ) -> CapturedStep:
-    """Captures a function and runs the passes over it.
+    """Capture a function and run the passes over its graph.
 
     Args:
-        function: A module or any function of tensors.
-        arguments: What it is called with.
-        trained: Parameters to differentiate the loss by.
-        unregistered: Parameters that the function must not use, from `unregistered_parameters`.
-        loss_scaling: Gradient of the loss to start from; None makes it an input, `state:loss_scale`.
-        autocast: The type that the forward pass computes in if that is safe.
-        show_progress: Show a bar, at a terminal or in a notebook, when it takes longer than a second.
+        function: Module or function of tensors.
+        arguments: Arguments of the call.
+        trained: Names of the parameters to differentiate the loss by. Default: none.
+        unregistered: Parameters that the function must not use, from `unregistered_parameters`. Default: none.
+        loss_scaling: Gradient of the loss to start from; None makes it an input, `state:loss_scale`. Default: 1.
+        autocast: Type in which the forward pass computes where that is safe; None keeps torch's setting.
+        show_progress: Show a bar, at a terminal or in a notebook, after one second. Default: False.
 
     Raises:
         DynamicShapeError: a shape or a decision depends on the data.
-        ValueError: no loss, several, a change of what is neither argument nor state, such as the random seed, or a
-            parameter that is to be trained and is not the module's.
+        ValueError: there is no loss, there are several, the function changes a tensor that is neither an argument nor
+            state, or it uses an unregistered parameter.
     """
-    seen = show_progress and is_seen()
-    with tqdm(desc="compiling", unit=" operations", delay=1, disable=not seen) as bar:
+    with tqdm(desc="compiling", unit=" operations", delay=1, disable=not (show_progress and is_seen())) as bar:
         captured = capture(
             function, arguments, trained=trained, loss_scaling=loss_scaling, autocast=autocast, on_operation=bar.update
         )
@@ -56,16 +55,16 @@ def capture_step(
 
 
 def optimize(graph: OpGraph) -> tuple[OpGraph, frozenset[Input]]:
-    """A graph that gives the same values with fewer operations, and the inputs that must not be negative for it."""
+    """Return an equal graph with fewer operations, and the inputs that it uses as row numbers: none may be negative."""
     graph, relied_on = use_row_indexing(simplified(graph))
     return simplified(graph), relied_on
 
 
 def trained_names(model: Callable[..., Any], optimizer: Optimizer | None) -> list[str]:
-    """The parameters of the model that the optimizer holds.
+    """Return the names of the model's parameters that the optimizer holds.
 
     Raises:
-        ValueError: there is an optimizer and it holds none of them, or the model is a function.
+        ValueError: there is an optimizer and it holds no parameter of the model, or the model is a function.
     """
     if optimizer is None:
         return []
@@ -75,7 +74,7 @@ def trained_names(model: Callable[..., Any], optimizer: Optimizer | None) -> lis
     trained = [name for name, p in model.named_parameters() if p in held and p.requires_grad]
     if not trained:
         if any(p in held for p in model.parameters()):
-            raise ValueError("No parameter that the optimizer holds needs a gradient; call requires_grad_() of one.")
+            raise ValueError("No parameter in the optimizer requires a gradient; call requires_grad_() of one.")
         raise ValueError("The optimizer holds no parameter of the model; build it from model.parameters().")
     return trained
 
@@ -94,7 +93,7 @@ def _refuse_unregistered(graph: OpGraph, held: Mapping[str, Sequence[nn.Paramete
 
 
 def unregistered_parameters(model: Callable[..., Any], optimizer: Optimizer | None) -> dict[str, list[nn.Parameter]]:
-    """Return the parameters that an optimizer holds and its model does not register, by their group in words."""
+    """Return the parameters that an optimizer holds and its model does not register, by the name of their group."""
     own = {*model.parameters()} if isinstance(model, nn.Module) else set()
     groups = enumerate([] if optimizer is None else optimizer.param_groups)
     held = {f"parameter group {number}": [p for p in group["params"] if p not in own] for number, group in groups}

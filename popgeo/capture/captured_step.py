@@ -1,4 +1,4 @@
-"""What compiling leaves: all that is needed to run a step, and to keep it for the next start."""
+"""The result of a capture: the data that running a step, or keeping it for the next start, needs."""
 
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -13,16 +13,16 @@ class CapturedStep:
     """A captured step, before or after the passes.
 
     Attributes:
-        graph: Forward and, when training, backward; returns the model's tensors, then the arguments that the model
-            changes in place, then a gradient per trained parameter.
-        result: How the model's tensors nest.
-        written: The arguments that the model changes in place.
+        graph: Forward and, when training, backward pass. It returns the model's tensors, then the arguments that the
+            model changes in place, then one gradient per trained parameter.
+        result: Nesting of the model's tensors.
         trained: Names of the parameters that have a gradient, in the order of the gradients.
-        row_indices: Inputs of the graph that it takes for row numbers, which must not be negative.
-        captured_ops: How many operations the model asked for.
+        captured_ops: Number of operations before the passes.
+        row_indices: Inputs that the graph uses as row numbers, which must not be negative.
+        written: Arguments that the model changes in place.
         files: Source files that took part in the capture.
-        loss: Which of the returned tensors is the loss, where a step was captured for training and returns it.
-        reads: The attributes of submodules, by path and name, that the capture looked at; None if unknown.
+        loss: Position of the loss among the returned tensors; None if the model returns no loss or is not trained.
+        reads: Path of each submodule and name of its attribute that the capture read; None if unknown.
     """
 
     graph: OpGraph
@@ -37,16 +37,16 @@ class CapturedStep:
 
     @cached_property
     def expanded(self) -> "CapturedStep":
-        """The same step without operations that represent several; what a machine without them runs."""
+        """The same step with decompositions in place of popgeo's own operations, for machines that lack them."""
         graph = expand(self.graph)
         return self if graph is self.graph else replace(self, graph=graph)
 
     @property
     def num_results(self) -> int:
-        """Tensors that the host receives: those that the model returns, and the arguments that it changes in place."""
+        """Number of tensors that the host receives: results of the model, and arguments that it changes in place."""
         return len(self.graph.outputs) - len(self.trained)
 
     @property
     def num_returned(self) -> int:
-        """Tensors that the model returns."""
+        """Number of tensors that the model returns."""
         return self.num_results - len(self.written)

@@ -1,4 +1,4 @@
-"""Finds everything in a model that is not static, at once; `refused_shapes.py` says why, and the remedy."""
+"""A list of all places in a model that are not static; `refused_shapes.py` explains each one and gives a remedy."""
 
 import inspect
 from collections.abc import Callable, Mapping
@@ -22,19 +22,19 @@ from popgeo.plain_surroundings import plain_surroundings
 @held_interrupts()
 @plain_surroundings()
 def check_static(model: Callable[..., Any], *inputs: Any, **named_inputs: Any) -> list[Problem]:
-    """Lists each place in a model where a shape, or the path taken, depends on the data.
+    """Return each place in a model where a shape, or the path taken, depends on the data.
 
-    Nothing is computed but what follows from whole numbers and masks alone, such as how many graphs a batch has; where
-    the model decides by anything else, the check continues as if every condition held, every mask kept all, and every
-    number were 1. Neither the model nor torch's random numbers change.
+    Only values that follow from whole numbers and masks are computed, such as the number of graphs in a batch. Where
+    the model decides by other values, the check continues as if every condition held, every mask kept all elements, and
+    every number were 1. Neither the model nor torch's random numbers change.
 
     Args:
-        model: A module, or any function of tensors.
-        inputs: Arguments of the model; or one batch, of which the model takes the attributes by name, as in a step.
+        model: Module or function of tensors.
+        inputs: Arguments of the model; or one batch, from which the model takes attributes by name, as in a step.
         named_inputs: Arguments of the model, by name.
 
     Returns:
-        One `Problem` for each line and operation, in the order in which they are met; empty when nothing is in the way.
+        One `Problem` per line and operation, in the order of the run; empty if the model is static.
 
     Example:
         >>> class Positive(nn.Module):
@@ -56,7 +56,7 @@ def check_static(model: Callable[..., Any], *inputs: Any, **named_inputs: Any) -
     fake_mode = FakeTensorMode(allow_non_fake_inputs=True)
     with fake_mode:
         fakes = [fake_of(tensor, tensor.requires_grad) for tensor in (*tensors, *state)]
-    # The indices of a batch say how many graphs and edges there are; what follows from features and weights is made up.
+    # Indices of a batch determine the numbers of graphs and edges; values that depend on features are made up.
     pairs = zip(fakes, (*tensors, *state), strict=True)
     given = {id(fake): real for fake, real in pairs if not (real.is_floating_point() or real.is_complex())}
 
@@ -71,10 +71,10 @@ def check_static(model: Callable[..., Any], *inputs: Any, **named_inputs: Any) -
             torch.random.fork_rng(devices=[]), fake_mode, swapped(module, by_id) as held, torch.enable_grad(),
             static_forms() as slots, recorder.follow_modules(module), recorder,
         ):  # fmt: skip
-            slots.handed_out(flatten(model(*args, **kwargs))[0])
+            slots.check_results(flatten(model(*args, **kwargs))[0])
             held.replaced_buffers(recorder.page.is_constant)
     except Exception:
-        # Code after a made-up value may fail; the findings until then stay true.
+        # Code after a made-up value may fail; earlier findings stay true.
         if not found:
             raise
     return list(found.values())

@@ -1,4 +1,4 @@
-"""Loops and branches as operations of the graph: their bodies are graphs of their own, written down once."""
+"""Loops and branches as single operations, each with the graphs of its bodies."""
 
 import dataclasses
 from collections.abc import Callable, Sequence
@@ -17,21 +17,22 @@ _AS_STRIDED = "aten.as_strided.default"
 
 
 def for_loop(count: int, body: Callable[..., Any], inputs: Sequence[Tensor]) -> list[Tensor]:
-    """Calls a body over and over, each time with what it returned before.
+    """Call a body repeatedly, each time with the results of the previous call.
 
-    In a captured step this is one operation, whose body is counted `count` times and never joined with another loop.
+    In a captured step this is one operation. Its body is recorded once and is never joined with another loop.
 
     Args:
-        count: How often.
-        body: Takes as many tensors as it returns, of the same shapes and types. What it changes in place is its own.
-        inputs: What the first call is given.
+        count: Number of calls.
+        body: Function that returns as many tensors as it takes, with the same shapes and types. It may change its
+            arguments in place; the caller does not see that.
+        inputs: Arguments of the first call.
 
     Returns:
-        What the last call returns.
+        The results of the last call.
 
     Raises:
         ValueError: the count is negative, the body returns other shapes or types than it takes, or, in a captured
-            step, it changes what is not its input, or a gradient would have to pass the loop.
+            step, it changes a tensor that is not its input, or a gradient has to pass the loop.
 
     Example:
         >>> for_loop(3, lambda x: 2 * x, [torch.ones(2)])
@@ -46,7 +47,7 @@ def for_loop(count: int, body: Callable[..., Any], inputs: Sequence[Tensor]) -> 
             made = _tensors("for_loop", body(*made))
             _require_alike("for_loop", "takes", inputs, "returns", made)
         return made
-    graph, outside, results = _body(recorder, "for_loop", body, inputs)
+    graph, outside, results = _capture_body(recorder, "for_loop", body, inputs)
     _require_alike("for_loop", "takes", inputs, "returns", results)
     recorder.add(FOR_LOOP, (count, list(inputs), outside), results, (graph,))
     return results
@@ -59,18 +60,21 @@ def cond(
     else_body: Callable[..., Any],
     else_inputs: Sequence[Tensor],
 ) -> list[Tensor]:
-    """Calls one of two bodies, as a tensor tells at each run.
+    """Call one of two bodies; a tensor decides at each run.
 
     Args:
-        condition: Whether it is the first. [] or [1]
-        then_body: Takes `then_inputs`. What it changes in place is its own.
+        condition: True for the first body. [] or [1]
+        then_body: Function of `then_inputs`. It may change its arguments in place; the caller does not see that.
         then_inputs: Tensors.
-        else_body: Takes `else_inputs`; returns as many tensors as the other, of the same shapes and types.
+        else_body: Function of `else_inputs`; returns as many tensors as `then_body`, of the same shapes and types.
         else_inputs: Tensors.
 
+    Returns:
+        The results of the body.
+
     Raises:
-        ValueError: the condition has several elements, the bodies return different things, or, in a captured step,
-            one changes what is not its input, or a gradient would have to pass the branch.
+        ValueError: the condition has several elements, the results of the bodies differ in number, shape or type, or,
+            in a captured step, a body changes a tensor that is not its input, or a gradient has to pass the branch.
 
     Example:
         >>> x = torch.tensor([-2.0])
@@ -84,53 +88,53 @@ def cond(
     if recorder is None:
         body, inputs = branches[0 if bool(condition) else 1]
         return _tensors("cond", body(*(tensor.clone() for tensor in inputs)))
-    bodies, outside, results = zip(*(_body(recorder, "cond", *branch) for branch in branches), strict=True)
+    bodies, outside, results = zip(*(_capture_body(recorder, "cond", *branch) for branch in branches), strict=True)
     _require_alike("cond", "returns in one branch", results[0], "returns in the other", results[1])
     given = [*then_inputs, *outside[0]], [*else_inputs, *outside[1]]
     recorder.add(COND, (condition.to(torch.bool), *given), results[0], bodies)
     return results[0]
 
 
-def _body(
-    recorder: Recorder, who: str, body: Callable[..., Any], inputs: Sequence[Tensor]
+def _capture_body(
+    recorder: Recorder, caller: str, body: Callable[..., Any], inputs: Sequence[Tensor]
 ) -> tuple[OpGraph, list[Tensor], list[Tensor]]:
-    """The graph of a body, the tensors from outside that it uses, and stand-ins for its results."""
+    """Return the graph of a body, the outside tensors that it uses, and stand-ins for its results."""
     with recorder.paused():
         own = [torch.empty(tensor.shape, dtype=tensor.dtype) for tensor in inputs]
-    with recorder.apart():
+    with recorder.separate_graph():
         recorder.page.add_inputs({Input(Role.ARGUMENT, f"given.{n}"): tensor for n, tensor in enumerate(own)})
-        made = _tensors(who, body(*own))
+        made = _tensors(caller, body(*own))
         sources = [tensor for tensor in (*inputs, *made) if tensor.requires_grad]
         made = [tensor if recorder.page.is_fresh(tensor) else tensor.clone() for tensor in made]
         graph, seen = _graph_of_body(recorder.page, made)
     wholes = [tensor.as_strided((numel,), (1,), 0) if numel else tensor for tensor, numel in seen]
     with recorder.paused():
         results = [torch.empty(tensor.shape, dtype=tensor.dtype) for tensor in made]
-        results = [_RefusedGradient.apply(who, result, *sources) for result in results] if sources else results
+        results = [_RefusedGradient.apply(caller, result, *sources) for result in results] if sources else results
     return simplified(graph), wholes, results
 
 
 class _RefusedGradient(torch.autograd.Function):
-    """A result through which no gradient passes: one that would have to is refused when it arrives."""
+    """A result that raises an error when a gradient arrives at it."""
 
     @staticmethod
-    def forward(ctx: Any, who: str, result: Tensor, *sources: Tensor) -> Tensor:
-        ctx.who = who
+    def forward(ctx: Any, caller: str, result: Tensor, *sources: Tensor) -> Tensor:
+        ctx.caller = caller
         return result
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:
         raise ValueError(
-            f"poptorch.{ctx.who}() is only supported in inference models, because no gradient passes it. Write a "
+            f"poptorch.{ctx.caller}() is only supported in inference models, because no gradient passes it. Write a "
             "Python loop, or torch.where, where a gradient is needed, or call it under torch.no_grad()."
         )
 
 
 def _graph_of_body(page: Page, made: Sequence[Tensor]) -> tuple[OpGraph, list[tuple[Tensor, int]]]:
-    """What was written down, with an input for each memory that it uses from outside, and those tensors.
+    """Return the recorded graph with one input per outside memory, and the tensors of these inputs.
 
-    Memory that it looks at in several ways, or not from its start on, is given as a whole, and then looked at: such
-    tensors stand with the elements of the whole.
+    If the body uses several views of an outside memory, or a view with an offset, then the input is the whole memory,
+    and the graph begins with its views. Each tensor comes with the number of elements of the whole memory, or 0.
     """
     outputs, outside = tuple(map(page.number, made)), dict(page.constants)
     values, inputs = list(page.values), dict(page.inputs)
@@ -155,17 +159,17 @@ def _graph_of_body(page: Page, made: Sequence[Tensor]) -> tuple[OpGraph, list[tu
     return OpGraph(ops=ops, values=made_by, inputs=inputs, outputs=outputs), tensors
 
 
-def _tensors(who: str, made: Any) -> list[Tensor]:
-    """What a body returns, as a list."""
+def _tensors(caller: str, made: Any) -> list[Tensor]:
+    """Return the results of a body as a list; raise if one is not a tensor."""
     tensors = list(made) if isinstance(made, list | tuple) else [made]
     for tensor in tensors:
         if not isinstance(tensor, Tensor):
-            raise ValueError(f"The body of {who} returned {type(tensor).__name__}; it must return tensors.")
+            raise ValueError(f"The body of {caller} returned {type(tensor).__name__}; it must return tensors.")
     return tensors
 
 
-def _require_alike(who: str, what: str, some: Sequence[Tensor], does: str, others: Sequence[Tensor]) -> None:
+def _require_alike(caller: str, first: str, some: Sequence[Tensor], second: str, others: Sequence[Tensor]) -> None:
     forms = [[(tuple(tensor.shape), tensor.dtype) for tensor in tensors] for tensors in (some, others)]
     if forms[0] != forms[1]:
         shown = [", ".join(map(shape_text, tensors)) for tensors in (some, others)]
-        raise ValueError(f"The body of {who} {what} {shown[0]}, but {does} {shown[1]}; the two must be the same.")
+        raise ValueError(f"The body of {caller} {first} {shown[0]}, but {second} {shown[1]}; the two must be the same.")

@@ -1,4 +1,4 @@
-"""Puts the decomposition of an operation in its place: what a machine without that operation would run."""
+"""Decompositions in place of popgeo's own operations, for a machine that lacks these operations."""
 
 import dataclasses
 import inspect
@@ -19,9 +19,9 @@ from popgeo.plain_surroundings import plain_surroundings
 
 
 def expand(graph: OpGraph) -> OpGraph:
-    """The graph without operations of ours that have a decomposition in torch's table; else the same graph.
+    """Return the graph with torch's decompositions in place of popgeo's operations, or an unchanged graph.
 
-    What several decompositions have in common is computed once, as a forward pass and its backward pass have much.
+    Operations that several decompositions share are computed once; a forward and its backward pass share many.
 
     Example:
         >>> from popgeo.capture.capture import bind, capture
@@ -46,14 +46,14 @@ def _is_expanded(op: Op) -> bool:
 
 
 def _decomposition(op: Op) -> Callable[..., Any] | None:
-    if op.bodies or not op.target.startswith("popgeo."):  # loops and branches are not operations of torch
+    if op.bodies or not op.target.startswith("popgeo."):  # torch does not know loops and branches
         return None
     return decomposition_table.get(overload(op.target))  # type: ignore[call-overload]
 
 
 def _called(decomposition: Callable[..., Any], op: Op) -> tuple[Callable[..., Any], Sequence[int], Any]:
-    """The decomposition as a function of the tensors that the operation reads, these, and what its text depends on."""
-    assert not op.kwargs  # of ours, which take all arguments by position
+    """Return the decomposition as a function of the values that the operation reads, these values, and a cache key."""
+    assert not op.kwargs  # popgeo's operations take all arguments by position
     given = list(dict.fromkeys(op.reads()))
 
     def called(*tensors: Tensor) -> Any:
@@ -63,10 +63,10 @@ def _called(decomposition: Callable[..., Any], op: Op) -> tuple[Callable[..., An
 
 
 class GraphWriter:
-    """A graph that is being written again, with functions in the place of some operations.
+    """A writer of a graph with functions in the place of some operations.
 
     Args:
-        graph: Whose operations are given to `add` or `put`, in order.
+        graph: Graph whose operations are passed to `add` or `put`, in order.
     """
 
     def __init__(self, graph: OpGraph) -> None:
@@ -80,17 +80,17 @@ class GraphWriter:
         self._moved: dict[int, int] = {}
 
     def add(self, op: Op) -> None:
-        """Writes an operation as it is."""
+        """Copy an operation."""
         self._ops.append(replace_values(op, self._stands_for))
 
     def put(self, op: Op, function: Callable[..., Any], given: Sequence[int], key: Any) -> None:
-        """Writes what a function does in the place of an operation.
+        """Write the operations of a function in place of an operation.
 
         Args:
-            op: The operation that the function replaces; both have the same results, in order.
-            function: Takes the given tensors; traced once for all of the same shapes and the same key.
-            given: Values of the graph that are there before the operation.
-            key: What else the function depends on.
+            op: Replaced operation; the function returns the same results, in order.
+            function: Function of the given tensors; traced once per key and tensor shapes.
+            given: Values of the graph that exist before the operation.
+            key: Everything else that the function depends on.
         """
         given = [self._stands_for.get(v, v) for v in given]
         values = [self._values[v] for v in given]
@@ -104,20 +104,21 @@ class GraphWriter:
                 continue
             self._stands_for[v] = w
             old, new = self._values[v], self._values[w]
-            # What a function only shows in another way, the views of a result show in the same memory.
+            # If the function returns a view of a given value, views of the old result move to that memory.
             if new.storage in shown and (old.shape, old.stride, old.offset) == (new.shape, new.stride, new.offset):
                 self._moved[old.storage] = new.storage
 
     def graph(self) -> OpGraph:
-        """What was written, without what nothing needs any more; repeated operations run once."""
+        """Return the written graph without unused operations; equal operations run once."""
         outputs = [None if v is None else self._stands_for.get(v, v) for v in self._graph.outputs]
         values = [at_storage(value, self._moved) for value in self._values]
         return simplified(with_ops(self._graph, self._ops, outputs, self._constants, values))
 
     def _put(self, body: OpGraph, op: Op, given: Sequence[int]) -> list[int | None]:
-        """Writes a body in the place of an operation; the numbers of what it makes.
+        """Write a body in place of an operation, and return the numbers of its results.
 
-        What works with a parameter is in the module of that parameter, all else in that of the operation.
+        Operations on a parameter belong to the module of that parameter, all others to the module of the replaced
+        operation.
         """
         number = dict(zip(body.inputs.values(), given, strict=True))
         storage = {body.values[v].storage: self._values[w] for v, w in number.items()}
@@ -133,7 +134,7 @@ class GraphWriter:
             number[v], offset = len(self._values), owner.offset + value.offset
             self._values.append(dataclasses.replace(value, storage=owner.storage, offset=offset, producer=None))
         self._constants |= {number[v]: tensor for v, tensor in body.constants.items()}
-        for inner in body.ops:  # whose `module` lists the given tensors that they read: see `_Recorder`
+        for inner in body.ops:  # their `module` lists the given tensors that they read: see `_Recorder`
             owners = [self._owners[number[int(v)]] for v in inner.module.split() if number[int(v)] in self._owners]
             place = {"phase": op.phase, "source": op.source, "block": op.block}
             module = owners[0] if owners else op.module
@@ -141,7 +142,7 @@ class GraphWriter:
         return [None if v is None else number[v] for v in body.outputs]
 
     def _is_alike(self, value: Value, result: int, taken: Container[int]) -> bool:
-        """Whether a value in memory of its own can be the result, so that views of the result stay what they are."""
+        """Check that a value in new memory can be the result, so that views of the result stay valid."""
         old = self._values[result]
         return value.layout == old.layout and old.offset == 0 and value.storage not in taken
 
@@ -149,11 +150,11 @@ class GraphWriter:
 @held_interrupts()
 @plain_surroundings()
 def trace(function: Callable[..., Any], values: Sequence[Value]) -> OpGraph:
-    """The operations of a function of tensors, given values that are like its arguments, each in memory of its own.
+    """Return the graph of a function of tensors; each tensor lies in new memory.
 
     Args:
-        function: Takes one tensor for each value; returns a tensor, or several.
-        values: What the tensors are like; the inputs of the graph, in this order.
+        function: Function that takes one tensor per value and returns one or several tensors.
+        values: Shapes and types of the tensors, which become the inputs of the graph in this order.
     """
     fake_mode, recorder = FakeTensorMode(), _Recorder(inspect.unwrap(trace).__code__, _refuse)
     with fake_mode:
@@ -165,9 +166,10 @@ def trace(function: Callable[..., Any], values: Sequence[Value]) -> OpGraph:
 
 
 class _Recorder(Recorder):
-    """Notes which of the given tensors an operation reads, as its module; the gradients follow their operation.
+    """A recorder that writes, as the module of an operation, the numbers of the given tensors that it reads.
 
-    One that reads none of them stays with the one before it, as an activation does with its layer.
+    An operation that reads none of them keeps the module of the previous one, as an activation follows its layer. A
+    gradient keeps the module of its operation.
     """
 
     def _write_down(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:

@@ -1,4 +1,4 @@
-"""Samples of point clouds by farthest points, with shapes that follow from the arguments alone."""
+"""Samples of point clouds by farthest points; all shapes follow from the arguments."""
 
 import itertools
 import math
@@ -11,16 +11,16 @@ from popgeo.capture.control_flow import for_loop
 
 
 def fps(src: Tensor, ptr: Sequence[int] | Tensor, ratio: float = 0.5, random_start: bool = False) -> Tensor:
-    """In each cloud, points each of which is the farthest from those picked before it.
+    """Pick points of each cloud, each of them the farthest from the points picked before.
 
     Args:
-        src: Points of all clouds, one after the other. [num_points, dimensions]
-        ptr: Where each cloud starts, and where the last one ends.
-        ratio: Share of a cloud's points that is picked, rounded up.
-        random_start: Begin with any point of a cloud instead of its first.
+        src: Points of all clouds, one cloud after the other. [num_points, dimensions]
+        ptr: Start of each cloud, and end of the last one.
+        ratio: Share of a cloud's points that is picked, rounded up. Default: 0.5.
+        random_start: Begin with a random point of a cloud instead of its first. Default: False.
 
     Returns:
-        Rows of `src`, cloud by cloud, in the order in which they are picked. [sum of picked]
+        Rows of `src`, cloud by cloud, in the order of picking. [number of picked points]
 
     Raises:
         ValueError: the pointers do not ascend over all points, or the ratio is not above 0 and at most 1.
@@ -38,7 +38,7 @@ def fps(src: Tensor, ptr: Sequence[int] | Tensor, ratio: float = 0.5, random_sta
         raise ValueError(f"fps got ratio {ratio}; it must be above 0 and at most 1.")
     with torch.no_grad():
         points = src.detach().reshape(src.shape[0], src.shape[1:].numel())
-        clouds = [(a, b) for a, b in itertools.pairwise(ends) if a < b]  # nothing is picked in an empty one
+        clouds = [(a, b) for a, b in itertools.pairwise(ends) if a < b]  # without empty clouds
         picked = [a + _pick(points[a:b], math.ceil(ratio * (b - a)), random_start) for a, b in clouds]
         return torch.cat(picked) if picked else torch.empty(0, dtype=torch.int64)
 
@@ -51,18 +51,19 @@ def fps_of_graphs(
     batch_size: int | None = None,
     ptr: Sequence[int] | Tensor | None = None,
 ) -> Tensor:
-    """In each graph, points each of which is the farthest from those picked before it.
+    """Pick points of each graph, each of them the farthest from the points picked before.
 
     Args:
         src: Points. [num_points, channels]
-        batch: Graph of each point, in ascending order; while a model is compiled, pass `ptr` instead.
-        ratio: Share of a graph's points that is picked, rounded up.
-        random_start: Begin with any point of a graph instead of its first.
-        batch_size: Number of graphs.
-        ptr: Where each graph starts, and where the last one ends, in the place of `batch`.
+        batch: Graph of each point, in ascending order. While a model is compiled, pass `ptr` instead. Default: one
+            graph.
+        ratio: Share of a graph's points that is picked, rounded up. Default: 0.5.
+        random_start: Begin with a random point of a graph instead of its first. Default: True.
+        batch_size: Number of graphs. Default: read from `batch`.
+        ptr: Start of each graph, and end of the last one. Default: computed from `batch`.
 
     Raises:
-        ValueError: pointers that do not ascend over all points, or a ratio that is not above 0 and at most 1.
+        ValueError: the pointers do not ascend over all points, or the ratio is not above 0 and at most 1.
 
     Example:
         >>> fps_of_graphs(torch.tensor([[0.0], [1.0], [5.0], [2.0]]), ratio=0.5, random_start=False)
@@ -75,7 +76,7 @@ def fps_of_graphs(
 
 
 def _pick(points: Tensor, count: int, random_start: bool) -> Tensor:
-    """The rows of one cloud, one after the other in a loop of the program."""
+    """Return the picked rows of one cloud; a loop of the program picks one row per turn."""
     size = points.shape[0]
     first = torch.randint(size, (1,)) if random_start else torch.zeros(1, dtype=torch.int64)
     slots = torch.arange(count)

@@ -1,4 +1,4 @@
-"""A name for everything that decides what a model's capture looks like, without capturing it."""
+"""A hash of everything that decides a model's capture, computed without capturing it."""
 
 import dataclasses
 import enum
@@ -17,25 +17,25 @@ from torch import Tensor, nn
 
 from popgeo.capture.marks import marks_of
 
-# The parts of popgeo that decide what a capture holds; who keeps it names the others that it depends on.
+# The source files of popgeo that decide the capture; callers add other files that their step depends on.
 DECIDES = ("capture/**/*.py", "capture/*.csv", "ops/**/*.py")
 _HOOKS_AND_TABLES = ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set")
-# Their `repr` says all that they are.
+# Types whose `repr` says everything about a value.
 _READABLE = bool | int | float | complex | str | bytes | torch.dtype | torch.device | torch.Size | enum.Enum
-_READABLE |= slice | types.EllipsisType  # constants of code, too
+_READABLE |= slice | types.EllipsisType  # constants of code
 _LIBRARIES = ("torch", "torch_geometric", "popgeo", "builtins", "abc", "typing")
 _PLAIN = _READABLE | Tensor | Mapping | list | tuple | set | frozenset
 
 
 class UnknownStateError(Exception):
-    """Something in a model cannot be distinguished from a changed version of itself."""
+    """An error about an object in a model with unreadable content, where a change would go unnoticed."""
 
 
 def fingerprint(model: nn.Module, *choices: object) -> str:
-    """A hash of versions, the model's classes, settings and shapes, and other choices.
+    """Return a hash of versions, of the model's classes, settings and shapes, and of other choices.
 
     Raises:
-        Unknown: the model holds an object whose content cannot be read.
+        UnknownStateError: the model holds an object whose content cannot be read.
 
     Example:
         >>> first, same, other = nn.Linear(2, 3), nn.Linear(2, 3), nn.Linear(2, 4)
@@ -48,7 +48,7 @@ def fingerprint(model: nn.Module, *choices: object) -> str:
 
 
 def hash_files(paths: Iterable[str]) -> dict[str, str]:
-    """The hash of each file that can be read."""
+    """Return the hash of each file that exists."""
     return {path: _hash(path) for path in sorted(paths) if Path(path).is_file()}
 
 
@@ -58,7 +58,7 @@ def _hash(path: str) -> str:
 
 @functools.cache
 def hash_sources(*patterns: str) -> str:
-    """One hash of all source files of popgeo that match, such as `ops/**/*.py`."""
+    """Return one hash of all source files of popgeo that match patterns such as `ops/**/*.py`."""
     package = Path(__file__).resolve().parent.parent
     files = [path for pattern in patterns for path in sorted(package.glob(pattern))]
     return hashlib.sha256("".join(_hash(str(path)) for path in files).encode()).hexdigest()
@@ -82,26 +82,26 @@ def _form(tensor: Tensor) -> tuple[Any, ...]:
 
 
 def _class(cls: type) -> str:
-    """Name and source of a class and of those it extends, torch's own left out."""
+    """Return a hash of the name of a class and of the sources of its bases, without torch's own."""
     sources = [f"{cls.__module__}.{cls.__qualname__}"]
     for base in cls.__mro__:
         if base.__module__.split(".")[0] not in ("torch", "builtins", "abc", "typing"):
             try:
                 sources.append(_hash(inspect.getfile(base)))
             except (OSError, TypeError):
-                raise UnknownStateError(f"the source of {base.__qualname__} is not to be found") from None
+                raise UnknownStateError(f"the source of {base.__qualname__} cannot be found") from None
     return hashlib.sha256("\0".join(sources).encode()).hexdigest()
 
 
 def _set_for(cls: type) -> dict[str, str]:
-    """Return plain values that a program may set without another source.
+    """Return the plain values that a program may set without a change of a source file.
 
-    These are attributes of a class, and globals of its methods and of functions that they name.
+    These are attributes of a class, and globals of its methods and of the functions that the methods name.
     """
     own = [base for base in cls.__mro__ if base.__module__.split(".")[0] not in _LIBRARIES]
     found = {f"{base.__qualname__}.{name}": one for base in own for name, one in vars(base).items() if name[:2] != "__"}
     functions = [one for base in own for one in vars(base).values() if isinstance(one, types.FunctionType)]
-    for function in functions:  # which grows
+    for function in functions:  # the loop appends to this list
         known = function.__globals__
         for name in sorted(_names(function.__code__) & known.keys()):
             found[f"{function.__module__}.{name}"] = one = known[name]

@@ -1,8 +1,8 @@
-"""Rows that a mask chooses, in as many slots as there were rows: their results are followed to the end.
+"""Rows chosen by a mask, in as many slots as there are rows: a mode follows the slots through all operations.
 
-The slot of a row that the mask leaves out is *free*: it repeats the first row that stays, so nothing new is computed in
-it. PyG's `scatter` passes free slots by, and so no gradient comes back from them. Whatever else would let the rows
-meet, such as a mean, a sort or a norm of the batch, and whatever hands them out, depends on the data.
+The slot of a row that the mask leaves out is *free*: it repeats the first chosen row, so no new value is computed in
+it. PyG's `scatter` skips free slots, so no gradient comes back from them. Every other operation that combines rows,
+such as a mean, a sort or a batch norm, depends on the data and is refused. So is a result with free slots.
 """
 
 import contextlib
@@ -22,36 +22,36 @@ from popgeo.replaced import replaced
 
 @dataclass(frozen=True, eq=False)
 class Slots:
-    """The slots along one axis.
+    """The slots along one axis of a tensor.
 
     Attributes:
-        parts: One after the other, a mask of those that hold a row, or how many there are that all do.
-        refuse: Says where the rows were chosen, and that this depends on the data.
+        parts: Consecutive parts: a mask of the slots that hold a row, or the number of slots if all hold one.
+        refuse: Reports the line that chose the rows as dependent on data.
     """
 
     parts: tuple[Tensor | int, ...]
     refuse: Callable[[], None]
 
     def alike(self, other: "Slots") -> bool:
-        """Whether the same slots are free."""
+        """Check that the same slots are free."""
         ours, theirs = ([id(p) if isinstance(p, Tensor) else p for p in one.parts] for one in (self, other))
         return ours == theirs
 
     def kept(self) -> Tensor:
-        """Which slots hold a row. [num_slots]"""
+        """Return the mask of the slots that hold a row."""
         masks = [part if isinstance(part, Tensor) else torch.ones(part, dtype=torch.bool) for part in self.parts]
         return masks[0] if len(masks) == 1 else torch.cat(masks)
 
 
 class SlotCount(int):
-    """How many slots an axis has. The number of rows depends on the data, so nothing but a shape may be made of it."""
+    """The number of slots along an axis, which may only be used as a size: the number of rows depends on the data."""
 
     slots: Slots
 
 
 def _operator(name: str) -> Callable[..., Any]:
     def operator(self: SlotCount, *others: Any) -> Any:
-        if others != (0,):  # whether there are any
+        if others != (0,):  # a comparison with 0 asks whether there are rows
             self.slots.refuse()
         return getattr(int(self), name)(*others)
 
@@ -62,14 +62,14 @@ _OPERATORS = "add sub mul truediv floordiv mod pow radd rsub rmul rtruediv rfloo
 for _name in _OPERATORS.split():
     setattr(SlotCount, f"__{_name}__", _operator(f"__{_name}__"))
 
-# What makes a row of each row that it is given, as long as those do not lie along the axis that it works along.
+# Operations whose result has a row per given row, unless they work along the axis of the rows.
 _ROW_BY_ROW = """
     addmm all amax amin any argmax argmin baddbmm bernoulli bmm cat clone embedding empty_like flip full_like gather
     glu index index_select linalg_cross linalg_vector_norm log_sigmoid_forward _log_softmax logsumexp max mean min
     mm mv native_dropout native_layer_norm ones_like _prelu_kernel prod rand_like randn_like _softmax stack std sum
     _to_copy var zeros_like
 """
-# By element, although torch does not tag them so; the second row it does in newer versions.
+# Element-wise operations without torch's tag for them; newer versions of torch tag the second row.
 _BY_ELEMENT = """
     bernoulli_ copy_ fill_ masked_fill masked_fill_ normal_ uniform_ zero_
     celu_ elu_ hardsigmoid_ hardtanh_ ldexp_ leaky_relu leaky_relu_ selu_
@@ -79,62 +79,66 @@ _TAKES_SIZES = "empty expand full new_empty new_full new_ones new_zeros ones ran
 
 
 class FreeSlots(TorchDispatchMode):
-    """Knows along which axis of which tensor there are slots that may be free.
+    """A mode that knows the axis of each tensor along which slots may be free.
 
     Attributes:
-        pairs: By the id of those that a search found, all of its slots, -1 if it found none.
+        pairs: Result of a neighbor search with -1 in free slots, by the id of its chosen pairs.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self._found: dict[int, tuple[Slots, int]] = {}
         self.pairs: dict[int, Tensor] = {}
-        self._kept: list[Tensor] = []  # a tensor is found by its id, so none may be freed
+        self._kept: list[Tensor] = []  # tensors are found by their ids, so none may be freed
         self._chosen: dict[Any, Slots] = {}
-        self._ending = False
+        self._is_ignored = False
 
     def of(self, tensor: Any) -> tuple[Slots, int] | None:
-        """The slots of a tensor and their axis; None where each row holds one."""
+        """Return the slots of a tensor and their axis; None if each row holds a value."""
         return self._found.get(id(tensor))
 
     def mark(self, tensor: Tensor, slots: Slots, axis: int) -> Tensor:
-        """Says that some slots along an axis are free."""
+        """Note that slots along an axis of a tensor may be free, and return the tensor."""
         self._found[id(tensor)] = slots, axis
         self._kept.append(tensor)
         return tensor
 
     def chosen_by(self, mask: Tensor, formula: Any, refuse: Callable[[], None]) -> Slots:
-        """The slots that a mask leaves, of which those that were free remain so; one for masks of the same formula."""
+        """Return the slots that a mask chooses; free slots stay free. Masks of one formula share their slots."""
         if formula not in self._chosen:
             before = self.of(mask)
-            kept = mask.clone() if before is None else mask & before[0].kept()  # the mask may be written to later
+            kept = mask.clone() if before is None else mask & before[0].kept()  # the model may change the mask later
             self._chosen[formula] = Slots((kept,), refuse)
         return self._chosen[formula]
 
-    def ending(self) -> contextlib.AbstractContextManager[None]:
-        """Follows nothing while the block runs: it drops what is in free slots."""
-        return replaced(self, "_ending", True)
+    def ignored(self) -> contextlib.AbstractContextManager[None]:
+        """Follow no slots while the block runs; the block removes the values of free slots."""
+        return replaced(self, "_is_ignored", True)
 
-    def handed_out(self, results: Sequence[Tensor]) -> list[Tensor]:
-        """What is returned, if none of it has free slots: a search's own pairs do without, as -1 is in those."""
+    def check_results(self, results: Sequence[Tensor]) -> list[Tensor]:
+        """Return the results of a model without free slots; pairs of a neighbor search have -1 in them instead.
+
+        Raises:
+            DynamicShapeError: a result has free slots.
+        """
         given = [self.pairs.get(id(one), one) for one in results]
         for found in map(self.of, given):
             if found is not None:
                 found[0].refuse()
         return given
 
-    def sizes(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> Any:
-        """The result of a torch function with the marks of slots in the sizes that it takes or returns."""
-        if not self._found or self._ending:
+    def mark_sizes(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> Any:
+        """Return the result of a torch function, with marks of the slots in the sizes that it takes or returns."""
+        if not self._found or self._is_ignored:
             return result
         name, own = getattr(func, "__name__", ""), self.of(args[0]) if args else None
         if own is not None and isinstance(result, torch.Size):
             return torch.Size([_count(n, own[0]) if axis == own[1] else n for axis, n in enumerate(result)])
         if own is not None and name in ("size", "numel"):
-            asked = [*args[1:], *kwargs.values(), own[1]][0]  # an axis, or all of them
+            asked = [*args[1:], *kwargs.values(), own[1]][0]  # one axis; the slots' axis if all are asked for
             return _count(result, own[0]) if asked % args[0].dim() == own[1] else result
         if own is not None and name == "__len__" and own[1] == 0:
-            own[0].refuse()  # Python makes it a number of its own
+            own[0].refuse()  # Python converts the result to a plain int
         given = [part for part in tree_leaves((args, kwargs)) if not isinstance(part, Tensor)]
         for axis, count in enumerate(given):
             if isinstance(count, SlotCount):
@@ -146,11 +150,16 @@ class FreeSlots(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         result, name = func(*args, **(kwargs or {})), func._schema.name.removeprefix("aten::")
-        # Gradients of free slots are zero; new tensors have the type of the given one.
-        if not self._found or self._ending or torch._C._current_autograd_node() is not None or name.startswith("new_"):
+        # Gradients of free slots are zero, and `new_...` reads only the type of its operand.
+        if (
+            not self._found
+            or self._is_ignored
+            or torch._C._current_autograd_node() is not None
+            or name.startswith("new_")
+        ):
             return result
         given = [part for part in tree_leaves((args, kwargs)) if self.of(part) is not None]
-        twice_is_once = func in _TWICE_IS_ONCE and not args[0].requires_grad  # its gradient is shared among equals
+        twice_is_once = func in _TWICE_IS_ONCE and not args[0].requires_grad  # equal rows would share the gradient
         if given and makes_tensors(func) and not twice_is_once:
             slots = [self._found[id(part)][0] for part in given]
             made = [part for part in tree_leaves(result) if isinstance(part, Tensor)]
@@ -162,7 +171,7 @@ class FreeSlots(TorchDispatchMode):
         return result
 
     def _axes(self, func: Any, name: str, args: Any, kwargs: Any, given: list[Tensor], made: list[Tensor]) -> list[int]:
-        """Along which axis each result has the slots; fewer where an operation would let the rows meet."""
+        """Return the axis of each result along which the slots lie; fewer if the operation combines rows."""
         own, first = self.of(args[0]), given[0]
         pointwise = torch.Tag.pointwise in func.tags or name in _BY_ELEMENT.split()
         axis = self._found[id(first)][1]
@@ -184,7 +193,7 @@ class FreeSlots(TorchDispatchMode):
         return [] if looks_up or name not in _ROW_BY_ROW.split() else self._axes_by_size(func, args, kwargs, made)
 
     def _axes_by_size(self, func: Any, args: Any, kwargs: Any, made: Sequence[Tensor]) -> list[int]:
-        """Where the results become one longer when there is a slot more."""
+        """Return the axis of each result that grows when the operands have one slot more."""
 
         def longer(part: Any) -> Any:
             if not isinstance(part, Tensor):
@@ -213,6 +222,6 @@ _NOWHERE = FreeSlots()
 
 
 def active_slots() -> FreeSlots:
-    """What follows free slots now; outside of a capture it knows of none."""
+    """Return the active follower of free slots; outside of a capture, a follower without slots."""
     modes = reversed(_get_current_dispatch_mode_stack())
     return next((mode for mode in modes if isinstance(mode, FreeSlots)), _NOWHERE)

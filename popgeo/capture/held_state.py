@@ -1,4 +1,4 @@
-"""A module's tensors while it is captured: stand-ins in their place, and what becomes of those that it replaces."""
+"""The state of a module during its capture: stand-ins for its tensors, and checks of all its changes."""
 
 import contextlib
 import copy
@@ -24,17 +24,16 @@ OF_EVERY_MODULE = frozenset(dir(nn.Module())) - {"forward"}
 _MOST_CONTAINERS = 64
 _HOLDERS = (dict, OrderedDict, list, set)
 Reads = Mapping[tuple[int, str], tuple[Any, Any]]
-"""What a module's attributes held when they were first looked at, each with what `_inside` says of it, by the module's
-id and the attribute's name."""
+"""The value of each attribute at its first read, with its contents by `_snapshot`; by module id and attribute name."""
 ONE_AT_A_TIME = Lock()
-"""Held by who borrows what all threads share: torch's own generator, or functions and attributes during a capture."""
+"""The lock of state that all threads share: torch's default generator, and functions and attributes in a capture."""
 
 
 def module_state(module: nn.Module) -> dict[Input, Tensor]:
-    """Return a module's parameters and buffers, as graphs name them.
+    """Return a module's parameters and buffers, named as inputs of a graph.
 
     Raises:
-        ValueError: one is lazy, and no call has given it a shape yet.
+        ValueError: a tensor is lazy, and no call has given it a shape yet.
     """
     require_shapes(module)
     state: dict[Input, Tensor] = {Input(Role.PARAMETER, name): p for name, p in module.named_parameters()}
@@ -45,7 +44,7 @@ def require_shapes(module: nn.Module) -> None:
     """Check that each parameter and buffer of a module has a shape.
 
     Raises:
-        ValueError: one is lazy, and no call has given it a shape yet.
+        ValueError: a tensor is lazy, and no call has given it a shape yet.
 
     Example:
         >>> require_shapes(nn.LazyLinear(2))
@@ -63,10 +62,10 @@ def require_shapes(module: nn.Module) -> None:
 
 
 class ReplacedStateError(ValueError):
-    """A module put something else in the place of its own tensors, in a way that cannot be kept.
+    """An error about a module that replaces its own tensors or attributes in a way that a step cannot repeat.
 
     Attributes:
-        buffers: "reassigned" or "removed", for each buffer concerned.
+        buffers: `"reassigned"` or `"removed"`, by the name of the buffer.
 
     Example:
         >>> ReplacedStateError("The model replaces mean.", {"mean": "reassigned"}).buffers
@@ -80,24 +79,22 @@ class ReplacedStateError(ValueError):
 
 @contextlib.contextmanager
 def swapped(module: nn.Module, replacement: Mapping[int, Tensor]) -> Iterator["HeldState"]:
-    """Puts other tensors in the place of a module's parameters and buffers while the block runs.
-
-    Afterwards the module and its submodules hold what they held before, plain attributes too.
+    """Replace a module's parameters and buffers while the block runs; restore all its attributes afterwards.
 
     Args:
-        module: A module.
-        replacement: What takes the place of a parameter or buffer, by the id of that tensor.
+        module: Module.
+        replacement: Stand-in of each parameter and buffer, by the id of the original tensor.
     """
-    held = [_HeldValue(f"{prefix}." if prefix else "", one) for prefix, one in module.named_modules()]
+    held = [_ModuleState(f"{prefix}." if prefix else "", one) for prefix, one in module.named_modules()]
     state = HeldState(held=held, replacement=replacement)
     try:
-        state.put_in()
+        state.insert_stand_ins()
         yield state
     finally:
         try:
             for one in held:
                 one.restore()
-        except BaseException:  # an interrupt comes at any moment, and a second time all are through
+        except BaseException:  # an interrupt can come at any moment; the second time all modules are restored
             for one in held:
                 one.restore()
             raise
@@ -105,7 +102,7 @@ def swapped(module: nn.Module, replacement: Mapping[int, Tensor]) -> Iterator["H
 
 @contextlib.contextmanager
 def noted_reads() -> Iterator[dict[tuple[int, str], tuple[Any, Any]]]:
-    """Notes which plain attributes of modules the block looks at, and what was there the first time, in two forms.
+    """Note the plain attributes of modules that the block reads: each value at the first read, and its contents.
 
     Example:
         >>> linear = nn.Linear(2, 2)
@@ -121,7 +118,7 @@ def noted_reads() -> Iterator[dict[tuple[int, str], tuple[Any, Any]]]:
         key = id(module), name
         if threading.get_ident() == thread and name not in OF_EVERY_MODULE and key not in reads:
             value = vars(module).get(name)
-            reads[key] = value, _inside(value)
+            reads[key] = value, _snapshot(value)
         return object.__getattribute__(module, name)
 
     with replaced(nn.Module, "__getattribute__", note):
@@ -130,7 +127,7 @@ def noted_reads() -> Iterator[dict[tuple[int, str], tuple[Any, Any]]]:
 
 @contextlib.contextmanager
 def in_modes(module: nn.Module, modes: Mapping[nn.Module, bool]) -> Iterator[None]:
-    """Puts a module and its submodules in training or evaluation mode, while the block runs."""
+    """Put a module and its submodules in training or evaluation mode while the block runs."""
     before = {one: one.training for one in module.modules()}
     try:
         for one in before:
@@ -141,27 +138,27 @@ def in_modes(module: nn.Module, modes: Mapping[nn.Module, bool]) -> Iterator[Non
             one.training = training
 
 
-class _HeldValue:
-    """What one submodule held before the capture."""
+class _ModuleState:
+    """The attributes of one submodule before the capture."""
 
     def __init__(self, path: str, module: nn.Module) -> None:
         self.path, self.module, self.attributes = path, module, dict(vars(module))
         self.parameters, self.buffers = dict(module._parameters.items()), dict(module._buffers.items())
-        # Parameters, buffers, submodules, hooks, and what the model collects in lists of its own.
+        # Tables of parameters, buffers, submodules and hooks, and lists of the model itself.
         self.contents = {name: (own, copy.copy(own)) for name, own in self.attributes.items() if type(own) in _HOLDERS}
-        # TorchScript keeps other attributes where Python does not see them.
+        # TorchScript keeps other attributes outside of Python.
         kind = self.attributes.get("_concrete_type")
         script: Any = None if kind is None else module._c
         self._script = script
         self._scripted = {} if kind is None else {name: script.getattr(name) for name in kind.get_attributes()}
 
     def tensors(self) -> Iterator[tuple[dict[str, Any], str, Tensor]]:
-        """Parameters and buffers: where the module keeps each, its name, and the tensor that it was."""
+        """Yield each parameter and buffer: its table in the module, its name, and the original tensor."""
         for table, held in ((self.module._parameters, self.parameters), (self.module._buffers, self.buffers)):
             yield from ((table, name, tensor) for name, tensor in held.items() if tensor is not None)
 
     def restore(self) -> None:
-        """Gives the module back what it held."""
+        """Restore all attributes of the submodule."""
         vars(self.module).clear()
         vars(self.module).update(self.attributes)
         for own, before in self.contents.values():
@@ -172,13 +169,13 @@ class _HeldValue:
                 own.update(before)
         for name, value in self._scripted.items():
             self._script.setattr(name, value)
-        if not isinstance(self.module._parameters, dict):  # TorchScript's, whose names are fixed
+        if not isinstance(self.module._parameters, dict):  # TorchScript's table, with fixed names
             for table, name, tensor in self.tensors():
                 table[name] = tensor
 
 
-def _inside(value: Any, depth: int = 4) -> Any:
-    """Return the numbers and texts in a list, a dictionary or a plain object, so that an edit shows; not tensors."""
+def _snapshot(value: Any, depth: int = 4) -> Any:
+    """Return the numbers and texts in a list, a dictionary or a plain object, without tensors, to show edits."""
     if isinstance(value, (random.Random, np.random.RandomState)):
         return repr(value.getstate() if isinstance(value, random.Random) else value.get_state())
     if isinstance(value, np.random.Generator):
@@ -187,27 +184,27 @@ def _inside(value: Any, depth: int = 4) -> Any:
         return value.shape, value.dtype, value.tobytes()
     value = _contents(value)
     if depth and isinstance(value, Mapping):
-        return {key: _inside(one, depth - 1) for key, one in value.items() if not isinstance(one, Tensor)}
+        return {key: _snapshot(one, depth - 1) for key, one in value.items() if not isinstance(one, Tensor)}
     if depth and isinstance(value, (list, tuple, set, deque)):
-        return [_inside(one, depth - 1) for one in value if not isinstance(one, Tensor)]
+        return [_snapshot(one, depth - 1) for one in value if not isinstance(one, Tensor)]
     return value if isinstance(value, SCALARS) else type(value)
 
 
 def _contents(value: Any) -> Any:
-    """Return the attributes of a plain object, and everything else as it is."""
+    """Return the attributes of a plain object, and every other value unchanged."""
     if isinstance(value, (Mapping, list, tuple, set, deque, Tensor, ModuleType)) or callable(value):
         return value
     return getattr(value, "__dict__", value)
 
 
 def containers_in(value: Any, depth: int = 4) -> list[Any]:
-    """Return the lists, dictionaries and sets of a value, from outside to inside: a copy of each shows an edit.
+    """Return the lists, dictionaries and sets of a value, from outside to inside; copies of them show an edit.
 
-    An object with more than 64 of them, such as a Trainer, counts as one that the user does not edit for the model.
+    An object with more than 64 of them, such as a Trainer, gives none: users do not edit it for the model.
 
     Args:
-        value: Anything that a module may have for an attribute; of a plain object its attributes count.
-        depth: How far inside to look.
+        value: Attribute of a module; of a plain object, its attributes count.
+        depth: Number of levels. Default: 4.
 
     Example:
         >>> containers_in({"energy": 1.0, "forces": [1.0, 2.0]})
@@ -225,39 +222,40 @@ def containers_in(value: Any, depth: int = 4) -> list[Any]:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class HeldState:
-    """What a module held before the block of `swapped`, and the stand-ins that it holds inside."""
+    """The attributes of a module before the block of `swapped`, and the stand-ins of its tensors in the block."""
 
-    held: list[_HeldValue]
+    held: list[_ModuleState]
     replacement: Mapping[int, Tensor]
 
-    def put_in(self) -> None:
-        """Puts the stand-ins in the place of parameters and buffers."""
+    def insert_stand_ins(self) -> None:
+        """Replace parameters and buffers by their stand-ins."""
         for one in self.held:
             for table, name, tensor in one.tensors():
                 table[name] = self.replacement[id(tensor)]
 
     def attributes(self) -> Mapping[tuple[int, str], Any]:
-        """The plain attributes as they are now."""
+        """Return the present plain attributes, by the id of their module and their name."""
         return {(id(one.module), name): value for one in self.held for name, value in vars(one.module).items()}
 
-    def carried(self, before: Mapping[tuple[int, str], Any], reads: Reads) -> list[str]:
-        """The attributes that a run looked at as they were before it, and then changed or put something else there."""
+    def changed_reads(self, before: Mapping[tuple[int, str], Any], reads: Reads) -> list[str]:
+        """Return the names of the attributes that a run first read and then changed or replaced."""
         now, found = self.attributes(), []
         for key, (seen, inside) in reads.items():
             new = now.get(key)
             is_same = new is seen or (type(new) is type(seen) and isinstance(new, SCALARS) and new == seen)
-            if seen is before.get(key) and not (is_same and inside == _inside(new)):
+            if seen is before.get(key) and not (is_same and inside == _snapshot(new)):
                 found += [f"{one.path}{key[1]}" for one in self.held if id(one.module) == key[0]]
         return found
 
     def replaced_buffers(self, was_read: Callable[[Tensor], bool]) -> list[tuple[Tensor, Tensor]]:
-        """Each buffer's stand-in that the model has replaced, and what the model put there instead.
+        """Return the stand-in of each buffer that the model has replaced, with the new tensor.
 
         Args:
             was_read: Whether the model has used a tensor that is neither parameter nor buffer.
 
         Raises:
-            ReplacedStateError: what it replaced is a parameter, no buffer at all, or of another shape or type.
+            ReplacedStateError: the model replaces a parameter, a tensor that is no buffer, or a buffer by a tensor of
+                another shape or type.
         """
         replaced, lost = [], []
         changed: dict[str, str] = {}

@@ -1,7 +1,7 @@
-"""Marks which tensor the backward pass starts from: by hand, or each that torch's own loss functions return."""
+"""Marks of the tensor from which the backward pass starts, set by the user or on results of torch's loss functions."""
 
-import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -22,20 +22,20 @@ _mark.register_autograd(lambda context, grad: grad)
 
 
 def identity_loss(x: Tensor, reduction: str = "mean") -> Tensor:
-    """Marks a tensor as the loss of a training model, after reducing it.
+    """Reduce a tensor and mark it as the loss of a training model.
 
-    A model with a single scalar result that needs a gradient does not need it. Of several marked tensors the one counts
-    that all others take part in; without a reduction the backward pass starts from the sum of its elements.
+    A model whose only scalar result with a gradient is the loss does not need it. Of several marked tensors, the loss
+    is the one that depends on all others. Without a reduction, the backward pass starts from the sum of the elements.
 
     Args:
         x: Losses. [any shape]
-        reduction: `mean`, `sum`, or `none` to keep the shape.
+        reduction: `mean`, `sum`, or `none` to keep the shape. Default: `mean`.
 
     Returns:
         The loss. []; with `none` the shape of `x`
 
     Raises:
-        ValueError: another reduction.
+        ValueError: the reduction is not one of these.
 
     Example:
         >>> identity_loss(torch.tensor([1.0, 3.0]), reduction="sum")
@@ -46,8 +46,8 @@ def identity_loss(x: Tensor, reduction: str = "mean") -> Tensor:
     return _mark(x if reduction == "none" else getattr(x, reduction)())
 
 
-def instead_of_a_loss(results: Sequence[Tensor]) -> str:
-    """What a model returns that returns no scalar which depends on a parameter, and what would make it one."""
+def describe_missing_loss(results: Sequence[Tensor]) -> str:
+    """Describe the results of a model without a loss, and how to make one of them a loss."""
     if cut := [tensor for tensor in results if tensor.numel() == 1 and not tensor.requires_grad]:
         return (
             f"no scalar that depends on a parameter: {len(cut)} of one element are cut off from all of them, as by "
@@ -58,19 +58,18 @@ def instead_of_a_loss(results: Sequence[Tensor]) -> str:
     return f"no scalar that depends on a parameter, but {forms or 'nothing that does'}{remedy}"
 
 
-_LOSSES = frozenset(  # those that torch adds, too
+_LOSSES = frozenset(  # found by name, so that later versions of torch may add some
     made
     for name, made in vars(functional).items()
     if name.endswith("_loss") or "cross_entropy" in name or name == "kl_div"
 )
 
 
-@contextlib.contextmanager
-def losses_marked() -> Iterator[None]:
-    """Marks each result of torch's loss functions, also if a module of `torch.nn` calls them, while the block runs.
+def losses_marked() -> AbstractContextManager[Any]:
+    """Mark each result of torch's loss functions as a loss while the block runs; modules of `torch.nn` call them, too.
 
-    A model that is compiled meanwhile is trained on the loss that all others feed, whatever else it returns, and is
-    refused if there are several that do not depend on each other, as PopTorch finds and refuses them.
+    A model that is compiled in the block is trained on the loss that depends on all others, whatever else it returns.
+    It is refused if several losses do not depend on each other. PopTorch finds and refuses losses in the same way.
 
     Example:
         >>> import torch
@@ -88,8 +87,7 @@ def losses_marked() -> Iterator[None]:
         >>> loss.shape
         torch.Size([])
     """
-    with _LossMarkMode():
-        yield
+    return _LossMarkMode()
 
 
 class _LossMarkMode(TorchFunctionMode):

@@ -1,6 +1,6 @@
-"""Ctrl-C while torch records operations: it waits for the next operation, from which an error reaches the caller.
+"""Ctrl-C while torch records operations: its handler runs at the next operation, from which errors reach the caller.
 
-Torch calls back from places that no error may leave: it would end the process, or be lost.
+Torch calls Python from places where an error would end the process or be lost.
 """
 
 import contextlib
@@ -15,7 +15,7 @@ _waiting: list[Callable[[], Any]] = []
 
 @contextlib.contextmanager
 def held_interrupts() -> Iterator[None]:
-    """Lets handlers of signals run between operations, and after the block, instead of at any moment.
+    """Run handlers of signals between operations and after the block, instead of at any moment.
 
     A second signal does not wait, so that a model that never ends can be interrupted.
 
@@ -46,7 +46,7 @@ def held_interrupts() -> Iterator[None]:
 
 
 def raise_held() -> None:
-    """Runs the handlers of signals that came since, which raise KeyboardInterrupt for Ctrl-C."""
+    """Run the handler of the first waiting signal; the handler of Ctrl-C raises KeyboardInterrupt."""
     if _waiting and threading.current_thread() is threading.main_thread():
         run = _waiting[0]
         _waiting.clear()

@@ -1,4 +1,4 @@
-"""How a tensor lies in memory, and torch's marks of what is read as the conjugates, or the negatives, of its memory."""
+"""The memory layout of a tensor, and torch's marks of tensors that read their memory as conjugates or negatives."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from popgeo.capture.op_graph import Value
 
 
 def marks_of(tensor: Tensor) -> tuple[bool, bool]:
-    """Whether the elements are conjugates, and whether they are negatives.
+    """Return whether the elements are conjugates, and whether they are negatives, of the memory.
 
     Example:
         >>> marks_of(torch.ones(2)), marks_of(torch.tensor([1j]).conj()), marks_of(torch.tensor([1j]).conj().imag)
@@ -19,13 +19,13 @@ def marks_of(tensor: Tensor) -> tuple[bool, bool]:
 
 
 def layout_of(tensor: Tensor) -> dict[str, Any]:
-    """Shape, stride, offset, type and marks of a tensor, as keyword arguments of `Value`."""
+    """Return shape, stride, offset, type and marks of a tensor, as keyword arguments of `Value`."""
     place = {"shape": tuple(tensor.shape), "stride": tensor.stride(), "offset": int(tensor.storage_offset())}
     return {**place, "dtype": tensor.dtype, "marks": marks_of(tensor)}
 
 
 def marked(memory: Tensor, marks: tuple[bool, bool]) -> Tensor:
-    """The same memory, read as these marks say; marks that it has already are taken off.
+    """Return a view of the same memory with these marks; a mark that the memory has already is removed.
 
     Example:
         >>> marked(torch.tensor([1j]), (True, False)), marked(torch.tensor([1j]).conj(), (True, False))
@@ -37,5 +37,5 @@ def marked(memory: Tensor, marks: tuple[bool, bool]) -> Tensor:
 
 
 def empty_like(value: Value) -> Tensor:
-    """A tensor in memory of its own that lies there as a value of a graph does."""
+    """Return an empty tensor in new memory with the layout of a graph's value."""
     return marked(torch.empty_strided(value.shape, value.stride, dtype=value.dtype), value.marks)

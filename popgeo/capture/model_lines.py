@@ -1,4 +1,4 @@
-"""Which line of the user's model asked for an operation."""
+"""The line of the user's model that called an operation."""
 
 import functools
 import linecache
@@ -15,13 +15,13 @@ _TORCH = os.path.dirname(torch.__file__) + os.sep
 _LAYERS = os.path.join(_TORCH, "nn") + os.sep
 _PYG = os.path.dirname(str(find_spec("torch_geometric").origin)) + os.sep  # type: ignore[union-attr]
 _PACKAGE = os.path.dirname(os.path.dirname(__file__))
-# What captures, runs and accounts, and the operations that it sees as one; models in `nn` are the user's, as any are.
+# The folders of popgeo's own machinery. Models in `nn` count as the user's.
 _OURS = tuple(os.path.join(_PACKAGE, folder) + os.sep for folder in ("capture", "compat", "engine", "ipu", "ops"))
 
 
 @functools.cache
 def owner_of(code: CodeType) -> str:
-    """Whose code it is: `user`, `pyg`, `popgeo` or `torch`."""
+    """Return the owner of a code object: `user`, `pyg`, `popgeo` or `torch`."""
     path = code.co_filename
     # PyG writes the propagate() of each layer into a file of its own, named after the module.
     if path.startswith(_PYG) or os.path.basename(path).startswith("torch_geometric."):
@@ -32,16 +32,16 @@ def owner_of(code: CodeType) -> str:
 
 
 def frames(frame: FrameType | None, stop: CodeType | None = None) -> Iterator[FrameType]:
-    """A frame and its callers, innermost first, down to the function whose code is `stop`."""
+    """Yield a frame and its callers, innermost first, up to the function with the code `stop`, which is left out."""
     while frame is not None and frame.f_code is not stop:
         yield frame
         frame = frame.f_back
 
 
 def model_frame(stop: CodeType) -> FrameType | None:
-    """The innermost frame of the user's own code below the function whose code is `stop`.
+    """Return the innermost frame of user code that the function with the code `stop` has called.
 
-    Where the model is PyG's or ours from top to bottom, its own innermost frame; if it is torch's, the outermost.
+    For a model of PyG or of popgeo without user code, return its innermost frame; for a model of torch, its outermost.
     """
     library: FrameType | None = None
     torchs: FrameType | None = None
@@ -57,16 +57,17 @@ def model_frame(stop: CodeType) -> FrameType | None:
 
 
 def line_of_error(error: BaseException) -> str:
-    """`file:line in function: code` of the user's innermost line that an error came through; empty if none is.
+    """Return the innermost line of user code that an error came through, or an empty text.
 
-    If one error came while another was handled, the line is that of the first.
+    The text is `file:line in function: code`. If one error came while another was handled, the line is that of the
+    first.
     """
     while error.__context__ is not None:
         error = error.__context__
     found = library = ""
     for frame, lineno in traceback.walk_tb(error.__traceback__):
         owner = owner_of(frame.f_code)
-        if owner == "user" and frame.f_code.co_name != "__torch_dispatch__":  # of a mode, not of the model
+        if owner == "user" and frame.f_code.co_name != "__torch_dispatch__":  # a method of a mode, not of the model
             found = _line(frame.f_code, lineno)
         elif owner == "pyg":
             library = _line(frame.f_code, lineno)
@@ -74,19 +75,19 @@ def line_of_error(error: BaseException) -> str:
 
 
 def files(stop: CodeType) -> set[str]:
-    """The source files of all functions on the stack below the one whose code is `stop`, torch's own left out."""
+    """Return the source files of all functions on the stack above the code `stop`, without torch's own."""
     codes = (frame.f_code for frame in frames(sys._getframe(1), stop))
     return {code.co_filename for code in codes if _is_hashed(code)}
 
 
 @functools.cache
 def _is_hashed(code: CodeType) -> bool:
-    # What PyG generates has a name of its own in each process, and PyG's version says what is in it.
+    # The files that PyG generates have new names in each process; PyG's version determines their content.
     return owner_of(code) != "torch" and not os.path.basename(code.co_filename).startswith("torch_geometric.")
 
 
 def describe(frame: FrameType | None) -> str:
-    """`file:line in function: code` of the line that a frame is at; empty for no frame."""
+    """Return the line of a frame as `file:line in function: code`, or an empty text for None."""
     return "" if frame is None else _line(frame.f_code, frame.f_lineno)
 
 

@@ -1,4 +1,4 @@
-"""Products of different float types, which torch refuses when they run: given one type while a model is captured."""
+"""One float type for the operands of a product, which torch requires, while a model is captured."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 _FLOATS = (torch.float16, torch.float32, torch.float64)
-# What takes tensors of one type alone; all else promotes by torch's own rules.
+# Functions that need operands of one type; all others promote types by torch's own rules.
 _NAMES = """
     addbmm addmm addmv baddbmm bilinear binary_cross_entropy bmm chain_matmul conv1d conv2d conv3d conv_tbc
     conv_transpose1d conv_transpose2d conv_transpose3d cross cross_entropy dot einsum grid_sample group_norm gru
@@ -24,12 +24,12 @@ _NORMS = {F.batch_norm, F.instance_norm}
 
 
 class OneType(TorchFunctionMode):
-    """Gives a product of different float types one type: that of its first tensor that is not a parameter, or float32.
+    """A mode that casts the operands of a product to one type: of the first that is not a parameter, or float32.
 
-    Recurrent layers leave the check of their input's type to it while it is in use.
+    While the mode is active, recurrent layers do not check the type of their input.
 
     Args:
-        upcasts: Whether it is float32 in any case.
+        upcasts: Whether the type is always float32.
 
     Example:
         >>> with OneType(upcasts=False):
@@ -65,7 +65,7 @@ class OneType(TorchFunctionMode):
         if func not in _NORMS:
             args, kwargs = _cast(given, kind)
             return func(*args, **kwargs)
-        # Statistics are sums over many entries, so they are made in the widest type.
+        # Statistics are sums over many elements, so they are computed in the widest type.
         wide = _cast(given, max((one.dtype for one in floats), key=_FLOATS.index))
         made = func(*wide[0], **wide[1]).to(kind)
         for own, other in zip(tree_leaves(given), tree_leaves(wide), strict=True):
@@ -75,5 +75,5 @@ class OneType(TorchFunctionMode):
 
 
 def _cast(given: Any, kind: torch.dtype) -> Any:
-    """The same arguments, with every tensor of floats in one type."""
+    """Return the same arguments with all float tensors in one type."""
     return tree_map_only(Tensor, lambda one: one.to(kind) if one.dtype in _FLOATS else one, given)

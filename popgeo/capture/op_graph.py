@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import cached_property
 from typing import Any
@@ -12,7 +12,7 @@ from torch import Tensor
 
 
 class Role(Enum):
-    """What an input of a graph is to the model or to its optimizer."""
+    """The role of a graph's input in the model or its optimizer."""
 
     ARGUMENT = "input"
     PARAMETER = "parameter"
@@ -23,12 +23,12 @@ class Role(Enum):
 
 @dataclass(frozen=True)
 class Input:
-    """A tensor that a graph is given at each run.
+    """A tensor that a graph gets at each run.
 
     Attributes:
-        role: What it is; all but the arguments of a call stay from one run to the next.
-        name: Path of the argument, parameter or buffer; in an update, the parameter's number, and for a piece of the
-            optimizer's state a dot and its key.
+        role: Its role; all inputs except arguments stay from one run to the next.
+        name: Path of the argument, parameter or buffer. In an update, number of the parameter; for the optimizer's
+            state followed by a dot and its key.
 
     Example:
         >>> str(Input(Role.PARAMETER, "linear.weight")), Input.parse("input:x")
@@ -43,13 +43,13 @@ class Input:
 
     @classmethod
     def parse(cls, text: str) -> "Input":
-        """The input that is written like this; a ValueError if it starts with no role."""
+        """Return the input with this text form; raise a ValueError if the text starts with no role."""
         role, _, name = text.partition(":")
         return cls(Role(role), name)
 
 
 LOSS_SCALE = Input(Role.STATE, "loss_scale")
-"""What the backward pass of a step starts from, if that is not constant."""
+"""The gradient from which the backward pass of a step starts, if it is not constant."""
 
 
 @dataclass(frozen=True)
@@ -57,8 +57,8 @@ class BlockMark:
     """A part of a model that is to run on one IPU.
 
     Attributes:
-        name: What the model calls it.
-        ipu: The number of the IPU; None where the model does not say.
+        name: Name of the part in the model.
+        ipu: Number of the IPU; None if the model does not choose one.
     """
 
     name: str
@@ -67,14 +67,14 @@ class BlockMark:
 
 @dataclass(frozen=True)
 class Ref:
-    """A value where an operation takes a tensor."""
+    """A value in the place of a tensor argument."""
 
     value: int
 
 
 @dataclass(frozen=True)
 class Number:
-    """A number that is given again at each run, such as a learning rate."""
+    """A number that each run gets again, such as a learning rate."""
 
     slot: int
     value: float
@@ -89,9 +89,9 @@ class Value:
         stride: Elements between neighbors, per dimension.
         offset: Elements before the first one in its storage.
         dtype: Type of an element.
-        storage: Which memory it lives in; views share one.
+        storage: Number of its memory; views share one.
         producer: Index of the operation that makes it; None for inputs and constants.
-        marks: Whether its elements are the conjugates, or the negatives, of those in its memory.
+        marks: Whether its elements are the conjugates, and the negatives, of the elements in its memory.
     """
 
     shape: tuple[int, ...]
@@ -104,12 +104,12 @@ class Value:
 
     @property
     def numel(self) -> int:
-        """Elements."""
+        """Number of elements."""
         return math.prod(self.shape)
 
     @property
     def layout(self) -> tuple[Any, ...]:
-        """How its elements lie in memory and are read; two views of one memory with the same layout are the same."""
+        """The layout of its elements in memory; views of one memory with equal layouts are equal."""
         return self.shape, self.stride, self.offset, self.dtype, self.marks
 
     @property
@@ -124,13 +124,8 @@ class Value:
         return 0 if 0 in self.shape else (last + 1) * self.dtype.itemsize
 
     def made_by(self, producer: int | None) -> "Value":
-        """The same value with another producer; as `dataclasses.replace`, in a tenth of the time."""
-        if producer == self.producer:
-            return self
-        moved = object.__new__(Value)
-        moved.__dict__.update(self.__dict__)
-        moved.__dict__["producer"] = producer
-        return moved
+        """Return the value with another producer."""
+        return self if producer == self.producer else replace(self, producer=producer)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,15 +134,15 @@ class Op:
 
     Attributes:
         target: Its name in torch, such as `aten.mm.default` or `popgeo.cfconv.default`.
-        args: Positional arguments; tensors stand as `Ref`.
-        kwargs: Keyword arguments, likewise.
-        outputs: The values it makes, in torch's order; None if it returns none.
+        args: Positional arguments; a `Ref` represents a tensor.
+        kwargs: Keyword arguments; a `Ref` represents a tensor.
+        outputs: The values that it makes, in torch's order; None for a missing result.
         writes: Values that it changes in place.
         phase: `forward`, `backward` or `update`.
-        module: Dotted name of the submodule that asked for it; empty for the model itself.
-        source: `file:line in function: code` of the model's line that asked for it.
-        bodies: The graphs that it runs: that of a loop, or one for each branch. Their inputs are its operands.
-        block: The part of the model that asked for it, where the model names its parts.
+        module: Dotted name of the submodule that called it; empty for the model itself.
+        source: Line of the model that called it, as `file:line in function: code`.
+        bodies: Graph of a loop's body, or of each branch. Their inputs are operands of the operation.
+        block: Part of the model that called it; None if the model has no named parts.
     """
 
     target: str
@@ -162,8 +157,8 @@ class Op:
     block: BlockMark | None = None
 
     def reads(self) -> tuple[int, ...]:
-        """The values among its arguments, in order."""
-        # Every pass asks each operation, and `cached_property` would take a lock each time.
+        """Return the values among its arguments, in order."""
+        # Every pass calls this for each operation, and `cached_property` would take a lock each time.
         reads = self.__dict__.get("_reads")
         if reads is None:
             found: list[Ref] = []
@@ -172,7 +167,7 @@ class Op:
         return reads
 
     def makes(self) -> tuple[int, ...]:
-        """The values among its outputs, in order; what it changes in place may be one."""
+        """Return the values among its outputs, in order; they may include a value that it changes in place."""
         if None not in self.outputs:
             return self.outputs  # type: ignore[return-value]
         return tuple(v for v in self.outputs if v is not None)
@@ -183,11 +178,11 @@ class OpGraph:
     """Operations in order, on values of fixed shape.
 
     Attributes:
-        ops: In the order in which they run.
-        values: By number; an operation's `Ref` and `outputs` point here.
-        inputs: Values that are given at each run, in the order in which they are given.
-        outputs: Values that a run returns; None if there is nothing to return.
-        constants: Values known when the program was made.
+        ops: Operations, in the order in which they run.
+        values: Values by number; each `Ref` and each output of an operation is such a number.
+        inputs: Value of each input, in the order in which a run gets them.
+        outputs: Values that a run returns; None for a missing result.
+        constants: Tensors of the values that were known at the capture.
 
     Example:
         >>> value = dict(shape=(2,), stride=(1,), offset=0, dtype=torch.float32)
@@ -218,27 +213,27 @@ class OpGraph:
         return "\n".join([f"{made} = {op.target}({', '.join(args)})", *map(_indented, op.bodies)])
 
     def is_view(self, op: Op) -> bool:
-        """Whether an operation only looks at memory that another value owns."""
+        """Check that all results of an operation lie in the memory of its operands."""
         if op.writes or not op.outputs:
             return False
         owned = {self.values[v].storage for v in op.reads()}
         return all(self.values[v].storage in owned for v in op.makes())
 
     def mutated_storages(self) -> frozenset[int]:
-        """The memory that some operation changes in place."""
+        """Return the storages that some operation changes in place."""
         return frozenset(self.values[v].storage for op in self.ops for v in op.writes)
 
     def last_uses(self) -> dict[int, int]:
-        """The last operation that needs each storage; the same number as there are operations if it is returned."""
+        """Return the last operation that needs each storage; the number of operations if the storage is returned."""
         last = {self.values[v].storage: i for i, op in enumerate(self.ops) for v in (*op.reads(), *op.makes())}
         return last | {self.values[v].storage: len(self.ops) for v in self.outputs if v is not None}
 
     def inputs_of(self, role: Role) -> dict[Input, int]:
-        """The inputs of one role and their values."""
+        """Return the inputs of one role and their values."""
         return {given: v for given, v in self.inputs.items() if given.role is role}
 
     def state_storages(self) -> set[int]:
-        """Storages of parameters, buffers and all else that is there before a call."""
+        """Return the storages of all inputs except arguments."""
         return {self.values[v].storage for given, v in self.inputs.items() if given.role is not Role.ARGUMENT}
 
 
@@ -248,7 +243,7 @@ def _indented(body: OpGraph) -> str:
 
 
 def overload(target: str) -> Callable[..., Any]:
-    """The function of torch that a target names.
+    """Return torch's function for a target.
 
     Raises:
         ValueError: torch knows no such operation; the library that defines it may not be imported.
@@ -265,7 +260,7 @@ def overload(target: str) -> Callable[..., Any]:
 
 
 def substitute(argument: Any, replace: Callable[[int], Any]) -> Any:
-    """The same argument with each `Ref` replaced by what `replace` gives for its value.
+    """Return an argument with the result of `replace` in place of each `Ref`.
 
     Example:
         >>> substitute(([Ref(1), 2], 3), lambda value: f"%{value}")
@@ -281,7 +276,7 @@ def substitute(argument: Any, replace: Callable[[int], Any]) -> Any:
 
 
 def append_parts(kind: type, arguments: Iterable[Any], found: list[Any]) -> None:
-    """Adds the parts of a kind, such as `Ref`, among arguments and lists of them to a list, in order."""
+    """Append all parts of a kind, such as `Ref`, in arguments and in lists of them, in order."""
     for argument in arguments:
         if isinstance(argument, kind):
             found.append(argument)
@@ -296,5 +291,5 @@ def _text(argument: Any) -> str:
 
 
 def shape_text(of: Any) -> str:
-    """Type and shape of a tensor or a value, such as `float32[2, 3]`."""
+    """Return type and shape of a tensor or a value, such as `float32[2, 3]`."""
     return f"{str(of.dtype).removeprefix('torch.')}{list(of.shape)}"

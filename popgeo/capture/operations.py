@@ -1,8 +1,8 @@
-"""The one table of operations, `operations.csv`: what each is, how its work divides, and how the engine runs it.
+"""The table of operations, `operations.csv`: family, cost rule, division of work, and execution of each operation.
 
-A row is all that the rest of the library needs to know about an operation. Its family names the file of `ipu/cost` that
-plans it and the file of `ipu/tiles/lower` that divides it over tiles; views cost nothing and are found where movement
-is. An operation that has no row is planned as slow software, and divided as far as torch's own description goes.
+A row is everything that the rest of the library knows about an operation. Its family names the file of `ipu/cost` with
+its cost and the file of `ipu/tiles/lower` with its division over tiles; views cost nothing and are in the files of
+movement. An operation without a row is planned as slow software, and divided as far as torch's description allows.
 """
 
 import csv
@@ -16,14 +16,14 @@ UNKNOWN = "unknown"
 
 
 class Division(str, Enum):
-    """How the work of an operation can be divided.
+    """A way to divide the work of an operation.
 
     Attributes:
-        ELEMENT: Each element of the result needs the same element of the operands only.
-        PATTERN: Elements are moved in a pattern that no data decides.
+        ELEMENT: Each element of the result needs only the same element of the operands.
+        PATTERN: Elements move in a pattern that does not depend on data.
         SLICES: Slices along a dimension are independent of each other.
-        OWN: In a way of its family's own.
-        WHOLE: Not at all: no way to divide it is written, so it runs in one place.
+        OWN: The family divides it in its own way.
+        WHOLE: It is not divided, and runs in one place.
     """
 
     ELEMENT = "element"
@@ -34,16 +34,16 @@ class Division(str, Enum):
 
 
 class Out(str, Enum):
-    """How a result is made in memory that is there already.
+    """A way to write a result into existing memory.
 
     Attributes:
-        SCHEMA: By the form of the operation that takes `out`, where torch has a kernel for one.
-        BINDING: Likewise, through the function of that name in `torch`, which takes its arguments faster.
-        COPY: By a copy of the operand.
-        ZEROS: By filling it with zeros.
-        ONES: By filling it with ones.
-        NOTHING: By leaving it as it is.
-        RESIZES: Never: torch's form with `out` resizes the memory while it works.
+        SCHEMA: Torch's overload with `out`, if it has a kernel.
+        BINDING: The function of that name in `torch` with `out`, which parses its arguments faster.
+        COPY: A copy of the operand.
+        ZEROS: Zeros.
+        ONES: Ones.
+        NOTHING: The memory stays unchanged.
+        RESIZES: No way: torch's form with `out` resizes the memory while it works.
     """
 
     SCHEMA = ""
@@ -56,13 +56,13 @@ class Out(str, Enum):
 
 
 class ChainStep(str, Enum):
-    """As what an operation joins a chain of element-wise steps.
+    """The form of an operation in a chain of element-wise steps.
 
     Attributes:
-        NO: It never does.
+        NO: It never joins a chain.
         UNARY: The step of the same name, on one operand.
         COMPARISON: The step of the same name, on two operands; its result is a mask.
-        OWN: As the steps that `engine/fuse/chain_steps.py` writes for it.
+        OWN: The steps that `engine/fuse/chain_steps.py` writes for it.
     """
 
     NO = ""
@@ -72,11 +72,11 @@ class ChainStep(str, Enum):
 
 
 class DrawCount(str, Enum):
-    """What decides how many random numbers an operation draws, if torch marks it as random.
+    """The number of random numbers that an operation draws, if torch marks it as random.
 
     Attributes:
-        DATA: The data, as far as is known.
-        SHAPE: The shapes alone.
+        DATA: The number may depend on the data.
+        SHAPE: The number depends only on shapes.
         NEVER: It draws none on a processor, although it is marked.
     """
 
@@ -90,19 +90,17 @@ class Operation:
     """One row of the table.
 
     Attributes:
-        name: As `name_of` gives it.
-        family: What kind of work it is.
-        rule: What its cost is worked out by: `rule_NAME` in the file of `ipu/cost` that its family names.
-        lowering: What divides it in its family's own way: `lower_NAME` in the file of
-            `ipu/tiles/lower` that its family names.
-        divisions: Ways to divide it, the first that fits counts.
-        out: How its result is made in memory that is there already.
-        chain: As what it joins element-wise chains.
-        moves_rows: Whether it moves rows that an index names, as messages along edges.
-        draws: What decides how many random numbers it draws.
-        passes: What a machine that has no such operation does to each element, one after the other: names of loops in
-            `ipu/cost/loops.py`, or what `plan_groups` of `ipu/cost/norms.py` takes. None where its cost is worked out
-            otherwise.
+        name: Name, as from `name_of`.
+        family: Kind of work.
+        rule: Cost rule: `rule_NAME` in the family's file of `ipu/cost`.
+        lowering: Division in the family's own way: `lower_NAME` in the family's file of `ipu/tiles/lower`.
+        divisions: Ways to divide it; the first that fits is used.
+        out: Way to write its result into existing memory.
+        chain: Form in chains of element-wise steps.
+        moves_rows: Whether an index names the rows that it moves, as messages along edges.
+        draws: Number of random numbers that it draws.
+        passes: Passes over each element on a machine without this operation: names of loops in `ipu/cost/loops.py`, or
+            arguments of `plan_groups` in `ipu/cost/norms.py`. Empty if its cost has another rule.
     """
 
     name: str
@@ -118,12 +116,12 @@ class Operation:
 
     @property
     def short_name(self) -> str:
-        """Its name without the library that it is of."""
+        """Its name without its library."""
         return self.name.partition(".")[2]
 
     @property
     def file(self) -> str:
-        """Name of the file that has its rule, and of the one that has its lowering; views are found with movement."""
+        """Name of the files with its rule and its lowering; the files of movement contain views."""
         return "movement" if self.family == "view" else self.family
 
 
@@ -145,11 +143,11 @@ def _rows() -> Iterator[Operation]:
 
 
 OPERATIONS: Mapping[str, Operation] = {row.name: row for row in _rows()}
-"""Every row by its name; a row without a library's name in the file is one of `aten`."""
+"""All rows by name; a name without a library in the file belongs to `aten`."""
 
 
 def name_of(target: str) -> str:
-    """A target without its overload and without the underscore that says it works in place.
+    """Return a target without its overload and without the underscore of operations in place.
 
     Example:
         >>> name_of("aten.index_add_.default")
@@ -159,7 +157,7 @@ def name_of(target: str) -> str:
 
 
 def operation_of(target: str) -> Operation:
-    """The row of an operation, whatever its overload; a row of an unknown family if the table has no row.
+    """Return the row of an operation, for all its overloads; without a row, one of an unknown family.
 
     Example:
         >>> operation_of("aten.addmm.default").family, operation_of("aten.linalg_inv.default").family

@@ -1,4 +1,4 @@
-"""A graph that is being written: operations and values so far, which tensor represents which value, what it holds."""
+"""A graph during its capture: operations and values so far, the value of each tensor, and known contents."""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
@@ -13,22 +13,22 @@ from popgeo.capture.marks import layout_of
 from popgeo.capture.op_graph import Input, Op, OpGraph, Ref, Value, substitute
 from popgeo.capture.passes import is_random, run_op
 
-# Positions of the arguments that do not decide how many elements such an operation returns.
+# Positions of the arguments that do not decide the number of elements of the result.
 _DATA = {"index": (0,), "masked_select": (0,), **dict.fromkeys(("index_put", "index_put_", "_index_put_impl_"), (0, 2))}
 
 
 class UnknownValue(Exception):
-    """What a tensor holds depends on what is not known."""
+    """An error about the contents of a tensor that depend on unknown values."""
 
 
 class Page:
-    """Operations, values, inputs and constants as they come.
+    """The operations, values, inputs and constants of a capture so far.
 
     Attributes:
-        ops: The operations, in order.
-        values: What they read and make.
-        inputs: The value of each input.
-        constants: What operations have read that nothing made, by value.
+        ops: Operations, in order.
+        values: Values that they read and make.
+        inputs: Value of each input.
+        constants: Tensors that operations read and no operation made, by value.
     """
 
     def __init__(self) -> None:
@@ -37,35 +37,35 @@ class Page:
         self.inputs: dict[Input, int] = {}
         self.constants: dict[int, Tensor] = {}
         self._numbers: dict[int, int] = {}
-        # A number is found by the tensor's id, so none may be freed and its id used again.
+        # Numbers are found by the ids of tensors, so no tensor may be freed and its id used again.
         self._kept: list[Tensor] = []
         self._storages: dict[int, int] = {}
 
     def add_inputs(self, given: Mapping[Input, Tensor]) -> None:
-        """Says what the tensors are that each run is given."""
+        """Add one value per input of the graph."""
         for one, tensor in given.items():
             self.inputs[one] = self.new_value(tensor, producer=None)
 
     def number(self, tensor: Tensor) -> int:
-        """The number of a tensor's value; a tensor that nothing made is a constant."""
+        """Return the number of a tensor's value; a tensor that no operation made becomes a constant."""
         known = self._numbers.get(id(tensor))
         if known is None:
             mode = detect_fake_mode()
-            stands_in = tensor if mode is None else mode.from_tensor(tensor)  # in whose memory its views will lie
+            stands_in = tensor if mode is None else mode.from_tensor(tensor)  # later views lie in its memory
             known = self._numbers[id(tensor)] = self.new_value(stands_in, producer=None)
             self.constants[known] = tensor
         return known
 
     def output(self, tensor: Tensor) -> int:
-        """The number of what the next operation returns, which may be a tensor that it was given."""
+        """Return the number of a result of the next operation, which may be one of its operands."""
         known = self._numbers.get(id(tensor))
         return self.new_value(tensor, producer=len(self.ops)) if known is None else known
 
     def new_value(self, tensor: Tensor, producer: int | None) -> int:
-        """The number of a new value, which the tensor represents from now on.
+        """Return the number of a new value, which the tensor represents from now on.
 
         Raises:
-            ValueError: the tensor is a sparse one.
+            ValueError: the tensor is sparse.
         """
         if tensor.layout is not torch.strided:
             raise ValueError(f"A {tensor.layout} tensor has no fixed layout; make it dense, or pass an edge_index.")
@@ -76,15 +76,15 @@ class Page:
         return len(self.values) - 1
 
     def share_memory(self, view: Tensor, of: Tensor) -> None:
-        """Lets the memory of a view that nothing has been told of be that of another tensor."""
+        """Place a view that has no value yet in the memory of another tensor."""
         self._storages.setdefault(view.untyped_storage()._cdata, self.values[self.number(of)].storage)
 
     def forget(self, tensor: Tensor) -> None:
-        """Lets a tensor represent something else from now on."""
+        """Remove the value of a tensor, which gets a new value later."""
         del self._numbers[id(tensor)]
 
     def with_refs(self, argument: Any) -> Any:
-        """An argument with the numbers of its tensors instead of them."""
+        """Return an argument with a `Ref` in place of each tensor."""
         if isinstance(argument, Tensor):
             return Ref(self.number(argument))
         if isinstance(argument, list | tuple):
@@ -92,26 +92,26 @@ class Page:
         return argument
 
     def is_constant(self, tensor: Tensor) -> bool:
-        """Whether an operation has read this tensor, which nothing made."""
+        """Check whether operations have read a tensor that no operation made and that is no input."""
         return self._numbers.get(id(tensor)) in self.constants
 
     def is_fresh(self, tensor: Tensor) -> bool:
-        """Whether a tensor lies in memory that an operation made."""
+        """Check whether a tensor lies in memory that an operation made."""
         known = self._numbers.get(id(tensor))
         given = self.storages((*self.inputs.values(), *self.constants))
         return known is not None and self.values[known].storage not in given
 
     def has_other_shape(self, tensor: Tensor) -> bool:
-        """Whether a tensor has got another shape since it was written down."""
+        """Check whether the shape of a tensor has changed since it was recorded."""
         known = self._numbers.get(id(tensor))
         return known is not None and tensor.shape != self.values[known].shape
 
     def depends_on(self, tensor: Tensor) -> set[int]:
-        """The numbers of the values that a tensor was worked out from, its own included."""
+        """Return the numbers of the values from which a tensor was computed, with its own."""
         return {self.number(tensor), *(v for op in self.ops_for(tensor) for v in op.reads())}
 
     def ops_for(self, tensor: Tensor) -> list[Op]:
-        """The operations that a tensor was worked out by, in order."""
+        """Return the operations that computed a tensor, in order."""
         needed = {self.number(tensor)}
         memory, found = self.storages(needed), []
         for op in reversed(self.ops):
@@ -122,7 +122,7 @@ class Page:
         return found[::-1]
 
     def formula(self, tensor: Tensor) -> str:
-        """How a tensor was worked out by the last few operations; where two are the same, so are the values."""
+        """Return a text of the last few operations that computed a tensor; tensors with equal texts are equal."""
         written = self.storages(v for op in self.ops for v in op.writes)
 
         def of(number: int, depth: int) -> Any:
@@ -143,17 +143,17 @@ class Page:
         given: Mapping[int, Tensor] | None = None,
         makes_up: bool = False,
     ) -> Any:
-        """The result of an operation on what its operands hold; a stand-in for each tensor.
+        """Return the result of an operation on the contents of its operands, with a stand-in for each tensor.
 
         Args:
-            func: The operation.
-            args: Its positional arguments.
-            kwargs: Its keyword arguments.
-            given: What some stand-ins hold that nothing made, by their id.
-            makes_up: Take what is not known to be ones.
+            func: Operation.
+            args: Positional arguments.
+            kwargs: Keyword arguments.
+            given: Contents of stand-ins that no operation made, by their id. Default: none.
+            makes_up: Use ones for unknown contents. Default: False.
 
         Raises:
-            UnknownValue: an operand that decides the result depends on what is neither constant nor given.
+            UnknownValue: an operand that decides the result depends on a value that is neither constant nor given.
         """
         data: Collection[int] = _DATA.get(func._schema.name.removeprefix("aten::"), ())
 
@@ -176,12 +176,12 @@ class Page:
                     f"{list(changed.shape)} in place. Make a new tensor: leave out the underscore of its name, or out=."
                 )
             return args[0]
-        # Of constants alone nothing is a stand-in yet.
+        # If all operands are constants, none of them is a stand-in.
         mode = detect_fake_mode(args) or next(one.fake_mode for one in self._kept if isinstance(one, FakeTensor))
         return tree_map(lambda part: mode.from_tensor(part) if isinstance(part, Tensor) else part, made)
 
     def _elements(self, tensor: Tensor, given: Mapping[int, Tensor]) -> Tensor:
-        """What a tensor holds, computed again in memory of its own; a tensor from outside itself if nothing made it."""
+        """Return the contents of a tensor, computed again in new memory, or an outside tensor that nothing changed."""
         ops, number = self.ops_for(tensor), self.number(tensor)
         if any(is_random(op) or op.bodies for op in ops):
             raise UnknownValue
@@ -197,10 +197,10 @@ class Page:
         return values[number]
 
     def changed(self, given: Mapping[Input, Tensor]) -> set[Input]:
-        """The inputs whose elements some operation changes in place.
+        """Return the inputs that some operation changes in place.
 
         Raises:
-            ValueError: an input is given another shape in place, or other memory, as the caller's tensor would not be.
+            ValueError: an input has got another shape or other memory in place; the caller's tensor would not get them.
         """
         for one, tensor in given.items():
             value = self.values[self.inputs[one]]
@@ -214,11 +214,11 @@ class Page:
         return {one for one in given if self.values[self.inputs[one]].storage in written}
 
     def storages(self, numbers: Iterable[int]) -> set[int]:
-        """The storages of values."""
+        """Return the storages of values."""
         return {self.values[v].storage for v in numbers}
 
     def graph(self, outputs: Sequence[Tensor | None]) -> OpGraph:
-        """What was written down, returning these tensors."""
+        """Return the recorded graph with these tensors as its results."""
         made = tuple(None if tensor is None else self.number(tensor) for tensor in outputs)
         own = {v: _real(tensor) for v, tensor in self.constants.items()}
         ops, values = tuple(self.ops), tuple(self.values)
@@ -227,5 +227,5 @@ class Page:
 
 def _real(tensor: Tensor) -> Tensor:
     if isinstance(tensor, FakeTensor):
-        raise ValueError("A tensor of another capture is used; pass it as an argument or make it a buffer.")
+        raise ValueError("The model uses a tensor of another capture; pass it as an argument or make it a buffer.")
     return tensor.detach()

@@ -1,4 +1,4 @@
-"""Rewrites of a graph that leave every value as it is, bit by bit."""
+"""Rewrites of a graph that keep every value, bit by bit."""
 
 import functools
 import itertools
@@ -12,22 +12,22 @@ from torch import Tensor
 from popgeo.capture.op_graph import Input, Number, Op, OpGraph, Ref, Role, Value, overload, substitute
 from popgeo.capture.schemas import only_raises
 
-# Beyond this, making a tensor again at each run is cheaper than keeping it.
+# Bytes. Computing a larger tensor at each run is cheaper than keeping it.
 _LARGEST_CONSTANT = 2**26
 GATHER, SCATTER = "aten.index_select.default", "aten.index_add.default"
 
 
 def merge_equal_values(graph: OpGraph) -> OpGraph:
-    """Computes once what several operations compute alike, and looks at memory in one way only.
+    """Compute equal values once, and keep one view of each part of memory.
 
-    Two operations are alike when they have the same name and arguments, draw no random numbers, and neither read nor
-    return memory that anything changes in place. Two values are one when they show the same part of the same memory.
+    Two operations are equal if they have the same name and arguments, draw no random numbers, and neither read nor
+    return memory that an operation changes in place. Two values are one if they are the same part of the same memory.
     """
     mutated = graph.mutated_storages()
     stands_for: dict[int, int] = {}
     made: dict[Any, tuple[int, ...]] = {}
     shown: dict[Any, int] = {}
-    moved: dict[int, int] = {}  # views of what is left out look at the memory of what represents it
+    moved: dict[int, int] = {}  # views of a removed value move to the memory of the value that replaces it
     for number in [*graph.inputs.values(), *graph.constants]:
         shown.setdefault((graph.values[number].storage, graph.values[number].layout), number)
     kept = []
@@ -44,7 +44,7 @@ def merge_equal_values(graph: OpGraph) -> OpGraph:
                         moved[left] = kept_one
                 continue
             made[key] = op.makes()
-        if op.writes:  # what an operation changes in place, it returns under the same name
+        if op.writes:  # a value that is changed in place keeps its number as a result
             own = tuple(stands_for.get(v, v) if v is not None else None for v in op.outputs)
             op = replace(op, outputs=own) if own != op.outputs and {*own} <= {None, *op.reads()} else op
         views = {v: shown.setdefault((graph.values[v].storage, graph.values[v].layout), v) for v in op.makes()}
@@ -56,9 +56,9 @@ def merge_equal_values(graph: OpGraph) -> OpGraph:
 
 
 def drop_unused(graph: OpGraph) -> OpGraph:
-    """Leaves out what nothing returned, and no state, depends on.
+    """Remove operations on which neither results nor state depend.
 
-    Random draws stay, to keep the stream of numbers, and so do operations that are there to raise an error.
+    Random draws stay, to keep the stream of numbers. Operations that only raise errors stay, too.
     """
     values = graph.values
     needed = {v for v in graph.outputs if v is not None}
@@ -66,7 +66,7 @@ def drop_unused(graph: OpGraph) -> OpGraph:
     kept = []
     for op in reversed(graph.ops):
         changes = any(values[v].storage in seen for v in op.writes)
-        draws = is_random(op) and op.target != "popgeo.random_state.default"  # which only tells where the stream is
+        draws = is_random(op) and op.target != "popgeo.random_state.default"  # it only reads the state
         if changes or draws or _stays(op.target) or any(v in needed for v in op.makes()):
             kept.append(op)
             needed.update(op.reads())
@@ -75,20 +75,20 @@ def drop_unused(graph: OpGraph) -> OpGraph:
 
 
 def simplified(graph: OpGraph) -> OpGraph:
-    """What is computed alike computed once, and what nothing needs left out."""
+    """Return the graph with equal values merged and unused operations removed."""
     return drop_unused(merge_equal_values(graph))
 
 
 def fold_constants(graph: OpGraph) -> OpGraph:
-    """Computes now what depends on no input."""
+    """Compute now all values that depend on no input."""
     mutated = graph.mutated_storages()
     known = dict(graph.constants)
     kept = []
     for op in graph.ops:
         storages = {graph.values[v].storage for v in (*op.reads(), *op.makes())}
         small = sum(graph.values[v].nbytes for v in op.makes()) <= _LARGEST_CONSTANT
-        given_anew = any(isinstance(argument, Number) for argument in op.args)
-        varies = op.writes or op.bodies or is_random(op) or storages & mutated or given_anew
+        has_numbers = any(isinstance(argument, Number) for argument in op.args)
+        varies = op.writes or op.bodies or is_random(op) or storages & mutated or has_numbers
         if varies or not small or not all(v in known for v in op.reads()):
             kept.append(op)
         else:
@@ -99,7 +99,7 @@ def fold_constants(graph: OpGraph) -> OpGraph:
 
 
 def run_op(op: Op, values: Mapping[int, Any]) -> dict[int, Any]:
-    """What an operation makes of the values that it reads, by value.
+    """Return the results of an operation on known values, by value.
 
     Example:
         >>> run_op(Op(target="aten.relu.default", args=(Ref(0),), outputs=(1,)), {0: torch.tensor([-1.0, 1.0])})
@@ -112,7 +112,7 @@ def run_op(op: Op, values: Mapping[int, Any]) -> dict[int, Any]:
 
 
 def is_random(op: Op) -> bool:
-    """Whether an operation draws random numbers.
+    """Check whether an operation draws random numbers.
 
     Example:
         >>> is_random(Op(target="aten.bernoulli.default", args=(), outputs=()))
@@ -123,32 +123,32 @@ def is_random(op: Op) -> bool:
 
 @functools.cache
 def _draws(target: str) -> bool:
-    # Every pass asks of every operation, and torch looks a name up again each time.
+    # Every pass asks for each operation, and torch's lookup of a name is slow.
     return torch.Tag.nondeterministic_seeded in overload(target).tags  # type: ignore[attr-defined]
 
 
 @functools.cache
 def _stays(target: str) -> bool:
-    # As of `_draws`; what popgeo makes of loops and branches has no overload.
+    # Cached as `_draws` is. Loops and branches have no overload.
     return target.startswith("aten.") and only_raises(overload(target))
 
 
 def replace_values(op: Op, stands_for: Mapping[int, int]) -> Op:
-    """The same operation on other values."""
+    """Return the same operation on other values."""
     if stands_for.keys().isdisjoint((*op.reads(), *op.writes)):
         return op
     return renumbered(op, lambda v: stands_for.get(v, v), lambda v: v)
 
 
 def renumbered(op: Op, read: Callable[[int], int], made: Callable[[int], int], **changes: Any) -> Op:
-    """The same operation with other numbers for the values that it reads, and for those that it makes."""
+    """Return an operation with other numbers for the values that it reads and makes."""
     args, kwargs = (substitute(given, lambda v: Ref(read(v))) for given in (op.args, op.kwargs))
     outputs = tuple(None if v is None else made(v) for v in op.outputs)
     return replace(op, args=args, kwargs=kwargs, outputs=outputs, writes=tuple(map(read, op.writes)), **changes)
 
 
 def new_storages(values: Iterable[Value]) -> Iterator[int]:
-    """Numbers of storages that none of these values has."""
+    """Yield numbers of storages that none of these values has."""
     return itertools.count(max((value.storage for value in values), default=-1) + 1)
 
 
@@ -159,7 +159,7 @@ def with_ops(
     constants: Mapping[int, Tensor] | None = None,
     values: Sequence[Value] | None = None,
 ) -> OpGraph:
-    """The graph with other operations; who makes which value is set again."""
+    """Return the graph with other operations; the producer of each value is set again."""
     known = graph.constants if constants is None else constants
     given = {*known, *graph.inputs.values()}
     numbered = with_producers(graph.values if values is None else values, ops, given)
@@ -167,13 +167,13 @@ def with_ops(
 
 
 def with_producers(values: Sequence[Value], ops: Sequence[Op], given: Set[int]) -> tuple[Value, ...]:
-    """The values with their producers set again: the first operation that makes each; None for what is given."""
+    """Return the values with the first operation that makes each as its producer; None for given values."""
     producer = {v: index for index, op in reversed([*enumerate(ops)]) for v in op.makes() if v not in given}
-    return tuple(value.made_by(producer.get(v)) for v, value in enumerate(values))  # as every pass numbers all again
+    return tuple(value.made_by(producer.get(v)) for v, value in enumerate(values))
 
 
 def at_storage(value: Value, moved: Mapping[int, int]) -> Value:
-    """The same value in the memory that its own was moved to."""
+    """Return a value in the memory to which its storage was moved."""
     storage = _moved_to(value.storage, moved)
     return value if storage == value.storage else replace(value, storage=storage)
 
@@ -185,20 +185,19 @@ def _moved_to(storage: int, moved: Mapping[int, int]) -> int:
 
 
 def _hashable(argument: Any) -> Any:
-    """Tells 1 from 1.0 and True, and 0.0 from -0.0."""
+    """Return a hashable form of an argument that tells 1 from 1.0 and True, and 0.0 from -0.0."""
     if isinstance(argument, list | tuple):
         return tuple(_hashable(item) for item in argument)
     return argument if isinstance(argument, Ref) else (type(argument), repr(argument))
 
 
 def use_row_indexing(graph: OpGraph) -> tuple[OpGraph, frozenset[Input]]:
-    """Replaces `x[index]` by `index_select` and its gradient by `index_add`, if one index picks rows.
+    """Replace `x[index]` by `index_select`, and its gradient by `index_add`, if one index picks rows.
 
-    Only indices that are part of an input are looked at, because the results are the same, bit by bit, as long as none
-    is negative.
+    The results are equal, bit by bit, if no index is negative. So only indices that are part of an input are replaced.
 
     Returns:
-        The graph, and the inputs to check at each run.
+        The graph, and the inputs to check for negative numbers at each run.
     """
     arguments = {graph.values[v].storage: given for given, v in graph.inputs_of(Role.ARGUMENT).items()}
     relied_on, mutated = set[Input](), graph.mutated_storages()
@@ -216,7 +215,7 @@ def use_row_indexing(graph: OpGraph) -> tuple[OpGraph, frozenset[Input]]:
 
 
 def without_row_indexing(graph: OpGraph, relied_on: frozenset[Input]) -> OpGraph:
-    """The graph in the form that also takes negative indices in these inputs."""
+    """Return the graph in the form that also takes negative indices in these inputs."""
     storages = {graph.values[graph.inputs[given]].storage for given in relied_on}
     ops = []
     for op in graph.ops:

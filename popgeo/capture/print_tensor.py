@@ -1,4 +1,4 @@
-"""Prints a tensor, and its gradient, each time that a step runs."""
+"""An operation that prints a tensor, and its gradient, each time that a step runs."""
 
 from typing import Any
 
@@ -37,18 +37,18 @@ def print_tensor(
     width: int = 80,
     digits: int = 4,
 ) -> Tensor:
-    """A copy of a tensor that is printed whenever it is made; a compiled step prints in every run.
+    """Return a copy of a tensor, and print it; a compiled step prints at every run.
 
-    Where the copy is not used, nothing is printed in a compiled step, which leaves out what nothing needs.
+    A compiled step removes unused operations, so it prints only if the model uses the copy.
 
     Args:
-        tensor: What to print.
-        title: Stands before it.
-        print_gradient: Print the gradient too, under the title with `_gradient` behind it.
-        threshold: Elements from which on only the edges are printed.
-        edge_items: Elements at each edge.
-        width: Characters of a line.
-        digits: Digits behind the point.
+        tensor: Tensor to print.
+        title: Text before the tensor. Default: none.
+        print_gradient: Print the gradient as well, with the title and `_gradient`. Default: True.
+        threshold: Number of elements above which only the edges are printed. Default: 1000.
+        edge_items: Elements at each edge. Default: 3.
+        width: Characters per line. Default: 80.
+        digits: Digits after the point. Default: 4.
 
     Example:
         >>> doubled = 2 * print_tensor(torch.tensor([1.5]), "x")

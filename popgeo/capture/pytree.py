@@ -1,4 +1,4 @@
-"""Arguments and results of any nesting, taken apart into tensors and put together again."""
+"""Arguments and results of any nesting, split into tensors and a structure, and put together again."""
 
 import copy
 import sys
@@ -13,13 +13,13 @@ if TYPE_CHECKING:
     from torch_geometric.data.data import BaseData
 
 _PARTS = (Tensor, bool, int, float)
-# What is compared by value; everything else that is not a tensor must be the same object.
+# Types that are compared by value. Every other part that is not a tensor must be the same object.
 SCALARS = (bool, int, float, complex, str, bytes, type(None))
 
 
 @dataclass(frozen=True)
 class Leaf:
-    """Where a tensor was."""
+    """The place of a tensor in a nest."""
 
     shape: tuple[int, ...]
     dtype: Any
@@ -27,7 +27,7 @@ class Leaf:
 
 @dataclass(frozen=True)
 class FixedValue:
-    """Something that is not a tensor and becomes part of the compiled program."""
+    """A part that is not a tensor; it becomes a constant of the compiled program."""
 
     value: Any
 
@@ -36,9 +36,14 @@ class FixedValue:
 class Container:
     """A container: its type, the names of its parts, and the parts.
 
-    Graph data also has the object to copy, and, among results, the number of the argument that holds the same but for
-    tensors: everything else then comes from that argument of each call. Dataclasses, subclasses of dict and what
-    `register_kind` knows have the object that they are put together like.
+    Attributes:
+        kind: Class of the container.
+        keys: Names of the parts.
+        parts: Structures of the parts.
+        template: Graph data to copy, if the container is graph data.
+        like: Number of the argument that equals the result except for tensors, if the container is graph data among the
+            results. All other attributes then come from that argument of each call.
+        original: Object to copy, if the container is a dataclass, a subclass of dict, or of a registered class.
     """
 
     kind: type
@@ -54,17 +59,17 @@ Structure = Leaf | FixedValue | Container
 TakeApart = Callable[[Any], Iterable[Any]]
 """The parts of an object, in order."""
 PutTogether = Callable[[Any, Iterator[Any]], Any]
-"""An object like the first, of other parts."""
+"""A copy of an object with other parts."""
 _REGISTERED: dict[type, tuple[TakeApart, PutTogether]] = {}
 
 
 def register_kind(kind: type, take_apart: TakeApart, put_together: PutTogether) -> None:
-    """Makes known how objects of a class and its subclasses, as arguments and results, are taken apart.
+    """Register how objects of a class and its subclasses are split and put together, as arguments and results.
 
     Args:
-        kind: The class; graph data, dictionaries, lists, tuples and dataclasses need none.
-        take_apart: The tensors that an object holds, in order; what else it holds is part of the compiled program.
-        put_together: An object like the one given, with other tensors.
+        kind: Class. Graph data, dictionaries, lists, tuples and dataclasses need no registration.
+        take_apart: Returns the tensors of an object, in order; all other parts become constants of the program.
+        put_together: Returns a copy of an object with other tensors.
 
     Example:
         >>> class Pair:
@@ -82,7 +87,7 @@ def _registered(kind: type) -> tuple[TakeApart, PutTogether] | None:
 
 
 def flatten(tree: Any) -> tuple[list[Tensor], Structure]:
-    """The tensors of a nest of tuples, named tuples, lists, dicts and PyG data objects, and the nest without them.
+    """Return the tensors of a nest of tuples, named tuples, lists, dicts and PyG data objects, and its structure.
 
     Example:
         >>> import torch
@@ -120,13 +125,13 @@ def _take_apart(tree: Any, tensors: list[Tensor]) -> Structure:
 
 
 def is_graph_data(tree: Any) -> bool:
-    """Whether something is graph data of PyG, which is not imported for this question."""
+    """Check whether an object is graph data of PyG; the check does not import PyG."""
     pyg = sys.modules.get("torch_geometric.data.data")
     return pyg is not None and isinstance(tree, pyg.BaseData)
 
 
 def _is_foreign_dataclass(tree: Any) -> bool:
-    """Whether something is a user's record; popgeo's own, as plans are, stay whole."""
+    """Check whether an object is a user's dataclass; popgeo's own, such as plans, are not split."""
     record = is_dataclass(tree) and not isinstance(tree, type | nn.Module)
     return record and not type(tree).__module__.startswith("popgeo.")
 
@@ -138,12 +143,13 @@ def _data_parts(data: "BaseData") -> Iterator[tuple[tuple[Any, str], Any]]:
 
 
 def unflatten(structure: Structure, tensors: Iterable[Any], arguments: Sequence[Any] = ()) -> Any:
-    """The nest that `flatten` took apart, with these tensors in the order of its list.
+    """Return a nest with this structure and these tensors, in the order of `flatten`.
 
     Args:
-        structure: The nest without its tensors.
-        tensors: What to put in.
-        arguments: The graph data among the arguments of a call, which results may be like.
+        structure: Structure from `flatten`.
+        tensors: Tensors of the nest.
+        arguments: Graph data among the arguments of a call; graph data among the results is made like it. Default:
+            none.
     """
     tensors = iter(tensors)
     if isinstance(structure, Leaf):
@@ -180,17 +186,8 @@ def _put_together_like(structure: Container, parts: Sequence[Any]) -> Any:
     return made
 
 
-def templates(structure: Structure) -> Iterator[Any]:
-    """The graph data objects in a nest, in order."""
-    if isinstance(structure, Container):
-        if structure.template is not None:
-            yield structure.template
-        for part in structure.parts:
-            yield from templates(part)
-
-
 def note_likeness(results: Structure, arguments: Sequence[Any]) -> Structure:
-    """The nest of a model's results, where graph data knows which of the arguments it is like."""
+    """Note the argument that each graph data object among the results resembles, and return the new structure."""
     if not isinstance(results, Container):
         return results
     parts = tuple(note_likeness(part, arguments) for part in results.parts)
@@ -201,12 +198,12 @@ def note_likeness(results: Structure, arguments: Sequence[Any]) -> Structure:
 def _find_like(result: Container, arguments: Sequence[Any]) -> int | None:
     for number, argument in enumerate(arguments):
         keys = {place for place, part in _data_parts(argument) if isinstance(part, _PARTS)}
-        same_rest = besides(argument, keys) == besides(result.template, result.keys)
+        same_rest = other_keys(argument, keys) == other_keys(result.template, result.keys)
         if type(argument) is result.kind and same_rest and keys <= set(result.keys):
             return number
     return None
 
 
-def besides(data: "BaseData", keys: Iterable[Any]) -> set[Any]:
-    """Where graph data holds something next to the parts with these keys."""
+def other_keys(data: "BaseData", keys: Iterable[Any]) -> set[Any]:
+    """Return the keys of graph data other than these."""
     return {place for place, _ in _data_parts(data)} - set(keys)

@@ -1,4 +1,4 @@
-"""Writes down each operation that torch runs, as an `OpGraph`."""
+"""A mode that records each operation of torch in an `OpGraph`."""
 
 import contextlib
 import itertools
@@ -30,17 +30,21 @@ from popgeo.replaced import replaced
 
 
 class Recorder(TorchDispatchMode):
-    """Writes down each operation below autograd, so that forward, backward and updates look alike.
+    """A mode that records each operation below autograd, so that forward, backward and updates have one form.
 
-    It works on fake tensors, which have a shape and no data, and on real ones; `page` is what it writes.
+    It works on fake tensors, which have a shape and no data, and on real ones.
 
     Args:
-        stop: Code of the function in which the model starts; lines above it are not the model's.
-        on_problem: Called with what depends on data; it may raise, as the default does.
-        phase: What to call what comes first.
-        keeps_state: Refuse changes of tensors that are not inputs, because they would be lost after the step.
-        on_result: Called after each operation with it, its arguments and its result.
-        instead: Called in the place of an operation whose result depends on data; by default it runs.
+        stop: Code of the function that calls the model; its callers are not lines of the model.
+        on_problem: Called with each dependence on data. Default: raise an error.
+        phase: Phase of the first operations. Default: `forward`.
+        keeps_state: Refuse changes of tensors that are not inputs, because a step would lose them. Default: True.
+        instead: Called in place of an operation with a result that depends on data. Default: run the operation.
+
+    Attributes:
+        page: The recorded graph so far.
+        on_result: Called after each operation with the operation, its arguments and its result.
+        on_operation: Called after each recorded operation.
     """
 
     def __init__(
@@ -63,42 +67,42 @@ class Recorder(TorchDispatchMode):
         self.page = Page()
         self._forward_of: dict[int, dict[str, Any]] = {}
         self.block: BlockMark | None = None
-        self.block_numbers = itertools.count()  # of those without a name
+        self.block_numbers = itertools.count()  # the names of blocks without a name
         self._paused = self._in_body = False
         self.refusal: BaseException | None = None
-        self.moved: set[int] = set()
-        """The storages of inputs that lie differently in the caller's memory: views with an offset or with strides."""
+        self.view_storages: set[int] = set()
+        """Storages of inputs that are views with an offset or strides in the caller's memory."""
 
     @contextlib.contextmanager
-    def apart(self) -> Iterator[None]:
-        """Begins a graph of its own, as the body of a loop is, and continues with the one before after the block.
+    def separate_graph(self) -> Iterator[None]:
+        """Record the block in a separate graph, such as the body of a loop, then continue with the previous graph.
 
-        What the block uses from outside is a constant of that graph.
+        Outside tensors that the block uses are constants of that graph.
         """
         with replaced(self, "page", Page()), replaced(self, "_in_body", True):
             yield
 
     def paused(self) -> contextlib.AbstractContextManager[None]:
-        """Writes nothing down while the block runs."""
+        """Record nothing while the block runs."""
         return replaced(self, "_paused", True)
 
     def add(self, target: str, args: tuple[Any, ...], results: Sequence[Tensor], bodies: tuple[OpGraph, ...]) -> None:
-        """Writes down an operation with graphs of its own, which torch does not know."""
+        """Record an operation with bodies, which torch does not know."""
         recorded = self.page.with_refs(args)
         outputs = tuple(self.page.new_value(tensor, producer=len(self.page.ops)) for tensor in results)
         self._append(target, recorded, outputs, bodies=bodies)
 
     def line(self) -> str:
-        """The model's line that runs now, as `file:line in function: code`."""
+        """Return the line of the model that runs now, as `file:line in function: code`."""
         return model_lines.describe(model_lines.model_frame(self._stop))
 
     @contextlib.contextmanager
     def follow_modules(self, module: nn.Module) -> Iterator[None]:
-        """Keeps `modules` at the names of the submodules that are running, while the block runs."""
+        """Keep the names of the running submodules in `modules` while the block runs."""
         with contextlib.ExitStack() as hooks:
             for name, submodule in module.named_modules():
                 if isinstance(submodule, torch.jit.ScriptModule):
-                    continue  # takes no hooks: what it runs counts as its parent's
+                    continue  # it takes no hooks, so its operations belong to its parent
 
                 def enter(module: nn.Module, args: Any, name: str = name) -> None:
                     self.modules.append(name)
@@ -115,35 +119,35 @@ class Recorder(TorchDispatchMode):
             return args[0].device
         try:
             raise_held()
-        except BaseException as error:  # which TorchScript would hand on without its kind
+        except BaseException as error:  # TorchScript would change its class
             self.refusal = error
             raise
         keywords = dict(kwargs or {})
         if self._paused:
             return func(*args, **keywords)
         func = IN_MEMORY.get(func, func)
-        if is_composite(func):  # which torch takes apart itself, except for tensors that were made in inference mode
+        if is_composite(func):  # torch decomposes these itself, except for tensors made in inference mode
             with self:
                 return func.decompose(*args, **keywords)
         if refused_shapes.is_dynamic(func, args, keywords):
             result = self._known(func, args, keywords)
         elif not makes_tensors(func) and not any(isinstance(arg, fake_tensor.FakeTensor) for arg in args):
-            # A number of a tensor from outside, which a fake tensor could not tell.
+            # The result is a number of an outside tensor; a fake tensor has no numbers.
             with fake_tensor.unset_fake_temporarily():
                 result = func(*args, **keywords)
         else:
             viewed = args[0] if func.is_view and args and args[0].layout is torch.strided else None
             memory = 0 if viewed is None else viewed.untyped_storage().nbytes()
-            if func is torch.ops.aten.as_strided.default and args[0].untyped_storage()._cdata in self.moved:
+            if func is torch.ops.aten.as_strided.default and args[0].untyped_storage()._cdata in self.view_storages:
                 raise ValueError(
                     f"{self.line()}: as_strided counts from the memory of an argument that is itself a view, and a "
                     "compiled step has arguments in memory of its own. Index the tensor, or pass x.clone()."
                 )
             result = self._stand_in(func, args, keywords)
-            if viewed is not None and viewed.untyped_storage().nbytes() > memory:  # as stand-ins allow
+            if viewed is not None and viewed.untyped_storage().nbytes() > memory:  # stand-ins allow this
                 raise ValueError(
-                    f"{self.line()}: {func._schema.name} makes a view that ends beyond the {memory:,} bytes of the "
-                    "tensor that it views, which eager mode refuses, too. Make it end within the tensor."
+                    f"{self.line()}: {func._schema.name} makes a view that ends beyond the {memory:,} bytes of its "
+                    "tensor. Eager mode refuses it, too. Make it end within the tensor."
                 )
             self.on_result(func, args, keywords, result)
         if makes_tensors(func) or only_raises(func):
@@ -151,7 +155,7 @@ class Recorder(TorchDispatchMode):
         return result
 
     def _known(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """The result of what depends on data, if the data are known; raises otherwise."""
+        """Return the result of an operation that depends on data, if the data are known; report a problem otherwise."""
         try:
             return self.page.compute(func, args, kwargs)
         except UnknownValue:
@@ -159,13 +163,13 @@ class Recorder(TorchDispatchMode):
             return self._instead(func, args, kwargs)
 
     def _stand_in(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """The result on stand-ins; if they refuse what the kernel may take, one like the kernel's own."""
+        """Return the result on stand-ins; if they refuse the operands, compute a stand-in with the kernel."""
         try:
             return func(*args, **kwargs)
-        # Torch's table does not say so of these.
+        # Torch's table lacks these operations.
         except (fake_tensor.DynamicOutputShapeException, fake_tensor.DataDependentOutputException):
             return self._known(func, args, kwargs)
-        except (RuntimeError, IndexError, ZeroDivisionError) as error:  # by zero: the mean of no rows
+        except (RuntimeError, IndexError, ZeroDivisionError) as error:  # the mean of no rows divides by zero
             if type(error) not in (RuntimeError, IndexError, ZeroDivisionError):
                 raise
             try:
@@ -180,13 +184,13 @@ class Recorder(TorchDispatchMode):
         recorded_args = page.with_refs(args)
         recorded_kwargs = {key: page.with_refs(arg) for key, arg in kwargs.items()}
         writes = tuple(map(page.number, changed))
-        if name in VIEWS_IN_PLACE:  # from here on the tensor represents a view of what it was
+        if name in VIEWS_IN_PLACE:  # from here on the tensor is a view of its old value
             name, writes = VIEWS_IN_PLACE[name], ()
             page.forget(result)
         self._refuse_other_layouts(func, changed)
         if self._keeps_state:
             self._refuse_writes_to_constants(func, writes)
-        if func is torch.ops.aten.detach.default and page.is_constant(args[0]):  # which a stand-in of its own stood for
+        if func is torch.ops.aten.detach.default and page.is_constant(args[0]):  # detached from its stand-in
             page.share_memory(result, args[0])
         results = result if isinstance(result, tuple | list) else () if result is None else (result,)
         known: list[Tensor] = []
@@ -194,9 +198,9 @@ class Recorder(TorchDispatchMode):
             append_parts(Tensor, (*args, *kwargs.values()), known)
         new = [None if any(one is other for other in known) else one for one in results]
         if results and not any(one is not None for one in new):
-            return  # it hands on what it was given
+            return  # it returns its operands
         made: Any = new[0] if len(new) == 1 else None
-        if (viewed := _seen_through(made, known)) is not None:  # a view, whatever its schema says
+        if (viewed := _seen_through(made, known)) is not None:  # a view, even if its schema does not say so
             name, layout = _view_of(viewed, made)
             recorded_args, recorded_kwargs = (page.with_refs(viewed), *layout), {}
         outputs = tuple(page.output(tensor) if isinstance(tensor, Tensor) else None for tensor in new)
@@ -205,23 +209,23 @@ class Recorder(TorchDispatchMode):
             self.marked.append(result)
 
     def _append(self, target: str, args: tuple[Any, ...], outputs: tuple[int | None, ...], **other: Any) -> None:
-        """Adds an operation to the page, with what it is part of."""
+        """Add an operation with its place in the model to the page."""
         self.page.ops.append(Op(target=target, args=args, outputs=outputs, phase=self.phase, **self._place(), **other))
         self.on_operation()
 
     def _place(self) -> dict[str, Any]:
-        """Submodule, line and block of an operation; in the backward pass, of the forward operation."""
+        """Return submodule, line and block of an operation; in the backward pass, of its forward operation."""
         if self.phase == "backward":
             node = torch._C._current_autograd_node()
             return {} if node is None else self._forward_of.get(node._sequence_nr(), {})
         self.files |= model_lines.files(self._stop)
         place = {"module": self.modules[-1], "source": self.line(), "block": self.block}
-        # Autograd numbers its node just before it runs the operation; what needs no node leaves the number as it was.
+        # Autograd numbers its node just before it runs the operation; without a node the number stays the same.
         self._forward_of.setdefault(torch.autograd._get_sequence_nr() - 1, place)  # type: ignore[attr-defined]
         return place
 
     def problem_here(self, name: str) -> Callable[[], None]:
-        """Tells, when it is called, that an operation on the line that runs now depends on the data."""
+        """Return a function that reports an operation on the running line as dependent on data."""
         source = self.line()
         remedy = refused_shapes.remedy(name, refused_shapes.callers(sys._getframe(2)), source)
         problem = Problem(name, source, self.modules[-1], remedy)
@@ -236,7 +240,7 @@ class Recorder(TorchDispatchMode):
         return report
 
     def _refuse_other_layouts(self, func: Any, changed: Sequence[Tensor]) -> None:
-        """Refuses a tensor with a different shape or memory: its number would name a different tensor."""
+        """Refuse a tensor that got another shape or memory: its number would name another value."""
         for tensor in changed:
             if func._schema.name == "aten::set_" or self.page.has_other_shape(tensor):
                 raise ValueError(
@@ -246,14 +250,14 @@ class Recorder(TorchDispatchMode):
 
     def _refuse_writes_to_constants(self, func: Any, writes: Sequence[int]) -> None:
         if writes and self.page.storages(writes) & self.page.storages(self.page.constants):
-            outside = "parameter, buffer nor result. Make it a buffer with register_buffer, so that its state is kept."
+            advice = "parameter, buffer nor result. Make it a buffer with register_buffer, so that its state is kept."
             if self._in_body:
-                outside = "input of the loop or branch nor made in it. Pass it as an input, and use the result."
-            raise ValueError(f"{self.line()}: {func._schema.name} changes what is neither {outside}")
+                advice = "input of the loop or branch nor made in it. Pass it as an input, and use the result."
+            raise ValueError(f"{self.line()}: {func._schema.name} changes a tensor that is neither {advice}")
 
 
 def _seen_through(result: Any, given: Iterable[Tensor]) -> Tensor | None:
-    """Return the tensor whose memory a result shares, if there is one."""
+    """Return the operand that shares its memory with a result, or None."""
     if not isinstance(result, Tensor) or result.layout is not torch.strided:
         return None
     memory, same_type = result.untyped_storage()._cdata, (one for one in given if one.dtype is result.dtype)
@@ -270,6 +274,6 @@ def _view_of(viewed: Tensor, made: Tensor) -> tuple[str, tuple[Any, ...]]:
 
 
 def active_recorder() -> Recorder | None:
-    """What writes down the operations of now; None outside of a capture."""
+    """Return the active recorder; None outside of a capture."""
     modes = reversed(_get_current_dispatch_mode_stack())
     return next((mode for mode in modes if isinstance(mode, Recorder)), None)

@@ -1,4 +1,4 @@
-"""What is not static in a model: recognised by operation, explained by the model's line and a remedy."""
+"""Places in a model that are not static: recognized by operation, explained by the model's line and a remedy."""
 
 import csv
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from popgeo.capture.model_lines import frames, owner_of
 
-# What to write instead, by the function that calls an operation, and else by the operation.
+# Advice by the function that calls an operation, or by the operation.
 with Path(__file__).with_name("remedies.csv").open(newline="") as _file:
     _REMEDIES = {(row["of"], row["name"]): row["remedy"] for row in csv.DictReader(_file)}
 
@@ -24,9 +24,9 @@ class Problem:
     """One place where a shape, or the path of the program, depends on data.
 
     Attributes:
-        operation: Torch's name of it.
-        source: `file:line in function: code` of the model's line.
-        module: Dotted name of the submodule that it happened in.
+        operation: Name of the operation in torch.
+        source: Line of the model, as `file:line in function: code`.
+        module: Dotted name of the submodule.
         remedy: What to write instead.
     """
 
@@ -37,24 +37,29 @@ class Problem:
 
     def __str__(self) -> str:
         place = f" (in submodule {self.module})" if self.module else ""
-        what = f"{self.operation} depends on the data, and a compiled step needs it fixed"
-        return f"{self.source or 'the function itself'}{place}: {what}. Remedy: {self.remedy}."
+        problem = f"{self.operation} depends on the data, and a compiled step needs it fixed"
+        return f"{self.source or 'the function itself'}{place}: {problem}. Remedy: {self.remedy}."
 
 
 class DynamicShapeError(ValueError):
-    """A shape or a decision of the model depends on the data in the batch."""
+    """An error about a shape or a decision of the model that depends on the data in the batch."""
 
 
 def refuse(problem: Problem) -> None:
-    """Raises a DynamicShapeError that tells of a problem."""
+    """Raise a DynamicShapeError with the text of a problem."""
     raise DynamicShapeError(str(problem))
 
 
 def remedy(operation: str, callers: Sequence[str], source: str = "") -> str:
-    """Return what to write instead of an operation, by the functions that called it, innermost first, and its line.
+    """Return the advice for an operation.
 
-    Of functions that call each other, the remedy is that of the last, which is the one that the model calls; a number
-    of nodes that a function of loops would read is passed to that function.
+    The outermost known caller decides, because the model calls that one. In functions of self loops, a number of nodes
+    that is read from data has its own advice.
+
+    Args:
+        operation: Name of the operation.
+        callers: Functions of libraries that called it, innermost first.
+        source: Line of the model. Default: unknown.
 
     Example:
         >>> remedy("nonzero", ["forward"])
@@ -69,7 +74,7 @@ def remedy(operation: str, callers: Sequence[str], source: str = "") -> str:
 
 
 def is_dynamic(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
-    """Whether the shape of an operation's result, or a Python value it returns, depends on the data."""
+    """Check whether the shape of an operation's result, or a Python value that it returns, depends on the data."""
     name = func._schema.name.removeprefix("aten::")
     if name in ("index", "index_put_", "index_put", "_index_put_impl_"):
         masks = any(isinstance(index, Tensor) and index.dtype in (torch.bool, torch.uint8) for index in args[1])
@@ -77,12 +82,12 @@ def is_dynamic(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
     if name == "repeat_interleave":
         return isinstance(args[0], Tensor) and kwargs.get("output_size") is None
     if name == "_local_scalar_dense":
-        # A number that the program itself made (torch.tensor(0.5).item()), or found outside, is known while capturing.
+        # A number that the program made (torch.tensor(0.5).item()), or that lies outside, is known in a capture.
         return isinstance(args[0], FakeTensor) and args[0].constant is None
     return torch.Tag.dynamic_output_shape in func.tags or torch.Tag.data_dependent_output in func.tags
 
 
 def callers(frame: FrameType | None) -> list[str]:
-    """The names of the functions on the stack, innermost first, torch's own left out, up to the first of the user's."""
+    """Return the functions on the stack below the user's code, innermost first, without torch's own."""
     codes = takewhile(lambda code: owner_of(code) != "user", (one.f_code for one in frames(frame)))
     return [getattr(code, "co_qualname", code.co_name) for code in codes if owner_of(code) != "torch"]

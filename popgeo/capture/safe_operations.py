@@ -1,8 +1,8 @@
-"""The operations that a file may name, `safe_operations.txt`: none leaves its memory, whatever its tensors hold.
+"""The operations that a program file may contain, `safe_operations.txt`: no tensor makes them leave their memory.
 
-Torch's tags do not say so. Some kernels, most of them derivatives, use sizes or indices that only their own callers
-check; those kernels have a rule here, or are not in the list. Overloads on plain numbers and texts are not allowed, and
-torch's own conversion of arguments is not relied on: it takes a number for a dtype, and reads beyond a table with it.
+Torch's tags do not tell. Some kernels, most of them derivatives, use sizes or indices that only their callers check;
+these kernels have a rule here, or are not in the list. Overloads on plain numbers and texts are not allowed. The types
+of arguments are checked here, because torch accepts a number as a dtype and then reads beyond the end of a table.
 """
 
 import functools
@@ -15,22 +15,18 @@ from typing import Any
 import torch
 from torch._ops import OpOverload
 
-from popgeo.capture.op_graph import OpGraph, overload
+from popgeo.capture.op_graph import overload
 from popgeo.capture.operations import name_of
 from popgeo.capture.schemas import named_arguments
 
 _NAMES = Path(__file__).with_name("safe_operations.txt").read_text().split()
 _SAFE = frozenset(name if "." in name else f"aten.{name}" for name in _NAMES)
-# Derivatives that index with what their forward operation has checked or made: which result ties one to the other,
-# which arguments both have, and which argument holds the indices.
-_AFTER_FORWARD = {
-    "aten.nll_loss_backward": ("total_weight", "target weight reduction ignore_index", "target"),
-    "aten.nll_loss2d_backward": ("total_weight", "target weight reduction ignore_index", "target"),
-    "aten.max_pool2d_with_indices_backward": ("indices", "kernel_size stride padding dilation ceil_mode", "indices"),
-    "aten.adaptive_max_pool2d_backward": ("indices", "", "indices"),
-}
-_FORWARD = {"aten.nll_loss": "aten.nll_loss_forward", "aten.nll_loss2d": "aten.nll_loss2d_forward"}
-# What represents an argument of each type of a schema, in addition to tensors; generators are in no file.
+# Derivatives that index without a check: only their forward operation can make the indices, and a file proves nothing.
+_UNCHECKED_INDICES = frozenset({
+    "aten.nll_loss_backward", "aten.nll_loss2d_backward", "aten.max_pool2d_with_indices_backward",
+    "aten.adaptive_max_pool2d_backward",
+})  # fmt: skip
+# The Python type of each argument type of a schema, without tensors. No file contains generators.
 _TYPES: dict[str, type | UnionType] = {
     "int": int, "float": float | int, "bool": bool, "number": complex | float | int, "str": str,
     "ScalarType": torch.dtype, "Layout": torch.layout, "MemoryFormat": torch.memory_format, "Device": torch.device,
@@ -41,10 +37,10 @@ _TENSORS = {"Tensor", "List[Tensor]"}
 
 @functools.cache
 def safe_operation(target: str) -> OpOverload:
-    """Return the function of an operation that a file may name: one that takes, and makes or changes, tensors.
+    """Return the function of an operation that a file may contain; it reads, and makes or changes, tensors.
 
     Raises:
-        ValueError: no file may name it.
+        ValueError: a file may not contain the operation.
     """
     found = overload(target) if target.count(".") == 2 and name_of(target) in _SAFE else None
     if not isinstance(found, OpOverload) or not _is_of_tensors(found._schema):
@@ -53,7 +49,7 @@ def safe_operation(target: str) -> OpOverload:
 
 
 def _is_of_tensors(schema: Any) -> bool:
-    """Check that results are tensors and arguments of known types, and that no number stands for a dtype."""
+    """Check that results are tensors, that argument types are known, and that no dtype is passed as a number."""
     types = {argument.name: str(argument.real_type) for argument in schema.arguments}
     makes = {str(result.type) for result in schema.returns}
     return (
@@ -76,10 +72,10 @@ def require_types(func: OpOverload, args: Sequence[Any], kwargs: Mapping[str, An
         func: The operation.
         args: Its arguments by position.
         kwargs: Its arguments by name.
-        tensor: The class of what represents a tensor among them.
+        tensor: Class that represents a tensor among the arguments.
 
     Raises:
-        ValueError: an argument has another type, has no name in the schema, or is missing.
+        ValueError: an argument has a wrong type, is unknown to the schema, or is missing.
     """
     declared = func._schema.arguments
     given = dict(zip((one.name for one in declared), args, strict=False))
@@ -103,64 +99,33 @@ def _is_of_type(value: Any, kind: str, length: int | None, tensor: type) -> bool
         if isinstance(value, list | tuple):
             return all(_is_of_type(one, kind[5:-1], None, tensor) for one in value)
         return length is not None and _is_of_type(value, kind[5:-1], None, tensor)  # one number for each dimension
-    # Torch makes a tensor of a number, and graphs hold the number.
+    # A program may pass a number for a tensor; torch converts it.
     return isinstance(value, tensor | _TYPES["number"] if kind == "Tensor" else _TYPES[kind])
 
 
 def needs_forward(target: str) -> bool:
-    """Whether an operation indexes with what its forward operation has checked; see `require_forward`."""
-    return name_of(target) in _AFTER_FORWARD
+    """Check whether an operation relies on indices that only its forward operation makes or checks."""
+    return name_of(target) in _UNCHECKED_INDICES
 
 
 def has_rule(target: str) -> bool:
-    """Whether `require_fitting` looks at the arguments of an operation."""
+    """Check whether `require_fitting` has a rule for an operation."""
     return name_of(target) in _FITS
 
 
 def require_fitting(func: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-    """Makes sure that a kernel that trusts its caller gets tensors of sizes that belong together.
+    """Check that the tensor sizes match if the kernel of an operation does not check them.
 
     Raises:
-        ValueError: an argument does not fit.
+        ValueError: the sizes do not match.
     """
     target = str(func)
     if has_rule(target) and not _FITS[name_of(target)](named_arguments(func, args, kwargs)):
         raise ValueError(f"{target} takes tensors whose sizes do not belong together")
 
 
-def require_forward(graph: OpGraph) -> None:
-    """Makes sure that derivatives that index without a look follow their forward operation, with the same indices.
-
-    Raises:
-        ValueError: an operation does not fit.
-    """
-    values = graph.values
-    written = {values[v].storage for op in graph.ops for v in op.writes}
-    makers = {v: op for op in graph.ops for v in op.outputs if v is not None}
-    for op in graph.ops:
-        name = name_of(op.target)
-        if name not in _AFTER_FORWARD:
-            continue
-        tie, shared, indices = _AFTER_FORWARD[name]
-        given, made = named_arguments(overload(op.target), op.args, op.kwargs), name.removesuffix("_backward")
-        maker = makers.get(getattr(given, tie).value)
-        fits = maker is not None and name_of(maker.target) == _FORWARD.get(made, made)
-        if maker is not None and fits:
-            before = named_arguments(overload(maker.target), maker.args, maker.kwargs)
-            index, grad = values[getattr(given, indices).value], values[given.grad_output.value]
-            fits = (
-                all(getattr(given, one) == getattr(before, one) for one in shared.split())
-                and maker.outputs[1] == getattr(given, tie).value
-                and values[given.self.value].shape == values[before.self.value].shape
-                and index.storage not in written
-                and (indices == "target" or index.shape == grad.shape)
-            )
-        if not fits:
-            raise ValueError(f"{op.target} takes indices that its forward operation has not checked")
-
-
 def _channels(g: Any, *names: str, may_be_missing: bool = True) -> bool:
-    """Whether each of these tensors has one number per channel of the input."""
+    """Check that each of these tensors has one number per channel of the input."""
     given = [getattr(g, name, None) for name in names]
     fitting = all(one is None or one.shape == g.input.shape[1:2] for one in given)
     return g.input.dim() > 1 and fitting and (may_be_missing or not any(one is None for one in given))
@@ -212,7 +177,7 @@ def _lists_fit(g: Any) -> bool:
 
 
 def _transforms(g: Any) -> bool:
-    """Check that the dimensions of a Fourier transform are there, and that each stands once."""
+    """Check that the dimensions of a Fourier transform exist and are different."""
     dims = {dim % max(1, g.self.dim()) for dim in g.dim if -g.self.dim() <= dim < g.self.dim()}
     halves = not hasattr(g, "last_dim_size") or g.self.shape[g.dim[-1]] == g.last_dim_size // 2 + 1
     return 0 < len(dims) == len(g.dim) and halves
@@ -234,7 +199,7 @@ _FITS: dict[str, Callable[[Any], bool]] = {
     "aten._adaptive_avg_pool2d_backward": lambda g: g.grad_output.shape[:-2] == g.self.shape[:-2],
     **dict.fromkeys(["aten._fft_c2c", "aten._fft_c2r", "aten._fft_r2c"], _transforms),
     **dict.fromkeys([one for one in _SAFE if one.startswith("aten._foreach_")], _lists_fit),
-    "aten.round": lambda g: abs(getattr(g, "decimals", 0)) < 400,  # torch multiplies as often by 10
+    "aten.round": lambda g: abs(getattr(g, "decimals", 0)) < 400,  # torch multiplies by 10 that many times
     "aten.smooth_l1_loss_backward": lambda g: g.self.is_floating_point(),
     "aten.unfold_backward": lambda g: g.grad_in.shape
     == torch.empty(g.input_sizes, device="meta").unfold(g.dim, g.size, g.step).shape,

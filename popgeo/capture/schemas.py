@@ -1,4 +1,4 @@
-"""What torch's schema of an operation tells: its name, whether it makes tensors, and which arguments it changes."""
+"""Properties of an operation from torch's schema: its name, its kind of results, and the arguments that it changes."""
 
 import functools
 from collections.abc import Mapping, Sequence
@@ -10,29 +10,29 @@ from torch import Tensor
 
 from popgeo.capture.op_graph import Op, overload
 
-# These change no element, but what the tensor looks at, as the operation on the right does.
+# Operations in place that change no element: they turn the tensor into a view of itself.
 _VIEWS = "squeeze.default squeeze.dim squeeze.dims unsqueeze.default t.default as_strided.default detach.default"
 VIEWS_IN_PLACE = {f"aten.{name.replace('.', '_.')}": f"aten.{name}" for name in _VIEWS.split()}
 VIEWS_IN_PLACE["aten.transpose_.default"] = "aten.transpose.int"
 
-# Zeros that torch keeps without memory, such as the gradient of `sgn`. A graph's values lie in memory, and views of a
-# stand-in for such zeros come out on another device.
+# Zeros that torch keeps without memory, such as the gradient of `sgn`. A graph's values need memory, and views of
+# stand-ins for such zeros would get another device.
 IN_MEMORY = {torch.ops.aten._efficientzerotensor.default: torch.ops.aten.zeros.default}
 
-# These change running statistics without saying so in their schema: positions of the arguments, and of the flag.
+# Operations that change running statistics, which their schema hides: positions of the arguments, and of the flag.
 _HIDDEN_WRITES = {"aten.native_batch_norm.default": ((3, 4), 5), "aten.cudnn_batch_norm.default": ((3, 4), 5)}
 
 
 @functools.cache
 def target(func: Any) -> str:
-    """The name of an operation in an `OpGraph`."""
+    """Return the name of an operation in an `OpGraph`."""
     namespace, name = func._schema.name.split("::")
     return f"{namespace}.{name}.{func._overloadname}"
 
 
 @functools.cache
 def makes_tensors(func: Any) -> bool:
-    """Whether an operation returns or changes tensors, as opposed to reading a number."""
+    """Check whether an operation returns or changes tensors, instead of reading a number."""
     return func._schema.is_mutable or any("Tensor" in str(item.type) for item in func._schema.returns)
 
 
@@ -47,11 +47,11 @@ def is_composite(func: Any) -> bool:
     name, has_kernel = func.name(), torch._C._dispatch_has_kernel_for_dispatch_key
     if not torch._C._dispatch_has_kernel(name):
         return False
-    return has_kernel(name, "CompositeImplicitAutograd") and not has_kernel(name, "CPU")  # a kernel has other bits
+    return has_kernel(name, "CompositeImplicitAutograd") and not has_kernel(name, "CPU")  # kernels round differently
 
 
 def only_raises(func: Any) -> bool:
-    """Whether an operation looks at what tensors hold and makes nothing: it is there for the error that it may raise.
+    """Check whether an operation reads tensors and makes nothing, so that its only effect is an error.
 
     Example:
         >>> only_raises(torch.ops.aten._assert_async.msg), only_raises(torch.ops.aten.relu.default)
@@ -63,7 +63,7 @@ def only_raises(func: Any) -> bool:
 
 
 def written_by(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Tensor]:
-    """The tensors that a call of an operation changes in place."""
+    """Return the tensors that a call of an operation changes in place."""
     written: list[Tensor] = []
     for position, argument in enumerate(func._schema.arguments):
         if argument.alias_info is not None and argument.alias_info.is_write:
@@ -76,7 +76,7 @@ def written_by(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> l
 
 
 def position_of(op: Op, name: str) -> int | None:
-    """Where an operation takes the argument of this name; None if it has no such argument.
+    """Return the position of the argument with this name; None if the operation has no such argument.
 
     Example:
         >>> position_of(Op(target="aten.softmax.int", args=(), outputs=()), "dim")
@@ -87,13 +87,13 @@ def position_of(op: Op, name: str) -> int | None:
 
 
 def argument_of(op: Op, name: str) -> Any:
-    """An argument by the name that the operation's schema gives it, or its default."""
+    """Return an argument by its name in the operation's schema, or its default."""
     given = vars(named_arguments(overload(op.target), op.args, op.kwargs))
     assert name in given, f"{op.target} has no argument {name}"
     return given[name]
 
 
 def named_arguments(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> SimpleNamespace:
-    """The arguments of a call of an operation by the names that its schema gives them, defaults included."""
+    """Return the arguments of a call by their names in the operation's schema, with defaults."""
     given = {one.name: one.default_value for one in func._schema.arguments}
     return SimpleNamespace(**{**given, **dict(zip(given, args, strict=False)), **kwargs})

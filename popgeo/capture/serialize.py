@@ -1,38 +1,40 @@
-"""Captured steps as bytes: a line of JSON, then torch's file of the constants; reading never runs anything in them."""
+"""Captured steps as bytes: a line of JSON, then the constants in torch's file format.
+
+Reading the bytes runs nothing in them. The operations of a step are not checked: it is the user's own file.
+"""
 
 import io
 import json
 import sys
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from popgeo.capture.captured_step import CapturedStep
-from popgeo.capture.check_read import require_operations
-from popgeo.capture.op_graph import BlockMark, Input, Op, OpGraph, Ref, Value
-from popgeo.capture.pytree import Container, FixedValue, Leaf, Structure, besides
+from popgeo.capture.op_graph import BlockMark, Input, Op, OpGraph, Ref, Value, overload
+from popgeo.capture.pytree import Container, FixedValue, Leaf, Structure, other_keys
 from popgeo.torch_archive import entries_of, load_tensors
 
 _TORCH = {"dtype": torch.dtype, "layout": torch.layout, "memory_format": torch.memory_format, "device": torch.device}
-_PHASES = ("forward", "backward", "update")
 
 
 def to_bytes(step: CapturedStep) -> bytes:
-    """The step as JSON, with its constants behind it, which torch writes once where several look at one memory.
+    """Return a step as JSON with its constants after it; torch writes memory that constants share once.
 
     Raises:
-        TypeError: the model returns, or an operation takes, something that JSON cannot hold.
-        ValueError: `from_bytes` would refuse it, such as for an operation of an unknown library.
+        TypeError: JSON cannot hold a result of the model or an argument of an operation.
+        ValueError: a value is a conjugate or a negative view.
     """
     graph = step.graph
-    require_operations(graph)
+    if any(any(value.marks) for value in graph.values):
+        raise ValueError("conjugates and negatives are not written down")
     document = {
         "result": structure_out(step.result),
         "trained": step.trained,
-        **({"written": list(map(str, step.written))} if step.written else {}),
+        "written": list(map(str, step.written)),
         "row_indices": sorted(map(str, step.row_indices)),
         "captured_ops": step.captured_ops,
         **_graph_out(graph),
@@ -44,46 +46,31 @@ def to_bytes(step: CapturedStep) -> bytes:
 
 
 def from_bytes(data: bytes, arguments: Sequence[Any] = ()) -> CapturedStep:
-    """The step that `to_bytes` wrote, with the graph data among the arguments of now.
+    """Return the step that `to_bytes` wrote.
 
-    Each operation is one of a list, takes what torch's schema of it says, and makes what the file says that it makes.
+    Args:
+        data: Bytes from `to_bytes`.
+        arguments: Graph data among the arguments of this call; graph data among the results is made like it.
 
     Raises:
-        ValueError, KeyError, TypeError, IndexError, AttributeError, RuntimeError: the bytes are something else, or
-            damaged, or no capture has made them.
+        ValueError: this process lacks an operation or a class of the step, or the constants are damaged.
+        KeyError, TypeError, IndexError: `to_bytes` did not write the bytes.
     """
     head, _, raw = data.partition(b"\n")
     document = json.loads(head)
-    values = tuple(_value(fields) for fields in document["values"])
-    graph = _graph_in(document, values, _constants(raw, values, _whole(*document["constants"])))
-    require_operations(graph)
+    constants = dict(zip(document["constants"], load_tensors(entries_of(raw)), strict=True))
     return CapturedStep(
-        graph=graph,
+        graph=_graph_in(document, constants),
         result=structure_in(document["result"], arguments),
-        written=tuple(map(Input.parse, document.get("written", ()))),
+        written=tuple(map(Input.parse, document["written"])),
         trained=tuple(document["trained"]),
         row_indices=frozenset(map(Input.parse, document["row_indices"])),
         captured_ops=document["captured_ops"],
     )
 
 
-def _constants(raw: bytes, values: Sequence[Value], numbers: Sequence[int]) -> dict[int, Tensor]:
-    """The constants of these numbers, which look at memory together as they did when the step was written.
-
-    Raises:
-        ValueError: torch cannot read them, or one lies in memory otherwise than its value says.
-    """
-    try:
-        found = dict(zip(numbers, load_tensors(entries_of(raw)), strict=True))
-    except (ValueError, TypeError) as error:
-        raise ValueError("its constants cannot be read") from error
-    if any(tensor.stride() != values[v].stride or not tensor.is_cpu for v, tensor in found.items()):
-        raise ValueError("a constant lies in memory otherwise than its value says")
-    return found
-
-
 def _graph_out(graph: OpGraph) -> dict[str, Any]:
-    """What a graph holds in addition its constants; bodies of loops and branches have none."""
+    """Return a graph as plain data, without its constants. Bodies of loops and branches have no constants."""
     return {
         "inputs": [[str(given), v] for given, v in graph.inputs.items()],
         "outputs": graph.outputs,
@@ -99,49 +86,40 @@ def _graph_out(graph: OpGraph) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _graph_in(document: Mapping[str, Any], values: tuple[Value, ...], constants: Mapping[int, Tensor]) -> OpGraph:
-    ops, inputs = tuple(map(_op, document["ops"])), {Input.parse(text): v for text, v in document["inputs"]}
-    outputs = _whole_or_none(document["outputs"])
-    return OpGraph(ops=ops, values=values, inputs=inputs, outputs=outputs, constants=constants)
+def _graph_in(document: Mapping[str, Any], constants: Mapping[int, Tensor]) -> OpGraph:
+    return OpGraph(
+        ops=tuple(_op(*fields) for fields in document["ops"]),
+        values=tuple(
+            Value(
+                shape=tuple(shape), stride=tuple(stride), offset=offset, dtype=torch_thing("dtype", dtype),
+                storage=storage, producer=producer,
+            )
+            for shape, stride, offset, dtype, storage, producer in document["values"]
+        ),
+        inputs={Input.parse(text): v for text, v in document["inputs"]},
+        outputs=tuple(document["outputs"]),
+        constants=constants,
+    )  # fmt: skip
 
 
-def _op(fields: list[Any]) -> Op:
-    target, args, kwargs, outputs, writes, phase, module, source, bodies, block = fields
-    if phase not in _PHASES or {type(target), type(module), type(source)} != {str}:
-        raise ValueError(f"{target!r} of phase {phase!r} is not an operation of a step")
+def _op(
+    target: str, args: Any, kwargs: Any, outputs: Any, writes: Any, phase: str, module: str, source: str, bodies: Any,
+    block: Any,
+) -> Op:  # fmt: skip
+    if not bodies:
+        overload(target)  # raises if the library that defines the operation is not imported
     return Op(
         target=target, args=tuple(from_json(args)), kwargs={key: from_json(arg) for key, arg in kwargs.items()},
-        outputs=_whole_or_none(outputs), writes=_whole(*writes), phase=phase, module=module, source=source,
-        bodies=tuple(_graph_in(body, tuple(map(_value, body["values"])), {}) for body in bodies),
-        block=None if block is None else BlockMark(str(block[0]), *_whole_or_none(block[1:])),
+        outputs=tuple(outputs), writes=tuple(writes), phase=phase, module=module, source=source,
+        bodies=tuple(_graph_in(body, {}) for body in bodies), block=None if block is None else BlockMark(*block),
     )  # fmt: skip
-
-
-def _value(fields: list[Any]) -> Value:
-    shape, stride, offset, dtype, storage, producer = fields
-    (offset, storage), (producer,) = _whole(offset, storage), _whole_or_none([producer])
-    return Value(
-        shape=_whole(*shape), stride=_whole(*stride), offset=offset, dtype=torch_thing("dtype", dtype),
-        storage=storage, producer=producer,
-    )  # fmt: skip
-
-
-def _whole(*numbers: Any) -> tuple[int, ...]:
-    """The numbers, if they are whole ones: a text or a 1.0 in the place of a number is not a capture's."""
-    if any(type(number) is not int for number in numbers):
-        raise ValueError(f"{numbers!r:.100} are not whole numbers")
-    return numbers
-
-
-def _whole_or_none(numbers: Iterable[Any]) -> tuple[int | None, ...]:
-    return tuple(None if number is None else _whole(number)[0] for number in numbers)
 
 
 def structure_out(structure: Structure) -> Any:
-    """A nest of results as what JSON holds.
+    """Return a nest of results as plain data for JSON.
 
     Raises:
-        TypeError: JSON cannot hold it, or graph data among the results is like none of the arguments.
+        TypeError: JSON cannot hold the nest, or graph data among the results is like none of the arguments.
     """
     if isinstance(structure, Leaf):
         return ["slot", structure.shape, torch_name(structure.dtype)]
@@ -151,7 +129,11 @@ def structure_out(structure: Structure) -> Any:
 
 
 def structure_in(fields: list[Any], arguments: Sequence[Any]) -> Structure:
-    """The nest that `structure_out` was given, with the graph data among the arguments of now.
+    """Return the nest that `structure_out` wrote.
+
+    Args:
+        fields: Plain data from `structure_out`.
+        arguments: Graph data among the arguments of this call.
 
     Raises:
         ValueError: this process does not have a class that the results need.
@@ -175,7 +157,7 @@ def _kind_out(container: Container) -> Any:
     if container.template is not None:
         from torch_geometric.data import Data
 
-        if container.like is None and (container.kind is not Data or besides(container.template, container.keys)):
+        if container.like is None and (container.kind is not Data or other_keys(container.template, container.keys)):
             raise TypeError(f"{container.kind.__name__} is like none of the arguments, so it cannot be written as JSON")
         return {"like": container.like}
     kind = container.kind
@@ -199,16 +181,16 @@ def _kind_in(kind: Any) -> type:
 
 
 def _named_tuple(module: str, name: str) -> type | None:
-    """A class of named tuples that this process has; nothing is imported for it."""
-    found = vars(sys.modules[module]).get(name) if module in sys.modules else None  # `getattr` may run a module's own
+    """Return a class of named tuples of a module that is already imported; None if there is no such class."""
+    found = vars(sys.modules[module]).get(name) if module in sys.modules else None  # `getattr` might run code
     return found if isinstance(found, type) and issubclass(found, tuple) and hasattr(found, "_fields") else None
 
 
 def to_json(argument: Any) -> Any:
-    """An argument of an operation as what JSON holds.
+    """Return an argument of an operation as plain data for JSON.
 
     Raises:
-        TypeError: JSON cannot hold it.
+        TypeError: JSON cannot hold the argument.
 
     Example:
         >>> to_json([Ref(3), torch.float32, None])
@@ -227,7 +209,7 @@ def to_json(argument: Any) -> Any:
 
 
 def from_json(argument: Any) -> Any:
-    """What `to_json` was given; tuples come back as lists.
+    """Return the argument that `to_json` wrote; tuples come back as lists.
 
     Example:
         >>> from_json([{"ref": 3}, {"dtype": "float32"}])
@@ -237,20 +219,20 @@ def from_json(argument: Any) -> Any:
         return [from_json(item) for item in argument]
     if isinstance(argument, Mapping):
         ((kind, held),) = argument.items()
-        return Ref(*_whole(held)) if kind == "ref" else torch_thing(kind, held)
+        return Ref(held) if kind == "ref" else torch_thing(kind, held)
     return argument
 
 
 def torch_name(thing: Any) -> str:
-    """The name of a dtype, layout, memory format or device."""
+    """Return the name of a dtype, layout, memory format or device."""
     return str(thing).removeprefix("torch.")
 
 
 def torch_thing(kind: str, name: str) -> Any:
-    """What has this name.
+    """Return the dtype, layout, memory format or device with this name.
 
     Raises:
-        ValueError: torch has no such thing.
+        ValueError: torch has no such object.
     """
     found = torch.device("cpu") if (kind, name) == ("device", "cpu") else vars(torch).get(name)
     if not isinstance(found, _TORCH[kind]):

@@ -1,4 +1,4 @@
-"""The loss of connectionist temporal classification by a recursion whose shapes do not depend on the lengths."""
+"""The loss of connectionist temporal classification, by a recursion with shapes that do not depend on the lengths."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-_NEVER = -1e30  # Stands for the logarithm of zero: with infinity the gradient would be NaN.
+_NEVER = -1e30  # for the logarithm of zero; with infinity the gradient would be NaN
 
 
 def ctc_loss(
@@ -66,7 +66,7 @@ def ctc_loss(
 
 
 def _losses(log_probs: Tensor, targets: Tensor, num_steps: Tensor, num_classes: Tensor, blank: int) -> Tensor:
-    """Return the loss of each sequence: infinity if no path has its classes. [batch]"""
+    """Return the loss of each sequence: infinity if no path has its classes."""
     steps, batch, _ = log_probs.shape
     labels = torch.full((batch, 2 * targets.shape[1] + 1), blank, device=targets.device)  # blanks between and around
     labels[:, 1::2] = targets

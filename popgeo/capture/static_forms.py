@@ -1,8 +1,8 @@
-"""Forms of torch's and PyG's functions in which every shape follows from the arguments; they are in while capturing.
+"""Static forms of functions of torch and PyG that read data: each shape follows from the arguments.
 
-This file is the one place that puts forms in. The forms themselves are in `static_layers` (layers and norms),
-`static_neighbors` and `farthest_points` (searches) and `static_rows` (rows that masks choose; see `free_slots`).
-Outside of the block `static_forms` nothing is replaced.
+This file is the only place that replaces the functions, and only while a model is captured. The forms are in
+`static_layers` (layers and norms), `static_neighbors` and `farthest_points` (searches), `static_rows` (rows chosen by
+masks; see `free_slots`) and `static_ctc` (a loss).
 """
 
 import contextlib
@@ -25,9 +25,9 @@ from popgeo.capture.free_slots import FreeSlots
 from popgeo.capture.static_ctc import ctc_loss
 from popgeo.replaced import replaced
 
-# By module and name, the replacement; that of a method is called with PyG's own before the arguments.
+# The form of each function, by module and name. The form of a method takes the original method as its first argument.
 _IN_PYG: dict[tuple[str, str], Any] = {
-    ("torch_geometric.backend", "use_segment_matmul"): False,  # otherwise the longest segment decides
+    ("torch_geometric.backend", "use_segment_matmul"): False,  # None would read the length of the longest segment
     ("torch_geometric.utils._scatter", "scatter"): static_rows.scatter,
     ("torch_geometric.utils._degree", "degree"): static_rows.degree,
     ("torch_geometric.nn.aggr.base", "Aggregation.assert_sorted_index"): static_layers.assume_sorted_index,
@@ -48,8 +48,8 @@ _IN_PYG: dict[tuple[str, str], Any] = {
 _SEARCHES = {
     "knn": static_neighbors.knn,
     "knn_graph": static_neighbors.knn_graph,
-    "radius": static_rows.found_only(static_neighbors.radius),
-    "radius_graph": static_rows.found_only(static_neighbors.radius_graph),
+    "radius": static_rows.drop_missing_pairs(static_neighbors.radius),
+    "radius_graph": static_rows.drop_missing_pairs(static_neighbors.radius_graph),
     "nearest": static_neighbors.nearest,
     "fps": farthest_points.fps_of_graphs,
 }
@@ -58,7 +58,7 @@ _IN_PYG |= {(of, name): form for of in ["torch_geometric.nn.pool", "torch_cluste
 
 @contextlib.contextmanager
 def static_forms() -> Iterator[FreeSlots]:
-    """Replaces functions that read data by their static forms while the block runs; gives the follower of free slots.
+    """Replace functions that read data by their static forms while the block runs; yield the follower of free slots.
 
     Example:
         >>> with static_forms():
@@ -67,19 +67,19 @@ def static_forms() -> Iterator[FreeSlots]:
     """
     slots = FreeSlots()
     with contextlib.ExitStack() as stack:
-        # TorchScript compares constants if it optimizes, which stand-ins cannot.
+        # TorchScript's optimizer compares constants, which stand-ins cannot do.
         stack.enter_context(optimized_execution(False))
-        # A recurrent layer of oneDNN has no derivative that can be written down; its operations one by one have.
+        # A recurrent layer of oneDNN has no derivative that can be recorded; its single operations have.
         stack.callback(torch._C._set_mkldnn_enabled, torch._C._get_mkldnn_enabled())
         torch._C._set_mkldnn_enabled(False)
-        # Distributions look at their parameters to refuse a negative variance, which makes their samples NaN.
+        # Distributions read their parameters to refuse a negative variance, which makes their samples NaN.
         stack.enter_context(replaced(Distribution, "_validate_args", False))
-        # Torch logs each operation that stand-ins refuse, before the error that names the model's line.
+        # Torch logs each operation that stand-ins refuse; the error that follows names the model's line.
         stack.enter_context(replaced(fake_tensor.log, "disabled", True))
         if "torch_geometric" in sys.modules:
-            static_rows.pyg_scatter()  # as it is before a form runs in its place
+            static_rows.pyg_scatter()  # which copies the code before it is replaced
         for (module, path), form in _IN_PYG.items():
-            _put_in(stack, module, path, form)
+            _replace_function(stack, module, path, form)
         stack.enter_context(slots)
         stack.enter_context(_TorchForms(slots))
         yield slots
@@ -95,22 +95,22 @@ class _TorchForms(TorchFunctionMode):
         if func in (torch.Tensor.__getitem__, torch.Tensor.__setitem__):
             args = static_rows.with_boolean_masks(*args)
         made = NotImplemented if form is None else form(*args, **named)
-        return self._slots.sizes(func, args, named, func(*args, **named)) if made is NotImplemented else made
+        return self._slots.mark_sizes(func, args, named, func(*args, **named)) if made is NotImplemented else made
 
 
 def _bincount(input: Tensor, weights: Tensor | None = None, minlength: int = 0) -> Any:
-    """The counts of the numbers below `minlength`; at a run a number that is larger is an error."""
+    """Return the counts of the numbers below `minlength`; a larger number is an error at run time."""
     if minlength == 0:
         return NotImplemented
     if weights is None:
         weights = torch.ones_like(input, dtype=torch.int64)
     elif weights.dtype != torch.float32:
-        weights = weights.to(torch.float64)  # as torch does
+        weights = weights.to(torch.float64)  # the type in which torch adds
     return weights.new_zeros(minlength).scatter_add(0, input.to(torch.int64), weights)
 
 
 def _one_hot(input: Tensor, num_classes: int = -1) -> Any:
-    """With torch's check of the classes as an operation; torch itself looks at them in eager code only."""
+    """Return one-hot vectors, with an operation that checks the classes; torch checks them only in eager code."""
     if num_classes <= 0:
         return NotImplemented
     known = (input >= 0) & (input < num_classes)
@@ -119,28 +119,28 @@ def _one_hot(input: Tensor, num_classes: int = -1) -> Any:
 
 
 def _matrix_rank(*args: Any, out: Tensor | None = None, **kwargs: Any) -> Any:
-    """With a copy into `out`, which torch gives other memory, behind the back of a capture."""
+    """Copy the rank into `out`, because torch would give `out` other memory without telling the recorder."""
     return NotImplemented if out is None else out.copy_(torch.linalg.matrix_rank(*args, **kwargs))
 
 
 def _gaussian_nll_loss(
     input: Tensor, target: Tensor, var: Tensor | float, full: bool = False, eps: float = 1e-6, reduction: str = "mean"
 ) -> Any:
-    """Without the look at the data for a negative variance, which makes the loss NaN instead."""
+    """Return the loss without torch's check for a negative variance, which makes the loss NaN instead."""
     if reduction not in ("mean", "sum", "none") or not isinstance(var, Tensor):
         return NotImplemented
     shapes = (input.shape, (*input.shape[:-1], 1), input.shape[:-1])
     if var.shape not in shapes:
         return NotImplemented
     var = var.unsqueeze(-1) if var.shape == shapes[2] else var
-    limited = var + (var.clamp(min=eps) - var).detach()  # the limit has no part in the gradient
+    limited = var + (var.clamp(min=eps) - var).detach()  # the gradient ignores the limit
     limited = torch.where(var < 0, torch.nan, limited)
     loss = 0.5 * (limited.log() + (input - target).square() / limited) + (0.5 * math.log(2 * math.pi) if full else 0)
     return loss if reduction == "none" else getattr(loss, reduction)()
 
 
 def _tensor_split(input: Tensor, split: Any, dim: int = 0) -> Any:
-    """With the places as numbers, which torch would read behind the back of a capture."""
+    """Split at places that are a constant tensor, which torch would read without the recorder."""
     return torch.tensor_split(input, split.tolist(), dim) if isinstance(split, Tensor) else NotImplemented
 
 
@@ -149,7 +149,7 @@ _IN_TORCH: dict[Any, Callable[..., Any]] = {
     torch.Tensor.bincount: _bincount,
     torch.Tensor.__getitem__: static_rows.get_item,
     torch.Tensor.__setitem__: static_rows.set_item,
-    torch.Tensor.numpy: static_rows.as_array,
+    torch.Tensor.numpy: static_rows.refuse_numpy,
     torch.cat: static_rows.cat,
     torch.linalg.matrix_rank: _matrix_rank,
     torch.nn.functional.one_hot: _one_hot,
@@ -160,28 +160,24 @@ _IN_TORCH: dict[Any, Callable[..., Any]] = {
 }
 
 
-def _put_in(stack: contextlib.ExitStack, module: str, path: str, form: Any) -> None:
-    """Lets a form of the table run where PyG's is called, under whatever name, and by whoever holds it."""
+def _replace_function(stack: contextlib.ExitStack, module: str, path: str, form: Any) -> None:
+    """Replace one function of the table until the stack is closed; a function that is static itself stays."""
     owner, _, name = path.rpartition(".")
-    holder = sys.modules.get(module)  # what no one has imported, no model uses
+    holder = sys.modules.get(module)  # no model uses a module that is not imported
     holder = getattr(holder, owner) if holder and owner else holder
-    if holder is None or name not in vars(holder):
+    original = vars(holder).get(name, form) if holder else form
+    if original is form or getattr(original, "is_static", False):
         return
-    original = vars(holder)[name]
-    if original is form or getattr(original, "is_static", False):  # a form itself, which checks what it is given
-        return
-    if owner:
-        stands_in = functools.wraps(original)(lambda *args, **kwargs: form(original, *args, **kwargs))
-        stack.enter_context(replaced(holder, name, stands_in))
-    elif isinstance(original, FunctionType):
-        stack.enter_context(_running(original, form))
+    if isinstance(original, FunctionType) and not owner:
+        stack.enter_context(_code_replaced(original, form))
     else:
-        stack.enter_context(replaced(holder, name, form))
+        method = functools.wraps(original)(lambda *args, **kwargs: form(original, *args, **kwargs)) if owner else form
+        stack.enter_context(replaced(holder, name, method))
 
 
 @contextlib.contextmanager
-def _running(function: FunctionType, form: Callable[..., Any]) -> Iterator[None]:
-    """The function, which models may hold under any name, runs a form of it, while the block runs."""
+def _code_replaced(function: FunctionType, form: Callable[..., Any]) -> Iterator[None]:
+    """Let a function run its form while the block runs, under every name that a model has for it."""
 
     def stand_in(*args: Any, _form: Any, **kwargs: Any) -> Any:
         return _form(*args, **kwargs)

@@ -1,4 +1,4 @@
-"""PyG's layers that read data, in a form that does not: each takes PyG's own function, then what that takes."""
+"""Static forms of PyG's layers that read data; each takes PyG's own function, then the arguments of that function."""
 
 from collections.abc import Callable
 from typing import Any
@@ -10,11 +10,11 @@ Original = Callable[..., Any]
 
 
 def assume_sorted_index(original: Original, aggregation: Any, index: Tensor | None) -> None:
-    """The indices of a batch are sorted once, before it is captured, so nothing is looked at here."""
+    """Skip the check of indices, because the indices of a batch are sorted before the capture."""
 
 
 def hetero_linear(original: Original, layer: Any, x: Tensor, type_vec: Tensor) -> Tensor:
-    """Each row by the weights of its type: all types for all rows, of which one is kept. [*, out_channels]"""
+    """Return each row [*, out_channels] times the weights of its type: all types are computed, and one is kept."""
     kinds = type_vec.unsqueeze(-1)
     out = x.new_zeros(*x.shape[:-1], layer.out_channels)
     for kind, weight in enumerate(layer.weight):
@@ -23,7 +23,7 @@ def hetero_linear(original: Original, layer: Any, x: Tensor, type_vec: Tensor) -
 
 
 def mf_conv(original: Original, layer: Any, x: Any, edge_index: Any, size: Any = None) -> Tensor:
-    """The weights of each node's degree, of which one is kept. [num_nodes, out_channels]"""
+    """Apply the weights of all degrees to each node, and keep the result for its own degree."""
     if not isinstance(edge_index, Tensor):
         return original(layer, x, edge_index, size)
     sources, targets = (x, x) if isinstance(x, Tensor) else x
@@ -41,7 +41,7 @@ def mf_conv(original: Original, layer: Any, x: Any, edge_index: Any, size: Any =
 
 
 def cluster_gcn_conv(original: Original, layer: Any, x: Tensor, edge_index: Any) -> Tensor:
-    """Loops that are there already stay with a weight of 0 next to those that are added. [num_nodes, out_channels]"""
+    """Give existing self-loops weight 0 next to the added ones, instead of removing them."""
     if not isinstance(edge_index, Tensor) or layer.aggr not in ("add", "sum"):
         return original(layer, x, edge_index)
     num_nodes = x.size(layer.node_dim)
@@ -66,7 +66,9 @@ def norm_of_graphs(
     batch_size: int | None = None,
     dim_size: int | None = None,
 ) -> Tensor:
-    """Where the number of graphs is not given, there are as many slots as nodes; empty ones are never read.
+    """Call the norm with as many slots for graphs as there are nodes, if the number of graphs is not given.
+
+    Empty slots are never read.
 
     Returns:
         Features. [num_nodes, channels]
@@ -78,28 +80,22 @@ def norm_of_graphs(
 def instance_norm(
     original: Original, layer: Any, x: Tensor, batch: Tensor | None = None, batch_size: int | None = None
 ) -> Tensor:
-    """Where the number of graphs is not given, there are as many slots as nodes. [num_nodes, channels]"""
+    """Normalize each graph, with as many slots for graphs as there are nodes, if the number of graphs is not given."""
     if batch is None or batch_size is not None:
         return original(layer, x, batch, batch_size)
-    if not layer.training and layer.track_running_stats:
-        out = (x - layer.running_mean) / (layer.running_var + layer.eps).sqrt()
-    else:
-        empty = torch.zeros_like(x)
-        size = x.new_zeros(x.size(0)).index_add(0, batch, x.new_ones(x.size(0))).clamp(min=1).view(-1, 1)
-        mean = empty.index_add(0, batch, x) / size
-        out = x - mean.index_select(0, batch)
-        squares = empty.index_add(0, batch, out.square())
-        out = out / (squares / size + layer.eps).sqrt().index_select(0, batch)
-        if layer.track_running_stats:
-            num_graphs = batch.max() + 1
-            mean, var = mean.sum(0) / num_graphs, (squares / (size - 1).clamp(min=1)).sum(0) / num_graphs
-            layer.running_mean = torch.lerp(layer.running_mean, mean, layer.momentum)
-            layer.running_var = torch.lerp(layer.running_var, var, layer.momentum)
-    return out if layer.weight is None else out * layer.weight + layer.bias
+    if not (layer.training and layer.track_running_stats):
+        return original(layer, x, batch, x.size(0))
+    before = layer.running_mean, layer.running_var
+    layer.running_mean, layer.running_var = map(torch.zeros_like, before)
+    out = original(layer, x, batch, x.size(0))
+    share = x.size(0) / (batch.max() + 1)  # PyG's means over graphs are means over all slots here
+    pairs = zip(before, (layer.running_mean, layer.running_var), strict=True)
+    layer.running_mean, layer.running_var = ((1 - layer.momentum) * old + share * new for old, new in pairs)
+    return out
 
 
 def mean_of_batches(original: Callable[..., Tensor], norm: Any, x: Tensor) -> Tensor:
-    """A batch norm with `momentum=None`, which keeps the means over all batches, without reading how many."""
+    """Apply a batch norm with `momentum=None`, which averages over all batches, without reading their number."""
     if norm.momentum is not None or not norm.training or norm.running_mean is None:
         return original(norm, x)
     norm._check_input_dim(x)
@@ -114,13 +110,13 @@ def mean_of_batches(original: Callable[..., Tensor], norm: Any, x: Tensor) -> Te
 def gps_conv(
     original: Original, layer: Any, x: Tensor, edge_index: Any, batch: Tensor | None = None, **kwargs: Any
 ) -> Tensor:
-    """Attention over the nodes of the batch; each node sees the nodes of its graph. [num_nodes, channels]"""
+    """Attend over all nodes of the batch, with a mask that separates the graphs."""
     if not isinstance(layer.attn, nn.MultiheadAttention):
         return original(layer, x, edge_index, batch, **kwargs)
 
     def normed(norm: Any, h: Tensor) -> Tensor:
-        told = {"batch": batch} if layer.norm_with_batch else {}
-        return h if norm is None else norm(h, **told)
+        named = {"batch": batch} if layer.norm_with_batch else {}
+        return h if norm is None else norm(h, **named)
 
     def dropped(h: Tensor) -> Tensor:
         return nn.functional.dropout(h, layer.dropout, layer.training)

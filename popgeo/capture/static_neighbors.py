@@ -1,9 +1,13 @@
-"""PyG's searches for neighbors with a fixed number of slots: -1 means that there is no neighbor."""
+"""PyG's neighbor searches with a fixed number of slots; -1 fills the slots without a neighbor.
+
+They compare two sets of points of any dimension, in plain torch. `ops/neighbor_search.py` has the compiled search among
+the nodes of one batch.
+"""
 
 import torch
 from torch import Tensor
 
-Graphs = Tensor | None  # the graph of each point; None where all belong to one
+Graphs = Tensor | None  # the graph of each point; None for one graph
 
 
 def knn(
@@ -16,19 +20,20 @@ def knn(
     num_workers: int = 1,
     batch_size: int | None = None,
 ) -> Tensor:
-    """For each row of `y` the nearest `k` rows of `x` in its graph; -1 if there are fewer.
+    """Find the nearest `k` rows of `x` in the same graph for each row of `y`; -1 fills missing ones.
 
     Args:
-        x: Where neighbors lie. [num_x, channels]
-        y: Where to look from. [num_y, channels]
-        k: How many each has; there may be fewer.
-        batch_x: Graph of each row of `x`. [num_x]
-        batch_y: Graph of each row of `y`. [num_y]
-        cosine: Go by the angle instead of the distance.
-        num_workers: Taken for the sake of PyG's signature, as `batch_size` is; they change nothing.
+        x: Points to find. [num_x, channels]
+        y: Centers of the search. [num_y, channels]
+        k: Slots per center.
+        batch_x: Graph of each row of `x`. Default: one graph. [num_x]
+        batch_y: Graph of each row of `y`. Default: one graph. [num_y]
+        cosine: Compare angles instead of distances. Default: False.
+        num_workers: Unused; part of PyG's signature.
+        batch_size: Unused; part of PyG's signature.
 
     Returns:
-        Row 0 names that of `y`, row 1 that of `x`. [2, num_y * k]
+        Rows of `y` in row 0, rows of `x` in row 1. [2, num_y * k]
 
     Example:
         >>> knn(torch.tensor([[0.0], [1.0]]), torch.tensor([[0.9]]), 3)
@@ -48,19 +53,20 @@ def knn_graph(
     num_workers: int = 1,
     batch_size: int | None = None,
 ) -> Tensor:
-    """Edges from the nearest `k` nodes of each node in its graph; both ends are -1 if there are fewer.
+    """Return edges from the nearest `k` nodes in the same graph to each node; -1 fills both ends of missing ones.
 
     Args:
         x: Positions. [num_nodes, channels]
-        k: Edges of each node.
-        batch: Graph of each node. [num_nodes]
-        loop: Whether a node may be its own neighbor.
-        flow: `"source_to_target"` has the neighbors in row 0, `"target_to_source"` in row 1.
-        cosine: Go by the angle instead of the distance.
-        num_workers: Taken for the sake of PyG's signature; it changes nothing.
+        k: Edges per node.
+        batch: Graph of each node. Default: one graph. [num_nodes]
+        loop: Whether a node may be its own neighbor. Default: False.
+        flow: `"source_to_target"` puts neighbors in row 0, `"target_to_source"` in row 1.
+        cosine: Compare angles instead of distances. Default: False.
+        num_workers: Unused; part of PyG's signature.
+        batch_size: Unused; part of PyG's signature.
 
     Returns:
-        The edges, `k` for each node. [2, num_nodes * k]
+        The edges. [2, num_nodes * k]
 
     Example:
         >>> knn_graph(torch.tensor([[0.0], [1.0], [3.0]]), 1)
@@ -82,21 +88,21 @@ def radius(
     batch_size: int | None = None,
     ignore_same_index: bool = False,
 ) -> Tensor:
-    """For each row of `y` the rows of `x` in its graph at a distance of at most `r`, the nearest first.
+    """Find the rows of `x` in the same graph at a distance of at most `r` from each row of `y`, the nearest first.
 
     Args:
-        x: Where neighbors lie. [num_x, channels]
-        y: Where to look from. [num_y, channels]
-        r: The distance.
-        batch_x: Graph of each row of `x`. [num_x]
-        batch_y: Graph of each row of `y`. [num_y]
-        max_num_neighbors: Slots of each row of `y`.
-        num_workers: Taken for the sake of PyG's signature, as `batch_size` is; they change nothing.
-        ignore_same_index: Whether row `i` of `x` is never a neighbor of row `i` of `y`.
+        x: Points to find. [num_x, channels]
+        y: Centers of the search. [num_y, channels]
+        r: Largest distance, in the unit of `x`.
+        batch_x: Graph of each row of `x`. Default: one graph. [num_x]
+        batch_y: Graph of each row of `y`. Default: one graph. [num_y]
+        max_num_neighbors: Slots per center; None for all rows of `x`. Default: 32.
+        num_workers: Unused; part of PyG's signature.
+        batch_size: Unused; part of PyG's signature.
+        ignore_same_index: Whether row `i` of `x` is never a neighbor of row `i` of `y`. Default: False.
 
     Returns:
-        Row 0 names that of `y`, row 1 that of `x`; both are -1 in free slots.
-        [2, num_y * min(max_num_neighbors, num_x)]
+        Rows of `y` in row 0, rows of `x` in row 1; -1 in free slots. [2, num_y * min(max_num_neighbors, num_x)]
 
     Example:
         >>> radius(torch.tensor([[0.0], [1.0], [9.0]]), torch.tensor([[0.2]]), 1.0)
@@ -118,16 +124,17 @@ def radius_graph(
     num_workers: int = 1,
     batch_size: int | None = None,
 ) -> Tensor:
-    """Edges between nodes of the same graph that are at most `r` apart; both ends are -1 in free slots.
+    """Return edges between nodes of the same graph at a distance of at most `r`; -1 fills both ends of free slots.
 
     Args:
         x: Positions. [num_nodes, channels]
-        r: The distance.
-        batch: Graph of each node. [num_nodes]
-        loop: Whether a node may be its own neighbor.
-        max_num_neighbors: Slots of each node, the nearest first.
-        flow: `"source_to_target"` has the neighbors in row 0, `"target_to_source"` in row 1.
-        num_workers: Taken for the sake of PyG's signature, as `batch_size` is; they change nothing.
+        r: Largest distance, in the unit of `x`.
+        batch: Graph of each node. Default: one graph. [num_nodes]
+        loop: Whether a node may be its own neighbor. Default: False.
+        max_num_neighbors: Slots per node, the nearest neighbors first; None for all nodes. Default: 32.
+        flow: `"source_to_target"` puts neighbors in row 0, `"target_to_source"` in row 1.
+        num_workers: Unused; part of PyG's signature.
+        batch_size: Unused; part of PyG's signature.
 
     Returns:
         The edges. [2, num_nodes * min(max_num_neighbors, num_nodes)]
@@ -142,13 +149,13 @@ def radius_graph(
 
 
 def nearest(x: Tensor, y: Tensor, batch_x: Graphs = None, batch_y: Graphs = None) -> Tensor:
-    """For each row of `x` the nearest row of `y` in its graph; -1 if the graph has no row of `y`.
+    """Return the nearest row of `y` in the same graph for each row of `x`; -1 if the graph has no row of `y`.
 
     Args:
-        x: Where to look from. [num_x, channels]
-        y: Where neighbors lie. [num_y, channels]
-        batch_x: Graph of each row of `x`. [num_x]
-        batch_y: Graph of each row of `y`. [num_y]
+        x: Centers of the search. [num_x, channels]
+        y: Points to find. [num_y, channels]
+        batch_x: Graph of each row of `x`. Default: one graph. [num_x]
+        batch_y: Graph of each row of `y`. Default: one graph. [num_y]
 
     Returns:
         Rows of `y`. [num_x]
@@ -170,18 +177,18 @@ def knn_interpolate(
     k: int = 3,
     num_workers: int = 1,
 ) -> Tensor:
-    """Features at `pos_y`: means over the nearest `k` of `pos_x`, weighted by the inverse squared distance.
+    """Interpolate features at `pos_y`: means over the nearest `k` of `pos_x`, weighted by the inverse squared distance.
 
-    A point with fewer neighbors takes those that it has. Source: arXiv:1706.02413, equation 2.
+    A point with fewer neighbors uses the existing ones. Source: arXiv:1706.02413, equation 2.
 
     Args:
         x: Features at `pos_x`. [num_x, channels]
         pos_x: Positions. [num_x, dimensions]
         pos_y: Positions. [num_y, dimensions]
-        batch_x: Graph of each row of `pos_x`. [num_x]
-        batch_y: Graph of each row of `pos_y`. [num_y]
-        k: Neighbors of each.
-        num_workers: Taken for the sake of PyG's signature; it changes nothing.
+        batch_x: Graph of each row of `pos_x`. Default: one graph. [num_x]
+        batch_y: Graph of each row of `pos_y`. Default: one graph. [num_y]
+        k: Neighbors per point. Default: 3.
+        num_workers: Unused; part of PyG's signature.
 
     Returns:
         Features. [num_y, channels]
@@ -197,14 +204,16 @@ def knn_interpolate(
 
 
 def nearest_rows(x: Tensor, y: Tensor, k: int, allowed: Tensor, cosine: bool = False) -> tuple[Tensor, Tensor]:
-    """The rows of `x` nearest to each row of `y`, of equally distant ones the first, and which are real. [num_y, k]
+    """Return the rows of `x` nearest to each row of `y`, and which of them are real, both [num_y, k].
+
+    Of equally distant rows, the first one comes first.
 
     Args:
-        x: Where neighbors lie. [num_x, channels]
-        y: Where to look from. [num_y, channels]
-        k: How many each has.
-        allowed: Which may be a neighbor of which. [num_y, num_x]
-        cosine: Go by the angle instead of the distance.
+        x: Points to find. [num_x, channels]
+        y: Centers of the search. [num_y, channels]
+        k: Slots per center.
+        allowed: True where a row of `x` may be a neighbor. [num_y, num_x]
+        cosine: Compare angles instead of distances. Default: False.
     """
     distances = _squared_distances(*(map(torch.nn.functional.normalize, (x, y)) if cosine else (x, y)))
     rows = distances.masked_fill(~allowed, torch.inf).sort(dim=1, stable=True).indices[:, :k]
@@ -214,15 +223,15 @@ def nearest_rows(x: Tensor, y: Tensor, k: int, allowed: Tensor, cosine: bool = F
 
 
 def _squared_distances(x: Tensor, y: Tensor) -> Tensor:
-    """For choosing only: they carry no gradient. [num_y, num_x]"""
+    """Return squared distances [num_y, num_x] without a gradient."""
     x, y = (points.detach().reshape(points.size(0), -1) for points in (x, y))
     if not (x.is_floating_point() or y.is_floating_point()):
-        x = x.double()  # whole numbers, among which infinity has no place
+        x = x.double()  # whole numbers have no infinity
     return (y.unsqueeze(1) - x.unsqueeze(0)).square().sum(-1)
 
 
 def _same_graph(x: Tensor, y: Tensor, batch_x: Graphs, batch_y: Graphs, loop: bool = True) -> Tensor:
-    """Whether two points are in one graph and, without `loop`, have different numbers. [num_y, num_x]"""
+    """Return a mask [num_y, num_x] of points in one graph that, without `loop`, have different numbers."""
     given = (x, batch_x), (y, batch_y)
     of_x, of_y = (torch.zeros(len(part), dtype=torch.long) if of is None else of for part, of in given)
     allowed = of_y.unsqueeze(1) == of_x.unsqueeze(0)
@@ -230,6 +239,6 @@ def _same_graph(x: Tensor, y: Tensor, batch_x: Graphs, batch_y: Graphs, loop: bo
 
 
 def _pairs(rows: Tensor, found: Tensor) -> Tensor:
-    """[num_y, k] -> [2, num_y * k]"""
+    """Return rows and centers [num_y, k] as pairs [2, num_y * k]."""
     centres = torch.arange(rows.size(0)).unsqueeze(1).expand_as(rows)
     return torch.where(found, torch.stack([centres, rows]), -1).flatten(1)

@@ -1,4 +1,4 @@
-"""Rows chosen by masks, and what is done with them, in a fixed number of slots; `free_slots.py` follows those."""
+"""Static forms of functions that choose rows by masks or use them; `free_slots.py` follows the rows."""
 
 import contextlib
 import functools
@@ -17,17 +17,17 @@ from popgeo.capture.recorder import active_recorder
 
 @functools.cache
 def pyg_scatter() -> FunctionType:
-    """PyG's own, also while its function runs the form below: `static_forms` replaces its code."""
+    """Return a copy of PyG's `scatter` that keeps PyG's code while `static_forms` replaces the code of the original."""
     from torch_geometric.utils import scatter as of_pyg
 
     return FunctionType(of_pyg.__code__, of_pyg.__globals__, of_pyg.__name__, of_pyg.__defaults__)
 
 
 def get_item(self: Tensor, index: Any) -> Any:
-    """`x[mask]` along one axis: as many slots as there are rows; free ones repeat the first row that stays.
+    """Return `x[mask]` along one axis in as many slots as there are rows; free slots repeat the first chosen row.
 
-    PyG's `remove_self_loops` and `add_remaining_self_loops` choose edges in this way. The edges that stay keep their
-    places, with free slots between them, and added loops come last. A free slot also repeats weights and attributes.
+    PyG's `remove_self_loops` and `add_remaining_self_loops` choose edges in this way. Chosen edges keep their places
+    with free slots between them, and added loops come last. A free slot also repeats weights and attributes.
     """
     parts = index if isinstance(index, tuple) else (index,)
     masks = [part for part in parts if isinstance(part, FakeTensor) and part.dtype == torch.bool and part.dim() == 1]
@@ -47,7 +47,7 @@ def get_item(self: Tensor, index: Any) -> Any:
     with contextlib.suppress(UnknownValue):
         recorder.page.compute(torch.ops.aten.any.default, (masks[0],), {})
         return NotImplemented  # the mask follows from constants, so the number of rows that it chooses is fixed
-    with slots.ending():
+    with slots.ignored():
         formula = recorder.page.formula(masks[0])
         rows = slots.chosen_by(masks[0], formula, recorder.problem_here("index"))
         kept = rows.kept()
@@ -56,7 +56,7 @@ def get_item(self: Tensor, index: Any) -> Any:
 
 
 def with_boolean_masks(self: Tensor, index: Any, *value: Any) -> tuple[Any, ...]:
-    """Return the arguments of an index with each mask of type uint8, which torch takes too, as a boolean one."""
+    """Return the arguments of an index with boolean masks in place of masks of type uint8."""
     if isinstance(index, tuple):
         index = tuple(with_boolean_masks(self, part)[1] for part in index)
     elif isinstance(index, Tensor) and index.dtype == torch.uint8:
@@ -64,21 +64,21 @@ def with_boolean_masks(self: Tensor, index: Any, *value: Any) -> tuple[Any, ...]
     return self, index, *value
 
 
-def as_array(self: Tensor, *args: Any, **kwargs: Any) -> Any:
-    """What NumPy is given has no value while a step is captured."""
+def refuse_numpy(self: Tensor, *args: Any, **kwargs: Any) -> Any:
+    """Refuse to pass a stand-in to NumPy, because it has no values."""
     if isinstance(self, FakeTensor) and (recorder := active_recorder()) is not None:
         recorder.problem_here("numpy")()
     return NotImplemented
 
 
 def cat(tensors: Sequence[Tensor], dim: int = 0, **other: Any) -> Any:
-    """Slots one after the other, of which the same are free as before."""
+    """Concatenate slots; the same slots stay free."""
     slots = active_slots()
     found = [slots.of(tensor) for tensor in tensors]
     marked = [(one, tensor.dim()) for one, tensor in zip(found, tensors, strict=True) if one is not None]
     if not marked or other or any(axis != dim % dims for (_, axis), dims in marked):
         return NotImplemented
-    with slots.ending():
+    with slots.ignored():
         made = torch.cat(list(tensors), dim)
     sizes = (tensor.size(dim) for tensor in tensors)
     parts = [part for one, size in zip(found, sizes, strict=True) for part in (one[0].parts if one else (size,))]
@@ -86,12 +86,12 @@ def cat(tensors: Sequence[Tensor], dim: int = 0, **other: Any) -> Any:
 
 
 def scatter(src: Tensor, index: Tensor, dim: int = 0, dim_size: int | None = None, reduce: str = "sum") -> Tensor:
-    """PyG's `scatter`; free slots go into a row behind the others, which is left out."""
+    """Run PyG's `scatter`. Free slots are added to one more row, which is then cut off."""
     slots = active_slots()
     free, own = slots.of(index), slots.of(src)
     if free is None or dim_size is None or not _fits(own, free[0], dim % src.dim()):
         return pyg_scatter()(src, index, dim, dim_size, reduce)
-    with slots.ending():
+    with slots.ignored():
         index = torch.where(free[0].kept(), index, dim_size)
         return pyg_scatter()(src, index, dim, dim_size + 1, reduce).narrow(dim, 0, dim_size)
 
@@ -101,27 +101,27 @@ def _fits(own: tuple[Slots, int] | None, free: Slots, axis: int) -> bool:
 
 
 def degree(index: Tensor, num_nodes: int | None = None, dtype: torch.dtype | None = None) -> Tensor:
-    """PyG's `degree`; free slots are not counted."""
+    """Count indices as PyG's `degree` does, without free slots."""
     from torch_geometric.utils.num_nodes import maybe_num_nodes
 
     return scatter(torch.ones(index.size(0), dtype=dtype), index, 0, maybe_num_nodes(index, num_nodes))
 
 
-def found_only(search: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """A search for neighbors whose pairs are those that it finds, as PyG's are: the slots that hold none are free."""
+def drop_missing_pairs(search: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Return a neighbor search with free slots in place of -1, because PyG's searches return no -1."""
 
     @functools.wraps(search)
-    def searches(*args: Any, **kwargs: Any) -> Tensor:
+    def run_search(*args: Any, **kwargs: Any) -> Tensor:
         pairs = search(*args, **kwargs)
         found = pairs[:, pairs[0] >= 0]
         active_slots().pairs[id(found)] = pairs
         return found
 
-    return searches
+    return run_search
 
 
 def set_item(self: Tensor, index: Any, value: Any) -> Any:
-    """A write of the same value or row wherever a mask holds, of the rows that it chose, or to rows of free slots."""
+    """Write to the rows of a mask if the value is one row or the rows that the mask chose, or to rows of free slots."""
     slots = active_slots()
     free, own = slots.of(index), slots.of(value)
     if free is not None and index.dtype != torch.bool:
@@ -139,21 +139,21 @@ def set_item(self: Tensor, index: Any, value: Any) -> Any:
     if other and not chosen:
         return NotImplemented
     row = value.squeeze(0) if value.dim() > trailing and not chosen else value
-    with slots.ending() if chosen else contextlib.nullcontext():
+    with slots.ignored() if chosen else contextlib.nullcontext():
         into.copy_(torch.where(mask.reshape(*mask.shape, *(1,) * trailing), row.to(into.dtype), into))
     return None
 
 
 def _chosen_by(mask: Tensor, own: tuple[Slots, int]) -> bool:
-    """Whether rows are those that a mask chooses, each in its place."""
+    """Check that rows are chosen by a mask and lie in its places."""
     formula = active_recorder().page.formula(mask)  # type: ignore[union-attr]
     return _fits(own, active_slots().chosen_by(mask, formula, own[0].refuse), 0)
 
 
 def _set_rows(self: Tensor, index: Tensor, value: Any, free: Slots) -> None:
-    """Where an index occurs more than once, the last value is there, and each has its gradient, as in PyTorch."""
+    """Write rows; if an index occurs twice, the last row stays, and each row has its gradient, as in PyTorch."""
     num_rows = self.size(0)
-    with active_slots().ending():
+    with active_slots().ignored():
         longer = torch.cat([self, self.new_zeros(1, *self.shape[1:])])
         longer[torch.where(free.kept(), index, num_rows)] = value
         self.copy_(longer[:num_rows])

@@ -1,10 +1,12 @@
-"""Keeps captured steps in a folder of one's own, for the next start."""
+"""A folder of captured steps, so that the next start skips the capture.
+
+Only the user's own folder and files are read. A seal finds damaged files; the operations of a step are not checked.
+"""
 
 import json
 import os
 import stat
 import warnings
-from collections.abc import Sequence
 from pathlib import Path
 
 from torch import nn
@@ -12,23 +14,19 @@ from torch import nn
 from popgeo.capture import serialize
 from popgeo.capture.arguments import Arguments
 from popgeo.capture.captured_step import CapturedStep
-from popgeo.capture.check_read import require_fit
 from popgeo.capture.fingerprint import UnknownStateError, fingerprint, hash_files
-from popgeo.capture.held_state import module_state
-from popgeo.capture.op_graph import Input, Role
-from popgeo.capture.structures import leaves
 from popgeo.sealed_file import unsealed, write_sealed
 
-KIND, VERSION = "kept step", 1
+KIND, VERSION = "kept step", 2
 Folder = str | os.PathLike[str] | None
 
 
 def key_of(model: nn.Module, *choices: object) -> str | None:
-    """The name to keep a model's step under; None if the content of the model cannot be identified.
+    """Return the file name of a model's step; None if the model holds an object that cannot be read.
 
     Args:
-        model: The captured model.
-        choices: What else the step depends on.
+        model: Captured model.
+        choices: Everything else that the step depends on.
     """
     try:
         return fingerprint(model, *choices)
@@ -36,19 +34,15 @@ def key_of(model: nn.Module, *choices: object) -> str | None:
         return None
 
 
-def load(
-    folder: Folder, key: str | None, model: nn.Module, arguments: Arguments, trained: Sequence[str]
-) -> CapturedStep | None:
-    """The step kept under a key, if it is there, whole, of this model, and made from the source files as they are now.
+def load(folder: Folder, key: str | None, arguments: Arguments) -> CapturedStep | None:
+    """Return the step kept under a key; None if it is missing, or if a source file of the model has changed.
 
-    A damaged file, or one of another kind, is ignored with a warning. Reading never runs anything in the file.
+    A warning says why a damaged file, or a file of a different kind, is ignored.
 
     Args:
-        folder: Where steps are kept; None for nowhere.
-        key: The step's name; None for none.
-        model: Whose weights the step takes.
-        arguments: What the model is called with, which results may be like.
-        trained: The parameters that the step is to train.
+        folder: Folder of the kept steps; None if no steps are kept.
+        key: Key of the step, from `key_of`.
+        arguments: Arguments of the model. Results that are graph data are made like graph data among them.
 
     Raises:
         ValueError: the folder belongs to a different user, or other users can write to it.
@@ -64,13 +58,9 @@ def load(
         head, _, body = unsealed(_read(path), path, KIND, VERSION).partition(b"\n")
         noted = json.loads(head)
         if noted["key"] != key:
-            raise ValueError("it is that of a different model")
-        if hash_files(noted["files"]) != noted["files"]:
-            return None  # the model's source has changed since
-        step = serialize.from_bytes(body, arguments.graph_data)
-        given = {Input(Role.ARGUMENT, name): leaf for name, leaf in leaves(arguments.structure)}
-        require_fit(step, module_state(model), given, trained)
-        return step
+            raise ValueError("it is the step of a different model")
+        unchanged = hash_files(noted["files"]) == noted["files"]
+        return serialize.from_bytes(body, arguments.graph_data) if unchanged else None
     except FileNotFoundError:
         return None
     except Exception as error:  # a file of another kind may break the reader in any way
@@ -79,10 +69,9 @@ def load(
 
 
 def save(folder: Folder, key: str | None, step: CapturedStep) -> None:
-    """Keeps a step if it has a place and a name; other processes see the whole file or none.
+    """Keep a step if there are a folder and a key; other processes see the whole file or no file.
 
-    Where the step cannot be written down, or the folder not written to, a warning says so. A folder that is missing is
-    made for its owner alone.
+    A missing folder is made for its owner alone. A warning says why a step cannot be written.
     """
     if folder is None or key is None:
         return
@@ -98,7 +87,7 @@ def save(folder: Folder, key: str | None, step: CapturedStep) -> None:
 
 
 def _read(path: Path) -> bytes:
-    """What a file holds, if it is a file of one's own."""
+    """Return the bytes of a file; raise if it is not a plain file of the user."""
     with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file:
         status = os.fstat(file.fileno())
         if not stat.S_ISREG(status.st_mode):
@@ -108,12 +97,12 @@ def _read(path: Path) -> bytes:
 
 
 def _require_own(status: os.stat_result, name: str | os.PathLike[str], remedy: str) -> None:
-    """Rejects what a user other than this one and the administrator may have written.
+    """Check that only this user and the administrator can have written a file or a folder.
 
     Raises:
         ValueError: a different user owns it or can write to it.
     """
     is_others = status.st_uid not in (os.geteuid(), 0)
     if is_others or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-        whose = f"belongs to user {status.st_uid}" if is_others else "can be written to by other users"
-        raise ValueError(f"{name} {whose}, who could choose what runs here. {remedy} {name}")
+        problem = f"belongs to user {status.st_uid}" if is_others else "can be written to by other users"
+        raise ValueError(f"{name} {problem}, who could choose what runs here. {remedy} {name}")

@@ -1,4 +1,4 @@
-"""Looks at the structure of a nest, and compares two: paths and descriptions of their parts, and what differs."""
+"""Paths and descriptions of the parts of a nest, and the comparison of two nests."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
@@ -7,11 +7,11 @@ from typing import Any
 from torch import Tensor
 
 from popgeo.capture.op_graph import shape_text
-from popgeo.capture.pytree import SCALARS, Container, FixedValue, Leaf, Structure, flatten, templates
+from popgeo.capture.pytree import SCALARS, Container, FixedValue, Leaf, Structure, flatten
 
 
 def leaves(structure: Structure) -> Iterator[tuple[str, Leaf]]:
-    """The path of each tensor, and its shape and type, in the order of `flatten`.
+    """Return the path, shape and type of each tensor, in the order of `flatten`.
 
     Example:
         >>> import torch
@@ -22,8 +22,14 @@ def leaves(structure: Structure) -> Iterator[tuple[str, Leaf]]:
     return ((path, part) for path, part in _walk(structure, "") if isinstance(part, Leaf))
 
 
+def templates(structure: Structure) -> list[Any]:
+    """Return the graph data objects of a nest, in order."""
+    containers = (part for _, part in _walk(structure, "") if isinstance(part, Container))
+    return [one.template for one in containers if one.template is not None]
+
+
 def describe(structure: Structure) -> Iterator[tuple[str, str]]:
-    """The path and a description of each part, as error messages name them.
+    """Yield the path and a description of each part, for error messages.
 
     Example:
         >>> from popgeo.capture.pytree import flatten
@@ -40,7 +46,7 @@ def describe(structure: Structure) -> Iterator[tuple[str, str]]:
 
 
 def _walk(structure: Structure, path: str) -> Iterator[tuple[str, Structure]]:
-    """A nest that is at a path, and all its parts, each with its own path."""
+    """Yield a nest at a path and all its parts, each with its path."""
     yield path, structure
     if isinstance(structure, Container):
         for key, part in zip(structure.keys, structure.parts, strict=True):
@@ -57,7 +63,7 @@ def _join(path: str, key: Any, container: Container) -> str:
 
 
 def same(compiled: Structure, given: Structure) -> bool:
-    """Whether two nests have the same containers, shapes, types and fixed values.
+    """Check that two nests have the same containers, shapes, types and fixed values.
 
     Example:
         >>> from popgeo.capture.pytree import flatten
@@ -70,13 +76,19 @@ def same(compiled: Structure, given: Structure) -> bool:
         return all(map(same, compiled.parts, given.parts))
     if isinstance(compiled, FixedValue) and isinstance(given, FixedValue):
         scalars = isinstance(compiled.value, SCALARS) and type(compiled.value) is type(given.value)
-        # By their text, which tells 0.0 from -0.0 and knows NaN again.
+        # Compared by their text, which tells 0.0 from -0.0 and is equal for NaN.
         return compiled.value is given.value or (scalars and repr(compiled.value) == repr(given.value))
     return compiled == given
 
 
 def takes(compiled: Structure, given: Any, tensors: list[Tensor], graph_data: list[Any]) -> bool:
-    """Whether something is what a part of a nest was compiled for; its tensors and graph data are added to the lists.
+    """Check whether an argument matches a structure that was compiled; collect its tensors and graph data.
+
+    Args:
+        compiled: Structure at the compilation.
+        given: Argument of this call.
+        tensors: List to which the argument's tensors are appended.
+        graph_data: List to which its graph data is appended.
 
     Example:
         >>> import torch
@@ -97,7 +109,7 @@ def takes(compiled: Structure, given: Any, tensors: list[Tensor], graph_data: li
 
 
 def reordered(structure: Structure, tensors: Iterable[Any], like: Structure | None) -> tuple[list[Any], Structure]:
-    """A nest with the parts of its dictionaries and graph data in the order of another, if they have the same names.
+    """Return a nest with dictionaries and graph data in the order of another nest, if their names are equal.
 
     Example:
         >>> from popgeo.capture.pytree import flatten
@@ -118,7 +130,7 @@ def reordered(structure: Structure, tensors: Iterable[Any], like: Structure | No
 
 
 def first_difference(compiled: Structure, given: Structure) -> str:
-    """A sentence on the first part that differs, by its path."""
+    """Return a sentence about the first part that differs, with its path."""
     before, after = dict(describe(compiled)), dict(describe(given))
     for path in [*before, *(path for path in after if path not in before)]:
         if before.get(path) != after.get(path):

@@ -90,7 +90,7 @@ def _fitting(
     options = recipe.options
     keeps = options.cache_dir is not None and not unregistered_parameters(recipe.function, recipe.optimizer)
     key = _key(recipe, arguments, trained) if keeps else None
-    kept = step_cache.load(options.cache_dir, key, recipe.module, arguments, trained)
+    kept = step_cache.load(options.cache_dir, key, arguments)
     step = kept or _captured(recipe, arguments, trained)
     update = None
     if recipe.optimizer is not None:

@@ -1,4 +1,4 @@
-"""Calls that mean the same are the same, in whatever order and with whichever defaults they are written."""
+"""Equal calls are captured once, in any order of arguments and with or without their defaults."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Loops and branches are written down once, as operations with graphs of their own."""
+"""Loops and branches are recorded once, as operations with graphs of their bodies."""
 
 from collections.abc import Callable
 
@@ -8,9 +8,9 @@ from torch import Tensor, nn
 
 from popgeo import ipu
 from popgeo.capture import serialize
-from popgeo.capture.check_read import check_graph
 from popgeo.capture.control_flow import COND, FOR_LOOP, cond, for_loop
 from popgeo.capture.op_graph import OpGraph
+from tests.support.check_graph import check_graph
 
 
 def graph_of(function: Callable[..., object], *inputs: Tensor) -> OpGraph:
@@ -20,7 +20,7 @@ def graph_of(function: Callable[..., object], *inputs: Tensor) -> OpGraph:
 def same_as_eager(function: Callable[..., list[Tensor]], *inputs: Tensor) -> None:
     compiled = ipu.compile(function, [tensor.clone() for tensor in inputs])
     expected = function(*(tensor.clone() for tensor in inputs))
-    for _ in range(2):  # a second run finds nothing left of the first
+    for _ in range(2):  # the second run starts from clean memory
         torch.testing.assert_close(list(compiled(*(tensor.clone() for tensor in inputs))), list(expected))
 
 

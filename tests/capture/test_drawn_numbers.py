@@ -1,4 +1,4 @@
-"""A step draws random numbers where the model does, also those that the model draws again."""
+"""A step draws random numbers at the same places as its model, and repeats draws that the model repeats."""
 
 import random
 
@@ -14,7 +14,7 @@ from popgeo import compile_forward, compile_step
 
 
 class Drawing(nn.Module):
-    """A loss of weights and of what a function draws."""
+    """A loss of weights and of drawn numbers."""
 
     def __init__(self, function):
         super().__init__()
@@ -27,7 +27,7 @@ class Drawing(nn.Module):
 
 
 def trained(function, compiled: bool) -> tuple[list[float], Tensor]:
-    """Three losses, and the weights after them."""
+    """Return three losses, and the weights after them."""
     model = Drawing(function)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     torch.manual_seed(11)
@@ -132,7 +132,7 @@ def test_numbers_that_a_step_would_draw_only_once_are_refused_and_nothing_is_dra
 def test_numbers_that_an_attribute_without_tensors_gives_in_each_call_are_refused(generator, draw):
     model = Drawing(lambda model, x: x * float(draw(model.source)))
     model.source = generator()
-    with pytest.raises(ValueError, match="The model reads source and changes that in each call"):
+    with pytest.raises(ValueError, match="The model reads source and changes it in each call"):
         compile_forward(model)(torch.ones(64))
 
 

@@ -1,21 +1,21 @@
-"""Operations that stand for several are taken apart into what a model in plain operations would be captured as."""
+"""popgeo's operations are decomposed into the graph that a model of plain operations has."""
 
 import torch
 from torch import Tensor, nn
 from torch.testing import assert_close
 
-from popgeo.capture.check_read import check_graph
 from popgeo.capture.expand import expand, trace
 from popgeo.capture.op_graph import Value
 from popgeo.engine.graph_runner import GraphRunner
 from popgeo.ipu import TileExact, training_model
 from popgeo.ops import interaction
+from tests.support.check_graph import check_graph
 
 WHOLE = {"popgeo.interaction.default", "popgeo.interaction_backward.default"}
 
 
 class Interacts(nn.Module):
-    """Sums of messages with filters on a grid, whose table is trained."""
+    """Sums of messages with filters on a grid; the table of filters is trained."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""A kept step has another name when anything changes that it depends on."""
+"""A kept step gets a new name when anything changes on which it depends."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -31,7 +31,7 @@ def name_of_a_step() -> tuple[str, str]:
 
 
 def change(part: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As if the files of a part of the package had other contents."""
+    """Change the contents of the files of a part of the package, as far as the hash can see."""
     plain = module._hash
     monkeypatch.setattr(module, "_hash", lambda path: "changed" if f"popgeo/{part}" in path else plain(path))
     hash_sources.cache_clear()

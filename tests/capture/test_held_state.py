@@ -1,4 +1,4 @@
-"""A module holds after a capture what it held before; replaced buffers are written, what would be lost is refused."""
+"""A capture leaves a module unchanged; replaced buffers are written, and losses of other state are refused."""
 
 from types import SimpleNamespace
 from typing import Optional
@@ -13,7 +13,7 @@ from popgeo.ipu import DynamicShapeError, Options, compile, inference_model, tra
 
 
 class Statistics(nn.Module):
-    """Keeps a running mean in the way of PyG's instance norm, and needs the old one in the backward pass."""
+    """A running mean, as in PyG's instance norm; the backward pass needs its old value."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -63,7 +63,7 @@ def test_two_buffers_can_change_places():
 
 
 class Keeps(nn.Module):
-    """Puts a tensor in one of several places of the module."""
+    """A module that puts a tensor in one of several places."""
 
     def __init__(self, place: str) -> None:
         super().__init__()
@@ -117,7 +117,7 @@ def test_a_seed_set_by_the_model_is_set_at_each_call_as_in_eager_code():
 
 
 class Scripted(nn.Module):
-    """Loops, branches, keeps a number and a tensor, and, when asked, looks at the data."""
+    """A scripted module with loops, branches, a number, a tensor and, if asked, a decision by data."""
 
     calls: int
     looks: bool
@@ -152,7 +152,7 @@ class WithScript(nn.Module):
 
 @pytest.mark.filterwarnings("ignore:`torch.jit", "ignore::torch.jit.TracerWarning")
 @pytest.mark.parametrize("kind", ["in another", "alone", "traced"])
-@pytest.mark.parametrize("runs_before", [0, 3])  # TorchScript writes its program anew after a few runs
+@pytest.mark.parametrize("runs_before", [0, 3])  # TorchScript recompiles its program after a few runs
 def test_scripted_and_traced_parts_train_as_in_eager(kind: str, runs_before: int):
     def make() -> nn.Module:
         torch.manual_seed(0)
@@ -211,7 +211,7 @@ def test_a_capture_leaves_scripted_parts_and_lists_as_they_were_also_where_it_is
 
 
 class Remembers(nn.Module):
-    """Has something for the next call in one of several forms."""
+    """A module that passes something to its next call, in one of several forms."""
 
     def __init__(self, form: str) -> None:
         super().__init__()
@@ -247,13 +247,13 @@ class Remembers(nn.Module):
 @pytest.mark.parametrize(
     ("form", "why"),
     [
-        ("number", "reads calls and changes that in each call"),
-        ("number in a dictionary", "reads counts and changes that in each call"),
-        ("longer list", "reads trail and changes that in each call"),
-        ("number of an object", "reads meter and changes that in each call"),
-        ("attribute", "reads hidden and changes that in each call"),
+        ("number", "reads calls and changes it in each call"),
+        ("number in a dictionary", "reads counts and changes it in each call"),
+        ("longer list", "reads trail and changes it in each call"),
+        ("number of an object", "reads meter and changes it in each call"),
+        ("attribute", "reads hidden and changes it in each call"),
         ("table", "replaces a tensor in table"),
-        ("first call", "first call of the model changes shift and sets is_ready, later ones do not"),
+        ("first call", "first call of the model changes shift and sets is_ready; later calls do not"),
     ],
 )
 def test_what_a_call_has_for_the_next_one_outside_of_buffers_is_refused(form: str, why: str):
@@ -271,7 +271,7 @@ def test_a_model_that_was_called_once_is_compiled_as_it_is_from_then_on():
 
 
 class Caches(nn.Module):
-    """Makes a table when the number of rows is another than before, and puts results aside."""
+    """A module that makes a table when the number of rows changes, and keeps results in attributes."""
 
     def __init__(self) -> None:
         super().__init__()

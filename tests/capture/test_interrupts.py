@@ -100,7 +100,7 @@ INTERRUPTS = iter([True])
 
 
 class Interrupted(nn.Module):
-    """Is interrupted in its first call."""
+    """A module that is interrupted in its first call."""
 
     def forward(self, x: Tensor) -> Tensor:
         x = x + 1

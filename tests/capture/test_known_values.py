@@ -1,4 +1,4 @@
-"""What depends on no input is known while a step is captured; what a stand-in cannot tell is asked of the kernel."""
+"""Values that depend on no input are known during a capture; kernels compute results that stand-ins cannot."""
 
 import pytest
 import torch
@@ -58,7 +58,7 @@ def test_what_depends_on_an_input_or_is_drawn_is_not_known(function):
 
 
 class Trained(nn.Module):
-    """A loss behind a layer."""
+    """A loss of a layer's result."""
 
     def __init__(self, layer: nn.Module, function=lambda layer, *x: layer(*x)):
         super().__init__()
@@ -69,7 +69,7 @@ class Trained(nn.Module):
 
 
 def trained(make, compiled: bool, *x: Tensor) -> dict[str, Tensor]:
-    """Weights and buffers after three steps."""
+    """Return weights and buffers after three steps."""
     torch.manual_seed(3)
     model = make()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -88,7 +88,7 @@ def over_channels(norm: nn.Module, x: Tensor) -> Tensor:
 
 
 class Grouped(nn.Module):
-    """Products of groups of rows, each with weights of its own."""
+    """Products of groups of rows with weights per group."""
 
     def __init__(self):
         super().__init__()
@@ -114,7 +114,7 @@ def test_kernels_that_differ_from_their_stand_ins_train_as_in_eager_code(make, x
 
 
 class Scalars(nn.Module):
-    """Writes to single numbers, by an index that has no dimension either."""
+    """Writes to single numbers, by an index without a dimension."""
 
     def __init__(self):
         super().__init__()
@@ -158,7 +158,7 @@ def test_a_layer_of_torch_and_a_function_of_torch_are_named_where_there_is_no_li
 
 def test_a_write_to_a_part_of_a_tensor_from_outside_is_refused():
     table = torch.zeros(2, 4)
-    with pytest.raises(ValueError, match="changes what is neither parameter, buffer nor result"):
+    with pytest.raises(ValueError, match="changes a tensor that is neither parameter, buffer nor result"):
         compile(lambda x: table[0].add_(x[0]), [torch.ones(2, 4)])
     assert not table.any()
 

@@ -1,4 +1,4 @@
-"""Which tensor is trained on."""
+"""The choice of the loss among the results of a model."""
 
 from collections.abc import Callable
 from typing import Any
@@ -13,7 +13,7 @@ from popgeo.ipu import training_model
 
 
 class Scale(nn.Module):
-    """x times a weight that starts at 1, and what a loss makes of it."""
+    """A loss of x times a weight that starts at 1."""
 
     def __init__(self, loss: Callable[[Tensor], Any]) -> None:
         super().__init__()
@@ -25,7 +25,7 @@ class Scale(nn.Module):
 
 
 def gradient(loss: Callable[[Tensor], Any]) -> float:
-    """Of the loss, by the weight, for x = 1 and 2."""
+    """Return the gradient of the loss by the weight, for x = 1 and 2."""
     model = Scale(loss)
     training_model(model, optimizer=torch.optim.SGD(model.parameters(), lr=1.0))(torch.tensor([1.0, 2.0]))
     return 1 - model.weight.item()

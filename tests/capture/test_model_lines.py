@@ -1,4 +1,4 @@
-"""Of all the functions on the stack the one is named that a user can change."""
+"""Among the functions on the stack, the named one is a function that a user can change."""
 
 from pathlib import Path
 
@@ -21,7 +21,7 @@ def graph_of(model, *inputs: Tensor) -> OpGraph:
 
 
 def places(graph: OpGraph) -> set[tuple[str, str, str]]:
-    """File, function and code of each operation's line."""
+    """Return file, function and code of each operation's line."""
     found = set()
     for op in graph.ops:
         place, _, code = op.source.partition(": ")
@@ -48,7 +48,7 @@ HERE = Path(__file__).name
 
 def test_each_function_of_the_user_is_named_with_its_own_line():
     assert places(graph_of(Twice(nn.Linear(2, 2)), torch.ones(3, 2))) == {
-        (HERE, "forward", "return doubled(self.inner(x, *more))"),  # torch's Linear is no line of the user's
+        (HERE, "forward", "return doubled(self.inner(x, *more))"),  # torch's Linear is not user code
         (HERE, "doubled", "return 2 * x"),
     }
 
@@ -61,7 +61,7 @@ def test_a_layer_of_pyg_is_named_by_the_users_line_that_calls_it():
 
 def test_a_model_that_is_pygs_from_top_to_bottom_is_named_by_its_innermost_line():
     files = {file for file, _, _ in places(graph_of(GCNConv(2, 2, add_self_loops=False), torch.ones(3, 2), EDGES))}
-    assert {"gcn_conv.py", "linear.py"} <= files  # the layer's own lines, and those of the product that it calls
+    assert {"gcn_conv.py", "linear.py"} <= files  # the layer and the product that it calls
     assert HERE not in files
 
 
@@ -81,7 +81,7 @@ def test_lines_above_the_model_are_not_its_own():
     def stop():
         return model_lines.model_frame(stop.__code__), model_lines.files(stop.__code__)
 
-    assert stop() == (None, set())  # the test that calls it stands above
+    assert stop() == (None, set())  # no frame between this test and `stop`
 
     def below():
         return model_lines.model_frame(above.__code__), model_lines.files(above.__code__)

@@ -1,11 +1,11 @@
-"""What a captured graph says of its inputs, and the rules that it keeps to."""
+"""A captured graph describes its inputs, and it obeys the rules of graphs."""
 
 import pytest
 import torch
 
 from popgeo.capture.capture import bind, capture
-from popgeo.capture.check_read import check_graph
 from popgeo.capture.op_graph import Input, Op, OpGraph, Ref, Role, Value
+from tests.support.check_graph import check_graph
 from tests.support.small_models import GraphConvolutions, make_batch
 
 
@@ -40,7 +40,7 @@ def op(target: str, *reads: int, outputs: tuple[int | None, ...], **changed) -> 
     return Op(target=f"aten.{target}.default", args=tuple(map(Ref, reads)), outputs=outputs, **changed)
 
 
-# x and a constant; their product, two rows of it, and its sine, which is doubled in place.
+# Inputs: x and a constant. Then their product, two rows of it, and its sine, doubled in place.
 VALUES = (value(None, 0), value(None, 1), value(0, 2), value(1, 2, (1, 3), offset=3), value(2, 3))
 OPS = (
     op("mul", 0, 1, outputs=(2,)),
@@ -51,7 +51,7 @@ OPS = (
 
 
 def parts(**changed) -> dict:
-    """What makes up a graph that can run, with some of it changed."""
+    """Return the parts of a graph that can run, with some of them changed."""
     given = {Input(Role.ARGUMENT, "x"): 0}
     return {
         "ops": OPS,
@@ -109,7 +109,7 @@ BROKEN = {
     "memory of something else": (with_value(4, value(2, 0)), "operation 2 .*%4 lies in memory that is not read"),
     "a change of what is not taken": (
         with_op(3, op("add_", 4, outputs=(4,), writes=(2,))),
-        r"operation 3 \(aten.add_.default\), %2 is changed without being taken",
+        r"operation 3 \(aten.add_.default\), %2 is changed without being read",
     ),
     "a stride too few": (with_value(4, value(2, 3, stride=(1,))), r"%4 has shape \(2, 3\), stride \(1,\)"),
     "a negative stride": (with_value(4, value(2, 3, stride=(-3, 1))), r"%4 has shape \(2, 3\), stride \(-3, 1\)"),

@@ -1,4 +1,4 @@
-"""Each pass leaves every result as it is, bit by bit, and does what it is for."""
+"""Each pass keeps every result, bit by bit, and makes its rewrite."""
 
 import hypothesis
 import pytest
@@ -8,7 +8,6 @@ from torch import Tensor
 
 from popgeo.capture.capture import bind, capture
 from popgeo.capture.capture_step import optimize
-from popgeo.capture.check_read import check_graph
 from popgeo.capture.held_state import module_state
 from popgeo.capture.op_graph import Input, OpGraph, Role
 from popgeo.capture.passes import (
@@ -19,6 +18,7 @@ from popgeo.capture.passes import (
     without_row_indexing,
 )
 from popgeo.engine.graph_runner import GraphRunner
+from tests.support.check_graph import check_graph
 from tests.support.small_models import ContinuousFilters, GraphConvolutions, make_batch
 
 

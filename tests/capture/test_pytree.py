@@ -1,4 +1,4 @@
-"""Any nest of arguments is taken apart and put together again, and where two nests differ is named by its path."""
+"""Any nest of arguments is split and put together again; a path names the first difference of two nests."""
 
 from typing import Any, NamedTuple
 
@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch_geometric.data import Data, HeteroData
 
-from popgeo.capture.pytree import flatten, note_likeness, templates, unflatten
-from popgeo.capture.structures import describe, first_difference, leaves, same
+from popgeo.capture.pytree import flatten, note_likeness, unflatten
+from popgeo.capture.structures import describe, first_difference, leaves, same, templates
 
 
 class LabelPair(NamedTuple):
@@ -69,7 +69,7 @@ def test_graph_data_comes_back_as_another_object_with_all_that_is_no_tensor():
     given_data = water()
     tensors, structure = flatten(given_data)
     again = unflatten(structure, [2 * tensor for tensor in tensors])
-    assert list(templates(structure)) == [given_data]
+    assert templates(structure) == [given_data]
     assert type(again) is Data
     assert (again.name, again.charge, again.z.tolist()) == ("water", 0, [16, 2, 2])
     assert given_data.z.tolist() == [8, 1, 1]

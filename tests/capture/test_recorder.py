@@ -1,4 +1,4 @@
-"""Each operation is written down once, with what it reads, makes and changes."""
+"""Each operation is recorded once, with the values that it reads, makes and changes."""
 
 import pytest
 import torch
@@ -11,7 +11,7 @@ from popgeo.ipu import compile as popgeo_compile
 
 
 def record(function, *inputs: Tensor, **options) -> OpGraph:
-    """What a function does to real tensors."""
+    """Return the graph of a function on real tensors."""
     recorder = Recorder(record.__code__, lambda problem: None, **options)
     recorder.page.add_inputs({Input(Role.ARGUMENT, f"{number}"): tensor for number, tensor in enumerate(inputs)})
     with recorder:

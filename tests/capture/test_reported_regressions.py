@@ -1,4 +1,4 @@
-"""Programs that a consolidation, or nobody, had broken: they are captured, or refused with the true reason."""
+"""Programs that did not work in earlier versions are captured, or refused with the true reason."""
 
 import pytest
 import torch
@@ -70,7 +70,7 @@ def test_functions_that_resize_inside_with_out_are_refused_with_the_remedy(name)
 
 
 class Loss(nn.Module):
-    """Returns what a function makes of a linear layer's result."""
+    """A function of a linear layer's result."""
 
     def __init__(self, end) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Rows that a mask chooses take part in what eager PyTorch lets them take part in, and in nothing else."""
+"""Rows chosen by a mask give the results of eager PyTorch; operations that would combine free slots are refused."""
 
 from collections.abc import Callable
 
@@ -44,7 +44,7 @@ class Calls(nn.Module):
 
 
 def assert_equals_eager(function: Callable[..., Tensor]):
-    """Compiled for one graph, called with each: losses and gradients are eager's."""
+    """Check losses and gradients of a step that is compiled for one graph and called with each."""
     eager, compiled = Calls(function), Calls(function)
     compiled.load_state_dict(eager.state_dict())
     step = popgeo.compile_step(compiled, torch.optim.SGD(compiled.parameters(), lr=0.1))

@@ -1,25 +1,20 @@
-"""What a file may name cannot leave its memory: kernels that trust their caller have rules, or are not listed."""
+"""No operation of a program file leaves its memory: kernels that trust their caller have rules, or are not listed."""
 
-import warnings
-from collections.abc import Callable
-from pathlib import Path
+import json
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
-from torch.nn import functional as F
+from torch import Tensor
 
-from popgeo.capture.check_read import require_operations
-from popgeo.capture.op_graph import Input, Op, OpGraph, Ref, Role, Value
 from popgeo.capture.safe_operations import needs_forward, require_fitting, safe_operation
-from popgeo.ipu import Options, training_model
+from popgeo.deploy.read_torch_program import read_program
 
 ONE, TRUE = torch.ones, [True] * 3
 
 
 def wild(*shape: int) -> Tensor:
-    """Indices that no tensor has."""
+    """Return indices beyond the end of every tensor."""
     return torch.full(shape, 10**9)
 
 
@@ -53,12 +48,12 @@ OUTSIDE: dict[str, tuple[Any, ...]] = {
 def test_a_kernel_that_would_leave_its_memory_is_refused(name: str):
     func = safe_operation(f"aten.{name}")
     if needs_forward(str(func)):
-        return  # see below: nothing but its forward operation makes its indices
+        return  # refused in every program: see below
     with pytest.raises(ValueError, match="sizes do not belong together"):
         require_fitting(func, OUTSIDE[name], {})
 
 
-def test_no_file_names_an_update_of_an_optimizer():
+def test_no_program_contains_the_update_of_an_optimizer():
     with pytest.raises(ValueError, match="not one of the operations"):
         safe_operation("aten._fused_sgd_.default")
 
@@ -73,71 +68,12 @@ def test_operations_that_are_not_listed_are_refused(name: str):
             safe_operation(f"aten.{name}.{overload}")
 
 
-def graph_of(target: str, args: tuple[Any, ...]) -> OpGraph:
-    """One operation on the tensors of these arguments, all of which are given."""
-    values: list[Value] = []
-
-    def given(part: Any) -> Any:
-        if not isinstance(part, Tensor):
-            return part
-        values.append(
-            Value(shape=tuple(part.shape), stride=part.stride(), offset=0, dtype=part.dtype, storage=len(values),
-                  producer=None)
-        )  # fmt: skip
-        return Ref(len(values) - 1)
-
-    refs = tuple(map(given, args))
-    inputs = {Input(Role.ARGUMENT, f"x{v}"): v for v in range(len(values))}
-    made = Value(**{**vars(values[1]), "storage": len(values), "producer": 0})
-    op = Op(target=target, args=refs, outputs=(len(values),))
-    return OpGraph(ops=(op,), values=(*values, made), inputs=inputs, outputs=(len(values),))
-
-
 @pytest.mark.parametrize("name", [name for name in OUTSIDE if needs_forward(f"aten.{name}")])
-def test_indices_that_no_forward_operation_made_or_checked_are_refused(name: str):
+def test_a_program_with_indices_that_no_forward_operation_checked_is_refused(name: str):
     assert sum(needs_forward(f"aten.{name}") for name in OUTSIDE) == 4
-    with pytest.raises(ValueError, match="takes indices that its forward operation has not checked"):
-        require_operations(graph_of(f"aten.{name}", OUTSIDE[name]))
-
-
-class Layer(nn.Module):
-    def __init__(self, loss: Callable[..., Tensor], *modules: nn.Module) -> None:
-        super().__init__()
-        self.loss, self.inner = loss, nn.ModuleList(modules)
-        self.weight = nn.Parameter(torch.ones(4))
-
-    def forward(self, x: Tensor, y: Tensor) -> Tensor:
-        return self.loss(self.inner, x * self.weight, y)
-
-
-KEPT: dict[str, tuple[Any, ...]] = {
-    "cross entropy": (lambda m, x, y: F.cross_entropy(x, y, weight=torch.ones(4)),),
-    "classes in a plane": (lambda m, x, y: F.cross_entropy(x.view(2, 4, 4, 1), y.view(2, 4, 1)),),
-    "batch norm": (lambda m, x, y: m[0](x).square().sum(), nn.BatchNorm1d(4)),
-    "layer norm": (lambda m, x, y: m[0](x).square().sum(), nn.LayerNorm(4)),
-    "group norm": (lambda m, x, y: m[0](x).square().sum(), nn.GroupNorm(2, 4)),
-    "largest of a window": (lambda m, x, y: F.max_pool2d(x.view(1, 2, 4, 4), 2).sum(),),
-    "largest of a part": (lambda m, x, y: F.adaptive_max_pool2d(x.view(1, 2, 4, 4), 2).sum(),),
-    "attention": (lambda m, x, y: F.scaled_dot_product_attention(*[x.view(1, 2, 4, 4)] * 3).sum(),),
-    "embedding": (lambda m, x, y: (m[0](y) * x).sum(), nn.Embedding(4, 4)),
-    "distances": (lambda m, x, y: torch.cdist(x, x).sum(),),
-    "convolution": (lambda m, x, y: m[0](x.view(2, 4, 4)).sum(), nn.Conv1d(4, 3, 3, padding=1)),
-    "windows": (lambda m, x, y: x.unfold(1, 2, 1).square().sum(),),
-    "product of vectors": (lambda m, x, y: torch.linalg.cross(x[:, :3], x[:, 1:]).square().sum(),),
-}
-
-
-@pytest.mark.parametrize("name", KEPT)
-def test_steps_of_models_are_kept_and_found_again(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    x, y = torch.randn(8, 4, generator=torch.Generator().manual_seed(0)), torch.arange(8) % 4
-    losses = []
-    for _ in range(2):
-        torch.manual_seed(0)
-        model = Layer(*KEPT[name])
-        optimizer = torch.optim.SGD(model.parameters(), 0.0, momentum=0.9, fused=True)
-        step = training_model(model, Options(cache_dir=tmp_path / "steps"), optimizer)
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")
-            losses.append(step(x, y).item())
-        monkeypatch.setattr("popgeo.capture.capture_step.capture", None)
-    assert losses[0] == losses[1]
+    graph = {"nodes": [{"target": f"torch.ops.aten.{name}"}]}
+    module = {"signature": {"input_specs": [], "output_specs": []}, "graph": graph}
+    entries = {f"data/{kind}/x_{kind}_config.json": b'{"config": {}}' for kind in ("weights", "constants")}
+    entries["models/x.json"] = json.dumps({"range_constraints": {}, "graph_module": module}).encode()
+    with pytest.raises(ValueError, match="takes indices that nothing has checked"):
+        read_program(entries, "x", {})

@@ -71,7 +71,10 @@ def test_what_lies_behind_a_target_is_not_read():
 @pytest.mark.parametrize(("num_steps", "num_classes"), [(2, 2), (0, 1), (0, 0), (2, 0), (1, 1)])
 @pytest.mark.parametrize("zero_infinity", [False, True])
 def test_sequences_that_do_not_fit_and_empty_ones_are_as_in_torch(num_steps, num_classes, zero_infinity):
-    scores, targets = torch.zeros(2, 1, 3).log_softmax(2), torch.tensor([[1, 1]])  # two equal ones need a blank between
+    scores, targets = (
+        torch.zeros(2, 1, 3).log_softmax(2),
+        torch.tensor([[1, 1]]),
+    )  # two equal classes need a blank between
     args = (scores, targets, torch.tensor([num_steps]), torch.tensor([num_classes]), 0, "none", zero_infinity)
     torch.testing.assert_close(ctc_loss(*args), reference(*args))
 

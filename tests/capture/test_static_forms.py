@@ -1,4 +1,4 @@
-"""While a model is captured, static forms replace functions that read data; results and gradients stay the same."""
+"""While a model is captured, static forms replace functions that read data; results and gradients stay equal."""
 
 import copy
 from collections.abc import Callable
@@ -21,7 +21,7 @@ LOOPS = torch.cat([EDGES, torch.tensor([[2, 6], [2, 6]])], dim=1)
 
 
 class Trained(nn.Module):
-    """A layer, called in some way, with a loss that treats no element like another."""
+    """A layer and a call of it, with a loss that gives each element a different weight."""
 
     def __init__(self, layer: nn.Module, call: Callable[..., Tensor]) -> None:
         super().__init__()
@@ -122,7 +122,7 @@ def test_a_negative_variance_is_no_number():
     assert step(torch.ones(2), torch.ones(2), torch.tensor([1.0, -1.0])).isnan()
 
 
-torch.manual_seed(0)  # for the weights of what is made here
+torch.manual_seed(0)  # for the weights of these layers
 LAYERS = {
     "HeteroLinear": (pyg_nn.HeteroLinear(4, 3, 3), [features(), BATCH[torch.randperm(NODES)]]),
     "HeteroLinear sorted": (pyg_nn.HeteroLinear(4, 3, 4, is_sorted=True, bias=False), [features(), BATCH]),
@@ -142,6 +142,8 @@ LAYERS = {
     "MeanSubtractionNorm": (before_linear(pyg_nn.MeanSubtractionNorm()), [features(), BATCH]),
     "PairNorm": (before_linear(pyg_nn.PairNorm()), [features(), BATCH]),
     "GraphSizeNorm": (before_linear(pyg_nn.GraphSizeNorm()), [features(), BATCH]),
+    "GPSConv": (pyg_nn.GPSConv(4, pyg_nn.GCNConv(4, 4), heads=2), [features(), LOOPS, BATCH]),
+    "GPSConv of one": (pyg_nn.GPSConv(4, None, heads=2, norm=None), [features(), LOOPS]),
     "DNAConv": (pyg_nn.DNAConv(4, 2, add_self_loops=False), [features(12).view(NODES, 3, 4), EDGES]),
 }
 
@@ -189,7 +191,7 @@ RECURRENT = {
 @pytest.mark.parametrize("name", RECURRENT)
 def test_a_recurrent_network_trains_as_in_eager_pytorch(name):
     x, layer = features().view(2, 5, 4), copy.deepcopy(RECURRENT[name])
-    # In this type a CPU has one operation for all of an LSTM.
+    # In float32 a CPU has one operation for a whole LSTM.
     assert_trains_as_in_eager_pytorch(layer, x.float(), call=lambda layer, x: layer(x)[0], dtype=torch.float32)
 
 
@@ -199,7 +201,7 @@ def test_jumping_knowledge_by_an_lstm_trains_as_in_eager_pytorch():
 
 
 def reference_neighbors(x: Tensor, y: Tensor, k: int, of_x: Tensor, of_y: Tensor, r: float) -> list[tuple[int, int]]:
-    """Row by row, nearest first."""
+    """Return the pairs of a plain search, row by row, the nearest first."""
     found = []
     for i in range(len(y)):
         near = [((x[j] - y[i]).square().sum().item(), j) for j in range(len(x)) if of_x[j] == of_y[i]]
@@ -208,7 +210,7 @@ def reference_neighbors(x: Tensor, y: Tensor, k: int, of_x: Tensor, of_y: Tensor
 
 
 def as_matrix(pairs: Tensor) -> Tensor:
-    """Ones where a pair is."""
+    """Return a matrix with 1 for each pair."""
     return scatter(torch.ones(pairs.size(1)), pairs[0] * NODES + pairs[1], 0, 7 * NODES).view(7, NODES)
 
 
@@ -224,6 +226,31 @@ def test_neighbors_are_those_of_a_plain_search(k, r):
         nearest = compile(lambda x, y, b, c: pyg_nn.knn(x, y, k, b, c), [x, y, BATCH, of_y])(x, y, BATCH, of_y)
         assert nearest.shape == (2, 7 * k)
         assert [(i, j) for i, j in nearest.t().tolist() if i >= 0] == pairs
+
+
+@pytest.mark.parametrize("loop", [False, True])
+def test_edges_within_a_radius_reach_the_layer_of_a_point_cloud(loop):
+    layer, x = pyg_nn.PointTransformerConv(4, 3, add_self_loops=False), features().float()
+
+    def call(layer: nn.Module, x: Tensor, batch: Tensor) -> Tensor:
+        return layer(x, x[:, :3], pyg_nn.radius_graph(x[:, :3], 1.5, batch, loop))
+
+    near = (torch.cdist(x[:, :3], x[:, :3]) <= 1.5) & (BATCH.unsqueeze(1) == BATCH)
+    edges = (near if loop else near & ~torch.eye(NODES, dtype=torch.bool)).nonzero().t()
+    expected = layer(x, x[:, :3], edges).detach()
+    torch.testing.assert_close(compile(lambda x, b: call(layer, x, b), [x, BATCH])(x, BATCH), expected)
+
+
+def test_farthest_points_are_picked_without_the_library_of_pyg():
+    x = torch.tensor([[0.0], [1.0], [5.0], [2.0]])
+    made = compile(lambda x: pyg_nn.fps(x, ratio=0.5, random_start=False), [x])(x)
+    assert made.tolist() == [0, 2]
+
+
+def test_the_mask_of_a_transformer_may_be_an_input():
+    layer = nn.TransformerEncoder(nn.TransformerEncoderLayer(4, 2, 8, 0.0), 1, enable_nested_tensor=False)
+    mask = nn.Transformer.generate_square_subsequent_mask(2).double()
+    assert_trains_as_in_eager_pytorch(layer, features().view(2, 5, 4), mask)
 
 
 def test_a_graph_of_neighbors_leaves_the_node_itself_out():

@@ -1,4 +1,4 @@
-"""Parameters that the optimizer holds, the model uses, and no module registers: they are refused by group and shape."""
+"""Parameters in the optimizer that the model uses and no module registers are refused, by group and shape."""
 
 import re
 from types import SimpleNamespace
@@ -11,7 +11,7 @@ import popgeo
 
 
 class Net(nn.Module):
-    """A layer of its own, and a layer and a scale that lie elsewhere."""
+    """A registered layer, and a layer and a scale that are not registered."""
 
     def __init__(self, place: str) -> None:
         super().__init__()
@@ -52,7 +52,7 @@ def test_they_are_refused_by_group_and_shape_and_nothing_changes(place: str, mak
     with pytest.raises(ValueError, match=told):
         make(model, optimizer)(torch.ones(2, 3))
     assert all(map(torch.equal, before, (*model.parameters(), *model.extra)))
-    # Frozen, they might be thawed later, which no step would see.
+    # A step would not notice that a frozen parameter is trained later.
     for p in model.extra:
         p.requires_grad_(False)
     with pytest.raises(ValueError, match="does not register"):

@@ -1,6 +1,6 @@
-"""What a capture relies on beyond torch's documented interface, tried with the versions named here.
+"""Private parts of torch on which a capture relies, tried with the versions named here.
 
-When a claim fails after an update of torch or PyG, the file that the claim names is to be looked at.
+When a claim fails after an update of torch or PyG, look at the file that the claim names.
 """
 
 import inspect
@@ -43,8 +43,8 @@ def test_modules_look_attributes_up_as_objects_do_so_that_reads_can_be_noted():
 
 
 @pytest.mark.parametrize("place", [place for place, form in static_forms._IN_PYG.items() if form is not False])
-def test_the_functions_that_have_static_forms_are_there_and_take_what_the_forms_take(place: tuple[str, str]):
-    """`static_forms` has a function run a form of it by its code, and a method by its attribute."""
+def test_each_function_with_a_static_form_exists_and_takes_the_arguments_of_the_form(place: tuple[str, str]):
+    """`static_forms` replaces the code of a function, and the attribute of a method."""
     module, path = place
     if module == "torch_cluster":
         pytest.skip("torch_cluster is an extension that need not be installed")
@@ -58,7 +58,7 @@ def test_the_functions_that_have_static_forms_are_there_and_take_what_the_forms_
     assert takes_all or given >= len(own), f"{path} takes {list(own)}, its form {list(form)}"
 
 
-def test_whoever_holds_a_function_runs_its_form_while_a_model_is_captured():
+def test_a_function_in_a_list_runs_its_form_while_a_model_is_captured():
     held: list[Callable[..., Any]] = [knn]
     code = knn.__code__
     points = torch.rand(4, 2)
@@ -71,7 +71,7 @@ def test_whoever_holds_a_function_runs_its_form_while_a_model_is_captured():
 
 
 def test_a_shape_keeps_the_counts_that_it_is_made_of():
-    """`free_slots` follows how many rows a mask chooses by an int that knows its slots, within `torch.Size`."""
+    """`free_slots` follows the number of rows by an int that knows its slots, within `torch.Size`."""
     count = SlotCount(3)
     assert torch.Size([count, 2])[0] is count
     assert torch.empty(3, 2).reshape(torch.Size([count, 2])).shape == (3, 2)

@@ -1,4 +1,4 @@
-"""A model that cannot be compiled is refused with its line and a remedy, whatever is the matter with it."""
+"""A model that cannot be compiled is refused with its line and a remedy."""
 
 import logging
 
@@ -58,7 +58,7 @@ def test_a_print_in_a_model_is_answered_with_the_function_that_prints_at_each_ru
     [compile_forward, ipu.inference_model, lambda m: lambda b: Predictor(m)([Data(x=b.x, edge_index=b.edge_index)])],
 )
 def test_a_model_of_torch_compile_is_refused_with_the_remedy(wrap):
-    with pytest.raises(ValueError, match=r"compiled by torch.compile already.* Pass the model as it was before"):
+    with pytest.raises(ValueError, match=r"compiled by torch.compile already.* Pass the original model"):
         wrap(torch.compile(Net(torch.sum)))(BATCH)
 
 
@@ -70,7 +70,7 @@ def test_a_training_step_of_torch_compile_is_refused_too():
 
 def test_weights_that_are_all_frozen_are_not_taken_for_those_of_another_model():
     model = nn.Linear(16, 1).requires_grad_(False)
-    with pytest.raises(ValueError, match="No parameter that the optimizer holds needs a gradient"):
+    with pytest.raises(ValueError, match="No parameter in the optimizer requires a gradient"):
         compile_step(model, torch.optim.SGD(model.parameters(), lr=0.1))(BATCH.x)
     other = torch.optim.SGD(nn.Linear(2, 2).parameters(), lr=0.1)
     with pytest.raises(ValueError, match="holds no parameter of the model"):

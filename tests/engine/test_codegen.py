@@ -2,6 +2,7 @@
 
 import weakref
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -102,3 +103,18 @@ def test_a_number_that_is_given_anew_is_looked_up_at_each_run():
     first, second = run()
     assert first.tolist() == [10, 40]
     assert second is None
+
+
+def test_no_text_of_a_graph_becomes_source():
+    value = Value(shape=(2,), stride=(1,), offset=0, dtype=torch.float32, storage=0, producer=None)
+    made = Value(shape=(2,), stride=(1,), offset=0, dtype=torch.float32, storage=1, producer=0)
+    ops = [Op(target="aten.flip.default", args=(Ref(0),), kwargs={"dims=[0]) or print(": [0]}, outputs=(1,))]
+    ops.append(Op(target="aten.flip.default", args=(Ref(1), [0]), outputs=(2,)))
+    graph = OpGraph(
+        ops=tuple(ops),
+        values=(value, made, Value(**{**vars(made), "storage": 2, "producer": 1})),
+        inputs={Input(Role.ARGUMENT, "x"): 0},
+        outputs=(2,),
+    )
+    with pytest.raises(ValueError, match="is not a name of an argument"):
+        emit(graph, {})

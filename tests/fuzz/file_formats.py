@@ -16,7 +16,6 @@ from torch import Tensor, nn
 from torch_geometric.data import Data
 
 from popgeo import ipu
-from popgeo.capture.step_cache import KIND, VERSION
 from popgeo.convert.atoms import read_atoms
 from popgeo.convert.pyg import read_pt
 from popgeo.convert.smiles import read_smiles
@@ -24,7 +23,6 @@ from popgeo.data import FlatStore, write
 from popgeo.data.store.save_columns import blocks
 from popgeo.data.store.write_folder import FolderWriter
 from popgeo.ipu import Options, training_model
-from popgeo.sealed_file import sealed, unsealed
 from tests.fuzz.structure_formats import NEEDED, WRITERS, read_all
 from tests.support.graphs import graph
 
@@ -100,17 +98,6 @@ def _train(folder: Path) -> str:
     model = _seeded_model()
     step = training_model(model, Options(cache_dir=folder), torch.optim.SGD(model.parameters(), 0.1))
     return digest([step(X) for _ in range(2)], dict(model.state_dict()))
-
-
-def _split_kept(data: bytes) -> Any:
-    head, document, _ = unsealed(data, "kept step", KIND, VERSION).split(b"\n", 2)
-    return {"head": json.loads(head), "graph": json.loads(document)}
-
-
-def _seal_kept(data: bytes, content: Any) -> bytes:
-    raw = unsealed(data, "kept step", KIND, VERSION).split(b"\n", 2)[2]
-    parts = [json.dumps(content[part]).encode() for part in ("head", "graph")]
-    return sealed(b"\n".join([*parts, raw]), KIND, VERSION)
 
 
 def _checkpointed(folder: Path) -> None:
@@ -251,9 +238,7 @@ _READABLE = [name for name in WRITERS if find_spec(NEEDED.get(Path(name.removesu
                                                              "rdkit"))]  # fmt: skip
 
 FORMATS: Mapping[str, FileFormat] = {
-    "kept step": FileFormat(
-        make=lambda f: _train(f) and None, use=_train, json_in=(".popgeo",), json_of=_split_kept, seal=_seal_kept
-    ),
+    "kept step": FileFormat(make=lambda f: _train(f) and None, use=_train),
     "checkpoint": FileFormat(make=_checkpointed, use=_go_on),
     "report": FileFormat(
         make=_report, use=_show, json_in=(".json",), seal=lambda _, c: json.dumps(c).encode(), differs=True

@@ -11,11 +11,11 @@ import pytest
 import torch
 from torch_geometric.nn import Sequential
 
-from popgeo.capture.check_read import check_graph
 from popgeo.capture.op_graph import OpGraph
 from popgeo.ipu.tiles import graph_program
 from popgeo.ipu.tiles.program import Program
 from popgeo.native import library
+from tests.support.check_graph import check_graph
 from tests.support.check_program import check
 
 # Imported modules and collected tests live to the end, so the garbage collector need not search them.

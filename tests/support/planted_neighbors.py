@@ -253,10 +253,10 @@ def of_vesin(positions: Any, cell: Any, pbc: Any, cutoff: float) -> Listed:
 
 
 def of_matscipy(positions: Any, cell: Any, pbc: Any, cutoff: float) -> Listed:
-    from matscipy.neighbours import neighbor_list
+    from matscipy.neighbours import neighbour_list
 
     whole = cell + np.diag(np.where(cell.any(axis=1), 0.0, 1e3))
-    return neighbor_list("ijS", cell=whole, pbc=pbc, positions=positions, cutoff=cutoff)
+    return neighbour_list("ijS", cell=whole, pbc=pbc, positions=positions, cutoff=cutoff)
 
 
 def of_popgeo(positions: Any, cell: Any, pbc: Any, cutoff: float, skin: float = 0.0) -> Listed:

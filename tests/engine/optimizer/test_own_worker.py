@@ -312,7 +312,7 @@ def test_hooks_of_a_parameters_gradient_are_called(tmp_path):
 def test_a_weight_that_is_read_past_its_module_is_refused():
     model = Squares()
     model.first.weight.register_hook(lambda gradient, weight=model.first.weight: gradient + weight)
-    with pytest.raises(ValueError, match=r"a hook, reads first\.weight out of a closure.* such as self\.weight"):
+    with pytest.raises(ValueError, match=r"a hook, reads first\.weight from a closure.* such as self\.weight"):
         popgeo.compile_step(model, optim.SGD(model.parameters(), lr=0.1), batch(0))
 
 
