@@ -1,32 +1,31 @@
-"""What depends on weights alone is computed once, and again only when a weight has changed: for forward passes."""
+"""Computes the part of a forward pass that depends on weights alone once, and again after a weight has changed."""
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from torch import Tensor
 
 from popgeo.capture.marks import empty_like
 from popgeo.capture.op_graph import Number, Op, OpGraph
 from popgeo.capture.passes import drop_unused, is_random, with_ops
-from popgeo.engine.optimizer.joined_memory import copier
 
-# To compare more bytes takes as long as to compute something from them: of one weight, and of all.
+# Limits in bytes, of one weight and of all weights: comparing more takes as long as computing from them.
 _LARGEST, _MOST = 2**20, 2**22
 
 
 def weights_first(graph: OpGraph, given: Mapping[int, Tensor]) -> tuple[OpGraph, OpGraph, Sequence[Tensor]] | None:
-    """Splits a graph in two parts, of which the first depends on weights alone.
+    """Split a graph into a part that depends on weights alone and the rest.
 
     Args:
-        graph: Constants in it have been computed.
-        given: Weights and buffers, by value.
+        graph: The graph, with constants computed.
+        given: The tensors of weights and buffers, by value.
 
     Returns:
-        The first part, the rest, and the constants of the rest that the first part makes, in the order of its outputs;
-        None if nothing but views depends on weights alone.
+        The part of the weights, the rest, and the tensors that pass between them: outputs of the first part, in order,
+        and constants of the rest. None if only views depend on weights alone.
     """
     mutated = graph.mutated_storages()
-    # Weights that do not lie in one piece cannot be compared byte by byte.
+    # Only contiguous weights can be compared byte by byte.
     watched = {v for v, weight in given.items() if weight.is_contiguous() and weight.nbytes <= _LARGEST}
     alone = {v for v in (*watched, *graph.constants) if graph.values[v].storage not in mutated}
     early = [op for op in graph.ops if _is_early(op, graph, alone, mutated)]
@@ -46,7 +45,7 @@ def weights_first(graph: OpGraph, given: Mapping[int, Tensor]) -> tuple[OpGraph,
 
 
 def _is_early(op: Op, graph: OpGraph, alone: set[int], mutated: frozenset[int]) -> bool:
-    """Whether it makes something from nothing but what is `alone`, to which its results are added; a check does not."""
+    """Return whether an operation computes values from `alone`, the values of weights; add its results to them."""
     touched = {graph.values[v].storage for v in (*op.reads(), *op.makes())}
     changes = op.writes or op.bodies or touched & mutated or any(isinstance(one, Number) for one in op.args)
     is_early = bool(op.reads() and op.makes()) and alone.issuperset(op.reads()) and not changes and not is_random(op)
@@ -56,7 +55,7 @@ def _is_early(op: Op, graph: OpGraph, alone: set[int], mutated: frozenset[int]) 
 
 
 def _needed(graph: OpGraph, early: Sequence[Op]) -> tuple[list[int], set[int], set[int]]:
-    """What the other operations need of the early ones: values in memory of their own, and views; and their ids."""
+    """Return what the other operations need from the early ones: values, views of them, and the others' ids."""
     of_early = {v: op for op in early for v in op.makes()}
     found: dict[int, None] = {}
     views: set[int] = set()
@@ -73,8 +72,3 @@ def _needed(graph: OpGraph, early: Sequence[Op]) -> tuple[list[int], set[int], s
         else:
             found[v] = None
     return list(found), views, others
-
-
-def watch(tensors: Sequence[Tensor]) -> Callable[[], bool]:
-    """Return a function that says whether a bit of contiguous tensors has changed since it was last called, or made."""
-    return copier(tensors, [tensor.detach().clone() for tensor in tensors])
