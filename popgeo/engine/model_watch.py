@@ -131,7 +131,7 @@ class ModelWatch:
             self._has_warned = True
             warnings.warn(
                 "The model is in the mode of eval() now, and its compiled forward pass keeps that of train(), in which "
-                "it was compiled: dropout and norms act as in training. To switch it, call eval() of the compiled step.",
+                "it was compiled: dropout and norms act as in training. To switch it, call the step's eval().",
                 stacklevel=2,
             )
 

@@ -22,10 +22,10 @@ _MOST_OPEN = 4
 def join_chains(graph: OpGraph) -> OpGraph:
     """Return the graph with each chain of element-wise operations as one operation.
 
-    A chain runs before the first operation that needs one of its values. An operation that stood between those of a chain runs before the chain. That is allowed if neither of them touches
-    memory that the other changes. A chain also takes sums of its values. A chain of edges also takes gathers and
-    scatters, so gathered rows are never in memory for all edges. On processors without fused multiply-add, which are
-    older than 2014, the graph stays unchanged.
+    A chain runs before the first operation that needs one of its values. An operation that stood between those of a
+    chain runs before the chain. That is allowed if neither of them touches memory that the other changes. A chain also
+    takes sums of its values. A chain of edges also takes gathers and scatters, so gathered rows are never in memory for
+    all edges. On processors without fused multiply-add, which are older than 2014, the graph stays unchanged.
     """
     if not _is_fast():
         return graph

@@ -16,8 +16,8 @@ PreparedCall = Callable[..., Any]
 Prepare = Callable[[OpGraph, Op, Mapping[int, Tensor]], PreparedCall | None]
 
 # For each operation's name, the function that prepares its call. It takes the graph, the operation, and the tensors of
-# values with a fixed place. All results have a fixed place; operands without one are arguments of each run. The function
-# returns None if the operation cannot be prepared; torch's own operation then runs, and its results are copied.
+# values with a fixed place. All results have one; operands without one are arguments of each run. The function returns
+# None if the operation cannot be prepared; torch's own operation then runs, and its results are copied.
 PREPARED: dict[str, Prepare] = {}
 
 

@@ -1,12 +1,12 @@
 """Multiplies in the cheaper order: products with one matrix per edge without making these matrices.
 
 Edge-conditioned convolutions compute a matrix for each edge with a linear layer of its features:
-`A_e = sum_f e_f W_f + B`. A row times that matrix is `x A_e = sum_f (e_f x) W_f + x B`; it needs only rows of edges.
-The same holds for the gradients of x, e, W and B. This saves memory of [num_edges, rows, columns] per layer in the
-forward and in the backward pass, and the time to write and read it.
+`A_e = sum_f e_f W_f + B`. A row times that matrix, `x A_e = sum_f (e_f x) W_f + x B`, needs only rows of edges. The
+same holds for the gradients of x, e, W and B. It saves memory of [num_edges, rows, columns] per layer in the forward
+and in the backward pass, and the time to write and read it.
 
-The rule looks at one operation and at the operations that made its operands, and replaces it by a function with the same
-result, up to the order of sums. A simulated machine accounts for the original graph.
+The rule looks at one operation and at the operations that made its operands, and replaces it by a function that gives
+the same result, up to the order of sums. A simulated machine accounts for the original graph.
 """
 
 import math
