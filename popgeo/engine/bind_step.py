@@ -61,7 +61,6 @@ def bind_step(recipe: Recipe, arguments: Arguments, replicas: Replicas) -> Bound
     trained = trained_names(recipe.function, optimizer)
     if optimizer is not None:
         _require_trainable(model, optimizer, options, trained, replicas)
-    casts = recipe.autocast or autocast_around()
     largest = largest_graph.noted(arguments.tensors)
 
     def capture() -> CapturedStep:
@@ -72,7 +71,7 @@ def bind_step(recipe: Recipe, arguments: Arguments, replicas: Replicas) -> Bound
                 trained=trained,
                 unregistered=unregistered_parameters(recipe.function, optimizer),
                 loss_scaling=options.constant_loss_scaling,
-                autocast=casts,
+                autocast=recipe.autocast or autocast_around(),
                 show_progress=options.show_progress,
             )
 
@@ -85,7 +84,7 @@ def bind_step(recipe: Recipe, arguments: Arguments, replicas: Replicas) -> Bound
         else:
             weights_stay = optimizer is None and recipe.backend is Backend.CPU
             with tables_stay() if weights_stay else nullcontext():
-                step, update, plan = _captured(recipe, one, trained, replicas, casts, capture)
+                step, update, plan = _captured(recipe, one, trained, replicas, capture)
             check_masks_of_loss(step, one, factor)
             shared = [parameter for parameter in model.parameters() if not is_sharded(parameter)]
             replicas.share_weights([*shared, *model.buffers()])
@@ -112,7 +111,6 @@ def _captured(
     arguments: Arguments,
     trained: Sequence[str],
     replicas: Replicas,
-    casts: torch.dtype | None,
     capture: Callable[[], CapturedStep],
 ) -> tuple[CapturedStep, Update | None, StepPlan | None]:
     """Return the captured step, its update, and the machine's plan; the cache keeps a step that the machine accepts."""
@@ -121,7 +119,8 @@ def _captured(
     if options.cache_dir is not None and not unregistered_parameters(recipe.function, optimizer):
         # The key covers all that decides the capture and, with a machine, the fit.
         decides = [] if machine is None else machine.what_decides(optimizer)
-        decides = [largest_graph.noted(arguments.tensors), casts, torch.get_default_dtype(), *decides]
+        around = recipe.autocast or autocast_around(), torch.get_default_dtype()
+        decides = [largest_graph.noted(arguments.tensors), *around, *decides]
         shapes = describe(arguments.structure)
         key = step_cache.key_of(model, *shapes, *trained, options.constant_loss_scaling, *decides)
     kept = step_cache.load(options.cache_dir, key, model, arguments, trained)

@@ -35,10 +35,7 @@ class InductorRunner:
     """
 
     def __init__(
-        self,
-        graph: OpGraph,
-        state: Mapping[Input, Tensor],
-        places: Mapping[int, Tensor] | None = None,
+        self, graph: OpGraph, state: Mapping[Input, Tensor], places: Mapping[int, Tensor] | None = None
     ) -> None:
         if any(op.target == SET_STATE for op in graph.ops):
             raise ValueError(

@@ -69,8 +69,9 @@ def into(target: str) -> tuple[Callable[..., Any], tuple[str, ...]] | None:
     out = operation_of(target).out
     if out is Out.RESIZES:
         return None
+    own: Any = getattr(torch._C._VariableFunctions, name, None)  # other code may have replaced the name in `torch`
     if target in _SCALAR_AS_TENSOR:
-        return _bound(name), ("out",)
+        return own, ("out",)
     functional = overload(target)._schema  # type: ignore[attr-defined]
     packet = getattr(torch.ops.aten, name)
     for other in packet.overloads():
@@ -82,7 +83,7 @@ def into(target: str) -> tuple[Callable[..., Any], tuple[str, ...]] | None:
             continue
         names = tuple(arg.name for arg in outs)
         is_bound = out is Out.BINDING and names == ("out",)
-        return _bound(name) if is_bound else getattr(packet, other)._op, names
+        return own if is_bound else getattr(packet, other)._op, names
     return None
 
 
@@ -102,11 +103,6 @@ def copy_or_fill(op: Op) -> str | None:
     The line is empty if there is nothing to do.
     """
     return _NOT_CALLED.get(operation_of(op.target).out)
-
-
-def _bound(name: str) -> Callable[..., Any]:
-    """Return torch's own function, even if other code has replaced the name in `torch`."""
-    return getattr(torch._C._VariableFunctions, name)
 
 
 def _arguments(schema: Any, without: list[Any]) -> list[tuple[str, str]]:

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from popgeo.capture.op_graph import Input, Op, OpGraph, Role
-from popgeo.capture.passes import renumbered
+from popgeo.capture.passes import renumbered, with_producers
 from popgeo.engine.pipeline.random_draws import draws
 from popgeo.engine.pipeline.replay import replayable
 from popgeo.engine.pipeline.staging import StagePart, Staging, StashedValue, owner_of, phase_of
@@ -208,17 +208,13 @@ class _Cutter:
     def _graph_of(self, ops: Sequence[Op], inputs: Mapping[Input, int], outputs: Sequence[int]) -> OpGraph:
         """Return a graph of some operations, with new numbers of values."""
         used = {*inputs.values(), *outputs, *(v for op in ops for v in (*op.reads(), *op.makes()))}
-        constants = {v: tensor for v, tensor in self._graph.constants.items() if v in used}
         number = {v: place for place, v in enumerate(sorted(used))}
-        given = {*inputs.values(), *constants}
-        made = {v: index for index, op in enumerate(ops) for v in op.makes() if v not in op.reads() and v not in given}
-        return OpGraph(
-            ops=tuple(renumbered(op, number.__getitem__, number.__getitem__) for op in ops),
-            values=tuple(self._graph.values[v].made_by(made.get(v)) for v in number),
-            inputs={given: number[v] for given, v in inputs.items()},
-            outputs=tuple(number[v] for v in outputs),
-            constants={number[v]: tensor for v, tensor in constants.items()},
-        )
+        ops = tuple(renumbered(op, number.__getitem__, number.__getitem__) for op in ops)
+        given = {one: number[v] for one, v in inputs.items()}
+        constants = {number[v]: tensor for v, tensor in self._graph.constants.items() if v in used}
+        values = with_producers([self._graph.values[v] for v in number], ops, {*given.values(), *constants})
+        results = tuple(number[v] for v in outputs)
+        return OpGraph(ops=ops, values=values, inputs=given, outputs=results, constants=constants)
 
     def _gradients(self) -> list[dict[str, int]]:
         """Return the gradients that each pass finishes: the last pass that makes or changes a gradient finishes it."""
