@@ -82,7 +82,7 @@ class BoundStep:
         return self.unflatten(results, graph_data)
 
     def serves(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-        """Return whether the step is still right for a call; follow weights that have only moved.
+        """Return whether the step still fits the model and a call; bind it again if weights have only moved.
 
         Raises:
             ValueError: the model has changed, and an argument differs from the compiled step's.
@@ -133,9 +133,9 @@ class BoundStep:
         return given.tensors, given.graph_data
 
     def _learn_form(self, num_positional: int, keywords: tuple[str, ...]) -> None:
-        """Note the position of each compiled argument in calls of this form: so many positional ones, these keywords.
+        """Note the positions of compiled arguments in calls with such positional arguments and keywords.
 
-        A later call of this form need not be bound to the signature.
+        Later calls of this form need not be bound to the signature.
         """
         known = list(self.signature.parameters.values())
         given = [*(one.name for one in known[:num_positional]), *keywords]
@@ -152,7 +152,7 @@ class BoundStep:
             self._forms[form] = [(given.index(key), part) for key, part in parts if key in given]
 
     def unflatten(self, results: Sequence[Tensor], graph_data: Sequence[Any]) -> Any:
-        """Return the function's result, built from tensors; graph data in it copy the call's graph data."""
+        """Return the function's result, built from tensors; graph data in it resemble the call's graph data."""
         return unflatten(self.step.result, results, graph_data)
 
     @property

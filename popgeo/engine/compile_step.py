@@ -127,7 +127,7 @@ def _compile_for(step: CompiledStep, example_batch: Any) -> CompiledStep:
 
 
 def as_call(batch: Any) -> tuple[Sequence[Any], Mapping[str, Any]]:
-    """Return the positional and named arguments of a call: parts of a tuple or dictionary, or a single argument.
+    """Return positional and named arguments of a call from a tuple, a dictionary, or a single argument.
 
     Example:
         >>> as_call({"x": 1}), as_call((1, 2)), as_call(3)

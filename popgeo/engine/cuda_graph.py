@@ -201,7 +201,7 @@ def _explain(error: BaseException) -> str:
         f"{line}: cannot be part of a captured step ({type(first).__name__}: {reason}). A captured step neither waits "
         "for the device nor copies from ordinary memory: register constants as buffers, make tensors with device=, "
         "do not turn tensors into numbers. popgeo.ipu.check_static lists operations that depend on data. "
-        "backend='cpu' has none of these limits."
+        "backend='cpu' does not have these limits."
     )
 
 

@@ -94,7 +94,7 @@ def write_back(written: Sequence[Tensor], made: Sequence[Tensor | None]) -> None
 
 
 def check_apart(tensors: Sequence[Tensor], written: Sequence[int]) -> None:
-    """Check that a tensor that a step changes in place shares no element with another tensor of the step.
+    """Check that tensors which a step changes in place share no elements with its other tensors.
 
     A compiled step works on copies, so the other tensor would not change there.
 

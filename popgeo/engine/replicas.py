@@ -130,7 +130,7 @@ class ReplicaState:
         self.buffers.update({name: buffers[name].clone() for name in (*names, *self.buffers)})
 
     def show(self, module: nn.Module) -> dict[str, Tensor]:
-        """Copy the replica's buffers to a module; return the module's buffers, or nothing if the replica has none."""
+        """Copy the replica's buffers to a module; return the module's buffers if the replica has its own."""
         buffers = dict(module.named_buffers()) if self.buffers else {}
         for name, tensor in self.buffers.items():
             buffers[name].copy_(tensor)

@@ -72,7 +72,7 @@ class DefUse:
         return v
 
     def flat(self, v: int | None) -> int | None:
-        """Return the vector that a value shows with additional dimensions of size 1; None if there is none."""
+        """Return the vector that a value shows with additional dimensions of size 1; None for other values."""
         while v is not None and len(self.graph.values[v].shape) != 1:
             op = self.maker(v, "aten.view.default", "aten.unsqueeze.default", "aten._unsafe_view.default")
             if op is None or self.graph.values[v].numel != max((*self.graph.values[v].shape, 1)):

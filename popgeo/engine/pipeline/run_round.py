@@ -3,6 +3,7 @@
 A round is the micro-batches of one update, or of a whole call of a forward pass.
 """
 
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 
@@ -105,7 +106,7 @@ class RoundRunner:
                     else:
                         bound.run(held)
                     made = self._results(held) if last[now.micro_batch] == number else None
-                for kept in self._last_use[now.stage, now.backward]:
+                for kept in self._last_use.get((now.stage, now.backward), ()):
                     held.pop(kept, None)
                 if on_gradients is not None and bound.part.gradients:
                     on_gradients(bound.part.gradients, now.micro_batch == 0 and replica == 0)
@@ -147,11 +148,10 @@ class RoundRunner:
         """Return for each part the values that no later part needs."""
         last: dict[StashedValue, tuple[int, bool]] = {}
         for part in self.parts:
-            last |= dict.fromkeys(
-                [*part.receives, *part.saves, *map(StashedValue, part.sends)], (part.stage, part.backward)
-            )
-        found: dict[tuple[int, bool], list[StashedValue]] = {(part.stage, part.backward): [] for part in self.parts}
+            values = [*part.receives, *part.saves, *map(StashedValue, part.sends)]
+            last |= dict.fromkeys(values, (part.stage, part.backward))
         results = {StashedValue(owner) for owner in self._owners if owner is not None}
+        found = defaultdict[tuple[int, bool], list[StashedValue]](list)
         for kept in last.keys() - results:
             found[last[kept]].append(kept)
         return found
