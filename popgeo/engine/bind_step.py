@@ -84,7 +84,7 @@ def bind_step(recipe: Recipe, arguments: Arguments, replicas: Replicas) -> Bound
         else:
             weights_stay = optimizer is None and recipe.backend is Backend.CPU
             with tables_stay() if weights_stay else nullcontext():
-                step, update, plan = _captured(recipe, one, trained, replicas, capture)
+                step, update, plan = _capture_and_plan(recipe, one, trained, replicas, capture)
             check_masks_of_loss(step, one, factor)
             shared = [parameter for parameter in model.parameters() if not is_sharded(parameter)]
             replicas.share_weights([*shared, *model.buffers()])
@@ -106,7 +106,7 @@ def bind_step(recipe: Recipe, arguments: Arguments, replicas: Replicas) -> Bound
     )
 
 
-def _captured(
+def _capture_and_plan(
     recipe: Recipe,
     arguments: Arguments,
     trained: Sequence[str],

@@ -157,7 +157,7 @@ def prepare_for_loop(graph: OpGraph, op: Op, tensors: Mapping[int, Tensor]) -> P
             made = body.again(made)
         return made
 
-    return _copying(op, tensors, run)
+    return _copy_results(op, tensors, run)
 
 
 def prepare_cond(graph: OpGraph, op: Op, tensors: Mapping[int, Tensor]) -> PreparedCall:
@@ -167,10 +167,12 @@ def prepare_cond(graph: OpGraph, op: Op, tensors: Mapping[int, Tensor]) -> Prepa
         _Body(body, operands, tensors, own=sum(one.name.startswith("given.") for one in body.inputs))
         for body, operands in zip(op.bodies, given, strict=True)
     ]
-    return _copying(op, tensors, lambda known: bodies[0 if bool(known[condition.value]) else 1].run(known))
+    return _copy_results(op, tensors, lambda known: bodies[0 if bool(known[condition.value]) else 1].run(known))
 
 
-def _copying(op: Op, tensors: Mapping[int, Tensor], run: Callable[[Mapping[int, Tensor]], list[Any]]) -> PreparedCall:
+def _copy_results(
+    op: Op, tensors: Mapping[int, Tensor], run: Callable[[Mapping[int, Tensor]], list[Any]]
+) -> PreparedCall:
     """Return a call that copies the results of `run`, for the present values, to their places."""
     places, (late, _) = [tensors[v] for v in op.makes()], late_arguments(op, tensors)
 

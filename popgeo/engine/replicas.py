@@ -81,9 +81,8 @@ class Replicas:
         if self.world_size > 1:
             with names_lost_process("share weights"):
                 for tensor in tensors:
-                    once = tensor.detach()[
-                        tuple(slice(None if step else 1) for step in tensor.stride())
-                    ]  # of expanded dimensions, one element
+                    # One element of each expanded dimension.
+                    once = tensor.detach()[tuple(slice(None if step else 1) for step in tensor.stride())]
                     dense = once.contiguous()  # of a strided view, gloo would also send the bytes in between
                     dist.broadcast(dense, src=0)
                     once.copy_(dense)

@@ -112,9 +112,8 @@ class StepRunner:
         runner, factor = self._runner_for(tensors), options.steps_per_call * count
         if runner.draws_random_numbers and self._follows_seed:
             self._follow_seed()
-        inputs = [
-            micro_batch(tensors, number, factor) for number in range(factor)
-        ]  # replica by replica within each step
+        # Replica by replica within each step.
+        inputs = [micro_batch(tensors, number, factor) for number in range(factor)]
         results = CallResults(self._mode, options.output_period, options.steps_per_call)
         try:
             for first in range(0, options.steps_per_call, self._round):
@@ -260,8 +259,8 @@ class StepRunner:
 
     def _state(self) -> dict[Input, Tensor]:
         """Return the graph's inputs that are not arguments: parameters, buffers and the loss scale."""
-        scale = None if self.update is None else self.update.scale
-        return {**module_state(self._model), **({} if scale is None else {LOSS_SCALE: scale.tensor})}
+        scale = {} if self.loss_scale is None else {LOSS_SCALE: self.loss_scale.tensor}
+        return {**module_state(self._model), **scale}
 
     @plain_surroundings()
     def _bound(self, graph: OpGraph) -> Runner:

@@ -61,7 +61,7 @@ class _Search:
         """Add one operation to a chain, or put it after the chains that it depends on."""
         touched, changed = self._touched(op)
         near = [chain for chain in self._open if chain.conflicts(touched, changed)]
-        chain = self._joined(op, near)
+        chain = self._chain_for(op, near)
         if chain is None:
             for other in near:
                 self._emit(other)
@@ -89,7 +89,7 @@ class _Search:
         made = op.makes()
         return self._moves.get(made[0]) if len(made) == len(op.outputs) == 1 else None
 
-    def _joined(self, op: Op, near: Sequence[OpenChain]) -> OpenChain | None:
+    def _chain_for(self, op: Op, near: Sequence[OpenChain]) -> OpenChain | None:
         """Return the chain that has taken the operation; None if no chain can."""
         graph, move = self.graph, self._move_of(op)
         sums = summed_dimensions(op, graph.values) is not None

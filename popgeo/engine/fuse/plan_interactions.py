@@ -32,7 +32,7 @@ def plan_interactions(graph: OpGraph) -> OpGraph:
     ops: list[Op] = []
     for op in graph.ops:
         if op.target in (BACKWARD, SECOND):
-            op = _narrowed(uses, op)
+            op = _without_unread_gradients(uses, op)
         if op.target in (FORWARD, BACKWARD, SECOND) and _is_served(uses, op):
             nbytes = _stand_in(op, uses).workspace(is_second=op.target == SECOND).numel()
             memory = {"shape": (nbytes,), "stride": (1,), "offset": 0, "dtype": torch.uint8}
@@ -79,7 +79,7 @@ def _stand_in(op: Op, uses: DefUse) -> InteractionCall:
     return InteractionCall(*substitute(op.args[:NUM_ARGUMENTS], tensor))
 
 
-def _narrowed(uses: DefUse, op: Op) -> Op:
+def _without_unread_gradients(uses: DefUse, op: Op) -> Op:
     """Return a backward pass without unread gradients; training, for example, does not read those of positions."""
     made = iter(op.outputs)
     kept = [next(made) if is_wanted else None for is_wanted in op.args[-1]]

@@ -60,10 +60,10 @@ class _Cutter:
             if backward and self._staging.recompute is not None:
                 forward, is_last = self._own(self._rank[stage, False]), stage == max(self._staging.stage_of)
                 again = replayable(self._graph, forward, self._staging.recompute, is_last=is_last)
-            of_gradients = [made for v in gradients[rank].values() for made in self._made_here(rank, v, again)]
+            of_gradients = [made for v in gradients[rank].values() for made in self._repeated_makers(rank, v, again)]
             for index in (*self._own(rank), *of_gradients):
                 self._add(rank, index, again)
-        taken = [self._taken(rank) for rank in range(len(self._passes))]
+        taken = [self._received(rank) for rank in range(len(self._passes))]
         results = self._graph.outputs[: self._num_results]
         # The host receives the results, like a further pass after the last one.
         of_host = [StashedValue(owner_of(self._graph, v)) for v in results if v is not None]
@@ -105,12 +105,12 @@ class _Cutter:
                 continue
             self._needs[rank].add(index)
             op = self._graph.ops[index]
-            waiting += [producer for v in op.reads() for producer in self._made_here(rank, v, again)]
+            waiting += [producer for v in op.reads() for producer in self._repeated_makers(rank, v, again)]
             if index in again:  # repeat the changes in place too, on a copy
                 storages = {self._graph.values[v].storage for v in (*op.reads(), *op.makes())}
                 waiting += [writer for s in storages for writer in self._writers.get(s, ()) if writer in again]
 
-    def _made_here(self, rank: int, v: int, again: set[int]) -> list[int]:
+    def _repeated_makers(self, rank: int, v: int, again: set[int]) -> list[int]:
         """Return the operation that a pass runs again for a value; none if the pass makes or receives the value."""
         producer = self._graph.values[v].producer
         if producer is not None and (self._views[producer] or producer in again):
@@ -119,7 +119,7 @@ class _Cutter:
             self._outside[rank].add(v)
         return []
 
-    def _taken(self, rank: int) -> list[StashedValue]:
+    def _received(self, rank: int) -> list[StashedValue]:
         """Return the values that a pass receives from other passes or from the call."""
         found = []
         for v in sorted(self._outside[rank] - self._graph.constants.keys()):

@@ -95,7 +95,11 @@ def drawing_from(
                 return run(*given)
             except Exception:
                 if as_eager is not None:
-                    _fail_again(as_eager, given, before)
+                    after = own.get_state()
+                    own.set_state(before)
+                    with contextlib.suppress(Exception):  # at the error, the generator has eager code's state
+                        as_eager(*given)
+                        own.set_state(after)
                 raise
         try:
             own.set_state(generator.get_state())
@@ -104,13 +108,3 @@ def drawing_from(
             return made
         finally:
             own.set_state(before)
-
-
-def _fail_again(as_eager: Callable[..., object], given: Sequence[Any], before: Tensor) -> None:
-    """Set torch's generator to its state when a run in the order of eager code fails, if that run fails."""
-    own = torch.default_generator
-    after = own.get_state()
-    own.set_state(before)
-    with contextlib.suppress(Exception):
-        as_eager(*given)
-        own.set_state(after)
