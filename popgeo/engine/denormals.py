@@ -8,7 +8,7 @@ from popgeo.native import library
 
 
 class DenormalFlushing:
-    """A context in which the calling thread and the threads of its parallel regions treat denormal numbers as zeros.
+    """A context that makes the calling thread and its parallel regions treat denormal numbers as zeros.
 
     The end of the context restores the previous setting of each thread. Contexts may be nested. Each thread has its own
     setting; `torch.set_flush_denormal` changes only that of the calling thread. Without the compiled library, or if it

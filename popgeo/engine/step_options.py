@@ -23,7 +23,7 @@ class OutputMode(Enum):
 
 
 class Reduction(Enum):
-    """The way in which gradients of micro-batches and replicas are combined."""
+    """The way to combine gradients of micro-batches and replicas."""
 
     MEAN = "mean"
     SUM = "sum"

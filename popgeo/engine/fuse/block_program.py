@@ -77,7 +77,7 @@ class BlockProgram:
         self.num_chunks = max(1, min(units, _MOST_CHUNKS, rows * columns // _CHUNK))
 
     def _write(self) -> None:
-        """Write the instructions of all steps; a result whose place is still read is stored at the end."""
+        """Write the instructions of all steps; store a result at the end if its place is still read."""
         chain = self._chain
         last_use = {s.index: k for k, step in enumerate(chain.steps) for s in step.operands if s.kind is Kind.VALUE}
         late: list[tuple[int, ElementPlace]] = []

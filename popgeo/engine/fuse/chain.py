@@ -120,7 +120,7 @@ def collapse(shape: tuple[int, ...], strides: list[tuple[int, ...]]) -> tuple[tu
 def collapse_edges(
     shape: tuple[int, ...], strides: list[tuple[int, ...]]
 ) -> tuple[tuple[int, ...], list[tuple[int, ...]]]:
-    """Collapse the dimensions after the first to at least two; the strides also contain that of the first.
+    """Collapse the dimensions after the first to at least two; the strides also contain the stride of the first.
 
     Example:
         >>> collapse_edges((5, 2, 3), [(6, 3, 1), (0, 3, 1)])

@@ -56,7 +56,7 @@ class ChainContent:
 
 
 def elements_of(op: Op, values: Sequence[Value], move: RowMove | None = None) -> Value:
-    """Return the value whose elements an operation iterates over."""
+    """Return the value with the elements that an operation iterates over."""
     joined = move.moved if move is not None and move.code in AT_ROWS else None
     return values[joined if joined is not None else op.reads()[0] if op.target in SUMS else op.makes()[0]]
 

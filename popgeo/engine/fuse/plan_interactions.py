@@ -80,7 +80,7 @@ def _stand_in(op: Op, uses: DefUse) -> InteractionCall:
 
 
 def _without_unread_gradients(uses: DefUse, op: Op) -> Op:
-    """Return a backward pass without unread gradients; training, for example, does not read those of positions."""
+    """Return a backward pass without unread gradients; training, for example, does not read gradients of positions."""
     made = iter(op.outputs)
     kept = [next(made) if is_wanted else None for is_wanted in op.args[-1]]
     kept = [v if v in uses.users or v in uses.returned else None for v in kept]

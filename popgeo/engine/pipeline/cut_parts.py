@@ -10,7 +10,7 @@ from popgeo.engine.pipeline.staging import StagePart, Staging, StashedValue, own
 
 
 def parts_of(graph: OpGraph, staging: Staging, *, num_results: int, trained: Sequence[str] = ()) -> list[StagePart]:
-    """Return the parts of a step in the order in which a micro-batch passes through them.
+    """Return the parts of a step in the order of a micro-batch's way through them.
 
     Each part creates the views that it needs, so parts exchange only whole tensors, and each tensor once.
 

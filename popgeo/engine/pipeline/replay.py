@@ -44,7 +44,7 @@ def _is_seen(graph: OpGraph, index: int) -> bool:
 
 
 def kept_results(graph: OpGraph, own: Sequence[int], recompute: Recompute, *, is_last: bool) -> set[int]:
-    """Return the operations of a repeated pass whose results are kept all the same; see `replayable` for arguments."""
+    """Return the operations of a repeated pass with results that are kept; see `replayable` for the arguments."""
     kept = leaving(graph, recompute)
     return kept | before_the_loss(graph, own, kept) if is_last and not recompute.last_stage else kept
 
@@ -72,7 +72,7 @@ def before_the_loss(graph: OpGraph, own: Sequence[int], kept: Set[int]) -> set[i
 
 
 def leaving(graph: OpGraph, recompute: Recompute) -> set[int]:
-    """Return the operations whose results leave a layer in `recompute.layers`."""
+    """Return the operations with results that leave a layer in `recompute.layers`."""
     if not recompute.layers:
         return set()
     maker: dict[int, int] = {}  # operation that made each storage
